@@ -294,7 +294,8 @@ def run_check(name: str, sizes: Sizes) -> None:
     libraries' own words at the end would follow the reason."""
     from hora_rl.learner.device import set_device
 
-    join_alone(set_device(configuration(".", "float32", 64), 0))
+    config = configuration(".", "float32", 64)
+    join_alone(set_device(config.learner, config.run.seed, 0))
     try:
         for line in {check.__name__: check for check in CHECKS}[name](sizes):
             print(MARK + json.dumps(asdict(line)), flush=True)

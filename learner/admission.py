@@ -55,7 +55,10 @@ def admitted(
             f"group {group.id} of batch {group.batch} came as {entry.group} of batch {entry.batch}"
         )
     _check_lengths(group, config)
-    _check_rewards(group, config)
+    if group.source not in config.source_names:
+        there = ", ".join(config.data.sources) or "one data set without a name"
+        raise Foreign(f"group {group.id}: this run has no data source {group.source!r} ({there})")
+    _check_rewards(group, config.of(group.source).reward)
     return group
 
 
@@ -72,17 +75,9 @@ def _check_lengths(group: Group, config: Config) -> None:
         raise WireError(f"group {group.id}: a sequence exceeds {config.longest_in_words} tokens")
 
 
-def _reward_of(group: Group, config: Config) -> Reward:
-    if group.source not in config.source_names:
-        there = ", ".join(config.data.sources) or "one data set without a name"
-        raise Foreign(f"group {group.id}: this run has no data source {group.source!r} ({there})")
-    return config.of(group.source).reward
-
-
-def _check_rewards(group: Group, config: Config) -> None:
-    """Names and success as in the configuration's `reward` for its source; the built-in rewards are from 0 to
-    1, a user's any number."""
-    reward = _reward_of(group, config)
+def _check_rewards(group: Group, reward: Reward) -> None:
+    """Names and success as in the `reward` of its source; the built-in rewards are from 0 to 1, a user's any
+    number."""
     names = set(reward.names)
     for i, rollout in enumerate(group.rollouts):
         if rollout.rewards.keys() != names:

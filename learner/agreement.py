@@ -36,25 +36,28 @@ MISFITS = (AttributeError, TypeError, ValueError, LookupError, NotImplementedErr
 Scorer = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
-def check_agreement(config: Config, policy: Policy, score: Scorer, device: torch.device) -> str:
+def check_agreement(
+    dtype: str, temperature: float, policy: Policy, score: Scorer, device: torch.device
+) -> str:
     """Raise ConfigError unless the policy's log-probs are those of the model's own forward, each completion
     alone. Returns why completions cannot share a prompt; empty where they can.
 
-    `score` calls `policy`; under ZeRO-3 it must be the engine, and every rank must call this function. What
-    the precision makes of the same completions in padded rows widens the allowance, up to ten times.
+    `dtype` is the model's. `score` calls `policy`; under ZeRO-3 it must be the engine, and every rank must
+    call this function. What the precision makes of the same completions in padded rows widens the allowance,
+    up to ten times.
     """
     rows = _rows(policy.hf.config.get_text_config().vocab_size)
     single = [[sample] for row in rows for sample in row]
     # First, and the one as in training last: after two alike forward passes without a backward one, ZeRO-3
     # would take these for the order in which a step uses its parameters, and gather more from then on.
     try:
-        shared, misfit = _scored(config, score, rows, device), ""
+        shared, misfit = _scored(temperature, score, rows, device), ""
     except MISFITS as error:
         misfit = " ".join(str(error).split())[:200]
     try:
-        alone = torch.cat([_scored(config, score, [row], device, own=True) for row in single])
-        padded = _scored(config, score, single, device, own=True)
-        ours = _scored(config, score, single, device)
+        alone = torch.cat([_scored(temperature, score, [row], device, own=True) for row in single])
+        padded = _scored(temperature, score, single, device, own=True)
+        ours = _scored(temperature, score, single, device)
     except MISFITS as error:
         text = " ".join(str(error).split())[:200]
         raise unsupported(policy.hf, f"its forward has another shape ({text})") from None
@@ -65,7 +68,7 @@ def check_agreement(config: Config, policy: Policy, score: Scorer, device: torch
         raise unsupported(
             policy.hf,
             f"on {len(alone)} tokens its log-probs differ by {found:.2e} in the mean from those of the "
-            f"model's own forward, and {allowed:.2e} is allowed in {config.model.dtype}",
+            f"model's own forward, and {allowed:.2e} is allowed in {dtype}",
         )
     if misfit:
         return f"its forward takes no such mask ({misfit})"
@@ -107,8 +110,8 @@ def check_family(config: Config) -> tuple[str, str]:
         return family, ""
     small.config.name_or_path = config.model.path
     policy = Policy(small.eval())
-    plain = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "float32"})})
-    return family, check_agreement(plain, policy, policy, torch.device("cpu"))
+    temperature = config.rollout.temperature
+    return family, check_agreement("float32", temperature, policy, policy, torch.device("cpu"))
 
 
 def _rows(vocabulary: int) -> list[list[Sample]]:
@@ -126,7 +129,7 @@ def _rows(vocabulary: int) -> list[list[Sample]]:
 
 @torch.no_grad()
 def _scored(
-    config: Config,
+    temperature: float,
     score: Scorer,
     rows: Sequence[Row],
     device: torch.device,
@@ -135,7 +138,7 @@ def _scored(
 ) -> torch.Tensor:
     micro: MicroBatch = make_micro_batch(rows).to(device)
     chunk = max(1, len(micro.targets) // 3)  # several chunks
-    return score(micro, config.rollout.temperature, chunk, own=own)[0]
+    return score(micro, temperature, chunk, own=own)[0]
 
 
 def _gap(found: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Learner
 from hora_rl.learner.origin import step_of
 
 BEST = "best"
 CANDIDATES = "candidates"
 
 
-def is_candidate(config: Config, step: int) -> bool:
-    """Whether the weights after `step` steps are evaluated, and the best of these kept."""
-    every = config.evaluation.every
-    if config.learner.keep_best is None or every is None:
+def is_candidate(learner: Learner, every: int | None, step: int) -> bool:
+    """Whether the weights after `step` steps are evaluated (`every` so many), and the best of these kept."""
+    if learner.keep_best is None or every is None:
         return False
-    return step % every == 0 or step == config.learner.steps
+    return step % every == 0 or step == learner.steps
 
 
 def candidate(run_dir: Path, step: int) -> Path:

@@ -114,7 +114,7 @@ class Checkpoints:
                 shutil.rmtree(torn)
             folder.mkdir(parents=True)
             if (lora := self._config.learner.lora) is not None:
-                (folder / IDENTITY).write_text(json.dumps(identity(self._config, lora)))
+                (folder / IDENTITY).write_text(json.dumps(identity(self._config.model.path, lora)))
         self._barrier()
         older = [s for s in self._there() if s < step and s not in self._verified]
         files = _Files(engine.save(folder, TAG), torch.get_rng_state())
@@ -177,13 +177,14 @@ class Checkpoints:
 
     def _load(self, engine: Engine, step: int) -> None:
         folder, world = self._of(step), self._manifest(step).world
-        if world != self._world and effective_stage(self._config) > 0:
+        learner, model = self._config.learner, self._config.model
+        if world != self._world and effective_stage(learner, model.dtype) > 0:
             raise ConfigError(
                 f"{folder} holds the optimizer's parts of {world} ranks, and there are {self._world}: with "
                 "learner.zero_stage above 0 (or 16 bits) a run keeps the number it began with; change "
                 "learner.workers back"
             )
-        check_identity(folder, self._config)
+        check_identity(folder, model.path, learner.lora)
         engine.load(folder, TAG)
         random = folder / f"random-{self._rank}.pt"
         if random.exists():

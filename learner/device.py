@@ -6,17 +6,17 @@ import os
 
 import torch
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Learner
 
 
-def set_device(config: Config, local_rank: int) -> str:
+def set_device(learner: Learner, seed: int, local_rank: int) -> str:
     """Choose this rank's device and threads; returns the backend of its process group."""
-    torch.manual_seed(config.run.seed)
-    torch.set_num_threads(config.learner.threads)
+    torch.manual_seed(seed)
+    torch.set_num_threads(learner.threads)
     if torch.cuda.is_available():
-        if config.learner.offload_optimizer:  # the host computes its step
-            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", config.learner.workers))
-            torch.set_num_threads(max(config.learner.threads, len(os.sched_getaffinity(0)) // ranks))
+        if learner.offload_optimizer:  # the host computes its step
+            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", learner.workers))
+            torch.set_num_threads(max(learner.threads, len(os.sched_getaffinity(0)) // ranks))
         expand_segments()
         torch.cuda.set_device(local_rank)
         return "nccl"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Learner, Model
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.weights.adapter_names import published_name
 from hora_rl.common.weights.adapters import refuse_to_train
@@ -77,11 +77,11 @@ class Engine:
             if torch.cuda.is_available()
             else torch.device("cpu")
         )
-        self._stage = effective_stage(config)
+        self._stage = effective_stage(config.learner, config.model.dtype)
         self._lora = config.learner.lora
         hf = self._load()
         if self._lora is not None:
-            add_adapter(hf, config, self._lora)
+            add_adapter(hf, config.run.seed, self._lora)
         self._policy = Policy(hf)
         self._reference = (
             self._frozen_policy() if config.learner.objective.kl and self._lora is None else None
@@ -104,8 +104,8 @@ class Engine:
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=self._policy,
             optimizer=self._adam,
-            lr_scheduler=lambda opt: torch.optim.lr_scheduler.LambdaLR(opt, schedule(config)),
-            config=deepspeed_config(config),
+            lr_scheduler=lambda opt: torch.optim.lr_scheduler.LambdaLR(opt, schedule(config.learner)),
+            config=deepspeed_config(config.learner, config.model.dtype),
             dist_init_required=False,
         )
         self._writer: CheckpointWriter | None = None
@@ -113,23 +113,25 @@ class Engine:
             from hora_rl.learner.checkpoint_writer import CheckpointWriter
 
             self._writer = self._engine.checkpoint_engine = CheckpointWriter(self._engine._config)
-        self.unshared = check_agreement(config, self._policy, self._engine, self.device)
+        dtype, temperature = config.model.dtype, config.rollout.temperature
+        self.unshared = check_agreement(dtype, temperature, self._policy, self._engine, self.device)
         self.shape = Shape.of(self.hf)
         alike = self._everywhere(not self.unshared)  # all ranks cut their groups in the same way
         self.sharing = Sharing(self.shape.even, window_of(self.hf.config)) if alike else None
 
     def _load(self) -> PreTrainedModel:
         """The initial policy; under ZeRO-3 sharded already, where it can be loaded by part."""
-        config, hf = self._config, None
+        model, learner, hf = self._config.model, self._config.learner, None
         if self._stage == 3:
-            refuse_to_train(config.model)
-            hf = load_by_part(config, DTYPES[config.model.dtype], deepspeed_config(config), self.device)
-        hf = load_model(config) if hf is None else for_training(hf, config)
-        if config.learner.kernels == "liger":
+            refuse_to_train(model)
+            settings = deepspeed_config(learner, model.dtype)
+            hf = load_by_part(model, learner.attention, DTYPES[model.dtype], settings, self.device)
+        hf = load_model(model, learner) if hf is None else for_training(hf, learner)
+        if learner.kernels == "liger":
             use_liger(hf, self.device)
         # Under ZeRO-3 every rank looks at its own part.
         own = ((name, getattr(p, "ds_tensor", p)) for name, p in hf.named_parameters())
-        refuse_not_finite(not_finite(own), config.model.path)
+        refuse_not_finite(not_finite(own), model.path)
         return hf
 
     def _frozen_policy(self) -> Forward:
@@ -139,9 +141,8 @@ class Engine:
         policy = Policy(self._load()).requires_grad_(False).eval()
         if self._stage != 3:
             return policy.to(self.device)
-        sharded: Forward = deepspeed.initialize(
-            model=policy, config=deepspeed_config(self._config), dist_init_required=False
-        )[0]
+        settings = deepspeed_config(self._config.learner, self._config.model.dtype)
+        sharded: Forward = deepspeed.initialize(model=policy, config=settings, dist_init_required=False)[0]
         return sharded
 
     @property
@@ -328,54 +329,52 @@ class Engine:
         return self._forward(module, micro)
 
 
-def effective_stage(config: Config) -> int:
+def effective_stage(learner: Learner, dtype: str) -> int:
     """The ZeRO stage in use. Stage 0 is only for float32; in 16 bits it is stage 2. There DeepSpeed's stage 0
     divides gradients by a loss scale that was never applied, or takes a step before the first, and stage 1
     keeps float32 gradients unsharded. On one rank stage 2 costs nothing."""
-    stage = config.learner.zero_stage
-    return 2 if stage == 0 and config.model.dtype != "float32" else stage
+    return 2 if learner.zero_stage == 0 and dtype != "float32" else learner.zero_stage
 
 
-def load_model(config: Config, attention: str | None = None) -> PreTrainedModel:
+def load_model(model: Model, learner: Learner, attention: str | None = None) -> PreTrainedModel:
     """The initial policy in training form, with `learner.attention` or another. Raises ConfigError when the
     folder holds no causal language model, or the attention's package is missing."""
     from transformers import AutoModelForCausalLM
 
-    learner = config.learner
-    refuse_to_train(config.model)
+    refuse_to_train(model)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            config.model.path,
-            dtype=DTYPES[config.model.dtype],
+        hf = AutoModelForCausalLM.from_pretrained(
+            model.path,
+            dtype=DTYPES[model.dtype],
             attn_implementation=attention or learner.attention,
-            trust_remote_code=config.model.trust_remote_code,
+            trust_remote_code=model.trust_remote_code,
         )
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path ({config.model.path}): {' '.join(str(error).split())[:300]}") from None
+        raise ConfigError(f"model.path ({model.path}): {' '.join(str(error).split())[:300]}") from None
     except ImportError as error:
         raise ConfigError(
             f"learner.attention ({learner.attention}): {' '.join(str(error).split())[:300]}"
         ) from None
-    return for_training(model, config)
+    return for_training(hf, learner)
 
 
-def for_training(hf: PreTrainedModel, config: Config) -> PreTrainedModel:
+def for_training(hf: PreTrainedModel, learner: Learner) -> PreTrainedModel:
     """`hf` without cache and dropout, with gradient checkpointing as the configuration says."""
-    if config.learner.gradient_checkpointing:
+    if learner.gradient_checkpointing:
         hf.gradient_checkpointing_enable()
     hf.config.use_cache = False
     return without_dropout(hf)
 
 
-def deepspeed_config(config: Config) -> dict[str, object]:
-    learner, stage = config.learner, effective_stage(config)
+def deepspeed_config(learner: Learner, dtype: str) -> dict[str, object]:
+    stage = effective_stage(learner, dtype)
     zero: dict[str, object] = {"stage": stage}
     if learner.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     precision: dict[str, object] = {}
-    if config.model.dtype != "float32":
+    if dtype != "float32":
         precision = {
-            "bf16" if config.model.dtype == "bfloat16" else "fp16": {"enabled": True},
+            "bf16" if dtype == "bfloat16" else "fp16": {"enabled": True},
             # In 16 bits the last bits of a micro-batch would be lost, because it is small against the sum of
             # many.
             "data_types": {"grad_accum_dtype": "fp32"},

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Model
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.files import sync_tree
 from hora_rl.common.weights.adapter_names import PARAMETER, published_name
@@ -43,7 +43,7 @@ def export(
     if rank != 0:
         return
     if config.learner.lora is None:
-        _write(engine.hf, tensors, config, step, folder)
+        _write(engine.hf, tensors, config.model, config.run.name, step, folder)
         return
     whole = {name: t for name, t in tensors.items() if t is not None}
     if adapter is not None:
@@ -67,7 +67,7 @@ def export_checkpoint(
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder}: exists and is not empty; choose another folder")
-    chosen, weights = checkpoint_weights(run_dir, config, step)
+    chosen, weights = checkpoint_weights(run_dir, config.run.name, step)
     if config.learner.lora is not None:
         tensors = {
             published_name(name): t.to(DTYPES[config.model.dtype])
@@ -76,15 +76,13 @@ def export_checkpoint(
         }
         (_write_adapter if adapter else _write_merged)(tensors, config, chosen, folder)
         return chosen
-    model = load_model(config, attention="sdpa")  # only for its names and shapes
+    model = load_model(config.model, config.learner, attention="sdpa")  # only for its names and shapes
     named = {name: weights[name].to(DTYPES[config.model.dtype]) for name, _ in model.named_parameters()}
-    _write(model, named, config, chosen, folder)
+    _write(model, named, config.model, config.run.name, chosen, folder)
     return chosen
 
 
-def checkpoint_weights(
-    run_dir: Path, config: Config, step: int | None
-) -> tuple[int, dict[str, torch.Tensor]]:
+def checkpoint_weights(run_dir: Path, run: str, step: int | None) -> tuple[int, dict[str, torch.Tensor]]:
     """The step (default: the newest) and the trained parameters of a checkpoint, by the policy's names.
 
     Raises RunError when it is missing or was changed. DeepSpeed's state contains pickles, so nothing is
@@ -101,7 +99,7 @@ def checkpoint_weights(
             f"{run_dir}: no checkpoint of step {chosen}; there are: {', '.join(map(str, sorted(found)))}"
         )
     try:
-        verified(found[chosen], read_secret(run_dir), config.run.name, chosen)
+        verified(found[chosen], read_secret(run_dir), run, chosen)
     except Refused as refused:
         others = ", ".join(f"--step {step}" for step in sorted(found) if step != chosen)
         raise RunError(
@@ -132,9 +130,9 @@ def _weights(state: Path) -> dict[str, torch.Tensor]:
 def _write_merged(tensors: Mapping[str, torch.Tensor], config: Config, step: int, folder: Path) -> None:
     lora = config.learner.lora
     assert lora is not None
-    model = load_model(config, attention="sdpa")
+    model = load_model(config.model, config.learner, attention="sdpa")
     merge(model, tensors, lora.scale)
-    _write(model, dict(model.named_parameters()), config, step, folder)
+    _write(model, dict(model.named_parameters()), config.model, config.run.name, step, folder)
 
 
 def _write_adapter(tensors: Mapping[str, torch.Tensor], config: Config, step: int, folder: Path) -> None:
@@ -142,23 +140,29 @@ def _write_adapter(tensors: Mapping[str, torch.Tensor], config: Config, step: in
     assert lora is not None
     partial = _partial(folder)
     partial.mkdir(parents=True)
-    write_adapter(partial, tensors, config, lora)
-    _finish(partial, config, step, folder, weights_digest(Path(config.model.path)))
+    base = config.model.path
+    write_adapter(partial, tensors, base, lora)
+    _finish(partial, config.run.name, step, folder, weights_digest(Path(base)))
 
 
 def _write(
-    hf: PreTrainedModel, tensors: Mapping[str, torch.Tensor | None], config: Config, step: int, folder: Path
+    hf: PreTrainedModel,
+    tensors: Mapping[str, torch.Tensor | None],
+    model: Model,
+    run: str,
+    step: int,
+    folder: Path,
 ) -> None:
     from transformers import AutoTokenizer
 
     partial = _partial(folder)
     hf.save_pretrained(partial, state_dict={**tensors, **_buffers(hf)})
-    trusted = config.model.trust_remote_code
-    AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=trusted).save_pretrained(partial)
-    generation = Path(config.model.path) / "generation_config.json"
+    trusted = model.trust_remote_code
+    AutoTokenizer.from_pretrained(model.path, trust_remote_code=trusted).save_pretrained(partial)
+    generation = Path(model.path) / "generation_config.json"
     if generation.is_file():
         shutil.copy(generation, partial / "generation_config.json")
-    _finish(partial, config, step, folder)
+    _finish(partial, run, step, folder)
 
 
 def _buffers(hf: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -174,8 +178,8 @@ def _partial(folder: Path) -> Path:
     return partial
 
 
-def _finish(partial: Path, config: Config, step: int, folder: Path, base: str | None = None) -> None:
-    write_origin(partial, config.run.name, step, base)
+def _finish(partial: Path, run: str, step: int, folder: Path, base: str | None = None) -> None:
+    write_origin(partial, run, step, base)
     sync_tree(partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

@@ -43,7 +43,7 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
     from ray.exceptions import RayError
     from ray.train import ControllerError, TrainingFailedError
 
-    share, start = gpu_share(config, ray.cluster_resources()), uuid.uuid4().hex
+    share, start = gpu_share(config.learner.gpus, ray.cluster_resources()), uuid.uuid4().hex
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
         client = connect(redis_url, patient=True)
@@ -52,7 +52,7 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
             lambda: read_state(client, config.run.name).step,
         )
     except ControllerError as error:
-        raise RunError(_unplaced(config, error)) from error
+        raise RunError(_unplaced(config.learner.workers, error)) from error
     except (TrainingFailedError, RayError) as error:
         raise RunError(reason(error)) from error
     finally:
@@ -93,11 +93,11 @@ def fit(make: Callable[[], Any], steps: Callable[[], int]) -> str | None:
             log.error("ranks died, starting others", restarts=RESTARTS, error=_lines(error)[:1])
 
 
-def gpu_share(config: Config, resources: Mapping[str, float]) -> float:
-    """What a rank reserves of a GPU in Ray: none where Ray has none."""
+def gpu_share(gpus: float | None, resources: Mapping[str, float]) -> float:
+    """What a rank reserves of a GPU in Ray, `gpus` or a whole one: none where Ray has none."""
     if resources.get("GPU", 0) <= 0:
         return 0.0
-    return 1.0 if config.learner.gpus is None else config.learner.gpus
+    return 1.0 if gpus is None else gpus
 
 
 def backend(resources: Mapping[str, float]) -> str:
@@ -149,7 +149,7 @@ def _worker(arguments: dict[str, Any]) -> str | None:
     context = ray_train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
     logs.configure(config.telemetry.logs, run=config.run.name, part=f"learner/{rank}")
-    set_device(config, context.get_local_rank())
+    set_device(config.learner, config.run.seed, context.get_local_rank())
     # DeepSpeed reads these; Ray Train has created the process group already.
     os.environ.setdefault("LOCAL_RANK", str(context.get_local_rank()))
     stop = StopReason(redis_url, config.run.name, arguments["start"])
@@ -166,13 +166,13 @@ def _worker(arguments: dict[str, Any]) -> str | None:
     return None
 
 
-def _unplaced(config: Config, error: BaseException) -> str:
+def _unplaced(workers: int, error: BaseException) -> str:
     """Why the ranks did not start, with the free resources of the cluster."""
     import ray
 
     free = ray.available_resources()
     return (
-        f"the learner's ranks did not start: learner.workers = {config.learner.workers} need a CPU each, and "
+        f"the learner's ranks did not start: learner.workers = {workers} need a CPU each, and "
         f"a GPU each where there are GPUs; {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are "
         "free. Lower learner.workers or the replicas, or wait until the cluster is less busy "
         f"({reason(error)})"

@@ -18,7 +18,7 @@ import torch
 from torch.nn import Module, Parameter
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Model
 from hora_rl.common.weights.model_files import own_configuration
 
 if TYPE_CHECKING:
@@ -26,17 +26,21 @@ if TYPE_CHECKING:
 
 
 def load_by_part(
-    config: Config, dtype: torch.dtype, settings: Mapping[str, object], device: torch.device
+    source: Model,
+    attention: str,
+    dtype: torch.dtype,
+    settings: Mapping[str, object],
+    device: torch.device,
 ) -> PreTrainedModel | None:
-    """The model of `model.path` with every parameter sharded over the ranks, as `from_pretrained` and ZeRO-3
+    """The model of `source.path` with every parameter sharded over the ranks, as `from_pretrained` and ZeRO-3
     make it. A collective; rank 0 reads the weights. `settings` are DeepSpeed's.
 
     None where it must be loaded whole: its files are not safetensors, or have other names, shapes or
     precisions than the model's parameters, which `from_pretrained` converts.
     """
     try:
-        model = skeleton(config, dtype)
-        names = _Files(config.model.path)
+        model = skeleton(source, attention, dtype)
+        names = _Files(source.path)
     except (OSError, ValueError, ImportError):
         return None  # loading it whole says why
     if reason := _misfit(model, names, dtype):
@@ -53,14 +57,14 @@ def load_by_part(
     return model
 
 
-def skeleton(config: Config, dtype: torch.dtype) -> PreTrainedModel:
+def skeleton(source: Model, attention: str, dtype: torch.dtype) -> PreTrainedModel:
     """The model with parameters on the meta device and buffers as its modules make them."""
     from transformers import AutoModelForCausalLM
 
-    whole, trusted = own_configuration(config.model), config.model.trust_remote_code
+    whole, trusted = own_configuration(source), source.trust_remote_code
     with _parameters_on_meta(), torch.random.fork_rng(devices=[]):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            whole, dtype=dtype, attn_implementation=config.learner.attention, trust_remote_code=trusted
+            whole, dtype=dtype, attn_implementation=attention, trust_remote_code=trusted
         )
     return model.eval()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hora_rl.common.config import Config, Lora
+from hora_rl.common.config import Lora
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.weights.adapter_names import SETTINGS, WEIGHTS, parts_of
 from hora_rl.common.weights.model_files import weights_digest
@@ -48,15 +48,15 @@ def check_targets(hf: PreTrainedModel, lora: Lora) -> None:
         )
 
 
-def add_adapter(hf: PreTrainedModel, config: Config, lora: Lora) -> None:
-    """Put a new adapter into `hf` and freeze everything else. A is random and follows from run.seed alone; B
+def add_adapter(hf: PreTrainedModel, seed: int, lora: Lora) -> None:
+    """Put a new adapter into `hf` and freeze everything else. A is random and follows from `seed` alone; B
     is zero, so the policy is still its base."""
     from peft import LoraConfig, inject_adapter_in_model
 
     check_targets(hf, lora)
     settings = LoraConfig(**lora.adapter_config)  # type: ignore[arg-type]  # by name, of several types
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.run.seed)
+        torch.manual_seed(seed)
         try:
             inject_adapter_in_model(settings, hf)
         except ValueError as error:
@@ -93,21 +93,21 @@ def without_adapter(hf: PreTrainedModel) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def identity(config: Config, lora: Lora) -> dict[str, object]:
-    """What an adapter's checkpoint belongs to."""
+def identity(base: str, lora: Lora) -> dict[str, object]:
+    """What the checkpoint of an adapter of the model at `base` belongs to."""
     return {
-        "base": config.model.path,
-        "base_weights": weights_digest(Path(config.model.path)),
+        "base": base,
+        "base_weights": weights_digest(Path(base)),
         "rank": lora.rank,
         "alpha": lora.alpha,
         "targets": sorted(lora.targets),
     }
 
 
-def check_identity(folder: Path, config: Config) -> None:
-    """Raise ConfigError when the checkpoint in `folder` is of full weights and `config` trains an adapter, or
+def check_identity(folder: Path, base: str, lora: Lora | None) -> None:
+    """Raise ConfigError when the checkpoint in `folder` is of full weights and the run trains an adapter, or
     the other way round, or its adapter is another or of another base."""
-    file, lora = folder / IDENTITY, config.learner.lora
+    file = folder / IDENTITY
     found = json.loads(file.read_text()) if file.exists() else None
     if lora is None:
         if found is not None:
@@ -121,7 +121,7 @@ def check_identity(folder: Path, config: Config) -> None:
             f"{folder} holds full weights, and learner.lora asks for an adapter of rank {lora.rank}: set "
             "learner.lora: null, or start anew under another run.name"
         )
-    wanted = identity(config, lora)
+    wanted = identity(base, lora)
     same_base = found["base_weights"] is not None and found["base_weights"] == wanted["base_weights"]
     ignored = {"base"} if same_base else set()  # a folder that was moved is still the same base
     for key in sorted(wanted.keys() - ignored):
@@ -133,13 +133,13 @@ def check_identity(folder: Path, config: Config) -> None:
             )
 
 
-def write_adapter(folder: Path, tensors: Mapping[str, torch.Tensor], config: Config, lora: Lora) -> None:
-    """Write `tensors`, by their published names, as an adapter that peft and vLLM load."""
+def write_adapter(folder: Path, tensors: Mapping[str, torch.Tensor], base: str, lora: Lora) -> None:
+    """Write `tensors`, by their published names, as an adapter of the model `base` for peft and vLLM."""
     from safetensors.torch import save_file
 
     settings = {
         **lora.adapter_config,
-        "base_model_name_or_path": config.model.path,
+        "base_model_name_or_path": base,
         "inference_mode": True,
     }
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / WEIGHTS)

@@ -38,28 +38,28 @@ def main() -> None:
     os.environ.setdefault("LOCAL_RANK", str(options.local_rank or 0))
     try:
         config = load(options.config, options.set)
-        _refuse(config, no_ray=options.no_ray)
+        _refuse(config.weights.transport, config.evaluation.every, no_ray=options.no_ray)
         _run(config, options.redis, rank, world, with_ray=not options.no_ray)
     except HoraError as error:
         sys.exit(f"hora learner, rank {rank}: {error}")
 
 
-def _refuse(config: Config, *, no_ray: bool) -> None:
+def _refuse(transport: str, every: int | None, *, no_ray: bool) -> None:
     """Raise ConfigError for settings that these launchers would silently leave out."""
-    if no_ray and config.weights.transport != "file":
+    if no_ray and transport != "file":
         raise ConfigError(
-            f"--no-ray publishes over weights.transport file alone, not {config.weights.transport}: set "
+            f"--no-ray publishes over weights.transport file alone, not {transport}: set "
             "that, or leave --no-ray out"
         )
-    if config.evaluation.every is not None:  # learner.keep_best needs it
+    if every is not None:  # learner.keep_best needs it
         raise ConfigError(
-            f"evaluation.every ({config.evaluation.every}) is kept by `hora run` and `hora train`, whose "
+            f"evaluation.every ({every}) is kept by `hora run` and `hora train`, whose "
             "launcher evaluates: use one of these, or set evaluation.every and learner.keep_best to null"
         )
 
 
 def _run(config: Config, redis_url: str, rank: int, world: int, *, with_ray: bool) -> None:
-    backend = set_device(config, int(os.environ["LOCAL_RANK"]))
+    backend = set_device(config.learner, config.run.seed, int(os.environ["LOCAL_RANK"]))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     torch.distributed.init_process_group(backend, rank=rank, world_size=world)

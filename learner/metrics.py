@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Reward
 from hora_rl.common.data.rewards import total
-from hora_rl.common.types import Group
+from hora_rl.common.types import Group, Rollout
 
 
 def step_metrics(
@@ -29,7 +29,8 @@ def step_metrics(
     the objective are means over trained tokens; NaN where there was none.
     """
     rollouts = [r for g in groups for r in g.rollouts]
-    rewards = [_totals(g, config) for g in groups]
+    sources = {name: config.of(name).reward for name in config.source_names}
+    rewards = [_totals(g, sources) for g in groups]
     lengths = np.array([len(r.tokens) for r in rollouts])
     lags = np.array([step - s.version for r in rollouts for s in r.spans for _ in range(s.end - s.start)])
     n = sums.get("tokens_trained", 0.0) or math.nan
@@ -41,7 +42,7 @@ def step_metrics(
         "learning_rate": learning_rate,
         "reward": float(np.mean([r.mean() for r in rewards])),
         **{f"reward/{name}": _over_prompts(groups, name) for name in _names(groups)},
-        **_by_source(groups, config),
+        **(_by_source(groups, sources) if config.data.sources else {}),
         "advantage/mean": sums.get("advantage", math.nan) / n,
         "advantage/rms": math.sqrt(sums.get("advantage_square", math.nan) / n),
         "clip/share": sums.get("clip", math.nan) / n,
@@ -58,7 +59,7 @@ def step_metrics(
         "drift/tokens": matched,
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
-        **_turns(groups, config),
+        **({} if config.environment.path is None else _turns(rollouts)),
         "length/cut": float(np.mean([r.finish_reason == "length" for r in rollouts])),
         "rollouts": len(rollouts),
         "tokens": int(lengths.sum()),
@@ -68,7 +69,7 @@ def step_metrics(
         "groups/zero_signal": float(np.mean([np.ptp(r) == 0.0 for r in rewards])),
         "groups/size_one": float(np.mean([len(r) == 1 for r in rewards])),
         "groups/mixed_phases": float(np.mean([g.mixed_phases for g in groups])),
-        **_successes(groups, config),
+        **_successes(groups, sources),
         **_packing(sums, ranks),
     }
 
@@ -89,21 +90,18 @@ def _coefficient(sums: Mapping[str, float]) -> dict[str, float]:
     return {} if found is None else {"entropy/coefficient": found}
 
 
-def _turns(groups: Sequence[Group], config: Config) -> dict[str, float]:
-    """The policy's turns, and the tokens given between them, in the mean over rollouts; of episodes alone."""
-    if config.environment.path is None:
-        return {}
-    rollouts = [r for g in groups for r in g.rollouts]
+def _turns(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The policy's turns, and the tokens given between them, in the mean over episodes."""
     return {
         "turns/mean": float(np.mean([len(r.turns) or 1 for r in rollouts])),
         "turns/given_tokens": float(np.mean([r.given for r in rollouts])),
     }
 
 
-def _successes(groups: Sequence[Group], config: Config) -> dict[str, float]:
+def _successes(groups: Sequence[Group], sources: Mapping[str, Reward]) -> dict[str, float]:
     """Share of successes, a mean over prompts, and of groups with one; nothing where no reward says what
     success is."""
-    counted = [g for g in groups if config.of(g.source).reward.success is not None]
+    counted = [g for g in groups if sources[g.source].success is not None]
     if not counted:
         return {}
     return {
@@ -112,9 +110,9 @@ def _successes(groups: Sequence[Group], config: Config) -> dict[str, float]:
     }
 
 
-def _totals(group: Group, config: Config) -> np.ndarray:
+def _totals(group: Group, sources: Mapping[str, Reward]) -> np.ndarray:
     """The weighted reward of each rollout (G_i,), by the weights of its source."""
-    weights = config.of(group.source).reward.weights
+    weights = sources[group.source].weights
     return np.array([total(r.rewards, weights) for r in group.rollouts])
 
 
@@ -123,18 +121,18 @@ def _names(groups: Sequence[Group]) -> list[str]:
     return list(dict.fromkeys(name for g in groups for name in g.rollouts[0].rewards))
 
 
-def _by_source(groups: Sequence[Group], config: Config) -> dict[str, float]:
-    """Figures of each data source, where the run has several."""
+def _by_source(groups: Sequence[Group], sources: Mapping[str, Reward]) -> dict[str, float]:
+    """Figures of each data source."""
     found: dict[str, float] = {}
-    for source in config.data.sources:
+    for source in sources:
         own = [g for g in groups if g.source == source]
         key = f"source/{source}"
         found[f"{key}/groups"] = len(own)
         if own:
             found[f"{key}/rollouts"] = sum(g.size for g in own)
             found[f"{key}/tokens"] = sum(g.tokens for g in own)
-            found[f"{key}/reward"] = float(np.mean([_totals(g, config).mean() for g in own]))
-            found |= {f"{key}/{name}": value for name, value in _successes(own, config).items()}
+            found[f"{key}/reward"] = float(np.mean([_totals(g, sources).mean() for g in own]))
+            found |= {f"{key}/{name}": value for name, value in _successes(own, sources).items()}
     return found
 
 

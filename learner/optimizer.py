@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Learner
 
 
 class ClippedAdamW(torch.optim.AdamW):
@@ -32,11 +32,11 @@ class ClippedAdamW(torch.optim.AdamW):
         return None if self.overflow else super().step(closure)
 
 
-def schedule(config: Config) -> Callable[[int], float]:
+def schedule(learner: Learner) -> Callable[[int], float]:
     """Factor of the learning rate at each update: linear warm-up over warmup_steps, then the configured decay
     over learner.steps. Each step has updates_per_batch updates."""
-    settings, each = config.learner.optimizer, config.learner.objective.updates_per_batch
-    warmup, total = settings.warmup_steps * each, config.learner.steps * each
+    settings, each = learner.optimizer, learner.objective.updates_per_batch
+    warmup, total = settings.warmup_steps * each, learner.steps * each
 
     def factor(update: int) -> float:
         if update < warmup:

@@ -11,7 +11,7 @@ coordinator need not share a disk with anybody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -131,12 +131,12 @@ def table_of(step: int, groups: Sequence[Group], config: Config, texts: Texts) -
     names = list(dict.fromkeys([*config.reward_names, *earned]))
     form = schema(names, logprobs=config.telemetry.rollouts_logprobs)
     ordered = sorted(groups, key=lambda g: g.prompt_index)
-    rows = [row for group in ordered for row in _rows(step, group, config, texts)]
+    rows = [row for g in ordered for row in _rows(step, g, config.of(g.source).reward.weights, texts)]
     table = pa.Table.from_pylist(rows, schema=form)
     return table.replace_schema_metadata({KEPT: config.telemetry.rollouts})
 
 
-def _rows(step: int, group: Group, config: Config, texts: Texts) -> Iterator[dict[str, object]]:
+def _rows(step: int, group: Group, weights: Mapping[str, float], texts: Texts) -> Iterator[dict[str, object]]:
     of_group = {
         "step": step,
         "batch": group.batch,
@@ -146,18 +146,17 @@ def _rows(step: int, group: Group, config: Config, texts: Texts) -> Iterator[dic
         "source": group.source or None,
         "prompt_text": texts.prompt(group.prompt_tokens),
     }
-    settings = config.of(group.source)
     for number, rollout in enumerate(group.rollouts):
-        yield of_group | {"number": number} | _row(rollout, settings, texts.completion)
+        yield of_group | {"number": number} | _row(rollout, weights, texts.completion)
 
 
-def _row(rollout: Rollout, config: Config, text: Callable[[Rollout], str]) -> dict[str, object]:
+def _row(rollout: Rollout, weights: Mapping[str, float], text: Callable[[Rollout], str]) -> dict[str, object]:
     spans, origin = rollout.spans, rollout.origin
     row: dict[str, object] = {
         "phase": rollout.phase,
         "round": rollout.round,
         "success": rollout.success,
-        "reward": total(rollout.rewards, config.reward.weights),
+        "reward": total(rollout.rewards, weights),
         **{REWARD + name: value for name, value in rollout.rewards.items()},
         "length": len(rollout.tokens),
         "finish": rollout.finish_reason,
@@ -166,10 +165,10 @@ def _row(rollout: Rollout, config: Config, text: Callable[[Rollout], str]) -> di
         "version_max": max(s.version for s in spans),
         "versions": [asdict(span) for span in spans],
         "completion": text(rollout),
+        "tokens": rollout.tokens,
+        "logprobs": rollout.logprobs.astype("float16"),
     }
     if origin is not None:
         times = {name: getattr(origin, name) for name in ("queued", "first_token", "done", "scored")}
         row |= {"replica": origin.replica, **times}
-    if config.telemetry.rollouts_logprobs:
-        row |= {"tokens": rollout.tokens, "logprobs": rollout.logprobs.astype("float16")}
     return row

@@ -96,7 +96,7 @@ def _acknowledge(parts: Parts, *, wait: bool) -> None:
 
 def _keep_candidate(parts: Parts, step: int) -> None:
     """Write the weights after `step` steps, in case their evaluation finds them the best. A collective."""
-    if not is_candidate(parts.config, step):
+    if not is_candidate(parts.config.learner, parts.config.evaluation.every, step):
         return
     if parts.engine.agree(int(is_missing(parts.run_dir, step))):
         export(parts.engine, parts.config, candidate(parts.run_dir, step), parts.rank, step)

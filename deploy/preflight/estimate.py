@@ -131,7 +131,7 @@ def rank_need(shape: ModelShape, config: Config, *, card: bool = True) -> Need:
     from hora_rl.learner.engine import effective_stage
 
     learner, width = config.learner, WIDTH[config.model.dtype]
-    stage, world = effective_stage(config), learner.workers
+    stage, world = effective_stage(learner, config.model.dtype), learner.workers
     trained = shape.adapter or shape.parameters
     own = trained / (world if stage >= 1 else 1)
     reference = shape.parameters if learner.objective.kl and not shape.adapter else 0

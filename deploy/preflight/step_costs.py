@@ -98,7 +98,7 @@ def _exchanged(config: Config, shape: ModelShape, micro: float) -> float:
     instead the weights in each forward and backward pass."""
     from hora_rl.learner.engine import effective_stage
 
-    world, stage = config.learner.workers, effective_stage(config)
+    world, stage = config.learner.workers, effective_stage(config.learner, config.model.dtype)
     if world == 1:
         return 0.0
     width, share = WIDTH[config.model.dtype], (world - 1) / world

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import redis
 
-from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.telemetry import beats
 
@@ -17,9 +16,9 @@ LAG_S = 1.0  # difference of clocks of two machines
 class Lagging:
     """`clock` gives seconds since the epoch."""
 
-    def __init__(self, config: Config, client: redis.Redis, clock: Callable[[], float]) -> None:
-        self._redis, self._parts, self._clock = client, Keys(config.run.name).parts, clock
-        self._steps = config.learner.steps
+    def __init__(self, run: str, steps: int, client: redis.Redis, clock: Callable[[], float]) -> None:
+        self._redis, self._parts, self._clock = client, Keys(run).parts, clock
+        self._steps = steps
         self._sent_at = 0.0
 
     def sent(self) -> None:

@@ -75,8 +75,12 @@ class Publisher:
             broadcast,
             config.learner.steps,
         )
-        grouped = config.weights.transport in ("gloo", "nccl")
-        self._group = _group(config, client, broadcast) if grouped else None
+        self._group: TransferGroup | None = None
+        if config.weights.transport in ("gloo", "nccl"):
+            # Imported here because it needs vLLM, which costs seconds and hundreds of MiB.
+            from hora_rl.learner.weights.transfer_group import TransferGroup
+
+            self._group = TransferGroup(config, client, broadcast)
 
     def publish(self, version: int) -> None:
         """Make `version` the newest. Returns when rank 0 has its copy. A collective under ZeRO-3."""
@@ -164,13 +168,6 @@ class Publisher:
         self.timing.load = max((c["pause_s"] for c in confirmed), default=0.0)
         self.timing.checksum = max((c["checksum_s"] for c in confirmed), default=0.0)
         self.timing.transfer = max(0.0, seconds - self.timing.load)
-
-
-def _group(config: Config, client: redis.Redis, broadcast: BroadcastClient) -> TransferGroup:
-    # Imported here because it needs vLLM, which costs seconds and hundreds of MiB.
-    from hora_rl.learner.weights.transfer_group import TransferGroup
-
-    return TransferGroup(config, client, broadcast)
 
 
 def _log_failed_push(push: Future[None]) -> None:

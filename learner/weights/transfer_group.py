@@ -88,7 +88,7 @@ class TransferGroup:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._config, self._broadcast = config, broadcast
-        self._lagging = Lagging(config, client, clock)
+        self._lagging = Lagging(config.run.name, config.learner.steps, client, clock)
         self._limit = config.weights.update_limit_s
         self._nccl = config.weights.transport == "nccl"
         self._engine: Any = None

@@ -118,7 +118,7 @@ def _prepare(config: Config) -> Parts:
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     prompts = training_prompts(config, task, tokenizer)
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it
-    set_device(config, 0)
+    set_device(config.learner, config.run.seed, 0)
     compile_extensions(lambda _: None)  # under a lock: cells in other processes compile the same
     if not is_initialized():
         init_process_group("gloo", store=HashStore(), rank=0, world_size=1)

@@ -46,10 +46,10 @@ def _policies(config: Config) -> Iterator[tuple[int, PreTrainedModel]]:
     from hora_rl.learner.engine import load_model
     from hora_rl.learner.export import checkpoint_weights
 
-    model = load_model(config).eval()
+    model = load_model(config.model, config.learner).eval()
     yield 0, model
     for step in _steps_of(config):
-        _, weights = checkpoint_weights(config.run.path, config, step)
+        _, weights = checkpoint_weights(config.run.path, config.run.name, step)
         for name, parameter in model.named_parameters():
             parameter.data.copy_(weights[name])
         yield step, model

@@ -108,6 +108,6 @@ def test_a_learner_names_the_weights_that_are_no_numbers(tmp_path: Path) -> None
     folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "model"))
     nan_weights(folder)
     config = load("tiny", [f"model.path={folder}"])
-    set_device(config, 0)
+    set_device(config.learner, config.run.seed, 0)
     with pytest.raises(ConfigError, match=r"model\.layers\.1\.mlp\.down_proj\.weight"):
         Engine(config, 0, 1)

@@ -129,7 +129,7 @@ def test_an_adapter_that_does_not_fit_leaves_the_old_one_and_one_from_a_folder_i
     config = configuration()
     assert config.learner.lora is not None
     start = policy_with_adapter(config, 7)
-    write_adapter(tmp_path, published(start), config, config.learner.lora)
+    write_adapter(tmp_path, published(start), config.model.path, config.learner.lora)
     config = configuration("learner.lora=null", f"model.adapter={tmp_path}")
 
     async def run() -> None:

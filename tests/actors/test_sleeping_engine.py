@@ -31,7 +31,7 @@ def policy(config: Config, seed: int) -> Policy:
     """Another policy for each seed but 0, which is the initial one."""
     if config.learner.lora is not None:
         return policy_with_adapter(config, seed or None)
-    hf, source = load_model(config), torch.Generator().manual_seed(seed)
+    hf, source = load_model(config.model, config.learner), torch.Generator().manual_seed(seed)
     for parameter in hf.parameters() if seed else ():
         with torch.no_grad():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=source))

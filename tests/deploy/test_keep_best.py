@@ -99,8 +99,8 @@ def test_a_kill_while_the_best_is_replaced_leaves_it_to_the_next_start(
 
 
 def test_the_learner_writes_each_evaluated_step_once(config: Config, tmp_path: Path) -> None:
-    assert [s for s in range(46) if is_candidate(config, s)] == [0, 10, 20, 30, 40, 45]
-    assert not is_candidate(load("tiny", ["evaluation.every=10"]), 10)
+    assert [s for s in range(46) if is_candidate(config.learner, 10, s)] == [0, 10, 20, 30, 40, 45]
+    assert not is_candidate(load("tiny").learner, 10, 10)
     assert is_missing(tmp_path, 10)
     write(tmp_path, 10)
     assert not is_missing(tmp_path, 10)

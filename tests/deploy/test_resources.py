@@ -289,10 +289,9 @@ def test_cards_are_read_from_the_driver_and_the_choice_is_said(monkeypatch: pyte
 
 
 def test_ray_may_have_a_gpu_that_no_process_can_use() -> None:
-    config = load("tiny", ["learner.gpus=0.25"])
-    assert gpu_share(config, {"CPU": 2}) == 0.0
-    assert gpu_share(config, {"CPU": 2, "GPU": 1}) == 0.25
-    assert gpu_share(load("tiny"), {"GPU": 4}) == 1.0
+    assert gpu_share(0.25, {"CPU": 2}) == 0.0
+    assert gpu_share(0.25, {"CPU": 2, "GPU": 1}) == 0.25
+    assert gpu_share(None, {"GPU": 4}) == 1.0
     assert backend({"CPU": 2, "GPU": 1}) == "gloo"
     assert backend({"GPU": 1, "accelerator_type:H100": 1}) == "nccl"
     assert backend({"CPU": 2}) == "gloo"

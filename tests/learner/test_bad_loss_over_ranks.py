@@ -20,7 +20,7 @@ from hora_rl.learner.engine import Engine
 
 stage, rank = sys.argv[1], int(os.environ["RANK"])
 config = load("tiny", [f"learner.zero_stage={stage}", "learner.workers=2"])
-torch.distributed.init_process_group(set_device(config, rank))
+torch.distributed.init_process_group(set_device(config.learner, config.run.seed, rank))
 engine = Engine(config, rank, 2)
 
 def micro(advantage):

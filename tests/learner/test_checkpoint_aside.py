@@ -47,8 +47,9 @@ for stage, lora, aside in json.loads(sys.argv[2]):
         "learner.optimizer.learning_rate=0.01", *adapter,
     ])
     if not torch.distributed.is_initialized():
+        backend = set_device(config.learner, config.run.seed, 0)
         torch.distributed.init_process_group(
-            set_device(config, 0), init_method=f"file://{folder / 'store'}", rank=0, world_size=1
+            backend, init_method=f"file://{folder / 'store'}", rank=0, world_size=1
         )
     place = folder / f"{stage}-{lora}-{aside}"
     place.mkdir()

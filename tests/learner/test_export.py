@@ -66,7 +66,7 @@ def test_an_unknown_step_is_refused_with_those_that_exist(tmp_path: Path) -> Non
 def test_an_exported_model_knows_its_step(tmp_path: Path) -> None:
     run = run_folder(tmp_path, 10, 20)
     config = load(str(run / "config.yaml"))
-    weights = load_model(config, attention="sdpa").state_dict()
+    weights = load_model(config.model, config.learner, attention="sdpa").state_dict()
     written(run, 10, {"module": {f"hf.{k}": v for k, v in weights.items()}})
     export_run(run, 10, tmp_path / "out")
     assert step_of(str(tmp_path / "out")) == 10

@@ -59,8 +59,8 @@ def gradient(hf: Any, logprobs: torch.Tensor) -> torch.Tensor:
 
 
 def start(config: Config) -> None:
-    policy = Policy(load_model(config))
-    check_agreement(config, policy, policy, torch.device("cpu"))
+    policy = Policy(load_model(config.model, config.learner))
+    check_agreement(config.model.dtype, 1.0, policy, policy, torch.device("cpu"))
 
 
 def config_of(folder: Path, *more: str) -> Config:
@@ -75,7 +75,7 @@ def test_logprobs_and_gradients_are_the_models_own(
 ) -> None:
     more = f"learner.gradient_checkpointing={checkpointing}", f"learner.attention={attention}"
     config = config_of(write_model(family, tmp_path), *more)
-    policy, reference = Policy(load_model(config)), model_of(family)
+    policy, reference = Policy(load_model(config.model, config.learner)), model_of(family)
     reference.set_attn_implementation(attention)
     wanted = torch.cat([own(reference, s) for s in samples()])
     theirs = gradient(reference, wanted)
@@ -86,7 +86,7 @@ def test_logprobs_and_gradients_are_the_models_own(
         mine = gradient(policy.hf, ours)
         assert float((mine - theirs).norm() / theirs.norm()) < 1e-4
     # Mistral's window of 8 here is shorter than what is compared.
-    unshared = check_agreement(config, policy, policy, torch.device("cpu"))
+    unshared = check_agreement(config.model.dtype, 1.0, policy, policy, torch.device("cpu"))
     assert bool(unshared) == (family == "mistral")
 
 
@@ -121,7 +121,7 @@ def test_completions_of_a_family_whose_state_runs_through_all_tokens_do_not_shar
 @pytest.mark.parametrize("family", ["granite", "gpt2", "gpt_neox", "phi3"])
 def test_dropout_is_off_and_activations_are_still_recomputed(tmp_path: Path, family: str) -> None:
     config = config_of(write_model(family, tmp_path), "learner.gradient_checkpointing=true")
-    policy, micro = Policy(load_model(config)), make_micro_batch(rows())
+    policy, micro = Policy(load_model(config.model, config.learner)), make_micro_batch(rows())
     calls: list[str] = []
     for module in policy.hf.modules():
         if isinstance(module, torch.nn.LayerNorm) or type(module).__name__.endswith("RMSNorm"):
@@ -153,10 +153,10 @@ def test_logits_that_lack_what_follows_the_head_are_refused(
     config = config_of(write_model(family, tmp_path))
     check_family(config)
     monkeypatch.setattr(OwnPath, "logits", bare)
-    policy = Policy(load_model(config))
+    policy = Policy(load_model(config.model, config.learner))
     with pytest.raises(
         ConfigError, match=r"differ by \S+ in the mean .* 1\.\d+e-0[345] is allowed in float32"
     ):
-        check_agreement(config, policy, policy, torch.device("cpu"))
+        check_agreement(config.model.dtype, 1.0, policy, policy, torch.device("cpu"))
     with pytest.raises(ConfigError, match="differ by"):
         check_family(config)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hora_rl.common.load import load
+from hora_rl.common.config import Learner
 from hora_rl.learner.engine import effective_stage
 
 ROOT = Path(__file__).parents[2]
@@ -17,8 +17,8 @@ ROUNDING = 2.0**-9  # relative size of bfloat16's rounding
 
 @pytest.mark.parametrize(("dtype", "used"), [("float32", 0), ("bfloat16", 2), ("float16", 2)])
 def test_stage_0_is_for_float32(dtype: str, used: int) -> None:
-    assert effective_stage(load("tiny", [f"model.dtype={dtype}", "learner.zero_stage=0"])) == used
-    assert effective_stage(load("tiny", [f"model.dtype={dtype}", "learner.zero_stage=3"])) == 3
+    assert effective_stage(Learner(zero_stage=0), dtype) == used
+    assert effective_stage(Learner(zero_stage=3), dtype) == 3
 
 
 @pytest.mark.system

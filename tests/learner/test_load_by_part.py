@@ -24,14 +24,14 @@ def written(family: str, folder: Path) -> Config:
 
 
 def misfit(config: Config, dtype: torch.dtype = DTYPE) -> str:
-    return _misfit(skeleton(config, dtype), _Files(config.model.path), dtype)
+    return _misfit(skeleton(config.model, "sdpa", dtype), _Files(config.model.path), dtype)
 
 
 @pytest.mark.parametrize("family", sorted(SETTINGS.keys() - {"bloom", "mamba"}))  # these refuse sdpa
 def test_buffers_are_those_of_from_pretrained(family: str, tmp_path: Path) -> None:
     config = written(family, tmp_path)
     whole = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=DTYPE)
-    found, wanted = (dict(m.named_buffers()) for m in (skeleton(config, DTYPE), whole))
+    found, wanted = (dict(m.named_buffers()) for m in (skeleton(config.model, "sdpa", DTYPE), whole))
     assert found.keys() == wanted.keys()
     for name, buffer in wanted.items():
         assert found[name].dtype == buffer.dtype, name
@@ -44,7 +44,7 @@ def test_buffers_are_those_of_from_pretrained(family: str, tmp_path: Path) -> No
 def test_parameters_are_on_meta_and_tied_as_in_the_whole_model(family: str, tmp_path: Path) -> None:
     config = written(family, tmp_path)
     whole = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=DTYPE)
-    made = skeleton(config, DTYPE)
+    made = skeleton(config.model, "sdpa", DTYPE)
     assert all(p.is_meta and p.dtype == DTYPE for p in made.parameters())
     assert [n for n, _ in made.named_parameters()] == [n for n, _ in whole.named_parameters()]
     assert misfit(config) == ""

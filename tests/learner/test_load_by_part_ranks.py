@@ -33,8 +33,8 @@ rank, made, by_part = int(os.environ["RANK"]), module.deepspeed_config, module.l
 reads, read = [], _Files.read
 
 
-def gathering_all(config):
-    settings = made(config)
+def gathering_all(*arguments):
+    settings = made(*arguments)
     settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     return settings
 
@@ -82,7 +82,7 @@ for folder, dtype, kl in json.loads(sys.argv[1]):
         "learner.logit_chunk=16", f"learner.objective.kl={kl}", "learner.optimizer.learning_rate=0.01",
     ])
     if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group(set_device(config, rank))
+        torch.distributed.init_process_group(set_device(config.learner, config.run.seed, rank))
     engine, reads_by_part, by_parts, norms, weights, buffers = observe(config, whole=False)
     _, reads_whole, wholes, wanted, whole_weights, whole_buffers = observe(config, whole=True)
     reference = engine._reference

@@ -31,7 +31,7 @@ def logits(hf: torch.nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_only_the_adapter_is_trained_in_the_bases_precision_and_it_starts_as_nothing(dtype: str) -> None:
     config = load("tiny", ["learner.lora.rank=4", "learner.lora.alpha=8", f"model.dtype={dtype}"])
-    base = load_model(config)
+    base = load_model(config.model, config.learner)
     before = logits(base)
     hf = policy_with_adapter(config, None).hf
     trained = {name: p for name, p in hf.named_parameters() if p.requires_grad}
@@ -53,7 +53,7 @@ def test_the_adapter_follows_from_the_seed_alone() -> None:
 
 
 def test_without_its_adapter_the_policy_is_its_base_and_trainable_afterwards() -> None:
-    base, policy = logits(load_model(CONFIG)), policy_with_adapter(CONFIG, 1)
+    base, policy = logits(load_model(CONFIG.model, CONFIG.learner)), policy_with_adapter(CONFIG, 1)
     with_adapter = logits(policy.hf)
     assert (with_adapter - base).abs().max() > 0.1
     with without_adapter(policy.hf):
@@ -65,10 +65,10 @@ def test_without_its_adapter_the_policy_is_its_base_and_trainable_afterwards() -
 def test_the_merged_model_and_the_written_adapter_give_the_policys_logits(tmp_path: Path) -> None:
     from peft import PeftModel
 
-    policy, base = policy_with_adapter(CONFIG, 1), load_model(CONFIG)
+    policy, base = policy_with_adapter(CONFIG, 1), load_model(CONFIG.model, CONFIG.learner)
     assert LORA is not None
-    write_adapter(tmp_path, published(policy), CONFIG, LORA)
-    of_peft = PeftModel.from_pretrained(load_model(CONFIG), tmp_path)
+    write_adapter(tmp_path, published(policy), CONFIG.model.path, LORA)
+    of_peft = PeftModel.from_pretrained(load_model(CONFIG.model, CONFIG.learner), tmp_path)
     merge(base, published(policy), LORA.scale)
     wanted = logits(policy.hf)
     assert (logits(of_peft) - wanted).abs().max() < 1e-5
@@ -92,12 +92,12 @@ def test_a_target_that_is_not_there_is_refused_by_check_and_learner(targets: str
         check_family(config)
     assert config.learner.lora is not None
     with pytest.raises(ConfigError, match=line):
-        add_adapter(load_model(config), config, config.learner.lora)
+        add_adapter(load_model(config.model, config.learner), config.run.seed, config.learner.lora)
 
 
 def test_a_run_does_not_start_from_an_adapter() -> None:
     with pytest.raises(ConfigError, match=r"model.adapter .* training starts from a whole model"):
-        load_model(load("tiny", ["model.adapter=/tmp/a"]))
+        load_model(CONFIG.model.model_copy(update={"adapter": "/tmp/a"}), CONFIG.learner)
 
 
 def checkpoint(folder: Path, *overrides: str) -> Path:
@@ -134,11 +134,11 @@ def test_a_base_that_moved_is_still_the_same(tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     moved.symlink_to(CONFIG.model.path)
     config = load("tiny", ["learner.lora.rank=4", "learner.lora.alpha=8", f"model.path={moved}"])
-    check_identity(folder, config)
+    check_identity(folder, config.model.path, config.learner.lora)
 
 
 def test_a_frozen_weight_costs_four_flops_a_token_and_a_trained_one_six() -> None:
-    full, hf = Shape.of(load_model(CONFIG)), policy_with_adapter(CONFIG, None).hf
+    full, hf = Shape.of(load_model(CONFIG.model, CONFIG.learner)), policy_with_adapter(CONFIG, None).hf
     adapter = sum(p.numel() for p in hf.parameters() if p.requires_grad)
     shape = Shape.of(hf)
     assert (shape.body, shape.head, shape.trained) == (full.body + adapter, full.head, adapter)
@@ -168,7 +168,7 @@ def test_an_update_of_a_7b_model_at_rank_16_is_below_a_hundredth_of_its_weights(
     with torch.device("meta"):
         hf = Qwen2ForCausalLM(shape)
         full = sum(p.numel() for p in hf.parameters())
-        add_adapter(hf, config, config.learner.lora)
+        add_adapter(hf, config.run.seed, config.learner.lora)
     adapter = sum(p.numel() for p in hf.parameters() if p.requires_grad)
     assert full == pytest.approx(7.6e9, rel=0.01)
     assert 0.004 < adapter / full < 0.01
@@ -183,8 +183,8 @@ def test_targets_that_are_fused_experts_are_refused() -> None:
     for targets, said in ((all_of_one, "experts that share one weight"), (part_of_one, "gate_up_proj")):
         hf = AutoModelForCausalLM.from_config(mixture)
         with pytest.raises(ConfigError, match=said):
-            add_adapter(hf, CONFIG, LORA.model_copy(update={"targets": targets}))
+            add_adapter(hf, CONFIG.run.seed, LORA.model_copy(update={"targets": targets}))
     hf = AutoModelForCausalLM.from_config(mixture)
     assert differ(hf)
-    add_adapter(hf, CONFIG, LORA.model_copy(update={"targets": ("q_proj", "v_proj")}))
+    add_adapter(hf, CONFIG.run.seed, LORA.model_copy(update={"targets": ("q_proj", "v_proj")}))
     assert not differ(hf), "an adapter goes out by names of its own"

@@ -35,8 +35,8 @@ folder, tokens, cases = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(s
 rank, made = int(os.environ["RANK"]), module.deepspeed_config
 
 
-def gathering_all(config):
-    settings = made(config)
+def gathering_all(*arguments):
+    settings = made(*arguments)
     settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     return settings
 
@@ -66,7 +66,7 @@ for number, (stage, checkpointing, kl) in enumerate(cases):
         "learner.logit_chunk=16",
     ])
     if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group(set_device(config, rank))
+        torch.distributed.init_process_group(set_device(config.learner, config.run.seed, rank))
     engine = Engine(config, rank, 2)
     norms = [step(engine), step(engine)]
     place = folder / str(number)

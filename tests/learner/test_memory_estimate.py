@@ -38,8 +38,8 @@ def alive():
 settings = hora_rl.learner.engine.deepspeed_config
 
 
-def small_bucket(config):  # its full size is taken in address space alone
-    made = settings(config)
+def small_bucket(*arguments):  # its full size is taken in address space alone
+    made = settings(*arguments)
     made["zero_optimization"]["reduce_bucket_size"] = 1_000_000
     return made
 

@@ -61,5 +61,6 @@ def test_a_rank_on_a_card_steps_on_its_share_of_the_host_s_cores(monkeypatch: py
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", lambda text: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(48)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert set_device(load("tiny", ["model.dtype=bfloat16", "learner.offload_optimizer=true"]), 0) == "nccl"
+    learner = load("tiny", ["model.dtype=bfloat16", "learner.offload_optimizer=true"]).learner
+    assert set_device(learner, 0, 0) == "nccl"
     assert threads[-1] == 12

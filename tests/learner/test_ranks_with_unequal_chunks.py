@@ -59,7 +59,7 @@ for case in cases:
         f"learner.gradient_checkpointing={str(checkpointing).lower()}", f"learner.objective.kl={kl}",
     ])
     if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group(set_device(config, rank))
+        torch.distributed.init_process_group(set_device(config.learner, config.run.seed, rank))
     engine, gathered, found = Engine(config, rank, 2), [], []
     if stage == 3:
         count_gathers(engine.hf.get_output_embeddings().weight, gathered)

@@ -12,7 +12,7 @@ from hora_rl.learner.optimizer import schedule
 def test_warm_up_and_decay_count_steps(updates: int, kind: str) -> None:
     optimizer = {"learner.optimizer.warmup_steps": 8, "learner.optimizer.schedule": kind}
     settings = {**optimizer, "learner.steps": 40, "learner.objective.updates_per_batch": updates}
-    factor = schedule(load("tiny", [f"{key}={value}" for key, value in settings.items()]))
+    factor = schedule(load("tiny", [f"{key}={value}" for key, value in settings.items()]).learner)
     rising = [factor(u) for u in range(8 * updates)]
     assert rising == sorted(rising)
     assert factor(4 * updates - 1) == pytest.approx(0.5)

@@ -18,8 +18,8 @@ from hora_rl.learner.sample import Sample
 def policy_with_adapter(config: Config, seed: int | None) -> Policy:
     """The policy of `config` with an adapter whose A and B are random; None: as at the start of a run."""
     assert config.learner.lora is not None
-    hf = load_model(config)
-    add_adapter(hf, config, config.learner.lora)
+    hf = load_model(config.model, config.learner)
+    add_adapter(hf, config.run.seed, config.learner.lora)
     if seed is not None:
         source = torch.Generator().manual_seed(seed)
         for parameter in (p for p in hf.parameters() if p.requires_grad):

@@ -73,7 +73,7 @@ def micro_batches_of(count: int, alike: bool, rank: int, world: int) -> list[Mic
 
 def exact(config: Config, micros: Sequence[MicroBatch]) -> dict[str, torch.Tensor]:
     """The sum in float64 of the gradients of `micros`, each computed in the model's dtype."""
-    policy = Policy(load_model(config))
+    policy = Policy(load_model(config.model, config.learner))
     total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in policy.hf.named_parameters()}
     objective = config.learner.objective.model_copy(update={"importance": "none"})
     for micro in micros:
@@ -108,8 +108,8 @@ def accumulation(settings: dict[str, Any] | None) -> Iterator[None]:
     learner's."""
     build = engines.deepspeed_config
 
-    def changed(config: Config) -> dict[str, Any]:
-        made = build(config)
+    def changed(*arguments: Any) -> dict[str, Any]:
+        made = build(*arguments)
         if settings is None:
             return made
         return {
@@ -134,7 +134,8 @@ def main() -> None:
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
     options = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    backend = set_device(configuration("bfloat16", 2, world), int(os.environ.get("LOCAL_RANK", "0")))
+    config = configuration("bfloat16", 2, world)
+    backend = set_device(config.learner, config.run.seed, int(os.environ.get("LOCAL_RANK", "0")))
     for name, value in {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}.items():
         os.environ.setdefault(name, value)
     compile_extensions(lambda doing: None)

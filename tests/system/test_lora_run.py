@@ -62,7 +62,7 @@ def test_the_model_is_its_base_with_the_adapter_and_any_checkpoint_gives_both(
 ) -> None:
     config = load(str(run / "config.yaml"))
     assert config.learner.lora is not None
-    base = load_model(config)
+    base = load_model(config.model, config.learner)
     before = {name: p.clone() for name, p in base.named_parameters()}
     merge(base, load_file(run / "adapter" / WEIGHTS), config.learner.lora.scale)
     model = load_file(run / "model" / "model.safetensors")
