@@ -12,9 +12,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
-from hora_rl.common.config import Config
 from hora_rl.common.types import Group, Rollout
-from hora_rl.learner.estimator import Estimator, estimator_of
+from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.packing import bins
 from hora_rl.learner.prefixes import Row, length
 from hora_rl.learner.sample import Sample
@@ -47,13 +46,14 @@ class MicroBatch:
         return replace(self, **{name: v.to(device) for name, v in values.items() if v is not None})
 
 
-def samples_at(config: Config, groups: list[Group], step: int, totals: Totals | None = None) -> list[Sample]:
+def samples_at(
+    groups: list[Group], estimator: Estimator, prompts_per_batch: int, step: int, totals: Totals | None = None
+) -> list[Sample]:
     """The samples of `groups` for step `step`. `totals` are sums over all ranks' groups; without them these
     are all."""
-    estimator = estimator_of(config)
-    if config.learner.objective.over_batch:
+    if estimator.objective.over_batch:
         estimator = replace(estimator, totals=totals or estimator.sums(groups))
-    return samples_of(groups, estimator, config.rollout.prompts_per_batch, version=step)
+    return samples_of(groups, estimator, prompts_per_batch, version=step)
 
 
 def samples_of(

@@ -22,6 +22,7 @@ from hora_rl.learner.batch import samples_at
 from hora_rl.learner.checkpoint import Checkpoints
 from hora_rl.learner.drift import Drift
 from hora_rl.learner.engine import Engine
+from hora_rl.learner.estimator import estimator_of
 from hora_rl.learner.extensions import compile_extensions
 from hora_rl.learner.parts import Parts
 from hora_rl.learner.prefixes import rows_of
@@ -83,10 +84,12 @@ def _plan_and_records(
 ) -> tuple[Planner, Records]:
     """Build rank 0's planner and records."""
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    budget = config.learner.tokens_per_microbatch
+    budget, per_batch = config.learner.tokens_per_microbatch, config.rollout.prompts_per_batch
+    estimator = estimator_of(config)
 
     def cost(group: Group) -> float:
-        return engine.shape.flops(rows_of(samples_at(config, [group], start), budget, engine.sharing))
+        samples = samples_at([group], estimator, per_batch, start)
+        return engine.shape.flops(rows_of(samples, budget, engine.sharing))
 
     planner = Planner(
         client,

@@ -110,7 +110,8 @@ def train_step(parts: Parts, step: int) -> Update:
         waited = parts.planner.plan(step, partial(_wait, parts, parts.planner, step))
     parts.heart.tell(state=STEPPING, step=step)
     groups = parts.reader.read(step, partial(publish_with_rank_0, parts, step))
-    samples = samples_at(config, groups, step, totals_at(parts, groups))
+    estimator, per_batch = estimator_of(config), config.rollout.prompts_per_batch
+    samples = samples_at(groups, estimator, per_batch, step, totals_at(parts, groups))
     rows = rows_of(samples, config.learner.tokens_per_microbatch, parts.engine.sharing)
     micro, packing = micro_batches(rows, config.learner.tokens_per_microbatch)
     flops = parts.engine.shape.flops(rows)

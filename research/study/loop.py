@@ -189,10 +189,11 @@ def _success_rates(parts: Parts, groups: list[Group]) -> list[float]:
 def _train(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
     """One optimizer step on `groups`; returns its record."""
     config = parts.config
-    samples = merged(samples_at(config, groups, step), config.learner.objective)
+    estimator, objective = estimator_of(config), config.learner.objective
+    samples = merged(samples_at(groups, estimator, config.rollout.prompts_per_batch, step), objective)
     micro, _ = micro_batches([[s] for s in samples], config.learner.tokens_per_microbatch)
     update = parts.engine.step(micro)
-    rewards = [estimator_of(config).rewards(g) for g in groups]
+    rewards = [estimator.rewards(g) for g in groups]
     return {
         "step": step,
         "hits": float(np.mean([g.hits > 0 for g in groups])),
