@@ -35,7 +35,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raise RunError("step 0 has waited 1 s for groups")
 
     monkeypatch.setattr(train, "train", fail)
-    monkeypatch.setattr(device, "set_device", lambda config, local_rank: "gloo")
+    monkeypatch.setattr(device, "set_device", lambda *_: "gloo")
     monkeypatch.setattr(launch.logs, "configure", lambda form, run, part: None)
     monkeypatch.setattr(ray_train, "get_context", OneRank)
     monkeypatch.setenv("LOCAL_RANK", "0")
