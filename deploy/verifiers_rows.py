@@ -42,7 +42,8 @@ def write_rows(config: Config, limit: int) -> int:
         raise ConfigError(
             f"data.template ({config.data.template!r}) must be {{problem}}: the environment writes all"
         )
-    openings = asyncio.run(_openings(VerifiersEnvironment(config.environment.verifiers, config.run.name), limit))
+    library = VerifiersEnvironment(config.environment.verifiers, config.run.name)
+    openings = asyncio.run(_openings(library, limit))
     if not openings:
         raise ConfigError(f"environment.verifiers: {config.environment.verifiers.taskset} has no tasks")
     rows = [
