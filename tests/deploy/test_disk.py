@@ -4,7 +4,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from transformers import AutoConfig, Qwen2Config
+from transformers import AutoConfig
 
 from hora_rl.common.load import load
 from hora_rl.deploy.preflight import disk, machine
@@ -12,6 +12,7 @@ from hora_rl.deploy.preflight.estimate import weights_gib
 from hora_rl.deploy.preflight.findings import Target, size
 from hora_rl.deploy.preflight.memory import memory, model_shape
 from tests.support.preflight import Make, by_name, one
+from tests.support.tiny_qwen2 import SHAPES, shape_of
 
 
 def test_checkpoints_that_do_not_fit_the_disk_are_found(config: Make) -> None:
@@ -32,19 +33,14 @@ def test_the_room_that_must_remain_is_said(config: Make, monkeypatch: pytest.Mon
 
 def test_what_200_steps_of_7b_take_is_said_before_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Qwen2.5-7B has 7.6 billion parameters; AdamW keeps a float32 copy and two moments beside bfloat16."""
-    sizes = {"hidden_size": 3584, "num_hidden_layers": 28, "intermediate_size": 18944, "vocab_size": 152064}
-    seven = Qwen2Config(**sizes, num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False)
+    seven = shape_of(*SHAPES["7B"])
     monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: seven)
     chosen = load("qwen2.5-7b")
-    shape = model_shape(chosen)
-    parts = {use.what: use.gib for use in disk.uses(chosen, shape)}
+    parts = {use.what: use.gib for use in disk.uses(chosen, model_shape(chosen))}
     assert parts["model"] == pytest.approx(14.2, rel=0.01)
     assert parts["checkpoints"] == pytest.approx(14.2 * 7 * (chosen.learner.keep_checkpoints + 1), rel=0.01)
     [said] = disk.forecast(Target(chosen))
-    assert said.says.startswith(f"{chosen.learner.steps} steps take about")
-    assert "(learner.keep_checkpoints)" in said.says
-    more = load("qwen2.5-7b", ["learner.keep_checkpoints=9"])
-    assert sum(u.gib for u in disk.uses(more, shape)) > sum(parts.values())
+    assert "learner.keep_checkpoints" in said.says
 
 
 def test_a_model_whose_size_is_unknown_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from hora_rl.common.config import Config
 from hora_rl.common.config.base import section_of
-from hora_rl.deploy import command_docs, metric_docs
+from hora_rl.deploy import command_docs, configuration_docs, memory_docs, metric_docs
 from hora_rl.deploy.monitor.run_state import Kind
 
 ROOT = Path(__file__).parents[2]
@@ -28,14 +28,24 @@ MADE = {"deploy/demo/model"}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 
 
-def test_the_reference_of_commands_is_current() -> None:
-    page = (DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
-    assert page == command_docs.document(), "run: make reference"
+REFERENCE = {
+    "commands": command_docs,
+    "configuration": configuration_docs,
+    "memory": memory_docs,
+    "metrics": metric_docs,
+}
 
 
-def test_the_reference_of_metrics_is_current() -> None:
-    page = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
-    assert page == metric_docs.document(), "run: make reference"
+@pytest.mark.parametrize("page", REFERENCE)
+def test_the_reference_is_current(page: str) -> None:
+    text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
+    assert text == REFERENCE[page].document(), "run: make reference"
+
+
+def test_every_configuration_key_is_explained() -> None:
+    rows = [line for line in configuration_docs.document().splitlines() if line.startswith("| `")]
+    assert len(rows) > 80
+    assert not [row for row in rows if row.endswith("|  |")]
 
 
 @each_page

@@ -42,14 +42,6 @@ def test_the_version_is_read_and_an_old_one_stops_a_run(nvidia_smi: Install) -> 
     assert driver in CHECKS
 
 
-def test_the_refusal_is_one_line_with_both_versions_and_the_remedy() -> None:
-    line = judge("535.104.05", "13.0", works=False).line
-    assert line == (
-        "GPU driver: 535.104.05; torch's CUDA 13.0 needs 580 or newer; install a driver of branch 580 or "
-        "newer"
-    )
-
-
 @pytest.mark.parametrize(
     ("version", "cuda", "works", "level"),
     [

@@ -30,9 +30,7 @@ def served(tmp_path: Path, *more: dict[str, object]) -> str:
 
 
 def test_a_serve_file_without_the_endpoints_application_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"no application has import_path: hora_rl.deploy.app:build_endpoint"
-    ):
+    with pytest.raises(ConfigError, match="no application has import_path:"):
         target_of(served(tmp_path))
     second: dict[str, object] = {"name": "endpoint", "import_path": "hora_rl.deploy.app:build_endpoint"}
     assert target_of(served(tmp_path, second)).config.serve.endpoint
@@ -73,9 +71,3 @@ def test_environments_are_scaled_where_they_may_be() -> None:
     assert (options.min_replicas, options.max_replicas, options.target_ongoing_requests) == (1, 5, 32)
     with pytest.raises(ConfigError, match=r"environment.max_replicas .2. must be at least"):
         load("tiny-guess", ["environment.max_replicas=2", "environment.replicas=3"])
-
-
-def test_a_serve_file_of_the_old_names_is_told_the_new_one(tmp_path: Path) -> None:
-    old: dict[str, object] = {"name": "endpoint", "import_path": "deploy.app:build_endpoint"}
-    with pytest.raises(ConfigError, match=r"called hora_rl\.deploy\.app:build_endpoint now"):
-        target_of(served(tmp_path, {**old, "route_prefix": "/v1", "args": {}}))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
 
 from hora_rl.common.load import load
 from hora_rl.deploy.preflight.estimate import ModelShape, rank_need, widest_row
@@ -14,6 +14,7 @@ from hora_rl.learner.batch import micro_batches
 from hora_rl.learner.logprobs import Policy, without_dropout
 from hora_rl.learner.prefixes import Sharing, length, rows_of
 from hora_rl.learner.sample import Sample
+from tests.support.tiny_qwen2 import shape_of
 
 GIB = 2**30
 PARTS = (
@@ -24,21 +25,6 @@ PARTS = (
     "head's gradient",
     "gradients as computed",
 )
-
-
-def model(vocabulary: int, hidden: int, layers: int, heads: int, key_heads: int) -> Qwen2ForCausalLM:
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=vocabulary,
-            hidden_size=hidden,
-            intermediate_size=4 * hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=key_heads,
-            tie_word_embeddings=False,
-        )
-    )
 
 
 def group(prompt: int, response: int, size: int) -> list[Sample]:
@@ -77,7 +63,9 @@ CASES = {
 @pytest.mark.parametrize("case", list(CASES))
 def test_a_backward_pass_takes_what_is_estimated(case: str) -> None:
     sizes, (prompt, response, size), budget, checkpointing = CASES[case]
-    hf = model(*sizes)
+    vocabulary, hidden, *others = sizes
+    torch.manual_seed(0)
+    hf = Qwen2ForCausalLM(shape_of(vocabulary, hidden, 4 * hidden, *others, tie_word_embeddings=False))
     if checkpointing:
         hf.gradient_checkpointing_enable()
     config = load(

@@ -6,9 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from rich.console import Console
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError
@@ -21,6 +19,7 @@ from hora_rl.deploy.preflight.estimate import ModelShape
 from hora_rl.deploy.preflight.findings import Target
 from hora_rl.deploy.preflight.memory import memory as memory_of
 from tests.support.gguf import write_gguf
+from tests.support.tiny_qwen2 import without_weights
 
 TASKS: tuple[Task, ...] = ("math", "mine", "code")
 Cards = Callable[[int, str], None]
@@ -184,17 +183,7 @@ def test_a_card_without_memory_of_its_own_has_the_host_s(
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_plan_has_the_shape_of_its_model(plan: initial.Plan, tmp_path: Path) -> None:
     heads, shape = {BIG: 12, SMALL: 14}[plan.model], plan.shape
-    architecture = Qwen2Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=heads,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    with torch.device("meta"):
-        model = Qwen2ForCausalLM(architecture)
+    model = without_weights(shape.vocabulary, shape.hidden, shape.intermediate, shape.layers, heads, 2)
     config = load("tiny", ["learner.lora.rank=16"] if plan.learner else [])
     found = ModelShape.of(model, config.learner.lora)
     assert (found.queries, found.even) == (shape.queries, shape.even)

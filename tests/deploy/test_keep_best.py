@@ -112,14 +112,8 @@ def test_the_learner_writes_each_evaluated_step_once(config: Config, tmp_path: P
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (
-            ["learner.keep_best=pass@16"],
-            "learner.keep_best (pass@16) compares evaluations during training: set ev",
-        ),
-        (
-            ["evaluation.every=5", "learner.keep_best=pass@3"],
-            "learner.keep_best (pass@3) is not measured: it is one of pass@1, pass@4, pass@16, pass@32",
-        ),
+        (["learner.keep_best=pass@16"], "learner.keep_best (pass@16) compares evaluations during training:"),
+        (["evaluation.every=5", "learner.keep_best=pass@3"], "learner.keep_best (pass@3) is not measured:"),
         (["evaluation.every=5", "evaluation.path=null"], "evaluation.every (5) needs held-out problems"),
     ],
 )

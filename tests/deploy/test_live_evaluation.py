@@ -5,7 +5,7 @@ import io
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,7 @@ from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind
 from hora_rl.evaluation.results import Result, read_result
 from hora_rl.learner.candidates import candidate
+from tests.support.ports import until
 
 PROBLEMS, SAMPLES = 4, 8
 
@@ -146,13 +147,6 @@ class Replicas:
                 pinned = {} if it.version is None else {"pinned": it.version}
                 state = {"version": self.versions[name], "state": "serving", **pinned}
                 heartbeat_now(self.run.redis, self.name, name, state)
-
-
-def until(true: Callable[[], object], why: Callable[[], str] = str, limit_s: float = 30.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -24,10 +24,7 @@ def checked(*overrides: str) -> None:
     ("overrides", "line"),
     [
         ((f"learner.objective.advantage={__name__}:nan_without_a_hit",), "must be finite"),
-        (
-            ("learner.objective.advantage=nowhere:f",),
-            r"learner.objective.advantage: cannot load 'nowhere:f'",
-        ),
+        (("learner.objective.advantage=nowhere:f",), r"learner.objective.advantage: cannot load 'nowhere:f'"),
         (
             ("allocation.rule=uniform", "learner.objective.group_weight={as_if: hit_utilty}"),
             r"learner.objective.group_weight.as_if \(hit_utilty\)",

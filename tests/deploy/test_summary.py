@@ -29,31 +29,17 @@ def told(config: Config, folder: Path) -> str:
     return console.export_text()
 
 
-@pytest.mark.parametrize(
-    ("rules", "said"), [(("uniform", "uniform"), True), (("uniform", "hit_utility"), False)]
-)
+@pytest.mark.parametrize(("rules", "said"), [(["uniform"] * 2, True), (["uniform", "hit_utility"], False)])
 def test_a_run_whose_gate_never_opened_says_so_with_the_figures(
-    tmp_path: Path, rules: tuple[str, str], said: bool
+    tmp_path: Path, rules: list[str], said: bool
 ) -> None:
+    usual = {"successes": 0, "extra": 4, "size": 8, "tokens": 9}
     rows = [
-        {
-            "batch": b,
-            "rule": rule,
-            "successes": 0,
-            "extra": 4,
-            "size": 8,
-            "tokens": 9,
-            "rewards": {"format": 0.2 + b / 10},
-        }
-        for b, rule in enumerate(rules)
+        {**usual, "batch": b, "rule": r, "rewards": {"format": 0.2 + b / 10}} for b, r in enumerate(rules)
     ]
     (tmp_path / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = told(config(), tmp_path)
-    line = (
-        "the warm-up gate never opened, so every batch was allocated uniformly (plain GRPO): the mean format "
-        "reward of the last batch was 0.30, and 3 batches in a row need 0.85"
-    )
-    assert (line in text) == said
+    assert ("never opened" in text) == ("was 0.30, and 3 batches in a row need 0.85" in text) == said
     assert "never opened" not in told(config(weights={"accuracy": 1.0}), tmp_path)
 
 

@@ -71,63 +71,48 @@ def test_the_readme_s_minimal_configuration_asks_for_what_it_rewards(
 
 
 @pytest.mark.parametrize(
-    ("template", "reward", "right", "earns"),
+    ("template", "reward", "right"),
     [
-        (TEMPLATE, {"answer": "boxed"}, "\n      | \\boxed{1}", "format 1, accuracy 1"),
-        (
-            THINKING,
-            {"answer": "boxed"},
-            "\n      | …</think>\n      | \n      | \\boxed{1}",
-            "format 1, accuracy 1",
-        ),
-        (THINKING, {"answer": "final"}, "The answer is 1", "format 1, accuracy 1"),
-        (THINKING, {}, "\n      | …</think><answer>1</answer>", "format 1, accuracy 1"),
-        (
-            TEMPLATE,
-            {"answer": "tests.system.own_reward:last_word"},
-            "\n      | 1",
-            "format 1, accuracy 1",
-        ),
-        (TEMPLATE, {"weights": {"accuracy": 1.0}, "answer": "auto"}, r"\boxed{1}", "accuracy 1"),
+        (TEMPLATE, {"answer": "boxed"}, "\n      | \\boxed{1}"),
+        (THINKING, {"answer": "boxed"}, "\n      | …</think>\n      | \n      | \\boxed{1}"),
+        (THINKING, {"answer": "final"}, "The answer is 1"),
+        (THINKING, {}, "\n      | …</think><answer>1</answer>"),
+        (TEMPLATE, {"answer": "tests.system.own_reward:last_word"}, "\n      | 1"),
+        (TEMPLATE, {"weights": {"accuracy": 1.0}, "answer": "auto"}, r"\boxed{1}"),
     ],
 )
 def test_a_right_answer_is_shown_in_the_form_that_is_asked_for_and_earns_everything(
-    folder: Path, template: str, reward: dict[str, Any], right: str, earns: str
+    folder: Path, template: str, reward: dict[str, Any], right: str
 ) -> None:
     save_model(folder / "model", template)
     found = findings(config(folder, reward=reward))
-    assert found["right answer"].says.startswith(f"{earns}: reward 1, a success")
+    assert "accuracy 1: reward 1, a success" in found["right answer"].says
     assert right in found["right answer"].says
     assert found["right answer"].level == found["wrong answer"].level == "ok"
     assert "accuracy 0" in found["wrong answer"].says
     assert "no success" in found["wrong answer"].says
 
 
-@pytest.mark.parametrize("answer", ["tests.system.own_reward:last_word", "lenient", "final", "auto"])
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        *((name, "1") for name in ("tests.system.own_reward:last_word", "lenient", "final", "auto")),
+        ("tags", "<think>…</think><answer>1</answer>"),
+        ("boxed", r"\boxed{1}"),
+    ],
+)
 def test_text_without_chat_is_shown_as_its_tokens_and_answered_as_its_extractor_takes_it(
-    folder: Path, answer: str
+    folder: Path, answer: str, right: str
 ) -> None:
     few = "1 + 1 = 2\n3 + 4 = 7\n{problem} ="
-    data = {"path": str(folder / "problems.jsonl"), "chat": False, "template": few}
+    data = {"path": str(folder / "problems.jsonl"), "chat": False, "template": few, "system": "Answer."}
     made = config(folder, data=data, reward={"weights": {"accuracy": 1.0}, "answer": answer})
     found = findings(made)
     tokens = render(load_tokenizer(made.model.path), "What is 0 + 1?", made.data)
     assert f"{len(tokens)} tokens, the last '='" in found["prompt"].says
     assert found["prompt"].says.endswith("      | 3 + 4 = 7\n      | What is 0 + 1? =")
-    assert found["right answer"].says == "accuracy 1: reward 1, a success\n      | 1"
+    assert found["right answer"].says == f"accuracy 1: reward 1, a success\n      | {right}"
     assert found["wrong answer"].says.startswith("accuracy 0: reward 0, no success\n      | ")
-
-
-@pytest.mark.parametrize(
-    ("answer", "shown"), [("tags", "<think>…</think><answer>1</answer>"), ("boxed", r"\boxed{1}")]
-)
-def test_a_form_that_the_extractor_needs_is_shown_without_chat_too(
-    folder: Path, answer: str, shown: str
-) -> None:
-    data = {"path": str(folder / "problems.jsonl"), "chat": False, "system": "Answer."}
-    reward = {"weights": {"accuracy": 1.0}, "answer": answer}
-    found = findings(config(folder, data=data, reward=reward))
-    assert found["right answer"].says == f"accuracy 1: reward 1, a success\n      | {shown}"
 
 
 def test_a_gold_answer_that_does_not_earn_success_is_a_warning(folder: Path) -> None:

@@ -19,6 +19,7 @@ from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.monitor.presence import is_watched
 from hora_rl.deploy.monitor.run_state import RunState
 from hora_rl.deploy.monitor.web import create_app
+from tests.support.ports import until
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 
@@ -44,14 +45,6 @@ def serve():
         client.close()
         server.should_exit = server.force_exit = True
         thread.join(10)
-
-
-def until(check, limit_s: float = 10.0):
-    deadline = time.monotonic() + limit_s
-    while not (value := check()):
-        assert time.monotonic() < deadline, f"not within {limit_s} s"
-        time.sleep(0.02)
-    return value
 
 
 def events(client: httpx.Client, count: int) -> list[dict]:
@@ -232,36 +225,31 @@ def test_pause_and_resume_take_the_run_s_token_and_nothing_less(redis_url, serve
     assert abs(float(run.redis.hget(run.keys.state, "unpaused")) - time.time()) < 10
 
 
-def test_an_unknown_run_is_a_problem_with_a_sentence_on_every_channel(redis_url, serve):
-    client = serve(redis_url, "missing")
-    for path in ("/status", "/healthz"):
-        answer = client.get(path)
-        assert answer.status_code == 503
-        assert answer.headers["content-type"] == "application/problem+json"
-        assert "knows no run 'missing'" in answer.json()["detail"]
-    (event,) = events(client, 1)
-    assert event["state"] is None
-    assert "knows no run" in event["problem"]
-    assert client.get("/nowhere").json()["status"] == 404
-    assert client.get("/").status_code == 200
-
-
-@pytest.mark.parametrize("what", ["wrong password", "older version"])
-def test_what_cannot_be_read_is_a_sentence_on_every_channel(redis_url, serve, tmp_path, what):
-    url, sentence = redis_url, "is served by another version of hora"
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("wrong password", "refuses the password"),
+        ("older", "is served by another version of hora"),
+        ("missing", "knows no run 'missing'"),
+    ],
+)
+def test_what_cannot_be_read_is_a_sentence_on_every_channel(redis_url, serve, tmp_path, what, sentence):
+    url = redis_url
     connect(redis_url).set(Keys("older").config, '{"model": {"path": "m"}, "colour": 3}')
     if what == "wrong password":
         (tmp_path / "wrong").write_text("wrong")
         url = f"{redis_url.partition('?')[0]}?password_file={tmp_path / 'wrong'}"
-        sentence = "refuses the password"
-    client = serve(url, "older")
+    client = serve(url, what)
     for path in ("/status", "/healthz"):
         answer = client.get(path)
         assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
         assert sentence in answer.json()["detail"]
         assert "\n" not in answer.json()["detail"]
     (event,) = events(client, 1)
+    assert event["state"] is None
     assert sentence in event["problem"]
+    assert client.get("/nowhere").json()["status"] == 404
+    assert client.get("/").status_code == 200
 
 
 @pytest.mark.system
@@ -279,7 +267,7 @@ def test_the_views_come_back_when_redis_does(tmp_path, serve):
         assert "redis.sock" in detail
         assert (tmp_path / "r" / "password").read_text() not in detail
         server.start()
-        until(lambda: client.get("/healthz").status_code == 200, 20)
+        until(lambda: client.get("/healthz").status_code == 200, limit_s=20)
         assert client.get("/status").json()["step"] == 2
     finally:
         server.stop()

@@ -10,10 +10,11 @@ import pytest
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from examples.allocate_alone import train
 from hora_rl import advantages
+from tests.support.tiny_qwen2 import shape_of
 
 if TYPE_CHECKING:  # TRL takes seconds to import, which only the worker that runs these tests needs to spend
     from examples.trl_grpo_hora import HoraTrainer
@@ -77,19 +78,8 @@ def trainer_of(
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(WORDS),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            attention_dropout=0.0,
-            pad_token_id=0,
-            eos_token_id=1,
-        )
-    )
+    own = {"tie_word_embeddings": False, "pad_token_id": 0, "eos_token_id": 1}
+    model = Qwen2ForCausalLM(shape_of(len(WORDS), 32, 64, 2, 2, 2, **own))
     rows = [{"prompt": f"w{i} w{i + 4}", "answer": ANSWERS[i]} for i in range(GAMMA)]
     args = GRPOConfig(
         output_dir=str(tmp_path),

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from hora_rl.common.load import ROOT, load
+from tests.support.ports import until
 
 LAUNCH = ROOT / "examples" / "launch"
 BIN = Path(sys.executable).parent
@@ -47,13 +48,6 @@ def program(path: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o755)
     return path
-
-
-def until(there: Callable[[], object], limit_s: float = 30.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not there():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -123,7 +117,10 @@ def test_a_real_run_goes_through_its_limit_and_ends_after_it(slurm: Slurm) -> No
     words = ["tiny", *(p for k, v in every.items() for p in ("-s", f"{k}={v}"))]
     steps = slurm.folder / "runs" / "queued" / "steps.jsonl"
     batch = slurm.start(BIN / "hora", *words)
-    until(lambda: batch.poll() is not None or (steps.exists() and steps.read_text().count("\n") >= 2), 400)
+    until(
+        lambda: batch.poll() is not None or (steps.exists() and steps.read_text().count("\n") >= 2),
+        limit_s=400,
+    )
     assert batch.poll() is None, (slurm.folder / "log").read_text()
     batch.send_signal(signal.SIGTERM)
     assert batch.wait(60) == 130
@@ -187,7 +184,7 @@ def test_a_job_of_ray_is_given_the_time_to_stop_in_order(dashboard: str, tmp_pat
     done = subprocess.run(submit, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     [job] = set(re.findall(r"raysubmit_\w+", done.stdout + done.stderr))
-    until(called.exists, 100)
+    until(called.exists, limit_s=100)
     assert called.read_text() == f"train {tmp_path / 'mine.yaml'} -s run.seed=1\n"
     stop = [str(BIN / "ray"), "job", "stop", job]
     done = subprocess.run(stop, env=environment, capture_output=True, text=True, timeout=100)

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma3Config, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, Gemma3Config, Qwen3MoeConfig
 
 from hora_rl.common.live.queue import Row
 from hora_rl.learner.flops import Shape, peak_flops
 from hora_rl.learner.sample import Sample
 from hora_rl.learner.steps import divide
+from tests.support.tiny_qwen2 import without_weights
 
 
 def sample(prompt: int, tokens: int) -> Sample:
@@ -20,19 +21,11 @@ def sample(prompt: int, tokens: int) -> Sample:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_are_counted_where_they_compute(tied: bool) -> None:
-    config = Qwen2Config(
-        vocab_size=64,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=tied,
+    # q, k and v with bias, o, MLP, two norms
+    layer = 8 * 8 + 8 + 2 * (8 * 4 + 4) + 8 * 8 + 3 * 8 * 16 + 2 * 8
+    assert Shape.of(without_weights(64, 8, 16, 2, 2, 1, tied)) == Shape(
+        body=2 * layer + 8, head=64 * 8, width=2 * 8
     )
-    layer = (
-        8 * 8 + 8 + 2 * (8 * 4 + 4) + 8 * 8 + 3 * 8 * 16 + 2 * 8
-    )  # q, k and v with bias, o, MLP, two norms
-    assert Shape.of(Qwen2ForCausalLM(config)) == Shape(body=2 * layer + 8, head=64 * 8, width=2 * 8)
 
 
 def test_flops_are_six_per_weight_and_token_and_half_of_attention() -> None:

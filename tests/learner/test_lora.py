@@ -16,6 +16,7 @@ from hora_rl.learner.weights.file_names import differ
 from tests.learner.test_checkpoint import Weights
 from tests.support.adapters import policy_with_adapter, published
 from tests.support.families import glm4_moe
+from tests.support.tiny_qwen2 import SHAPES, without_weights
 
 CONFIG = load("tiny", ["run.name=c", "learner.lora.rank=4", "learner.lora.alpha=8"])
 LORA = CONFIG.learner.lora
@@ -78,10 +79,7 @@ def test_the_merged_model_and_the_written_adapter_give_the_policys_logits(tmp_pa
 @pytest.mark.parametrize(
     ("targets", "line"),
     [
-        (
-            "[q_proj, w_proj]",
-            r"targets \(w_proj\): is not in the model; Qwen2ForCausalLM of .* has down_proj",
-        ),
+        ("[q_proj, w_proj]", r"targets \(w_proj\): is not in the model; Qwen2ForCausalLM of .* has"),
         ("[lm_head]", r"targets \(lm_head\): is no linear layer of a block"),
         ("[embed_tokens]", r"targets \(embed_tokens\): is no linear layer of a block"),
     ],
@@ -152,21 +150,10 @@ def test_a_frozen_weight_costs_four_flops_a_token_and_a_trained_one_six() -> Non
 
 
 def test_an_update_of_a_7b_model_at_rank_16_is_below_a_hundredth_of_its_weights() -> None:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    shape = Qwen2Config(
-        vocab_size=152_064,
-        hidden_size=3584,
-        intermediate_size=18_944,
-        num_hidden_layers=28,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-        tie_word_embeddings=False,
-    )
     config = load("tiny", ["learner.lora.rank=16"])
     assert config.learner.lora is not None
     with torch.device("meta"):
-        hf = Qwen2ForCausalLM(shape)
+        hf = without_weights(*SHAPES["7B"])
         full = sum(p.numel() for p in hf.parameters())
         add_adapter(hf, config.run.seed, config.learner.lora)
     adapter = sum(p.numel() for p in hf.parameters() if p.requires_grad)

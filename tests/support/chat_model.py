@@ -7,7 +7,9 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+from tests.support.tiny_qwen2 import shape_of
 
 END, TURN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TEMPLATE = (
@@ -42,17 +44,7 @@ def save_chat_model(folder: Path, tokenizer: PreTrainedTokenizerFast, prompt: li
     torch.manual_seed(0)
     end = tokenizer.convert_tokens_to_ids(END)
     answer = tokenizer.encode(f"{says}{TURN_END}\n{TURN}user\n")
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        eos_token_id=end,
-    )
+    config = shape_of(len(tokenizer), 64, 128, 2, 2, 2, max_position_embeddings=1024, eos_token_id=end)
     model = Qwen2ForCausalLM(config)
     ids = torch.tensor([prompt + answer * 2])
     labels = ids.clone()

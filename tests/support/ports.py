@@ -1,18 +1,30 @@
-"""Waiting for a server that a test started."""
+"""Waiting for a server that a test started, or for what it does."""
 
 from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
+from typing import Any
+
+
+def until(check: Callable[[], Any], why: Callable[[], str] = str, limit_s: float = 30.0) -> Any:
+    """The first true value of `check()`. Fails with `why()` after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while not (value := check()):
+        assert time.monotonic() < deadline, f"not within {limit_s} s: {why()}"
+        time.sleep(0.02)
+    return value
 
 
 def wait_for_port(port: int, limit_s: float = 10.0) -> None:
     """Until something listens on a loopback port. Fails after `limit_s`."""
-    deadline = time.monotonic() + limit_s
-    while True:
+
+    def listens() -> bool:
         try:
             socket.create_connection(("127.0.0.1", port)).close()
-            return
         except OSError:
-            assert time.monotonic() < deadline, f"nothing listens on {port}"
-            time.sleep(0.05)
+            return False
+        return True
+
+    until(listens, lambda: f"nothing listens on {port}", limit_s)

@@ -19,18 +19,11 @@ from hora_rl.deploy.monitor.ingress import Ingress
 from hora_rl.deploy.monitor.patience import REQUEST_S
 from hora_rl.deploy.monitor.prometheus import EXPORTED
 from tests.support.local_serve import local_serve
+from tests.support.ports import until
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 pytestmark = pytest.mark.system
 CLIENTS = 20
-
-
-def until(check, limit_s: float):
-    deadline = time.monotonic() + limit_s
-    while not (value := check()):
-        assert time.monotonic() < deadline, f"not within {limit_s} s"
-        time.sleep(0.5)
-    return value
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +45,7 @@ def stage(redis_url):
 
 def test_page_status_and_problems_are_at_the_application_s_root(stage):
     _run, url, _metrics = stage
-    until(lambda: httpx.get(f"{url}/healthz").status_code == 200, 20)
+    until(lambda: httpx.get(f"{url}/healthz").status_code == 200, limit_s=20)
     assert httpx.get(f"{url}/status").json()["step"] == 3
     assert "EventSource" in httpx.get(url).text
     refused = httpx.post(f"{url}/pause")
@@ -108,7 +101,7 @@ def test_a_thousand_clients_that_never_read_their_events_do_not_keep_others_out(
             held.append(socket.create_connection((address.host, address.port), timeout=20))
             held[-1].sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         for path in ("/", "/status", "/healthz"):
-            until(lambda path=path: answers(url + path), 30)
+            until(lambda path=path: answers(url + path))
     finally:
         for client in held:
             client.close()
@@ -137,5 +130,5 @@ def test_ray_exports_every_metric_under_the_name_that_dashboards_use(stage):
         batch += 1
         return exported() >= EXPORTED
 
-    until(complete, 60)
+    until(complete, limit_s=60)
     assert exported() == EXPORTED
