@@ -4,6 +4,7 @@ again, or refused by name; a lost one is never a wrong answer."""
 import asyncio
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,16 +104,9 @@ async def talker(row: Row, policy: Any, sandbox: Any) -> Episode:
     [({"max_turns": 2}, 2), ({"max_given_tokens": 9}, 3), ({"max_turns": 99}, 5)],
 )
 def test_every_limit_ends_an_episode_that_does_not_end_itself(settings: dict[str, int], turns: int) -> None:
-    config = load(
-        "tiny-guess",
-        [
-            "rollout.max_response_tokens=5",
-            *(
-                f"environment.{k}={v}"
-                for k, v in ({"max_turns": 50, "max_turn_tokens": 3} | settings).items()
-            ),
-        ],
-    )
+    limits = {"max_turns": 50, "max_turn_tokens": 3} | settings
+    own = [f"environment.{k}={v}" for k, v in limits.items()]
+    config = load("tiny-guess", ["rollout.max_response_tokens=5", *own])
     script = Script(*"abcdefgh")
     made = run(talker, script, config)
     assert (len(made.turns), made.finish_reason) == (turns, "length")
@@ -217,55 +211,36 @@ def test_time_that_the_policy_takes_is_not_the_environments() -> None:
     assert run(guess, Slow("1", "5"), limited(time_limit_s=0.4)).rewards == {"solved": 1.0}
 
 
-def test_a_turn_that_is_lost_is_not_the_environments_fault() -> None:
-    async def lost(context: Tokens, most: int, version: int) -> Completion:
-        raise ConnectionError("the replica is gone")
-
-    async def swallows(row: Row, policy: Any, sandbox: Any) -> Episode:
-        try:
-            await policy.generate()
-        except ConnectionError as error:
-            raise ValueError("wrapped") from error
-        return Episode({"solved": 0.0})
-
-    for function in (guess, swallows):
-        with pytest.raises(ConnectionError, match="the replica is gone"):
-            run(function, lost)
-
-
-def test_a_lost_turn_that_the_environment_hides_makes_no_episode() -> None:
-    async def lost(context: Tokens, most: int, version: int) -> Completion:
-        if len(context) > 2:
-            raise ConnectionError("the replica is gone")
-        return said("1")
-
-    async def hides(row: Row, policy: Any, sandbox: Any) -> Episode:
+async def wraps(row: Row, policy: Any, sandbox: Any) -> Episode:
+    try:
         await policy.generate()
+    except ConnectionError as error:
+        raise ValueError("wrapped") from error
+    return Episode({"solved": 0.0})
+
+
+async def hides(row: Row, policy: Any, sandbox: Any, again: int = 1) -> Episode:
+    await policy.generate()
+    for _ in range(again):
         with suppress(ConnectionError):
             await policy.generate({"role": "user", "content": "on"})
-        return Episode({"solved": 0.0})
-
-    with pytest.raises(ConnectionError, match="the replica is gone"):
-        run(hides, lost)
+    return Episode({"solved": 1.0})
 
 
-def test_a_lost_turn_stays_lost_where_the_environment_asks_once_more() -> None:
-    replicas = iter(["there", "gone", "there"])
+@pytest.mark.parametrize(
+    ("function", "at"), [(guess, 0), (wraps, 0), (hides, 1), (partial(hides, again=2), 1)]
+)
+def test_a_turn_that_is_lost_is_neither_the_environments_fault_nor_an_episode(function: Any, at: int) -> None:
+    """Also where the environment hides it, or asks once more of a replica that is there again."""
+    replicas = iter(["there"] * at + ["gone", "there"])
 
-    async def once(context: Tokens, most: int, version: int) -> Completion:
+    async def lost(context: Tokens, most: int, version: int) -> Completion:
         if next(replicas) == "gone":
             raise ConnectionError("the replica is gone")
         return said("1")
 
-    async def insists(row: Row, policy: Any, sandbox: Any) -> Episode:
-        await policy.generate()
-        for _ in range(2):
-            with suppress(ConnectionError):
-                await policy.generate({"role": "user", "content": "on"})
-        return Episode({"solved": 1.0})
-
     with pytest.raises(ConnectionError, match="the replica is gone"):
-        run(insists, once)
+        run(function, lost)
 
 
 @pytest.mark.parametrize(
@@ -306,15 +281,8 @@ def test_programs_run_in_the_sandbox_and_what_they_print_is_data() -> None:
     loud = "```python\nprint('x' * 5000)\n```"
     try:
         script = Script(program, hostile, loud, "42")
-        config = load(
-            "tiny",
-            [
-                "environment.path=python",
-                "environment.max_given_tokens=6000",
-                "rollout.max_response_tokens=300",
-                "learner.tokens_per_microbatch=8192",
-            ],
-        )
+        room = ["environment.max_given_tokens=6000", "rollout.max_response_tokens=300"]
+        config = load("tiny", ["environment.path=python", *room, "learner.tokens_per_microbatch=8192"])
         made = run(python_tool, script, config, Row(0, "6*7=?", "42"), tools)
     finally:
         tools.close()
@@ -349,14 +317,14 @@ def test_an_environment_that_cannot_be_one_is_refused_by_name() -> None:
 
 
 def test_an_environment_may_catch_its_limit_and_give_partial_credit() -> None:
-    async def partial(row: Row, policy: Any, sandbox: Any) -> Episode:
+    async def half(row: Row, policy: Any, sandbox: Any) -> Episode:
         try:
             await talker(row, policy, sandbox)
         except EpisodeOver:
             return Episode({"solved": 0.25})
         raise AssertionError
 
-    made = run(partial, Script(*"abc"))
+    made = run(half, Script(*"abc"))
     assert (made.rewards, made.finish_reason) == ({"solved": 0.25}, "length")
 
 

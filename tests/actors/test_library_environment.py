@@ -92,9 +92,7 @@ def test_a_python_without_the_library_is_refused_with_the_remedy() -> None:
 
 
 def test_path_and_section_go_together() -> None:
-    with pytest.raises(
-        ConfigError, match=r"environment\.path \(guess\) and environment\.verifiers go together"
-    ):
+    with pytest.raises(ConfigError, match=r"environment\.path \(guess\) and environment\.verifiers go"):
         configured("environment.path=guess")
     with pytest.raises(ConfigError, match=r"environment\.path \(verifiers\)"):
         load("tiny-guess", ["environment.path=verifiers"])

@@ -184,10 +184,7 @@ def test_while_the_gate_is_shut_a_shard_has_one_round(redis_url: str) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (
-            {"allocation.rounds": 25},
-            r"allocation.rounds \(25\) exceeds the Phase B rollouts of a shard.* = 3·8 = 24",
-        ),
+        ({"allocation.rounds": 25}, r"allocation.rounds \(25\) exceeds the Phase B rollouts of a shard.* ="),
         ({"allocation.rule": "uniform"}, r"allocation.stop \(hit\) goes by successes"),
         ({"allocation.stop": "mixed", "reward.success_at": 0}, "no rollout fails"),
     ],

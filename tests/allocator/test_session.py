@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from hora_rl.allocator import Session, allocate, blocks, problem
+from hora_rl.allocator import Session, allocate, problem
 from hora_rl.allocator.lengths import Lengths, per_token
 from hora_rl.allocator.posterior import Float, Int, Posterior
 from hora_rl.allocator.rules import get_rule
@@ -283,16 +283,6 @@ def test_a_function_that_reads_a_global_divides_by_what_it_is_now(
     before = allocate([0, 3, 6], 8, 24, rule=rule)
     monkeypatch.setattr(sys.modules[__name__], "WEIGHT", 6.0)
     assert allocate([0, 3, 6], 8, 24, rule=rule)[0] < before[0]
-
-
-def test_the_order_of_a_named_rule_is_computed_once() -> None:
-    session = Session(3, 24)
-    session.tell([0, 3, 6], 8)
-    session.ask()
-    kept = blocks._order.cache_info()
-    session.ask()
-    again = blocks._order.cache_info()
-    assert (again.hits, again.misses) == (kept.hits + 1, kept.misses)
 
 
 def test_four_rounds_of_thousands_of_prompts_take_milliseconds() -> None:

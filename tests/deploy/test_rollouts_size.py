@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from hora_rl.common.config import Config
 from hora_rl.common.load import load
 from hora_rl.common.rollout_files import files_of
 from hora_rl.deploy.preflight.findings import Target

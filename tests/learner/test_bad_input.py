@@ -1,107 +1,19 @@
-"""What the learner cannot use never reaches the weights: unusable messages, and losses or gradients not
-finite."""
+"""Losses and gradients that are not finite never reach the weights; unusable messages are in test_feed.py."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import redis
 import torch
 
-from hora_rl.common.config import Config
-from hora_rl.common.live.keys import Keys
-from hora_rl.common.live.queue import Ledger
-from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
-from hora_rl.common.types import Group
-from hora_rl.common.wire import encode_additional, encode_pre_rollouts
-from hora_rl.deploy.machine.redis_server import RedisServer
-from hora_rl.learner.admission import Vocabulary
 from hora_rl.learner.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.sample import Sample
-from hora_rl.learner.steps import Planner
-from tests.support.filling import fill
-from tests.support.groups import group, rollout
-
-VOCABULARY = Vocabulary("tok", 64)
-GAMMA = 4
 
 NEEDS_FLOAT16 = pytest.mark.skipif(
     not torch.cuda.is_available() and not torch.ops.mkldnn._is_mkldnn_fp16_supported(),
     reason="this processor does not compute in float16, and DeepSpeed refuses it",
 )
-
-
-@pytest.fixture
-def config() -> Config:
-    settings = [
-        "run.name=r",
-        f"rollout.prompts_per_batch={GAMMA}",
-        "rollout.shards=1",
-        "learner.wait_limit_s=1",
-        "learner.max_dead_in_a_row=10",
-    ]
-    return load("tiny", settings)
-
-
-def pair(index: int, *, tokenizer: str = "tok", run: str = "r", token: int = 5, length: int = 6) -> Group:
-    rollouts = [rollout([token] * length, success=right) for right in (False, True)]
-    return group(
-        index, rollouts, run=run, rule="hit_utility", tokenizer=tokenizer, pre_rollouts=2, prompt=[4, 5]
-    )
-
-
-def push_raw(client: redis.Redis, one: Group, payload: Group | bytes) -> None:
-    """What a broken or foreign producer could put in the queue under the envelope of `one`."""
-    entry = client.xadd(Keys("r").groups, {"id": one.id, "batch": one.batch})
-    messages = (
-        (payload, payload)
-        if isinstance(payload, bytes)
-        else (encode_pre_rollouts(payload), encode_additional(payload))
-    )
-    client.hset(Keys("r").pushed, one.id, entry)
-    client.set(Keys("r").pre_rollouts(one.id), messages[0])
-    client.set(Keys("r").additional(entry.decode()), messages[1])
-
-
-def dead(client: redis.Redis) -> list[str]:
-    return [fields[b"reason"].decode() for _, fields in client.xrange(Keys("r").dead)]
-
-
-def test_unusable_groups_are_set_aside_with_their_reasons_and_training_goes_on(
-    config: Config, redis_server: RedisServer
-) -> None:
-    client = connect(redis_server.url)
-    fill(config, redis_server, [pair(0), pair(1)])
-    push_raw(client, pair(10), b"\x00not msgpack")
-    push_raw(client, pair(11), pair(11, tokenizer="another"))
-    push_raw(client, pair(12), pair(12, run="another"))
-    push_raw(client, pair(13), pair(13, token=64))
-    push_raw(client, pair(14), pair(15))
-    push_raw(client, pair(16), pair(16, length=config.rollout.max_response_tokens + 1))
-    fill(config, redis_server, [pair(2), pair(3)])
-    planner = Planner(client, config, VOCABULARY, 0)
-    planner.plan(0, lambda: None)
-    assert sorted(row.group for row in Ledger(client, "r").step(0) or []) == [pair(i).id for i in range(4)]
-    reasons = dead(client)
-    assert len(reasons) == 6
-    for reason, word in zip(
-        reasons, ["", "tokenizer", "run", "64", "came as", "max_response_tokens"], strict=True
-    ):
-        assert word in reason
-
-
-def test_a_usable_group_between_unusable_ones_starts_the_count_anew(
-    config: Config, redis_server: RedisServer
-) -> None:
-    client = connect(redis_server.url)
-    for index in range(9):
-        push_raw(client, pair(index), b"x")
-    fill(config, redis_server, [pair(20 + i) for i in range(GAMMA)])
-    for index in range(9, 18):
-        push_raw(client, pair(index), b"x")
-    Planner(client, config, VOCABULARY, 0).plan(0, lambda: None)
-    assert len(dead(client)) == 18
 
 
 def micro_batch(*advantages: float) -> MicroBatch:

@@ -69,7 +69,5 @@ def test_entropy_has_a_gradient_only_where_it_is_asked_for() -> None:
 
 def test_a_target_above_the_entropy_of_the_vocabulary_is_refused() -> None:
     list(context(Target(load("tiny", ["learner.objective.entropy_target=5.5"]))))  # log(262) = 5.57
-    with pytest.raises(
-        ConfigError, match=r"learner.objective.entropy_target \(5.6\) exceeds log\(262\) = 5.57"
-    ):
+    with pytest.raises(ConfigError, match=r"learner.objective.entropy_target \(5.6\) exceeds log\(262\) ="):
         list(context(Target(load("tiny", ["learner.objective.entropy_target=5.6"]))))

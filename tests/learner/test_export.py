@@ -48,19 +48,23 @@ class Opens:
         return open, (str(self.file), "w")
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"nothing: not a run folder.*hora runs"):
-        export_run(tmp_path / "nothing", None, tmp_path / "out")
-
-
-def test_a_run_without_a_checkpoint_says_when_there_will_be_one(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"has no checkpoint yet \(learner.checkpoint_every"):
-        export_run(run_folder(tmp_path), None, tmp_path / "out")
-
-
-def test_an_unknown_step_is_refused_with_those_that_exist(tmp_path: Path) -> None:
+def test_no_run_no_checkpoint_and_an_unknown_step_are_refused_and_nothing_is_overwritten(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(RunError, match=r"nothing: not a run folder"):
+        export_run(tmp_path / "nothing", None, out)
+    run = run_folder(tmp_path)
+    with pytest.raises(RunError, match=r"learner.checkpoint_every"):
+        export_run(run, None, out)
+    for step in (10, 20):
+        (run / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
     with pytest.raises(RunError, match="no checkpoint of step 7; there are: 10, 20"):
-        export_run(run_folder(tmp_path, 10, 20), 7, tmp_path / "out")
+        export_run(run, 7, out)
+    out.mkdir()
+    (out / "mine").touch()
+    with pytest.raises(RunError, match="exists and is not empty"):
+        export_run(run, None, out)
 
 
 def test_an_exported_model_knows_its_step(tmp_path: Path) -> None:
@@ -86,18 +90,9 @@ def test_a_strangers_pickle_is_refused_before_it_is_loaded(tmp_path: Path) -> No
     with pytest.raises(RunError, match=r"step-00000020: state/mp_rank_00_model_states.pt .*try --step 10"):
         export_run(run, None, tmp_path / "out")
     (run / "secret").write_text("another")
-    with pytest.raises(
-        RunError, match=r"manifest.json is not signed with this run's secret; nothing of it is loaded"
-    ):
+    with pytest.raises(RunError, match=r"manifest.json is not signed with this run's secret; nothing of it"):
         export_run(run, 10, tmp_path / "out")
     (run / "secret").unlink()
     with pytest.raises(RunError, match="without it no checkpoint of this run can be told from a stranger's"):
         export_run(run, 10, tmp_path / "out")
     assert not proof.exists()
-
-
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine").touch()
-    with pytest.raises(RunError, match="exists and is not empty"):
-        export_run(run_folder(tmp_path, 10), None, tmp_path / "out")

@@ -16,11 +16,12 @@ from hora_rl.common.live.queue import Consumer, Row
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.types import Group
+from hora_rl.common.wire import encode_additional, encode_pre_rollouts
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.learner.admission import Vocabulary
 from hora_rl.learner.steps import Planner, Reader, divide
 from tests.support.filling import fill
-from tests.support.groups import group
+from tests.support.groups import group, rollout
 
 GAMMA = 3
 VOCABULARY = Vocabulary("tok", 9)
@@ -47,6 +48,17 @@ def push(redis_server: RedisServer, *groups: Group) -> None:
     fill(config(), redis_server, groups)
 
 
+def push_raw(client: Any, index: int, *messages: bytes) -> None:
+    """What a broken or foreign producer could put in the queue under the envelope of this prompt."""
+    keys, name = Keys("f"), f"0:{index}"
+    entry = client.xadd(keys.groups, {"id": name, "batch": "0"})
+    client.hset(keys.pushed, name, entry)
+    for key, message in zip(
+        (keys.pre_rollouts(name), keys.additional(entry.decode())), messages, strict=False
+    ):
+        client.set(key, message)
+
+
 def planner(redis_server: RedisServer, start: int = 0, **learner: Any) -> Planner:
     return Planner(connect(redis_server.url), config(**learner), VOCABULARY, start)
 
@@ -59,36 +71,36 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
     redis_server: RedisServer,
 ) -> None:
     client, keys = connect(redis_server.url), Keys("f")
-    entry = client.xadd(keys.groups, {"id": "0:77", "batch": "0"})
-    client.set(keys.pre_rollouts("0:77"), b"\xc1garbage")
-    client.set(keys.additional(entry.decode()), b"\xc1garbage")
-    gone = client.xadd(keys.groups, {"id": "0:78", "batch": "0"})
-    client.hset(keys.pushed, mapping={"0:77": entry, "0:78": gone})
+    push_raw(client, 76, encode_pre_rollouts(of_run(75)), encode_additional(of_run(75)))
+    push_raw(client, 77, b"\xc1garbage", b"\xc1garbage")
+    push_raw(client, 78)
     client.xadd(keys.groups, {"id": "0:79", "batch": "0"})
+    long = rollout([1] * (config().rollout.max_response_tokens + 1), phase="B")
     bad = [
         of_run(90, tokenizer="other"),
         of_run(91, run="other"),
         of_run(92, prompt=[99]),
-        of_run(93, rollouts=tuple(replace(r, rewards={"accuracy": 1.0}) for r in of_run(93).rollouts)),
+        of_run(93, rollouts=(rollout([1]), long)),
     ]
     push(redis_server, *bad, *(of_run(i) for i in range(GAMMA)))
     feed = planner(redis_server)
     feed.plan(0, lambda: None)
     assert trained(redis_server, 0) == ["0:0", "0:1", "0:2"]
     reasons = [fields[b"reason"].decode() for _, fields in client.xrange(keys.dead)]
-    assert len(reasons) == 7
+    assert len(reasons) == 8
     for words in (
+        "came as",
         "not a message",
         "acknowledged or removed",
         "as group '0:79'",
         "tokenizer 'other'",
         "is of run 'other'",
         "outside the vocabulary of 9",
-        "its rewards must be accuracy, format, of every rollout",
+        "max_response_tokens",
     ):
         assert any(words in r for r in reasons), words
-    assert client.hget(keys.counters, "dead_letters") == b"7"
-    assert sorted(client.hkeys(keys.redo)) == [b"0:77", b"0:78", b"0:90", b"0:91", b"0:92", b"0:93"]
+    assert client.hget(keys.counters, "dead_letters") == b"8"
+    assert sorted(client.hkeys(keys.redo)) == [b"0:%d" % i for i in (76, 77, 78, 90, 91, 92, 93)]
 
 
 def test_a_prompt_that_the_run_does_not_have_is_a_dead_letter_and_not_asked_for_again(
@@ -204,6 +216,14 @@ def test_ten_unusable_messages_in_a_row_stop_the_run_with_the_last_reason(redis_
     assert entry.split("-")[0].isdigit()
     assert "resume" in str(ended.value)
     assert letter[b"reason"].decode() in str(ended.value)
+
+
+def test_a_usable_group_between_unusable_ones_starts_the_count_anew(redis_server: RedisServer) -> None:
+    bad = [of_run(10 + i, tokenizer="other") for i in range(18)]
+    push(redis_server, *bad[:9], *(of_run(i) for i in range(GAMMA)), *bad[9:])
+    planner(redis_server).plan(0, lambda: None)
+    assert trained(redis_server, 0) == ["0:0", "0:1", "0:2"]
+    assert connect(redis_server.url).xlen(Keys("f").dead) == 18
 
 
 def test_a_hundred_thousand_foreign_entries_cost_seconds_and_are_gone_afterwards(

@@ -20,9 +20,7 @@ def test_a_disk_is_full_or_it_is_not(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
         check_room(disk)
         fill_up(disk)
-        with pytest.raises(
-            RunError, match=r"the disk of .*/disk is full: free some of it, then resume the run"
-        ):
+        with pytest.raises(RunError, match=r"the disk of .*/disk is full: free some of it, then resume the"):
             check_room(disk)
 
 

@@ -25,12 +25,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "find_spec", lambda name: object())
 
 
-def test_torch_is_the_default_and_other_names_are_refused() -> None:
-    assert load("tiny").learner.kernels == "torch"
-    with pytest.raises(ConfigError, match=r"learner\.kernels"):
-        load("tiny", ["learner.kernels=triton"])
-
-
 def test_a_missing_package_and_a_missing_card_are_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^learner\.kernels \(liger\): .* HORA_SET=gpu .*torch$"):

@@ -32,15 +32,8 @@ def test_successes_are_a_mean_over_prompts_and_not_shown_where_none_is_defined()
 
 
 def test_groups_without_signal_and_of_size_one_are_counted() -> None:
-    found = metrics(
-        [
-            of_accuracies(0, [1.0]),
-            of_accuracies(1, [0.0, 0.0]),
-            of_accuracies(2, [1.0, 0.0]),
-            of_accuracies(3, [1.0] * 9),
-        ],
-        {},
-    )
+    earned = [[1.0], [0.0, 0.0], [1.0, 0.0], [1.0] * 9]
+    found = metrics([of_accuracies(i, each) for i, each in enumerate(earned)], {})
     assert found["groups/zero_signal"] == 0.75
     assert found["groups/size_one"] == 0.25
     assert found["groups/hit"] == 0.75
@@ -66,15 +59,10 @@ def test_lag_is_counted_per_token_against_the_version_the_step_starts_from() -> 
 
 
 def test_drift_can_be_measured_on_a_few_rollouts_with_tokens_of_a_version_whatever_they_earned() -> None:
-    groups = [
-        of_accuracies(0, [1.0], version=3),
-        of_accuracies(1, [0.0] * 3, version=4),
-        of_accuracies(2, [1.0], version=5),
-    ]
+    groups = [of_accuracies(i, [1.0] if i != 1 else [0.0] * 3, version=3 + i) for i in range(3)]
     found = measurable(groups, version=5, enough=10)
-    assert [s.match.tolist() for s in found] == [[False, True, True, True]] * 3 + [
-        [True, False, False, False]
-    ]
+    later, first = [False, True, True, True], [True, False, False, False]
+    assert [s.match.tolist() for s in found] == [later] * 3 + [first]
     assert all(s.scale == s.advantage == 0.0 for s in found)
     assert len(measurable(groups, version=5, enough=4)) == 2
     assert len(measurable(groups, version=5, enough=100)) == 4
@@ -108,12 +96,7 @@ def test_groups_whose_phases_sampled_from_other_weights_are_counted() -> None:
 
 
 def test_padding_and_imbalance_come_from_all_ranks() -> None:
-    sums = {
-        "packing/tokens": 90.0,
-        "packing/processed": 100.0,
-        "packing/flops": 900.0,
-        "packing/rank_flops_max": 540.0,
-    }
-    found = metrics([of_accuracies(0, [1.0])], sums)
+    sums = {"tokens": 90.0, "processed": 100.0, "flops": 900.0, "rank_flops_max": 540.0}
+    found = metrics([of_accuracies(0, [1.0])], {f"packing/{name}": value for name, value in sums.items()})
     assert found["padding/share"] == pytest.approx(0.1)
     assert found["imbalance"] == pytest.approx(54 / 45 - 1)

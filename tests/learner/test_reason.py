@@ -41,12 +41,10 @@ Consider provisioning more memory."""
     ],
 )
 def test_of_short_memory_the_process_the_memory_and_the_keys_are_named(error: Exception) -> None:
-    assert launch.reason(error) == (
-        "the learner stopped: Ray's memory monitor ended process 9007 (RayTrainWorker.execute), which held "
-        "7.05 GB, because 22.78 of 23.54 GB of the machine 192.0.2.2 were in use: lower "
-        "learner.tokens_per_microbatch, learner.workers, generator.replicas or generator.kv_cache_gib, or "
-        "use a machine with more memory"
-    )
+    said = launch.reason(error)
+    assert "\n" not in said
+    for fact in ("9007", "7.05 GB", "22.78 of 23.54 GB", "192.0.2.2", "learner.tokens_per_microbatch"):
+        assert fact in said, fact
 
 
 def test_any_other_error_is_its_last_line_and_ours_is_whole() -> None:

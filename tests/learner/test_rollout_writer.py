@@ -39,14 +39,8 @@ def groups_of(config: Config, tokenizer, step: int, n: int = 3) -> list[Group]:
             rollout(said[:2], logprobs=-2.0, version=step, phase="B", success=False, finish_reason="length"),
             rollout(said + end, logprobs=-1.0, version=step, phase="B", success=True),
         ]
-        made.append(
-            group(
-                step * n + (n - place),
-                [replace(r, origin=ORIGIN) for r in drawn],
-                batch=step,
-                prompt=prompt,
-            )
-        )
+        noted = [replace(r, origin=ORIGIN) for r in drawn]
+        made.append(group(step * n + (n - place), noted, batch=step, prompt=prompt))
     return made
 
 
@@ -69,13 +63,8 @@ def test_a_row_says_what_was_sampled_by_whom_when_and_what_it_earned(tmp_path: P
     )
     assert (row["length"], row["finish"], row["logprob"]) == (2, "length", -2.0)
     assert row["versions"] == [{"version": 7, "start": 0, "end": 2}]
-    assert (row["replica"], row["queued"], row["first_token"], row["done"], row["scored"]) == (
-        "a1b2",
-        10.0,
-        10.5,
-        12.0,
-        12.25,
-    )
+    moments = [row[name] for name in ("queued", "first_token", "done", "scored")]
+    assert (row["replica"], moments) == ("a1b2", [10.0, 10.5, 12.0, 12.25])
     assert row["logprobs"] == [-2.0, -2.0]
     assert len(row["tokens"]) == 2
     assert row["source"] is None
