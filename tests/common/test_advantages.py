@@ -166,10 +166,7 @@ def test_sizes_as_if_weigh_prompts_and_the_wald_baseline_takes_the_planned_size(
         ({"rewards": [1, np.nan, 0]}, r"rewards\[1\] = nan must be finite"),
         ({"owner": [0, 1]}, r"owner must be of shape \(3,\) as rewards, not \(2,\)"),
         ({"objective": "ppo"}, "objective: 'ppo' is none of grpo"),
-        (
-            {"objective": "max_rl", "rewards": [1, 0, 0.5]},
-            r"rewards\[2\] = 0.5 must be 0 or 1: this",
-        ),
+        ({"objective": "max_rl", "rewards": [1, 0, 0.5]}, r"rewards\[2\] = 0.5 must be 0 or 1: this"),
         ({"objective": "max_rl", "successes": [1, 2, 0]}, r"successes\[1\] = 2.0 must be 0 or 1$"),
         ({"objective": "max_rl", "successes": [1]}, r"successes must be of shape \(3,\), not \(1,\)"),
         ({"objective": "pkpo", "k": 1}, "k must be a whole number from 2 for objective pkpo, not 1"),

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import pytest
 
@@ -7,8 +6,6 @@ from hora_rl.common.config import Data, Evaluation
 from hora_rl.common.config.reward import Reward
 from hora_rl.common.data.datasets import DataError, equal_problems, gold_answer, load_dataset, load_held_out
 from hora_rl.common.data.rewards import gold_test
-
-BENCHMARKS = Path(__file__).parents[2] / "evaluation" / "data"
 
 
 def written(folder, rows, name="rows.jsonl"):
@@ -19,20 +16,6 @@ def written(folder, rows, name="rows.jsonl"):
 
 def row(answer, problem="1+1"):
     return {"problem": problem, "answer": answer}
-
-
-@pytest.mark.parametrize(("name", "rows"), [("math500", 500), ("amc23", 40), ("aime24", 30), ("aime25", 30)])
-def test_every_row_of_the_benchmarks_is_usable(name, rows):
-    data = load_dataset(Data(path=str(BENCHMARKS / f"{name}.jsonl")))
-    assert len(data) == rows
-    assert data.rejected == ()
-    assert [r.index for r in data.rows] == list(range(rows))
-
-
-def test_answers_of_amc_written_as_floats_mean_the_whole_number():
-    answers = [r.answer for r in load_dataset(Data(path=str(BENCHMARKS / "amc23.jsonl"))).rows]
-    assert answers[0] == "27"
-    assert not any(answer.endswith(".0") for answer in answers)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +31,10 @@ def test_answers_of_amc_written_as_floats_mean_the_whole_number():
         ("27.0", "27.0"),
     ],
 )
-def test_numbers_and_texts_are_answers_as_text(value, text):
+def test_numbers_and_texts_are_answers_as_text_and_other_json_as_it_is(value, text):
     assert gold_answer(value) == text
-
-
-@pytest.mark.parametrize("value", [None, True, [1, "a"], {"cases": [[1.5, 2]], "any": False}, []])
-def test_any_other_json_value_is_an_answer_as_it_is(value):
-    assert gold_answer(value) is value
+    for other in (None, True, [1, "a"], {"cases": [[1.5, 2]], "any": False}, []):
+        assert gold_answer(other) is other
 
 
 @pytest.mark.parametrize("value", [float("nan"), [float("inf")], {1, 2}, b"x", "\udc80"])
@@ -137,13 +117,6 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_line(tmp_path, lines, fiel
     assert "\n" not in str(refused.value)
 
 
-def test_a_missing_file_is_named(tmp_path):
-    path = str(tmp_path / "none.jsonl")
-    with pytest.raises(DataError, match="no such file") as refused:
-        load_dataset(Data(path=path))
-    assert path in str(refused.value)
-
-
 def test_a_hugging_face_data_set_is_read_by_name_and_split(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     folder = tmp_path / "set"
@@ -159,33 +132,17 @@ def test_a_hugging_face_data_set_is_read_by_name_and_split(tmp_path, monkeypatch
 
 def test_a_data_set_that_cannot_be_reached_names_itself_and_the_remedy(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match=r"nobody/nothing .*point data\.path to a JSONL file") as refused:
-        load_dataset(Data(path="nobody/nothing"))
-    assert "\n" not in str(refused.value)
+    for path in ("nobody/nothing", "/nowhere/none.jsonl"):
+        with pytest.raises(DataError, match=path) as refused:
+            load_dataset(Data(path=path))
+        assert "\n" not in str(refused.value)
 
 
-def test_arithmetic_is_a_data_set_with_a_split_of_its_own():
-    train = load_dataset(Data(path="arithmetic"))
-    held_out = load_dataset(Data(path="arithmetic", split="held-out", limit=50))
-    assert len(train) == 2000
-    assert len(held_out) == 50
-    assert not {r.problem for r in train.rows} & {r.problem for r in held_out.rows}
-    for r in train.rows:
-        a, b = r.problem.removesuffix("=?").split("+")
-        assert int(a) + int(b) == int(r.answer)
-
-
-def test_arithmetic_has_no_tests_for_programs():
-    with pytest.raises(DataError, match=r"arithmetic: its rows cannot be used .*: no column 'tests'"):
+def test_arithmetic_of_chosen_digits_with_spaces_is_the_same_sums():
+    with pytest.raises(DataError, match=r"no column 'tests'"):
         load_dataset(Data(path="arithmetic"), gold_test(Reward(weights={"code_tests": 1.0})))
-
-
-def test_the_digits_of_arithmetic_can_be_chosen():
     rows = load_dataset(Data(path="arithmetic:2-3", limit=200)).rows
     assert {len(r.problem.split("+")[0]) for r in rows} == {2, 3}
-
-
-def test_arithmetic_with_spaces_is_the_same_sums():
     dense, spaced = (
         load_dataset(Data(path=f"arithmetic:2-3{form}", limit=20)).rows for form in ("", ":spaced")
     )

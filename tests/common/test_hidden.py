@@ -14,8 +14,6 @@ def test_what_is_shown_has_no_password(password: str) -> None:
 
 @pytest.mark.parametrize("password", ["12/ss", "pa#ss", "a?b", "abc/def"])
 def test_a_password_that_must_be_encoded_is_one_line_without_it(password: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"queue\.url \(redis://host:6379\) cannot be read: percent-encode"
-    ) as said:
+    with pytest.raises(ConfigError, match=r"queue\.url \(redis://host:6379\) cannot be read:") as said:
         connect(f"redis://:{password}@host:6379")
     assert password not in str(said.value)

@@ -81,10 +81,7 @@ def test_an_adapters_folder_brings_its_base(tmp_path: Path) -> None:
     ("made", "line"),
     [
         ({"base": "Qwen/Qwen2.5-7B"}, r"its base is Qwen/Qwen2.5-7B, and model.path is .*demo/model"),
-        (
-            {"base_weights": "0123456789abcdef"},
-            r"had weights 0123456789abcdef, and those of model.path .* are ",
-        ),
+        ({"base_weights": "0123456789abcdef"}, r"had weights 0123456789abcdef, and those of model.path .*"),
         ({"use_dora": True}, "vLLM serves plain LoRA alone, not use_dora"),
         ({"peft_type": "IA3"}, "plain LoRA alone, not IA3"),
         ({"r": 1024}, "its rank 1024 exceeds 512"),

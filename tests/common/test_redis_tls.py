@@ -102,9 +102,7 @@ def test_both_clients_speak_tls_and_give_the_password(address: str, tmp_path: Pa
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused(address: str) -> None:
-    with pytest.raises(
-        RunError, match=r"no Redis answers at rediss://127\.0\.0\.1.*certificate verify failed"
-    ):
+    with pytest.raises(RunError, match=r"no Redis answers at rediss://127\.0\.0\.1.*certificate verify"):
         connect(address)
 
 

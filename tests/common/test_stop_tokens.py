@@ -36,6 +36,7 @@ def test_a_base_model_under_a_chat_template_stops_at_the_end_of_the_text_and_of_
     assert named(tokenizer, stop_tokens(config(tmp_path), tokenizer)).startswith("<|endoftext|> (")
     plain = config(tmp_path, data={"path": "d.jsonl", "chat": False})
     assert ends(tokenizer, plain) == [END], "without the template no turn ends"
+    assert ends(load_tokenizer(str(DEMO)), config(DEMO)) == ["<eos>"]
 
 
 def test_all_ends_of_a_generation_configuration_count_or_those_of_the_model_s_own(tmp_path: Path) -> None:
@@ -77,13 +78,6 @@ def test_a_model_without_any_end_is_refused(tmp_path: Path) -> None:
 )
 def test_a_template_whose_turns_end_with_no_token_of_their_own_names_none(template: str) -> None:
     assert turn_end(chat_tokenizer(template)) is None
-
-
-def test_the_demo_s_turn_ends_with_its_end_of_text() -> None:
-    from hora_rl.common.data.prompts import load_tokenizer
-
-    tokenizer = load_tokenizer(str(DEMO))
-    assert ends(tokenizer, config(DEMO)) == ["<eos>"]
 
 
 @pytest.mark.parametrize("tags", [(), TAGS])

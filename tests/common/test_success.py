@@ -70,11 +70,6 @@ def test_what_was_decided_survives_the_way_to_the_replicas() -> None:
         assert Config.model_validate_json(begun.model_dump_json()) == begun
 
 
-@pytest.mark.parametrize("name", ["acuracy", ""])
-def test_a_success_that_is_no_reward_is_refused_by_name(name: str) -> None:
-    assert f"unknown reward {name!r}" in refused(reward={"success": name})
-
-
 def test_the_gate_is_off_where_format_is_not_in_use_and_watches_the_reward_that_is_named() -> None:
     assert config().gate == "format"
     assert config(reward={"weights": {"accuracy": 1.0}}).gate is None
@@ -97,6 +92,6 @@ def test_a_model_is_asked_for_what_its_rewards_look_for_unless_the_user_says_som
         assert Config.model_validate(begun.model_dump()) == begun, "on its way to the replicas"
 
 
-@pytest.mark.parametrize("answer", ["tag", "boxed "])
-def test_a_way_to_find_answers_that_is_not_there_is_refused_by_name(answer: str) -> None:
-    assert f"{answer!r} is none of tags, boxed, final, auto" in refused(reward={"answer": answer})
+@pytest.mark.parametrize(("key", "value"), [("success", "acuracy"), ("success", ""), ("answer", "boxed ")])
+def test_what_is_no_reward_and_no_way_to_find_answers_is_refused_by_name(key: str, value: str) -> None:
+    assert repr(value) in refused(reward={key: value})

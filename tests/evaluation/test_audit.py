@@ -31,15 +31,9 @@ def good_run() -> RunRecords:
     extra = {group: (0, 12)[i % 2] for i, group in enumerate(batch)}
     order = [0, 1, 4, 3, 2, 5, 6, 7, 8, 9, 10, 11]
     ledger = {s: [(f"0:{i}", i // 4) for i in order[4 * s : 4 * s + 4]] for s in range(3)}
+    fixed = {"rule": "hit_utility", "trials": 2}
     reports = [
-        {
-            "batch": b,
-            "shard": k,
-            "groups": ids,
-            "rule": "hit_utility",
-            "trials": 2,
-            "extra": [extra[i] for i in ids],
-        }
+        {**fixed, "batch": b, "shard": k, "groups": ids, "extra": [extra[i] for i in ids]}
         for b in range(3)
         for k in range(2)
         for ids in [[f"0:{4 * b + 2 * k + j}" for j in range(2)]]

@@ -115,21 +115,12 @@ def test_an_interrupted_evaluation_goes_on_without_repeating_a_sample(tmp_path: 
     assert counts.correct.tolist() == whole.correct.tolist()
 
 
-@pytest.mark.parametrize("cut", [1, 40, 300, 1000])
-def test_a_torn_last_line_is_drawn_again_as_it_was(tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("cut", [1, 40, 300, 1000, "all but 20"])
+def test_a_torn_line_is_drawn_again_as_it_was(tmp_path: Path, cut: int | str) -> None:
     out = tmp_path / "s.jsonl"
     run(out, Dice(), in_flight=1)
     content = out.read_bytes()
-    out.write_bytes(content[:-cut])
-    run(out, Dice(), in_flight=1)
-    assert out.read_bytes() == content
-
-
-def test_a_torn_first_line_starts_again(tmp_path: Path) -> None:
-    out = tmp_path / "s.jsonl"
-    run(out, Dice(), in_flight=1)
-    content = out.read_bytes()
-    out.write_bytes(content[:20])
+    out.write_bytes(content[:-cut] if isinstance(cut, int) else content[:20])
     run(out, Dice(), in_flight=1)
     assert out.read_bytes() == content
 
@@ -168,6 +159,9 @@ def test_a_damaged_line_is_named_with_its_place(tmp_path: Path) -> None:
     out.write_text("".join(text))
     with pytest.raises(SampleFileError, match=r"s\.jsonl:6: not a sample"):
         run(out, Dice())
+    out.write_text("no JSON\n")
+    with pytest.raises(SampleFileError, match=r"s\.jsonl: line 1"):
+        run(out, Dice())
 
 
 def test_progress_rises_to_the_total_and_estimates_the_time_left(tmp_path: Path) -> None:
@@ -179,25 +173,17 @@ def test_progress_rises_to_the_total_and_estimates_the_time_left(tmp_path: Path)
     assert all(p.left_s is not None and p.left_s > 0 for p in seen[:-1])
 
 
-def test_the_papers_sizes_are_the_defaults() -> None:
-    assert {name: (b.samples, b.ks) for name, b in BENCHMARKS.items()} == {
-        "math500": (256, (1, 8, 16, 32, 64, 128, 256)),
-        "amc23": (256, (1, 8, 16, 32, 64, 128, 256)),
-        "aime24": (1024, (1, 8, 16, 32, 64, 128, 256, 512, 1024)),
-        "aime25": (1024, (1, 8, 16, 32, 64, 128, 256, 512, 1024)),
-    }
-
-
-def test_every_shipped_benchmark_loads_whole() -> None:
-    sizes = {name: load_dataset(b.data(Data(path="x"))) for name, b in BENCHMARKS.items()}
-    assert {name: len(d) for name, d in sizes.items()} == {
-        "math500": 500,
-        "amc23": 40,
-        "aime24": 30,
-        "aime25": 30,
-    }
-    assert not any(d.rejected for d in sizes.values())
-    assert sizes["amc23"].rows[0].answer == "27"
+def test_every_shipped_benchmark_loads_whole_and_has_the_papers_sizes() -> None:
+    ks = (1, 8, 16, 32, 64, 128, 256)
+    sizes = {"math500": (500, 256), "amc23": (40, 256), "aime24": (30, 1024), "aime25": (30, 1024)}
+    assert sizes.keys() == BENCHMARKS.keys()
+    for name, (rows, samples) in sizes.items():
+        benchmark = BENCHMARKS[name]
+        data = load_dataset(benchmark.data(Data(path="x")))
+        assert (len(data), data.rejected, benchmark.samples) == (rows, (), samples)
+        assert [r.index for r in data.rows] == list(range(rows))
+        assert benchmark.ks == (ks if samples == 256 else (*ks, 512, 1024))
+        assert not any(str(r.answer).endswith(".0") for r in data.rows)
 
 
 @pytest.mark.parametrize("name", ["amc23.jsonl", "own/math500", "amc23"])
@@ -242,9 +228,7 @@ def test_benchmarks_that_would_write_the_same_files_are_refused(tmp_path: Path) 
     for path in paths:
         path.parent.mkdir()
         path.write_text('{"problem": "1+1", "answer": 2}\n')
-    with pytest.raises(
-        DataError, match=r"a/test.jsonl and .*b/test.jsonl are both named test: rename a file"
-    ):
+    with pytest.raises(DataError, match=r"a/test.jsonl and .*b/test.jsonl are both named test"):
         find_benchmarks(["amc23", *map(str, paths)])
     names = ["arithmetic:2-3", "arithmetic:4-5", "arithmetic:2-3"]
     assert [b.name for b in find_benchmarks(names)] == ["arithmetic-2-3", "arithmetic-4-5"]
@@ -277,13 +261,6 @@ def test_a_write_that_fails_leaves_the_file_as_it_was_and_says_what_to_do(tmp_pa
     assert out.read_bytes() == before
     run(out, Dice(), samples=16)
     assert len(lines(out)) == 1 + 64
-
-
-def test_a_first_line_that_is_not_ours_is_named(tmp_path: Path) -> None:
-    out = tmp_path / "s.jsonl"
-    out.write_text("no JSON\n")
-    with pytest.raises(SampleFileError, match=r"s\.jsonl: line 1 does not say what was sampled"):
-        run(out, Dice())
 
 
 @pytest.mark.parametrize("text", ["1,x", "", "1;8", "1,,8"])

@@ -151,32 +151,12 @@ def lines(n: int = 320, trials: int = 32, tokens: bool = False) -> list[dict[str
 @pytest.mark.system
 def test_the_command_prints_rows_and_a_recommendation_and_draws_a_figure(tmp_path: Path) -> None:
     source = write(tmp_path / "counts.jsonl", lines(tokens=True))
-    options = [
-        "plan",
-        str(source),
-        "--group-size",
-        "16,32",
-        "--pre-rollouts",
-        "4",
-        "--rules",
-        "uniform,hit_utility,mixed/mixed",
-    ]
+    options = ["plan", str(source), "--group-size", "16,32", "--pre-rollouts", "4"]
+    options += ["--rules", "uniform,hit_utility,mixed/mixed"]
     done = CliRunner().invoke(app, [*options, "--json", "--out", str(tmp_path / "figure")])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    wanted = {
-        "rule",
-        "rounds",
-        "stop",
-        "group_size",
-        "pre_rollouts",
-        "hits",
-        "hits_low",
-        "hits_high",
-        "signal",
-        "rollouts",
-        "tokens",
-    }
+    wanted = {"rule", "rounds", "stop", "group_size", "pre_rollouts", "hits", "signal", "rollouts", "tokens"}
     for row in found["rows"]:
         assert wanted <= row.keys()
         assert row["hits_low"] <= row["hits"] <= row["hits_high"]
@@ -200,31 +180,16 @@ def test_the_command_prints_rows_and_a_recommendation_and_draws_a_figure(tmp_pat
 def test_a_runs_newest_groups_and_an_evaluation_can_be_planned_from(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    records = [
-        {
-            "prompt_index": i % 150,
-            "hits": (i * 7) % 17,
-            "size": 16,
-            "tokens": 1600,
-            "trials": 4,
-            "successes": 1,
-        }
-        for i in range(300)
-    ]
+    fixed = {"size": 16, "tokens": 1600, "trials": 4, "successes": 1}
+    records = [{"prompt_index": i % 150, "hits": (i * 7) % 17, **fixed} for i in range(300)]
     write(run / "groups.jsonl", records)
     counts = read_counts(run)
     assert len(counts.trials) == 150
     assert counts.successes[0] == records[150]["hits"]
     assert any("newest group" in note for note in counts.notes)
-    about = {
-        "benchmark": "math500",
-        "title": "MATH500",
-        "model": "m",
-        "step": 0,
-        "temperature": 1.0,
-        "seed": 0,
-    }
-    numbers = {"samples": 16, "ks": [1], "formatted": 0, "cut": 0, "tokens": 9}
+    about = {"benchmark": "math500", "title": "MATH500", "model": "m"}
+    numbers = {"step": 0, "temperature": 1.0, "seed": 0, "samples": 16, "ks": [1], "formatted": 0, "cut": 0}
+    numbers["tokens"] = 9
     result = {**about, **numbers, "problems": list(range(400)), "correct": [i % 17 for i in range(400)]}
     path = tmp_path / "math500-step0.json"
     path.write_text(json.dumps(result))
@@ -238,11 +203,7 @@ def test_a_runs_newest_groups_and_an_evaluation_can_be_planned_from(tmp_path: Pa
     ("records", "options", "message"),
     [
         (lines(20), {}, "20 prompts say too little"),
-        (
-            [{**lines()[0], "successes": 40}],
-            {},
-            r"counts.jsonl:1: successes \(40\) must be in 0..trials \(32\)",
-        ),
+        ([{**lines()[0], "successes": 40}], {}, r"counts.jsonl:1: successes \(40\) must be in 0..trials"),
         ([{"id": "a", "successes": 1}], {}, r"counts.jsonl:1: trials \(None\) must be a whole number"),
         ([*lines(), lines()[3]], {}, r"counts.jsonl:321: id 'q3' stands on line 4 already"),
         ([{**lines()[0], "tokens": 5}, *lines()[1:]], {}, "319 of 320 lines have no tokens"),
@@ -259,14 +220,7 @@ def test_what_cannot_be_planned_is_one_line(
     records: list[dict[str, Any]], options: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     source = write(tmp_path / "counts.jsonl", records)
-    given = {
-        "group_size": None,
-        "pre_rollouts": None,
-        "rules": None,
-        "rounds": "1",
-        "json_": True,
-        "out": None,
-    }
+    given = dict.fromkeys(("group_size", "pre_rollouts", "rules", "out")) | {"rounds": "1", "json_": True}
     with pytest.raises(CountsError, match=message):
         plan(source, **{**given, **options})
 
@@ -278,9 +232,7 @@ def test_a_plan_from_arrays_says_first_what_uniform_sampling_would_need() -> Non
     uniform, hora, stop = found.rows
     assert (uniform.uniform_group_size_low, uniform.uniform_group_size_high) == (32, 32)
     assert 32 < (hora.uniform_group_size or 65) <= (stop.uniform_group_size or 65)
-    first, _, heads, *_ = str(found).splitlines()
-    assert first.startswith("Most hits: first_hit, stop at hit at G = 32 equals uniform sampling at G ")
-    assert heads.split("G0")[1].strip().startswith("equals uniform G")
+    assert str(found).startswith("Most hits: first_hit, stop at hit at G = 32")
 
 
 @pytest.mark.parametrize(
