@@ -32,19 +32,9 @@ def sampled(phase: Phase = "A", n: int = 5) -> Rollout:
 
 
 def whole_group() -> Group:
-    return group(
-        17,
-        [sampled(), sampled(), sampled("B", 7)],
-        run="run",
-        epoch=2,
-        batch=5,
-        shard=1,
-        rule="hit_utility",
-        prior=(1.0, 1.5),
-        tokenizer="tok",
-        pre_rollouts=2,
-        prompt=[7, 8],
-    )
+    place = {"run": "run", "epoch": 2, "batch": 5, "shard": 1, "tokenizer": "tok"}
+    planned = {"rule": "hit_utility", "prior": (1.0, 1.5), "pre_rollouts": 2, "prompt": [7, 8]}
+    return group(17, [sampled(), sampled(), sampled("B", 7)], **place, **planned)
 
 
 def damaged(change, message: bytes | None = None) -> bytes:  # type: ignore[no-untyped-def]
@@ -124,23 +114,14 @@ def test_a_rollout_knows_where_and_when_it_was_sampled_where_that_was_noted() ->
 def test_a_group_comes_back_as_it_was_from_one_message_and_from_two(encodings) -> None:  # type: ignore[no-untyped-def]
     messages = [encode(whole_group()) for encode in encodings]
     found = decode_group(*messages, run="run", tokenizer="tok", vocabulary=9)
-    assert (found.id, found.batch, found.shard, found.rule, found.prior) == (
-        "2:17",
-        5,
-        1,
-        "hit_utility",
-        (1.0, 1.5),
-    )
+    assert (found.id, found.batch, found.shard) == ("2:17", 5, 1)
+    assert (found.rule, found.prior) == ("hit_utility", (1.0, 1.5))
     assert (found.size, found.extra, found.successes, found.hits, found.tokens) == (3, 1, 2, 3, 17)
     for ours, theirs in zip(whole_group().rollouts, found.rollouts, strict=True):
         np.testing.assert_array_equal(ours.tokens, theirs.tokens)
         np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
-        assert (ours.spans, ours.phase, ours.rewards, ours.finish_reason) == (
-            theirs.spans,
-            theirs.phase,
-            theirs.rewards,
-            theirs.finish_reason,
-        )
+        for name in ("spans", "phase", "rewards", "finish_reason"):
+            assert getattr(ours, name) == getattr(theirs, name), name
 
 
 def test_the_pre_rollouts_are_a_group_by_themselves() -> None:

@@ -128,15 +128,8 @@ def test_replicas_load_beside_the_learner_and_are_waited_for_before_the_evaluati
         loaded.set()
         assert evaluated.wait(5.0)
 
-    during(
-        config,
-        redis_url,
-        tmp_path,
-        monkeypatch,
-        lambda *_: evaluated.set(),
-        learn,
-        lambda _: loaded.wait(10.0),
-    )
+    given = (config, redis_url, tmp_path, monkeypatch)
+    during(*given, lambda *_: evaluated.set(), learn, lambda _: loaded.wait(10.0))
 
 
 def no_start(_: threading.Event) -> bool:

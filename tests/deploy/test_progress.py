@@ -32,15 +32,8 @@ def at(state: RunState, time: float, step: int, rollouts: int) -> RunState:
 def test_the_rate_leaves_out_what_was_generated_before_the_first_step(state):
     pace = Pace()
     # Two batches of 100 are generated while the learner starts; then one takes ten seconds.
-    for moment in (
-        (0, 0, 0),
-        (50, 0, 200),
-        (60, 1, 200),
-        (65, 1, 250),
-        (70, 2, 300),
-        (80, 3, 400),
-        (99, 3, 400),
-    ):
+    waits = ((0, 0, 0), (50, 0, 200), (60, 1, 200))
+    for moment in (*waits, (65, 1, 250), (70, 2, 300), (80, 3, 400), (99, 3, 400)):
         pace.see(at(state, *moment))
     assert pace.per_second("rollouts_in") == pytest.approx(10.0)
     assert pace.left_s() == pytest.approx(10.0 * (state.steps - 3))

@@ -60,12 +60,8 @@ def test_one_card_holds_generator_and_learner(name: str, card: Card, more: tuple
     config, shape = case(name, *more)
     chosen = choose(config, [card], shape).config
     generator = chosen.generator
-    assert (generator.replicas, generator.gpus, chosen.learner.workers, chosen.learner.gpus) == (
-        1,
-        0.5,
-        1,
-        0.5,
-    )
+    learner = chosen.learner
+    assert (generator.replicas, generator.gpus, learner.workers, learner.gpus) == (1, 0.5, 1, 0.5)
     cache = generator.gpu_kv_cache_gib
     assert cache is not None
     need = rank_need(shape, chosen).gib + generator_need(shape, chosen, cache).gib
