@@ -69,16 +69,9 @@ def test_a_run_that_has_begun_refuses_other_settings_by_name_and_keeps_its_own(
 
 def test_a_run_that_has_begun_may_be_scaled_moved_and_prolonged(redis_server: RedisServer) -> None:
     client = begin(redis_server.url)
-    changed = config_of(
-        generator__replicas=3,
-        verifier__processes=2,
-        coordinator__replicas=2,
-        rollout__shards_in_flight=2,
-        queue__url="redis://elsewhere:1",
-        telemetry__http_port=0,
-        learner__steps=999,
-        learner__workers=2,
-    )
+    parts = {"generator__replicas": 3, "verifier__processes": 2, "coordinator__replicas": 2}
+    places = {"queue__url": "redis://elsewhere:1", "telemetry__http_port": 0, "learner__workers": 2}
+    changed = config_of(**parts, **places, rollout__shards_in_flight=2, learner__steps=999)
     start(redis_server.url, changed, prompts())
     assert stored(client) == changed
 

@@ -29,16 +29,9 @@ def run(tmp_path: Path) -> Path:
     with (folder / "groups.jsonl").open("w") as file:
         for p in prompts:
             c = int(rng.binomial(8, 0.9 if len(p.tokens) < 10 else 0.1))
-            record = {
-                "prompt_index": p.index,
-                "successes": c,
-                "trials": 8,
-                "prior": "fixed",
-                "prior_alpha": 1.0,
-                "prior_beta": 1.0,
-                "batch": p.index // 20,
-            }
-            file.write(json.dumps(record) + "\n")
+            prior = {"prior": "fixed", "prior_alpha": 1.0, "prior_beta": 1.0}
+            record = {"prompt_index": p.index, "successes": c, "trials": 8, "batch": p.index // 20}
+            file.write(json.dumps(record | prior) + "\n")
     return folder
 
 

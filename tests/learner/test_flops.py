@@ -66,17 +66,9 @@ EXPERTS, SENT, HIDDEN, EACH, HEADS, HEAD = 8, 2, 16, 8, 4, 8
 
 
 def test_of_a_mixture_the_experts_count_that_a_token_is_sent_to() -> None:
-    config = Qwen3MoeConfig(
-        vocab_size=64,
-        hidden_size=HIDDEN,
-        moe_intermediate_size=EACH,
-        num_hidden_layers=1,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        head_dim=HEAD,
-        num_experts=EXPERTS,
-        num_experts_per_tok=SENT,
-    )
+    sizes = {"vocab_size": 64, "hidden_size": HIDDEN, "moe_intermediate_size": EACH, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": HEADS, "head_dim": HEAD}
+    config = Qwen3MoeConfig(**sizes, **heads, num_experts=EXPERTS, num_experts_per_tok=SENT)
     attention = 4 * HIDDEN * HEADS * HEAD + 2 * HEAD  # q, k, v, o; norms of q and k
     layer = attention + EXPERTS * HIDDEN + SENT * 3 * HIDDEN * EACH + 2 * HIDDEN  # router, experts, norms
     with torch.device("meta"):

@@ -15,18 +15,9 @@ from hora_rl.learner.sample import Sample
 def micro(advantages: list[float], lengths: list[int], generator: float = -1.0) -> MicroBatch:
     """Samples of prompt length 1, scale 1/8, the same π_gen log-prob for every token; half of them
     matched."""
-    samples = [
-        Sample(
-            np.ones(1, np.int32),
-            np.ones(n, np.int32),
-            np.full(n, generator, np.float32),
-            a,
-            0.125,
-            np.arange(n) % 2 == 0,
-        )
-        for a, n in zip(advantages, lengths, strict=True)
-    ]
-    return make_micro_batch([[s] for s in samples])
+    one, rows = np.ones(1, np.int32), zip(advantages, lengths, strict=True)
+    numbers = [(a, n, np.full(n, generator, np.float32), np.arange(n) % 2 == 0) for a, n in rows]
+    return make_micro_batch([[Sample(one, np.ones(n, np.int32), g, a, 0.125, m)] for a, n, g, m in numbers])
 
 
 def test_token_truncate_caps_each_weight_and_leaves_small_ones() -> None:

@@ -59,18 +59,8 @@ def glm4_moe() -> Any:
     buffer that its files hold."""
     from transformers.models.glm4_moe import Glm4MoeConfig
 
-    return Glm4MoeConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        moe_intermediate_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        n_routed_experts=8,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        n_group=1,
-        topk_group=1,
-    )
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    experts = {"moe_intermediate_size": 8, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    groups = {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+    return Glm4MoeConfig(**sizes, **heads, **experts, **groups)
