@@ -1,0 +1,124 @@
+"""The bank: word problems with working, and sampled completions of each, right or wrong.
+
+`bank.jsonl` has one line a candidate and is only appended to, so an interrupted run continues.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+from hora_rl.common.answers import load_extract
+from research.gradients.design import Design
+
+SHOTS = (
+    "Q: Ann has 14 pens and buys 23 more. How many pens does she have?\n"
+    "A: She has 14 pens and gets 23 more, so 14 + 23 = 37. The answer is 37.\n"
+    "Q: Ben has 45 nuts and eats 12. How many nuts are left?\n"
+    "A: He has 45 nuts and loses 12, so 45 - 12 = 33. The answer is 33.\n"
+    "Q: Eva has 6 bags with 7 coins in each. How many coins does she have?\n"
+    "A: There are 6 bags of 7 coins, so 6 * 7 = 42. The answer is 42.\n"
+)
+NAMES, THINGS = ("Tom", "Lea", "Max", "Ida", "Sam", "Zoe"), ("apples", "books", "cards", "eggs", "stamps")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A prompt (P,) with its completions, each (L,) tokens up to and with the end of the line."""
+
+    text: str
+    answer: int
+    prompt: list[int]
+    completions: list[list[int]]
+    right: list[bool]
+
+
+def problems(n: int, seed: int) -> list[tuple[str, int]]:
+    """`n` different questions of one step with their answers: sums, differences and products in turn."""
+    draw = random.Random(seed)
+    found: dict[str, int] = {}
+    while len(found) < n:
+        name, thing = draw.choice(NAMES), draw.choice(THINGS)
+        a, b = draw.randint(21, 79), draw.randint(11, 19)
+        few, many = draw.randint(3, 9), draw.randint(6, 12)
+        kinds = (
+            (f"{name} has {a} {thing} and buys {b} more. How many {thing} does {name} have?", a + b),
+            (f"{name} has {a} {thing} and gives away {b}. How many {thing} are left?", a - b),
+            (f"{name} has {few} boxes with {many} {thing} in each. How many {thing} are there?", few * many),
+        )
+        question, answer = kinds[len(found) % 3]
+        found[question] = answer
+    return list(found.items())
+
+
+def is_right(completion: str, answer: int) -> bool:
+    """Whether the last "answer is" names exactly the number."""
+    return (load_extract("final")(completion) or "").strip().rstrip(".") == str(answer)
+
+
+def fill(folder: Path, design: Design, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Sample the candidates that the bank lacks, in turn, until enough prompts can be kept."""
+    lines = _line_ends(tokenizer)
+    todo = list(enumerate(problems(design.candidates, design.seed)))[len(read(folder)) :]
+    for i, (question, answer) in todo:
+        if len(kept(read(folder), design)) == design.prompts:
+            return
+        text = f"{SHOTS}Q: {question}\nA:"
+        prompt = list(tokenizer(text, add_special_tokens=False).input_ids)
+        random_ = torch.Generator().manual_seed(1000 * design.seed + i)
+        completions = sample(model, prompt, design.samples, design.max_tokens, lines, random_)
+        right = [is_right(str(tokenizer.decode(c)).split("\n")[0], answer) for c in completions]
+        with (folder / "bank.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(Sampled(text, answer, prompt, completions, right))) + "\n")
+        print(f"prompt {i}: {sum(right)} of {len(right)} right", flush=True)
+
+
+def read(folder: Path) -> list[Sampled]:
+    """All candidates of the bank so far; a last line that was cut off is dropped from the file."""
+    file = folder / "bank.jsonl"
+    if not file.exists():
+        return []
+    whole, end, _ = file.read_text().rpartition("\n")
+    file.write_text(whole + end)
+    return [Sampled(**json.loads(line)) for line in whole.splitlines()]
+
+
+def kept(bank: list[Sampled], design: Design) -> list[Sampled]:
+    """The prompts of the study: the first with enough hits and misses."""
+    enough = [s for s in bank if design.min_hits <= sum(s.right) <= len(s.right) - design.min_hits]
+    return enough[: design.prompts]
+
+
+@torch.no_grad()
+def sample(
+    model: PreTrainedModel, prompt: list[int], n: int, most: int, ends: torch.Tensor, random_: torch.Generator
+) -> list[list[int]]:
+    """`n` completions at temperature 1, each cut after its first token of `ends` (E,) or at `most` tokens."""
+    cache = DynamicCache()
+    logits = model(input_ids=torch.tensor([prompt]), past_key_values=cache, use_cache=True).logits[:, -1]
+    cache.reorder_cache(torch.zeros(n, dtype=torch.long))
+    logits = logits.expand(n, -1)
+    done: list[list[int]] = [[] for _ in range(n)]
+    rows = list(range(n))
+    for _ in range(most):
+        next_ = torch.multinomial(logits.float().softmax(-1), 1, generator=random_)
+        for row, token in zip(rows, next_[:, 0].tolist(), strict=True):
+            done[row].append(token)
+        open_ = ~torch.isin(next_[:, 0], ends)
+        rows = [row for row, more in zip(rows, open_.tolist(), strict=True) if more]
+        if not rows:
+            break
+        cache.reorder_cache(open_.nonzero()[:, 0])
+        logits = model(input_ids=next_[open_], past_key_values=cache, use_cache=True).logits[:, -1]
+    return done
+
+
+def _line_ends(tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
+    """(E,) tokens that end a line or the text."""
+    ends = [i for i in range(len(tokenizer)) if "\n" in str(tokenizer.decode([i]))]
+    return torch.tensor(sorted({*ends, int(tokenizer.eos_token_id)}))

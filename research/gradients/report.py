@@ -1,0 +1,156 @@
+"""The archive of the study, inner products of all scores, and its page: r, overlap, steps, intervals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import yaml
+from scipy import stats
+
+from research.gradients.bank import kept, read
+from research.gradients.design import FILE, Design
+from research.gradients.noise import (
+    Array,
+    Index,
+    Mask,
+    Moments,
+    bootstrap,
+    jackknife,
+    moments,
+    overlap,
+    pooled_r,
+    without,
+)
+from research.gradients.steps import objectives, rules, steps
+
+
+def pack(folder: Path, design: Design, archive: Path) -> None:
+    """Write what the figures need: inner products (N, N), prompt and kind of each score, counts."""
+    prompts = kept(read(folder), design)
+    files = sorted(
+        (f for f in (folder / "scores").glob("*.npy") if not f.name.endswith(".part.npy")),
+        key=lambda f: [int(x) for x in f.stem.split("-")],
+    )
+    at = np.array([[int(x) for x in f.stem.split("-")] for f in files])
+    vectors = np.stack([np.load(f) for f in files])
+    np.savez_compressed(
+        archive,
+        gram=np.triu(vectors @ vectors.T),
+        owner=at[:, 0],
+        right=np.array([prompts[k].right[i] for k, i in at]),
+        hits=np.array([sum(p.right) for p in prompts]),
+        samples=np.array([len(p.right) for p in prompts]),
+        texts=np.array(
+            [
+                len({tuple(p.completions[i]) for k, i in at if k == j and p.right[i]})
+                for j, p in enumerate(prompts)
+            ]
+        ),
+        tokens=np.array([np.mean([len(c) for c in p.completions]) for p in prompts]),
+        tried=len(read(folder)),
+        errors=np.load(folder / "errors.npy"),
+    )
+
+
+def write(archive: Path, design: Design, page: Path) -> None:
+    """The page of an archive."""
+    with np.load(archive) as data:
+        saved = {name: data[name] for name in data.files}
+    gram = (saved["gram"] + np.triu(saved["gram"], 1).T).astype(float)
+    owner, right, rate = saved["owner"], saved["right"], saved["hits"] / saved["samples"]
+    m = moments(gram, owner, right, rate)
+    rarer = Moments(rate / design.rarer, m.signal, m.hit_noise, m.miss_noise)
+    scored = np.array(
+        [[(right & (owner == i)).sum(), (~right & (owner == i)).sum()] for i in range(len(rate))]
+    )
+    parts = [
+        "# What an allocation does to one step's gradient where right completions differ",
+        _design(),
+        f"{len(rate)} prompts of {int(saved['tried'])} candidates, {int(saved['samples'][0])} completions "
+        f"each, {saved['tokens'].mean():.0f} tokens on average; scores of {scored[:, 0].sum()} hits and "
+        f"{scored[:, 1].sum()} misses. Error of a sketched inner product over |x||y|: "
+        f"{np.sqrt((saved['errors'] ** 2).mean()):.4f} (root mean square of {len(saved['errors'])}).",
+        _noise(m, scored[:, 0], saved["texts"]),
+        _misses(gram, owner, right, m),
+        _steps("One step at equal rollouts", m, design),
+        _steps(f"If successes were {design.rarer} times rarer", rarer, design),
+    ]
+    page.write_text("\n\n".join(parts) + "\n")
+
+
+def _design() -> str:
+    design = yaml.safe_load(FILE.read_text())
+    lines = ["## Written down before it ran", ""]
+    return "\n".join(
+        lines + [f"- {line}" for part in ("confirms", "refutes", "limits") for line in design[part]]
+    )
+
+
+def _noise(m: Moments, hits: Array, texts: Array) -> str:
+    r, (low, high) = pooled_r(m), bootstrap(m, pooled_r)
+    each = m.hit_noise / m.norms
+    cosine = m.norms / (m.norms + m.hit_noise)
+    half = jackknife(np.array([overlap(m[at]) for at in without(len(m.rate))]))
+    trend = stats.spearmanr(m.rate, cosine)
+    rows = [
+        f"| {p:.2f} | {c} | {t} | {x:.1f} | {s:.3f} |"
+        for p, c, t, x, s in sorted(zip(m.rate, hits, texts, each, cosine, strict=True))
+    ]
+    return "\n".join(
+        [
+            "## The noise of one hit",
+            "",
+            f"**r = {r:.1f} ({low:.1f} to {high:.1f}), pooled** (bootstrap over prompts); median "
+            f"of the prompts {np.median(each):.1f}. Overlap of different prompts: **{overlap(m):.2f} ± "
+            f"{half:.2f}** of |μ|². Rank correlation of success rate and cosine: {trend.statistic:+.2f} "
+            f"(p = {trend.pvalue:.2f}).",
+            "",
+            "| success rate | hits scored | different texts | r | cosine of two hits, 1/(1 + r) |",
+            "|---:|---:|---:|---:|---:|",
+            *rows,
+        ]
+    )
+
+
+def _misses(gram: Array, owner: Index, right: Mask, m: Moments) -> str:
+    """All scores have mean 0, so hits and misses must point against each other by a known amount."""
+    n = range(len(m.rate))
+    seen = [gram[np.ix_(right & (owner == i), ~right & (owner == i))].mean() for i in n]
+    foretold = -m.norms * m.rate / (1 - m.rate)
+    return (
+        f"A check of scores and sampler: Σ μ_hit·μ_miss is {np.sum(seen) / m.norms.sum():+.3f} of Σ|μ_hit|², "
+        f"and {foretold.sum() / m.norms.sum():+.3f} by p μ_hit + (1 - p) μ_miss = 0. Variance of one miss "
+        f"over that of one hit: {m.miss_noise.sum() / m.hit_noise.sum():.2f}."
+    )
+
+
+def _steps(title: str, m: Moments, design: Design) -> str:
+    """ValueError where the scores are too few to tell |μ|² from 0."""
+    r = pooled_r(m)
+    if r <= 0:
+        raise ValueError(f"pooled r is {r:.3g}: |μ|² cannot be told from 0, more scores are needed")
+    found = steps(m, design, r)
+    alone = steps(Moments(m.rate, np.diag(m.norms), m.hit_noise, m.miss_noise), design, r)
+    left = np.array([steps(m[at], design, r) for at in without(len(m.rate))])
+    half, less = jackknife(left), jackknife(left - left[:, :1])
+    lines = [
+        f"## {title}",
+        "",
+        f"G = {design.group_size}, G0 = {design.pre_rollouts}, {len(m.rate)} prompts, {design.batches} "
+        f"batches a rule; first_hit and expected_worth in {design.rounds} rounds. Cosine to M = Σ ∇log p; "
+        "− uniform: less the same objective under uniform. Bias² and variance over |M|², scaled so that "
+        "E[x]·M = |M|². ± is half a 95% interval, jackknife over prompts. Orthogonal: with the overlap at 0.",
+        "",
+        "| objective | rule | cosine | − uniform | bias² | variance | SNR | orthogonal |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for j, objective in enumerate(objectives(r)):
+        for i, rule in enumerate(rules(r, design.rounds)):
+            (cosine, bias2, variance, snr), (by, of_bias, of_variance, _) = found[i, j], half[i, j]
+            gain = f"{cosine - found[0, j, 0]:+.3f} ± {less[i, j, 0]:.3f}" if i else ""
+            lines.append(
+                f"| {objective} | {rule} | {cosine:.3f} ± {by:.3f} | {gain} | {bias2:.2f} ± {of_bias:.2f} | "
+                f"{variance:.2f} ± {of_variance:.2f} | {snr:.2f} | {alone[i, j, 0]:.3f} |"
+            )
+    return "\n".join(lines)

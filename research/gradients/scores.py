@@ -1,0 +1,91 @@
+"""Scores: the gradient of log p(completion | prompt) by all weights but the embedding, kept as sketches.
+
+A sketch signs the gradient's entries at random and adds those whose index is equal modulo `width`. Inner
+products of sketches are unbiased; their error is about |x||y|/√width. One file a score, so an interrupted
+run continues.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, pad
+from transformers import PreTrainedModel
+
+from research.gradients.bank import Sampled
+from research.gradients.design import Design
+from research.gradients.noise import Array
+
+
+def signs(size: int, width: int, seed: int) -> Tensor:
+    """(rows, width) of ±1, rows · width being at least `size`."""
+    shape = (-(-size // width), width)
+    return torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)).float() * 2 - 1
+
+
+def sketch(vector: Tensor, signs_: Tensor) -> Tensor:
+    """(width,) of a vector (size,)."""
+    padded = pad(vector, (0, signs_.numel() - len(vector)))
+    return (padded.view(signs_.shape) * signs_).sum(0)
+
+
+def weights(model: PreTrainedModel) -> list[Tensor]:
+    """All weights but the embedding, which may be tied to the output."""
+    model.requires_grad_(True)
+    model.get_input_embeddings().weight.requires_grad_(False)
+    return [w for w in model.parameters() if w.requires_grad]
+
+
+def score(model: PreTrainedModel, by: list[Tensor], prompt: list[int], completion: list[int]) -> Tensor:
+    """(size,) the gradient of the completion's log probability, its end of line included."""
+    ids = torch.tensor([prompt + completion])
+    logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(completion) + 1).logits[0, :-1]
+    log_p = -cross_entropy(logits.float(), ids[0, -len(completion) :], reduction="sum")
+    return torch.cat([g.flatten() for g in torch.autograd.grad(log_p, by)])
+
+
+def chosen(prompt: Sampled, design: Design) -> tuple[list[int], list[int]]:
+    """Which completions have scores: the first hits and the first misses."""
+    hits = [i for i, right in enumerate(prompt.right) if right]
+    misses = [i for i, right in enumerate(prompt.right) if not right]
+    return hits[: design.hits], misses[: design.misses]
+
+
+def measure(folder: Path, design: Design, model: PreTrainedModel, prompts: list[Sampled]) -> None:
+    """Every score that `folder` lacks, all prompts in turn, and the sketches' errors on the first ones."""
+    by = weights(model)
+    signs_ = signs(sum(w.numel() for w in by), design.width, design.seed)
+    (folder / "scores").mkdir(exist_ok=True)
+    if not (folder / "errors.npy").exists():
+        first = [
+            (p, p.completions[i]) for p in prompts[: design.exact // 2] for i in chosen(p, design)[0][:2]
+        ]
+        np.save(folder / "errors.npy", _errors([score(model, by, p.prompt, c) for p, c in first], signs_))
+    order = [(at, k, i) for k, p in enumerate(prompts) for at, i in _in_turn(*chosen(p, design))]
+    for _, k, i in sorted(order):
+        file = folder / "scores" / f"{k}-{i}.npy"
+        if not file.exists():
+            vector = sketch(score(model, by, prompts[k].prompt, prompts[k].completions[i]), signs_)
+            np.save(file.with_suffix(".part.npy"), vector.numpy())
+            file.with_suffix(".part.npy").rename(file)
+
+
+def _in_turn(hits: list[int], misses: list[int]) -> list[tuple[float, int]]:
+    """Each completion with its place in the order, misses spread evenly among the hits."""
+    spread = [(len(hits) * (j + 0.5) / len(misses), i) for j, i in enumerate(misses)]
+    return [*((float(j), i) for j, i in enumerate(hits)), *spread]
+
+
+def _errors(exact: list[Tensor], signs_: Tensor) -> Array:
+    """(pairs,) error of sketched inner products over |x||y|, pairs of a vector with itself included."""
+    short = [sketch(x, signs_) for x in exact]
+    pairs = [(i, j) for i in range(len(exact)) for j in range(i + 1)]
+    return np.array(
+        [
+            float((short[i] @ short[j] - exact[i] @ exact[j]) / (exact[i].norm() * exact[j].norm()))
+            for i, j in pairs
+        ]
+    )

@@ -1,0 +1,114 @@
+"""The step of each rule and objective at equal rollouts, against M, the sum of ∇log p over the prompts.
+
+Rules are simulated on the bank's success rates; given the counts, a step's moments follow from those of the
+scores. Drawing scores from the bank again would take the noise of its own means for signal: with m hits |μ|²
+would grow by r/m.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from functools import cache
+
+import numpy as np
+
+from hora_rl.allocator import Session
+from hora_rl.common.advantages import formula
+from research.gradients.design import Design
+from research.gradients.noise import Array, Index, Moments
+
+Weights = Callable[[int, int], tuple[float, float]]
+"""Weight of one hit's and of one miss's score in the step, of a group with c hits among n."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step x, scaled so that E[x]·M = |M|²; `bias2` and `variance` (a trace) are over |M|².
+
+    cosine: E[x·M] over √(E|x|² |M|²), that is 1/√(1 + bias2 + variance). snr: |E[x]|² over the variance.
+    """
+
+    cosine: float
+    bias2: float
+    variance: float
+    snr: float
+
+
+def rules(r: float, rounds: int) -> dict[str, tuple[str, int, str]]:
+    """Name → (rule, rounds, stop)."""
+    worths = {
+        f"expected_worth({x:.3g})": (f"expected_worth({x:.3g})", rounds, "none") for x in (r / 2, r, 2 * r)
+    }
+    return {
+        "uniform": ("uniform", 1, "none"),
+        "hora": ("hit_utility", 1, "none"),
+        "first_hit, stop": ("first_hit", rounds, "hit"),
+        **worths,
+    }
+
+
+def objectives(r: float) -> dict[str, Weights]:
+    """Those of the learner, and the hits' mean score times c/(c + r)."""
+    names = ("grpo", "rloo", "max_rl", "likelihood")
+    shrunken: Weights = lambda c, n: (1 / (c + r), 0.0)  # noqa: E731
+    return {**{name: _learners(name) for name in names}, f"shrunken({r:.3g})": shrunken}
+
+
+def _learners(objective: str) -> Weights:
+    of_group = formula(objective)
+
+    @cache
+    def weights(c: int, n: int) -> tuple[float, float]:
+        each = of_group((np.arange(n) < c).astype(float)) / n
+        return float(each[0]) if c else 0.0, float(each[-1]) if c < n else 0.0
+
+    return weights
+
+
+def counts(rate: Array, design: Design, rule: tuple[str, int, str]) -> tuple[Index, Index]:
+    """Successes and sizes (batches, n) of groups, sampled as `rule` says; n · G rollouts in every batch."""
+    random = np.random.default_rng(design.seed)
+    n, (name, rounds, stop) = len(rate), rule
+    found = []
+    for _ in range(design.batches):
+        budget = n * (design.group_size - design.pre_rollouts)
+        session = Session(n, budget, name, rounds=rounds, stop=stop)
+        session.tell(random.binomial(design.pre_rollouts, rate), design.pre_rollouts)
+        while not session.done:
+            extra = session.ask()
+            session.tell(random.binomial(extra, rate), extra)
+        found.append((session.successes, session.trials))
+    c, size = zip(*found, strict=True)
+    return np.array(c), np.array(size)
+
+
+def step(m: Moments, c: Index, size: Index, weights: Weights) -> Step:
+    """Of the counts (batches, n)."""
+    of_groups = [
+        [weights(int(a), int(b)) for a, b in zip(*row, strict=True)] for row in zip(c, size, strict=True)
+    ]
+    hit, miss = np.moveaxis(np.array(of_groups), -1, 0)
+    along = hit * c - miss * (size - c) * m.rate / (1 - m.rate)  # of each μ_i, given the counts
+    noise = (hit**2 * c * m.hit_noise + miss**2 * (size - c) * m.miss_noise).sum(1).mean()
+    mean, target = along.mean(0), m.signal.sum()
+    square = float(np.einsum("bi,ij,bj->b", along, m.signal, along).mean() + noise)
+    of_mean, reach = float(mean @ m.signal @ mean), float((mean @ m.signal).sum())
+    scale = target / reach**2
+    return Step(
+        cosine=float(reach / np.sqrt(square * target)),
+        bias2=float(of_mean * scale - 1),
+        variance=float((square - of_mean) * scale),
+        snr=of_mean / (square - of_mean),
+    )
+
+
+def steps(m: Moments, design: Design, r: float) -> Array:
+    """(rules, objectives, 4) the figures of `Step`."""
+    return np.array(
+        [
+            [astuple(step(m, *sampled, weights)) for weights in objectives(r).values()]
+            for rule in rules(r, design.rounds).values()
+            for sampled in [counts(m.rate, design, rule)]
+        ]
+    )

@@ -1,0 +1,140 @@
+"""The offline study of one step's gradient: estimators against what they must find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from research.gradients import bank, report, scores
+from research.gradients.design import Design, load
+from research.gradients.noise import Array, Moments, moments, overlap, pooled_r
+from research.gradients.steps import counts, objectives, rules, step
+
+DESIGN = load()
+
+
+def synthetic(r: float, shared: float, n: int = 8, hits: int = 24, dim: int = 2000) -> tuple[Array, Moments]:
+    """Means (n, dim) of squared norm about 1 and overlap `shared`, and moments of noisy scores of them."""
+    random = np.random.default_rng(1)
+    own, common = random.normal(size=(n, dim)), random.normal(size=dim)
+    mean = (np.sqrt(1 - shared) * own + np.sqrt(shared) * common) / np.sqrt(dim)
+    rate = np.full(n, 0.25)
+    noise = random.normal(size=(n, 2 * hits, dim)) * np.sqrt(r / dim)
+    all_ = np.concatenate([mean[:, None] + noise[:, :hits], -mean[:, None] / 3 + noise[:, hits:]], axis=1)
+    flat = all_.reshape(-1, dim)
+    owner, right = np.repeat(np.arange(n), 2 * hits), np.tile(np.arange(2 * hits) < hits, n)
+    return mean, moments(flat @ flat.T, owner, right, rate)
+
+
+@pytest.mark.parametrize(("r", "shared"), [(0.5, 0.0), (15.0, 0.0), (15.0, 0.3)])
+def test_r_and_overlap_are_those_of_the_scores(r: float, shared: float) -> None:
+    mean, m = synthetic(r, shared)
+    assert pooled_r(m) == pytest.approx(r / np.mean((mean**2).sum(1)), rel=0.12)
+    assert overlap(m) == pytest.approx(shared, abs=0.08)
+    assert m.miss_noise == pytest.approx(m.hit_noise, rel=0.15)
+
+
+def test_equal_hits_have_no_noise() -> None:
+    _, m = synthetic(0.0, 0.0)
+    assert pooled_r(m) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_inner_products_of_sketches_err_by_one_over_the_root_of_their_width() -> None:
+    random, width = torch.Generator().manual_seed(0), 251
+    vectors = torch.randn(40, 20_000, generator=random)
+    signs = scores.signs(20_000, width, seed=3)
+    short = torch.stack([scores.sketch(v, signs) for v in vectors])
+    norms = vectors.norm(dim=1)
+    errors = ((short @ short.T - vectors @ vectors.T) / norms[:, None] / norms)[
+        ~torch.eye(40, dtype=torch.bool)
+    ]
+    assert float(errors.mean()) == pytest.approx(0, abs=0.01)
+    assert float(errors.square().mean().sqrt()) == pytest.approx(width**-0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("rule", list(rules(15.0, DESIGN.rounds).values()), ids=lambda rule: rule[0])
+def test_every_rule_spends_the_same_rollouts(rule: tuple[str, int, str]) -> None:
+    c, size = counts(np.linspace(0.05, 0.8, 6), replace(DESIGN, batches=5), rule)
+    assert (size.sum(1) == 6 * DESIGN.group_size).all()
+    assert (size >= DESIGN.pre_rollouts).all()
+    assert (c <= size).all()
+
+
+@pytest.mark.parametrize("objective", list(objectives(15.0)))
+def test_a_step_has_the_moments_of_drawn_scores(objective: str) -> None:
+    """Steps are summed up from scores drawn with the means, variances and rates that the moments state."""
+    random, n, dim, rate = np.random.default_rng(2), 3, 40, np.array([0.2, 0.4, 0.6])
+    mean = random.normal(size=(n, dim)) / np.sqrt(dim) + 0.05
+    m = Moments(rate, mean @ mean.T, np.array([2.0, 1.0, 3.0]), np.array([1.0, 2.0, 1.0]))
+    weights = objectives(15.0)[objective]
+    c, size = counts(rate, replace(DESIGN, batches=2000), ("uniform", 1, "none"))
+    drawn = np.zeros((len(c), dim))
+    for b, row in enumerate(c):
+        for i, hits in enumerate(row):
+            for right, k, v in ((True, hits, m.hit_noise[i]), (False, size[b, i] - hits, m.miss_noise[i])):
+                at = mean[i] if right else -mean[i] * rate[i] / (1 - rate[i])
+                score = at + random.normal(size=(k, dim)) * np.sqrt(v / dim)
+                drawn[b] += weights(int(hits), int(size[b, i]))[0 if right else 1] * score.sum(0)
+    found, target, centre = step(m, c, size, weights), mean.sum(0), drawn.mean(0)
+    variance = drawn.var(0).sum()
+    square = (drawn**2).sum(1).mean()
+    assert found.cosine == pytest.approx(centre @ target / np.sqrt(square * target @ target), rel=0.05)
+    assert found.snr == pytest.approx(centre @ centre / variance, rel=0.1)
+    assert found.cosine == pytest.approx(1 / np.sqrt(1 + found.bias2 + found.variance))
+
+
+def test_the_worth_of_a_batch_is_the_squared_cosine_of_its_best_weights() -> None:
+    """Orthogonal prompts of equal norm, all groups with c hits: cosine² = c/(c + r)."""
+    m = Moments(np.full(4, 0.5), np.eye(4), np.full(4, 6.0), np.full(4, 6.0))
+    fixed = np.full((1, 4), 3)
+    assert step(m, fixed, fixed * 2, objectives(6.0)["shrunken(6)"]).cosine ** 2 == pytest.approx(3 / 9)
+
+
+def test_word_problems_differ_and_are_judged_by_the_last_answer() -> None:
+    found = bank.problems(30, seed=0)
+    assert len(dict(found)) == 30
+    assert found == bank.problems(30, seed=0)
+    assert bank.is_right(" He has 3 and 4, so 3 + 4 = 7. The answer is 7.", 7)
+    assert not bank.is_right(" He has 3 and 4, so 3 + 4 = 7. The answer is 77.", 7)
+
+
+@pytest.mark.system
+def test_a_small_study_runs_through_and_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=17, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = LlamaForCausalLM(config).eval()
+    lines, random = torch.tensor([0]), torch.Generator().manual_seed(0)
+    made = [bank.sample(model, [1, 2, k], 60, 2, lines, random) for k in (3, 4, 5)]
+    assert all(len(c) == 2 or c[-1] == 0 for group in made for c in group)
+    assert all(0 not in c[:-1] for group in made for c in group)
+    prompts = [
+        bank.Sampled("", 0, [1, 2, k], group, [c[0] < 5 for c in group])
+        for k, group in zip((3, 4, 5), made, strict=True)
+    ]
+    small: Design = replace(DESIGN, hits=9, misses=3, width=101, batches=5, min_hits=3)
+    (tmp_path / "bank.jsonl").write_text("".join(_line(p) for p in prompts) + '{"text": "cut')
+    assert bank.read(tmp_path) == prompts
+    scores.measure(tmp_path, small, model, prompts)
+    files = {f: f.stat().st_mtime_ns for f in (tmp_path / "scores").iterdir()}
+    assert len(files) == 3 * 12
+    next(iter(files)).unlink()
+    scores.measure(tmp_path, small, model, prompts)
+    assert {f for f in files if f.stat().st_mtime_ns != files[f]} == {next(iter(files))}
+    report.pack(tmp_path, small, tmp_path / "gradients.npz")
+    report.write(tmp_path / "gradients.npz", small, tmp_path / "gradients.md")
+    assert (tmp_path / "gradients.md").read_text().count("shrunken(") == 12
+
+
+def _line(prompt: bank.Sampled) -> str:
+    import json
+    from dataclasses import asdict
+
+    return json.dumps(asdict(prompt)) + "\n"
