@@ -17,12 +17,12 @@ from hora_rl.common.answers import load_extract
 from research.gradients.design import Design
 
 SHOTS = (
-    "Q: Ann has 14 pens and buys 23 more. How many pens does she have?\n"
-    "A: She has 14 pens and gets 23 more, so 14 + 23 = 37. The answer is 37.\n"
-    "Q: Ben has 45 nuts and eats 12. How many nuts are left?\n"
-    "A: He has 45 nuts and loses 12, so 45 - 12 = 33. The answer is 33.\n"
-    "Q: Eva has 6 bags with 7 coins in each. How many coins does she have?\n"
-    "A: There are 6 bags of 7 coins, so 6 * 7 = 42. The answer is 42.\n"
+    "Q: Ann has 4 pens and buys 3 more. How many pens does she have?\n"
+    "A: She has 4 pens and gets 3 more, so 4 + 3 = 7. The answer is 7.\n"
+    "Q: Ben has 8 nuts and eats 2. How many nuts are left?\n"
+    "A: He has 8 nuts and loses 2, so 8 - 2 = 6. The answer is 6.\n"
+    "Q: Eva has 3 bags with 5 coins in each. How many coins does she have?\n"
+    "A: There are 3 bags of 5 coins, so 3 * 5 = 15. The answer is 15.\n"
 )
 NAMES, THINGS = ("Tom", "Lea", "Max", "Ida", "Sam", "Zoe"), ("apples", "books", "cards", "eggs", "stamps")
 
@@ -44,8 +44,8 @@ def problems(n: int, seed: int) -> list[tuple[str, int]]:
     found: dict[str, int] = {}
     while len(found) < n:
         name, thing = draw.choice(NAMES), draw.choice(THINGS)
-        a, b = draw.randint(21, 79), draw.randint(11, 19)
-        few, many = draw.randint(3, 9), draw.randint(6, 12)
+        a, b = draw.randint(5, 9), draw.randint(1, 4)
+        few, many = draw.randint(2, 5), draw.randint(2, 6)
         kinds = (
             (f"{name} has {a} {thing} and buys {b} more. How many {thing} does {name} have?", a + b),
             (f"{name} has {a} {thing} and gives away {b}. How many {thing} are left?", a - b),
