@@ -91,7 +91,8 @@ def _noise(m: Moments, hits: Array, texts: Array) -> str:
     r, (low, high) = pooled_r(m), bootstrap(m, pooled_r)
     each = m.hit_noise / m.norms
     cosine = m.norms / (m.norms + m.hit_noise)
-    half = jackknife(np.array([overlap(m[at]) for at in without(len(m.rate))]))
+    others = [m[at] for at in without(len(m.rate))]
+    half, of_r = jackknife(np.array([[overlap(part), pooled_r(part)] for part in others]))
     trend = stats.spearmanr(m.rate, cosine)
     rows = [
         f"| {p:.2f} | {c} | {t} | {x:.1f} | {s:.3f} |"
@@ -101,7 +102,8 @@ def _noise(m: Moments, hits: Array, texts: Array) -> str:
         [
             "## The noise of one hit",
             "",
-            f"**r = {r:.1f} ({low:.1f} to {high:.1f}), pooled** (bootstrap over prompts); median "
+            f"**r = {r:.1f} ({low:.1f} to {high:.1f}), pooled** (bootstrap over prompts; jackknife ± "
+            f"{of_r:.1f}); median "
             f"of the prompts {np.median(each):.1f}. Overlap of different prompts: **{overlap(m):.2f} ± "
             f"{half:.2f}** of |μ|². Rank correlation of success rate and cosine: {trend.statistic:+.2f} "
             f"(p = {trend.pvalue:.2f}).",
@@ -118,10 +120,12 @@ def _misses(gram: Array, owner: Index, right: Mask, m: Moments) -> str:
     n = range(len(m.rate))
     seen = [gram[np.ix_(right & (owner == i), ~right & (owner == i))].mean() for i in n]
     foretold = -m.norms * m.rate / (1 - m.rate)
+    apart = np.array(seen) - foretold
+    half = jackknife(np.array([apart[at].sum() / m.norms[at].sum() for at in without(len(m.rate))]))
     return (
-        f"A check of scores and sampler: Σ μ_hit·μ_miss is {np.sum(seen) / m.norms.sum():+.3f} of Σ|μ_hit|², "
-        f"and {foretold.sum() / m.norms.sum():+.3f} by p μ_hit + (1 - p) μ_miss = 0. Variance of one miss "
-        f"over that of one hit: {m.miss_noise.sum() / m.hit_noise.sum():.2f}."
+        f"A check of scores and sampler: Σ μ_hit·μ_miss is {np.sum(seen) / m.norms.sum():+.2f} of Σ|μ_hit|², "
+        f"and {foretold.sum() / m.norms.sum():+.2f} by p μ_hit + (1 - p) μ_miss = 0 (± {half:.2f}). "
+        f"Variance of one miss over that of one hit: {m.miss_noise.sum() / m.hit_noise.sum():.2f}."
     )
 
 
