@@ -37,7 +37,7 @@ ELSEWHERE = {
     "docs/tutorial/first-run.md": "tests/system/test_first_run.py",
     "docs/tutorial/your-own-task.md": "tests/system/test_tutorial_own_task.py",
 }
-UNRUN = {"docs/how-to/deploy-in-containers.md": 2}
+UNRUN = {"docs/how-to/deploy-in-containers.md": 2, "docs/how-to/reproduce-the-paper.md": 2}
 """Pages whose commands need what no test has, and which say so."""
 
 
