@@ -91,9 +91,8 @@ def direct(config: Config, batches: int) -> Speed:
     """One engine given all requests of all batches at once: nothing would keep it fuller."""
     from hora_rl.actors.coordinator.deployment import render_prompts
     from hora_rl.actors.generator.vllm_engine import Engine
-    from hora_rl.common.data.prompts import load_tokenizer
 
-    prompts = render_prompts(config, load_tokenizer(config.model.path))
+    prompts = render_prompts(config)
     rollout, seed = config.rollout, config.run.seed
     # The requests of a shard under the uniform rule: G0 samples and G - G0 samples of every prompt.
     sizes: tuple[tuple[Phase, int], ...] = (

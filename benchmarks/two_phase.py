@@ -41,7 +41,6 @@ from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.sampling import Generate, Sampler, Score
 from hora_rl.actors.coordinator.shard import Shard, next_round, phase_a, phase_b
 from hora_rl.common.config import Config
-from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.load import load
 from hora_rl.common.types import Completion, SamplingRequest
 
@@ -139,7 +138,7 @@ async def measure_side(run: RunShard, shards: Sequence[Shard], in_flight: int, m
 
 def shards_of(config: Config, count: int, repeat: int) -> list[Shard]:
     """`count` shards of the data set, other ones in every repeat."""
-    data = render_prompts(config, load_tokenizer(config.model.path))
+    data = render_prompts(config)
     n = config.rollout.prompts_per_shard
     rows = [[(repeat * count + s) * n + i for i in range(n)] for s in range(count)]
     return [

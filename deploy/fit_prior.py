@@ -23,7 +23,6 @@ from hora_rl.allocator.priors.fit import fit_prior, outcomes
 from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
 from hora_rl.common.config import Config
 from hora_rl.common.console import say, working
-from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import load
 from hora_rl.deploy.cli import main
@@ -52,7 +51,7 @@ def fit(
     groups = _records(run)
     with working(f"fitting {name}", 3) as begin:
         begin("prompts")
-        prompts = render_prompts(config, load_tokenizer(config.model.path, config.model.trust_remote_code))
+        prompts = render_prompts(config)
         begin(f"features of {len(prompts)} prompts")
         known = None if name in UNCONDITIONED else features_of(config, prompts)
         prior = make_prior(name, n=len(prompts), features=known, seed=config.run.seed)
@@ -109,7 +108,7 @@ def _replayed(run: Path, groups: list[dict], name: str, features: str | None) ->
     config = _configured(run, name, features)
     with working(f"preparing {name}", 2) as begin:
         begin("prompts")
-        prompts = render_prompts(config, load_tokenizer(config.model.path, config.model.trust_remote_code))
+        prompts = render_prompts(config)
         begin(f"features of {len(prompts)} prompts")
         prior = prior_of(config, prompts)
     index, successes, trials = outcomes(groups)

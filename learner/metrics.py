@@ -66,11 +66,18 @@ def step_metrics(
         "tokens_trained": sums.get("tokens_trained", 0.0),
         "lag/mean": float(lags.mean()),
         "lag/max": float(lags.max()),
+        **_groups(groups, rewards),
+        **_successes(groups, sources),
+        **_packing(sums, ranks),
+    }
+
+
+def _groups(groups: Sequence[Group], rewards: Sequence[np.ndarray]) -> dict[str, float]:
+    """Shares of the groups, whose rollouts earned `rewards` (G_i,) each."""
+    return {
         "groups/zero_signal": float(np.mean([np.ptp(r) == 0.0 for r in rewards])),
         "groups/size_one": float(np.mean([len(r) == 1 for r in rewards])),
         "groups/mixed_phases": float(np.mean([g.mixed_phases for g in groups])),
-        **_successes(groups, sources),
-        **_packing(sums, ranks),
     }
 
 

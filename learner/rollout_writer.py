@@ -131,12 +131,16 @@ def table_of(step: int, groups: Sequence[Group], config: Config, texts: Texts) -
     names = list(dict.fromkeys([*config.reward_names, *earned]))
     form = schema(names, logprobs=config.telemetry.rollouts_logprobs)
     ordered = sorted(groups, key=lambda g: g.prompt_index)
-    rows = [row for g in ordered for row in _rows(step, g, config.of(g.source).reward.weights, texts)]
+    weights = {source: config.of(source).reward.weights for source in config.source_names}
+    kept = config.telemetry.rollouts_logprobs
+    rows = [row for g in ordered for row in _rows(step, g, weights[g.source], texts, logprobs=kept)]
     table = pa.Table.from_pylist(rows, schema=form)
     return table.replace_schema_metadata({KEPT: config.telemetry.rollouts})
 
 
-def _rows(step: int, group: Group, weights: Mapping[str, float], texts: Texts) -> Iterator[dict[str, object]]:
+def _rows(
+    step: int, group: Group, weights: Mapping[str, float], texts: Texts, *, logprobs: bool
+) -> Iterator[dict[str, object]]:
     of_group = {
         "step": step,
         "batch": group.batch,
@@ -147,7 +151,10 @@ def _rows(step: int, group: Group, weights: Mapping[str, float], texts: Texts) -
         "prompt_text": texts.prompt(group.prompt_tokens),
     }
     for number, rollout in enumerate(group.rollouts):
-        yield of_group | {"number": number} | _row(rollout, weights, texts.completion)
+        row = of_group | {"number": number} | _row(rollout, weights, texts.completion)
+        if logprobs:
+            row |= {"tokens": rollout.tokens, "logprobs": rollout.logprobs.astype("float16")}
+        yield row
 
 
 def _row(rollout: Rollout, weights: Mapping[str, float], text: Callable[[Rollout], str]) -> dict[str, object]:
@@ -165,8 +172,6 @@ def _row(rollout: Rollout, weights: Mapping[str, float], text: Callable[[Rollout
         "version_max": max(s.version for s in spans),
         "versions": [asdict(span) for span in spans],
         "completion": text(rollout),
-        "tokens": rollout.tokens,
-        "logprobs": rollout.logprobs.astype("float16"),
     }
     if origin is not None:
         times = {name: getattr(origin, name) for name in ("queued", "first_token", "done", "scored")}

@@ -26,7 +26,7 @@ from hora_rl.learner.batch import MicroBatch, measurable, micro_batches, samples
 from hora_rl.learner.candidates import candidate, is_candidate, is_missing
 from hora_rl.learner.drift import ENOUGH
 from hora_rl.learner.engine import Update
-from hora_rl.learner.estimator import estimator_of
+from hora_rl.learner.estimator import Estimator, estimator_of
 from hora_rl.learner.export import export
 from hora_rl.learner.parts import Parts
 from hora_rl.learner.prefixes import rows_of
@@ -111,7 +111,7 @@ def train_step(parts: Parts, step: int) -> Update:
     parts.heart.tell(state=STEPPING, step=step)
     groups = parts.reader.read(step, partial(publish_with_rank_0, parts, step))
     estimator, per_batch = estimator_of(config), config.rollout.prompts_per_batch
-    samples = samples_at(groups, estimator, per_batch, step, totals_at(parts, groups))
+    samples = samples_at(groups, estimator, per_batch, step, totals_at(parts, estimator, groups))
     rows = rows_of(samples, config.learner.tokens_per_microbatch, parts.engine.sharing)
     micro, packing = micro_batches(rows, config.learner.tokens_per_microbatch)
     flops = parts.engine.shape.flops(rows)
@@ -144,12 +144,12 @@ def _fresh(parts: Parts, step: int) -> MicroBatch | None:
     return max(micro, key=lambda m: int(m.match.sum()), default=None)
 
 
-def totals_at(parts: Parts, groups: list[Group]) -> Totals | None:
+def totals_at(parts: Parts, estimator: Estimator, groups: list[Group]) -> Totals | None:
     """Sums over the groups of all ranks, where the objective needs them and there are several ranks; then a
     collective."""
     if parts.world == 1 or not parts.config.learner.objective.over_batch:
         return None
-    return over_ranks(estimator_of(parts.config).sums(groups), parts.engine.device)
+    return over_ranks(estimator.sums(groups), parts.engine.device)
 
 
 def _keep_for_inspection(parts: Parts, step: int, groups: list[Group]) -> None:

@@ -148,13 +148,14 @@ async def give_up(client: AsyncRedis, keys: Keys, reason: str) -> None:
     await client.hset(keys.state, mapping=changed(error=reason))
 
 
-def render_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
+def render_prompts(config: Config, tokenizer: Any = None) -> list[Prompt]:
     """The usable rows of the data sets as prompts, one source after the other; row i of the result is prompt
-    i for the whole run.
+    i for the whole run. `tokenizer` is the model's, which is loaded where it is not given.
 
     A prompt longer than rollout.max_prompt_tokens is reported and left out, as is a row that the rewards
     cannot use.
     """
+    tokenizer = tokenizer or load_tokenizer(config.model.path, config.model.trust_remote_code)
     prompts: list[Prompt] = []
     for source in config.source_names:
         own = config.of(source)

@@ -59,11 +59,16 @@ class GaussianProcess:
     def _kernel(self, a: Int, b: Int) -> Float:
         return np.exp(-0.5 * squared_distances(self._x[a], self._x[b]) / self._bandwidth**2)
 
-    def _check_size(self, state: NDArray) -> None:
-        if len(state) != len(self._x):
+    def _of_state(self, state: State, key: str) -> Float:
+        """The numbers (n_prompts,) of a state. ValueError where it is of another process or data set."""
+        if key not in state:
+            raise ValueError(f"prior {self.name}: the state has no {key!r}; it is of another prior")
+        if len(state[key]) != len(self._x):
             raise ValueError(
-                f"prior {self.name}: the state is of {len(state)} prompts, the data set has {len(self._x)}"
+                f"prior {self.name}: the state is of {len(state[key])} prompts, the data set has "
+                f"{len(self._x)}"
             )
+        return np.array(state[key])
 
 
 class GaussianProcessPrior(GaussianProcess):
@@ -91,8 +96,7 @@ class GaussianProcessPrior(GaussianProcess):
         return {"mean": self._mean.copy()}
 
     def load_state_dict(self, state: State) -> None:
-        self._check_size(state["mean"])
-        self._mean = np.array(state["mean"])
+        self._mean = self._of_state(state, "mean")
 
 
 def squared_distances(a: Float, b: Float) -> Float:

@@ -77,7 +77,6 @@ class PooledGaussianProcessPrior(GaussianProcess):
         return {"count": self._count.copy(), "sum": self._sum.copy()}
 
     def load_state_dict(self, state: State) -> None:
-        self._check_size(state["count"])
-        self._count, self._sum = np.array(state["count"]), np.array(state["sum"])
+        self._count, self._sum = self._of_state(state, "count"), self._of_state(state, "sum")
         self._seen, self._inverse = np.zeros(0, dtype=np.int64), np.zeros((0, 0))
         self._extend(np.flatnonzero(self._count > 0))

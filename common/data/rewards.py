@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 
-from hora_rl.common.config import Reward
+from hora_rl.common.config import Config, Reward
 from hora_rl.common.config.reward import CodeTests
 from hora_rl.common.data.code import RowTests, read_tests
-from hora_rl.common.data.datasets import Candidate
+from hora_rl.common.data.datasets import Candidate, Dataset, load_held_out
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.user_rewards import columns_of, is_group
 from hora_rl.common.equality import gold_fault
@@ -91,6 +91,12 @@ def _not_verifiable(row: Candidate) -> str | None:
         return f"{row.field!r} is not an answer: {repr(row.answer)[:60]}"
     fault = gold_fault(row.answer)
     return f"{row.field!r} {fault}: {repr(row.answer)[:60]}" if fault else None
+
+
+def usable_held_out(config: Config) -> Dataset:
+    """The problems of `config.evaluation` that its rewards can use. Raises as `load_held_out`."""
+    own = config.evaluated
+    return load_held_out(config.evaluation, own.data, gold_test(own.reward))
 
 
 def group_functions(reward: Reward, gate: str | None) -> tuple[str, ...]:

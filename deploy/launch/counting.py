@@ -11,9 +11,8 @@ from rich.console import Console
 from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.allocator.planning.forecast import LEAST_PROMPTS
-from hora_rl.common.config import Config, Data, Reward
+from hora_rl.common.config import Config
 from hora_rl.common.data.order import mixed_rows
-from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Prompt
 from hora_rl.deploy.launch.evaluation import about_sampling, figures, in_flight, sampling_bar, sampling_calls
@@ -53,7 +52,7 @@ def count_local(config: Config, number: int, samples: int, out: Path) -> None:
                     score,
                     samples,
                     out,
-                    about={**about_data(config.data, config.reward), **about_sampling(config)},
+                    about={**about_data(config), **about_sampling(config)},
                     seed=config.run.seed,
                     samples_per_request=config.rollout.samples_per_request,
                     in_flight=in_flight(config.generator, config.rollout.samples_per_request),
@@ -84,7 +83,7 @@ def choose(config: Config, number: int) -> list[Prompt]:
         )
     if number < LEAST_PROMPTS:
         raise CountsError(f"--prompts ({number}): a plan needs {LEAST_PROMPTS} training prompts or more")
-    found = render_prompts(config, load_tokenizer(config.model.path, config.model.trust_remote_code))
+    found = render_prompts(config)
     mixture = mixture_of(config.data.sources, found)
     try:
         rows = mixed_rows(0, number, mixture, config.run.seed)
@@ -95,11 +94,12 @@ def choose(config: Config, number: int) -> list[Prompt]:
     return [found[row] for _, row in rows]
 
 
-def about_data(data: Data, reward: Reward) -> dict[str, object]:
+def about_data(config: Config) -> dict[str, object]:
     """Which data and successes counts are of, for the file that holds them."""
-    if not data.sources:
-        return {"data": data.path}
-    judged = [(name, source, source.reward or reward) for name, source in data.sources.items()]
+    sources = config.data.sources
+    if not sources:
+        return {"data": config.data.path}
+    judged = [(name, source, config.of(name).reward) for name, source in sources.items()]
     return {
         "data": {name: [source.path, source.weight, r.success, r.success_at] for name, source, r in judged}
     }

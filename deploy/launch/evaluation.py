@@ -17,9 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.common.config import Config, Data, Environment, Evaluation, Generator, Reward
 from hora_rl.common.console import shown
-from hora_rl.common.data.datasets import Dataset, load_dataset, load_held_out
+from hora_rl.common.data.datasets import Dataset, load_dataset
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
-from hora_rl.common.data.rewards import gold_test
+from hora_rl.common.data.rewards import gold_test, usable_held_out
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.redis import Redis, connect
 from hora_rl.common.live.state import read_state
@@ -75,9 +75,7 @@ def evaluate_run(
 
 def run_problems(config: Config, console: Console) -> list[Prompt]:
     """The held-out problems of a run's own evaluations."""
-    own = config.evaluated
-    held_out = load_held_out(config.evaluation, own.data, gold_test(own.reward))
-    return prompts(config, own.data, held_out, console)
+    return prompts(config, config.evaluated.data, usable_held_out(config), console)
 
 
 def record_result(config: Config, url: str, run_dir: Path, result: Result) -> None:

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hora_rl.common.config import Config
-from hora_rl.common.data.datasets import load_held_out
-from hora_rl.common.data.rewards import gold_test
+from hora_rl.common.data.rewards import usable_held_out
 from hora_rl.common.errors import ConfigError
 from hora_rl.deploy.launch.evaluation import samples_file
 from hora_rl.evaluation.benchmarks import Benchmark, held_out
@@ -44,8 +43,7 @@ def read_examples(config: Config, run_dir: Path, results: list[Result]) -> list[
     if len(results) < 2:
         return []
     try:
-        own, benchmark = config.evaluated, held_out(config.evaluation)
-        rows = load_held_out(config.evaluation, own.data, gold_test(own.reward)).rows[:NUMBER]
+        rows, benchmark = usable_held_out(config).rows[:NUMBER], held_out(config.evaluation)
         before, after = (_said(benchmark, run_dir, result) for result in (results[0], results[-1]))
     except (ConfigError, OSError):
         return []

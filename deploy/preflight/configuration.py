@@ -20,8 +20,7 @@ from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
 from hora_rl.common.answers import load_extract
 from hora_rl.common.config import Allocation, Config, Evaluation, Reward, Rollout
 from hora_rl.common.config.environment import LIBRARY
-from hora_rl.common.data.datasets import load_held_out
-from hora_rl.common.data.rewards import gold_test, group_functions
+from hora_rl.common.data.rewards import group_functions, usable_held_out
 from hora_rl.common.data.user_rewards import load_reward
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import check_paths
@@ -202,7 +201,7 @@ def evaluation(target: Target) -> Iterator[Finding]:
     if settings.every is None or not target.trains:
         return
     longest, rollout = config.rollout.max_response_tokens, config.rollout
-    problems = load_held_out(config.evaluation, config.evaluated.data, gold_test(config.evaluated.reward))
+    problems = usable_held_out(config)
     mine = min(settings.prompts, len(problems)) * settings.samples
     theirs = settings.every * rollout.prompts_per_batch * rollout.group_size
     best = (

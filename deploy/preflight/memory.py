@@ -108,9 +108,9 @@ def holds(config: Config, shape: ModelShape, cards: Sequence[Card]) -> Finding:
     in_turn = ", not at the same time," if together and config.generator.sleep == "step" else ""
     says = (
         f"{' and '.join(f'{n.part} {n.gib:.1f}' for n in need)} GiB{in_turn} = {total:.1f} GiB on one "
-        f"{card.name} of {card.gib:.1f} GiB, of which {card.gib * (1 - SPARE):.1f} can be given out"
+        f"{card.name} of {card.gib:.1f} GiB, of which {card.usable_gib:.1f} can be given out"
     )
-    return must(total <= card.gib * (1 - SPARE), "GPU memory", says, f"change {KEYS}, or use another card")
+    return must(total <= card.usable_gib, "GPU memory", says, f"change {KEYS}, or use another card")
 
 
 def beside_engine(generator: Generator, transport: str, cards: Sequence[Card]) -> Iterator[Finding]:

@@ -40,6 +40,11 @@ class Card:
     name: str
     gib: float
 
+    @property
+    def usable_gib(self) -> float:
+        """What may be given out."""
+        return self.gib * (1 - SPARE)
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
@@ -113,7 +118,7 @@ def _share(plan: _Plan, card: Card, shape: ModelShape) -> None:
         )
     plan.put("generator", replicas=1, gpus=0.5)
     plan.put("learner", workers=1, gpus=0.5)
-    usable = card.gib * (1 - SPARE)
+    usable = card.usable_gib
     least = least_kv_gib(shape, plan.config)
     smallest = generator_need(shape, plan.config, least)
     sleep = plan.config.generator.sleep
@@ -155,11 +160,12 @@ def _divided(config: Config, cards: Sequence[Card], shape: ModelShape) -> Config
             "them"
         )
     made = [_with_replicas(config, count, len(cards), card, shape) for count in counts]
-    usable = card.gib * (1 - SPARE)
-    return min(
-        made,
-        key=lambda c: (rank_need(shape, c).gib > usable, step_seconds(c, shape, card.name, card.gib)),
-    )
+
+    def rank(one: Config) -> tuple[bool, float]:
+        too_large = rank_need(shape, one).gib > card.usable_gib
+        return too_large, step_seconds(one, shape, card.name, card.gib)
+
+    return min(made, key=rank)
 
 
 def _with_replicas(config: Config, count: int, cards: int, card: Card, shape: ModelShape) -> Config:
@@ -169,7 +175,7 @@ def _with_replicas(config: Config, count: int, cards: int, card: Card, shape: Mo
     plan.put("generator", max_sequences=most_sequences(plan.config, card, shape))
     plan.put("learner", workers=cards - count * config.generator.tensor_parallel)
     for change in ({"zero_stage": 2}, {"gradient_checkpointing": True}, {"zero_stage": 3}):
-        if rank_need(shape, plan.config).gib <= card.gib * (1 - SPARE):
+        if rank_need(shape, plan.config).gib <= card.usable_gib:
             break
         plan.put("learner", **change)
     return plan.config

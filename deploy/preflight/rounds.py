@@ -14,7 +14,7 @@ def rounds(target: Target) -> Iterator[Finding]:
     """How many rollouts the rounds of all shards in flight ask for at once, against the engines' places.
     Places stay empty while a round ends, so it takes more (docs/performance.md, Two phases)."""
     config, rollout = target.config, target.config.rollout
-    if not target.trains or config.allocation.rounds == 1 or not config.allocation.needs_counts:
+    if not target.trains or config.allocation.under(config.allocation.rule).rounds == 1:
         return
     shards = min(
         rollout.shards_in_flight * config.coordinator.replicas, rollout.shards * (1 + rollout.max_staleness)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hora_rl.common.config import Config, Rollout
-from hora_rl.common.data.datasets import load_dataset, load_held_out
+from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.data.order import Mixture, counts_of, mixed_rows
 from hora_rl.common.data.prompts import load_tokenizer, render
-from hora_rl.common.data.rewards import gold_test
+from hora_rl.common.data.rewards import gold_test, usable_held_out
 from hora_rl.common.errors import ConfigError
 from hora_rl.deploy.preflight.findings import Finding, Target, ok, plural
 from hora_rl.evaluation.benchmarks import known_leaks, refuse_long
@@ -40,7 +40,7 @@ def data(target: Target) -> Iterator[Finding]:
         return
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     if config.evaluation.path:
-        problems = load_held_out(config.evaluation, config.evaluated.data, gold_test(config.evaluated.reward))
+        problems = usable_held_out(config)
         rendered = [len(render(tokenizer, row.problem, config.evaluated.data)) for row in problems.rows]
         refuse_long(problems.name, rendered, config.rollout.max_prompt_tokens)
     found = [_usable(config, source, tokenizer) for source in config.source_names]
