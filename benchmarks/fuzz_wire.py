@@ -19,7 +19,7 @@ import numpy as np
 
 from hora_rl.common.errors import WireError
 from hora_rl.common.types import Group, Rollout, VersionSpan
-from hora_rl.common.wire import decode_group, encode_additional, encode_group, encode_pre_rollouts
+from hora_rl.common.wire import decode_group, encode_extra, encode_group, encode_pre_rollouts
 
 HANG_S = 1.0
 LENGTH_MARKS = bytes([0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xD9, 0xDA, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF])
@@ -70,18 +70,18 @@ def resident_mib() -> float:
 
 def main(messages: int) -> None:
     group = sample_group()
-    whole, pre_rollouts, additional = (
+    whole, pre_rollouts, extra = (
         encode_group(group),
         encode_pre_rollouts(group),
-        encode_additional(group),
+        encode_extra(group),
     )
     decoded, slowest, early, began = 0, 0.0, 0.0, time.perf_counter()
     for seed in range(messages):
         # A group in one message, and each of the two that the queue holds beside the other.
         parts = (
             (damage(whole, seed),),
-            (damage(pre_rollouts, seed), additional),
-            (pre_rollouts, damage(additional, seed)),
+            (damage(pre_rollouts, seed), extra),
+            (pre_rollouts, damage(extra, seed)),
         )[seed % 3]
         start = time.thread_time()
         try:

@@ -175,7 +175,7 @@ def steps(sizes: Sizes) -> Iterator[Line]:
 
 def stage_step(sizes: Sizes, stage: int) -> tuple[Result, float]:
     """A step under one stage of ZeRO, and the GiB that were estimated for it (0 where shards hide sizes)."""
-    from hora_rl.deploy.preflight.estimate import ModelShape, rank_need
+    from hora_rl.deploy.checks.estimate import ModelShape, rank_need
 
     samples = ragged_samples(sizes.samples, sizes.whole["vocab_size"], sizes.longest)
     settings = {"zero_stage": stage, "tokens_per_microbatch": sizes.budget, "gradient_checkpointing": True}
@@ -203,8 +203,8 @@ def wide(sizes: Sizes) -> Iterator[Line]:
         result = measure(engine, samples, sizes.budget, sizes.steps)
         yield from speed("four layers of a 7B's width", result, sizes)
         copy = HostCopy(engine, 0)
-        size = sum(t.nbytes for _, t in copy.take())
-        found, plain = rate(copy.take, size, sizes.device), copy_rate(sizes)
+        size = sum(t.nbytes for _, t in copy.snapshot())
+        found, plain = rate(copy.snapshot, size, sizes.device), copy_rate(sizes)
     figure = f"{found:.1f} GB/s, a plain copy {plain:.1f}"
     yield Line("gather", found > plain / 2 or not sizes.judged, figure, "at least half of a plain copy")
 

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from hora_rl.actors.coordinator.sampling import sample_seed
 from hora_rl.common.config import Config
-from hora_rl.common.data.order import batch_rows
+from hora_rl.common.data.prompt_order import batch_rows
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
@@ -33,9 +33,9 @@ from hora_rl.common.types import Phase
 from hora_rl.common.weights.digests import digest_of
 from hora_rl.common.weights.pretrained import model_folder
 from hora_rl.common.weights.versions import Manifest, advance, announce
+from hora_rl.deploy.checks.processors import on_processors
 from hora_rl.deploy.launch.local import with_port
 from hora_rl.deploy.monitor.reading import read_run
-from hora_rl.deploy.preflight.processors import on_processors
 
 ENGINE = "VLLM"
 """How the names of vLLM's processes begin."""

@@ -161,7 +161,7 @@ class Group:
     `id` is its permanent name: (epoch, prompt index) occurs once in a run. `batch` and `shard` say which
     budget it was given from; `rule` and `prior` ((α0, β0) of this prompt) how Δ_i was chosen. `tokenizer` is
     the fingerprint of the vocabulary of its tokens. `sampling` identifies the Phase A draw that Δ was
-    computed from: a draw may be repeated, and additional rollouts belong to one draw. `size_as_if` is the
+    computed from: a draw may be repeated, and extra rollouts belong to one draw. `size_as_if` is the
     size that the rule of `learner.objective.group_weight.as_if` would have given it, 0 without such a rule.
     `source` is the prompt's. `ranked` names the rewards that its rollouts received by comparison with each
     other, when the group was complete.

@@ -1,6 +1,6 @@
 """Groups as msgpack: plain values and little-endian buffers, a schema version, limits before memory.
 
-A group is one message, or two: itself with the pre-rollouts of Phase A, and the additional rollouts of Phase
+A group is one message, or two: itself with the pre-rollouts of Phase A, and the extra rollouts of Phase
 B. Nothing here executes what it reads. A message that is too long, does not decode, or whose parts disagree
 raises WireError with the field and, where it could be read, the group's id.
 """
@@ -53,7 +53,7 @@ def encode_pre_rollouts(group: Group) -> bytes:
     return encode_group(replace(group, rollouts=tuple(_without(r, group.ranked) for r in first)))
 
 
-def encode_additional(group: Group) -> bytes:
+def encode_extra(group: Group) -> bytes:
     """The bytes of the group's Phase B rollouts, read together with its pre-rollouts. They include the
     ranking rewards of the pre-rollouts, which were written before the group was ranked."""
     rollouts = [r for r in group.rollouts if r.phase == "B"]
@@ -208,9 +208,9 @@ def _additional(raw: dict[str, object], group: dict[str, object]) -> list[object
     epoch, index = _int(group.get("epoch"), "epoch"), _int(group.get("prompt_index"), "prompt_index")
     where = f"group {epoch}:{index}"
     if raw.get("group") != f"{epoch}:{index}":
-        raise WireError(f"{where}: its additional rollouts are of group {_shown(raw.get('group'))}")
+        raise WireError(f"{where}: its extra rollouts are of group {_shown(raw.get('group'))}")
     if _name(raw.get("sampling"), "sampling", where) != group.get("sampling"):
-        raise WireError(f"{where}: its additional rollouts were drawn to other pre-rollouts")
+        raise WireError(f"{where}: its extra rollouts were drawn to other pre-rollouts")
     return _list(raw, "rollouts", where)
 
 

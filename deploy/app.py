@@ -28,10 +28,10 @@ from hora_rl.common.config import Environment as Episodes
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import from_args
 from hora_rl.common.malloc import KEEP_FREED_MEMORY
+from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.run_checks import NAMES, require
 from hora_rl.deploy.machine.record import redis_url
 from hora_rl.deploy.monitor.ingress import Ingress
-from hora_rl.deploy.preflight.checks import NAMES, require
-from hora_rl.deploy.preflight.findings import Target
 from hora_rl.learner.ray_job import refuse_beside_another
 
 APP = "hora"

@@ -79,9 +79,9 @@ def run(
 @app.command()
 def train(config: ConfigPath, set_: Overrides = None) -> None:
     """Run the learner against an application that `serve deploy` started."""
+    from hora_rl.deploy.checks.run_checks import target_of
     from hora_rl.deploy.launch.cluster import train_on_cluster
     from hora_rl.deploy.machine.signals import stopped_by_signals
-    from hora_rl.deploy.preflight.checks import target_of
 
     with stopped_by_signals():
         train_on_cluster(target_of(config, set_ or (), trained=True).config)
@@ -104,7 +104,7 @@ def init(
     ] = None,
 ) -> None:
     """Write a commented configuration for this machine that `hora check` accepts and `hora run` trains."""
-    from hora_rl.deploy.initial import initialise
+    from hora_rl.deploy.init_command import initialise
 
     for written in initialise(file, task, model):
         print(written)
@@ -126,8 +126,8 @@ def check(
     ] = False,
 ) -> None:
     """Say what a run would use, or the first thing that would stop it, without starting anything."""
-    from hora_rl.deploy.preflight.checks import check as run_check
-    from hora_rl.deploy.preflight.checks import check_all
+    from hora_rl.deploy.checks.run_checks import check as run_check
+    from hora_rl.deploy.checks.run_checks import check_all
 
     if all_:
         if not check_all(config, set_ or ()):
@@ -152,7 +152,7 @@ def monitor(
     """Watch a run live: queue, rates, replicas and their weight versions, learner. Takes a run's folder too;
     one that has ended is shown as it was."""
     from hora_rl.deploy.monitor import terminal
-    from hora_rl.deploy.runs.past import source_of
+    from hora_rl.deploy.runs.ended_run import source_of
 
     with source_of(config, set_ or ()) as source:
         if not page:

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.deploy.preflight.estimate import ModelShape, on_one_card
-from hora_rl.deploy.preflight.memory import holds, needs
-from hora_rl.deploy.preflight.resources import SPARE, Card, choose
+from hora_rl.deploy.checks.estimate import ModelShape, on_one_card
+from hora_rl.deploy.checks.memory import holds, needs
+from hora_rl.deploy.checks.resources import SPARE, Card, choose
 
 CARD = Card("H100", 79.65)
 COUNTS = (1, 2, 4, 8)

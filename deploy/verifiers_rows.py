@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from hora_rl.actors.environment.library.process import TASK, VerifiersEnvironment
+from hora_rl.actors.environment.verifiers_bridge.process import TASK, VerifiersEnvironment
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hora_rl.common.config import Config
-from hora_rl.common.data.order import Mixture, mixed_rows
+from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Redis

@@ -59,7 +59,7 @@ async def evaluate(
         tally.add(sample)
     meter = Meter(tally.done, tally.total, progress)
 
-    def take(request: Request, completions: Sequence[Completion], scored: Sequence[Scored]) -> None:
+    def record(request: Request, completions: Sequence[Completion], scored: Sequence[Scored]) -> None:
         drawn = [
             _sample(request, place, c, r)
             for place, (c, r) in enumerate(zip(completions, scored, strict=True))
@@ -71,7 +71,7 @@ async def evaluate(
         meter.add(len(new), sum(s.length for s in drawn))
 
     missing = _missing(problems, samples, samples_per_request, seed, tally)
-    await draw(missing, generate, score, take, in_flight)
+    await draw(missing, generate, score, record, in_flight)
     return tally.counts()
 
 

@@ -40,7 +40,7 @@ from hora_rl.learner.prefixes import Sharing, window_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hora_rl.learner.checkpoint_writer import CheckpointWriter
+    from hora_rl.learner.async_checkpoint import CheckpointWriter
 
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # log-probs and entropies of the predictions
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -109,8 +109,8 @@ class Engine:
             dist_init_required=False,
         )
         self._writer: CheckpointWriter | None = None
-        if config.learner.checkpoint_aside:
-            from hora_rl.learner.checkpoint_writer import CheckpointWriter
+        if config.learner.async_checkpoint:
+            from hora_rl.learner.async_checkpoint import CheckpointWriter
 
             self._writer = self._engine.checkpoint_engine = CheckpointWriter(self._engine._config)
         dtype, temperature = config.model.dtype, config.rollout.temperature
@@ -218,7 +218,7 @@ class Engine:
 
     def save(self, folder: Path, tag: str) -> Callable[[], None]:
         """Take the state as it is now; what is returned writes this rank's files, on any thread, before the
-        next call. A collective. Without `learner.checkpoint_aside` they are written already."""
+        next call. A collective. Without `learner.async_checkpoint` they are written already."""
         self._engine.save_checkpoint(
             str(folder),
             tag=tag,

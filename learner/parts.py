@@ -12,9 +12,9 @@ from hora_rl.common.live.telemetry import Heartbeat
 from hora_rl.learner.checkpoint import Checkpoints
 from hora_rl.learner.drift import Drift
 from hora_rl.learner.engine import Engine
+from hora_rl.learner.feed import Planner, Reader
 from hora_rl.learner.records import Records
 from hora_rl.learner.shared_card import SharedCard
-from hora_rl.learner.steps import Planner, Reader
 from hora_rl.learner.weights.publisher import Publisher
 
 

@@ -25,7 +25,9 @@ class SharedCard:
     heart: Heartbeat
     broadcast: BroadcastClient
 
-    def take(self, step: int, version: Callable[[], int], meanwhile: Callable[[], None]) -> dict[str, float]:
+    def acquire(
+        self, step: int, version: Callable[[], int], meanwhile: Callable[[], None]
+    ) -> dict[str, float]:
         """Return when the engines sleep at the newest version, the seconds as a metric. A replica that starts
         is waited for: it would take the memory that the step needs. `meanwhile` is called between two
         attempts.
@@ -35,7 +37,7 @@ class SharedCard:
         if self.config.generator.sleep == "none":
             return {}
         began, limit = time.monotonic(), self.config.learner.wait_limit_s
-        self.heart.tell(state=TO_SLEEP, step=step)
+        self.heart.update(state=TO_SLEEP, step=step)
         while len(self.broadcast.sleep(version())) < self.config.generator.replicas:
             if time.monotonic() - began > limit:
                 raise RunError(
@@ -45,7 +47,7 @@ class SharedCard:
                 )
             meanwhile()
             time.sleep(POLL_S)
-        self.heart.tell(state=STEPPING, step=step)
+        self.heart.update(state=STEPPING, step=step)
         return {"time/sleep": time.monotonic() - began}
 
     def give(self) -> None:

@@ -24,13 +24,13 @@ from hora_rl.learner.drift import Drift
 from hora_rl.learner.engine import Engine
 from hora_rl.learner.estimator import estimator_of
 from hora_rl.learner.extensions import compile_extensions
+from hora_rl.learner.feed import Planner, Reader
 from hora_rl.learner.parts import Parts
 from hora_rl.learner.prefixes import rows_of
 from hora_rl.learner.records import Records
 from hora_rl.learner.republish import publish_newest
 from hora_rl.learner.rollout_writer import RolloutFiles
 from hora_rl.learner.shared_card import SharedCard
-from hora_rl.learner.steps import Planner, Reader
 from hora_rl.learner.weights.broadcast import BroadcastClient
 from hora_rl.learner.weights.publisher import Publisher
 
@@ -42,7 +42,7 @@ def prepare(
     start from too. A collective."""
 
     def starting(waits_for: str) -> None:
-        heart.tell(state="starting", waiting_for=waits_for)
+        heart.update(state="starting", waiting_for=waits_for)
 
     compile_extensions(starting)
     starting("the model to be loaded")

@@ -63,7 +63,7 @@ def record_step(
     metrics |= parts.records.idle()
     known = {k: v for k, v in metrics.items() if not math.isnan(v)}
     parts.records.step(step, trained, known, groups)
-    parts.heart.tell(state=STEPPING, step=step + 1)
+    parts.heart.update(state=STEPPING, step=step + 1)
 
 
 def _mfu(parts: Parts, flops: float, seconds: float) -> float:

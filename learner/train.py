@@ -28,12 +28,12 @@ from hora_rl.learner.drift import ENOUGH
 from hora_rl.learner.engine import Update
 from hora_rl.learner.estimator import Estimator, estimator_of
 from hora_rl.learner.export import export
+from hora_rl.learner.feed import Planner, wait_while_held
 from hora_rl.learner.parts import Parts
 from hora_rl.learner.prefixes import rows_of
 from hora_rl.learner.republish import help_replicas, publish_with_rank_0
 from hora_rl.learner.start import prepare
 from hora_rl.learner.step_record import record_step
-from hora_rl.learner.steps import Planner, wait_while_held
 from hora_rl.learner.totals import Totals, over_ranks, sums_over_ranks
 
 log = structlog.get_logger(__name__)
@@ -108,7 +108,7 @@ def train_step(parts: Parts, step: int) -> Update:
     waited = 0.0
     if parts.planner is not None:
         waited = parts.planner.plan(step, partial(_wait, parts, parts.planner, step))
-    parts.heart.tell(state=STEPPING, step=step)
+    parts.heart.update(state=STEPPING, step=step)
     groups = parts.reader.read(step, partial(publish_with_rank_0, parts, step))
     estimator, per_batch = estimator_of(config), config.rollout.prompts_per_batch
     samples = samples_at(groups, estimator, per_batch, step, totals_at(parts, estimator, groups))
@@ -117,7 +117,7 @@ def train_step(parts: Parts, step: int) -> Update:
     flops = parts.engine.shape.flops(rows)
     packing |= {"packing/flops": flops, "packing/rank_flops_max": flops}
     packing["packing/micro_batches_max"] = float(len(micro))
-    fell_asleep = parts.card.take(step, lambda: parts.published, partial(help_replicas, parts, step))
+    fell_asleep = parts.card.acquire(step, lambda: parts.published, partial(help_replicas, parts, step))
     update = parts.engine.step(micro, partial(_fresh, parts, step))
     if update.bad:
         _keep_for_inspection(parts, step, groups)
@@ -164,5 +164,5 @@ def _keep_for_inspection(parts: Parts, step: int, groups: list[Group]) -> None:
 
 def _wait(parts: Parts, planner: Planner, step: int) -> None:
     missing, batch = planner.missing(step)
-    parts.heart.tell(state="waiting", step=step, missing=missing, batch=batch)
+    parts.heart.update(state="waiting", step=step, missing=missing, batch=batch)
     help_replicas(parts, step)

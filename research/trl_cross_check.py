@@ -8,7 +8,7 @@ One cell is one side with one seed, in a process of its own, and the sides take 
 GRPOTrainer with transformers' generate. Cells that OUT holds are not run again. When all are there the
 figures are written.
 
-What is equal on all sides: initial weights, prompts and their order (`common.data.order.batch_rows`), Γ, G,
+Equal on all sides: initial weights, prompts and their order (`common.data.prompt_order`), Γ, G,
 temperature, the longest response, rollout.stop, rewards, their weights, advantages (R - mean)/(std + 1e-4),
 TRL's `dr_grpo` loss, which at equal group sizes is ours (1/Γ · 1/G · 1/max_response_tokens), AdamW with its
 betas, ε, weight decay and clipping, the learning rate of every step, precision (TRL's bfloat16 is autocast
@@ -33,7 +33,7 @@ from typing import Any
 from hora_rl.common.answers import format_reward, load_extract
 from hora_rl.common.config import Config
 from hora_rl.common.data.datasets import Row, load_dataset
-from hora_rl.common.data.order import batch_rows
+from hora_rl.common.data.prompt_order import batch_rows
 from hora_rl.common.data.prompts import load_tokenizer, render, render_text
 from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.data.stop_tokens import stop_tokens

@@ -20,7 +20,7 @@ import structlog
 from ray.serve.handle import DeploymentHandle
 
 from hora_rl.actors.bundles import Bundled
-from hora_rl.actors.coordinator.ranking import Rank, ranked, unranked
+from hora_rl.actors.coordinator.group_rewards import Rank, ranked, unranked
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.actors.generator.pin import only_on
 from hora_rl.actors.verifier.code.pool import limits_of

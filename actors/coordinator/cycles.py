@@ -24,7 +24,7 @@ from hora_rl.allocator.priors import Prior
 from hora_rl.allocator.warmup import WarmUpGate
 from hora_rl.common.config import Config
 from hora_rl.common.config.allocation import UNIFORM
-from hora_rl.common.data.order import Mixture, mixed_rows
+from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis

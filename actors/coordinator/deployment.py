@@ -19,11 +19,11 @@ from ray.serve.handle import DeploymentHandle
 
 from hora_rl.actors.coordinator.calls import group_calls, policy_calls, verifier_calls
 from hora_rl.actors.coordinator.cycles import Cycles
+from hora_rl.actors.coordinator.group_rewards import LastTexts
 from hora_rl.actors.coordinator.history_writer import write_history
 from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.actors.coordinator.prompt_features import prior_of
-from hora_rl.actors.coordinator.ranking import LastTexts
 from hora_rl.actors.coordinator.scheduler import Coordination, Services
 from hora_rl.common import logs
 from hora_rl.common.config import Config

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from hora_rl.common.config import Config, Source
 from hora_rl.common.config.base import Scope
-from hora_rl.common.data.order import Mixture
+from hora_rl.common.data.prompt_order import Mixture
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis

@@ -3,7 +3,7 @@ kept for the run.
 
 The first plan that is stored for a round counts. The rollouts it was made from are written with it, once.
 Pre-rollouts are stored where the learner reads them after their group is complete (`common/live/queue.py`).
-Rollouts of later rounds are kept only for a restarted coordinator, until the push writes all additional
+Rollouts of later rounds are kept only for a restarted coordinator, until the push writes all extra
 rollouts in one message.
 """
 
@@ -22,7 +22,7 @@ from hora_rl.common.errors import RunError, WireError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis, read_start
 from hora_rl.common.types import Group
-from hora_rl.common.wire import MAX_BYTES, decode_group, encode_additional, encode_pre_rollouts
+from hora_rl.common.wire import MAX_BYTES, decode_group, encode_extra, encode_pre_rollouts
 
 log = structlog.get_logger(__name__)
 ROUND = [field.name for field in fields(Round)]
@@ -72,7 +72,7 @@ class Plans:
             if not last:
                 yield self._keys.pre_rollouts(group.id), encode_pre_rollouts(group)
             elif drawn := tuple(r for r in group.rollouts if r.phase == "B" and r.round == last):
-                yield self._keys.drawn(group.id, last), encode_additional(replace(group, rollouts=drawn))
+                yield self._keys.drawn(group.id, last), encode_extra(replace(group, rollouts=drawn))
 
     async def load(self, shard: str, ids: Sequence[str]) -> Plan | None:
         """The stored plan of the shard of these groups, with the groups that were not pushed; None without a

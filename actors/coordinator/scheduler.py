@@ -21,10 +21,10 @@ import structlog
 
 from hora_rl.actors.coordinator.allocation import allocate_round, fixed_draws, sizes_as_if
 from hora_rl.actors.coordinator.cycles import Cycles
+from hora_rl.actors.coordinator.group_rewards import Rank, unranked
 from hora_rl.actors.coordinator.identity import claim_identity, mixture_of
 from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.actors.coordinator.plans import Plans
-from hora_rl.actors.coordinator.ranking import Rank, unranked
 from hora_rl.actors.coordinator.sampling import Generate, Sampler, Score, prefetched
 from hora_rl.actors.coordinator.shard import (
     AllocateRound,
@@ -40,7 +40,7 @@ from hora_rl.actors.coordinator.shard import (
 )
 from hora_rl.common import logs
 from hora_rl.common.config import Config
-from hora_rl.common.data.order import mixed_rows
+from hora_rl.common.data.prompt_order import mixed_rows
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Producer
 from hora_rl.common.live.redis import Answer, AsyncRedis, text_of

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hora_rl.actors.concurrency import all_of, cancel
-from hora_rl.actors.coordinator.ranking import Rank, unranked
+from hora_rl.actors.coordinator.group_rewards import Rank, unranked
 from hora_rl.common.types import Group, Phase, Prompt, Rollout, group_id
 
 

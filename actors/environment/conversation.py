@@ -79,7 +79,7 @@ class Conversation:
         piece = self._template.piece(new, last=int(self._answers[-1].tokens[-1]))
         return np.concatenate([self._context, piece])
 
-    def take(self, new: Sequence[Message], context: Tokens, answer: Completion) -> None:
+    def append(self, new: Sequence[Message], context: Tokens, answer: Completion) -> None:
         """Append `new` and the turn that the policy sampled after `context`, the result of `context(new)`."""
         anew = bool(self._answers) and self._history == "render" and bool(new)
         given = context if anew else context[len(self._context) :]

@@ -84,7 +84,7 @@ class Policy:
             self._busy = False
         if self._closed:
             raise EnvironmentFault("asks for a turn after its end")
-        self._conversation.take(new, context, answer)
+        self._conversation.append(new, context, answer)
         # A later turn must not come from older weights.
         self._version = max(self._version, answer.spans[-1].version)
         return Said(answer.text, answer.tokens, answer.finish_reason)

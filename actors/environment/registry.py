@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 from hora_rl.actors.environment.calculator import calculator
 from hora_rl.actors.environment.guess import guess
-from hora_rl.actors.environment.library.process import VerifiersEnvironment
 from hora_rl.actors.environment.protocol import EpisodeFunction
 from hora_rl.actors.environment.python_tool import python_tool
+from hora_rl.actors.environment.verifiers_bridge.process import VerifiersEnvironment
 from hora_rl.common.config import Environment
 from hora_rl.common.config.environment import BUILT_IN, LIBRARY
 from hora_rl.common.errors import ConfigError

@@ -138,7 +138,7 @@ class Generator:
         await self._weights.join(info, members, group)
 
     async def update_weights(self, info: dict[str, Any], version: int, group: str) -> None:
-        await self._weights.take(info, version, group)
+        await self._weights.update(info, version, group)
 
     async def finish_weight_update(self, version: str) -> dict[str, Any]:
         return self._weights.confirm(int(version))

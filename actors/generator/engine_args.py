@@ -38,7 +38,7 @@ KEYS = {
     "seed": "run.seed",
     "tensor_parallel_size": "generator.tensor_parallel",
     "gpu_memory_utilization": "generator.memory_utilization",
-    "kv_cache_memory_bytes": "generator.gpu_kv_cache_gib",
+    "kv_cache_memory_bytes": "generator.kv_cache_gib",
     "max_model_len": "rollout.max_prompt_tokens and rollout.max_response_tokens",
     "max_num_seqs": "generator.max_sequences",
     "max_num_batched_tokens": "generator.max_batched_tokens",
@@ -60,7 +60,6 @@ def set_environment(generator: Generator) -> None:
     os.environ.update(KEEP_FREED_MEMORY)
     if not current_platform.is_cpu():
         return
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(generator.kv_cache_gib)
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # with `auto` two replicas bind to the same core
     os.environ["OMP_NUM_THREADS"] = str(generator.threads)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)
@@ -149,8 +148,9 @@ def _own(config: Config) -> dict[str, Any]:
             own["ir_op_priority"] = PRIORITY
     elif generator.max_batched_tokens is not None:
         own["max_num_batched_tokens"] = generator.max_batched_tokens
-    if not cpu and generator.gpu_kv_cache_gib is not None:
-        own["kv_cache_memory_bytes"] = int(generator.gpu_kv_cache_gib * 2**30)
+    cache = generator.cpu_kv_cache_gib if cpu else generator.kv_cache_gib
+    if cache is not None:
+        own["kv_cache_memory_bytes"] = int(cache * 2**30)
     return own
 
 

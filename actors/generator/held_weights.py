@@ -91,7 +91,7 @@ class HeldWeights:
                 await self._guarded("joining the transfer group", joining, unchanged=True)
                 self._group = group
 
-    async def take(self, info: Mapping[str, Any], version: int, group: str) -> None:
+    async def update(self, info: Mapping[str, Any], version: int, group: str) -> None:
         """The whole update to `version`, so nothing stays open when the learner dies meanwhile. Over `gloo`
         and `nccl` it is for the members of `group`."""
         if self._transport == "file":

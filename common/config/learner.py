@@ -56,7 +56,7 @@ class Learner(Section):
     optimizer: Optimizer = Optimizer()
     objective: Objective = Objective()
     checkpoint_every: PerStart[Count] = Field(10, description="Steps between durable checkpoints.")
-    checkpoint_aside: PerStart[bool] = Field(
+    async_checkpoint: PerStart[bool] = Field(
         True,
         description="Write checkpoints while the next steps train. Each rank keeps a copy of its state in "
         "host memory; false saves that memory, and the step waits for the disk.",

@@ -25,12 +25,11 @@ class Generator(Section):
     )
     max_sequences: Count = Field(256, description="vLLM's max_num_seqs.")
     memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory for vLLM.")
-    kv_cache_gib: Count = Field(1, description="KV cache on CPU, in GiB.")
-    gpu_kv_cache_gib: float | None = Field(
+    kv_cache_gib: float | None = Field(
         None,
         gt=0,
-        description="KV cache on a GPU, in GiB per tensor-parallel rank; none: what memory_utilization "
-        "leaves, measured at the start. Needed where a learner shares the card.",
+        description="KV cache in GiB per tensor-parallel rank. None: 1 on CPU; on a GPU all memory that "
+        "memory_utilization leaves, measured at the start. Needed where a learner shares the card.",
     )
     max_batched_tokens: Count | None = Field(
         None,
@@ -74,6 +73,11 @@ class Generator(Section):
                 "it: set generator.clear_cache: true, or generator.sleep: none"
             )
         return self
+
+    @property
+    def cpu_kv_cache_gib(self) -> float:
+        """The KV cache of a replica on CPU, in GiB."""
+        return self.kv_cache_gib or 1.0
 
     def check_sharing(self, staleness: int, ranks: int, transport: str) -> None:
         """Raise ValueError where the engine could not sleep while the learner steps."""

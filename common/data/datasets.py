@@ -4,7 +4,7 @@
 A gold answer may be any JSON value: text and numbers are taken as text, everything else as it is. A row that
 its rewards cannot use is left out, never counted as wrong, and listed in `Dataset.rejected` with its place
 and the reason. What makes a whole source unusable (no file, a line that is not JSON, a column that no row
-has) is a `DataError` of one line. In which order the rows are met is in `common/data/order.py`.
+has) is a `DataError` of one line. In which order the rows are met is in `common/data/prompt_order.py`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ group is sampled again. An entry belongs to its group only while `pushed` says s
 
 A stream entry only names a group. The rollouts are in two keys, written, renamed and removed in the same
 transactions: the pre-rollouts, which the shard's plan wrote (`actors/coordinator/plans.py`), and the
-additional ones. Redis stores a long value without copying it, while a stream and a script copy it twice each.
+extra ones. Redis stores a long value without copying it, while a stream and a script copy it twice each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis, text_of
 from hora_rl.common.live.state import changed
 from hora_rl.common.types import Group
-from hora_rl.common.wire import encode_additional, encode_pre_rollouts
+from hora_rl.common.wire import encode_extra, encode_pre_rollouts
 
 GROUP, CONSUMER = "learner", "rank-0"
 DEAD_BYTES = 2**19  # bytes kept of either message of a dead letter
@@ -37,7 +37,7 @@ DEAD_BYTES = 2**19  # bytes kept of either message of a dead letter
 LONGEST_ID, LONGEST_BATCH = 64, 18
 AT_ONCE = 256  # entries read together
 
-# KEYS[4] holds the additional rollouts, KEYS[5] the pre-rollouts where no plan did, set in the same
+# KEYS[4] holds the extra rollouts, KEYS[5] the pre-rollouts where no plan did, set in the same
 # transaction.
 PUSH = """
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then
@@ -117,14 +117,14 @@ class Producer:
             self._keys.pre_rollouts(group.id),
         ]
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.set(self._keys.additional(new), encode_additional(group))
+            pipe.set(self._keys.additional(new), encode_extra(group))
             if not planned:
                 keys.append(self._keys.pre_rollouts(new))
                 pipe.set(keys[-1], encode_pre_rollouts(group))
             # Send the script's text, not its digest: a Redis that restarted may have lost the script.
             pipe.eval(PUSH, len(keys), *keys, *args)
             if drawn := [self._keys.drawn(group.id, number) for number in self._rounds_before_last]:
-                pipe.unlink(*drawn)  # included in the additional rollouts
+                pipe.unlink(*drawn)  # included in the extra rollouts
             return (await pipe.execute())[-2 if drawn else -1] is not None
 
     async def depth(self) -> int:
@@ -200,7 +200,7 @@ class Consumer:
         return [e for e in entries if e not in foreign]
 
     def read(self, entry: str, group: str) -> tuple[bytes, bytes]:
-        """The encoded pre-rollouts and additional rollouts of this entry's group, each at most one byte
+        """The encoded pre-rollouts and extra rollouts of this entry's group, each at most one byte
         longer than the decoder accepts. Raises WireError when there are none, or the group has another
         entry."""
         pre_rollouts, additional = self._keys.pre_rollouts(group), self._keys.additional(entry)

@@ -110,7 +110,7 @@ class Heartbeat:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
-    def tell(self, **state: Any) -> None:
+    def update(self, **state: Any) -> None:
         """Set the state of the following heartbeats; the first call starts them."""
         self._state = {**state, **self._notice, "started": self._started}
         if not self._thread.is_alive():

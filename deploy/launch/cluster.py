@@ -19,17 +19,17 @@ from hora_rl.common.live.state import read_state
 from hora_rl.common.live.telemetry import SILENT_S, beats
 from hora_rl.common.load import differences
 from hora_rl.deploy.app import APP
+from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.run_checks import SHOWN_BY_RUN, require, show
 from hora_rl.deploy.launch.best import promote_last
 from hora_rl.deploy.launch.evaluation import evaluate_run
 from hora_rl.deploy.launch.live_evaluation import evaluating
-from hora_rl.deploy.launch.placement import telling_unplaced
+from hora_rl.deploy.launch.placement import reports_unplaced
 from hora_rl.deploy.machine.ray_token import keep_token_private
 from hora_rl.deploy.machine.record import CONFIG, RunFile, redis_url, with_absolute_folder, write_config
 from hora_rl.deploy.machine.signals import starting_ray
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.progress import progress
-from hora_rl.deploy.preflight.checks import SHOWN_BY_RUN, require, show
-from hora_rl.deploy.preflight.findings import Target
 from hora_rl.evaluation.model_weights import model_digest
 from hora_rl.learner.ray_job import job_of, refuse_beside_another
 
@@ -63,7 +63,7 @@ def train_on_cluster(config: Config) -> None:
         try:
             with (
                 progress(config.run.name, config.learner.steps, url, console, alerts),
-                telling_unplaced(config, url),
+                reports_unplaced(config, url),
                 evaluating(config, url, run_dir, console),
             ):
                 launch.run(config, url, str(run_dir))

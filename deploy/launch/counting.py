@@ -12,16 +12,16 @@ from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.allocator.planning.forecast import LEAST_PROMPTS
 from hora_rl.common.config import Config
-from hora_rl.common.data.order import mixed_rows
+from hora_rl.common.data.prompt_order import mixed_rows
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Prompt
+from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.machine import check_writable
+from hora_rl.deploy.checks.processors import on_processors
+from hora_rl.deploy.checks.run_checks import require
 from hora_rl.deploy.launch.evaluation import about_sampling, figures, in_flight, sampling_bar, sampling_calls
 from hora_rl.deploy.launch.local import with_port
 from hora_rl.deploy.launch.stack import stack
-from hora_rl.deploy.preflight.checks import require
-from hora_rl.deploy.preflight.findings import Target
-from hora_rl.deploy.preflight.machine import check_writable
-from hora_rl.deploy.preflight.processors import on_processors
 from hora_rl.evaluation.plan.collect import collect
 from hora_rl.evaluation.plan.counts import CountsError
 

@@ -24,11 +24,17 @@ from hora_rl.common.console import working
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import differences, load
+from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.machine import check_writable
+from hora_rl.deploy.checks.memory import run_target
+from hora_rl.deploy.checks.processors import on_processors
+from hora_rl.deploy.checks.resources import shares_a_card
+from hora_rl.deploy.checks.run_checks import SHOWN_BY_RUN, require, show
 from hora_rl.deploy.launch.best import promote_last
 from hora_rl.deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
 from hora_rl.deploy.launch.first_evaluation import evaluating_first
 from hora_rl.deploy.launch.live_evaluation import evaluating
-from hora_rl.deploy.launch.placement import telling_unplaced
+from hora_rl.deploy.launch.placement import reports_unplaced
 from hora_rl.deploy.launch.run_redis import refuse_leftovers
 from hora_rl.deploy.launch.stack import Application, stack, starting
 from hora_rl.deploy.launch.summary import summarise
@@ -39,12 +45,6 @@ from hora_rl.deploy.monitor.pace import Pace
 from hora_rl.deploy.monitor.presence import is_watched
 from hora_rl.deploy.monitor.progress import progress
 from hora_rl.deploy.monitor.terminal import LINE_PERIOD_S
-from hora_rl.deploy.preflight.checks import SHOWN_BY_RUN, require, show
-from hora_rl.deploy.preflight.findings import Target
-from hora_rl.deploy.preflight.machine import check_writable
-from hora_rl.deploy.preflight.memory import run_target
-from hora_rl.deploy.preflight.processors import on_processors
-from hora_rl.deploy.preflight.resources import shares_a_card
 from hora_rl.evaluation.benchmarks import find_benchmarks
 from hora_rl.evaluation.model_weights import model_digest
 from hora_rl.learner.origin import step_of
@@ -191,7 +191,7 @@ def _train(application: Application, run_dir: Path, console: Console, alerts: Al
     with (
         evaluating_first(config, url, run_dir, console, application.wait) as first,
         progress(config.run.name, config.learner.steps, url, console, alerts, first.run) as pace,
-        telling_unplaced(config, url),
+        reports_unplaced(config, url),
         evaluating(config, url, run_dir, console, first.wait),
         closing(first),
     ):

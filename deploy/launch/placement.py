@@ -52,11 +52,11 @@ def unplaced(shares: Sequence[Share], have: Mapping[str, float]) -> str:
     return ""
 
 
-def telling_unplaced(config: Config, url: str) -> AbstractContextManager[None]:
+def reports_unplaced(config: Config, url: str) -> AbstractContextManager[None]:
     """Keep the `unplaced` field of the run's state true while the block runs, and empty after it. Needs an
     attached Ray."""
 
-    def tell(done: threading.Event) -> None:
+    def report(done: threading.Event) -> None:
         import ray
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
@@ -73,7 +73,7 @@ def telling_unplaced(config: Config, url: str) -> AbstractContextManager[None]:
         with suppress(redis.exceptions.RedisError):
             client.hset(state, mapping=changed(unplaced=""))
 
-    return beside("placement", tell, EVERY_S)
+    return beside("placement", report, EVERY_S)
 
 
 def _shares(config: Config, client: redis.Redis) -> list[Share]:

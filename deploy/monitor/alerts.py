@@ -58,7 +58,7 @@ class Alerts:
         if self._hook:
             self._thread.start()
 
-    def tell(self, kind: str, text: str, step: int | None = None) -> None:
+    def notify(self, kind: str, text: str, step: int | None = None) -> None:
         """Deliver soon. Returns at once."""
         self._step = self._step if step is None else step
         alert = Alert(self._run, kind, text, self._step, time.time(), self._folder, socket.gethostname())
@@ -71,7 +71,7 @@ class Alerts:
 
     def ended(self, state: str, reason: str) -> None:
         """Say how the run ended, and wait for what is left to be delivered, LIMIT_S at most."""
-        self.tell(f"run_{state}", reason or state)
+        self.notify(f"run_{state}", reason or state)
         if self._thread.is_alive():
             try:
                 self._waiting.put(None, timeout=LIMIT_S)

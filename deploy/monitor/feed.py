@@ -142,7 +142,7 @@ class Feed:
 
     def _read(self, client: Redis) -> RunState:
         state = self._state(client, self.run)
-        self._presence.tell(self.streams > 0 or time.monotonic() - self._asked < WATCHED_S)
+        self._presence.update(self.streams > 0 or time.monotonic() - self._asked < WATCHED_S)
         if os.environ.get("HORA_TOKEN"):
             state = replace(state, controls=True)
         with self._history_lock:

@@ -17,7 +17,7 @@ class Presence:
         self._url, self._name = url, _name(run)
         self._client: Redis | None = None
 
-    def tell(self, watching: bool) -> None:
+    def update(self, watching: bool) -> None:
         """Call it at every look. Raises RunError or a RedisError while Redis is away."""
         if not watching:
             self.end()

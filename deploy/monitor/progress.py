@@ -120,7 +120,7 @@ class Teller:
         line = f"! {warning}"
         say(self.console, line, "yellow")
         if self._alerts is not None:
-            self._alerts.tell(warning.kind, warning.text, step)
+            self._alerts.notify(warning.kind, warning.text, step)
 
 
 def _starting(state: RunState, kind: Kind) -> bool:

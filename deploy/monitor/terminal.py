@@ -53,7 +53,7 @@ def monitor(
     presence = Presence(redis_url, run)
 
     def watching(client: Redis, run: str) -> RunState:
-        presence.tell(True)
+        presence.update(True)
         return read(client, run)
 
     try:
@@ -81,7 +81,7 @@ def serve_page(
     `folder` is the run's where it is here."""
     import uvicorn
 
-    from hora_rl.deploy.monitor.patience import LimitedProtocol
+    from hora_rl.deploy.monitor.request_limits import LimitedProtocol
     from hora_rl.deploy.monitor.web import create_app
 
     uvicorn.run(

@@ -46,7 +46,7 @@ async def collect(
     meter = Meter((len(prompts) - len(todo)) * samples, len(prompts) * samples, progress)
     counts = {p.index: _Count() for p in todo}
 
-    def take(request: Request, completions: Sequence[Completion], scored: Sequence[Scored]) -> None:
+    def record(request: Request, completions: Sequence[Completion], scored: Sequence[Scored]) -> None:
         tokens = sum(len(c.tokens) for c in completions)
         index, successes = request.prompt.index, sum(s.success for s in scored)
         count = counts[index] = counts[index].plus(successes, len(completions), tokens)
@@ -60,7 +60,7 @@ async def collect(
         for p in todo
         for first in range(0, samples, samples_per_request)
     ]
-    await draw(requests, generate, score, take, in_flight)
+    await draw(requests, generate, score, record, in_flight)
 
 
 @dataclass(frozen=True, slots=True)

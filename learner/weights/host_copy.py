@@ -37,7 +37,7 @@ class HostCopy:
         self._block: HostBlock | None = None
         self.converts = differ(engine.hf)
 
-    def take(self) -> list[tuple[str, torch.Tensor]]:
+    def snapshot(self) -> list[tuple[str, torch.Tensor]]:
         """The weights as they are now, by their names in a model's files; empty on the other ranks.
 
         They are valid until the next call. Under ZeRO-3 a collective of all ranks.

@@ -87,7 +87,7 @@ class Publisher:
         self.wait()  # the copy in flight is overwritten below
         began = time.monotonic()
         self._newest = None
-        tensors = self._copy.take()
+        tensors = self._copy.snapshot()
         self.timing.gather = time.monotonic() - began
         self.timing.bytes = sum(t.nbytes for _, t in tensors)
         if self._rank == 0:

@@ -20,9 +20,9 @@ from hora_rl.common.errors import RunError
 from hora_rl.common.load import dump_yaml
 from hora_rl.common.processes import processors
 from hora_rl.deploy import cli
+from hora_rl.deploy.checks.memory import run_target
 from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.machine.signals import heard_afterwards, undisturbed
-from hora_rl.deploy.preflight.memory import run_target
 from hora_rl.evaluation.benchmarks import held_out
 from hora_rl.evaluation.run_folders import load_run
 from research.report.study_report import write_study_report

@@ -31,7 +31,7 @@ from hora_rl.actors.coordinator.cycles import BatchAllocation
 from hora_rl.actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
 from hora_rl.allocator.priors import Prior, make_prior
 from hora_rl.common.config import Config
-from hora_rl.common.data.order import batch_rows
+from hora_rl.common.data.prompt_order import batch_rows
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Group, Prompt, Rollout

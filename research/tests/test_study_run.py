@@ -16,13 +16,13 @@ from rich.console import Console
 
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import dump_yaml, load
+from hora_rl.deploy.checks import machine
+from hora_rl.deploy.checks.memory import run_target
 from hora_rl.deploy.machine.record import RunFile
-from hora_rl.deploy.preflight import machine
-from hora_rl.deploy.preflight.memory import run_target
 from research.study import cell_runner
 from research.study.cell_runner import is_finished, run_cells
 from research.study.cells import Cell, cells, load_study
-from tests.support.preflight import H200
+from tests.support.checks import H200
 
 STUDY = {"name": "mini", "base": "tiny", "seeds": [0], "arms": {"grpo": {"allocation.rule": "uniform"}}}
 

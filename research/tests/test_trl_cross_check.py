@@ -19,7 +19,7 @@ from benchmarks.learner import (
     trl_trainer,
 )
 from hora_rl.common.config import Objective
-from hora_rl.common.data.order import batch_rows
+from hora_rl.common.data.prompt_order import batch_rows
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.learner.batch import micro_batches, samples_of
 from hora_rl.learner.estimator import Estimator

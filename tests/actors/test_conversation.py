@@ -73,7 +73,7 @@ def answer(tokens: Any, text: str = "x", finish: FinishReason = "stop", version:
 
 def say(conversation: Conversation, made: Completion, *new: dict[str, str]) -> np.ndarray:
     context = conversation.context(new)
-    conversation.take(new, context, made)
+    conversation.append(new, context, made)
     return context
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from hora_rl.actors.coordinator.group_rewards import ranked
 from hora_rl.actors.coordinator.leases import Leases
-from hora_rl.actors.coordinator.ranking import ranked
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.types import Group, Prompt

@@ -12,7 +12,7 @@ import pytest
 
 from hora_rl.actors.coordinator.scheduler import Coordination
 from hora_rl.allocator import allocate
-from hora_rl.common.data.order import batch_rows
+from hora_rl.common.data.prompt_order import batch_rows
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hora_rl.actors.coordinator.calls import group_calls
-from hora_rl.actors.coordinator.ranking import LastTexts, unranked
+from hora_rl.actors.coordinator.group_rewards import LastTexts, unranked
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Reward
 from hora_rl.common.data.prompts import load_tokenizer
@@ -19,8 +19,8 @@ from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.common.types import Prompt
-from hora_rl.deploy.preflight.checks import TASK, examine
-from hora_rl.deploy.preflight.findings import Target
+from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.run_checks import TASK, examine
 from tests.support.groups import group, rollout
 
 OWN = """

@@ -69,7 +69,7 @@ def published(hf: PreTrainedModel, version: int) -> Any:
     from hora_rl.learner.weights.host_copy import HostCopy, Snapshot
 
     learner: Any = Learner(hf)
-    return Snapshot(version, HostCopy(learner, rank=0).take(), learner.device)
+    return Snapshot(version, HostCopy(learner, rank=0).snapshot(), learner.device)
 
 
 def file_of(config: Config, folder: Path, weights: Any) -> dict[str, object]:
@@ -104,7 +104,7 @@ def test_every_copy_has_the_names_of_files(tmp_path: Path) -> None:
             for parameter in hf.parameters():
                 parameter.mul_(factor)
         hf.save_pretrained(tmp_path / "now")
-        expected, taken = load_file(tmp_path / "now" / "model.safetensors"), dict(copy.take())
+        expected, taken = load_file(tmp_path / "now" / "model.safetensors"), dict(copy.snapshot())
         assert taken.keys() == expected.keys()
         assert all(torch.equal(taken[name], expected[name]) for name in expected)
 

@@ -123,8 +123,8 @@ def test_over_files_a_pinned_replica_keeps_its_weights_and_pulls_the_newest_at_t
             return manifest.update_info()
 
         await weights.note_pin(Pinned(NAME, 4))
-        await weights.take(publish(4), 4, "")
-        await weights.take(publish(5), 5, "")
+        await weights.update(publish(4), 4, "")
+        await weights.update(publish(5), 5, "")
         assert (weights.version, engine.installed) == (4, [4])
         assert weights.state()["pinned"] == 4
         assert weights.state()["state"] == "pinned at v4 for an evaluation"
@@ -153,7 +153,7 @@ def test_over_gloo_a_pinned_replica_is_no_member_and_a_member_always_takes_part(
         await weights.note_pin(Pinned(NAME, 0))
         assert weights.pin.version is None, "the group would wait for it"
         engine.arrive.clear()
-        update = asyncio.create_task(weights.take({}, 1, "g"))
+        update = asyncio.create_task(weights.update({}, 1, "g"))
         await asyncio.sleep(0.01)
         await weights.note_pin(Pinned(NAME, 1))
         engine.arrive.set()
@@ -161,15 +161,15 @@ def test_over_gloo_a_pinned_replica_is_no_member_and_a_member_always_takes_part(
         weights.confirm(1)
         assert weights.roll_call(2) == {"replica": NAME, "version": 1, "pinned": True}
         await weights.join(JOIN, (OTHER,), "h")
-        await weights.take({}, 2, "h")
-        await weights.take({}, 2, "g")
+        await weights.update({}, 2, "h")
+        await weights.update({}, 2, "g")
         assert engine.installed == [1]
         assert "released" not in weights.state()
         await weights.note_pin(None)
         assert weights.state()["released"], "not late yet"
         assert weights.roll_call(3) == {"replica": NAME, "version": 1, "pinned": False}
         await weights.join(JOIN, (NAME, OTHER), "i")
-        await weights.take({}, 3, "i")
+        await weights.update({}, 3, "i")
         assert engine.installed == [1, 3]
         assert "released" not in weights.state()
         weights.confirm(3)
@@ -185,7 +185,7 @@ def test_the_last_version_reaches_a_pinned_replica_over_gloo_and_ends_what_count
         weights, engine = held("gloo")
         await weights.note_pin(Pinned(NAME, 0))
         await weights.join(JOIN, (NAME,), "g")
-        await weights.take({}, 9, "g")
+        await weights.update({}, 9, "g")
         assert engine.installed == [9]
         with pytest.raises(PinLost):
             weights.pin.check(request(Pinned(NAME, 0)))

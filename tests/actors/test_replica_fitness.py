@@ -74,7 +74,7 @@ def test_a_join_that_waited_until_its_group_was_given_up_is_not_tried() -> None:
         weights, engine = held()
         await weights.join(*GROUP)
         engine.receiving.clear()
-        update = asyncio.create_task(weights.take({}, 1, "g"))
+        update = asyncio.create_task(weights.update({}, 1, "g"))
         await asyncio.sleep(0.01)
         joining = asyncio.create_task(weights.join(GROUP[0], GROUP[1], "next"))
         await asyncio.sleep(0.1)
@@ -83,7 +83,7 @@ def test_a_join_that_waited_until_its_group_was_given_up_is_not_tried() -> None:
             await joining
         await update
         assert (engine.joined, weights.failure) == (1, None)
-        await weights.take({}, 2, "next")
+        await weights.update({}, 2, "next")
         assert weights.version == 1, "it is in no group"
 
     asyncio.run(scenario())
@@ -96,7 +96,7 @@ def test_weights_that_cannot_be_loaded_make_the_replica_unhealthy() -> None:
         weights.check()
         engine.trouble = ValueError("half loaded")
         with pytest.raises(ValueError, match="half loaded"):
-            await weights.take({}, 1, "g")
+            await weights.update({}, 1, "g")
         assert weights.state()["state"] == "failed"
         with pytest.raises(UnhealthyError):
             weights.check()
@@ -133,7 +133,7 @@ def test_a_member_that_came_to_hold_the_version_after_the_roll_call_takes_part_a
         weights, engine = held()
         await weights.join(*GROUP)
         for version in (7, 6, 7, 8):
-            await weights.take({}, version, "g")
+            await weights.update({}, version, "g")
         assert engine.installed == [7, 7, 8]
 
     asyncio.run(scenario())
@@ -145,7 +145,7 @@ def test_no_version_is_ever_shown_with_the_checksum_of_another() -> None:
         await weights.join(*GROUP)
         shown = set()
         for version in (1, 2):
-            update = asyncio.create_task(weights.take({}, version, "g"))
+            update = asyncio.create_task(weights.update({}, version, "g"))
             while not update.done():
                 await asyncio.sleep(0)
                 state = weights.state()
@@ -163,7 +163,9 @@ def test_a_file_that_is_gone_is_no_fault_of_the_replica(tmp_path: Path) -> None:
     async def scenario() -> None:
         weights, _ = held("file")
         with pytest.raises(StaleWeights):
-            await weights.take({"path": str(tmp_path / "old"), "digest": "", "bytes": 1, "version": 1}, 1, "")
+            await weights.update(
+                {"path": str(tmp_path / "old"), "digest": "", "bytes": 1, "version": 1}, 1, ""
+            )
         assert weights.failure is None
 
     asyncio.run(scenario())
@@ -199,7 +201,7 @@ def test_a_damaged_file_leaves_the_replica_healthy_on_what_it_has_until_it_is_pu
         assert (said["state"], said["version"], said["damaged"]) == ("serving", 0, (2, mark_of(str(file))))
         assert said["notice"]
         with pytest.raises(DamagedWeights):
-            await weights.take(manifest.update_info(), 2, "")
+            await weights.update(manifest.update_info(), 2, "")
         assert weights.failure is None, "the learner pushes the same file"
         file.write_bytes(b"whole")
         await weights.reach(2)
@@ -231,7 +233,7 @@ def test_what_is_loaded_is_the_file_that_was_checked_also_when_another_takes_its
 
     async def scenario() -> None:
         weights, _ = held("file")
-        await weights.take(info, 1, "")
+        await weights.update(info, 1, "")
         assert (weights.version, loaded) == (1, [b"right"])
 
     asyncio.run(scenario())

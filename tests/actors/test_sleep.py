@@ -51,7 +51,7 @@ async def held(redis: Any = None) -> tuple[HeldWeights, Engine]:
     config, engine = load("tiny", ["weights.transport=gloo", "weights.update_limit_s=1"]), Engine()
     weights = HeldWeights(config, engine, redis, "generator/a")
     await weights.join(*GROUP)
-    await weights.take({}, 4, "g")
+    await weights.update({}, 4, "g")
     return weights, engine
 
 
@@ -60,9 +60,9 @@ def test_an_update_that_is_late_does_not_wake_the_engine_and_the_next_version_do
         weights, engine = await held()
         await weights.sleep(4)
         assert weights.state()["state"] == "asleep"
-        await weights.take({}, 3, "g")
+        await weights.update({}, 3, "g")
         assert engine.did == ["install 4", "sleep"]
-        await weights.take({}, 5, "g")
+        await weights.update({}, 5, "g")
         assert engine.did == ["install 4", "sleep", "install 5"]
         assert (weights.state()["state"], weights.asleep_since) == ("serving", None)
 
@@ -75,7 +75,7 @@ def test_an_engine_falls_asleep_at_the_version_of_the_step_and_not_before() -> N
         sleeping = asyncio.create_task(weights.sleep(5))
         await asyncio.sleep(0.1)
         assert engine.did == ["install 4"]
-        await weights.take({}, 5, "g")
+        await weights.update({}, 5, "g")
         await sleeping
         assert engine.did == ["install 4", "install 5", "sleep"]
 

@@ -19,7 +19,7 @@ from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Config
-from hora_rl.common.data.order import counts_of
+from hora_rl.common.data.prompt_order import counts_of
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.errors import ConfigError, RunError, WireError
@@ -29,12 +29,12 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import record_step
 from hora_rl.common.load import from_args
 from hora_rl.common.types import Completion, Group, Prompt, Scored, VersionSpan
-from hora_rl.common.wire import encode_additional, encode_pre_rollouts
+from hora_rl.common.wire import encode_extra, encode_pre_rollouts
+from hora_rl.deploy.checks import sources
+from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.monitor.prometheus import gauges
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.screen import screen
-from hora_rl.deploy.preflight import sources
-from hora_rl.deploy.preflight.findings import Target
 from hora_rl.evaluation.audit import audit, gather
 from hora_rl.learner.admission import Vocabulary, admitted
 from hora_rl.learner.estimator import estimator_of
@@ -323,7 +323,7 @@ def test_a_group_of_a_source_that_the_run_does_not_have_is_foreign(folder: Path)
         ("sums", "its rewards must be"),
     ):
         mine = replace(group, source=source, run="mixed", tokenizer="t")
-        messages = encode_pre_rollouts(mine), encode_additional(mine)
+        messages = encode_pre_rollouts(mine), encode_extra(mine)
         entry = Entry("1-0", mine.id, mine.batch)
         if reason is None:
             assert admitted(config, Vocabulary("t", 80), 25, entry, messages).source == "words"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hora_rl.common.data.order import Mixture, batch_rows, counts_of, mixed_rows
+from hora_rl.common.data.prompt_order import Mixture, batch_rows, counts_of, mixed_rows
 
 SMALL = Mixture((7, 40, 13), (1.0, 4.0, 0.5))
 

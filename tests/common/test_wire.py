@@ -14,7 +14,7 @@ from hora_rl.common.types import Group, Origin, Phase, Rollout, Turn, VersionSpa
 from hora_rl.common.wire import (
     MAX_OBJECTS,
     decode_group,
-    encode_additional,
+    encode_extra,
     encode_group,
     encode_pre_rollouts,
 )
@@ -44,7 +44,7 @@ def damaged(change, message: bytes | None = None) -> bytes:  # type: ignore[no-u
 
 
 def damaged_additional(change) -> bytes:  # type: ignore[no-untyped-def]
-    return damaged(change, encode_additional(whole_group()))
+    return damaged(change, encode_extra(whole_group()))
 
 
 RANKS = {"a:rank": [2.0, 1.0], "a:rank[share]": [0.5, 0.0]}
@@ -64,7 +64,7 @@ def test_what_pre_rollouts_got_in_their_whole_group_travels_with_the_additional_
     group = whole_group_ranked()
     plain = decode_group(encode_pre_rollouts(group))
     assert [set(r.rewards) & set(RANKS) for r in plain.rollouts] == [set(), set()]
-    found = decode_group(encode_pre_rollouts(group), encode_additional(group))
+    found = decode_group(encode_pre_rollouts(group), encode_extra(group))
     assert [r.rewards for r in found.rollouts] == [r.rewards for r in group.rollouts]
     assert found.ranked == tuple(RANKS)
     # Written with the plan, before anything was ranked: the same bytes.
@@ -76,7 +76,7 @@ def test_a_group_whose_only_rewards_rank_it_travels_too() -> None:
     rollouts = (replace(r, rewards={n: r.rewards[n] for n in RANKS}) for r in ranked.rollouts)
     group = replace(ranked, rollouts=tuple(rollouts))
     assert [r.rewards for r in decode_group(encode_pre_rollouts(group)).rollouts] == [{}, {}]
-    found = decode_group(encode_pre_rollouts(group), encode_additional(group))
+    found = decode_group(encode_pre_rollouts(group), encode_extra(group))
     assert [r.rewards for r in found.rollouts] == [r.rewards for r in group.rollouts]
 
 
@@ -104,13 +104,13 @@ def test_a_rollout_knows_where_and_when_it_was_sampled_where_that_was_noted() ->
     noted = replace(
         whole_group(), source="sums", rollouts=(replace(sampled(), origin=origin), sampled(), sampled("B"))
     )
-    found = decode_group(encode_pre_rollouts(noted), encode_additional(noted))
+    found = decode_group(encode_pre_rollouts(noted), encode_extra(noted))
     assert [r.origin for r in found.rollouts] == [origin, None, None]
     assert found.source == "sums"
     assert decode_group(encode_group(whole_group())).source == ""
 
 
-@pytest.mark.parametrize("encodings", [(encode_group,), (encode_pre_rollouts, encode_additional)])
+@pytest.mark.parametrize("encodings", [(encode_group,), (encode_pre_rollouts, encode_extra)])
 def test_a_group_comes_back_as_it_was_from_one_message_and_from_two(encodings) -> None:  # type: ignore[no-untyped-def]
     messages = [encode(whole_group()) for encode in encodings]
     found = decode_group(*messages, run="run", tokenizer="tok", vocabulary=9)
@@ -127,8 +127,8 @@ def test_a_group_comes_back_as_it_was_from_one_message_and_from_two(encodings) -
 def test_the_pre_rollouts_are_a_group_by_themselves() -> None:
     found = decode_group(encode_pre_rollouts(whole_group()))
     assert (found.id, found.size, found.extra, found.tokens) == ("2:17", 2, 0, 10)
-    whole = decode_group(encode_pre_rollouts(found), encode_additional(found))
-    assert whole.size == 2, "a group without additional rollouts"
+    whole = decode_group(encode_pre_rollouts(found), encode_extra(found))
+    assert whole.size == 2, "a group without extra rollouts"
 
 
 def in_rounds() -> Group:
@@ -146,7 +146,7 @@ def test_rollouts_know_the_round_they_were_drawn_in() -> None:
 def test_each_round_may_come_in_a_message_of_its_own() -> None:
     whole = in_rounds()
     first, last = (
-        encode_additional(replace(whole, rollouts=tuple(r for r in whole.rollouts if r.round == number)))
+        encode_extra(replace(whole, rollouts=tuple(r for r in whole.rollouts if r.round == number)))
         for number in (1, 3)
     )
     found = decode_group(encode_pre_rollouts(whole), first, last)
@@ -202,15 +202,13 @@ def test_turns_that_cannot_be_are_refused(turns: object, message: str) -> None:
 
 
 def test_additional_rollouts_of_another_group_or_of_both_phases_are_refused() -> None:
-    other = encode_additional(replace(whole_group(), prompt_index=18))
-    with pytest.raises(WireError, match="group 2:17: its additional rollouts are of group '2:18'"):
+    other = encode_extra(replace(whole_group(), prompt_index=18))
+    with pytest.raises(WireError, match="group 2:17: its extra rollouts are of group '2:18'"):
         decode_group(encode_pre_rollouts(whole_group()), other)
     with pytest.raises(WireError, match="exactly G0 = 2 rollouts of Phase A"):
         decode_group(encode_pre_rollouts(whole_group()), damaged_additional(lambda r: first(r, phase="A")))
     with pytest.raises(WireError, match="drawn to other pre-rollouts"):
-        decode_group(
-            encode_pre_rollouts(replace(whole_group(), sampling="2")), encode_additional(whole_group())
-        )
+        decode_group(encode_pre_rollouts(replace(whole_group(), sampling="2")), encode_extra(whole_group()))
     with pytest.raises(WireError, match="schema version 99"):
         decode_group(encode_pre_rollouts(whole_group()), damaged_additional(lambda r: r.update(schema=99)))
     with pytest.raises(WireError, match="rollouts must be a list"):
@@ -364,9 +362,9 @@ def test_a_message_above_the_limit_is_refused_before_it_is_read() -> None:
     data = encode_group(whole_group())
     with pytest.raises(WireError, match=f"{len(data)} bytes exceeds the limit of 10"):
         decode_group(data, max_bytes=10)
-    both = len(encode_pre_rollouts(whole_group())) + len(encode_additional(whole_group()))
+    both = len(encode_pre_rollouts(whole_group())) + len(encode_extra(whole_group()))
     with pytest.raises(WireError, match=f"{both} bytes exceeds the limit of {both - 1}"):
-        decode_group(encode_pre_rollouts(whole_group()), encode_additional(whole_group()), max_bytes=both - 1)
+        decode_group(encode_pre_rollouts(whole_group()), encode_extra(whole_group()), max_bytes=both - 1)
 
 
 def test_twenty_thousand_mutations_decode_or_are_refused() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from hora_rl.common.config import Config
 from hora_rl.common.load import ROOT, from_args
-from hora_rl.deploy.preflight import machine
-from tests.support.preflight import H200, Make
+from hora_rl.deploy.checks import machine
+from tests.support.checks import H200, Make
 
 
 @pytest.fixture

@@ -18,14 +18,14 @@ from rich.console import Console
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
+from hora_rl.deploy.checks import configuration
+from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.machine.record import CONFIG, RunFile, write_config
 from hora_rl.deploy.monitor import alerts as module
 from hora_rl.deploy.monitor import progress as progress_of
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind, Warning
-from hora_rl.deploy.preflight import configuration
-from hora_rl.deploy.preflight.findings import Target
 from tests.support.synthetic_run import SyntheticRun, config_of
 
 
@@ -115,7 +115,7 @@ def test_a_command_gets_the_alert_as_json_and_in_its_environment(tmp_path: Path)
     script.write_text(f'#!/bin/sh\ncat > "{out}"; echo "$HORA_ALERT_KIND $1" >> "{out}"\n')
     script.chmod(0o755)
     alerts = Alerts("watched", f"'{script}' channel", tmp_path, console())
-    alerts.tell("no_hit", "no success; $(touch x) 'quoted'", 7)
+    alerts.notify("no_hit", "no success; $(touch x) 'quoted'", 7)
     alerts.ended("finished", "")
     body, _, rest = out.read_text().partition("}")
     assert rest == "run_finished channel\n"
@@ -126,7 +126,7 @@ def test_a_hook_that_fails_is_told_once_until_it_works_again(server: Server, tmp
     at = console()
     alerts, server.status = Alerts("watched", server.url, tmp_path, at), 500
     for number in range(3):
-        alerts.tell("no_hit", str(number))
+        alerts.notify("no_hit", str(number))
     alerts.ended("finished", "")
     assert len(server.bodies) == 4
     assert said(at).count("telemetry.on_alert failed, the run continues") == 1
@@ -141,7 +141,7 @@ def test_a_hook_that_hangs_does_not_hold_the_run_up(
     at, server.delay_s = console(), 2.0
     alerts, began = Alerts("watched", server.url, tmp_path, at), time.monotonic()
     for number in range(3 * module.MOST):
-        alerts.tell("no_hit", str(number))
+        alerts.notify("no_hit", str(number))
     assert time.monotonic() - began < 0.3
     alerts.ended("finished", "")
     assert time.monotonic() - began < 1.5

@@ -11,12 +11,12 @@ import pytest
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError
-from hora_rl.deploy.preflight import isolation as preflight_sandbox
-from hora_rl.deploy.preflight.checks import CHECKS, examine
-from hora_rl.deploy.preflight.findings import Finding, Target
-from hora_rl.deploy.preflight.isolation import sandbox
-from hora_rl.deploy.preflight.sources import data
-from hora_rl.deploy.preflight.task import task
+from hora_rl.deploy.checks import isolation
+from hora_rl.deploy.checks.findings import Finding, Target
+from hora_rl.deploy.checks.isolation import sandbox
+from hora_rl.deploy.checks.run_checks import CHECKS, examine
+from hora_rl.deploy.checks.sources import data
+from hora_rl.deploy.checks.task import task
 from tests.deploy.test_task import save_model
 
 PLUS = {"problem": "Read a number and print it plus one.", "tests": [{"input": "1\n", "output": "2\n"}]}
@@ -112,7 +112,7 @@ def test_the_layers_of_this_machine_are_said_where_programs_are_run(
     assert "seccomp" in found.says
     assert not list(sandbox(Target(config(folder, PLUS, weights={"format": 1.0}, success="format"))))
     assert sandbox in CHECKS
-    monkeypatch.setattr(preflight_sandbox, "Sandbox", lambda: Sandbox(without=["namespaces", "uid"]))
+    monkeypatch.setattr(isolation, "Sandbox", lambda: Sandbox(without=["namespaces", "uid"]))
     (found,) = sandbox(ours)
     assert "without namespaces: switched off; without uid: switched off" in found.says
 
@@ -120,7 +120,7 @@ def test_the_layers_of_this_machine_are_said_where_programs_are_run(
 def test_a_machine_without_a_sandbox_fails_the_check_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight_sandbox, "Sandbox", lambda: Sandbox(without=["seccomp"]))
+    monkeypatch.setattr(isolation, "Sandbox", lambda: Sandbox(without=["seccomp"]))
     (found,) = examine(Target(config(folder, PLUS)), [sandbox])
     assert found.level == "fail"
     assert "seccomp does not hold" in found.line

@@ -17,12 +17,12 @@ from hora_rl.common.errors import RunError
 from hora_rl.common.live.redis import connect, has_password
 from hora_rl.common.live.telemetry import record_step
 from hora_rl.common.load import load
+from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.machine import enough_gpus
 from hora_rl.deploy.machine.ports import free_port
 from hora_rl.deploy.machine.redis_server import executable
 from hora_rl.deploy.monitor.prometheus import COUNTERS, EXPORTED, GAUGES, counters, gauges
 from hora_rl.deploy.monitor.reading import read_run
-from hora_rl.deploy.preflight.findings import Target
-from hora_rl.deploy.preflight.machine import enough_gpus
 from tests.support.ports import wait_for_port
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
@@ -79,7 +79,7 @@ def test_the_lines_for_one_gpu_are_what_one_gpu_needs(tmp_path):
     ServeDeploySchema.model_validate(yaml.safe_load(file.read_text()))
     config = load(str(file))
     assert enough_gpus(Target(config, "train"), 1, "Ray has").level == "ok"
-    assert config.generator.gpu_kv_cache_gib == 1, "measured at the start it would take the learner's memory"
+    assert config.generator.kv_cache_gib == 1, "measured at the start it would take the learner's memory"
 
 
 def test_the_pods_ask_for_as_many_gpus_as_their_experiment():

@@ -7,11 +7,11 @@ import pytest
 from transformers import AutoConfig
 
 from hora_rl.common.load import load
-from hora_rl.deploy.preflight import disk, machine
-from hora_rl.deploy.preflight.estimate import weights_gib
-from hora_rl.deploy.preflight.findings import Target, size
-from hora_rl.deploy.preflight.memory import memory, model_shape
-from tests.support.preflight import Make, by_name, one
+from hora_rl.deploy.checks import disk, machine
+from hora_rl.deploy.checks.estimate import weights_gib
+from hora_rl.deploy.checks.findings import Target, size
+from hora_rl.deploy.checks.memory import memory, model_shape
+from tests.support.checks import Make, by_name, one
 from tests.support.tiny_qwen2 import SHAPES, shape_of
 
 

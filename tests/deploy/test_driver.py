@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from hora_rl.common.load import load
-from hora_rl.deploy.preflight import machine
-from hora_rl.deploy.preflight.checks import CHECKS
-from hora_rl.deploy.preflight.driver import cuda_version, driver, judge, precision
-from hora_rl.deploy.preflight.findings import Target
-from tests.support.preflight import one
+from hora_rl.deploy.checks import machine
+from hora_rl.deploy.checks.driver import cuda_version, driver, judge, precision
+from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.run_checks import CHECKS
+from tests.support.checks import one
 
 Install = Callable[[str], None]
 

@@ -12,7 +12,7 @@ from ray.serve import Application
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.deploy.app import build_endpoint, build_run, build_sampler, endpoint_of, environment_deployment
-from hora_rl.deploy.preflight.checks import target_of
+from hora_rl.deploy.checks.run_checks import target_of
 
 
 def served(tmp_path: Path, *more: dict[str, object]) -> str:

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2ForCausalLM
 
 from hora_rl.common.load import load
-from hora_rl.deploy.preflight.estimate import ModelShape, rank_need, widest_row
+from hora_rl.deploy.checks.estimate import ModelShape, rank_need, widest_row
 from hora_rl.learner.batch import micro_batches
 from hora_rl.learner.logprobs import Policy, without_dropout
 from hora_rl.learner.prefixes import Sharing, length, rows_of

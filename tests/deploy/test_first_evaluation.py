@@ -22,7 +22,7 @@ from hora_rl.common.load import load
 from hora_rl.deploy.launch import first_evaluation
 from hora_rl.deploy.launch.first_evaluation import Up, evaluating_first
 from hora_rl.evaluation.benchmarks import held_out
-from hora_rl.learner.steps import wait_while_held
+from hora_rl.learner.feed import wait_while_held
 
 Evaluate = Callable[..., None]
 

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from hora_rl.deploy.monitor import patience
+from hora_rl.deploy.monitor import request_limits as patience
 from hora_rl.deploy.monitor.hosts import Guard, known_host
 
 

@@ -11,13 +11,13 @@ from rich.console import Console
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.deploy import initial
-from hora_rl.deploy.initial import BIG, PLANS, SMALL, Task, initialise
-from hora_rl.deploy.preflight import machine, memory
-from hora_rl.deploy.preflight.checks import CONFIGURATION, require, target_of
-from hora_rl.deploy.preflight.estimate import ModelShape
-from hora_rl.deploy.preflight.findings import Target
-from hora_rl.deploy.preflight.memory import memory as memory_of
+from hora_rl.deploy import init_command as initial
+from hora_rl.deploy.checks import machine, memory
+from hora_rl.deploy.checks.estimate import ModelShape
+from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.memory import memory as memory_of
+from hora_rl.deploy.checks.run_checks import CONFIGURATION, require, target_of
+from hora_rl.deploy.init_command import BIG, PLANS, SMALL, Task, initialise
 from tests.support.gguf import write_gguf
 from tests.support.tiny_qwen2 import without_weights
 
@@ -168,7 +168,7 @@ def test_a_card_without_memory_of_its_own_has_the_host_s(
 ) -> None:
     cards(1, "[N/A]")
     monkeypatch.setattr(
-        "hora_rl.deploy.preflight.resources.psutil.virtual_memory",
+        "hora_rl.deploy.checks.resources.psutil.virtual_memory",
         lambda: SimpleNamespace(total=host_gib * 2**30),
     )
     monkeypatch.setattr(memory, "free_memory", lambda: 2**40)

@@ -4,8 +4,8 @@ import pytest
 
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.deploy.preflight.configuration import names
-from hora_rl.deploy.preflight.findings import Target
+from hora_rl.deploy.checks.configuration import names
+from hora_rl.deploy.checks.findings import Target
 
 
 def nan_without_a_hit(rewards, successes, phases):  # type: ignore[no-untyped-def]

@@ -8,7 +8,7 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import changed, read_state
 from hora_rl.common.load import load
 from hora_rl.deploy.launch import placement
-from hora_rl.deploy.launch.placement import Share, telling_unplaced, unplaced
+from hora_rl.deploy.launch.placement import Share, reports_unplaced, unplaced
 from tests.support.ports import until
 
 
@@ -53,13 +53,13 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Share]:
 def test_what_an_earlier_start_said_is_gone_when_all_parts_fit(redis_url: str, parts: list[Share]) -> None:
     config, client = load("tiny", ["run.name=fits"]), connect(redis_url)
     client.hset(Keys("fits").state, mapping=changed(unplaced="no place for 1 of 2 learner rank"))
-    with telling_unplaced(config, redis_url):
+    with reports_unplaced(config, redis_url):
         until(lambda: read_state(client, "fits").unplaced == "")
 
 
 def test_nothing_is_without_a_place_after_the_end(redis_url: str, parts: list[Share]) -> None:
     config, client = load("tiny", ["run.name=ends"]), connect(redis_url)
     parts[:] = shares(generators=2, up=1)
-    with telling_unplaced(config, redis_url):
+    with reports_unplaced(config, redis_url):
         until(lambda: read_state(client, "ends").unplaced.startswith("no place for 1 of 2 gen"))
     assert read_state(client, "ends").unplaced == ""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hora_rl.common.load import dump_yaml, load
-from hora_rl.deploy.preflight.step_costs import WANTED_MFU
+from hora_rl.deploy.checks.step_costs import WANTED_MFU
 from hora_rl.deploy.runs.prediction import predict
 from hora_rl.evaluation.report.predicted import PredictedRow
 from hora_rl.evaluation.report.runs_report import write_report

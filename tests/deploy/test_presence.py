@@ -23,10 +23,10 @@ HORA = str(Path(sys.executable).with_name("hora"))
 def test_a_view_is_present_from_its_first_look_until_it_ends(redis_url: str) -> None:
     client, view = connect(redis_url), Presence(redis_url, "seen")
     assert not is_watched(client, "seen")
-    view.tell(True)
+    view.update(True)
     assert is_watched(client, "seen")
     assert not is_watched(client, "see"), "of another run"
-    view.tell(False)
+    view.update(False)
     until(lambda: not is_watched(client, "seen"))  # the server notices the closed connection when it can
 
 
@@ -51,6 +51,6 @@ def test_a_run_waits_at_its_end_for_those_who_watch_it(
     slept: list[float] = []
     monkeypatch.setattr(local, "time", SimpleNamespace(sleep=slept.append))
     view = Presence(redis_url, "shown")
-    view.tell(watched)
+    view.update(watched)
     local._show_end("shown", redis_url, Console(quiet=True))
     assert slept == [local.LAST_LOOK_S] * watched

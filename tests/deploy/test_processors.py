@@ -6,9 +6,9 @@ import pytest
 
 from hora_rl.common.config import Config
 from hora_rl.common.load import load
-from hora_rl.deploy.preflight import machine, processors
-from hora_rl.deploy.preflight.findings import Finding, Target
-from hora_rl.deploy.preflight.memory import run_target
+from hora_rl.deploy.checks import machine, processors
+from hora_rl.deploy.checks.findings import Finding, Target
+from hora_rl.deploy.checks.memory import run_target
 
 BASE = "model: {path: some/model}\ndata: {path: arithmetic}\n"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hora_rl.common.config import Config
+from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.services import ray_token
 from hora_rl.deploy.machine.ray_token import keep_token_private, token_file
-from hora_rl.deploy.preflight.findings import Target
-from hora_rl.deploy.preflight.services import ray_token
 
 TARGET = Target(Config.model_validate({"run": {"name": "r"}, "model": {"path": "m"}, "data": {"path": "d"}}))
 

@@ -188,7 +188,7 @@ def test_a_stall_counts_from_the_last_step_the_learner_s_start_or_the_end_of_a_p
         monkeypatch.setattr(time, "time", lambda: began + after)
         heart = Heartbeat(run.redis, "idle", "learner/0")
         if after:
-            heart.tell(state="waiting")
+            heart.update(state="waiting")
             heart.stop()
         state = read_run(run.redis, "idle")
         monkeypatch.setattr(time, "time", lambda: began + after + 310)

@@ -9,11 +9,8 @@ import hora_rl.runs
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import dump_yaml, load
-from hora_rl.deploy.launch import local
-from hora_rl.deploy.machine.record import with_absolute_folder, write_config
-from hora_rl.deploy.preflight import machine
-from hora_rl.deploy.preflight.checks import target_of
-from hora_rl.deploy.preflight.estimate import (
+from hora_rl.deploy.checks import machine
+from hora_rl.deploy.checks.estimate import (
     ModelShape,
     asleep_gib,
     checkpoint_gib,
@@ -24,10 +21,13 @@ from hora_rl.deploy.preflight.estimate import (
     rank_need,
     waiting_gib,
 )
-from hora_rl.deploy.preflight.findings import Finding, Target
-from hora_rl.deploy.preflight.memory import beside_engine, holds, memory, run_target, table
-from hora_rl.deploy.preflight.resources import SPARE, Card, choose, read_cards
-from hora_rl.deploy.preflight.step_costs import step_seconds
+from hora_rl.deploy.checks.findings import Finding, Target
+from hora_rl.deploy.checks.memory import beside_engine, holds, memory, run_target, table
+from hora_rl.deploy.checks.resources import SPARE, Card, choose, read_cards
+from hora_rl.deploy.checks.run_checks import target_of
+from hora_rl.deploy.checks.step_costs import step_seconds
+from hora_rl.deploy.launch import local
+from hora_rl.deploy.machine.record import with_absolute_folder, write_config
 from hora_rl.learner.launch import backend, gpu_share
 from tests.support.tiny_qwen2 import SHAPES, without_weights
 
@@ -62,7 +62,7 @@ def test_one_card_holds_generator_and_learner(name: str, card: Card, more: tuple
     generator = chosen.generator
     learner = chosen.learner
     assert (generator.replicas, generator.gpus, learner.workers, learner.gpus) == (1, 0.5, 1, 0.5)
-    cache = generator.gpu_kv_cache_gib
+    cache = generator.kv_cache_gib
     assert cache is not None
     need = rank_need(shape, chosen).gib + generator_need(shape, chosen, cache).gib
     assert need <= card.gib * (1 - SPARE)
@@ -83,10 +83,10 @@ def test_taking_turns_leaves_the_cache_what_only_a_step_needs(name: str, more: t
     config, shape = case(name, *more, "generator.max_sequences=1024")
     sleeping, _ = case(name, *more, *SLEEP, "generator.max_sequences=1024")
     together, apart = (choose(c, [RTX], shape).config for c in (config, sleeping))
-    assert apart.generator.gpu_kv_cache_gib is not None
-    assert apart.generator.gpu_kv_cache_gib > (together.generator.gpu_kv_cache_gib or 0.0) + 0.5
+    assert apart.generator.kv_cache_gib is not None
+    assert apart.generator.kv_cache_gib > (together.generator.kv_cache_gib or 0.0) + 0.5
     rank = rank_need(shape, apart)
-    generator = generator_need(shape, apart, apart.generator.gpu_kv_cache_gib)
+    generator = generator_need(shape, apart, apart.generator.kv_cache_gib)
     usable = RTX.gib * (1 - SPARE)
     assert rank.gib + generator.gib > usable, "at the same time they would not fit"
     assert on_one_card(rank, generator, apart.generator.sleep) <= usable
@@ -132,7 +132,7 @@ def test_buffers_of_nccl_that_do_not_fit_beside_vllm_s_share_are_a_warning_with_
     lower, _ = case("0.5B", "weights.transport=nccl", "generator.memory_utilization=0.85")
     assert [f.level for f in beside_engine(lower.generator, lower.weights.transport, [RTX])] == ["ok"]
     assert [f.level for f in beside_engine(config.generator, config.weights.transport, [H100])] == ["ok"]
-    sized, _ = case("0.5B", "weights.transport=nccl", "generator.gpu_kv_cache_gib=8")
+    sized, _ = case("0.5B", "weights.transport=nccl", "generator.kv_cache_gib=8")
     assert not [*beside_engine(sized.generator, sized.weights.transport, [RTX])], (
         "all of it is in the estimate"
     )
@@ -251,7 +251,7 @@ def test_cards_are_read_from_the_driver_and_the_choice_is_said(monkeypatch: pyte
     assert (card.name, round(card.gib, 1)) == ("NVIDIA H100 80GB HBM3", 79.6)
     monkeypatch.setattr(machine, "gpus", lambda: lines)
     target = run_target(load("tiny"))
-    assert target.chosen.startswith("chosen for NVIDIA H100 80GB HBM3: generator.gpu_kv_cache_gib = ")
+    assert target.chosen.startswith("chosen for NVIDIA H100 80GB HBM3: generator.kv_cache_gib = ")
     assert "learner.gpus = 0.5" in target.chosen
     found = {f.what: f for f in memory(target)}
     assert found["resources"].says == target.chosen

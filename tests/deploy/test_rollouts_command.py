@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.rollout_files import path_of
 from hora_rl.deploy.cli import app
-from hora_rl.deploy.monitor.visible import visible
+from hora_rl.deploy.monitor.escape import visible
 from hora_rl.deploy.runs.rollout_list import Choice, json_line, order_of, show_rollouts
 from hora_rl.evaluation.rollout_table import read_rollouts
 from hora_rl.evaluation.run_folders import RunFolderError

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from hora_rl.common.load import load
-from hora_rl.deploy.preflight.estimate import GIB, ModelShape
-from hora_rl.deploy.preflight.step_costs import (
+from hora_rl.deploy.checks.estimate import GIB, ModelShape
+from hora_rl.deploy.checks.step_costs import (
     BANDWIDTH,
     REACHED,
     arithmetic,

@@ -14,9 +14,9 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import ConfigError
-from hora_rl.deploy.preflight.checks import CONFIGURATION, check, examine
-from hora_rl.deploy.preflight.findings import Finding, Target
-from hora_rl.deploy.preflight.task import stops, task
+from hora_rl.deploy.checks.findings import Finding, Target
+from hora_rl.deploy.checks.run_checks import CONFIGURATION, check, examine
+from hora_rl.deploy.checks.task import stops, task
 from tests.support.chat_model import END, TEMPLATE, THINKING, chat_tokenizer
 
 README = Path(__file__).parents[2] / "README.md"

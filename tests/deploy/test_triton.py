@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from hora_rl.common.load import load
-from hora_rl.deploy.preflight import machine
-from hora_rl.deploy.preflight.checks import CHECKS
-from hora_rl.deploy.preflight.findings import Target
-from hora_rl.deploy.preflight.triton import headers, judge, triton_build
-from tests.support.preflight import one
+from hora_rl.deploy.checks import machine
+from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.run_checks import CHECKS
+from hora_rl.deploy.checks.triton import headers, judge, triton_build
+from tests.support.checks import one
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -24,7 +24,7 @@ def test_a_machine_without_gpus_needs_neither(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(machine, "gpus", lambda: ["H100, 81559 MiB"])
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr("hora_rl.deploy.preflight.triton.find_spec", lambda name: object())
+    monkeypatch.setattr("hora_rl.deploy.checks.triton.find_spec", lambda name: object())
     assert one(triton_build, target)["Triton"].level == "fail"
 
 

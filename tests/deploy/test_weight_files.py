@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Mix
 
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.deploy.preflight.findings import Target
-from hora_rl.deploy.preflight.weight_files import INDEX, weight_files
+from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.weight_files import INDEX, weight_files
 
 ROOT = Path(__file__).parents[2]
 UP = "model.layers.1.mlp.up_proj.weight"

@@ -12,8 +12,8 @@ from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 from typer.testing import CliRunner
 
 from hora_rl.common.config import Config
+from hora_rl.deploy.checks.run_checks import target_of
 from hora_rl.deploy.cli import app
-from hora_rl.deploy.preflight.checks import target_of
 from tests.support.pages import ROOT, Block, blocks
 
 PAGES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "how-to").glob("*.md"))

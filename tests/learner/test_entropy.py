@@ -7,8 +7,8 @@ import torch
 from hora_rl.common.config import Objective
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.deploy.preflight.configuration import context
-from hora_rl.deploy.preflight.findings import Target
+from hora_rl.deploy.checks.configuration import context
+from hora_rl.deploy.checks.findings import Target
 from hora_rl.learner.entropy import EntropyControl, threshold
 from hora_rl.learner.head import scored
 

@@ -16,10 +16,10 @@ from hora_rl.common.live.queue import Consumer, Row
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.types import Group
-from hora_rl.common.wire import encode_additional, encode_pre_rollouts
+from hora_rl.common.wire import encode_extra, encode_pre_rollouts
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.learner.admission import Vocabulary
-from hora_rl.learner.steps import Planner, Reader, divide
+from hora_rl.learner.feed import Planner, Reader, divide
 from tests.support.filling import fill
 from tests.support.groups import group, rollout
 
@@ -71,7 +71,7 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
     redis_server: RedisServer,
 ) -> None:
     client, keys = connect(redis_server.url), Keys("f")
-    push_raw(client, 76, encode_pre_rollouts(of_run(75)), encode_additional(of_run(75)))
+    push_raw(client, 76, encode_pre_rollouts(of_run(75)), encode_extra(of_run(75)))
     push_raw(client, 77, b"\xc1garbage", b"\xc1garbage")
     push_raw(client, 78)
     client.xadd(keys.groups, {"id": "0:79", "batch": "0"})

@@ -6,9 +6,9 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3Config, Qwen3MoeConfig
 
 from hora_rl.common.live.queue import Row
+from hora_rl.learner.feed import divide
 from hora_rl.learner.flops import Shape, peak_flops
 from hora_rl.learner.sample import Sample
-from hora_rl.learner.steps import divide
 from tests.support.tiny_qwen2 import without_weights
 
 

@@ -9,12 +9,12 @@ import torch
 
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.deploy.preflight import configuration
-from hora_rl.deploy.preflight.findings import Target
+from hora_rl.deploy.checks import configuration
+from hora_rl.deploy.checks.findings import Target
 from hora_rl.learner import kernels
 from hora_rl.learner.kernels import FAMILIES, check_liger_here, use_liger
+from tests.support.checks import one
 from tests.support.families import model_of
-from tests.support.preflight import one
 
 LIGER = load("tiny", ["learner.kernels=liger"])
 CARD: Any = SimpleNamespace(type="cuda")

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from benchmarks.gpu_step import SHAPE_1_5B, engine_of, join_alone, micro_batches, ragged_samples
-from hora_rl.deploy.preflight.estimate import GIB, RANK_GIB, ModelShape, rank_need
+from hora_rl.deploy.checks.estimate import GIB, RANK_GIB, ModelShape, rank_need
 import hora_rl.learner.engine
 from hora_rl.learner.device import set_device
 from hora_rl.learner.prefixes import rows_of

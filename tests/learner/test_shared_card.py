@@ -17,7 +17,7 @@ class Told:
     def __init__(self, up: int) -> None:
         self.up, self.did = up, list[Any]()
 
-    def tell(self, **state: Any) -> None:
+    def update(self, **state: Any) -> None:
         self.did.append(state["state"])
 
     def sleep(self, version: int) -> list[str]:
@@ -36,7 +36,7 @@ def test_a_step_waits_until_the_generator_sleeps_at_the_newest_version(
 ) -> None:
     monkeypatch.setattr(shared_card, "POLL_S", 0.0)
     told, versions = Told(up=2), iter([3, 3, 4])
-    took = card(told).take(3, lambda: next(versions), lambda: told.did.append("helps"))
+    took = card(told).acquire(3, lambda: next(versions), lambda: told.did.append("helps"))
     # From TO_SLEEP until STEPPING a replica may start.
     assert told.did == [TO_SLEEP, 3, "helps", 3, "helps", 4, STEPPING]
     assert took["time/sleep"] >= 0
@@ -46,11 +46,11 @@ def test_a_generator_that_never_sleeps_ends_the_run(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(shared_card, "POLL_S", 0.0)
     told = Told(up=10**9)
     with pytest.raises(RunError, match=r"did not fall asleep at version 3 within 0.01 s"):
-        card(told, "learner.wait_limit_s=0.01").take(3, lambda: 3, lambda: None)
+        card(told, "learner.wait_limit_s=0.01").acquire(3, lambda: 3, lambda: None)
     assert STEPPING not in told.did
 
 
 def test_without_sleep_nobody_is_asked() -> None:
     told = Told(up=0)
-    assert card(told, "generator.sleep=none").take(3, lambda: 3, lambda: None) == {}
+    assert card(told, "generator.sleep=none").acquire(3, lambda: 3, lambda: None) == {}
     assert told.did == []

@@ -15,7 +15,7 @@ from hora_rl.common.errors import WireError
 from hora_rl.common.live.queue import Entry
 from hora_rl.common.load import load
 from hora_rl.common.types import Group, Rollout, Turn
-from hora_rl.common.wire import encode_additional, encode_pre_rollouts
+from hora_rl.common.wire import encode_extra, encode_pre_rollouts
 from hora_rl.learner.admission import Vocabulary, admitted
 from hora_rl.learner.batch import empty_micro_batch, measurable, micro_batches, samples_of
 from hora_rl.learner.estimator import Estimator
@@ -145,7 +145,7 @@ def test_each_sampled_token_is_in_one_sequence_once() -> None:
 
 def admit(made: Group, *settings: str) -> Group:
     config = load("tiny", ["run.name=r", "rollout.max_response_tokens=5", *settings])
-    messages = encode_pre_rollouts(made), encode_additional(made)
+    messages = encode_pre_rollouts(made), encode_extra(made)
     return admitted(config, Vocabulary("t", VOCABULARY), None, Entry("1-0", made.id, made.batch), messages)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hora_rl.actors.coordinator.group_rewards import Rank, unranked
 from hora_rl.actors.coordinator.leases import Leases
-from hora_rl.actors.coordinator.ranking import Rank, unranked
 from hora_rl.actors.coordinator.sampling import Score
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
@@ -18,7 +18,7 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
 from hora_rl.common.types import Group
 from hora_rl.evaluation.audit import audit, gather
-from hora_rl.learner.steps import Reader
+from hora_rl.learner.feed import Reader
 from tests.support.held import rollouts_held
 from tests.support.simulated import Fleet, Learner, Stopped, coordinate, prompts
 

@@ -13,7 +13,7 @@ from hora_rl.allocator.posterior import Float, Int
 from hora_rl.allocator.priors.base import State
 from hora_rl.allocator.priors.fixed import FixedPrior
 from hora_rl.common.config import Config
-from hora_rl.common.data.order import Mixture, batch_rows
+from hora_rl.common.data.prompt_order import Mixture, batch_rows
 from hora_rl.common.live.redis import connect_async
 from hora_rl.common.load import load
 

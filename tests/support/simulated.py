@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from hora_rl.actors.coordinator.cycles import Cycles
+from hora_rl.actors.coordinator.group_rewards import Rank, unranked
 from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.actors.coordinator.leases import Leases
-from hora_rl.actors.coordinator.ranking import Rank, unranked
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.actors.coordinator.scheduler import Coordination, Services
 from hora_rl.allocator.priors import FixedPrior
@@ -31,7 +31,7 @@ from hora_rl.common.live.telemetry import Telemetry
 from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
 from hora_rl.common.weights.versions import advance
 from hora_rl.learner.admission import Vocabulary
-from hora_rl.learner.steps import Planner, Reader
+from hora_rl.learner.feed import Planner, Reader
 
 TOKENIZER = "simulated"
 VOCABULARY = 1024

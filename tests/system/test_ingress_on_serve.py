@@ -16,8 +16,8 @@ from ray import serve
 from hora_rl.deploy.machine.ports import free_port
 from hora_rl.deploy.monitor.hosts import SERVE_CALLBACK
 from hora_rl.deploy.monitor.ingress import Ingress
-from hora_rl.deploy.monitor.patience import REQUEST_S
 from hora_rl.deploy.monitor.prometheus import EXPORTED
+from hora_rl.deploy.monitor.request_limits import REQUEST_S
 from tests.support.local_serve import local_serve
 from tests.support.ports import until
 from tests.support.synthetic_run import SyntheticRun, config_of, play

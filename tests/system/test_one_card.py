@@ -22,7 +22,8 @@ init = ray.init
 ray.init = lambda **options: init(num_gpus=1, **options)
 from hora_rl.common.load import load
 from hora_rl.deploy.launch.local import run_local
-from hora_rl.deploy.preflight import checks, machine
+from hora_rl.deploy.checks import run_checks as checks
+from hora_rl.deploy.checks import machine
 
 machine.gpus = lambda: ["Told of, 81920 MiB"]
 checks.CHECKS = tuple(c for c in checks.CHECKS if c is not machine.versions)  # the CPU build of vLLM is here
@@ -50,7 +51,7 @@ def test_learner_and_replica_share_one_card(tmp_path: Path) -> None:
         env={**os.environ, "COLUMNS": "200", "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "resources: chosen for Told of: generator.gpu_kv_cache_gib = " in ran.stdout
+    assert "resources: chosen for Told of: generator.kv_cache_gib = " in ran.stdout
     run = tmp_path / "runs" / "one"
     config = load(str(run / "config.yaml"))
     assert (config.generator.gpus, config.learner.gpus) == (0.5, 0.5)

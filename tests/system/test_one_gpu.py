@@ -26,7 +26,7 @@ CACHE_GIB = 2.0
 def test_an_engine_that_sleeps_frees_its_memory_and_wakes_with_its_weights() -> None:
     from hora_rl.actors.generator.vllm_engine import Engine
 
-    room = (f"generator.gpu_kv_cache_gib={CACHE_GIB}", "generator.memory_utilization=0.3")
+    room = (f"generator.kv_cache_gib={CACHE_GIB}", "generator.memory_utilization=0.3")
     config = load("tiny", [*TURNS, *room])
     prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
 

@@ -1,0 +1,239 @@
+"""Checks of a configuration's model, rule, prior, rewards and data, on any machine."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from hora_rl.actors.coordinator.prompt_features import feature_model
+from hora_rl.actors.environment.registry import environment_of, load_environment
+from hora_rl.allocator import allocate
+from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
+from hora_rl.common.answers import load_extract
+from hora_rl.common.config import Allocation, Config, Evaluation, Reward, Rollout
+from hora_rl.common.config.environment import LIBRARY
+from hora_rl.common.data.rewards import group_functions, usable_held_out
+from hora_rl.common.data.user_rewards import load_reward
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import check_paths
+from hora_rl.common.reward_names import function_of
+from hora_rl.common.user_code import is_user_function, working_folder
+from hora_rl.common.weights.adapters import check_base, refuse_to_train
+from hora_rl.common.weights.model_files import own_configuration
+from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should
+from hora_rl.deploy.checks.machine import gpus, model_gib
+from hora_rl.deploy.checks.rounds import rounds
+from hora_rl.learner.kernels import check_liger_family, check_liger_here
+from hora_rl.learner.user_advantage import try_advantage
+
+OWN_FAULTS = (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
+
+
+def model(target: Target) -> Iterator[Finding]:
+    """The model's folder or hub name, its adapter, and that its data and prior files exist."""
+    config = target.config
+    check_paths(config)
+    if config.model.adapter is not None:
+        if target.trains:
+            refuse_to_train(config.model)
+        check_base(config.model)
+    path, size = config.model.path, model_gib(config.model.path)
+    if Path(path).is_dir():
+        yield must(size > 0, "model", f"{path}, {size * 1024:,.0f} MiB of weights", "put *.safetensors there")
+    else:
+        offline = os.environ.get("HF_HUB_OFFLINE") == "1"
+        fix = "HF_HUB_OFFLINE=1, so it must be in the cache; or name a local folder"
+        yield should(not offline, "model", f"{path}, from the cache or the hub", fix)
+
+
+def names(target: Target) -> Iterator[Finding]:
+    """Rule, rounds, prior and rewards. A replica that finds such an error itself is only restarted, and fails
+    again."""
+    config, allocation = target.config, target.config.allocation
+    if not target.trains:
+        return
+    with working_folder():
+        _try_rule(allocation, config.rollout, "allocation.rule", allocation.rule)
+        if (as_if := config.learner.objective.group_weight.as_if) is not None:
+            _try_rule(allocation, config.rollout, "learner.objective.group_weight.as_if", as_if)
+        try:
+            for source in config.source_names:
+                _load_rewards(config.of(source))
+            if config.environment.path == LIBRARY:
+                asyncio.run(_start_library(config))
+            elif config.environment.path is not None:
+                load_environment(config.environment.path)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if is_user_function(config.learner.objective.advantage):
+            rollout = config.rollout
+            try_advantage(config.learner.objective.advantage, rollout.pre_rollouts, rollout.group_size)
+    if allocation.prior not in NAMES:
+        raise ConfigError(f"allocation.prior ({allocation.prior}): none of {', '.join(NAMES)}")
+    if allocation.prior not in UNCONDITIONED:
+        feature_model(allocation, config.model.path)
+    success = "; ".join(_success(config.of(source).reward, source) for source in config.source_names)
+    gate = f"warm-up: uniform until the mean {config.gate} reward is {allocation.warmup.format_reward}"
+    yield ok(
+        "allocation",
+        f"rule {allocation.rule}, prior {allocation.prior}; {gate if config.gate else 'no warm-up'}; "
+        f"success: {success}",
+    )
+    yield from rounds(target)
+    if allocation.rounds > 1 and allocation.stop == "none" and allocation.rule == "hit_utility":
+        yield should(
+            False,
+            "allocation.rounds",
+            f"{allocation.rounds} rounds, stop none: prompts with a hit get more too; one round finds more",
+            "allocation.stop: hit (`hora plan` compares), or allocation.rounds: 1",
+        )
+
+
+def _success(reward: Reward, source: str) -> str:
+    named = f"{source}: " if source else ""
+    return named + (f"{reward.success} of at least {reward.success_at:g}" if reward.success else "none")
+
+
+async def _start_library(config: Config) -> None:
+    async with environment_of(config.environment, config.run.name):
+        pass
+
+
+def _load_rewards(config: Config) -> None:
+    """Raise ValueError for a function that cannot be loaded, or that cannot be what it is named for."""
+    for name in config.reward.names:
+        if is_user_function(name):
+            load_reward(function_of(name))
+    group_functions(config.reward, config.gate)
+    load_extract(config.reward.answer)
+
+
+def _try_rule(allocation: Allocation, rollout: Rollout, key: str, rule: str) -> None:
+    """Divide a batch that holds every count once by `rule`, which `key` names. Raises ConfigError for a rule
+    that cannot be loaded or used."""
+    counts = np.arange(rollout.pre_rollouts + 1)
+    budget = len(counts) * (rollout.group_size - rollout.pre_rollouts)
+    prior = (allocation.alpha, allocation.beta)
+    try:
+        allocate(counts, rollout.pre_rollouts, budget, prior, rule, allocation.max_group_size)
+    except OWN_FAULTS as error:
+        said = str(error).removeprefix("rule: ").removeprefix(f"rule {rule}: ")
+        reason = said if isinstance(error, ValueError) else f"raised {type(error).__name__}: {said}"
+        raise ConfigError(f"{key} ({rule}): {reason}") from None
+
+
+def context(target: Target) -> Iterator[Finding]:
+    """Prompt and response limits against the model's positions: vLLM would not start."""
+    model = target.config.model
+    try:
+        found = own_configuration(model)
+    except ConfigError:
+        raise
+    except (OSError, ValueError):
+        return  # the part that loads the model reports the error
+    positions = getattr(found, "max_position_embeddings", None)
+    needed = target.config.longest
+    if positions is not None and needed > positions:
+        raise ConfigError(
+            f"{target.config.longest_in_words} exceed the {positions} positions of {model.path}: lower one"
+        )
+    wanted = target.config.learner.objective.entropy_target
+    _check_entropy_target(wanted, getattr(found, "vocab_size", None), model.path)
+    yield ok("context", f"{needed} tokens of {positions or 'unbounded'} positions")
+
+
+def family(target: Target) -> Iterator[Finding]:
+    """Whether the learner computes the log-probs of the model's family correctly."""
+    from hora_rl.learner.agreement import check_family
+
+    if target.trains:
+        name, unshared = check_family(target.config)
+        if target.config.learner.kernels == "liger":
+            check_liger_family(own_configuration(target.config.model))
+        prompts = f"each rollout computes its prompt again: {unshared}" if unshared else "prompts are shared"
+        yield ok("family", f"{name}: log-probs are those of the model's own forward; {prompts}")
+
+
+def _check_entropy_target(target: float | None, vocabulary: int | None, path: str) -> None:
+    """Raise ConfigError for a target entropy that no distribution over the vocabulary reaches: the
+    coefficient would grow without end."""
+    if target is not None and vocabulary and target > math.log(vocabulary):
+        raise ConfigError(
+            f"learner.objective.entropy_target ({target}) exceeds log({vocabulary}) = "
+            f"{math.log(vocabulary):.2f} nats, the entropy of a uniform choice from the vocabulary of "
+            f"{path}: lower it"
+        )
+
+
+def packages(target: Target) -> Iterator[Finding]:
+    """Packages that this configuration needs and `make setup` does not install, and arguments of vLLM."""
+    learner, engine = target.config.learner, target.config.generator.engine_args
+    if engine:
+        # It imports vLLM, which takes seconds.
+        from hora_rl.actors.generator.engine_args import check_engine_args
+
+        check_engine_args(engine)
+    if learner.kernels == "liger" and target.trains:
+        check_liger_here(cards=target.on_cluster or bool(gpus()))
+    hook = target.config.telemetry.on_alert
+    if hook and not hook.startswith("http") and target.trains:
+        program = shlex.split(hook)[0]
+        fix = f"there is no program {program!r}: give its path, or make it executable"
+        yield must(shutil.which(program) is not None, "telemetry.on_alert", hook, fix)
+    trackers = (("wandb", learner.wandb, "wandb"), ("mlflow", learner.mlflow, "mlflow-skinny"))
+    for name, project, package in trackers if target.trains else ():
+        if project:
+            fix = f"{name} is not installed: .venv/bin/pip install '{package}', or set it to null"
+            yield must(find_spec(name) is not None, f"learner.{name}", project, fix)
+
+
+def evaluation(target: Target) -> Iterator[Finding]:
+    """The cost of an evaluation during training, compared with the training between two of them."""
+    config, settings = target.config, target.config.evaluation
+    if settings.every is None or not target.trains:
+        return
+    longest, rollout = config.rollout.max_response_tokens, config.rollout
+    problems = usable_held_out(config)
+    mine = min(settings.prompts, len(problems)) * settings.samples
+    theirs = settings.every * rollout.prompts_per_batch * rollout.group_size
+    best = (
+        f"; the weights of the best {config.learner.keep_best} are kept" if config.learner.keep_best else ""
+    )
+    yield ok(
+        "evaluation",
+        f"every {plural(settings.every, 'step')} {mine:,} completions (at most {mine * longest:,} tokens), "
+        f"{mine / theirs:.0%} of the {theirs:,} rollouts ({theirs * longest:,} tokens) trained meanwhile, "
+        f"{_where_evaluated(settings, config.generator.replicas)}{best}",
+    )
+    pinned, others = settings.pins(config.generator.replicas), config.generator.replicas - 1
+    if mine * (others if pinned else 1) > theirs:
+        yield Finding(
+            "warn",
+            "evaluation",
+            f"{'one replica' if pinned else 'it'} samples more than "
+            f"{'each other one trains' if pinned else 'is trained'} in evaluation.every = {settings.every} "
+            "steps, so it may take longer than the time between two, and some will be left out",
+            "raise evaluation.every, or lower evaluation.prompts or evaluation.samples",
+        )
+
+
+def _where_evaluated(settings: Evaluation, replicas: int) -> str:
+    """Which replicas sample an evaluation during training, and so how many versions it meets."""
+    if settings.pins(replicas):
+        return (
+            f"on one of generator.replicas = {replicas}, which stays at one version and samples nothing for "
+            "training meanwhile"
+        )
+    why = f"generator.replicas = {replicas}" if settings.pin else "evaluation.pin = false"
+    return (
+        f"behind these, at most {settings.max_sequences} at a time on a replica; {why}, so no replica stays "
+        "at one version and each result names the versions that it met"
+    )

@@ -1,0 +1,91 @@
+"""How much of the disk a run takes at most, part by part with the key that bounds it, said before the run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hora_rl.common.config import Config, Learner
+from hora_rl.deploy.checks.estimate import GIB, ModelShape, checkpoint_gib, published_gib, weights_gib
+from hora_rl.deploy.checks.findings import Finding, Target, must, ok, size
+from hora_rl.deploy.checks.memory import model_shape
+from hora_rl.deploy.checks.rollout_disk import expected_gib
+
+# Bytes of one line of groups.jsonl, and of a step in steps.jsonl and TensorBoard; rounded up.
+OF_GROUP, OF_STEP = 1024, 8192
+SPARE_GIB = 1.0
+"""Left to whatever else writes to the disk."""
+OF_TOKEN = 8
+"""Of a rollout in Redis: the token and its log-prob."""
+REWRITE_GIB = 2.0
+"""Redis' file grows to this, or to twice what it must hold, before it is written anew beside the old one
+(`deploy/machine/redis_server.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A part of the run's folder, its size at most, and the key that bounds it, where one does."""
+
+    what: str
+    gib: float
+    key: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what} {size(self.gib)}" + (f" ({self.key})" if self.key else "")
+
+
+def uses(config: Config, shape: ModelShape | None) -> list[Use]:
+    """What the run writes, the largest first. Without a shape, what does not depend on the model."""
+    learner, rollout = config.learner, config.rollout
+    batch = rollout.prompts_per_batch * rollout.group_size
+    kept = learner.checkpoint_every * learner.keep_checkpoints + rollout.max_staleness + 1
+    of_batch = batch * rollout.max_response_tokens * OF_TOKEN / GIB
+    held = min(kept, learner.steps) * of_batch
+    queue = min(learner.steps * of_batch, max(REWRITE_GIB, 2 * held)) + held
+    lines = learner.steps * (rollout.prompts_per_batch * OF_GROUP + OF_STEP) / GIB
+    found = [
+        *(_of_model(learner, config.model.dtype, shape) if shape else ()),
+        Use("rollouts", expected_gib(config), "telemetry.rollouts_gib"),
+        Use("Redis", queue, "learner.checkpoint_every"),
+        Use("records", lines),
+    ]
+    return sorted((use for use in found if use.gib), key=lambda use: -use.gib)
+
+
+def _of_model(learner: Learner, dtype: str, shape: ModelShape) -> Iterator[Use]:
+    weights = weights_gib(shape, dtype)
+    # Those that are kept and the one that is being written.
+    checkpoints = (learner.keep_checkpoints + 1) * checkpoint_gib(shape, dtype)
+    yield Use("checkpoints", checkpoints, "learner.keep_checkpoints")
+    yield Use("published weights", 2 * published_gib(shape, dtype))
+    yield Use("model", weights)
+    # The best, what is being evaluated, what is due next, and one that is being written.
+    yield Use("best weights", 4 * weights * (learner.keep_best is not None), "learner.keep_best")
+
+
+def disk(target: Target) -> Iterator[Finding]:
+    """Whether the folder's disk holds the run."""
+    config, path = target.config, Path(target.config.run.folder).absolute()
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    free, shape = shutil.disk_usage(existing).free / GIB, model_shape(config)
+    found = uses(config, shape)
+    need, words = sum(use.gib for use in found) + SPARE_GIB, in_words(found, config.learner.steps, shape)
+    says = f"{words}; {size(SPARE_GIB)} must remain, and {size(free)} are free in {existing}"
+    fix = "lower learner.keep_checkpoints or telemetry.rollouts_gib, or set run.folder to a larger disk"
+    yield must(free >= need * target.trains, "disk", says, fix)
+
+
+def forecast(target: Target) -> Iterator[Finding]:
+    """What a run will take, on a machine that is not this one."""
+    if target.trains:
+        shape = model_shape(target.config)
+        yield ok("disk", in_words(uses(target.config, shape), target.config.learner.steps, shape))
+
+
+def in_words(found: Sequence[Use], steps: int, shape: ModelShape | None) -> str:
+    """`200 steps take about 221 GiB at most: checkpoints 159 GiB (learner.keep_checkpoints), …`."""
+    whole = size(sum(use.gib for use in found))
+    unknown = "" if shape else "; the model's size is not known here, and comes on top"
+    return f"{steps} steps take about {whole} at most: {', '.join(map(str, found))}{unknown}"

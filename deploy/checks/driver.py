@@ -1,0 +1,65 @@
+"""Whether this machine's NVIDIA driver is new enough for the CUDA that torch was built with, and its cards
+for the model's precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hora_rl.common.load import ROOT
+from hora_rl.deploy.checks import machine
+from hora_rl.deploy.checks.findings import Finding, Target, must, should
+
+# Oldest branch of the driver for every minor version of a CUDA release (NVIDIA, "Minor Version
+# Compatibility", table 1).
+OLDEST = {13: 580, 12: 525, 11: 450}
+BFLOAT16 = 8
+"""Compute capability from which cards have it (Ampere)."""
+
+
+def driver(target: Target) -> Iterator[Finding]:
+    """Nothing on a machine without a driver."""
+    import torch
+
+    found = machine.ask_driver("driver_version")
+    if found:
+        yield judge(found[0], cuda_version(), works=torch.cuda.is_available())
+
+
+def judge(version: str, cuda: str, *, works: bool) -> Finding:
+    """Of a driver `version` such as 535.104.05. An old one fails, unless torch finds its cards all the same:
+    NVIDIA's forward-compatibility packages do that on some cards."""
+    oldest, branch = OLDEST.get(_major(cuda)), _major(version)
+    if oldest is None or not branch:
+        says = f"{version or 'unknown'}, torch's CUDA is {cuda or 'unknown'}"
+        return should(False, "GPU driver", says, "not compared: see whether torch.cuda.is_available()")
+    says = f"{version}; torch's CUDA {cuda} needs {oldest} or newer"
+    if works:
+        return should(branch >= oldest, "GPU driver", says, "torch finds the cards all the same; update it")
+    return must(branch >= oldest, "GPU driver", says, f"install a driver of branch {oldest} or newer")
+
+
+def precision(target: Target) -> Iterator[Finding]:
+    """Nothing where the cards compute in the model's precision. vLLM would refuse them after a long start."""
+    if target.config.model.dtype == "bfloat16" and (old := without_bfloat16()):
+        says = f"{old[0]}, and model.dtype bfloat16 needs {BFLOAT16}.0"
+        yield must(False, "precision", says, "use model.dtype: float16, or other cards")
+
+
+def without_bfloat16() -> list[str]:
+    """Shown cards that do not compute in bfloat16 (Turing and older): name and compute capability."""
+    found = (line.rpartition(", ") for line in machine.shown("name,compute_cap"))
+    return [f"{name} has compute capability {cap}" for name, _, cap in found if 0 < _major(cap) < BFLOAT16]
+
+
+def cuda_version() -> str:
+    """The installed torch's, or where that has none the pinned GPU set's."""
+    import torch
+
+    toolkit = machine.pinned(ROOT / "requirements" / "gpu.txt").get("cuda-toolkit", "")
+    return torch.version.cuda or ".".join(toolkit.split(".")[:2])
+
+
+def _major(version: str) -> int:
+    """0 where it is no number."""
+    first = version.partition(".")[0]
+    return int(first) if first.isdigit() else 0

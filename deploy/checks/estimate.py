@@ -1,0 +1,319 @@
+"""Memory that a run needs, part by part, from the model's shape and the configuration. Pure arithmetic.
+
+P: parameters, A: those that are trained, n: ranks. Bytes of a rank in 16 bits, with the stage of ZeRO from
+which a part is divided by n:
+
+    always    weights 2 · P (3), master copy and Adam's moments 12 · A (1; on the host with
+              offload_optimizer), with ZeRO-1 and 3 float32 gradients 4 · A
+    backward  float32 gradients 4 · A (2), gradients in 16 bits 2 · A, a bucket of them, activations, logits,
+              the head's gradient and its float32 sum, with ZeRO-3 the parameters of the layers at work
+    update    float32 gradients 4 · A, and without a fused optimizer its temporaries 8 · A
+
+Completions of one prompt share rows of T tokens, as `learner.prefixes` cuts them. A micro-batch of such rows
+has a mask, T numbers a token, and every key and value is repeated for all query heads of its group.
+
+Backward pass and update follow each other, so the larger of the two counts. A generator's: weights 2 · P over
+its tensor-parallel ranks, KV cache, activations of `max_batched_tokens`, the sampler's logits, graphs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hora_rl.common.config import Config, Learner, Lora, Rollout
+from hora_rl.learner.flops import Shape
+from hora_rl.learner.prefixes import ALIGNED, divide, window_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+GIB = 2**30
+WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
+CONTEXT_GIB = 1.0
+"""What a process takes on a card before its first tensor: CUDA's context, kernels and workspaces."""
+BATCHED = 2048
+"""vLLM's `max_num_batched_tokens` where nobody sets it."""
+GRAPHS_GIB = 0.8
+"""CUDA graphs of vLLM's engine, which `enforce_eager` leaves out."""
+BUCKET = 5e8
+"""Elements of the gradients that DeepSpeed sends at once (`reduce_bucket_size`), taken in full on a card."""
+LIVE = 1e9
+"""Elements that DeepSpeed gathers at most in ZeRO-3 (`max_live_parameters`), and updates at a time
+(`sub_group_size`)."""
+LOGIT_BYTES = 20
+"""A logit's copies in a backward pass through the head: in 16 bits, in float32, divided by the temperature,
+softmax, and gradients."""
+NCCL_GIB = 0.5
+"""Channels of a communicator over several cards."""
+PACKED_GIB = 2.0
+"""vLLM's two buffers of 1 GiB for weights that travel over NCCL (`packed_tensor.py`), in rank 0 and in each
+replica, which make a communicator of their own."""
+# Resident on CPU without weights: the processes of a replica, a rank, and Ray, Redis, coordinator, verifier.
+REPLICA_GIB, RANK_GIB, BASE_GIB = 2.2, 1.0, 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Parameters of a model, those of an adapter (0 without one), and the sizes that activations follow.
+    `kv_width` is the number of key elements of a token and layer, `query_width` that of its queries (0: as
+    many as `hidden`). `body` are the weights that act on one token, without embeddings and head (0: all but
+    these). `window`: longest sequence that may share a prompt."""
+
+    parameters: int
+    adapter: int
+    layers: int
+    hidden: int
+    intermediate: int
+    kv_width: int
+    vocabulary: int
+    query_width: int = 0
+    body: int = 0
+    window: int | None = None
+
+    @property
+    def queries(self) -> int:
+        return self.query_width or self.hidden
+
+    @property
+    def even(self) -> float:
+        """Tokens of a row whose attention costs as much as all else, as `learner.flops` has it."""
+        body = self.body or self.parameters - self.vocabulary * self.hidden
+        trained = self.adapter or body
+        return (6.0 * trained + 4.0 * (body - trained)) / (12.0 * self.layers * self.queries)
+
+    @classmethod
+    def of(cls, hf: PreTrainedModel, lora: Lora | None) -> ModelShape:
+        """The shape of a model, which may be on the meta device, and of the adapter that is trained."""
+        text = hf.config.get_text_config()
+        heads = text.num_attention_heads
+        head = getattr(text, "head_dim", None) or text.hidden_size // heads
+        return cls(
+            parameters=sum(p.numel() for p in hf.parameters()),
+            adapter=_adapter_size(hf, lora) if lora else 0,
+            layers=text.num_hidden_layers,
+            hidden=text.hidden_size,
+            intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+            kv_width=(getattr(text, "num_key_value_heads", None) or heads) * head,
+            vocabulary=text.vocab_size,
+            query_width=heads * head,
+            body=Shape.of(hf).body,
+            window=window_of(hf.config),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """GiB of one part by what they are for, on a card or in host memory: what it keeps, and what only the
+    backward pass and only the optimizer's update take."""
+
+    part: str
+    always: dict[str, float]
+    backward: dict[str, float] = field(default_factory=dict)
+    update: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def gib(self) -> float:
+        """At the larger of the two moments."""
+        return sum(self.always.values()) + max(sum(self.backward.values()), sum(self.update.values()))
+
+    def __str__(self) -> str:
+        named = (("", self.always), ("; backward: ", self.backward), ("; update: ", self.update))
+        return "".join(
+            before + ", ".join(f"{name} {gib:.2f}" for name, gib in parts.items() if gib)
+            for before, parts in named
+            if parts
+        )
+
+
+def rank_need(shape: ModelShape, config: Config, *, card: bool = True) -> Need:
+    """One learner rank, on a card, or without one in host memory."""
+    from hora_rl.learner.engine import effective_stage
+
+    learner, width = config.learner, WIDTH[config.model.dtype]
+    stage, world = effective_stage(learner, config.model.dtype), learner.workers
+    trained = shape.adapter or shape.parameters
+    own = trained / (world if stage >= 1 else 1)
+    reference = shape.parameters if learner.objective.kl and not shape.adapter else 0
+    copies = (shape.parameters + shape.adapter + reference) / (world if stage == 3 else 1)
+    sums = 4 * (own if stage >= 2 else trained)
+    at_once = min(own, LIVE) if stage == 3 else own
+    several = NCCL_GIB if card and world > 1 else 0.0
+    host = card and learner.offload_optimizer
+    always = {
+        "weights": width * copies,
+        "master weights, moments": 0.0 if host else (12 if stage else 8) * own,
+        "gradients": sums if stage in (1, 3) else 0.0,
+        "communication": (several + transfer_gib(config.weights.transport)) * GIB,
+        "context": (CONTEXT_GIB if card else RANK_GIB) * GIB,
+    }
+    bucket = width * (BUCKET if card else min(trained, BUCKET)) if stage else 0.0
+    backward = {
+        "gradients": 0.0 if stage in (1, 3) else sums,
+        "gradients as computed": width * trained / (world if stage == 3 else 1) if stage else 0.0,
+        "bucket": bucket,
+        "live parameters": width * min(shape.parameters, LIVE) if stage == 3 and world > 1 else 0.0,
+        **micro_batch_bytes(shape, config),
+        "logits": LOGIT_BYTES * learner.logit_chunk * shape.vocabulary,
+        "head's gradient": 0.0 if shape.adapter else (4 + width) * shape.vocabulary * shape.hidden,
+    }
+    update = {
+        "gradients": 4 * at_once + (4 * min(trained, BUCKET) if not stage else 0.0),
+        "temporaries": 0.0 if card or not stage else 8 * at_once,
+    }
+    return Need("learner rank", *map(_in_gib, (always, backward, update)))
+
+
+def _in_gib(parts: dict[str, float]) -> dict[str, float]:
+    return {name: size / GIB for name, size in parts.items()}
+
+
+def micro_batch_bytes(shape: ModelShape, config: Config) -> dict[str, float]:
+    """What a backward pass over one full micro-batch finds: in each layer about ten vectors of the hidden
+    size, four of the feed-forward's and the keys and values, repeated for all query heads where there is a
+    mask; with gradient checkpointing one vector per layer, and one layer in full. No micro-batch has more
+    tokens than a batch."""
+    rollout, learner, width = config.rollout, config.learner, WIDTH[config.model.dtype]
+    longest, row = rollout.max_response_tokens, widest_row(shape, rollout, learner)
+    rows = shared_rows(shape, rollout, learner, rollout.max_prompt_tokens, longest)
+    group = sum(rollout.max_prompt_tokens + n * longest for n in rows)
+    tokens = min(learner.tokens_per_microbatch, rollout.prompts_per_batch * group)
+    layers = 1 if learner.gradient_checkpointing else shape.layers
+    kept = shape.layers * shape.hidden if learner.gradient_checkpointing else 0
+    vectors = 10 * shape.hidden + 4 * shape.intermediate + 4 * shape.kv_width
+    # In place of the keys and values that attention would keep.
+    repeated = 2 * (shape.queries - shape.kv_width) if row else 0
+    return {
+        "activations": float(tokens * width * (kept + layers * vectors)),
+        "repeated keys and values": float(tokens * width * layers * repeated),
+        "mask": float(tokens * width * -(-row // ALIGNED) * ALIGNED),
+    }
+
+
+def shared_rows(
+    shape: ModelShape, rollout: Rollout, learner: Learner, prompt: int, response: int
+) -> list[int]:
+    """The completions of each row that the learner makes of a group of `group_size` completions of this
+    length."""
+    group = [max(1, response)] * rollout.group_size
+    if shape.window is not None and prompt + response > shape.window:
+        return [1] * len(group)
+    budget = learner.tokens_per_microbatch
+    return [len(row) for row in divide(max(1, prompt), group, budget, shape.even)]
+
+
+def widest_row(shape: ModelShape, rollout: Rollout, learner: Learner) -> int:
+    """Tokens of the longest row in which completions share the longest prompt, whole, half, a quarter or an
+    eighth as long as they may be; 0 where none do."""
+    prompt, longest = rollout.max_prompt_tokens, rollout.max_response_tokens
+    found = 0
+    for response in (max(1, longest >> halved) for halved in range(4)):
+        most = max(shared_rows(shape, rollout, learner, prompt, response))
+        found = max(found, prompt + most * response if most > 1 else 0)
+    return found
+
+
+def kv_token_bytes(shape: ModelShape, dtype: str, tensor_parallel: int) -> float:
+    """Keys and values of one token in all layers, on one tensor-parallel rank."""
+    return 2 * shape.layers * shape.kv_width * WIDTH[dtype] / tensor_parallel
+
+
+def least_kv_gib(shape: ModelShape, config: Config) -> float:
+    """A cache that holds eight of the longest sequences: with less, generation is little but waiting."""
+    each = kv_token_bytes(shape, config.model.dtype, config.generator.tensor_parallel)
+    return 8 * config.longest * each / GIB
+
+
+def generator_need(shape: ModelShape, config: Config, kv_gib: float, *, card: bool = True) -> Need:
+    """One tensor-parallel rank of a generator replica with `kv_gib` of KV cache."""
+    generator, width = config.generator, WIDTH[config.model.dtype]
+    parallel = generator.tensor_parallel
+    batched = generator.max_batched_tokens or BATCHED
+    layer = batched * width * (6 * shape.hidden + 3 * shape.intermediate / parallel)
+    sampler = LOGIT_BYTES * generator.max_sequences * shape.vocabulary
+    graphs = GRAPHS_GIB if card and not generator.enforce_eager else 0.0
+    several = NCCL_GIB if card and parallel > 1 else 0.0
+    return Need(
+        "generator",
+        {
+            "weights": width * (shape.parameters + shape.adapter) / parallel / GIB,
+            "KV cache": kv_gib,
+            "engine": (layer + sampler) / GIB + graphs,
+            "communication": several + transfer_gib(config.weights.transport),
+            "context": CONTEXT_GIB if card else REPLICA_GIB,
+        },
+    )
+
+
+def transfer_gib(transport: str) -> float:
+    """What a card takes, on either side, for weights that travel from card to card."""
+    return PACKED_GIB + NCCL_GIB if transport == "nccl" else 0.0
+
+
+def on_one_card(rank: Need, generator: Need, sleep: str) -> float:
+    """GiB that both take on the card that they share: their sum. With `generator.sleep` the larger of two
+    moments: a step beside an engine that sleeps, and generation beside a learner that waits."""
+    if sleep != "step":
+        return rank.gib + generator.gib
+    return max(rank.gib + asleep_gib(generator), waiting_gib(rank) + generator.gib)
+
+
+def asleep_gib(generator: Need) -> float:
+    """What an engine that sleeps keeps on its card."""
+    return generator.always["engine"] + generator.always["context"]
+
+
+def waiting_gib(rank: Need) -> float:
+    """What a learner rank keeps on its card between steps."""
+    return sum(rank.always.values())
+
+
+def host_needs(shape: ModelShape, config: Config, *, cards: bool, trains: bool = True) -> dict[str, float]:
+    """GiB of host memory of a whole run on one machine, by what they are for. With cards, weights and caches
+    are on these."""
+    learner, generator = config.learner, config.generator
+    dtype = config.model.dtype
+    version, state = published_gib(shape, dtype), checkpoint_gib(shape, dtype)
+    engine = generator_need(shape, config, generator.cpu_kv_cache_gib, card=False)
+    needs = {
+        "Ray, Redis, coordinator": BASE_GIB,
+        f"generator, {generator.replicas} of": generator.replicas * (REPLICA_GIB if cards else engine.gib),
+    }
+    if not trains:
+        return needs
+    rank = RANK_GIB if cards else rank_need(shape, config, card=False).gib
+    offloaded = (12 + 4) * (shape.adapter or shape.parameters) / GIB
+    return needs | {
+        f"learner rank, {learner.workers} of": learner.workers * rank,
+        "published weights": version,
+        "checkpoint's copy": state * learner.async_checkpoint,
+        "offloaded optimizer": offloaded * (cards and learner.offload_optimizer),
+        "engine asleep": weights_gib(shape, dtype) * (generator.sleep == "step"),
+    }
+
+
+def checkpoint_gib(shape: ModelShape, dtype: str) -> float:
+    """One checkpoint, all ranks' files: weights, and from 16 bits the master copy, and Adam's moments."""
+    width = WIDTH[dtype]
+    trained = shape.adapter or shape.parameters
+    return trained * (width + (12 if width == 2 else 8)) / GIB
+
+
+def weights_gib(shape: ModelShape, dtype: str) -> float:
+    """The whole model, without an adapter."""
+    return shape.parameters * WIDTH[dtype] / GIB
+
+
+def published_gib(shape: ModelShape, dtype: str) -> float:
+    """One version of the weights as it travels."""
+    return (shape.adapter or shape.parameters) * WIDTH[dtype] / GIB
+
+
+def _adapter_size(hf: PreTrainedModel, lora: Lora) -> int:
+    import torch
+
+    return sum(
+        lora.rank * (module.in_features + module.out_features)
+        for name, module in hf.named_modules()
+        if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] in lora.targets
+    )

@@ -1,0 +1,37 @@
+"""Whether the largest group that an allocation can make fits into a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hora_rl.common.config import Allocation, Rollout
+from hora_rl.deploy.checks.findings import Finding, Target, should
+
+TOKEN_BYTES = 8
+"""A token and its log-prob."""
+
+
+def group_size(target: Target) -> Iterator[Finding]:
+    """A shard may give nearly all of Phase B to one prompt. A message of such a group that is larger than
+    `queue.max_group_bytes` is refused, sampled again, and refused again."""
+    if not target.trains:
+        return
+    config, limit = target.config, target.config.queue.max_group_bytes
+    rollouts = largest_group(config.rollout, config.allocation)
+    each = TOKEN_BYTES * (config.longest - config.rollout.max_prompt_tokens)
+    says = f"{rollouts:,} rollouts of one prompt, at most {rollouts * each / 2**20:,.0f} MiB"
+    yield should(
+        rollouts * each <= limit,
+        "largest group",
+        f"{says}; a message may have {limit / 2**20:,.0f} (queue.max_group_bytes)",
+        "a larger one is refused whenever it comes: set allocation.max_group_size to at most "
+        f"{limit // each:,}, or use more rollout.shards",
+    )
+
+
+def largest_group(rollout: Rollout, allocation: Allocation) -> int:
+    """Rollouts that one prompt can get: all of its shard's Phase B."""
+    if not allocation.needs_counts:
+        return rollout.group_size
+    whole = rollout.pre_rollouts + rollout.shard_budget
+    return min(whole, allocation.max_group_size or whole)

@@ -1,0 +1,110 @@
+"""What completions made from a row's right answer earn, by the run's own rewards, and how it is shown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+from hora_rl.actors.verifier.errors import VerifierUnavailable
+from hora_rl.actors.verifier.pool import VerifierPool
+from hora_rl.common.config import Data, Reward
+from hora_rl.common.data.datasets import Row
+from hora_rl.common.data.prompts import render
+from hora_rl.common.data.rewards import total
+from hora_rl.common.data.user_rewards import Answer
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.user_code import working_folder
+from hora_rl.deploy.checks.configuration import OWN_FAULTS
+from hora_rl.deploy.checks.findings import Finding, ok
+from hora_rl.deploy.monitor.escape import visible
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SHOWN = 1500
+"""Characters of a prompt that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A completion made from an answer, and what it earned."""
+
+    text: str
+    rewards: dict[str, float]
+    success: bool
+
+
+def shown(reward: Reward, right: Judged, wrong: Judged) -> Iterator[Finding]:
+    """What a right and a wrong answer earn."""
+    says = f"{_earned(reward, right)}\n{quoted(right.text)}"
+    if right.success or reward.success is None:
+        yield ok("right answer", says)
+    else:
+        yield Finding(
+            "warn",
+            "right answer",
+            says,
+            "made from the gold answer, and no success: unless your rewards ask for another form, no "
+            "completion will be one; look at reward.answer, reward.success and reward.success_at",
+        )
+    yield Finding(
+        "warn" if wrong.success else "ok", "wrong answer", f"{_earned(reward, wrong)}\n{quoted(wrong.text)}"
+    )
+
+
+def judge(reward: Reward, row: Row, opened: str, texts: Sequence[Sequence[str]]) -> list[Judged]:
+    """What each completion earns, of the first list in which the first is a success. Raises ConfigError when
+    a reward fails."""
+    items = [
+        Answer(row.problem, opened + text, row.answer, row.columns, row.index)
+        for form in texts
+        for text in form
+    ]
+    try:
+        with working_folder():
+            scored = iter(asyncio.run(_score(reward, items, len(texts[0]))))
+    except (*OWN_FAULTS, VerifierUnavailable) as error:
+        raise ConfigError(f"reward: scoring an answer to row {row.index} failed: {error}") from None
+    found = [
+        [
+            Judged(text, r, reward.succeeded(r))
+            for text, r in zip(form, islice(scored, len(form)), strict=True)
+        ]
+        for form in texts
+    ]
+    return next((form for form in found if form[0].success), found[0])
+
+
+async def _score(reward: Reward, items: Sequence[Answer], size: int) -> list[dict[str, float]]:
+    """Rewards of each of `items`; every `size` of them are a group."""
+    pool = VerifierPool(reward)
+    try:
+        alone = await pool.score_batch(items)
+        groups = [await pool.score_group(items[i : i + size]) for i in range(0, len(items), size)]
+        return [a | among for a, among in zip(alone, chain.from_iterable(groups), strict=True)]
+    finally:
+        pool.close()
+
+
+def _earned(reward: Reward, judged: Judged) -> str:
+    parts = ", ".join(f"{name} {value:g}" for name, value in judged.rewards.items())
+    success = "" if reward.success is None else ", a success" if judged.success else ", no success"
+    return f"{parts}: reward {total(judged.rewards, reward.weights):g}{success}"
+
+
+def prompt_as_read(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> str:
+    """The tokens of a prompt as text, with their number and the last of them: what the model reads."""
+    tokens = render(tokenizer, problem, data)
+    text = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    last = tokenizer.decode(tokens[-1:], clean_up_tokenization_spaces=False)
+    return f"{len(tokens)} tokens, the last {last!r}\n{quoted(str(text))}"
+
+
+def quoted(text: str) -> str:
+    """The text, indented, without what a terminal would obey, and cut in its middle."""
+    if len(text) > SHOWN:
+        text = f"{text[: SHOWN // 2]}\n[… {len(text) - SHOWN} characters …]\n{text[-SHOWN // 2 :]}"
+    return "\n".join(f"      | {line}" for line in visible(text).split("\n"))

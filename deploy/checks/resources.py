@@ -1,0 +1,190 @@
+"""`run.resources: auto`: what of one machine's cards generators and learner get, for keys that nobody wrote.
+
+One card is shared: fractions for Ray's placement, and a KV cache of the size that the learner's estimate
+leaves, because vLLM would otherwise take what the learner allocates later. Several cards are divided so that
+the expected step is shortest. Whatever the file or the command line says stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+from hora_rl.common.config import Config, Generator, Learner
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import differences
+from hora_rl.deploy.checks.estimate import (
+    ModelShape,
+    generator_need,
+    kv_token_bytes,
+    least_kv_gib,
+    on_one_card,
+    rank_need,
+    waiting_gib,
+)
+from hora_rl.deploy.checks.step_costs import step_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GIB = 2**30
+SPARE = 0.05
+"""Share of a card that no part is given: fragments of allocators, and the error of the estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    name: str
+    gib: float
+
+    @property
+    def usable_gib(self) -> float:
+        """What may be given out."""
+        return self.gib * (1 - SPARE)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A configuration with every number, and `key = value` of those that were chosen here."""
+
+    config: Config
+    choices: tuple[str, ...]
+
+    @property
+    def says(self) -> str:
+        return ", ".join(self.choices)
+
+
+def read_cards(lines: Sequence[str]) -> list[Card]:
+    """Cards from `nvidia-smi`'s `name, 81559 MiB` lines. `[N/A]` is a card without memory of its own (GB10),
+    which uses the host's."""
+    found = []
+    for line in lines:
+        name, _, memory = line.rpartition(", ")
+        number = memory.partition(" ")[0]
+        gib = int(number) / 1024 if number.isdigit() else psutil.virtual_memory().total / GIB
+        found.append(Card(name, gib))
+    return found
+
+
+def choose(config: Config, cards: Sequence[Card], shape: ModelShape) -> Chosen:
+    """The keys of a training run on one machine with `cards`. Raises ConfigError where they cannot hold
+    it, with the need of each part."""
+    if config.run.resources != "auto" or not cards:
+        return Chosen(config, ())
+    if len(cards) == 1:
+        plan = _Plan(config)
+        _share(plan, cards[0], shape)
+        chosen = plan.config
+    else:
+        chosen = _divided(config, cards, shape)
+    changed = (d.replace(": ", " = ", 1).split(" != ")[0] for d in differences(chosen, config))
+    return Chosen(chosen, tuple(changed))
+
+
+def shares_a_card(generator: Generator, learner: Learner) -> bool:
+    """Whether generator and learner are meant for the same card."""
+    return 0 < (generator.gpus or 1.0) < 1 and 0 < (learner.gpus or 1.0) < 1
+
+
+class _Plan:
+    """A configuration in the making: keys that somebody wrote stay."""
+
+    def __init__(self, config: Config) -> None:
+        self._written = {name: getattr(config, name).model_fields_set for name in ("generator", "learner")}
+        self.config = config
+
+    def wrote(self, section: str, key: str) -> bool:
+        return key in self._written[section]
+
+    def put(self, section: str, **values: object) -> None:
+        free = {key: value for key, value in values.items() if key not in self._written[section]}
+        new = getattr(self.config, section).model_copy(update=free)
+        self.config = self.config.model_copy(update={section: new})
+
+
+def _share(plan: _Plan, card: Card, shape: ModelShape) -> None:
+    if plan.config.weights.transport == "nccl":
+        raise ConfigError(
+            "weights.transport (nccl) joins processes on different cards, and this machine has 1: use file "
+            "or gloo"
+        )
+    if (parallel := plan.config.generator.tensor_parallel) > 1:
+        raise ConfigError(
+            f"generator.tensor_parallel ({parallel}) needs as many cards, and this machine has 1: set it to 1"
+        )
+    plan.put("generator", replicas=1, gpus=0.5)
+    plan.put("learner", workers=1, gpus=0.5)
+    usable = card.usable_gib
+    least = least_kv_gib(shape, plan.config)
+    smallest = generator_need(shape, plan.config, least)
+    sleep = plan.config.generator.sleep
+    if on_one_card(rank_need(shape, plan.config), smallest, sleep) > usable:
+        plan.put("learner", gradient_checkpointing=True)
+    rank, fixed = rank_need(shape, plan.config), generator_need(shape, plan.config, 0.0).gib
+    beside = waiting_gib(rank) if sleep == "step" else rank.gib
+    left = usable - beside - fixed
+    if on_one_card(rank, smallest, sleep) > usable:
+        return  # the check of memory says what is missing, with every part
+    each = kv_token_bytes(shape, plan.config.model.dtype, parallel)
+    useful = plan.config.generator.max_sequences * plan.config.longest * each / GIB
+    cache = max(least, min(left, useful))
+    plan.put("generator", kv_cache_gib=math.floor(100 * cache) / 100)
+    share = math.ceil(100 * (fixed + cache) / card.gib) / 100
+    plan.put("generator", memory_utilization=min(0.95, share))
+
+
+def _divided(config: Config, cards: Sequence[Card], shape: ModelShape) -> Config:
+    """The split of the cards whose step is expected to be fastest, of those that memory allows."""
+    if config.generator.sleep == "step":
+        raise ConfigError(
+            f"generator.sleep (step) is for one card that generator and learner share, and this machine has "
+            f"{len(cards)}: set generator.sleep: none, which gives each cards of its own, or show one card "
+            "(CUDA_VISIBLE_DEVICES)"
+        )
+    card, plan = min(cards, key=lambda c: c.gib), _Plan(config)
+    parallel, generator, learner = config.generator.tensor_parallel, config.generator, config.learner
+    if plan.wrote("generator", "replicas"):
+        counts = [generator.replicas]
+    elif plan.wrote("learner", "workers"):
+        counts = [max(1, (len(cards) - learner.workers) // parallel)]
+    else:
+        counts = list(range(1, max(2, (len(cards) - 1) // parallel + 1)))
+    if (taken := counts[0] * parallel) >= len(cards):
+        raise ConfigError(
+            f"generator.replicas {counts[0]} · generator.tensor_parallel {parallel} "
+            f"take {taken} of the {len(cards)} GPUs of this machine, and the learner needs one: lower one of "
+            "them"
+        )
+    made = [_with_replicas(config, count, len(cards), card, shape) for count in counts]
+
+    def rank(one: Config) -> tuple[bool, float]:
+        too_large = rank_need(shape, one).gib > card.usable_gib
+        return too_large, step_seconds(one, shape, card.name, card.gib)
+
+    return min(made, key=rank)
+
+
+def _with_replicas(config: Config, count: int, cards: int, card: Card, shape: ModelShape) -> Config:
+    """So many replicas, the other cards learn; sharded no further than memory asks for."""
+    plan = _Plan(config)
+    plan.put("generator", replicas=count)
+    plan.put("generator", max_sequences=most_sequences(plan.config, card, shape))
+    plan.put("learner", workers=cards - count * config.generator.tensor_parallel)
+    for change in ({"zero_stage": 2}, {"gradient_checkpointing": True}, {"zero_stage": 3}):
+        if rank_need(shape, plan.config).gib <= card.usable_gib:
+            break
+        plan.put("learner", **change)
+    return plan.config
+
+
+def most_sequences(config: Config, card: Card, shape: ModelShape) -> int:
+    """Sequences that the KV cache of a generator's own card holds while they grow, 64 to 1,024: twice as many
+    as of the longest."""
+    room = card.gib * config.generator.memory_utilization - generator_need(shape, config, 0.0).gib
+    each = kv_token_bytes(shape, config.model.dtype, config.generator.tensor_parallel)
+    longest = config.longest * each / GIB
+    return min(1024, max(64, 8 * int(2 * room / longest / 8)))

@@ -1,0 +1,216 @@
+"""The one list of checks behind `hora check`, `run`, `train` and `eval`, so that these agree.
+`check --all` shows every finding; the others stop at the first that would stop a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from hora_rl.common.console import say, working
+from hora_rl.common.errors import ConfigError, HoraError
+from hora_rl.common.load import load
+from hora_rl.common.plain_yaml import read_yaml
+from hora_rl.common.weights.pretrained import obtain
+from hora_rl.deploy.checks import configuration, disk, machine, processors, services, sources, task
+from hora_rl.deploy.checks.driver import driver, precision
+from hora_rl.deploy.checks.findings import Check, Finding, Target
+from hora_rl.deploy.checks.group_size import group_size
+from hora_rl.deploy.checks.isolation import sandbox
+from hora_rl.deploy.checks.memory import estimated, memory, model_shape, run_target
+from hora_rl.deploy.checks.resources import read_cards
+from hora_rl.deploy.checks.rollout_disk import rollouts
+from hora_rl.deploy.checks.step_costs import UNKNOWN, said
+from hora_rl.deploy.checks.triton import triton_build
+from hora_rl.deploy.checks.weight_files import weight_files
+
+NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
+"""Quick checks that apply on every machine."""
+TASK: tuple[Check, ...] = (task.stops, task.task)
+CONFIGURATION: tuple[Check, ...] = (
+    *NAMES,
+    configuration.family,
+    weight_files,
+    sources.data,
+    configuration.evaluation,
+    *TASK,
+    group_size,
+    rollouts,
+    estimated,
+    disk.forecast,
+)
+"""Checks of a configuration that is meant for another machine."""
+CHECKS: tuple[Check, ...] = (
+    machine.python,
+    machine.folder,
+    *NAMES,
+    configuration.packages,
+    configuration.family,
+    weight_files,
+    machine.versions,
+    services.redis_server,
+    driver,
+    precision,
+    triton_build,
+    machine.gpu_count,
+    machine.engine_sleep,
+    processors.threads,
+    processors.precision,
+    services.ray_token,
+    services.ray_cluster,
+    memory,
+    machine.shared_memory,
+    machine.limits,
+    machine.port,
+    disk.disk,
+    machine.build_lock,
+    sandbox,
+    sources.data,
+    configuration.evaluation,
+    *TASK,
+    group_size,
+    rollouts,
+)
+SHOWN_BY_CHECK = (
+    "GPU driver",
+    "allocation",
+    "evaluation",
+    "sandbox",
+    "stop tokens",
+    "prompt",
+    "right answer",
+    "wrong answer",
+    "solutions",
+    "rounds",
+    "rollouts",
+    "disk",
+    "resources",
+    "threads",
+    "model.dtype",
+    "memory per part",
+)
+SHOWN_BY_RUN = ("evaluation", "rollouts", "disk", "resources")
+MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
+
+
+def examine(target: Target, checks: Sequence[Check] | None = None) -> Iterator[Finding]:
+    """The findings in the order of `checks`, by default all."""
+    checks = CHECKS if checks is None else checks
+    obtain(target.config.model.path)
+    with working("checking", len(checks)) as begin:
+        for check in checks:
+            name = check.__name__.replace("_", " ")
+            begin(name)
+            try:
+                yield from check(target)
+            except HoraError as error:
+                yield Finding("fail", name, str(error))
+
+
+def require(target: Target, console: Console, checks: Sequence[Check] | None = None) -> list[Finding]:
+    """All findings, after printing the warnings. Raises ConfigError at the first that would stop the run."""
+    found: list[Finding] = []
+    try:
+        for finding in examine(target, checks):
+            if finding.level == "fail":
+                raise ConfigError(finding.line)
+            found.append(finding)
+    finally:
+        for finding in (f for f in found if f.level == "warn"):
+            say(console, f"warning: {finding.line}")
+    return found
+
+
+def show(found: Sequence[Finding], names: Sequence[str], console: Console) -> None:
+    """Print the findings of these names that are in order."""
+    for finding in (f for f in found if f.level == "ok" and f.what in names):
+        say(console, f"{finding.what}: {finding.says}")
+
+
+def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, estimate: bool = False) -> None:
+    """`hora check`: print what a run of this configuration would use. Raises at the first finding that would
+    stop it.
+
+    `elsewhere`: it is meant for another machine, so this one and its servers are not examined. `estimate`:
+    the arithmetic of a step too.
+    """
+    console = Console()
+    target = target_of(source, overrides)
+    found = require(target, console, CONFIGURATION if elsewhere else None)
+    config, rollout = target.config, target.config.rollout
+    prompts = next(f.says for f in found if f.what == "data" and f.level == "ok")
+    say(
+        console,
+        f"{source}: valid. {prompts}; {config.learner.steps} steps of Γ·G = "
+        f"{rollout.prompts_per_batch}·{rollout.group_size} = "
+        f"{rollout.prompts_per_batch * rollout.group_size} rollouts, rule {config.allocation.rule}.",
+    )
+    show(found, SHOWN_BY_CHECK, console)
+    if estimate and (shape := model_shape(config)) is not None:
+        for line in said(config, shape, _device(config.model.dtype, elsewhere=elsewhere)):
+            say(console, line)
+
+
+def check_all(source: str, overrides: Sequence[str]) -> bool:
+    """`hora check --all`: print every finding with its remedy. Returns whether none would stop a run."""
+    console, findings = Console(), list(examine(target_of(source, overrides)))
+    for finding in findings:
+        mark, colour = MARKS[finding.level]
+        console.print(f"[{colour}]{mark:>4}[/]", end="  ")
+        say(console, f"{finding.what}: {finding.says}")
+        if finding.fix:
+            say(console, f"      fix: {finding.fix}")
+    failed = sum(f.level == "fail" for f in findings)
+    warned = sum(f.level == "warn" for f in findings)
+    verdict = f"{failed} would stop a run" if failed else "a run would come up"
+    console.print(f"{verdict}; {warned} to look at" if warned else verdict)
+    return not failed
+
+
+def _device(dtype: str, *, elsewhere: bool) -> str | None:
+    """Name of the cards that a step is estimated for; None where it runs on CPUs. A configuration for another
+    machine is for cards where it says so."""
+    if elsewhere:
+        return UNKNOWN if dtype != "float32" else None
+    cards = read_cards(machine.gpus())
+    return cards[0].name if cards else None
+
+
+def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = False) -> Target:
+    """What `source` is meant for: a Serve file for a cluster, with the replicas and the address in it;
+    anything else for `hora run`, or for `hora train` where it is `trained`. Raises ConfigError for options
+    that Serve would refuse."""
+    config = load(source, overrides)
+    raw = read_yaml(Path(source), source) if Path(source).is_file() else {}
+    if "applications" not in raw:
+        return Target(config, "train") if trained else run_target(config)
+    from ray.serve.schema import HTTPOptionsSchema
+
+    _check_applications(raw["applications"], source, endpoint=config.serve.endpoint)
+    try:
+        options = HTTPOptionsSchema.model_validate(raw.get("http_options") or {})
+    except ValidationError as error:
+        raise ConfigError(f"{source}: http_options: {error.errors()[0]['msg']}") from None
+    sections = {}  # Serve prefers the numbers of replicas under `deployments:` to the arguments
+    for deployment in raw["applications"][0].get("deployments") or []:
+        name, replicas = deployment.get("name"), deployment.get("num_replicas")
+        if name in config.deployments and isinstance(replicas, int):
+            sections[name] = getattr(config, name).model_copy(update={"replicas": replicas})
+    return Target(config.model_copy(update=sections), "train", (options.host, options.port))
+
+
+def _check_applications(applications: list[dict[str, Any]], source: str, *, endpoint: bool) -> None:
+    """Raise ConfigError for an application that cannot be imported, and where the endpoint has none."""
+    paths = [str(application.get("import_path")) for application in applications]
+    for path in paths:
+        if path.startswith("deploy."):
+            raise ConfigError(f"{source}: import_path: {path} is called hora_rl.{path} now")
+    if endpoint and not any(path.endswith(":build_endpoint") for path in paths):
+        raise ConfigError(
+            f"{source}: serve.endpoint is true, and no application has import_path: "
+            "hora_rl.deploy.app:build_endpoint, so nothing would serve it: add one with route_prefix: /v1 "
+            "and the same args, or set it to false"
+        )

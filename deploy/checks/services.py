@@ -1,0 +1,128 @@
+"""Checks of the servers that a run talks to: Redis and its persistence, and a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
+
+import redis
+from redis.exceptions import ResponseError
+
+from hora_rl.common.errors import RunError
+from hora_rl.common.live.redis import connect, hidden
+from hora_rl.common.load import ROOT
+from hora_rl.deploy.checks.findings import Finding, Target, must, ok, should
+from hora_rl.deploy.checks.machine import enough_gpus
+from hora_rl.deploy.machine.ray_token import open_to_others, token_file
+from hora_rl.deploy.machine.record import named_redis, redis_url
+from hora_rl.deploy.machine.redis_server import executable
+from hora_rl.deploy.machine.signals import starting_ray
+
+PODS_S, POLL_S = 300.0, 2.0
+
+
+def redis_server(target: Target) -> Iterator[Finding]:
+    """The Redis that is named, or the binary of the one that `hora run` starts."""
+    if not target.on_cluster and (not target.trains or named_redis(target.config.queue) is None):
+        yield ok("Redis", f"the run starts its own: {executable()}")
+        return
+    url = redis_url(target.config.queue)
+    client = connect(url, retries=0)
+    info = cast(Mapping[str, str | int], client.info())
+    version = str(info["redis_version"])
+    recent = tuple(int(n) for n in version.split(".")[:2]) >= (6, 2)
+    says = f"{hidden(url)}, version {version}"
+    yield must(recent, "Redis", says, "streams need 6.2: install a newer Redis")
+    appends, synced = "yes" if info.get("aof_enabled") else "no", _synced(client)
+    says = f"appendonly is {appends}, appendfsync is {synced}"
+    fix = "a failure may lose groups: redis-cli CONFIG SET appendonly yes, appendfsync always; redis.conf too"
+    yield should(appends == "yes" and synced in ("always", "hidden"), "Redis persistence", says, fix)
+    policy = str(info.get("maxmemory_policy")) if info.get("maxmemory") else "noeviction"
+    fix = "Redis would drop the run's data: CONFIG SET maxmemory-policy noeviction"
+    yield must(policy == "noeviction", "Redis eviction", policy, fix)
+
+
+def _synced(client: redis.Redis) -> str:
+    try:
+        return cast(dict[str, str], client.config_get("appendfsync")).get("appendfsync", "hidden")
+    except ResponseError:  # managed servers refuse CONFIG
+        return "hidden"
+
+
+def ray_token(target: Target) -> Iterator[Finding]:
+    """Whoever reads Ray's token can start programs in the cluster."""
+    file = token_file()
+    if file.is_file():
+        exposed = open_to_others(file)
+        says = f"{file} can be read by {'others' if exposed else 'its owner alone'}"
+        yield should(not exposed, "Ray's token", says, f"chmod 600 {file}")
+
+
+def ray_cluster(target: Target) -> Iterator[Finding]:
+    """The cluster that `hora train` attaches to: GPUs, CPUs, and that its workers import the same code."""
+    if not target.on_cluster:
+        return
+    import ray
+
+    try:
+        with starting_ray():
+            ray.init(address="auto", log_to_driver=False, configure_logging=False, logging_level="ERROR")
+    except ConnectionError:
+        raise RunError(
+            "no Ray cluster answers here: start one with `ray start --head`, or use `hora run`"
+        ) from None
+    try:
+        # Pods join one by one, and `hora train`, whose target has no address, is started with them.
+        waits = "KUBERNETES_SERVICE_HOST" in os.environ and target.http is None
+        resources = grown(target, ray.cluster_resources, PODS_S if waits else 0.0)
+        nodes = len([n for n in ray.nodes() if n["Alive"]])
+        yield ok("Ray", f"{nodes} nodes, {resources.get('GPU', 0):g} GPUs, {resources.get('CPU', 0):g} CPUs")
+        yield from placeable(target, resources)
+        yield _same_code()
+    finally:
+        ray.shutdown()
+
+
+def grown(target: Target, read: Callable[[], Mapping[str, float]], limit_s: float) -> Mapping[str, float]:
+    """The resources that `read` finds, once they hold all parts or `limit_s` is over."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        found = read()
+        enough = all(f.level == "ok" for f in placeable(target, found))
+        if enough or time.monotonic() >= deadline:
+            return found
+        time.sleep(min(POLL_S, limit_s / 10))
+
+
+def placeable(target: Target, resources: Mapping[str, float]) -> Iterator[Finding]:
+    """Whether a cluster of these resources holds all replicas and ranks at once."""
+    yield enough_gpus(target, resources.get("GPU", 0), "the cluster has")
+    config, have = target.config, resources.get("CPU", 0)
+    parts = [
+        (name, getattr(config, name).replicas, getattr(config, name).cpus) for name in config.deployments
+    ]
+    need = sum(replicas * cpus for _, replicas, cpus in parts) + config.learner.workers
+    terms = "".join(f"{name}.replicas {n} · {name}.cpus {cpus:g} + " for name, n, cpus in parts)
+    terms += f"learner.workers {config.learner.workers}"
+    says = f"the cluster has {have:g}, the configuration reserves {need:g} = {terms}"
+    fix = "lower these keys (replicas under `deployments:` of a Serve file), or join more machines"
+    yield must(need <= have, "CPUs", says, fix)
+
+
+def _same_code() -> Finding:
+    import ray
+    from ray.exceptions import RayError
+
+    def origin() -> str:
+        from hora_rl.common import load
+
+        return str(load.ROOT)
+
+    try:
+        found = ray.get(ray.remote(num_cpus=0)(origin).remote(), timeout=60)
+    except RayError as error:
+        found = f"nowhere ({type(error).__name__})"
+    fix = f"not {ROOT}: install hora on every node, and call `ray start` in a folder without a `hora_rl`"
+    return must(found == str(ROOT), "Ray workers", f"import hora_rl from {found}", fix)

@@ -1,0 +1,124 @@
+"""The rows that a run would train on, of each of its data sources, and how a batch is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hora_rl.common.config import Config, Rollout
+from hora_rl.common.data.datasets import load_dataset
+from hora_rl.common.data.prompt_order import Mixture, counts_of, mixed_rows
+from hora_rl.common.data.prompts import load_tokenizer, render
+from hora_rl.common.data.rewards import gold_test, usable_held_out
+from hora_rl.common.errors import ConfigError
+from hora_rl.deploy.checks.findings import Finding, Target, ok, plural
+from hora_rl.evaluation.benchmarks import known_leaks, refuse_long
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SHOWN = 5
+"""Rows of one kind that are named; the rest is counted."""
+BATCHES = 200
+"""Batches of which the rows of each source are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Usable:
+    """What a source gives a run: the lengths of its prompts in tokens, and what is wrong with its rows."""
+
+    source: str
+    lengths: Sequence[int]
+    warnings: Sequence[Finding]
+
+
+def data(target: Target) -> Iterator[Finding]:
+    """The rows that a run would train on: readable, verifiable, within the limits, enough for a batch."""
+    config = target.config
+    if not target.trains:
+        return
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    if config.evaluation.path:
+        problems = usable_held_out(config)
+        rendered = [len(render(tokenizer, row.problem, config.evaluated.data)) for row in problems.rows]
+        refuse_long(problems.name, rendered, config.rollout.max_prompt_tokens)
+    found = [_usable(config, source, tokenizer) for source in config.source_names]
+    for usable in found:
+        yield from usable.warnings
+    if not config.data.sources:
+        yield _whole(config.data.path, config.rollout, found[0])
+        return
+    mixture = Mixture(tuple(len(usable.lengths) for usable in found), config.weights_of_sources)
+    yield ok("data", "; ".join(_parts(config, mixture, found)))
+
+
+def _whole(path: str, rollout: Rollout, usable: _Usable) -> Finding:
+    lengths = usable.lengths
+    if len(lengths) < rollout.prompts_per_batch:
+        raise ConfigError(
+            f"data.path {path}: {plural(len(lengths), 'usable prompt')}, fewer than "
+            f"rollout.prompts_per_batch = {rollout.prompts_per_batch}; use more rows or a smaller batch"
+        )
+    return ok("data", f"{plural(len(lengths), 'prompt')} of {min(lengths)} to {max(lengths)} tokens")
+
+
+def _parts(config: Config, mixture: Mixture, found: Sequence[_Usable]) -> Iterator[str]:
+    """What each source gives, and how much of a batch it makes. Raises ConfigError naming a source that is
+    too small for its weight."""
+    gamma, seen = config.rollout.prompts_per_batch, range(min(config.learner.steps, BATCHES))
+    counts: list[list[int]] = []
+    for batch in seen:
+        counts.append(counts_of(batch, gamma, mixture))
+        for usable, due in zip(found, counts[-1], strict=True):
+            if due > len(usable.lengths):
+                raise ConfigError(
+                    f"data.sources.{usable.source}: {plural(len(usable.lengths), 'usable prompt')}, and a "
+                    f"batch takes {due} of it (its share of rollout.prompts_per_batch = {gamma}): lower "
+                    "its weight, use more rows or a smaller batch"
+                )
+    mixed_rows(0, gamma, mixture, config.run.seed, config.data.shuffle)
+    for k, usable in enumerate(found):
+        own = [count[k] for count in counts]
+        least, most = min(own), max(own)
+        share = mixture.weights[k] / sum(mixture.weights)
+        takes = str(least) if least == most else f"{least} to {most}"
+        yield (
+            f"{usable.source}: {plural(len(usable.lengths), 'prompt')} of {min(usable.lengths)} to "
+            f"{max(usable.lengths)} tokens, {share:.0%}: {takes} of the {gamma} prompts of a batch, an epoch "
+            f"every {len(usable.lengths) / (share * gamma):,.1f} batches"
+        )
+
+
+def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> _Usable:
+    """The rows of one source. Raises ConfigError where it has none."""
+    own, limit = config.of(source), config.rollout.max_prompt_tokens
+    dataset = load_dataset(own.data, gold_test(own.reward))
+    lengths = [len(render(tokenizer, row.problem, own.data)) for row in dataset.rows]
+    usable = [n for n in lengths if n <= limit]
+    left_out = [f"left out: {row.place}: {row.reason}" for row in dataset.rejected]
+    leaks = [
+        f"training row {x.index} equals row {x.row} of {x.benchmark}"
+        for x in known_leaks(config, dataset.rows)
+    ]
+    warnings = [
+        *_some(left_out, "rows are left out"),
+        *_some(leaks, "training rows equal benchmark problems; Pass@K on these measures memory"),
+    ]
+    if again := len(dataset) - len({row.problem for row in dataset.rows}):
+        says = (
+            f"{plural(again, 'row')} of {len(dataset)} have the problem of an earlier one: each is a prompt"
+        )
+        warnings.append(Finding("warn", "data", says))
+    if too_long := len(lengths) - len(usable):
+        longer = f"left out: {plural(too_long, 'prompt')} longer than rollout.max_prompt_tokens = {limit}"
+        warnings.append(Finding("warn", "data", longer))
+    if not usable and source:
+        raise ConfigError(f"data.sources.{source}: none of its rows can be used")
+    return _Usable(source, usable, warnings)
+
+
+def _some(lines: list[str], summary: str) -> Iterator[Finding]:
+    """The first few as warnings, and how many there are."""
+    more = [f"{len(lines)} {summary}"] * (len(lines) > SHOWN)
+    yield from (Finding("warn", "data", line) for line in (*lines[:SHOWN], *more))

@@ -1,0 +1,193 @@
+"""The arithmetic of one optimizer step: tokens, FLOPs, and bytes by the way that they take. Estimates from
+the configuration and the model's shape alone; `steps.jsonl` has what a run measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hora_rl.common.config import Config, Generator
+from hora_rl.deploy.checks.estimate import (
+    GIB,
+    WIDTH,
+    ModelShape,
+    generator_need,
+    kv_token_bytes,
+    published_gib,
+    shared_rows,
+)
+from hora_rl.learner.flops import PEAK_BF16, peak_flops
+
+MEAN = 0.5
+"""Mean response over the longest one, where nobody knows better."""
+WANTED_MFU = 0.3
+"""Share of a card's peak that training is expected to reach in eager code with checkpointing, which computes
+each forward pass twice: 40% at most, less what the head, small kernels and padding take. Not measured."""
+REACHED = 0.7
+"""Share of a card's memory bandwidth that decoding is expected to reach. Not measured."""
+UNKNOWN = "H100"
+"""The card that is assumed where it is not known, or not in a table."""
+BANDWIDTH = {
+    "H100 PCIe": 2.0e12,
+    "H100 NVL": 3.9e12,
+    "H100": 3.35e12,
+    "H200": 4.8e12,
+    "B200": 7.7e12,
+    "A100": 2.0e12,
+    "L40S": 0.86e12,
+    "RTX 4090": 1.0e12,
+}
+"""Bytes per second of a card's memory by the makers' data sheets, found by the first name that occurs."""
+COPY_BYTES = 20e9
+"""Bytes per second of a copy from a card to pinned host memory, over 16 lanes of PCIe 4; not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepArithmetic:
+    """Of a whole step, over all ranks and replicas. `responses` are the sampled ones of `tokens`; `computed`
+    are those that the learner computes: a prompt counts once for all completions of a row. `flops` are model
+    FLOPs as in `learner/flops.py`, `sampling` those of generation. `refill` are the tokens that one replica
+    recomputes after an update with `generator.clear_cache`, at most. GiB: `published` to each replica,
+    `exchanged` by each rank with the others."""
+
+    rollouts: int
+    responses: float
+    tokens: float
+    computed: float
+    flops: float
+    sampling: float
+    micro_batches: float
+    refill: float
+    published: float
+    exchanged: float
+
+
+def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
+    """A step whose prompts are half as long as they may be, and whose responses are `MEAN` of theirs."""
+    rollout, learner = config.rollout, config.learner
+    rollouts = rollout.prompts_per_batch * rollout.group_size
+    response = MEAN * rollout.max_response_tokens
+    prompt = rollout.max_prompt_tokens / 2
+    length = prompt + response
+    tokens = rollouts * length
+    attention = shape.layers * shape.queries * length * tokens
+    rows = shared_rows(shape, rollout, learner, int(prompt), int(response))
+    again = rollout.prompts_per_batch * (
+        rollout.group_size - len(rows)
+    )  # prompts that are not computed again
+    computed = tokens - again * prompt
+    pairs = shape.layers * shape.queries * (rollouts * length**2 - again * prompt**2)
+    per_weight = 4 * shape.parameters + 6 * shape.adapter if shape.adapter else 6 * shape.parameters
+    running = min(config.generator.max_sequences, rollouts / config.generator.replicas)
+    micro = max(1.0, computed / (learner.tokens_per_microbatch * learner.workers))
+    return StepArithmetic(
+        rollouts=rollouts,
+        responses=rollouts * response,
+        tokens=tokens,
+        computed=computed,
+        flops=learner.objective.updates_per_batch * (per_weight * computed + 6 * pairs),
+        sampling=2 * (shape.parameters + shape.adapter) * tokens + 2 * attention,
+        micro_batches=micro,
+        refill=running * (length - response / 2),
+        published=published_gib(shape, config.model.dtype),
+        exchanged=_exchanged(config, shape, micro),
+    )
+
+
+def _exchanged(config: Config, shape: ModelShape, micro: float) -> float:
+    """What one rank sends in a step: gradients of each micro-batch, and the new weights once; in ZeRO-3
+    instead the weights in each forward and backward pass."""
+    from hora_rl.learner.engine import effective_stage
+
+    world, stage = config.learner.workers, effective_stage(config.learner, config.model.dtype)
+    if world == 1:
+        return 0.0
+    width, share = WIDTH[config.model.dtype], (world - 1) / world
+    trained = (shape.adapter or shape.parameters) * width
+    whole = (shape.parameters + shape.adapter) * width
+    if stage == 3:
+        return micro * share * (2 * whole + trained) / GIB
+    return share * trained * (micro + 1 if stage == 2 else 2) / GIB
+
+
+def card_flops(device: str = UNKNOWN) -> float:
+    """FLOP/s that training is expected to reach on a card, in 16 bits."""
+    return WANTED_MFU * (peak_flops(device, "bfloat16") or PEAK_BF16[UNKNOWN])
+
+
+def learner_seconds(found: StepArithmetic, ranks: int, device: str) -> float:
+    """Of one step's gradients on cards of this name."""
+    return found.flops / card_flops(device) / ranks
+
+
+def generator_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN, gib: float = 80.0) -> float:
+    """Of sampling one batch on cards of this name with `gib` each.
+
+    One step of decoding gives a replica's B running sequences a token each. It reads W bytes of weights once
+    and K bytes of keys and values for each of L tokens of context, or it is bound by 2 · P · B FLOPs (Pope et
+    al. 2022, "Efficiently Scaling Transformer Inference", arXiv 2211.05102, section 2):
+
+        max((W + B · L · K) / bandwidth, 2 · P · B / flops) · responses / (replicas · B) + prompts
+
+    B is what `max_sequences`, the batch and the KV cache allow. A prompt is computed once for its group.
+    """
+    generator, rollout, found = config.generator, config.rollout, arithmetic(config, shape)
+    bandwidth = REACHED * next((b for name, b in BANDWIDTH.items() if name in device), BANDWIDTH[UNKNOWN])
+    weights, parallel = 2 * (shape.parameters + shape.adapter), generator.tensor_parallel
+    context = found.tokens / found.rollouts - found.responses / found.rollouts / 2
+    entry = kv_token_bytes(shape, config.model.dtype, parallel)
+    room = gib * GIB * 0.9 - generator_need(shape, config, 0.0).gib * GIB
+    most = min(generator.max_sequences, found.rollouts / generator.replicas, room / (entry * context))
+    running = max(1.0, most)
+    read = (weights / parallel + running * context * entry) / bandwidth
+    step = max(read, weights * running / parallel / card_flops(device))
+    prompts = rollout.prompts_per_batch * rollout.max_prompt_tokens / 2
+    prefill = weights * prompts / card_flops(device) / parallel / generator.replicas
+    return step * found.responses / generator.replicas / running + prefill
+
+
+def step_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN, gib: float = 80.0) -> float:
+    """Of a step: the slower side where they overlap, both where `rollout.max_staleness` is 0."""
+    learner = learner_seconds(arithmetic(config, shape), config.learner.workers, device)
+    sides = (learner, generator_seconds(config, shape, device, gib))
+    return max(sides) if config.rollout.max_staleness else sum(sides)
+
+
+def said(config: Config, shape: ModelShape, device: str | None) -> list[str]:
+    """The arithmetic in words, a line each. `device`: the cards' name; None on a CPU, of which no rate is
+    known."""
+    found, weights = arithmetic(config, shape), config.weights.transport
+    ranks, replicas = config.learner.workers, config.generator.replicas
+    mean = MEAN * config.rollout.max_response_tokens
+    learner = generators = ""
+    if device is not None:
+        where = f"expected on {device}, at {WANTED_MFU:.0%} of its peak and {REACHED:.0%} of its bandwidth"
+        learner = f"; {learner_seconds(found, ranks, device):.1f} s {where}"
+        generators = f"; {generator_seconds(config, shape, device):.1f} s expected, bound by memory"
+    return [
+        f"a step: {found.rollouts:,} rollouts, {found.tokens / 1e6:.2f} million tokens at a mean response of "
+        f"{mean:,.0f}",
+        f"learner: {found.flops / 1e12:,.3g} TFLOPs over {ranks} ranks, {found.micro_batches:.0f} "
+        f"micro-batches each{learner}",
+        f"generators: {found.sampling / 1e12:,.3g} TFLOPs over {replicas} replicas{generators}",
+        *(
+            []
+            if device
+            else ["seconds: unknown on this CPU before a run; `hora report RUN` has what it took"]
+        ),
+        _refill(config.generator, shape, found, device),
+        f"weights: {found.published:.3f} GiB to each replica over {weights}; "
+        f"{found.published * replicas:.3f} GiB in all",
+        f"ranks: {found.exchanged:.2f} GiB sent by each to the others in a step",
+    ]
+
+
+def _refill(generator: Generator, shape: ModelShape, found: StepArithmetic, device: str | None) -> str:
+    """What dropping the KV cache at an update costs a full replica, whose sequences are half done."""
+    if not generator.clear_cache:
+        return "an update: generator.clear_cache is false, nothing is recomputed"
+    seconds = ""
+    if device is not None:
+        flops = 2 * (shape.parameters + shape.adapter) * found.refill
+        seconds = f", {flops / card_flops(device) / generator.tensor_parallel:.1f} s expected"
+    says = f"an update: generator.clear_cache recomputes at most {found.refill:,.0f} tokens of a replica"
+    return says + seconds

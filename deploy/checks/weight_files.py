@@ -1,0 +1,194 @@
+"""Checks of a model's files before anything loads them: every header and the index are read, no weights.
+
+transformers itself loads tensors without data (`meta`) of the names, types and shapes that the headers give,
+and says which of the model's own parameters it lacks.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from hora_rl.common.config import Model
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.weights.adapter_names import WEIGHTS
+from hora_rl.common.weights.model_files import own_configuration
+from hora_rl.deploy.checks.findings import Finding, Target, ok
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Of weights: torch's name by that of safetensors."""
+DAMAGE = "copy the model again"
+CONVERSION = re.compile(r"^(\S+)\s*\|.*CONVERSION", re.MULTILINE)
+"""The row of a parameter in transformers' report."""
+Tensors = dict[str, tuple[Path, str, list[int]]]
+"""File, type and shape of each tensor by its name."""
+
+
+def weight_files(target: Target) -> Iterator[Finding]:
+    """The files of `model.path` and `model.adapter` against their index and the model's own configuration."""
+    config = target.config
+    if config.model.adapter is not None:
+        read_header(Path(config.model.adapter) / WEIGHTS)
+    folder = Path(config.model.path)
+    found = read_headers(folder)
+    if not found:  # a hub name, or files of another form
+        return
+    own = own_configuration(config.model)
+    _compare(config.model, own, found)
+    _check_tokenizer(config.model, own)
+    files = {path.name for path, _, _ in found.values()}
+    yield ok("weight files", f"{len(found)} tensors in {len(files)} files are those of the model")
+
+
+def read_headers(folder: Path) -> Tensors:
+    """The tensors of a model's safetensors, none where it has no such files. Raises ConfigError for an index
+    or a file that is missing or damaged."""
+    index, single = folder / INDEX, folder / SINGLE
+    if single.is_file():
+        return read_header(single)
+    if not index.is_file():
+        return {}
+    places = _read_index(index)
+    found: Tensors = {}
+    for file in sorted({*places.values()}):
+        found |= read_header(folder / file)
+    for name, file in places.items():
+        if name not in found or found[name][0].name != file:
+            raise ConfigError(f"{index}: says that {name} is in {file}, which does not hold it; {DAMAGE}")
+    return found
+
+
+def read_header(path: Path) -> Tensors:
+    """The tensors of a safetensors file. Raises ConfigError where it is missing, cut or damaged."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such file; {DAMAGE}")
+    try:
+        with safe_open(path, framework="np") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {name: (path, of.get_dtype(), of.get_shape()) for name, of in slices.items()}
+    except (SafetensorError, OSError) as error:
+        text = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{path}: not a whole safetensors file ({text}); {DAMAGE}") from None
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    try:
+        places = json.loads(index.read_bytes())["weight_map"]
+        pairs = {str(name): str(file) for name, file in places.items()}
+        if not all(isinstance(file, str) for file in places.values()):
+            raise TypeError("a file's name is not text")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ConfigError(f"{index}: not an index of weight files ({text}); {DAMAGE}") from None
+    if strange := next((file for file in pairs.values() if Path(file).name != file), None):
+        raise ConfigError(f"{index}: names {strange!r}, which is no file beside it; {DAMAGE}")
+    return pairs
+
+
+def _compare(model: Model, own: PreTrainedConfig, found: Tensors) -> None:
+    """Raise ConfigError for the first tensor that is not as the model's configuration has it."""
+    path = Path(model.path)
+    if getattr(own, "quantization_config", None) is not None:
+        return  # its types and shapes are those of its kernels
+    for name, (file, dtype, _) in found.items():
+        if dtype not in DTYPES:
+            raise ConfigError(f"{file}: {name} has type {dtype}, which are no weights of 16, 32 or 64 bits")
+    told = _loaded(own, found, model.trust_remote_code)
+    if told is None:
+        return
+    for name, there, wanted in sorted(told["mismatched_keys"]):
+        file = found[name][0] if name in found else path
+        raise ConfigError(
+            f"{file}: {name} has shape {list(there)}, and by {path / 'config.json'} the model's has "
+            f"{list(wanted)}{_more(told['mismatched_keys'])}: the two are not of one model"
+        )
+    for name in sorted(told["missing_keys"]):
+        strange = sorted(told["unexpected_keys"])
+        instead = f"; they hold {strange[0]}, which the model does not have" if strange else ""
+        raise ConfigError(
+            f"{path}: no file holds {name}{_more(told['missing_keys'])}, which the model has by its "
+            f"config.json{instead}; {DAMAGE}"
+        )
+
+
+def _more(names: Any) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def _loaded(own: PreTrainedConfig, found: Tensors, trusted: bool) -> dict[str, Any] | None:
+    """What transformers says of loading tensors like these; None for a model that it cannot make."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tensors = {
+        name: torch.empty(shape, dtype=getattr(torch, DTYPES[dtype]), device="meta")
+        for name, (_, dtype, shape) in found.items()
+    }
+    try:
+        with _report() as report:
+            with torch.device("meta"):
+                kind = type(AutoModelForCausalLM.from_config(own, trust_remote_code=trusted))
+            _, told = kind.from_pretrained(
+                None,
+                config=own,
+                state_dict=tensors,
+                device_map="meta",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+    except (OSError, ValueError, ImportError):
+        return None
+    except RuntimeError:
+        # Several tensors of the files are one parameter, as the experts of a layer, and one is not there.
+        where = next(iter(CONVERSION.findall(report.getvalue())), "one of the model's parameters")
+        raise ConfigError(
+            f"{own.name_or_path}: {where} cannot be made of the tensors in the files: one is missing, or has "
+            f"another shape than the others; {DAMAGE}"
+        ) from None
+    found_out: dict[str, Any] = told
+    return found_out
+
+
+@contextmanager
+def _report() -> Iterator[io.StringIO]:
+    """What transformers says meanwhile, which it would print."""
+    from transformers.utils import logging as its
+
+    text, root, bar = io.StringIO(), logging.getLogger("transformers"), its.is_progress_bar_enabled()
+    printing, root.handlers = root.handlers, [logging.StreamHandler(text)]
+    its.disable_progress_bar()
+    try:
+        yield text
+    finally:
+        root.handlers = printing
+        if bar:
+            its.enable_progress_bar()
+
+
+def _check_tokenizer(model: Model, own: PreTrainedConfig) -> None:
+    """Raise ConfigError where the tokenizer's words have no place in the model's vocabulary. Tokens that were
+    added to it and that no text contains may lie above."""
+    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
+    added = set(tokenizer.added_tokens_decoder) - {tokenizer.eos_token_id, tokenizer.bos_token_id}
+    rows = own.get_text_config().vocab_size
+    word, largest = max(
+        ((word, i) for word, i in tokenizer.get_vocab().items() if i not in added), key=lambda pair: pair[1]
+    )
+    if largest >= rows:
+        raise ConfigError(
+            f"{model.path}: its tokenizer has {word!r} as number {largest}, and the model a "
+            f"vocabulary of {rows} (config.json): they are not of one model"
+        )

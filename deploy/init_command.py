@@ -1,0 +1,273 @@
+"""`hora init`: a commented configuration for this machine, and for a task of the user's the files it
+needs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from hora_rl.common.config import Data
+from hora_rl.common.data.datasets import load_dataset
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import from_args
+from hora_rl.common.weights.pretrained import obtain
+from hora_rl.deploy.checks.driver import without_bfloat16
+from hora_rl.deploy.checks.estimate import ModelShape
+from hora_rl.deploy.checks.findings import plural
+from hora_rl.deploy.checks.machine import check_writable, gpus
+from hora_rl.deploy.checks.memory import holds, model_shape
+from hora_rl.deploy.checks.processors import fastest_dtype
+from hora_rl.deploy.checks.resources import Card, choose, read_cards
+from hora_rl.deploy.demo import programs_task as programs
+
+Task = Literal["math", "mine", "code"]
+PROBLEMS = 64
+
+TEMPLATE = """\
+# A run of HORA on this machine ({machine}).
+#   hora check {file}    what it would do, or the first thing that would stop it
+#   hora run {file}      trains; Ctrl-C stops it, --resume continues
+# docs/reference/configuration.md has every key.
+{note}run:
+  name: "{name}"            # its folder is runs/{name}
+model:
+  path: {model}
+  dtype: {dtype}
+data:
+{data}
+rollout:
+  prompts_per_batch: {prompts}   # Γ: prompts of one optimizer step
+  group_size: 16          # G: Γ·G rollouts make a batch, whatever the rule
+  pre_rollouts: 4         # G0: rollouts of Phase A; the others go where one more is most likely to be a hit
+  shards: 4               # parts of a batch that are allocated on their own, so that they overlap
+  max_staleness: 1        # generation may run one step ahead; 0 is the synchronous algorithm
+  max_prompt_tokens: {prompt_tokens}
+  max_response_tokens: {response_tokens}
+allocation:
+  rule: hit_utility       # HORA; `uniform` is plain GRPO with the same budget
+{reward}{numbers}learner:
+  steps: {steps}
+  tokens_per_microbatch: {microbatch}
+{learner}  optimizer:
+    learning_rate: {rate}
+  checkpoint_every: 10
+"""
+
+REWARD = '''\
+"""A reward of your own. It runs in a process of its own, once for each completion."""
+
+
+def score(problem: str, completion: str, answer: str) -> float:
+    """1.0 where the completion ends with the answer, else 0.0. Change it to what your task asks for."""
+    found = completion.replace("</answer>", "").strip()
+    return float(found.endswith(answer))
+'''
+
+
+CODE = """\
+reward:
+  weights: {code_tests: 1.0}   # the last code block of a completion, run against its row's tests
+  answer: final
+  code_tests:
+    seconds: 2.0          # processor time of a program for one test
+    memory_mib: 256
+"""
+TINY_CODE = {
+    "machine": "no GPU, so the demo's model of 0.2M parameters that writes programs",
+    "model": "deploy/demo/programs/model   # a Hugging Face folder or hub name",
+    "response_tokens": 96,
+    "rate": "2.0e-4",
+}
+NOTHING_FITS = "no model that `hora init` knows fits these GPUs; `hora check` says how much is missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A model, and how a machine with GPUs trains it. `learner` has further lines of that section; `shape` is
+    the model's, so that its memory is known without a download."""
+
+    model: str
+    shape: ModelShape | None
+    microbatch: int
+    rate: str
+    learner: str = ""
+
+    @property
+    def values(self) -> dict[str, object]:
+        return {
+            "model": f"{self.model}   # a Hugging Face folder or hub name",
+            "dtype": "bfloat16",
+            "prompts": 60, "prompt_tokens": 2048, "response_tokens": 2048, "steps": 200,
+            "numbers": "",
+            "microbatch": self.microbatch, "learner": self.learner, "rate": self.rate,
+        }  # fmt: skip
+
+    def fits(self, cards: Sequence[Card]) -> bool:
+        """Whether the memory check accepts this plan on `cards`, as `run.resources: auto` divides them.
+
+        Raises ConfigError where the model's shape cannot be read.
+        """
+        texts = {"file": "", "machine": "", "note": "", "name": "hora", "data": "  path: arithmetic"}
+        config = from_args(yaml.safe_load(TEMPLATE.format(**texts, reward="", **self.values)))
+        if (shape := self.shape) is None:
+            obtain(config.model.path)
+            if (shape := model_shape(config)) is None:
+                raise ConfigError(
+                    f"--model {self.model}: no language model can be read there; name a folder or a hub name"
+                )
+        return holds(choose(config, cards, shape).config, shape, cards).level == "ok"
+
+
+LORA = """\
+  lora:                   # trains an adapter: full weights need more memory than these GPUs have
+    rank: 16
+    alpha: 32             # alpha/rank is the factor of B·A
+"""
+LORA_RATE = "1.0e-5   # adapters usually take about ten times the rate of full weights"
+FEW_LOGITS = "  logit_chunk: 64         # tokens whose logits exist at a time: fewer take less memory\n"
+BIG, SMALL = "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"
+PLANS = (
+    Plan(BIG, ModelShape(1_543_714_304, 0, 28, 1536, 8960, 256, 151_936), 8192, "1.0e-6"),
+    Plan(BIG, ModelShape(1_543_714_304, 18_464_768, 28, 1536, 8960, 256, 151_936), 8192, LORA_RATE, LORA),
+    Plan(
+        SMALL,
+        ModelShape(494_032_768, 8_798_208, 24, 896, 4864, 128, 151_936),
+        4096,
+        LORA_RATE,
+        FEW_LOGITS + LORA,
+    ),
+)
+"""From the one that needs most memory to the one that needs least."""
+SUMS = """\
+  path: arithmetic:1-2:spaced   # or a JSONL file, or a Hugging Face data set
+  template: "What is {problem}?\""""
+LENIENT = """\
+reward:
+  weights: {accuracy: 1.0}
+  answer: lenient         # the last number or expression of the completion
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What suits this machine: a plan for its GPUs, which `run.resources: auto` divides, or CPUs and the
+    demo's model; with `model` for that one."""
+
+    cards: tuple[Card, ...]
+    model: str | None = None
+
+    @property
+    def has_words(self) -> bool:
+        """Whether its model knows language, as the demo's does not."""
+        return bool(self.cards or self.model)
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        """The first plan that fits; None where none does."""
+        return next((plan for plan in self.plans if plan.fits(self.cards)), None)
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        return PLANS if self.model is None else [replace(p, model=self.model, shape=None) for p in PLANS]
+
+    @property
+    def values(self) -> dict[str, object]:
+        if not self.cards and self.model:
+            return {
+                "machine": "no GPU", "model": self.model, "note": "", "dtype": fastest_dtype(),
+                "prompts": 8, "prompt_tokens": 512, "response_tokens": 256, "steps": 40,
+                "numbers": "generator:\n  replicas: 1\n", "microbatch": 2048, "learner": "",
+                "rate": "1.0e-5",
+            }  # fmt: skip
+        if not self.cards:
+            return {
+                "machine": "no GPU, so the demo's model of 0.8M parameters",
+                "model": "deploy/demo/model       # a Hugging Face folder or hub name",
+                "note": "", "dtype": "float32",
+                "prompts": 40, "prompt_tokens": 32, "response_tokens": 128, "steps": 40,
+                "numbers": "generator:\n  replicas: 1\n", "microbatch": 8192, "learner": "",
+                "rate": "1.0e-4",
+            }  # fmt: skip
+        plan = self.plan
+        return (plan or self.plans[-1]).values | {
+            "dtype": "float16         # these GPUs have no bfloat16" if without_bfloat16() else "bfloat16",
+            "machine": f"{plural(len(self.cards), 'GPU')}, divided by `hora run`: `hora check` says how",
+            "note": "" if plan else f"# Too large for this machine: {NOTHING_FITS}.\n",
+        }
+
+
+def initialise(path: Path, task: Task, model: str | None = None) -> list[Path]:
+    """Write the configuration `path`, for task `code` problems with tests beside it, for `mine` problems and
+    a reward; the files written. `model` is a value of `model.path`; None: one that fits this machine.
+
+    Says on stderr where no model fits this machine's GPUs. Raises ConfigError where a file exists.
+    """
+    machine = Machine(tuple(read_cards(gpus())), model)
+    name = _name(path.stem)
+    texts = {path: _configuration(path, name, task, machine)}
+    if task == "mine":
+        texts[_problems(path, name)] = _rows()
+        texts[path.with_name(f"{name}_reward.py")] = REWARD
+    elif task == "code":
+        texts[_problems(path, name)] = _programs(in_words=machine.has_words)
+    for file in texts:
+        if file.exists():
+            raise ConfigError(f"{file} exists already: choose another name, or remove it")
+        check_writable(file.parent, "FILE")
+    for file, text in texts.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    if machine.cards and not machine.plan:
+        print(f"hora: {NOTHING_FITS}", file=sys.stderr)
+    return list(texts)
+
+
+def _name(stem: str) -> str:
+    """The run's name, with which its other files begin: of 64 characters at most, and no `_` in front, as
+    `run.name` demands."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", stem).lstrip("_")[:64] or "run"
+
+
+def _configuration(path: Path, name: str, task: Task, machine: Machine) -> str:
+    words = "" if machine.has_words else "\n  system: null            # this model's vocabulary has no words"
+    data, reward = "  path: arithmetic        # or a JSONL file, or a Hugging Face data set" + words, ""
+    if task == "mine":
+        data = f"  path: {_problems(path, name).name}   # a line each: problem and answer" + words
+        reward = (
+            "reward:                   # found from the working folder: call hora in that of this file\n"
+            f'  weights: {{"{name}_reward:score": 1.0}}\n'
+            f"  success: {name}_reward:score      # what Phase A counts, where it is at least success_at\n"
+        )
+    elif task == "code":
+        data = f"  path: {_problems(path, name).name}   # a line each: problem, tests and solution" + words
+        reward = CODE
+    elif machine.cards:
+        data = "  path: hiyouga/math12k   # MATH12k: the MATH problems that are not in MATH500"
+    elif machine.model:
+        data, reward = SUMS, LENIENT
+    values = machine.values | (TINY_CODE if task == "code" and not machine.has_words else {})
+    return TEMPLATE.format(file=path, name=name, data=data, reward=reward, **values)
+
+
+def _problems(path: Path, name: str) -> Path:
+    return path.with_name(f"{name}_problems.jsonl")
+
+
+def _programs(*, in_words: bool) -> str:
+    """Chains of operations with their tests, as the demo's model knows them or in words."""
+    rows = programs.rows(0, in_words=in_words)["train"][:PROBLEMS]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _rows() -> str:
+    """Sums, which the demo's model can learn, as an example of the form."""
+    rows = load_dataset(Data(path="arithmetic", limit=PROBLEMS)).rows
+    return "".join(json.dumps({"problem": row.problem, "answer": row.answer}) + "\n" for row in rows)

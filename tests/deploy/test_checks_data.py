@@ -1,0 +1,191 @@
+"""Checks before a start: rules, rows of data, benchmarks, locks, and the commands that use the list."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hora_rl.common.errors import ConfigError, HoraError
+from hora_rl.common.load import ROOT, load
+from hora_rl.deploy.checks import configuration, machine, sources
+from hora_rl.deploy.checks.findings import Finding, Target
+from hora_rl.deploy.checks.run_checks import CHECKS, check_all, examine, require, target_of
+from hora_rl.learner import extensions
+from tests.support.checks import Make, one
+
+NO_FUNCTION = "a text"
+
+
+def rising(posterior, level):  # type: ignore[no-untyped-def]
+    return posterior.mean + level
+
+
+def scalar(posterior, level):  # type: ignore[no-untyped-def]
+    return 0.5
+
+
+def broken(posterior, level):  # type: ignore[no-untyped-def]
+    return {}[level.shape]
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("rising", "its marginal gain rises from level 0 to 1"),
+        ("scalar", "must return shape"),
+        ("broken", "raised KeyError"),
+        ("NO_FUNCTION", "is no function"),
+    ],
+)
+def test_a_rule_that_cannot_allocate_is_refused_before_anything_starts(
+    config: Make, rule: str, says: str
+) -> None:
+    target = Target(config(allocation={"rule": f"{__name__}:{rule}"}))
+    with pytest.raises(ConfigError, match=says) as refused:
+        require(target, Console(), [configuration.names])
+    assert str(refused.value).startswith(f"allocation.rule ({__name__}:{rule}): ")
+
+
+def rows(path: Path, *problems: str) -> str:
+    path.write_text("".join(json.dumps({"problem": p, "answer": "1"}) + "\n" for p in problems))
+    return str(path)
+
+
+def test_rows_with_the_problem_of_another_are_counted(config: Make, tmp_path: Path) -> None:
+    path = rows(tmp_path / "data.jsonl", *["1+0=?"] * 4, "2-1=?", "2 - 1 = ?")
+    found = list(sources.data(Target(config(data={"path": path}, rollout={"prompts_per_batch": 4}))))
+    assert [f.says.split(" have")[0] for f in found if f.level == "warn"] == ["3 rows of 6"]
+
+
+def test_half_a_character_is_a_row_left_out(config: Make, tmp_path: Path) -> None:
+    path = rows(tmp_path / "data.jsonl", "1+0=?", "\ud800", "2-1=?", "\N{GRINNING FACE}")
+    assert "\\ud800" in Path(path).read_text()
+    settings = config(data={"path": path}, rollout={"prompts_per_batch": 2, "shards": 1})
+    found = list(sources.data(Target(settings)))
+    assert [f.says for f in found if f.level == "warn"] == [
+        f"left out: {path}:2: 'problem' holds U+D800, half of a character"
+    ]
+    assert found[-1].says.startswith("3 prompts of ")
+
+
+def test_tokens_are_counted_over_the_prompts_that_are_used(config: Make, tmp_path: Path) -> None:
+    path = rows(tmp_path / "data.jsonl", "1+0=?", "1+" * 30 + "1=?")
+    settings = config(data={"path": path}, rollout={"prompts_per_batch": 1, "shards": 1, "group_size": 16})
+    *_, warned, used = sources.data(Target(settings))
+    assert warned.says == "left out: 1 prompt longer than rollout.max_prompt_tokens = 32"
+    shortest = used.says.removeprefix("1 prompt of ").split(" to ")
+    assert used.says.startswith("1 prompt of ")
+    assert shortest[0] == shortest[1].removesuffix(" tokens"), "one prompt has one length"
+    with pytest.raises(HoraError, match="1 usable prompt, fewer than"):
+        list(sources.data(Target(config(data={"path": path}))))
+
+
+def test_of_many_rows_left_out_a_few_are_named(config: Make, tmp_path: Path) -> None:
+    path = rows(tmp_path / "data.jsonl", "1+0=?", *[" "] * 9)
+    settings = config(data={"path": path}, rollout={"prompts_per_batch": 1, "shards": 1})
+    warned = [f.says for f in sources.data(Target(settings)) if f.level == "warn"]
+    assert len(warned) == 6
+    assert warned[-1] == "9 rows are left out"
+
+
+def test_training_problems_of_a_benchmark_are_a_warning(config: Make) -> None:
+    data, rollout = {"path": str(ROOT / "evaluation/data/aime25.jsonl")}, {"max_prompt_tokens": 400}
+    settings = config(
+        data=data, rollout={**rollout, "prompts_per_batch": 1, "shards": 1, "max_response_tokens": 99}
+    )
+    warned = [f.says for f in sources.data(Target(settings)) if f.level == "warn"]
+    leaks = [w for w in warned if w.startswith("training row")]
+    assert leaks[0].startswith("training row 0 equals row 1 of ")
+    assert len(leaks) == 5
+    assert "30 training rows equal benchmark problems; Pass@K on these measures memory" in warned
+    assert [f.level for f in sources.data(Target(config()))] == ["ok"], "arithmetic is in none"
+
+
+def test_the_lock_of_a_build_that_was_killed_is_named(
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    target = Target(config())
+    assert one(machine.build_lock, target)["DeepSpeed's build"].says.endswith("is free")
+    lock = tmp_path / "py311_cpu" / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    found = one(machine.build_lock, target)
+    assert (found["build lock"].level, found["build lock"].fix) == ("warn", f"rm {lock}")
+    with extensions.owned(extensions.build_folder()):
+        found = one(machine.build_lock, target)
+    assert f"process {os.getpid()} of" in found["DeepSpeed's build"].says
+
+
+def test_check_all_shows_every_finding_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    (tmp_path / "token").touch(mode=0o600)
+    settings = [f"run.folder={tmp_path}", "queue.url=redis://127.0.0.1:1", "telemetry.http_host=0.0.0.0"]
+    settings += ["telemetry.http_port=0"]
+    findings = list(examine(target_of("tiny", settings)))
+    assert len(findings) >= len(CHECKS) - 4, "some have nothing to say of a configuration"
+    assert check_all("tiny", settings) is False
+    out = capsys.readouterr().out
+    # What changes from one moment to the next, such as free memory, is left out.
+    assert all(f.fix in out and (f.says in out or f.what == "memory") for f in findings)
+    assert "1 would stop a run; 1 to look at" in out
+
+
+def test_every_command_goes_through_the_one_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A check that is added to the list is met by `check`, `run`, `train` and `eval`."""
+    from hora_rl.deploy.checks import run_checks as checks
+    from hora_rl.deploy.launch.cluster import train_on_cluster
+    from hora_rl.deploy.launch.local import evaluate_local, run_local
+
+    seen: list[str] = []
+
+    @contextmanager
+    def silent(*_: object) -> Iterator[Callable[[str], None]]:
+        yield lambda name: None
+
+    def added(target: Target) -> Iterator[Finding]:
+        seen.append(target.command)
+        yield Finding("fail", "added", "a new reason", "a new remedy")
+
+    monkeypatch.setattr(checks, "working", silent)
+    monkeypatch.setattr(checks, "CHECKS", (added,))
+    config = load("tiny", [f"run.folder={tmp_path}"])
+    for start in (
+        lambda: checks.check("tiny", ()),
+        lambda: run_local(config, resume=False, fresh=False),
+        lambda: train_on_cluster(config),
+        lambda: evaluate_local(config, ["amc23"], 1, (1,), tmp_path),
+    ):
+        with pytest.raises(ConfigError, match="added: a new reason; a new remedy"):
+            start()
+    assert checks.check_all("tiny", ()) is False
+    assert checks.check_all("deploy/hora.yaml", ()) is False
+    assert seen == ["run", "run", "train", "eval", "run", "train"]
+
+
+def test_rounds_that_stop_at_nothing_are_advised_against(config: Make) -> None:
+    def advice(**allocation: object) -> Finding | None:
+        found = one(configuration.names, Target(config(allocation=dict(allocation))))
+        return found.get("allocation.rounds")
+
+    said = advice(rounds=4)
+    assert said is not None
+    assert said.level == "warn"
+    assert "allocation.stop: hit" in said.fix
+    assert advice(rounds=4, stop="hit") is None
+    assert advice() is None
+
+
+def test_a_held_out_problem_beyond_the_limit_is_refused_before_anything_starts(
+    config: Make, tmp_path: Path
+) -> None:
+    path = rows(tmp_path / "held-out.jsonl", "1+0=?", "1+" * 30 + "1=?")
+    with pytest.raises(ConfigError, match=r"1 of 2 prompts are longer than rollout.max_prompt_tokens = 32"):
+        list(sources.data(Target(config(evaluation={"path": path}))))
