@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-SERVE_CALLBACK = ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", f"{__package__}.patience:limit_requests")
+SERVE_CALLBACK = ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", f"{__package__}.request_limits:limit_requests")
 """Environment of Ray by which Serve's proxies limit requests that are half sent. Set before Ray starts."""
 
 HEADERS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}

@@ -62,7 +62,7 @@ def test_the_learner_goes_on_when_the_evaluation_is_over(
         over.append(time.monotonic())
 
     told: list[str] = []
-    heart: Any = SimpleNamespace(tell=lambda **state: told.append(state["waiting_for"]))
+    heart: Any = SimpleNamespace(update=lambda **state: told.append(state["waiting_for"]))
 
     def learn() -> None:
         wait_while_held(connect(redis_url), "held", heart)

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from hora_rl.deploy.monitor import request_limits as patience
+from hora_rl.deploy.monitor import request_limits
 from hora_rl.deploy.monitor.hosts import Guard, known_host
 
 
@@ -63,13 +63,13 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(patience, "REQUEST_S", 0.5)
-    monkeypatch.setattr(patience, "WRITE_S", 0.5)
-    monkeypatch.setattr(patience, "CONNECTIONS", 20)
+    monkeypatch.setattr(request_limits, "REQUEST_S", 0.5)
+    monkeypatch.setattr(request_limits, "WRITE_S", 0.5)
+    monkeypatch.setattr(request_limits, "CONNECTIONS", 20)
     config = uvicorn.Config(
         Guard(application, ["page.internal"]),
         port=0,
-        http=patience.LimitedProtocol,
+        http=request_limits.LimitedProtocol,
         lifespan="off",
         log_level="error",
     )
@@ -146,7 +146,7 @@ def send_without_end(client: socket.socket) -> None:
 
 
 def test_a_request_without_end_is_cut_by_its_size(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "REQUEST_S", 60.0)
+    monkeypatch.setattr(request_limits, "REQUEST_S", 60.0)
     started = time.monotonic()
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         client.sendall(HEAD)

@@ -251,7 +251,7 @@ def test_cards_are_read_from_the_driver_and_the_choice_is_said(monkeypatch: pyte
     assert (card.name, round(card.gib, 1)) == ("NVIDIA H100 80GB HBM3", 79.6)
     monkeypatch.setattr(machine, "gpus", lambda: lines)
     target = run_target(load("tiny"))
-    assert target.chosen.startswith("chosen for NVIDIA H100 80GB HBM3: generator.kv_cache_gib = ")
+    assert target.chosen.startswith("chosen for NVIDIA H100 80GB HBM3: generator.gpus = 0.5, generator.kv_")
     assert "learner.gpus = 0.5" in target.chosen
     found = {f.what: f for f in memory(target)}
     assert found["resources"].says == target.chosen

@@ -130,7 +130,7 @@ def test_clients_that_never_read_their_events_do_not_keep_others_out(redis_url, 
 
 
 def test_a_run_sees_who_reads_its_page_and_who_asks_for_its_status(redis_url, serve, monkeypatch):
-    monkeypatch.setattr("hora_rl.deploy.monitor.feed.WATCHED_S", 1.0)
+    monkeypatch.setattr("hora_rl.deploy.monitor.feed.WATCHED_S", 4.0)
     play(SyntheticRun(redis_url, config_of("read")), 2)
     redis, client = connect(redis_url), serve(redis_url, "read")
     assert not is_watched(redis, "read"), "a server alone"

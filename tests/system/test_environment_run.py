@@ -16,7 +16,7 @@ from tests.support.jsonl import lines
 from tests.system.conftest import HORA, PARTS, LiveRun
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
-STEPS, EVERY, SAMPLES = 12, 6, 16
+STEPS, EVERY, SAMPLES = 8, 4, 16
 PARTS["environment"] = "ray::ServeReplica:hora:environment"
 
 

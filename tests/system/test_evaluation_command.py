@@ -1,5 +1,4 @@
-"""`hora eval` on the real stack, two replicas: stopped by SIGTERM, it goes on to its end without repeating a
-sample."""
+"""`hora eval` on the real stack: stopped by SIGTERM, it continues to its end without repeating a sample."""
 
 import json
 import os
@@ -18,11 +17,10 @@ from hora_rl.deploy.machine.signals import GRACE_S
 from hora_rl.evaluation.benchmarks import find_benchmark
 
 HORA = str(Path(sys.executable).with_name("hora"))
-SAMPLES, SUMS, CONTESTS = 24, 60, 2
+SAMPLES, SUMS, CONTESTS = 24, 40, 2
 SETTINGS = {
-    "generator.replicas": 2,
     "rollout.max_prompt_tokens": 384,
-    "rollout.max_response_tokens": 96,
+    "rollout.max_response_tokens": 64,
     "telemetry.http_port": 0,
 }
 

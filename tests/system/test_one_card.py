@@ -51,7 +51,7 @@ def test_learner_and_replica_share_one_card(tmp_path: Path) -> None:
         env={**os.environ, "COLUMNS": "200", "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "resources: chosen for Told of: generator.kv_cache_gib = " in ran.stdout
+    assert "resources: chosen for Told of: generator.gpus = 0.5, generator.kv_cache_gib = " in ran.stdout
     run = tmp_path / "runs" / "one"
     config = load(str(run / "config.yaml"))
     assert (config.generator.gpus, config.learner.gpus) == (0.5, 0.5)
