@@ -53,7 +53,8 @@ def names_of(block: Block, **given: Any) -> dict[str, Any]:
 def test_every_block_that_can_be_run_is() -> None:
     pages = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))
     assert {p: len(of(p)) for p in pages if of(p) and p not in ELSEWHERE} == HERE | UNRUN
-    assert all("were never run" in (ROOT / page).read_text(encoding="utf-8") for page in UNRUN)
+    texts = [" ".join((ROOT / page).read_text(encoding="utf-8").split()) for page in UNRUN]
+    assert all("were never run" in text for text in texts)
     for page, test in ELSEWHERE.items():
         assert of(page)
         assert page in (ROOT / test).read_text(encoding="utf-8")
