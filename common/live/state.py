@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack, cast
+from typing import TypedDict, Unpack, cast
 
 import redis
 import redis.asyncio
-from pydantic import ValidationError
+from pydantic import Json, TypeAdapter, ValidationError
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
@@ -63,7 +63,7 @@ class SharedState:
     """Mean reward of the newest of them; written by the coordinators, for views."""
     token_sha256: str | None = None
     """SHA-256 (hex) of the token for pause and resume; written by the launcher."""
-    prompts: PromptsUsed | None = None
+    prompts: Json[PromptsUsed] | None = None
     """Written once, by the first coordinator."""
     unplaced: str = ""
     """Parts that find no place on the cluster, in words; written by the launcher of the learner."""
@@ -75,29 +75,10 @@ class SharedState:
     @classmethod
     def parse(cls, raw: Mapping[Answer, Answer]) -> SharedState:
         """The state in `raw`, as HGETALL returns it. Fields of other versions are ignored."""
-        text = {text_of(name): text_of(value) for name, value in raw.items()}
-        prompts = text.get("prompts")
-        return cls(
-            version=int(text.get("version", 0)),
-            step=int(text.get("step", 0)),
-            durable_step=int(text.get("durable_step", 0)),
-            republished=int(text.get("republished", 0)),
-            paused=text.get("paused") == "1",
-            unpaused=float(text.get("unpaused", 0)),
-            error=text.get("error"),
-            gate_open=text.get("gate_open") == "1",
-            gate_seen=int(text.get("gate_seen", 0)),
-            gate_mean=float(text["gate_mean"]) if "gate_mean" in text else None,
-            token_sha256=text.get("token_sha256"),
-            prompts=_used(json.loads(prompts)) if prompts else None,
-            unplaced=text.get("unplaced", ""),
-            folder=text.get("folder", ""),
-            device=text.get("device", ""),
-        )
+        return _STATE.validate_python({text_of(name): text_of(value) for name, value in raw.items()})
 
 
-def _used(raw: dict[str, Any]) -> PromptsUsed:
-    return PromptsUsed(**{**raw, "rows": tuple(raw.get("rows", ()))})
+_STATE = TypeAdapter(SharedState)
 
 
 class Changes(TypedDict, total=False):
