@@ -11,6 +11,8 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
+_LOCK = Lock()
+
 
 def batch_rows(
     batch: int, prompts_per_batch: int, n: int, seed: int, shuffle: bool = True
@@ -64,21 +66,21 @@ def mixed_rows(
     """
     if len(mixture.rows) == 1:
         return batch_rows(batch, prompts_per_batch, mixture.rows[0], seed, shuffle)
-    start = _positions(mixture, prompts_per_batch).at(batch)
-    turns = _turns(mixture, start.used, batch * prompts_per_batch, prompts_per_batch)
+    start = _position(batch, prompts_per_batch, mixture)
+    turns = _turns(mixture, start.used, prompts_per_batch)
     begun = _begun(mixture, start, turns)
     firsts = [sum(mixture.rows[:k]) for k in range(len(mixture.rows))]
     met = [
         iter(_order_of(k, n, seed, begun.epochs[k], shuffle)[begun.places[k] :])
-        for k, n in _numbered(mixture)
+        for k, n in enumerate(mixture.rows)
     ]
     return [(begun.epochs[k], firsts[k] + int(next(met[k]))) for k in turns]
 
 
 def counts_of(batch: int, prompts_per_batch: int, mixture: Mixture) -> list[int]:
     """How many rows of each source a batch takes. Raises as `mixed_rows` does."""
-    start = _positions(mixture, prompts_per_batch).at(batch)
-    turns = _turns(mixture, start.used, batch * prompts_per_batch, prompts_per_batch)
+    start = _position(batch, prompts_per_batch, mixture)
+    turns = _turns(mixture, start.used, prompts_per_batch)
     return [turns.count(k) for k in range(len(mixture.rows))]
 
 
@@ -91,42 +93,36 @@ class _Position:
     places: tuple[int, ...]
 
 
-class _Positions:
-    """Positions batch after batch, remembered: a batch depends on how many rows those before it took."""
-
-    def __init__(self, mixture: Mixture, prompts_per_batch: int) -> None:
-        nought = (0,) * len(mixture.rows)
-        self._mixture, self._per_batch = mixture, prompts_per_batch
-        self._known = [_Position(nought, nought, nought)]
-        self._here = Lock()
-
-    def at(self, batch: int) -> _Position:
-        with self._here:
-            while len(self._known) <= batch:
-                self._known.append(self._after(len(self._known) - 1))
-        return self._known[batch]
-
-    def _after(self, batch: int) -> _Position:
-        start = self._known[batch]
-        turns = _turns(self._mixture, start.used, batch * self._per_batch, self._per_batch)
-        begun, taken = _begun(self._mixture, start, turns), [turns.count(k) for k in range(len(start.used))]
-        return _Position(
-            tuple(map(sum, zip(start.used, taken, strict=True))),
-            begun.epochs,
-            tuple(map(sum, zip(begun.places, taken, strict=True))),
-        )
+def _position(batch: int, prompts_per_batch: int, mixture: Mixture) -> _Position:
+    known = _positions(mixture, prompts_per_batch)
+    with _LOCK:
+        while len(known) <= batch:
+            known.append(_after(known[-1], prompts_per_batch, mixture))
+    return known[batch]
 
 
 @lru_cache(maxsize=8)
-def _positions(mixture: Mixture, prompts_per_batch: int) -> _Positions:
-    return _Positions(mixture, prompts_per_batch)
+def _positions(mixture: Mixture, prompts_per_batch: int) -> list[_Position]:
+    """Positions of batches 0, 1, …; `_position` appends: each depends on the one before."""
+    nought = (0,) * len(mixture.rows)
+    return [_Position(nought, nought, nought)]
 
 
-def _turns(mixture: Mixture, used: Sequence[int], first: int, n: int) -> list[int]:
-    """The sources (n,) of places `first` to `first` + n of the run, `used` of each before them."""
-    whole, taken, turns = sum(mixture.weights), list(used), []
-    for place in range(first, first + n):
-        lag = [w / whole * (place + 1) - u for w, u in zip(mixture.weights, taken, strict=True)]
+def _after(start: _Position, prompts_per_batch: int, mixture: Mixture) -> _Position:
+    turns = _turns(mixture, start.used, prompts_per_batch)
+    begun = _begun(mixture, start, turns)
+    used, places = list(start.used), list(begun.places)
+    for k in turns:
+        used[k] += 1
+        places[k] += 1
+    return _Position(tuple(used), begun.epochs, tuple(places))
+
+
+def _turns(mixture: Mixture, used: Sequence[int], n: int) -> list[int]:
+    """The sources (n,) of the next n places of the run; `used` counts each source in the places before."""
+    total, taken, turns = sum(mixture.weights), list(used), []
+    for place in range(sum(used) + 1, sum(used) + n + 1):
+        lag = [w / total * place - u for w, u in zip(mixture.weights, taken, strict=True)]
         k = lag.index(max(lag))
         taken[k] += 1
         turns.append(k)
@@ -136,7 +132,7 @@ def _turns(mixture: Mixture, used: Sequence[int], first: int, n: int) -> list[in
 def _begun(mixture: Mixture, start: _Position, turns: Sequence[int]) -> _Position:
     """`start`, with a new epoch for each source of which fewer rows are left than the batch takes."""
     epochs, places = list(start.epochs), list(start.places)
-    for k, n in _numbered(mixture):
+    for k, n in enumerate(mixture.rows):
         takes = turns.count(k)
         if takes > n:
             raise ValueError(
@@ -147,10 +143,6 @@ def _begun(mixture: Mixture, start: _Position, turns: Sequence[int]) -> _Positio
         if places[k] + takes > n:
             epochs[k], places[k] = epochs[k] + 1, 0
     return _Position(start.used, tuple(epochs), tuple(places))
-
-
-def _numbered(mixture: Mixture) -> list[tuple[int, int]]:
-    return list(enumerate(mixture.rows))
 
 
 @lru_cache(maxsize=64)
