@@ -7,7 +7,6 @@ held-out question into training.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -24,7 +23,7 @@ from threading import Timer
 from typing import IO, Any
 
 from hora_rl.common.data import gym_process
-from hora_rl.common.data.arithmetic import HELD_OUT_FIFTHS, Split
+from hora_rl.common.data.arithmetic import Split, split_of_text
 from hora_rl.common.errors import ConfigError
 
 PREFIX = "reasoning_gym:"
@@ -47,12 +46,6 @@ def packages() -> str | None:
     """The folder that the library is installed in; None where it is not."""
     found = importlib.util.find_spec("reasoning_gym")
     return str(Path(found.origin).parent.parent) if found and found.origin else None
-
-
-def split_of(question: str) -> Split:
-    """`held-out` for one question in five, by a hash of its normalised text."""
-    digest = hashlib.blake2b(normalised(question).encode(errors="replace"), digest_size=8).digest()
-    return "held-out" if int.from_bytes(digest, "little") % 5 < HELD_OUT_FIFTHS else "train"
 
 
 def normalised(question: str) -> str:
@@ -89,7 +82,7 @@ def _entries(path: str, settings: str, split: Split, limit: int | None) -> tuple
             since = 0 if new else since + 1
             if new:
                 seen.add(content["question"])
-                if split_of(content["question"]) == split:
+                if split_of_text(normalised(content["question"])) == split:
                     found.append({**content, TASK: {"task": task, "settings": chosen}})
             if len(found) == wanted or since == DRY:
                 break
@@ -110,11 +103,13 @@ def _messages(
     """What the process says. It is killed at the end of the block."""
     if packages() is None:
         raise GymError(f"{path}: reasoning-gym is not installed: run `make setup`, or pip install {PINNED}")
-    with TemporaryFile() as complaints, _process(complaints) as (stdin, stdout):
-        with suppress(BrokenPipeError), stdin:  # what ended it is read below
+    with TemporaryFile() as complaints, _process(complaints) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError), process.stdin as stdin:  # what ended it is read below
             stdin.write(json.dumps({"task": task, "settings": settings}).encode())
         try:
-            yield _read(stdout)
+            yield _read(process.stdout)
         except (EOFError, pickle.UnpicklingError):
             last = _last_line(complaints)
             raise GymError(
@@ -130,27 +125,19 @@ def _read(stdout: IO[bytes]) -> Iterator[tuple[str, Any]]:
 
 
 @contextmanager
-def _process(complaints: IO[bytes]) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Its stdin and stdout. It is killed at the end of the block."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", gym_process.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=complaints,
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    clock = Timer(WALL * gym_process.SECONDS, process.kill)
-    clock.daemon = True
-    clock.start()
-    try:
-        yield process.stdin, process.stdout
-    finally:
-        clock.cancel()
-        process.kill()
-        process.wait()
-        process.stdout.close()
+def _process(complaints: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """The process, killed at the end of the block or after WALL·SECONDS."""
+    command, environment = [sys.executable, "-P", gym_process.__file__], {**os.environ, "PYTHONHASHSEED": "0"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=complaints, env=environment) as process:
+        clock = Timer(WALL * gym_process.SECONDS, process.kill)
+        clock.daemon = True
+        clock.start()
+        try:
+            yield process
+        finally:
+            clock.cancel()
+            process.kill()
 
 
 def _last_line(complaints: IO[bytes]) -> str:
