@@ -27,7 +27,7 @@ _BOXED = re.compile(r"\\f?boxed\s*\{")
 _BRACES = re.compile(r"\\[\\{}]|[{}]")  # an escaped brace closes nothing
 _SAID = re.compile(r"\banswer\s*(?:is\b|[:=])\s*:?", re.IGNORECASE)
 _EMPHASIS = "*_` \t"
-_HEADING = re.compile(r"#+\s+(?=\S)")
+_HEADING = re.compile(r"^#+\s+(?=\S)")
 _STOP = re.compile(r"(?<=[*_`])\.$")
 _SENTENCE = re.compile(r"(?<=[.!?])\s")
 _CLOSED = {r"\]": r"\[", r"\)": r"\(", "$$": "$$"}
@@ -139,13 +139,8 @@ def _lines(text: str) -> list[str]:
 
 def _plain(line: str) -> str:
     """A line without the marks of a heading and of emphasis, also before a full stop: `**72**.` -> `72`."""
-    line = line.strip(_EMPHASIS)
-    line = line[_end(_HEADING.match(line)) :].strip(_EMPHASIS)
+    line = _HEADING.sub("", line.strip(_EMPHASIS)).strip(_EMPHASIS)
     return _STOP.sub("", line).strip(_EMPHASIS)
-
-
-def _end(found: re.Match[str] | None) -> int:
-    return found.end() if found else 0
 
 
 def extract_auto(completion: str) -> str | None:

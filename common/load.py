@@ -145,15 +145,10 @@ def _override(experiment: dict[str, Any], text: str) -> None:
         raise ConfigError(f"override {text!r:.80}: {value!r:.80} is not a YAML value") from None
 
 
-RENAMED = {"checkpoint_aside": "async_checkpoint"}
-"""Keys of earlier versions whose names are not close to the new ones."""
-
-
 def _line(source: str, error: Any, args: Mapping[str, Any]) -> str:
     path = ".".join(str(p) for p in error["loc"]) or "configuration"
     if error["type"] == "extra_forbidden":
-        key = RENAMED.get(str(error["loc"][-1]), str(error["loc"][-1]))
-        near = difflib.get_close_matches(key, _known(error["loc"][:-1]), n=1)
+        near = difflib.get_close_matches(str(error["loc"][-1]), _known(error["loc"][:-1]), n=1)
         return f"{source}: {path}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
     if error["type"] == "missing":
         return f"{source}: {path}: is required"
@@ -175,27 +170,24 @@ def _known(location: Sequence[Any]) -> list[str]:
 def _found(config: Config) -> Config:
     """Local paths made absolute, for workers have another working folder; shipped files are found from
     anywhere."""
-    sections: dict[str, Any] = {}
-    for section in ("model", "data", "evaluation"):
-        sections[section] = _with_path(getattr(config, section))
-    sources = {name: _with_path(source) for name, source in config.data.sources.items()}
-    if sources:
+    model = _with_path(_with_path(config.model), "adapter")
+    sections: dict[str, Any] = {
+        "model": model.model_copy(update={"path": model_folder(model.path)}),
+        "data": _with_path(config.data),
+        "evaluation": _with_path(config.evaluation),
+    }
+    if sources := {name: _with_path(source) for name, source in config.data.sources.items()}:
         sections["data"] = config.data.model_copy(update={"sources": sources})
-    folder = {"path": model_folder(sections["model"].path)}
-    sections["model"] = sections["model"].model_copy(update=folder)
-    if config.model.adapter is not None:
-        adapter = {"adapter": _absolute(config.model.adapter)}
-        sections["model"] = sections["model"].model_copy(update=adapter)
     if config.allocation.prior_state is not None:
-        state = {"prior_state": _absolute(config.allocation.prior_state)}
-        sections["allocation"] = config.allocation.model_copy(update=state)
+        sections["allocation"] = _with_path(config.allocation, "prior_state")
     return config.model_copy(update=sections)
 
 
-def _with_path(section: AnySection) -> AnySection:
-    """`section` with its `path` made absolute, if that is a local one."""
-    path = getattr(section, "path", None)
-    return section.model_copy(update={"path": _absolute(path)}) if path and _looks_local(path) else section
+def _with_path(section: AnySection, key: str = "path") -> AnySection:
+    """`section` with this path made absolute. A `path` may also be a hub name, which stays as it is."""
+    path = getattr(section, key)
+    local = path and (key != "path" or _looks_local(path))
+    return section.model_copy(update={key: _absolute(path)}) if local else section
 
 
 def _absolute(path: str) -> str:

@@ -33,7 +33,6 @@ SCHEMA = 4
 MAX_BYTES = 256 * 2**20
 MAX_OBJECTS = 4 * 2**20  # of one message: less than 400 MiB, where a full one of empty maps would be 20 GiB
 MAX_ROLLOUTS = 65_536
-MAX_ROUNDS = MAX_ROLLOUTS  # a round has a rollout at least
 MAX_TURNS = 4_096
 MAX_TEXT = 1_024
 MAX_REWARDS = 64
@@ -83,10 +82,8 @@ def decode_group(
     size = len(data) + sum(map(len, additional))
     if size > max_bytes:
         raise WireError(f"message of {size} bytes exceeds the limit of {max_bytes}")
-    raw = _unpack(data)
-    parts = [_unpack(message) for message in additional]
-    more = [rollout for part in parts for rollout in _additional(part, raw)]
-    group = _group_in(raw, more)
+    raw, *parts = map(_unpack, (data, *additional))
+    group = _group_in(raw, [rollout for part in parts for rollout in _additional(part, raw)])
     for ranks in (part["ranked"] for part in parts if "ranked" in part):
         group = _with_ranks(group, ranks)
     where = f"group {group.id}"
@@ -209,7 +206,7 @@ def _additional(raw: dict[str, object], group: dict[str, object]) -> list[object
     where = f"group {epoch}:{index}"
     if raw.get("group") != f"{epoch}:{index}":
         raise WireError(f"{where}: its extra rollouts are of group {_shown(raw.get('group'))}")
-    if _name(raw.get("sampling"), "sampling", where) != group.get("sampling"):
+    if _text(raw.get("sampling"), "sampling", where, least=0) != group.get("sampling"):
         raise WireError(f"{where}: its extra rollouts were drawn to other pre-rollouts")
     return _list(raw, "rollouts", where)
 
@@ -224,10 +221,8 @@ def _group_in(raw: dict[str, object], additional: list[object]) -> Group:
     if len(prior) != 2 or not all(p > 0 for p in prior):
         raise WireError(f"{where}: prior must be two positive numbers, not {prior}")
     if not 1 <= pre_rollouts <= len(rollouts) or len(rollouts) > MAX_ROLLOUTS:
-        raise WireError(
-            f"{where}: {len(rollouts)} rollouts, G0 = {pre_rollouts}: 1 <= G0 <= G_i <= {MAX_ROLLOUTS} is "
-            "needed"
-        )
+        sizes = f"{len(rollouts)} rollouts, G0 = {pre_rollouts}"
+        raise WireError(f"{where}: {sizes}: 1 <= G0 <= G_i <= {MAX_ROLLOUTS} is needed")
     if not len(prompt):
         raise WireError(f"{where}: the prompt is empty")
     return Group(
@@ -241,9 +236,9 @@ def _group_in(raw: dict[str, object], additional: list[object]) -> Group:
         tokenizer=_text(raw.get("tokenizer"), "tokenizer", where),
         pre_rollouts=pre_rollouts,
         prompt_tokens=prompt,
-        sampling=_name(raw.get("sampling"), "sampling", where),
+        sampling=_text(raw.get("sampling"), "sampling", where, least=0),
         size_as_if=_int(raw.get("size_as_if", 0), "size_as_if", where),
-        source=_name(raw.get("source", ""), "source", where),
+        source=_text(raw.get("source", ""), "source", where, least=0),
         rollouts=tuple(_rollout_in(r, f"{where} rollout {i}") for i, r in enumerate(rollouts)),
     )
 
@@ -304,8 +299,8 @@ def _origin(raw: object, where: str) -> Origin:
 
 def _round(value: object, where: str) -> int:
     number = _int(value, "round", where)
-    if not 1 <= number <= MAX_ROUNDS:
-        raise WireError(f"{where}: round must be in 1..{MAX_ROUNDS}, not {number}")
+    if not 1 <= number <= MAX_ROLLOUTS:  # a round has at least one rollout
+        raise WireError(f"{where}: round must be in 1..{MAX_ROLLOUTS}, not {number}")
     return number
 
 
@@ -329,9 +324,8 @@ def _spans(raw: list[object], length: int, where: str) -> tuple[VersionSpan, ...
 
 def _rewards(raw: object, where: str, least: int = 1) -> dict[str, float]:
     if not isinstance(raw, dict) or not least <= len(raw) <= MAX_REWARDS:
-        raise WireError(
-            f"{where}: rewards must be {least} to {MAX_REWARDS} values by name, not {_shown(raw)}"
-        )
+        wanted = f"{least} to {MAX_REWARDS} values by name"
+        raise WireError(f"{where}: rewards must be {wanted}, not {_shown(raw)}")
     return {
         _text(name, "rewards", where): _float(value, f"reward {name!r:.40}", where)
         for name, value in raw.items()
@@ -360,17 +354,10 @@ def _float(value: object, field: str, where: str) -> float:
     return value
 
 
-def _name(value: object, field: str, where: str) -> str:
-    if not isinstance(value, str) or len(value) > MAX_TEXT:
-        raise WireError(
-            f"{where}: {field} must be text of at most {MAX_TEXT} characters, not {_shown(value)}"
-        )
-    return value
-
-
-def _text(value: object, field: str, where: str) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
-        raise WireError(f"{where}: {field} must be text of 1 to {MAX_TEXT} characters, not {_shown(value)}")
+def _text(value: object, field: str, where: str, least: int = 1) -> str:
+    if not isinstance(value, str) or not least <= len(value) <= MAX_TEXT:
+        wanted = f"text of {least} to {MAX_TEXT} characters"
+        raise WireError(f"{where}: {field} must be {wanted}, not {_shown(value)}")
     return value
 
 

@@ -229,32 +229,23 @@ class Config(Section):
 
     def _counted(self, reward: Reward) -> None:
         """Raise ValueError where a setting needs successes and `reward.success` is null."""
-        rule, weights = self.allocation.rule, ", ".join(reward.weights)
         if reward.success is None:
-            needy = [
-                (f"allocation.rule ({rule})", f"allocation.rule: {UNIFORM}", needs_counts(rule)),
-                (
-                    f"allocation.prior ({self.allocation.prior})",
-                    "allocation.prior: fixed",
-                    self.allocation.prior != "fixed",
-                ),
-                (
-                    f"learner.objective.advantage ({self.learner.objective.advantage})",
-                    "learner.objective.advantage: grpo",
-                    self.learner.objective.binary,
-                ),
-                (
-                    f"learner.objective.group_weight ({self.learner.objective.group_weight.kind})",
-                    "learner.objective.group_weight: none",
-                    self.learner.objective.group_weight.kind in ("difficulty", "as_if"),
-                ),
-                ("evaluation.path (Pass@K)", "evaluation.path: null", self.evaluation.path is not None),
+            rule, prior = self.allocation.rule, self.allocation.prior
+            objective = self.learner.objective
+            weight = objective.group_weight.kind
+            counting = [
+                ("allocation.rule", rule, UNIFORM, needs_counts(rule)),
+                ("allocation.prior", prior, "fixed", prior != "fixed"),
+                ("learner.objective.advantage", objective.advantage, "grpo", objective.binary),
+                ("learner.objective.group_weight", weight, "none", weight in ("difficulty", "as_if")),
+                ("evaluation.path", "Pass@K", "null", self.evaluation.path is not None),
             ]
-            for what, otherwise, needs in needy:
-                if needs:
+            for key, value, otherwise, counts in counting:
+                if counts:
                     raise ValueError(
-                        f"{what} counts successes, and no reward says what a success is: name one in "
-                        f"reward.success (rewards with a weight: {weights}), or set {otherwise}"
+                        f"{key} ({value}) counts successes, and no reward says what a success is: name one "
+                        "in reward.success (rewards with a weight: "
+                        f"{', '.join(reward.weights)}), or set {key}: {otherwise}"
                     )
 
     @model_validator(mode="after")

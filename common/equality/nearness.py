@@ -9,24 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sympy import (
-    Add,
-    Basic,
-    Expr,
-    Float,
-    I,
-    Interval,
-    MatrixBase,
-    Mul,
-    N,
-    Pow,
-    Rational,
-    Symbol,
-    Tuple,
-    UnevaluatedExpr,
-    default_sort_key,
-    oo,
-)
+from sympy import Add, Basic, Expr, Float, I, Interval, Mul, N, Pow, Rational, Symbol, oo
+from sympy.core.containers import Tuple
+from sympy.core.expr import UnevaluatedExpr
+from sympy.core.sorting import default_sort_key
+from sympy.matrices import MatrixBase
 from sympy.sets import FiniteSet
 
 _DIGITS = 30

@@ -13,23 +13,7 @@ TEXT = r"\\(?:text(?:bf|it|rm|normal|up)?|mathrm|mathbf|mathit|mbox|operatorname
 """A command whose argument is words."""
 
 FUNCTIONS = frozenset(
-    (
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "csc",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "ln",
-        "log",
-        "exp",
-        "sqrt",
-    )
+    "sin cos tan cot csc arcsin arccos arctan sinh cosh tanh ln log exp sqrt".split()  # noqa: SIM905
 )
 """Functions that may be written without a backslash. `sec` is a unit."""
 

@@ -14,7 +14,7 @@ from hora_rl.common.equality.numerals import ungrouped
 from hora_rl.common.equality.texts import GREEK, SPACE, letters, split_outside
 
 _LEADING = re.compile(
-    rf"(?:{SPACE}|\\(?:therefore|implies|approx|simeq|(?:[Ll]ong)?[Rr]ightarrow|to)\b|=>|=(?!=))+"
+    rf"^(?:{SPACE}|\\(?:therefore|implies|approx|simeq|(?:[Ll]ong)?[Rr]ightarrow|to)\b|=>|=(?!=))+"
 )
 DOTS = re.compile(r"\\[lc]?dots\b|\\dots[cbmio]\b|\.{3,}")
 _DECIMAL_DOTS = re.compile(r"(\d\.\d+)(?:\\[lc]?dots|\.{3,})$")
@@ -42,7 +42,7 @@ def claim(gold: str, answer: str) -> list[str] | None:
     """The values that an answer claims, each of which must equal the gold answer; None where it claims
     none."""
     answer = ungrouped(answer)
-    answer = _DECIMAL_DOTS.sub(r"\1", answer[_end(_LEADING.match(answer)) :])
+    answer = _DECIMAL_DOTS.sub(r"\1", _LEADING.sub("", answer))
     if bool(DOTS.search(answer)) != bool(DOTS.search(gold)):
         return None
     if any(form.search(answer) and not form.search(gold) for form in _OF_PROBLEMS):
@@ -56,10 +56,6 @@ def claim(gold: str, answer: str) -> list[str] | None:
     if len(about) > 1:
         answer = about[1] if is_name(about[0]) else about[0]
     return _sides(gold, answer)
-
-
-def _end(found: re.Match[str] | None) -> int:
-    return found.end() if found else 0
 
 
 def _sides(gold: str, answer: str) -> list[str] | None:

@@ -110,12 +110,7 @@ class Producer:
         stored its pre-rollouts, so they are not written again."""
         new = f"new-{uuid.uuid4().hex}"
         keys = [self._keys.groups, self._keys.pushed, self._keys.redo, self._keys.additional(new)]
-        args: list[str | int] = [
-            group.id,
-            group.batch,
-            self._keys.additional(""),
-            self._keys.pre_rollouts(group.id),
-        ]
+        args = [group.id, str(group.batch), self._keys.additional(""), self._keys.pre_rollouts(group.id)]
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.set(self._keys.additional(new), encode_extra(group))
             if not planned:
@@ -237,28 +232,16 @@ class Consumer:
         """Move an unusable entry to the dead letters with its reason. Its group is sampled again if the run
         has one of that name."""
         additional = self._keys.additional(entry.id)
-        keys = [
-            self._keys.groups,
-            self._keys.pushed,
-            self._keys.redo,
-            self._keys.dead,
-            self._keys.counters,
-            additional,
-        ]
+        keys = self._keys
         with self._redis.pipeline(transaction=False) as pipe:
-            self._ask_start_of(pipe, [self._keys.pre_rollouts(entry.group), additional], DEAD_BYTES)
-            heads = pipe.execute()
-        args: list[str | int | bytes] = [
-            entry.id,
-            entry.group,
-            reason[:1000],
-            self._dead_letters,
-            heads[1],
-            GROUP,
-            heads[0],
-            entry.batch if again else "",
-        ]
-        self._bury(keys=keys, args=args)
+            self._ask_start_of(pipe, [keys.pre_rollouts(entry.group), additional], DEAD_BYTES)
+            pre_rollouts_start, additional_start = pipe.execute()
+        about = [entry.id, entry.group, reason[:1000], self._dead_letters]
+        batch = entry.batch if again else ""
+        self._bury(
+            keys=[keys.groups, keys.pushed, keys.redo, keys.dead, keys.counters, additional],
+            args=[*about, additional_start, GROUP, pre_rollouts_start, batch],
+        )
 
 
 @dataclass(frozen=True, slots=True)

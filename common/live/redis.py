@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 import redis
@@ -43,6 +44,7 @@ BACKOFF = ExponentialBackoff(cap=2.0, base=0.05)
 RETRIES = 60
 SEND_BYTES = 4 * 2**20  # the kernel gives what net.core.wmem_max allows
 AWAY = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError)
+PATIENCE: dict[str, Any] = {"retry_on_error": list(AWAY), "socket_timeout": 60.0, "health_check_interval": 15}
 
 
 def connect(url: str, *, retries: int = RETRIES, patient: bool = False) -> redis.Redis:
@@ -50,14 +52,7 @@ def connect(url: str, *, retries: int = RETRIES, patient: bool = False) -> redis
     at once, for a command's URL may be wrong, or after all tries with `patient`, for a part that is started
     again while Redis is."""
     plain, options = _options(url)
-    client = redis.Redis.from_url(
-        plain,
-        retry=Retry(BACKOFF, retries),
-        retry_on_error=list(AWAY),
-        socket_timeout=60.0,
-        health_check_interval=15,
-        **options,
-    )
+    client = redis.Redis.from_url(plain, retry=Retry(BACKOFF, retries), **PATIENCE, **options)
     try:
         _ping(client, redis.Redis.from_url(plain, socket_connect_timeout=5.0, **options), patient)
     except redis.exceptions.AuthenticationError as error:
@@ -85,14 +80,8 @@ def _ping(client: redis.Redis, once: redis.Redis, patient: bool) -> None:
 def connect_async(url: str) -> AsyncRedis:
     """An asyncio client with the same patience. It connects at its first command."""
     plain, options = _options(url)
-    pool = redis.asyncio.ConnectionPool.from_url(
-        plain,
-        retry=AsyncRetry(BACKOFF, RETRIES),
-        retry_on_error=list(AWAY),
-        socket_timeout=60.0,
-        health_check_interval=15,
-        **options,
-    )
+    retry = AsyncRetry(BACKOFF, RETRIES)
+    pool = redis.asyncio.ConnectionPool.from_url(plain, retry=retry, **PATIENCE, **options)
     if pool.connection_class is redis.asyncio.UnixDomainSocketConnection:
         pool.connection_class = _WideConnection
     return redis.asyncio.Redis.from_pool(pool)

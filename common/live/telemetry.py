@@ -52,13 +52,10 @@ class Telemetry:
     def group_in(self, group: Group) -> None:
         """One complete group was pushed."""
         old, new = group.versions
-        for name, amount in (
-            ("groups_in", 1),
-            ("rollouts_in", group.size),
-            ("tokens_in", group.tokens),
-            ("mixed_groups", int(old != new)),
-        ):
-            self.add(name, amount)
+        self.add("groups_in", 1)
+        self.add("rollouts_in", group.size)
+        self.add("tokens_in", group.tokens)
+        self.add("mixed_groups", int(old != new))
 
     def allocation(self, rule: str, successes: Sequence[int], extra: Sequence[int]) -> None:
         """`rule` divided one shard of n prompts: c_i and Δ_i, both (n,)."""

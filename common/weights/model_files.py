@@ -42,10 +42,13 @@ def weights_digest(folder: Path) -> str | None:
         return None
     digest = hashlib.blake2b(digest_size=8)
     for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size};".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(PROBE_BYTES))
-            file.seek(max(0, size - PROBE_BYTES))
-            digest.update(file.read(PROBE_BYTES))
+        digest.update(f"{path.name}:{path.stat().st_size};".encode() + probe(path))
     return digest.hexdigest()
+
+
+def probe(path: Path) -> bytes:
+    """The first and the last mebibyte of a file, which overlap in a small one."""
+    with path.open("rb") as file:
+        first = file.read(PROBE_BYTES)
+        file.seek(max(0, path.stat().st_size - PROBE_BYTES))
+        return first + file.read(PROBE_BYTES)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from hora_rl.common.errors import ConfigError, any_error_as
 from hora_rl.common.files import sync_tree
-from hora_rl.common.weights.model_files import PROBE_BYTES
+from hora_rl.common.weights.model_files import probe
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -90,12 +90,8 @@ def _place(name: str, digest: str) -> Path:
 
 def _convert_file(file: Path) -> Path:
     """The folder of a local GGUF file or wheel, recognised by its size, first and last mebibyte."""
-    size, digest = file.stat().st_size, hashlib.sha256()
-    with file.open("rb") as opened:
-        digest.update(f"{size};".encode() + opened.read(PROBE_BYTES))
-        opened.seek(max(0, size - PROBE_BYTES))
-        digest.update(opened.read(PROBE_BYTES))
-    folder = _place(file.stem, digest.hexdigest())
+    size = file.stat().st_size
+    folder = _place(file.stem, hashlib.sha256(f"{size};".encode() + probe(file)).hexdigest())
 
     def make(new: Path) -> None:
         _convert(file if file.suffix == ".gguf" else _unpack(file, new), new)
