@@ -1,1 +1,1 @@
-"""What both actors and the learner need: configuration, types, the wire, what a run keeps in Redis."""
+"""Shared by actors and the learner: configuration, types, wire format, the state of a run in Redis."""

@@ -1,4 +1,4 @@
-"""Access is by the run's token, of which the run's state holds a digest."""
+"""Access control by the run's token. The run's state holds only a digest of it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import os
 
 
 def wanted_digest(stored: str | None) -> str:
-    """SHA-256 (hex) of the token that is asked for: HORA_TOKEN where that is set, else the `stored` one of
-    the run. Empty where there is none, and then nobody may pass."""
+    """SHA-256 (hex) of the required token: that of HORA_TOKEN if set, else `stored`. Empty refuses every
+    request."""
     own = os.environ.get("HORA_TOKEN")
     return sha256(own) if own else (stored or "")
 
 
 def carries(authorization: str | None, wanted: str) -> bool:
-    """Whether an Authorization header holds the token with the digest `wanted`."""
+    """Whether an Authorization header holds the token with digest `wanted`."""
     scheme, _, given = (authorization or "").partition(" ")
     return bool(
         wanted and given and scheme.lower() == "bearer" and hmac.compare_digest(sha256(given), wanted)

@@ -1,9 +1,8 @@
-"""Advantages of ragged groups, with numpy alone: `advantages` of a batch, and one pure function for each
-objective.
+"""Advantages of groups of different sizes. Needs only numpy.
 
-Such a function gives A (n,) from rewards (n,) or successes (n,) of one group of n = G_i rollouts. The loss
-divides by n, so that a rollout's gradient carries A/n. A group that cannot teach has advantage exactly zero.
-"""
+`advantages` handles a batch; each objective has one pure function. It maps rewards (n,) or successes (n,) of
+a group of n = G_i rollouts to A (n,). The loss divides by n, so a rollout's gradient is weighted by A/n. A
+group without a learning signal has advantage exactly zero."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ OBJECTIVES = (
     "weighted_reinforce",
 )
 BINARY = ("max_rl", "likelihood", "pass_at_k", "weighted_reinforce")
-"""Objectives of successes; the others take rewards as they are."""
+"""Objectives computed from successes; the others use rewards."""
 Values = NDArray[np.float64]
 Formula = Callable[[Values], Values]
 
@@ -43,28 +42,27 @@ def advantages(
     as_if: ArrayLike | None = None,
     per: str = "rollout",
 ) -> Values:
-    """A (n,) of a batch's n rollouts, for a trainer to take in the place of its own.
+    """A (n,) for a batch of n rollouts, to replace another trainer's advantages.
 
     rewards: (n,). owner: (n,) the prompt of each rollout, numbers or names in any order. objective: one of
-    `OBJECTIVES`; those of `BINARY` look at `successes` (n,) alone, 0 or 1, by default the rewards. k: of
-    pass_at_k and pkpo. positive: a hit's advantage under weighted_reinforce, where a miss has -1. wald: under
-    likelihood, -1/G for every rollout, which keeps the expectation. group_size: G, by default n over the
-    number Γ of prompts. as_if: (n,) the size G'_i that another rule would have given each rollout's prompt;
-    multiplies by √(G'_i/G), the control of what allocation does to the weight of a prompt.
+    `OBJECTIVES`; those in `BINARY` use only `successes` (n,), 0 or 1, which default to the rewards. k: for
+    pass_at_k and pkpo. positive: a hit's advantage under weighted_reinforce; a miss has -1. wald: likelihood
+    only, subtracts 1/G from every rollout, which keeps the expectation. group_size: G, by default n over the
+    number Γ of prompts. as_if: (n,) the group size G'_i that another rule would have given each rollout's
+    prompt; multiplies by √(G'_i/G), the control for how allocation changes a prompt's weight.
 
-    per: `rollout` multiplies by n/(Γ G_i). With it a trainer that averages its loss over rollouts (TRL, verl,
-    OpenRLHF) has the gradient of (1/Γ) Σ_i (1/G_i) Σ_j, whatever it divides a rollout's own tokens by; one
-    that averages over all tokens has it with the mean length in the place of the constant. The batch must be
-    whole: all rollouts of a step, over all processes, and micro-batches of equal size. `group`: no factor,
-    for a loss that divides by G_i and by Γ itself.
+    per: `rollout` multiplies by n/(Γ G_i), so that a trainer that averages its loss over rollouts (TRL, verl,
+    OpenRLHF) computes the gradient of (1/Γ) Σ_i (1/G_i) Σ_j, up to its normalisation of a rollout's tokens;
+    for one that averages over all tokens that is the mean length. Pass all rollouts of a step, over all
+    processes, and use micro-batches of equal size. `group`: no factor, for a loss that divides by G_i and Γ
+    itself.
 
     >>> advantages([1, 0, 0, 0, 1, 1], owner=[0, 0, 0, 0, 1, 1], objective="likelihood")
     array([3. , 0. , 0. , 0. , 1.5, 1.5])
     >>> advantages([1, 0, 0, 0, 1, 1], owner=[0, 0, 0, 0, 1, 1], objective="rloo", per="group").round(2)
     array([ 1.  , -0.33, -0.33, -0.33,  0.  ,  0.  ])
 
-    Raises ValueError naming the argument and the first offending index.
-    """
+    Raises ValueError naming the argument and the first invalid index."""
     values, of, sizes = _batch(rewards, owner)
     if objective not in OBJECTIVES:
         raise ValueError(f"objective: {objective!r} is none of {', '.join(OBJECTIVES)}")
@@ -88,7 +86,8 @@ def advantages(
 
 
 def formula(objective: str, k: int | None = None, baseline: float = 0.0, positive: float = 0.1) -> Formula:
-    """What makes A (n,) of one group's rewards (n,), of its successes for an objective of `BINARY`."""
+    """The function from one group's rewards (n,) to A (n,); from its successes for an objective in
+    `BINARY`."""
     formulas: dict[str, Formula] = {
         "grpo": grpo,
         "dr_grpo": centred,
@@ -103,12 +102,12 @@ def formula(objective: str, k: int | None = None, baseline: float = 0.0, positiv
 
 
 def size_weight(sizes: ArrayLike, group_size: float) -> Values:
-    """√(G_i/G), any shape: how the expected update of a rare prompt grows with its group under grpo."""
+    """√(G_i/G), any shape: how a rare prompt's expected grpo update grows with its group size."""
     return np.sqrt(np.asarray(sizes, dtype=np.float64) / group_size)
 
 
 def centred(rewards: ArrayLike) -> Values:
-    """R - mean (Dr.GRPO, 2503.20783); exactly zero where all rewards are equal or there is one alone."""
+    """R - mean (Dr.GRPO, 2503.20783); exactly zero if all rewards are equal or n = 1."""
     values = np.asarray(rewards, dtype=np.float64)
     if len(values) < 2 or np.ptp(values) == 0.0:
         return np.zeros(len(values))
@@ -122,19 +121,19 @@ def grpo(rewards: ArrayLike) -> Values:
 
 
 def rloo(rewards: ArrayLike) -> Values:
-    """R minus the mean of the others (2402.14740): unbiased for the gradient of the mean reward at any fixed
-    n."""
+    """R minus the mean of the other rewards (2402.14740): unbiased for the gradient of the mean reward at
+    fixed n."""
     values = centred(rewards)
     return values * len(values) / max(1, len(values) - 1)
 
 
 def rloo_by_phase(rewards: ArrayLike, pre_rollouts: int, share: float) -> Values:
-    """RLOO whose phases carry `share` = G0/G and 1 - G0/G of the group, whatever the group's size.
+    """RLOO with fixed phase weights: Phase A has `share` = G0/G of the group and Phase B has 1 - G0/G, at any
+    group size.
 
-    The first `pre_rollouts` are compared with each other, the others with the whole group. Phase B's size is
-    decided by Phase A, so pooling both biases the mean; here the expectation is that of uniform sampling.
-    Raises ValueError without a Phase B: nothing else can carry its share.
-    """
+    The first `pre_rollouts` are compared with each other, Phase B with the full group. Phase A determines the
+    size of Phase B, so pooling both phases biases the mean; this keeps the expectation of uniform sampling.
+    Raises ValueError if there is no Phase B."""
     values = np.asarray(rewards, dtype=np.float64)
     n = len(values)
     if n == pre_rollouts:
@@ -145,31 +144,30 @@ def rloo_by_phase(rewards: ArrayLike, pre_rollouts: int, share: float) -> Values
 
 
 def max_rl(successes: ArrayLike) -> Values:
-    """(s - mean)/mean, zero where none succeeded (MaxRL, 2602.02710): expected Σ_{k<n} ∇Pass@k / k for a
-    fixed n."""
+    """(s - mean)/mean, zero without a success (MaxRL, 2602.02710): expected Σ_{k<n} ∇Pass@k / k at fixed
+    n."""
     values = centred(successes)
     return values / np.asarray(successes, dtype=np.float64).mean() if values.any() else values
 
 
 def likelihood(successes: ArrayLike, baseline: float = 0.0) -> Values:
-    """n/c for each of c hits, minus n·`baseline` for every rollout: Σ_j A_j/n · score_j is the hits' mean
-    score.
+    """n/c for each of c hits, minus n·`baseline` for every rollout: Σ_j A_j/n · score_j is the mean score of
+    the hits.
 
-    Its expectation is P(c >= 1) ∇log p whatever decided n, as long as that looked at counts only. A constant
-    baseline keeps it when n is a stopping time (Wald): `baseline` is 1/G for all groups, not 1/n.
-    """
+    Its expectation is P(c >= 1) ∇log p for any n chosen from counts only. A constant baseline keeps it if n
+    is a stopping time (Wald), so `baseline` is 1/G for all groups, not 1/n."""
     hits = np.asarray(successes, dtype=np.float64)
     return len(hits) * (hits / max(1.0, hits.sum()) - baseline)
 
 
 def weighted_reinforce(successes: ArrayLike, positive: float) -> Values:
-    """λ for a hit, -1 for a miss (2506.01347): groups without a hit teach too."""
+    """λ for a hit, -1 for a miss (2506.01347): groups without a hit also have a gradient."""
     return np.where(np.asarray(successes, dtype=bool), positive, -1.0)
 
 
 def pass_at_k(successes: ArrayLike, k: int) -> Values:
-    """Pass@k training's closed form (2508.10751, equations 14 and 15): the mean over all k-subsets that hold
-    a rollout of (subset's success - mean)/std. Raises ValueError where the group is smaller than k."""
+    """Closed form of Pass@k training (2508.10751, equations 14 and 15): the mean of (subset's success -
+    mean)/std over all k-subsets with the rollout. Raises ValueError if n < k."""
     hits = np.asarray(successes, dtype=bool)
     n, misses = len(hits), int((~hits).sum())
     fail = subsets(misses, k, n)  # probability that a random k-subset holds no hit
@@ -181,12 +179,11 @@ def pass_at_k(successes: ArrayLike, k: int) -> Values:
 
 
 def pkpo(rewards: ArrayLike, k: int) -> Values:
-    """n·s_i of PKPO's `sloo_minus_one` (2505.15201, equation 33), continuous rewards too, in O(n log n).
+    """n·s_i of PKPO's `sloo_minus_one` (2505.15201, equation 33), also for continuous rewards, in O(n log n).
 
-    s_i is the mean over all k-subsets of [i in it]·(its maximum - its maximum without i). With rewards
-    ascending, i at rank r and C the binomial, that is (r_i C(r, k-1) - Σ_{m<r} r_m C(m, k-2)) / C(n, k).
-    Raises ValueError where n < k.
-    """
+    s_i is the mean over all k-subsets of [i in subset]·(its maximum - its maximum without i). With ascending
+    rewards, i at rank r and C the binomial, this is (r_i C(r, k-1) - Σ_{m<r} r_m C(m, k-2)) / C(n, k). Raises
+    ValueError if n < k."""
     values = np.asarray(rewards, dtype=np.float64)
     n = len(values)
     if n < k:
@@ -203,7 +200,7 @@ def pkpo(rewards: ArrayLike, k: int) -> Values:
 
 
 def subsets(marked: int, k: int, n: int) -> float:
-    """C(marked, k)/C(n, k): probability that k of n drawn without repetition are all among the marked."""
+    """C(marked, k)/C(n, k): probability that k of n, drawn without replacement, are all marked."""
     if n < k:
         raise ValueError(f"a group of {n} rollouts has no subset of k = {k}")
     ratios = (marked - np.arange(k)) / (n - np.arange(k))
@@ -211,14 +208,14 @@ def subsets(marked: int, k: int, n: int) -> float:
 
 
 def _falling(top: int, j: int) -> Values:
-    """C(m, j)/C(top, j) for m = 0 .. top: downwards by (m - j)/m, so that nothing overflows."""
+    """C(m, j)/C(top, j) for m = 0 .. top, computed downwards by (m - j)/m to avoid overflow."""
     m = np.arange(top, 0, -1, dtype=np.float64)
     steps = ((m - j) / m).clip(min=0.0)
     return np.concatenate([[1.0], np.cumprod(steps)])[::-1]
 
 
 def _batch(rewards: ArrayLike, owner: ArrayLike) -> tuple[Values, NDArray[np.int64], NDArray[np.int64]]:
-    """Rewards (n,), the number of each one's prompt (n,), and rollouts of each prompt (Γ,)."""
+    """Rewards (n,), the prompt number of each (n,), and the number of rollouts per prompt (Γ,)."""
     values = _vector("rewards", rewards, np.size(rewards))
     if not len(values):
         raise ValueError("rewards is empty: there is no rollout")
@@ -230,7 +227,7 @@ def _batch(rewards: ArrayLike, owner: ArrayLike) -> tuple[Values, NDArray[np.int
 
 
 def _vector(name: str, given: ArrayLike, n: int, least: float = -np.inf) -> Values:
-    """`given` as finite numbers (n,), none below `least`."""
+    """`given` as finite numbers (n,), each at least `least`."""
     values = np.asarray(given, dtype=np.float64)
     if values.shape != (n,):
         raise ValueError(f"{name} must be of shape ({n},), not {values.shape}")
@@ -258,7 +255,7 @@ def _check_k(objective: str, k: int | None, of: NDArray[np.int64], sizes: NDArra
             raise ValueError(f"k ({k}) belongs to objective pass_at_k or pkpo, not {objective}")
         return
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < least:
-        raise ValueError(f"k must be a whole number from {least} for objective {objective}, not {k!r}")
+        raise ValueError(f"k must be an integer >= {least} for objective {objective}, not {k!r}")
     small = np.flatnonzero(sizes[of] < k)
     if small.size:
         raise ValueError(

@@ -1,15 +1,14 @@
-r"""Where a completion's final answer is, whether the completion has the required form, and the instructions
-that ask for it.
+r"""Finds the final answer in a completion, checks the completion's format, and holds the instructions that
+ask for it.
 
-`tags` the text of the last complete `<answer>…</answer>` (paper, section 4). `boxed` the last `\boxed{…}`
-whose braces balance, after the thought. `final` the text after the last "answer is" or "answer:" on its line,
-otherwise the last line that is not empty, after the thought. `auto` the first of these three that exists.
-`lenient` as `auto`, and of natural text its last number or expression.
+`tags`: text of the last complete `<answer>…</answer>` (paper, section 4). `boxed`: the last `\boxed{…}` with
+balanced braces, after the thought. `final`: text after the last "answer is" or "answer:" on its line,
+otherwise the last non-empty line, after the thought. `auto`: the first of these three that exists. `lenient`:
+as `auto`, and in natural text the last number or expression.
 
-The thought is `<think>…</think>`. A template may write its opening tag at the end of the prompt (Qwen3's
-thinking models, R1): `prefill` finds it, and completions are judged with it in front. All this takes linear
-time, also on hostile text.
-"""
+The thought is `<think>…</think>`. A template may write the opening tag at the end of the prompt (Qwen3's
+thinking models, R1). `prefill` finds it, and completions are judged with it prepended. All functions take
+linear time, also on hostile text."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ _HEADING = re.compile(r"^#+\s+(?=\S)")
 _STOP = re.compile(r"(?<=[*_`])\.$")
 _SENTENCE = re.compile(r"(?<=[.!?])\s")
 _CLOSED = {r"\]": r"\[", r"\)": r"\(", "$$": "$$"}
-"""The end of a formula -> its beginning."""
+"""End of a formula -> its beginning."""
 
 FORMAT_INSTRUCTIONS = (
     "You are a helpful assistant that solves mathematical problems. First think about the problem step by "
@@ -39,7 +38,7 @@ FORMAT_INSTRUCTIONS = (
     "in <answer> </answer> tags, and write nothing else: <think>reasoning process</think><answer>final "
     "answer</answer>"
 )
-"""Asks for the form that the format reward checks with `tags` (paper, section 4)."""
+"""Asks for the format that the format reward checks with `tags` (paper, section 4)."""
 
 _INSTRUCTIONS = {
     "tags": "Solve the problem step by step, then give the final answer in <answer> </answer> tags.",
@@ -65,14 +64,14 @@ _TAGGED_PROGRAM = (
 
 
 def prefill(prompt: str) -> str:
-    """The opening of the thought, or an empty thought, that a rendered prompt ends with; empty where it ends
-    with none."""
+    """The opening of a thought, or an empty thought, at the end of a rendered prompt; empty if there is
+    none."""
     found = _PREFILL.search(prompt[-200:])
     return found.group() if found else ""
 
 
 def extract_tags(completion: str) -> str | None:
-    """Text of the last complete answer tag, stripped; None where there is none or it is empty."""
+    """Text of the last complete answer tag, stripped; None if missing or empty."""
     end = completion.rfind("</answer>")
     start = completion.rfind("<answer>", 0, end) if end >= 0 else -1
     if start < 0:
@@ -81,8 +80,7 @@ def extract_tags(completion: str) -> str | None:
 
 
 def extract_boxed(completion: str) -> str | None:
-    r"""Content of the last `\boxed{…}` that is closed, after the thought; None where there is none or it is
-    empty."""
+    r"""Content of the last closed `\boxed{…}` after the thought; None if missing or empty."""
     text = after_thought(completion)
     if text is None:
         return None
@@ -99,14 +97,14 @@ def extract_boxed(completion: str) -> str | None:
 
 def extract_final(completion: str) -> str | None:
     """The text after the last "answer is" or "answer:" on its line, otherwise the last line; after the
-    thought and without emphasis. A formula that ends on a line of its own is one line."""
+    thought and without emphasis. A formula that ends on its own line is joined to one line."""
     lines = _lines(after_thought(completion) or "")
     return _said(lines) or (lines[-1] if lines else None)
 
 
 def extract_lenient(completion: str) -> str | None:
-    """As `auto`, and of natural text the last number or expression: of the sentence that says what the answer
-    is, otherwise of the last line that has one."""
+    """As `auto`; in natural text the last number or expression of the sentence that states the answer,
+    otherwise of the last line that has one."""
     given = extract_tags(completion) or extract_boxed(completion)
     if given is not None:
         return last_expression(given) or given
@@ -117,7 +115,7 @@ def extract_lenient(completion: str) -> str | None:
 
 
 def _said(lines: list[str]) -> str | None:
-    """What the last line with "answer is" says."""
+    """The text after "answer is" in the last line that has it."""
     for line in reversed(lines):
         said = [found.end() for found in _SAID.finditer(line)]
         if said and (answer := _plain(line[said[-1] :])):
@@ -138,7 +136,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _plain(line: str) -> str:
-    """A line without the marks of a heading and of emphasis, also before a full stop: `**72**.` -> `72`."""
+    """A line without heading and emphasis marks, also before a full stop: `**72**.` -> `72`."""
     line = _HEADING.sub("", line.strip(_EMPHASIS)).strip(_EMPHASIS)
     return _STOP.sub("", line).strip(_EMPHASIS)
 
@@ -158,8 +156,7 @@ ANSWERS: dict[str, Extract] = {
 
 
 def after_thought(completion: str) -> str | None:
-    """The completion after its thought; None for a thought that is not ended, because it holds no answer
-    yet."""
+    """The completion after its thought; None if the thought is not closed."""
     start, end = completion.rfind("<think>"), completion.rfind("</think>")
     if end > start:
         return completion[end + len("</think>") :]
@@ -167,11 +164,10 @@ def after_thought(completion: str) -> str | None:
 
 
 def format_reward(completion: str, mode: str = "tags") -> float:
-    """1.0 if the completion has the form of `mode`, white space around it aside.
+    """1.0 if the completion has the format of `mode`, ignoring surrounding white space.
 
-    `tags`: one think part, white space, one answer part and nothing else. Every other mode: no thought, or
-    one that begins the completion and is ended; and an answer after it where the mode is one of ours.
-    """
+    `tags`: one thought, white space, one answer, nothing else. Other modes: no thought, or a closed one at
+    the start; then an answer, if the mode is built in."""
     text = completion.strip()
     return float(_tagged(text) if mode == "tags" else _thought_is_whole(text) and _answers(text, mode))
 
@@ -196,8 +192,8 @@ def _answers(text: str, mode: str) -> bool:
 
 
 def example(mode: str, answer: str, opened: str = "") -> str:
-    """A completion with this answer in the form of `mode` (`plain`: the answer alone), after a prompt whose
-    template wrote `opened` (see `prefill`)."""
+    """A completion with this answer in the format of `mode` (`plain`: only the answer). `opened`: see
+    `prefill`."""
     begun, ended = "<think>" in opened, "</think>" in opened
     thought = "" if ended else "…</think>" if begun else "<think>…</think>"
     if mode == "tags":
@@ -209,22 +205,22 @@ def example(mode: str, answer: str, opened: str = "") -> str:
 
 
 def example_program(mode: str, block: str, opened: str = "") -> str:
-    """A completion with this code block: in the form of `tags`, or after a thought."""
+    """A completion with this code block: in answer tags for `tags`, otherwise after a thought."""
     if mode == "tags":
         return example(mode, block, opened)
     return f"…</think>\n\n{block}" if opened.count("<think>") > opened.count("</think>") else block
 
 
 def load_extract(name: str) -> Extract:
-    """The function of `reward.answer`: one of ours or `package.module:function`. Raises ConfigError."""
+    """The function for `reward.answer`: built in or `package.module:function`. Raises ConfigError."""
     if name in ANSWERS:
         return ANSWERS[name]
     return load_function("reward.answer", name, f"{', '.join(ANSWERS)} or ")
 
 
 def user_answer(name: str, completion: str) -> str | None:
-    """The answer that a user's function finds, checked. Raises ValueError when the function fails or returns
-    neither text nor None."""
+    """The answer found by a user's function. Raises ValueError if the function fails or returns neither text
+    nor None."""
     extract = load_extract(name)
     with failures_named(f"reward.answer: {name!r}"):
         found = extract(completion)
@@ -236,8 +232,8 @@ def user_answer(name: str, completion: str) -> str | None:
 
 
 def instructions(mode: str, rewards: tuple[str, ...]) -> str | None:
-    """The system message that asks for what these rewards check; None without a reward of HORA's, and for a
-    user's own way to find answers."""
+    """The system message that asks for the format these rewards check; None if no built-in reward needs one,
+    or for a user's answer function."""
     if "code_tests" in rewards and "accuracy" not in rewards:
         return _TAGGED_PROGRAM if mode == "tags" and "format" in rewards else _PROGRAM
     if not {"format", "accuracy"} & set(rewards):

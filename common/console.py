@@ -1,4 +1,4 @@
-"""What commands print: lines as they are, tables without a frame, bars."""
+"""Output of commands: plain lines, tables without a frame, progress bars."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ SOON_S, LONG_S = 5.0, 60.0
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print `text` as it is: no markup, no colours of its own, no line broken."""
+    """Print `text` unchanged: no markup, no highlighting, no line breaks."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def plain_table() -> Table:
-    """A table without a frame, to which columns and rows are added."""
+    """An empty table without a frame."""
     return Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
 
 
 def counting_bar(console: Console, *more: ProgressColumn) -> Progress:
-    """A bar over things that are counted, with the time that passed and the columns `more`."""
+    """A bar that counts, with elapsed time and the columns `more`."""
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), *more, console=console)
 
 
 @contextmanager
 def shown(bar: Progress) -> Iterator[Progress]:
-    """`bar` while the block runs. Off a terminal, where no bar is drawn, its tasks as a line: once the same
-    ones take SOON_S, and again each LONG_S."""
+    """Show `bar` while the block runs. Without a terminal, print its tasks as a line once they have run for
+    SOON_S, then every LONG_S."""
     done = threading.Event()
     with bar:
         if not bar.console.is_terminal:
@@ -56,11 +56,10 @@ def shown(bar: Progress) -> Iterator[Progress]:
 def working(
     what: str, total: int | None = None, console: Console | None = None
 ) -> Iterator[Callable[[str], None]]:
-    """A bar while the block runs, removed afterwards; lines where `console` (standard error) is no terminal.
+    """A bar while the block runs, removed afterwards; lines if `console` (standard error) is no terminal.
 
-    With `total` parts the bar fills up: call the yielded function with each part's name as it begins.
-    Without, it only moves.
-    """
+    With `total` the bar fills up: call the yielded function with each part's name as it begins. Without, it
+    pulses."""
     console = console or Console(stderr=True)
     count = () if total is None else (MofNCompleteColumn(),)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), *count, TimeElapsedColumn())

@@ -1,15 +1,15 @@
-"""Errors that reach a person: one line that names the thing, the place and the remedy. Three kinds."""
+"""Errors for the user: one line that names the thing, the place and the remedy. Three kinds."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class HoraError(Exception):
-    """Something the user can fix. `str(error)` is all that is shown."""
+    """Something the user can fix. Only `str(error)` is shown."""
 
 
 class ConfigError(HoraError, ValueError):
-    """The configuration, or a file it names, cannot be used."""
+    """The configuration, or a file it names, is invalid."""
 
 
 class WireError(HoraError, ValueError):
@@ -17,50 +17,46 @@ class WireError(HoraError, ValueError):
 
 
 class StaleWeights(RuntimeError):
-    """A replica does not hold weights as new as the request needs. No part failed; another try may find
-    them."""
+    """A replica's weights are older than the request needs. Nothing failed; retry."""
 
 
 class DamagedWeights(StaleWeights):
-    """A published file differs from its announcement. A replica serves its older weights until the learner
-    publishes again."""
+    """A published file differs from its manifest. A replica keeps its weights until the learner publishes
+    again."""
 
 
 class RunError(HoraError, RuntimeError):
-    """The run cannot start or continue: a server is away, memory is short, a part gave up."""
+    """The run cannot start or continue: a server is unreachable, memory is short, a part gave up."""
 
 
 class Unavailable(Exception):
-    """Raise it from a reward whose service is away: the run waits and asks again, up to
-    `reward.wait_limit_s`."""
+    """Raise this from a reward whose service is down. The run retries for up to `reward.wait_limit_s`."""
 
 
 class AwayTooLong(RuntimeError):
-    """A reward raised Unavailable for the whole of `reward.wait_limit_s`. Asking again would wait as long
-    once more."""
+    """A reward raised Unavailable for all of `reward.wait_limit_s`; retrying would wait as long again."""
 
 
 class UnhealthyError(RuntimeError):
-    """A replica cannot complete its requests any more and must be replaced."""
+    """A replica can no longer complete requests and must be replaced."""
 
 
 class EnvironmentFault(Exception):
-    """An environment did what an episode cannot be made of: it failed, hung, changed the history, or gave no
-    success. The episode is sampled again, and after `environment.attempts` tries the run stops. The text
-    begins with what it does, a verb."""
+    """An environment failed, hung, changed the history or returned no success. The episode is sampled again;
+    after `environment.attempts` tries the run stops. The text begins with a verb."""
 
     @property
     def kind(self) -> str:
-        """The verb: what lost episodes are counted by."""
+        """The verb, by which lost episodes are counted."""
         return str(self).partition(" ")[0]
 
 
 class NoRoom(RuntimeError):
-    """A replica is full. No part failed; the request waits for a place."""
+    """A replica is full. Nothing failed; the request waits for a place."""
 
 
 class PinLost(RuntimeError):
-    """The replica that answers is not kept at the version that an evaluation counts on."""
+    """The answering replica is no longer pinned at the evaluation's version."""
 
 
 @contextmanager
@@ -69,8 +65,7 @@ def any_error_as(
 ) -> Iterator[None]:
     """Raise every error of the block, except those of type `but`, as `make("Type: text")`.
 
-    For a user's own function, and for libraries that raise plain Exception. Elsewhere name the types.
-    """
+    For user functions, and for libraries that raise plain Exception. Elsewhere catch specific types."""
     try:
         yield
     except but:
@@ -80,5 +75,4 @@ def any_error_as(
 
 
 UNREACHED = "the learner is not reached"
-"""Begins the error of a replica that could not join the learner's group. vLLM's processes pass on only the
-text, not the type."""
+"""Prefix of the error of a replica that could not join the learner's group. vLLM passes on only the text."""

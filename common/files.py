@@ -1,4 +1,4 @@
-"""Files that a reader finds whole, and that survive a machine that fails."""
+"""Atomic and durable writes, and checks of files before they are read."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 from hora_rl.common.errors import ConfigError, RunError
 
-FULL = 2**20  # bytes that are free
+FULL = 2**20  # a disk with fewer free bytes is full
 MOST_FILES = 10_000
-"""Of a folder that is read as a data set."""
+"""Maximum number of files in a folder that is read as a data set."""
 
 
 def check_regular(path: Path) -> None:
-    """Raise ConfigError for what is there and is no regular file: a pipe would be waited for."""
+    """Raise ConfigError if the path exists and is no regular file: reading a pipe would block."""
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder: name a file in it")
     if path.exists() and not path.is_file():
@@ -24,7 +24,7 @@ def check_regular(path: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ConfigError for a folder with too many files, or with what `check_regular` refuses."""
+    """Raise ConfigError for a folder with too many files, or with one that `check_regular` refuses."""
     for number, path in enumerate(folder.rglob("*"), start=1):
         if number > MOST_FILES:
             raise ConfigError(f"{folder}: holds more than {MOST_FILES:,} files: name one file, or fewer")
@@ -34,8 +34,7 @@ def check_folder(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """A new file to write, which takes the place of `path` at the end of the block; `mode`, less the umask,
-    is its own."""
+    """Yield a new file that replaces `path` after the block. `mode`, less the umask, is its mode."""
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)
     new.touch(mode=mode)
@@ -44,19 +43,19 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Put `text` in the place of `path`."""
+    """Replace the content of `path` with `text` atomically."""
     with replacing(path, mode) as new:
         new.write_text(text, encoding="utf-8")
 
 
 def check_room(folder: Path) -> None:
-    """Raise RunError when the disk of `folder` is full: why a write failed is not always said."""
+    """Raise RunError if the disk of `folder` is full. A failed write does not always say so."""
     if shutil.disk_usage(folder).free < FULL:
         raise RunError(f"the disk of {folder} is full: free some of it, then resume the run")
 
 
 def sync(*paths: Path) -> None:
-    """These files, or the entries of these folders, on the disk."""
+    """Flush these files, or the entries of these folders, to disk."""
     for path in paths:
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -66,6 +65,6 @@ def sync(*paths: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Every file and folder below `folder`, and itself: files first, then the folders that name them."""
+    """Flush `folder` and everything below to disk: files first, then the folders that name them."""
     below = list(folder.rglob("*"))
     sync(*(p for p in below if p.is_file()), folder, *(p for p in below if p.is_dir()))

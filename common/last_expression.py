@@ -1,7 +1,6 @@
-r"""The last number or expression of natural text, with its unit: `So 7 + 5 = 12 apples.` -> `12 apples`.
+"""The last number or expression in natural text, with its unit: `So 7 + 5 = 12 apples.` -> `12 apples`.
 
-Works piece by piece and takes linear time, also on hostile text.
-"""
+Takes linear time, also on hostile text."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from hora_rl.common.equality.notation import FUNCTIONS, TEXT
 from hora_rl.common.equality.units import is_unit_word
 
 LONGEST = 2000
-"""Characters of a text that are read, from its end."""
+"""Only the last so many characters of a text are read."""
 
 _FORMULA = (
     r"\$\$([^$]{1,500})\$\$|(?<!\\)\$(?!\s)([^$]{1,500})(?<![\s\\])\$(?!\d)"
@@ -30,12 +29,12 @@ _VALUE = re.compile(r"\d|\\[A-Za-z]|[A-Za-z)]\s*[-+*/^]\s*[A-Za-z(]|∞|π|√")
 _SIDE = re.compile(r"=|≈|\\(?:approx|simeq|to|[Rr]ightarrow)\b|→|->")
 _BRACKETS = (("(", ")"), ("[", "]"), ("{", "}"))
 _FRAGMENT = " \t\n,;#&*/+<|-\\"
-"""What a completion that was cut short ends with."""
+"""Characters at the end of a truncated completion."""
 _COUNTED = re.compile(r"[a-z]{3,20}")
 _NO_UNIT = re.compile(
     r"and|are|but|for|from|has|have|not|that|the|then|they|times|was|were|which|with|because|since"
 )
-"""Words after a number that do not say what it counts."""
+"""Words after a number that are no unit."""
 
 
 class _Piece(NamedTuple):
@@ -53,8 +52,8 @@ class _Piece(NamedTuple):
 
 
 def last_expression(text: str) -> str | None:
-    """The last number or expression of a text, of an equation its last side; the whole of a text without
-    words; None where there is none."""
+    """The last number or expression in a text; of an equation, its last side. A text without words is
+    returned as is. None if there is no expression."""
     if not _VALUE.search(text):
         return None
     pieces = _pieces(text[-LONGEST:])
@@ -68,7 +67,7 @@ def last_expression(text: str) -> str | None:
 
 
 def _pieces(text: str) -> list[_Piece]:
-    """Formulas and words, without emphasis and what ends a sentence."""
+    """Formulas and words, without emphasis and closing punctuation."""
     pieces = []
     for found in _PIECE.finditer(_GLUED.sub(r"\1 \2", text)):
         *formulas, end = found.groups()
@@ -81,7 +80,7 @@ def _pieces(text: str) -> list[_Piece]:
 
 
 def _run(pieces: list[_Piece], start: int) -> tuple[str, int]:
-    """The mathematics that begins at a piece, with its units, and the index after it."""
+    """The expression that begins at this piece, with its units, and the index after it."""
     run, i = "", start
     while i < len(pieces):
         piece = pieces[i]
@@ -99,7 +98,7 @@ def _run(pieces: list[_Piece], start: int) -> tuple[str, int]:
 
 
 def _unit(pieces: list[_Piece], i: int) -> str | None:
-    """The piece as what the number before it counts; None where it does not say that."""
+    """The piece as the unit of the number before it; None if it is no unit."""
     word = pieces[i].text
     follows = i + 1 < len(pieces)
     if word == "and" and follows and is_unit_word(pieces[i - 1].text) and pieces[i + 1].text[:1].isdigit():
@@ -113,7 +112,7 @@ def _unit(pieces: list[_Piece], i: int) -> str | None:
 
 
 def _value(run: str) -> str | None:
-    """The last side of a run with a value, without brackets that are not closed."""
+    """The last side of a run that has a value, without unclosed brackets."""
     sides = [side.strip(" ,") for side in _SIDE.split(run) if _VALUE.search(side)]
     if not sides:
         return None

@@ -1,5 +1,4 @@
-"""From a file to a `Config`: an experiment, a Serve file that carries one as its arguments, or a preset's
-name."""
+"""Loads a `Config` from an experiment, a Serve file that holds one as its arguments, or a preset's name."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
     """The configuration in file `source` (or the preset of that name) with `section.key=value` overrides
     applied.
 
-    Raises ConfigError with one line for every key that is unknown or impossible.
-    """
+    Raises ConfigError with one line per unknown or invalid key."""
     path = Path(source)
     if not path.is_file():
         path = presets().get(source, path)
@@ -52,7 +50,7 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def from_args(args: Mapping[str, Any], source: str = "arguments") -> Config:
-    """The configuration in plain values, relative paths to shipped files made absolute."""
+    """The configuration in a plain mapping. Paths to local and shipped files become absolute."""
     try:
         config = Config.model_validate(args)
     except ValidationError as error:
@@ -61,7 +59,7 @@ def from_args(args: Mapping[str, Any], source: str = "arguments") -> Config:
 
 
 def check_paths(config: Config) -> None:
-    """Raise ConfigError for a local model folder or data file that is not there, and for no data set."""
+    """Raise ConfigError if a local model folder or data file is missing, or no data set is named."""
     if not config.data.path and not config.data.sources:
         raise ConfigError("data.path is required: name a data set, or several in data.sources")
     data = [("data.path", config.data.path)] if not config.data.sources else []
@@ -87,8 +85,8 @@ def check_paths(config: Config) -> None:
 def differences(
     a: Config | Mapping[str, Any], b: Config | Mapping[str, Any], *, below: Scope | None = None
 ) -> list[str]:
-    """`section.key: one != other` for every value in which two configurations disagree; `below` a scope only
-    for keys of a narrower one."""
+    """`section.key: one != other` for every value that differs between two configurations. `below`: only keys
+    of a scope narrower than this."""
     left, right = _flat(_plain(a)), _flat(_plain(b))
     return [
         f"{key}: {left.get(key)!r} != {right.get(key)!r}"
@@ -98,7 +96,7 @@ def differences(
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Keys (section.key) whose values are not the same in all configurations, with the value of each."""
+    """(key, values) for every section.key whose value is not the same in all configurations."""
     flat = [_flat(_plain(config)) for config in configs]
     keys = dict.fromkeys(key for each in flat for key in each)
     rows = [(key, [each.get(key) for each in flat]) for key in keys]
@@ -106,7 +104,8 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]
 
 
 def dump_yaml(config: Config, *, written: bool = False) -> str:
-    """The whole configuration, or what somebody has `written`: `run.resources: auto` chooses the rest."""
+    """The configuration as YAML, or with `written` only keys that were set explicitly (`run.resources: auto`
+    chooses the rest)."""
     plain = config.model_dump(mode="json", exclude_unset=True) if written else _plain(config)
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
@@ -168,8 +167,7 @@ def _known(location: Sequence[Any]) -> list[str]:
 
 
 def _found(config: Config) -> Config:
-    """Local paths made absolute, for workers have another working folder; shipped files are found from
-    anywhere."""
+    """Make local paths absolute, because workers run in other folders, and resolve shipped files."""
     model = _with_path(_with_path(config.model), "adapter")
     sections: dict[str, Any] = {
         "model": model.model_copy(update={"path": model_folder(model.path)}),
@@ -196,8 +194,8 @@ def _absolute(path: str) -> str:
 
 
 def _looks_local(path: str) -> bool:
-    """A path on disk, as against `org/name` on the hub or a built-in data set. What is here comes before a
-    name on the hub, as for `transformers`."""
+    """Whether `path` is on disk, not `org/name` on the hub or a generated data set. An existing local path
+    takes precedence over the hub, as in `transformers`."""
     return (
         path.startswith((".", "/", "~"))
         or path.count("/") > 1

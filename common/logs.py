@@ -1,8 +1,8 @@
-"""Logs: one line per event on standard error, as text or JSON, with the run id on each and shard and group id
-where they apply.
+"""Logs: one line per event on standard error, as text or JSON, with the run's id and, if bound, shard and
+group.
 
     logs.configure("json", run="qwen7b", part="coordinator/x1")     once per process
-    with logs.bound(shard="12:3"): ...                            everything logged inside, in this task alone
+    with logs.bound(shard="12:3"): ...                              all log lines of this task in the block
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from structlog.typing import EventDict, Processor
 
 
 def configure(form: Literal["text", "json"], run: str, **always: str) -> None:
-    """Set up this process. `run` and `always` (part=..., rank=...) stand on every line it writes.
+    """Set up this process. Every line has `run` and `always` (part=..., rank=...).
 
-    They are no context variables: those would be lost in threads and in tasks that others start.
-    """
+    They are not context variables, which threads and other tasks would not inherit."""
     structlog.configure(
         processors=[
             _constant(run=run, **always),
@@ -36,8 +35,7 @@ def configure(form: Literal["text", "json"], run: str, **always: str) -> None:
 
 
 def bound(**values: object) -> AbstractContextManager[None]:
-    """Everything that the current task logs inside the block carries `values`, e.g. shard="12:3",
-    group="0:417"."""
+    """Add `values` to all log lines of the current task in the block, e.g. shard="12:3", group="0:417"."""
     return structlog.contextvars.bound_contextvars(**values)
 
 
@@ -49,7 +47,7 @@ def _constant(**values: str) -> Processor:
 
 
 def _render(form: Literal["text", "json"]) -> list[Processor]:
-    # Traces without local variables: those hold whole batches of tokens, and passwords in addresses.
+    # No local variables in traces: they hold batches of tokens, and passwords in URLs.
     if form == "json":
         traces = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
         return [traces, structlog.processors.JSONRenderer(default=str)]

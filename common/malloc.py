@@ -1,4 +1,4 @@
-"""Memory settings for a process that moves many messages of a megabyte."""
+"""Memory settings for a process that handles many messages of a megabyte."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ KEEP_FREED_MEMORY = {
     "MALLOC_TOP_PAD_": str(64 * 2**20),
     "MALLOC_MMAP_THRESHOLD_": str(256 * 2**20),
 }
-"""Environment under which glibc reuses freed memory. By default it returns a large block and the kernel
-zeroes the next one page by page: a quarter of the coordinator's work at full size. Other allocators ignore
-it."""
+"""Environment variables that make glibc reuse freed memory. By default glibc returns large blocks and the
+kernel zeroes new pages, a quarter of the coordinator's work at full size. Other allocators ignore them."""
 
 
 def freeze_heap() -> None:
-    """Call when all lasting objects are loaded: garbage collections skip them from then on."""
+    """Call after all long-lived objects are loaded: garbage collections then skip them."""
     gc.collect()
     gc.freeze()

@@ -1,13 +1,11 @@
-"""How many objects a msgpack message would become, counted without making any.
+"""Counts the objects in a msgpack message without creating them.
 
-An empty map is one byte of a message and about 80 in memory: the length of a message does not bound what
-decoding it takes. Long buffers, of which a group consists, are stepped over.
-"""
+An empty map takes one byte on the wire and about 80 in memory, so message length does not bound memory. Long
+buffers are skipped."""
 
 from __future__ import annotations
 
-# Marks whose length follows: the bytes of that length, bytes beside what it counts, objects for each that it
-# counts.
+# Marks followed by a length: (bytes of the length, extra bytes, inner objects per unit of length).
 _LENGTHS = {
     0xC4: (1, 0, 0), 0xC5: (2, 0, 0), 0xC6: (4, 0, 0),  # bytes
     0xC7: (1, 1, 0), 0xC8: (2, 1, 0), 0xC9: (4, 1, 0),  # extensions, with their type
@@ -20,7 +18,7 @@ _EXTENSIONS = {mark: 2 + 2 ** (mark - 0xD4) for mark in range(0xD4, 0xD9)}
 
 
 def _fixed(mark: int) -> tuple[int, int]:
-    """The bytes of an object that begins with `mark`, less the objects in it, and how many these are."""
+    """(bytes of the object itself, number of inner objects) for an object that begins with `mark`."""
     if 0x80 <= mark < 0x90:
         return 1, 2 * (mark & 15)
     if 0x90 <= mark < 0xA0:
@@ -34,11 +32,9 @@ _FIXED = [_fixed(mark) for mark in range(256)]
 
 
 def count_objects(data: bytes, limit: int) -> int:
-    """The objects of the first value in `data`, itself among them; more than `limit` as soon as it is known
-    to hold more.
+    """Number of objects in the first value of `data`, including itself; stops once the count exceeds `limit`.
 
-    What is cut off or is no msgpack is counted as far as it goes: the decoder refuses it.
-    """
+    Truncated or invalid input is counted as far as possible; the decoder refuses it."""
     at, seen, announced, end = 0, 0, 1, len(data)
     while seen < announced <= limit and at < end:
         mark = data[at]

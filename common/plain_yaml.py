@@ -12,7 +12,7 @@ from hora_rl.common.files import check_regular
 
 
 class OnceEach(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which plain YAML silently keeps the last."""
+    """Refuses duplicate keys. Plain YAML silently keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen = set()
@@ -27,7 +27,7 @@ class OnceEach(yaml.SafeLoader):
 
 
 def read_yaml(path: Path, source: str) -> Any:
-    """The content of `path`, which a user named `source`. Raises ConfigError, and FileNotFoundError."""
+    """The content of `path`; `source` is the user's name for it. Raises ConfigError and FileNotFoundError."""
     check_regular(path)
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=OnceEach)

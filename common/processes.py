@@ -1,4 +1,4 @@
-"""Ties between processes, the machine that they are on, and their share of it."""
+"""Process lifetime, and this process's share of the machine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ import psutil
 
 GROUPS = Path("/sys/fs/cgroup")
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: a forked child must do no more than call
+LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here, because a forked child must only call
 
 
 def die_with_parent(signal_: signal.Signals, parent: int | None = None) -> None:
-    """Have the kernel send this process `signal_` when the thread that started it ends.
+    """Have the kernel send this process `signal_` when its parent thread ends.
 
-    With `parent` (a process id) exit at once where that one is dead already. Does nothing where the kernel is
-    not Linux.
-    """
+    With `parent` (a process id), exit at once if that process is already dead. Does nothing outside Linux."""
     if sys.platform != "linux":
         return
     if LIBC.prctl(PR_SET_PDEATHSIG, signal_, 0, 0, 0) != 0:
@@ -31,8 +29,8 @@ def die_with_parent(signal_: signal.Signals, parent: int | None = None) -> None:
 
 
 def processors() -> int:
-    """Processors that this process may use: its affinity and its control group's quota (a container, a job of
-    Slurm), not the machine's number."""
+    """Number of processors this process may use: its affinity and its control group's quota (container,
+    Slurm)."""
     have = float(len(os.sched_getaffinity(0)))
     for limits in (text.split() for text in _of_groups("cpu.max")):
         if limits[0] != "max":
@@ -41,13 +39,12 @@ def processors() -> int:
 
 
 def free_memory() -> float:
-    """Bytes of host memory that a run may still take: of the machine, and of this process's control group."""
+    """Free bytes of host memory, limited by this process's control group."""
     return min(psutil.virtual_memory().available, memory_left())
 
 
 def memory_left() -> float:
-    """Bytes that this process's control groups may still take; infinite without a limit. Files that are only
-    cached do not count as taken."""
+    """Free bytes in this process's control groups, not counting cached files; infinite without a limit."""
     left = math.inf
     for most, now, stat in zip(
         *map(_of_groups, ("memory.max", "memory.current", "memory.stat")), strict=False
@@ -61,7 +58,7 @@ def memory_left() -> float:
 
 
 def _of_groups(file: str) -> list[str]:
-    """The content of `file` in this process's control group (version 2) and in those around it."""
+    """The content of `file` in this process's control group (version 2) and its ancestors."""
     try:
         own = next(
             line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
@@ -74,7 +71,7 @@ def _of_groups(file: str) -> list[str]:
 
 
 def this_machine() -> str:
-    """The boot of this machine and the pid namespace of this process; empty where there is no /proc."""
+    """Boot id of the machine and pid namespace of this process; empty without /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"

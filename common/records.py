@@ -1,9 +1,7 @@
-"""What a run keeps of its shards and groups as JSON: reports in Redis (`Keys.shards`), records in
-groups.jsonl.
+"""JSON records of shards and groups: reports in Redis (`Keys.shards`), records in groups.jsonl.
 
-The coordinator writes the reports and reads them back to learn from complete cycles; the learner writes the
-records. Audit and summary read both. Fields that older runs lack are not required.
-"""
+Coordinators write the reports and learn from complete cycles; the learner writes the records. Audit and
+summary read both. Fields that older runs lack are optional."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ from typing import NotRequired, TypedDict
 
 
 class RoundReport(TypedDict):
-    """One division of a shard's budget over its n prompts. `successes` and `tokens` (n,) are of the rollouts
-    since the division before, of Phase A in the first round; `extra` (n,) is this round's Δ."""
+    """One allocation round over the n prompts of a shard. `successes` and `tokens` (n,) count rollouts since
+    the previous allocation, in the first round those of Phase A. `extra` (n,) is this round's Δ."""
 
     successes: list[int]
     tokens: list[int]
@@ -20,7 +18,7 @@ class RoundReport(TypedDict):
 
 
 class ShardReport(TypedDict):
-    """A complete shard of n prompts: `groups`, `prompts`, `priors` (α0, β0), `successes` (c_i) and `extra`
+    """A complete shard of n prompts. `groups`, `prompts`, `priors` (α0, β0), `successes` (c_i) and `extra`
     (Δ_i) have length n; `trials` is G0, `rewards` the means over Phase A."""
 
     batch: int
@@ -39,8 +37,8 @@ class ShardReport(TypedDict):
 
 class GroupRecord(TypedDict):
     """A trained group: one line of groups.jsonl. `size` is G_i = G0 + Δ_i, `hits` its successes; `rounds` and
-    `round_hits` hold Δ and hits of each round of Phase B. `tokens` were sampled; `turns` and `given`, of
-    episodes, are the policy's turns and the tokens that were given between them."""
+    `round_hits` hold Δ and hits per round of Phase B. `tokens` counts sampled tokens. For episodes, `turns`
+    counts the policy's turns and `given` the tokens between them."""
 
     step: int
     batch: int

@@ -1,5 +1,5 @@
 """Names of rewards: `accuracy`, `package.module:function`, and `package.module:function[part]` for one of the
-named numbers that a function returns."""
+named numbers a function returns."""
 
 from __future__ import annotations
 
@@ -8,26 +8,24 @@ from collections.abc import Mapping, Sequence
 
 OWN = re.compile(r"[^\s:\[\]]+:[^\s:\[\]]+(\[[^\[\]]+\])?")
 Value = float | dict[str, float]
-"""What a function of a user gives a completion: a number, or numbers by name."""
+"""Return value of a user's reward for one completion: a number, or numbers by name."""
 
 
 def function_of(name: str) -> str:
-    """`package.module:function` of a name with or without a part."""
+    """`package.module:function`, without a part."""
     return name.partition("[")[0]
 
 
 def part_of(name: str) -> str | None:
-    """The part in brackets; None where the function's number itself is meant."""
+    """The part in brackets; None without one."""
     _, bracket, rest = name.partition("[")
     return rest.removesuffix("]") if bracket else None
 
 
 def taken(names: Sequence[str], value: Value, place: str) -> dict[str, float]:
-    """Of `value`, which one function returned, the rewards of these names. `place` names the row.
+    """The rewards `names` from `value`, the return value of one function. `place` names the row.
 
-    Raises ValueError where a name and what was returned do not fit: nothing that was asked for may be
-    missing.
-    """
+    Raises ValueError if a name does not match the value."""
     return {name: _one(name, value, place) for name in names}
 
 

@@ -1,9 +1,7 @@
-"""RUN/rollouts: the rollouts that were trained on, one Parquet file per optimizer step, one row per rollout.
+"""RUN/rollouts: trained rollouts, one Parquet file per optimizer step, one row per rollout.
 
-The learner writes a file when its step is trained (`learner/rollout_writer.py`);
-`evaluation/rollout_table.py` reads them. The rows of a
-prompt follow each other, Phase A first, in the order in which they were drawn.
-"""
+`learner/rollout_writer.py` writes a file after its step; `evaluation/rollout_table.py` reads them. The rows
+of a prompt are consecutive, Phase A first, in sampling order."""
 
 from __future__ import annotations
 
@@ -18,17 +16,17 @@ from hora_rl.common.config import Telemetry
 
 FOLDER = "rollouts"
 REWARD = "reward/"
-"""What precedes a reward's name in the name of its column; `reward` alone is the weighted sum."""
+"""Prefix of reward columns; the column `reward` is the weighted sum."""
 ARRAYS = ("tokens", "logprobs")
 KEPT = "hora.rollouts"
-"""Metadata of a file: telemetry.rollouts when it was written. Two starts of a run may differ in it."""
+"""Metadata key: telemetry.rollouts when the file was written. It may change between starts of a run."""
 _NAME = re.compile(r"step-(\d+)\.parquet")
 _VERSION = pa.struct([("version", pa.int32()), ("start", pa.int32()), ("end", pa.int32())])
 
 
 def schema(rewards: Sequence[str], *, logprobs: bool) -> pa.Schema:
-    """Columns of a run with these rewards. Times are seconds since the epoch; `logprob` is the mean over the
-    completion's tokens, and `logprobs` and `tokens` (L,) are there when the run keeps them."""
+    """Columns of a run with these rewards. Times are in seconds since the epoch. `logprob` is the mean over
+    the completion's tokens; `logprobs` and `tokens` (L,) exist if the run keeps them."""
     label = pa.dictionary(pa.int32(), pa.string())
     return pa.schema(
         [
@@ -64,14 +62,14 @@ def path_of(run_dir: Path, step: int) -> Path:
 
 
 def files_of(run_dir: Path) -> dict[int, Path]:
-    """The files of a run by their step, in rising order; empty where there are none."""
+    """The run's files by step, in ascending order."""
     found = ((_NAME.fullmatch(path.name), path) for path in (run_dir / FOLDER).glob("step-*.parquet"))
     return dict(sorted((int(name[1]), path) for name, path in found if name))
 
 
 def keeps(telemetry: Telemetry, seed: int, prompt: int) -> bool:
-    """Whether the rollouts of this prompt are written. A sample is one of prompts, by the run's `seed` the
-    same in every epoch, so that a prompt can be followed over training."""
+    """Whether this prompt's rollouts are written. A sample selects prompts by `seed`, the same ones in every
+    epoch, so that a prompt can be followed over training."""
     kept = telemetry.rollouts
     if kept != "sample":
         return kept == "all"

@@ -1,11 +1,9 @@
-"""What travels through the system: prompts, completions, rollouts, groups. Frozen, plain, checked at the
-wire.
+"""The data that flows through the system. Frozen dataclasses, validated when they are decoded.
 
     Prompt ──generate──► Completion ──score──► Rollout ──assemble──► Group ──queue──► learner
 
-Shapes: a completion of L tokens carries `tokens` (L,) int32, `logprobs` (L,) float32 and version spans that
-partition [0, L). A group of prompt i holds G_i = G0 + Δ_i rollouts (paper, section 3.2).
-"""
+Shapes: a completion of L tokens has `tokens` (L,) int32, `logprobs` (L,) float32 and version spans that
+partition [0, L). The group of prompt i has G_i = G0 + Δ_i rollouts (paper, section 3.2)."""
 
 from __future__ import annotations
 
@@ -26,10 +24,10 @@ LogProbs = NDArray[np.float32]
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """One row of a data set, rendered for the model. `index` is its row, stable over epochs and restarts.
-    `answer` is the gold answer: text or any other JSON value. `prefill` is the opening of the thought that
-    the template wrote at its end; completions are judged with it in front. `row` is the original row, for a
-    user's own rewards; `reads_row`: something that judges completions may read more of it than the answer.
-    `source` names its data set, where a run has several."""
+    `answer` is the gold answer: text or any JSON value. `prefill` is the opening of the thought that the
+    template wrote at its end; completions are judged with it prepended. `row` is the original row, for user
+    rewards; `reads_row`: rewards may read more of the row than the answer. `source` names its data set if the
+    run has several."""
 
     index: int
     text: str
@@ -42,14 +40,13 @@ class Prompt:
 
     @property
     def judged_by(self) -> object:
-        """What its completions are judged by, for fingerprints: the gold answer, or the whole row, which may
-        hold tests."""
+        """Reference data for fingerprints: the gold answer, or the row, which may hold tests."""
         return dict(self.row) if self.reads_row or self.answer is None else self.answer
 
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """Tokens `start` (inclusive) to `end` (exclusive) of a completion came from weight version `version`."""
+    """Weight version `version` sampled tokens `start` (inclusive) to `end` (exclusive)."""
 
     version: int
     start: int
@@ -58,9 +55,9 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where and when a completion was sampled: the replica's name, and the times, in seconds since the epoch,
-    at which the replica received the request (`queued`), sampled the first and the last token, and the
-    rewards arrived (`scored`, by the coordinator's clock; 0 before)."""
+    """Where and when a completion was sampled: the replica's name and times in seconds since the epoch.
+    `queued`: the replica received the request; `first_token`, `done`: first and last token; `scored`: rewards
+    arrived (coordinator's clock; 0 before)."""
 
     replica: str
     queued: float
@@ -79,9 +76,9 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One of several turns of a rollout: `sampled` tokens of its `tokens`, after those of the turns before.
-    `given` (M,) stands before them, was not sampled and is not trained on. It continues the sequence of the
-    turn before or, with `anew`, is the whole context of a sequence of its own."""
+    """One turn of a rollout with several: `sampled` counts its tokens, which follow those of earlier turns in
+    `tokens`. `given` (M,) precedes them and is not trained on. It continues the previous turn's sequence, or
+    with `anew` is the full context of a new sequence."""
 
     sampled: int
     given: Tokens
@@ -92,9 +89,8 @@ class Turn:
 class Completion:
     """One sampled answer. `logprobs[t]` is log π_gen(token t | before) at the sampling temperature.
 
-    Of an episode of several turns `tokens` are all that were sampled, in order, `turns` say what was given
-    between them, and `text` is the last turn's. `rewards` are those that an environment gave, by name.
-    """
+    In an episode of several turns, `tokens` are all sampled tokens in order, `turns` hold the tokens between
+    them, and `text` is the last turn's. `rewards` come from the environment, by name."""
 
     text: str
     tokens: Tokens
@@ -108,14 +104,14 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Completions that cannot be had, however often they are asked for again."""
+    """Permanent failure to sample completions; do not retry."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The judgement of a completion: its rewards by name (each finite), and whether it is a success
+    """The judgement of a completion: its rewards by name (each finite) and its success bit
     (`reward.success`)."""
 
     rewards: dict[str, float]
@@ -124,13 +120,11 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """A completion with its rewards by name (each finite). `success` is what Phase A counts
-    (`reward.success`). `round` is the round of Phase B in which it was drawn, from 1; 0 in Phase A.
+    """A completion with its rewards by name (each finite). `success` is the bit that Phase A counts
+    (`reward.success`). `round` is its round of Phase B, from 1; 0 in Phase A.
 
-    `tokens`, `logprobs` and `spans` are of sampled tokens alone. `turns` is empty where all of them follow
-    the group's prompt; else there are at least two, the first of them follows the prompt, and their `sampled`
-    sum to the number of tokens.
-    """
+    `tokens`, `logprobs` and `spans` cover only sampled tokens. `turns` is empty for a single turn; otherwise
+    there are at least two, the first follows the prompt, and their `sampled` sum to the number of tokens."""
 
     tokens: Tokens
     logprobs: LogProbs
@@ -145,7 +139,7 @@ class Rollout:
 
     @property
     def given(self) -> int:
-        """Tokens between its turns that were not sampled."""
+        """Number of tokens between its turns that were not sampled."""
         return sum(len(turn.given) for turn in self.turns)
 
 
@@ -158,14 +152,12 @@ def group_id(epoch: int, prompt_index: int) -> str:
 class Group:
     """All rollouts of one prompt in one batch: the unit that is queued, trained and audited.
 
-    `id` is its permanent name: (epoch, prompt index) occurs once in a run. `batch` and `shard` say which
-    budget it was given from; `rule` and `prior` ((α0, β0) of this prompt) how Δ_i was chosen. `tokenizer` is
-    the fingerprint of the vocabulary of its tokens. `sampling` identifies the Phase A draw that Δ was
-    computed from: a draw may be repeated, and extra rollouts belong to one draw. `size_as_if` is the
-    size that the rule of `learner.objective.group_weight.as_if` would have given it, 0 without such a rule.
-    `source` is the prompt's. `ranked` names the rewards that its rollouts received by comparison with each
-    other, when the group was complete.
-    """
+    `id` is (epoch, prompt index), unique in a run. `batch` and `shard` name the budget it was allocated from;
+    `rule` and `prior` ((α0, β0) of this prompt) determined Δ_i. `tokenizer` is the fingerprint of the
+    vocabulary. `sampling` identifies the Phase A draw that Δ was computed from: a draw may be repeated, and
+    extra rollouts belong to one draw. `size_as_if` is the size under `learner.objective.group_weight.as_if`,
+    0 without that rule. `source` is the prompt's. `ranked` names the rewards that compare rollouts of a
+    complete group."""
 
     run: str
     epoch: int
@@ -194,34 +186,34 @@ class Group:
 
     @property
     def extra(self) -> int:
-        """Δ_i, the rollouts of Phase B."""
+        """Δ_i, the number of Phase B rollouts."""
         return self.size - self.pre_rollouts
 
     @property
     def successes(self) -> int:
-        """c_i: successful pre-rollouts (equation 2's observation)."""
+        """c_i: successful pre-rollouts (the observation in equation 2)."""
         return sum(r.success for r in self.rollouts if r.phase == "A")
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """Rollouts of each round of Phase B, up to the last non-empty one; they sum to Δ_i."""
+        """Number of rollouts in each round of Phase B, up to the last non-empty one; they sum to Δ_i."""
         drawn = Counter(r.round for r in self.rollouts if r.phase == "B")
         return tuple(drawn[number] for number in range(1, max(drawn, default=0) + 1))
 
     @property
     def round_hits(self) -> tuple[int, ...]:
-        """Successful rollouts of each of `rounds`."""
+        """Successful rollouts in each of `rounds`."""
         found = Counter(r.round for r in self.rollouts if r.success and r.phase == "B")
         return tuple(found[number] for number in range(1, len(self.rounds) + 1))
 
     @property
     def hits(self) -> int:
-        """Successful rollouts of both phases."""
+        """Successful rollouts in both phases."""
         return sum(r.success for r in self.rollouts)
 
     @property
     def tokens(self) -> int:
-        """Sampled tokens of the whole group."""
+        """Number of sampled tokens in the group."""
         return sum(len(r.tokens) for r in self.rollouts)
 
     @property
@@ -232,8 +224,8 @@ class Group:
 
     @property
     def mixed_phases(self) -> bool:
-        """Whether Phase B sampled from other weights than Phase A. Algorithm 1 has one policy for both, which
-        holds at `max_staleness` 0."""
+        """Whether Phase B used other weights than Phase A. Algorithm 1 has one policy for both, which holds
+        at `max_staleness` 0."""
         phases: dict[Phase, set[int]] = {}
         for r in self.rollouts:
             phases.setdefault(r.phase, set()).update(s.version for s in r.spans)
@@ -241,17 +233,17 @@ class Group:
 
 
 BELOW_TRAINING = 2**40
-"""Priority of requests that wait behind all rollouts of training, with a few places of each replica."""
+"""Priority after all training rollouts, with a few places per replica."""
 AFTER_TRAINING = BELOW_TRAINING - 1
-"""Priority of requests that wait behind all rollouts of training, with as many places as these."""
+"""Priority after all training rollouts, with as many places as they have."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """Ask for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same
-    weights; of requests that wait in an engine, those of the lowest `priority` come first. `max_tokens`
-    bounds each completion below rollout.max_response_tokens; 0: nothing does. `pinned`: only this replica
-    may answer, while it is pinned at this version."""
+    """A request for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same
+    weights. An engine serves the lowest `priority` first. `max_tokens` bounds each completion below
+    rollout.max_response_tokens; 0: no bound. `pinned`: only this replica may answer, while pinned at this
+    version."""
 
     prompt: Prompt
     n: int

@@ -1,4 +1,4 @@
-"""Functions that a user names in the configuration as `package.module:function`."""
+"""User functions that the configuration names as `package.module:function`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hora_rl.common.errors import ConfigError, Unavailable, any_error_as
 
 
 def is_user_function(name: str) -> bool:
-    """Whether a value of the configuration names a user's function, and not something built in."""
+    """Whether a configuration value names a user function, not a built-in."""
     return ":" in name
 
 
 def load_function(key: str, name: str, others: str = "") -> Callable[..., Any]:
-    """The function `name` of configuration key `key`. `others` are the names that are valid besides
-    functions. Raises ConfigError."""
+    """The function `name` of configuration key `key`. `others` lists the other valid names, for the error.
+    Raises ConfigError."""
     module, _, function = name.partition(":")
     try:
         found: object = getattr(importlib.import_module(module), function)
@@ -34,14 +34,14 @@ def load_function(key: str, name: str, others: str = "") -> Callable[..., Any]:
 
 def failures_named(what: str, where: str = "") -> AbstractContextManager[None]:
     """Raise every error of the block as a ValueError that names the function (`what`) and its input
-    (`where`). Unavailable passes: it asks the run to wait."""
+    (`where`). Unavailable passes through: it asks the run to wait."""
     return any_error_as(lambda reason: ValueError(f"{what} raised {reason}{where}"), but=Unavailable)
 
 
 @contextmanager
 def working_folder() -> Iterator[None]:
-    """Import from the folder in which `hora` was started too, after everything that is installed. Ray's
-    workers do; a console script does not."""
+    """Also import from the folder in which `hora` was started, after installed packages. Ray's workers do; a
+    console script does not."""
     before = list(sys.path)
     sys.path.append(os.getcwd())
     try:

@@ -1,9 +1,8 @@
-"""Groups as msgpack: plain values and little-endian buffers, a schema version, limits before memory.
+"""Groups as msgpack: plain values and little-endian buffers, with a schema version and size limits.
 
-A group is one message, or two: itself with the pre-rollouts of Phase A, and the extra rollouts of Phase
-B. Nothing here executes what it reads. A message that is too long, does not decode, or whose parts disagree
-raises WireError with the field and, where it could be read, the group's id.
-"""
+A group is one or two messages: the group with its Phase A rollouts, and the extra rollouts of Phase B.
+Decoding never executes data. An oversized, malformed or inconsistent message raises WireError with the field
+and, if readable, the group's id."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from hora_rl.common.types import (
 
 SCHEMA = 4
 MAX_BYTES = 256 * 2**20
-MAX_OBJECTS = 4 * 2**20  # of one message: less than 400 MiB, where a full one of empty maps would be 20 GiB
+MAX_OBJECTS = 4 * 2**20  # per message: below 400 MiB in memory; 256 MiB of empty maps would be 20 GiB
 MAX_ROLLOUTS = 65_536
 MAX_TURNS = 4_096
 MAX_TEXT = 1_024
@@ -46,15 +45,15 @@ def encode_group(group: Group) -> bytes:
 
 
 def encode_pre_rollouts(group: Group) -> bytes:
-    """The bytes of one group with its Phase A rollouts only: a group by itself, as it was before its rollouts
-    were ranked."""
+    """The bytes of a group with only its Phase A rollouts, without the ranking rewards: itself a valid
+    group."""
     first = (r for r in group.rollouts if r.phase == "A")
     return encode_group(replace(group, rollouts=tuple(_without(r, group.ranked) for r in first)))
 
 
 def encode_extra(group: Group) -> bytes:
-    """The bytes of the group's Phase B rollouts, read together with its pre-rollouts. They include the
-    ranking rewards of the pre-rollouts, which were written before the group was ranked."""
+    """The bytes of the group's Phase B rollouts, and of the ranking rewards of its pre-rollouts, which were
+    stored before the group was ranked."""
     rollouts = [r for r in group.rollouts if r.phase == "B"]
     value = {
         "schema": SCHEMA,
@@ -74,11 +73,10 @@ def decode_group(
     vocabulary: int | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Group:
-    """The group in `data`, with the rollouts in each of `additional`. `run`, `tokenizer` and `vocabulary`,
-    when given, must be the group's; `max_bytes` bounds all messages together.
+    """The group in `data`, with the rollouts in each of `additional`. `run`, `tokenizer` and `vocabulary`, if
+    given, must match the group; `max_bytes` bounds all messages together.
 
-    Raises WireError for anything that a learner could not train on as it stands.
-    """
+    Raises WireError for anything a learner cannot train on."""
     size = len(data) + sum(map(len, additional))
     if size > max_bytes:
         raise WireError(f"message of {size} bytes exceeds the limit of {max_bytes}")
@@ -96,26 +94,26 @@ def decode_group(
     given = (turn.given for r in group.rollouts for turn in r.turns)
     end = 2**31 if vocabulary is None else vocabulary
     for tokens in (group.prompt_tokens, *(r.tokens for r in group.rollouts), *given):
-        # Read as unsigned, a negative id is above every vocabulary.
+        # A negative id read as unsigned exceeds every vocabulary.
         if len(tokens) and int(tokens.view(np.uint32).max()) >= end:
             raise WireError(f"{where}: a token id is outside the vocabulary of {vocabulary}")
     return group
 
 
 def _pack(value: dict[str, object], rollouts: Sequence[Rollout]) -> bytes:
-    # Allocate all of it at once: growing copies the content each time.
+    # Allocate once: a growing buffer is copied each time.
     room = 4096 + sum(9 * len(r.tokens) + 512 for r in rollouts)
     room += sum(4 * len(turn.given) + 24 for r in rollouts for turn in r.turns)
     return cast(bytes, msgpack.packb(value, use_bin_type=True, buf_size=room))
 
 
 def _unpack(data: bytes) -> dict[str, object]:
-    # Every object takes at least one byte, so most messages are too short to need counting.
+    # Every object takes at least one byte, so short messages need no count.
     if len(data) > MAX_OBJECTS and count_objects(data, MAX_OBJECTS) > MAX_OBJECTS:
         raise WireError(f"message of {len(data)} bytes holds more than {MAX_OBJECTS} objects")
     try:
         # unpackb limits every length to that of the message. Lists are allocated before they are read, and
-        # one character can make a text take four times as much memory.
+        # one wide character makes a text take four times the memory.
         limits = {"max_array_len": MAX_ROLLOUTS, "max_str_len": 4 * MAX_TEXT}
         raw = msgpack.unpackb(data, raw=False, strict_map_key=True, **limits)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError, UnicodeDecodeError) as error:
@@ -252,7 +250,7 @@ def _rollout_in(raw: object, where: str) -> Rollout:
         raise WireError(f"{where}: no tokens")
     if len(logprobs) != len(tokens):
         raise WireError(f"{where}: {len(logprobs)} log-probs for {len(tokens)} tokens")
-    if not (logprobs.min() >= LOWEST and logprobs.max() <= 0):  # both are NaN where one is
+    if not (logprobs.min() >= LOWEST and logprobs.max() <= 0):  # both are NaN if any value is
         raise WireError(f"{where}: log-probs must be finite and at most 0")
     phase = cast(Phase, _one_of(raw.get("phase"), ("A", "B"), "phase", where))
     return Rollout(
@@ -261,7 +259,7 @@ def _rollout_in(raw: object, where: str) -> Rollout:
         finish_reason=cast(FinishReason, _one_of(raw.get("finish"), ("stop", "length"), "finish", where)),
         spans=_spans(_list(raw, "spans", where), len(tokens), where),
         phase=phase,
-        rewards=_rewards(raw.get("rewards"), where, least=0),  # rewards that rank come with Phase B
+        rewards=_rewards(raw.get("rewards"), where, least=0),  # ranking rewards come with Phase B
         success=_flag(raw.get("success"), "success", where),
         round=_round(raw.get("round", 1), where) if phase == "B" else 0,
         turns=_turns(_list(raw, "turns", where), len(tokens), where) if "turns" in raw else (),
@@ -381,8 +379,8 @@ def _one_of(value: object, known: tuple[str, ...], field: str, where: str) -> st
 
 
 def _shown(value: object) -> str:
-    """A value for an error's text. Long or nested values are not written out: that could take more time than
-    decoding them."""
+    """A value for an error message. Long or nested values are not formatted, which could take longer than
+    decoding."""
     if isinstance(value, str):
         return repr(value[:60])
     return repr(value) if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"
