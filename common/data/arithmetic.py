@@ -1,10 +1,7 @@
-"""Addition problems `a+b=?` of 1 to 6 digits: the data set that a model of a million parameters can learn
-from.
+"""Addition problems `a+b=?` of 1 to 6 digits, which a model of a million parameters can learn.
 
-Both numbers of a problem have the same count of digits, which is its difficulty. Which side of the split a
-problem falls on is a property of the unordered pair of numbers alone: no seed, size or mix can bring a
-held-out problem, or its mirror image `b+a=?`, into training.
-"""
+Both numbers have the same count of digits, the problem's difficulty. The split is a function of the unordered
+pair of numbers: no seed, size or mix moves a held-out problem, or its mirror image `b+a=?`, into training."""
 
 from __future__ import annotations
 
@@ -19,16 +16,14 @@ SPLITS: tuple[Split, ...] = ("train", "held-out")
 MAX_DIGITS = 6
 ROWS: Mapping[Split, int] = {"train": 2000, "held-out": 500}
 
-# Weight of each count of digits. Chosen for the demo model: at its warm start 38% of these problems are
-# nearly solved, 24% lie in between and 38% are almost never solved. There are only 100 problems of one digit,
-# so they weigh little: a class that runs out leaves its share to the others.
+# Weight of each count of digits, chosen for the demo model: at its warm start it nearly always solves 38% of
+# these problems and almost never solves 38%. One digit has a small weight, because it has only 100 problems.
 DEFAULT_DIGITS: Mapping[int, float] = {1: 0.05, 2: 0.35, 3: 0.3, 4: 0.2, 5: 0.1}
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """One problem: two numbers of `digits` digits each (leading digit not 0, except in the number 0
-    itself)."""
+    """One problem: two numbers of `digits` digits each (no leading 0, except the number 0)."""
 
     a: int
     b: int
@@ -39,7 +34,7 @@ class Addition:
 
     @property
     def spaced(self) -> str:
-        """As pretrained models know it."""
+        """In the notation that pretrained models know."""
         return f"{self.a} + {self.b}"
 
     @property
@@ -63,12 +58,12 @@ class Addition:
 
     @property
     def completion(self) -> str:
-        """What a model that follows the format says: the worked solution, then the answer."""
+        """A correct completion: the worked solution, then the answer."""
         return f"<think>{self.solution}</think><answer>{self.answer}</answer>"
 
 
 def split_of(a: int, b: int) -> Split:
-    """`held-out` for one unordered pair in five, decided by a hash of the pair."""
+    """`held-out` for one unordered pair in five, decided by a hash."""
     low, high = sorted((a, b))
     return split_of_text(f"{low}+{high}")
 
@@ -80,11 +75,10 @@ def split_of_text(text: str) -> Split:
 
 
 def stream(seed: int, split: Split, digits: Mapping[int, float] = DEFAULT_DIGITS) -> Iterator[Addition]:
-    """Endless problems of one split, repeats allowed, pure in (seed, split, digits).
+    """Endless problems of one split, with repeats, determined by (seed, split, digits).
 
     `digits` maps a count of digits to its weight. Raises ValueError for a count outside 1..6 or weights that
-    are negative or all zero.
-    """
+    are negative or all zero."""
     _check(digits)
     rng = random.Random(f"arithmetic:{seed}:{split}")
     counts, weights = list(digits), list(digits.values())
@@ -96,11 +90,10 @@ def stream(seed: int, split: Split, digits: Mapping[int, float] = DEFAULT_DIGITS
 def generate(
     seed: int, split: Split, rows: int, digits: Mapping[int, float] = DEFAULT_DIGITS
 ) -> list[Addition]:
-    """The first `rows` different problems of `stream`: a larger data set starts with the smaller one.
+    """The first `rows` different problems of `stream`, so a larger data set begins with the smaller one.
 
-    A class whose problems are all used up leaves its share to the others. Raises ValueError when the split
-    holds fewer than `rows` different problems of these digits.
-    """
+    A class without unused problems leaves its share to the rest. Raises ValueError if the split has fewer
+    than `rows` different problems."""
     _check(digits)
     room = _room(split, [n for n, weight in digits.items() if weight > 0], rows)
     if rows > room:
@@ -125,7 +118,7 @@ def _draw(rng: random.Random, digits: int, split: Split) -> Addition:
 
 
 def _room(split: Split, counts: list[int], enough: int) -> int:
-    """Different problems of these digits in the split; `enough` stands for any larger count."""
+    """Number of different problems of these digits in the split, or `enough` if there are more."""
     room = 0
     for n in counts:
         if n > 2:

@@ -1,12 +1,12 @@
-"""Programs as answers: where a completion's program is, what tests a row has, and when an output is right.
+r"""Programs as answers: extraction from a completion, the tests of a row, and comparison of outputs.
 
 Tests are of two kinds. Pairs of stdin and stdout:
 
-    "tests": [{"input": "2 3\\n", "output": "5\\n"}, …]
-    "tests": {"inputs": ["2 3\\n", …], "outputs": ["5\\n", …]}          or the JSON text of either
+    "tests": [{"input": "2 3\n", "output": "5\n"}, …]
+    "tests": {"inputs": ["2 3\n", …], "outputs": ["5\n", …]}          or the JSON text of either
                                                     (`stdin` and `stdout` mean the same)
 
-Assertions, which call what the program defines:
+Assertions, which call the program's definitions:
 
     "tests": ["assert add(2, 3) == 5", …]                            or one text of several lines
     "tests": "def check(candidate): assert candidate(2, 3) == 5", "entry_point": "add"
@@ -22,12 +22,12 @@ from dataclasses import dataclass
 INPUT, OUTPUT = ("input", "stdin"), ("output", "stdout")
 FENCE = "```"
 MOST_CHARS = 100_000
-"""A longer program is wrong without being run."""
+"""A longer program is wrong and is not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What a program reads, and what it must write."""
+    """A program's input and its expected output."""
 
     stdin: str
     stdout: str
@@ -35,8 +35,8 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class RowTests:
-    """The tests of one row: `pairs`, or else `asserts`, one Python text. `entry` is the function that
-    `check(candidate)` in it is called with."""
+    """Tests of one row: `pairs`, or `asserts` as Python text. `entry` names the function passed to
+    `check(candidate)` in it."""
 
     pairs: tuple[Pair, ...] = ()
     asserts: str = ""
@@ -44,16 +44,16 @@ class RowTests:
 
     @property
     def runs(self) -> int:
-        """Programs that are run for one completion, at most."""
+        """Maximum number of program runs per completion."""
         return len(self.pairs) or 2
 
 
 def extract_code(completion: str) -> str | None:
-    """The program in the last code block that is closed (```` ``` ```` to ```` ``` ````), after the thought;
-    None where there is none. It may begin in the middle of a line, and ends at the start of one."""
+    """The program in the last closed code block (```` ``` ```` to ```` ``` ````) after the thought; None if
+    there is none. The block may begin in the middle of a line and ends at the start of one."""
     start = max(completion.rfind("<think>"), completion.rfind("</think>"), 0)
     if completion.startswith("<think>", start):
-        return None  # what a thought holds that is not finished is no answer
+        return None  # an open thought holds no answer
     found: str | None = None
     block: list[str] | None = None
     for line in completion[start:].split("\n"):
@@ -67,12 +67,12 @@ def extract_code(completion: str) -> str | None:
 
 
 def code_block(program: str) -> str:
-    """A program as a completion holds it."""
+    """A program as a code block of a completion."""
     return f"{FENCE}python\n{program.rstrip()}\n{FENCE}"
 
 
 def read_tests(value: object, entry: object = None) -> RowTests:
-    """The tests that a row's column holds. Raises ValueError saying what is wrong with it."""
+    """The tests in a row's column. Raises ValueError with the defect."""
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
         value = _from_json(value)
     if isinstance(value, Mapping):
@@ -87,7 +87,7 @@ def read_tests(value: object, entry: object = None) -> RowTests:
 
 
 def same_output(expected: str, found: str) -> bool:
-    """Whether the lines are equal but for white space at their ends and empty lines at the end of all."""
+    """Whether the lines are equal, ignoring trailing white space and trailing empty lines."""
     return _lines(expected) == _lines(found)
 
 
@@ -123,7 +123,7 @@ def _pair(value: object) -> Pair:
 
 
 def _first(value: Mapping[str, object], names: Sequence[str]) -> object:
-    """What stands under the first of these names that is there; None for none."""
+    """The value of the first of these names that exists; None if none does."""
     return next((value[name] for name in names if name in value), None)
 
 

@@ -1,11 +1,10 @@
-"""Data sets: numbered rows of problem and gold answer, from `arithmetic`, a task of `reasoning-gym`, a file
+"""Data sets: numbered rows of problem and gold answer, from `arithmetic`, a `reasoning-gym` task, a file
 (`common/data/table_files.py`) or the Hugging Face hub.
 
-A gold answer may be any JSON value: text and numbers are taken as text, everything else as it is. A row that
-its rewards cannot use is left out, never counted as wrong, and listed in `Dataset.rejected` with its place
-and the reason. What makes a whole source unusable (no file, a line that is not JSON, a column that no row
-has) is a `DataError` of one line. In which order the rows are met is in `common/data/prompt_order.py`.
-"""
+A gold answer may be any JSON value; numbers become text. A row that its rewards cannot use is left out, never
+counted as wrong, and listed in `Dataset.rejected` with place and reason. An unusable source (no file, a line
+that is not JSON, a missing column) is a `DataError` of one line. `common/data/prompt_order.py` determines the
+order of rows."""
 
 from __future__ import annotations
 
@@ -26,18 +25,18 @@ from hora_rl.common.data.table_files import DataError as DataError
 from hora_rl.common.files import check_folder
 
 Json = Any
-"""A JSON value: None, bool, text, a list or an object of these, and numbers inside them."""
+"""A JSON value: None, bool, number, text, a list or an object."""
 SPACED = ":spaced"
-"""Ends the path of additions as pretrained models know them."""
+"""Suffix of the path for additions in the notation of pretrained models."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-"""What JSON can spell and no text can hold: tokenizers and terminals refuse it."""
+"""Valid in JSON escapes but in no text: tokenizers and terminals refuse it."""
 NO_COLUMN = re.compile(r"no column '(?P<field>.*)' \((?P<key>[\w.]+)\)")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`index` counts the usable rows from 0 and names the prompt for the whole run; `columns` is the row as
-    it was read."""
+    """`index` numbers the usable rows from 0 and identifies the prompt in the run; `columns` is the original
+    row."""
 
     index: int
     problem: str
@@ -47,8 +46,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A row with a problem, before its rewards say whether they can use it. `answer` comes from the column
-    `field`; `trouble` says why there is none."""
+    """A row with a problem, before its rewards check it. `answer` comes from the column `field`; `trouble` is
+    the reason if there is none."""
 
     answer: Json
     field: str
@@ -57,12 +56,12 @@ class Candidate:
 
 
 Unusable = Callable[[Candidate], str | None]
-"""Why a row cannot be used; None where it can."""
+"""Returns the reason why a row cannot be used; None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A row that is left out: `place` is `file:line` or `name[split] row`, rows and lines counted from 1."""
+    """A row that is left out. `place` is `file:line` or `name[split] row`, counted from 1."""
 
     place: str
     reason: str
@@ -80,7 +79,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Training row `index` asks the same as row `row` (from 1) of a benchmark."""
+    """Training row `index` has the same problem as row `row` (from 1) of a benchmark."""
 
     index: int
     benchmark: str
@@ -89,15 +88,13 @@ class Leak:
 
 
 def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
-    """The rows that `data` names; `data.limit` counts usable rows.
+    """The rows of `data`; `data.limit` counts usable rows.
 
-    `arithmetic` takes its `split` (`train` or `held-out`); `arithmetic:2-4` restricts it to 2 to 4 digits,
-    all equally often, and `arithmetic:2-4:spaced` writes `52 + 17`. `reasoning_gym:TASK` takes the same
-    splits, and `settings`. A path that ends as files of rows do, or that is a file, is read as one;
-    anything else is a Hugging Face data set. `unusable` says which rows the rewards cannot use (`gold_test`);
-    by default a problem is all that is asked for. Raises DataError when the source cannot be read or has no
-    usable row, GymError for a task.
-    """
+    `arithmetic` takes its `split` (`train` or `held-out`). `arithmetic:2-4` has 2 to 4 digits, equally often;
+    `arithmetic:2-4:spaced` writes `52 + 17`. `reasoning_gym:TASK` takes the same splits, and `settings`. A
+    path with a known ending, or of a file, is read as a file; other paths are Hugging Face data sets.
+    `unusable` rejects rows (`gold_test`); by default a row needs only a problem. Raises DataError if the
+    source cannot be read or has no usable row, GymError for a task."""
     if not data.path:
         raise DataError("data.path is not set: this needs one data set, not several in data.sources")
     if data.path == "arithmetic" or data.path.startswith("arithmetic:"):
@@ -114,11 +111,10 @@ def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
 
 
 def load_held_out(evaluation: Evaluation, data: Data, unusable: Unusable | None = None) -> Dataset:
-    """The problems of `evaluation`: the held-out split of what is generated, or a file with the columns of
-    `data`, a configuration's `evaluated.data` (the split `test`, when it comes from the Hugging Face hub).
+    """The problems of `evaluation`: the held-out split of generated data, or a file with the columns of
+    `data`, a configuration's `evaluated.data` (from the hub, the split `test`).
 
-    Raises DataError when `evaluation.path` is not set or has no usable row.
-    """
+    Raises DataError if `evaluation.path` is unset or has no usable row."""
     path = evaluation.path
     if path is None:
         raise DataError("evaluation.path is not set: name a held-out file or `arithmetic`")
@@ -127,9 +123,8 @@ def load_held_out(evaluation: Evaluation, data: Data, unusable: Unusable | None 
 
 
 def equal_problems(rows: Sequence[Row], benchmarks: Mapping[str, Sequence[Row]]) -> list[Leak]:
-    """Training rows whose problem equals a benchmark problem but for case, spacing and punctuation marks at
-    the ends. `benchmarks` are problems by the name that a leak is reported with.
-    """
+    """Training rows whose problem equals a benchmark problem, ignoring case, spacing and punctuation at the
+    ends. `benchmarks` maps names to problems."""
     known: dict[str, tuple[str, int]] = {}
     for name, problems in benchmarks.items():
         for number, row in enumerate(problems, start=1):
@@ -139,10 +134,10 @@ def equal_problems(rows: Sequence[Row], benchmarks: Mapping[str, Sequence[Row]])
 
 
 def gold_answer(value: object) -> Json:
-    """A gold answer: numbers as text (27.0 is `27`, 0.00005 is `0.00005`), texts without white space around
-    them, all else as it is. Raises ValueError for what is no JSON value."""
+    """A normalised gold answer: numbers as text (27.0 is `27`, 0.00005 is `0.00005`), text stripped, other
+    JSON values unchanged. Raises ValueError for a value that is not JSON."""
     if isinstance(value, float) and math.isfinite(value):
-        # Not repr(), which writes 5e-05: no verifier reads that as a number.
+        # Not repr(): no verifier parses 5e-05.
         return str(int(value)) if value.is_integer() else format(Decimal(repr(value)), "f")
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -221,7 +216,7 @@ def _shown(value: object) -> str:
 
 
 def _split(data: Data) -> arithmetic.Split:
-    """The side of a data set that is generated. Raises DataError for what is none."""
+    """The split of a generated data set. Raises DataError for an unknown one."""
     for split in arithmetic.SPLITS:
         if split == data.split:
             return split

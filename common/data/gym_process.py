@@ -1,10 +1,10 @@
-"""The process in which the library `reasoning-gym` generates rows; run as a script by `common/data/gym.py`.
+"""The process in which `reasoning-gym` generates rows; run as a script by `common/data/gym.py`.
 
-Some of its generators depend on the order of sets, on Python's global random numbers, and on which rows were
-drawn before. Here the hash seed is fixed, the global seed is set for each row, and rows are drawn in order.
-Reads `{"task", "settings"}` as JSON from stdin; writes pickled messages until the reader closes its end:
-`("row", entry)`, `("failed", reason)` for a row that could not be made, and `("refused", reason)`, the last.
-"""
+Some of its generators depend on set order, on Python's global random numbers, and on earlier rows. So the
+hash seed is fixed, the global seed is set for each row, and rows are drawn in order. Reads `{"task",
+"settings"}` as JSON from stdin; writes pickled messages until the reader closes its end: `("row", entry)`,
+`("failed", reason)` for a row that could not be made, and finally `("refused", reason)` for an invalid
+task."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from types import ModuleType
 from typing import Any
 
 CHUNK = 500
-"""Rows of one data set of the library; the next has another seed."""
+"""Rows per data set of the library; the next one has another seed."""
 APART = 1_000_003
-"""Between two seeds of the user's. The library gives row i of seed s what it gives row 0 of seed s + i."""
+"""Distance between user seeds. The library's row i of seed s equals row 0 of seed s + i."""
 SECONDS = 120
-"""Processor time of a process."""
+"""Processor time limit."""
 MEMORY = 4 << 30
 DRAWING = (
     *("matplotlib", "matplotlib.pyplot", "matplotlib.animation", "matplotlib.collections"),
     *("mpl_toolkits", "mpl_toolkits.mplot3d"),
 )
 COMPOSITE = "composite"
-"""A mixture of tasks, which `data.sources` is here."""
+"""A mixture of tasks; use `data.sources` instead."""
 
 
 def library() -> Any:
-    """The library's registry of tasks. One of its dependencies imports matplotlib to draw with, which no task
-    does and which takes half of the time: here these modules are empty."""
+    """The library's registry of tasks. A dependency imports matplotlib, which no task uses and which takes
+    half of the time, so these modules are replaced by empty ones."""
     for name in DRAWING:
         sys.modules.setdefault(name, Empty(name))
     import reasoning_gym.factory
@@ -74,21 +74,21 @@ def _generate(factory: Any, task: str, settings: dict[str, Any], say: Any) -> No
     for chunk in count():
         try:
             found = factory.create_dataset(task, **settings, seed=first + chunk * CHUNK, size=CHUNK)
-        except Exception as error:  # noqa: BLE001  its checks raise plain assertions and what they meet
+        except Exception as error:  # noqa: BLE001  its checks raise any error
             say("refused", f"it refuses these settings: {type(error).__name__}: {error}")
             return
         for number in range(CHUNK):
             random.seed(number)
             try:
                 entry = found[number]
-            except Exception as error:  # noqa: BLE001  a draw that its generator gave up
+            except Exception as error:  # noqa: BLE001  generators raise any error
                 say("failed", f"{type(error).__name__}: {error}")
             else:
                 say("row", entry)
 
 
 def _unknown(factory: Any, task: str, settings: dict[str, Any]) -> str:
-    """Why there is no such task, or not with these keys; empty where there is."""
+    """Why the task or a setting does not exist; empty if all exist."""
     tasks = [name for name in factory.DATASETS if name != COMPOSITE]
     if task not in tasks:
         near = difflib.get_close_matches(task, tasks, n=3, cutoff=0.5)
@@ -111,4 +111,4 @@ if __name__ == "__main__":
     try:
         main()
     except BrokenPipeError:
-        os._exit(0)  # the reader has all that it wants
+        os._exit(0)  # the reader has enough rows

@@ -1,5 +1,5 @@
-"""In which order prompts are met: pure in seed, epoch and batch, so a restart needs to know the batch number
-alone."""
+"""The order of prompts: a pure function of seed, epoch and batch, so a restart needs only the batch
+number."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ def batch_rows(
 ) -> list[tuple[int, int]]:
     """The Γ prompts of a batch as (epoch, row), no row twice.
 
-    An epoch is floor(n / Γ) whole batches of a new permutation; its last n mod Γ rows are left out, other
-    ones each epoch. Raises ValueError when Γ > n.
-    """
+    An epoch is floor(n / Γ) batches of a new permutation; its last n mod Γ rows are left out, different ones
+    each epoch. Raises ValueError if Γ > n."""
     if prompts_per_batch > n:
         raise ValueError(
             f"rollout.prompts_per_batch ({prompts_per_batch}) must not exceed the {n} usable rows of the "
@@ -35,7 +34,7 @@ def batch_rows(
 
 @lru_cache(maxsize=4)
 def order(n: int, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
-    """The permutation (n,) of rows 0..n-1 of one epoch."""
+    """The permutation (n,) of rows 0..n-1 in one epoch."""
     if not shuffle:
         return np.arange(n, dtype=np.int64)
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(n).astype(np.int64)
@@ -43,8 +42,8 @@ def order(n: int, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Usable rows of each data source of a run, and in which proportion a batch takes of them. The rows of
-    all sources are numbered one source after the other."""
+    """Number of usable rows of each data source, and their weights in a batch. Rows are numbered source after
+    source."""
 
     rows: tuple[int, ...]
     weights: tuple[float, ...] = (1.0,)
@@ -57,13 +56,12 @@ class Mixture:
 def mixed_rows(
     batch: int, prompts_per_batch: int, mixture: Mixture, seed: int, shuffle: bool = True
 ) -> list[tuple[int, int]]:
-    """The Γ prompts of a batch as (epoch of its source, row), no row twice; of one source `batch_rows`.
+    """The Γ prompts of a batch as (epoch of its source, row), no row twice; with one source, `batch_rows`.
 
-    Each place of the run goes to the source that lags most behind its weight, so any stretch of places holds
-    the sources in proportion. Each source counts its own epochs: where fewer of its rows are left than a
-    batch takes, these are left out, other ones each epoch. Pure in seed, weights, rows and batch. Raises
-    ValueError where a batch takes more of a source than it has rows.
-    """
+    Each place of the run goes to the source furthest behind its weight, so every stretch has the sources in
+    proportion. Each source has separate epochs: if fewer rows are left than a batch takes, they are left out,
+    different ones each epoch. Determined by seed, weights, rows and batch. Raises ValueError if a batch takes
+    more rows than a source has."""
     if len(mixture.rows) == 1:
         return batch_rows(batch, prompts_per_batch, mixture.rows[0], seed, shuffle)
     start = _position(batch, prompts_per_batch, mixture)
@@ -78,7 +76,7 @@ def mixed_rows(
 
 
 def counts_of(batch: int, prompts_per_batch: int, mixture: Mixture) -> list[int]:
-    """How many rows of each source a batch takes. Raises as `mixed_rows` does."""
+    """Number of rows a batch takes from each source. Raises as `mixed_rows`."""
     start = _position(batch, prompts_per_batch, mixture)
     turns = _turns(mixture, start.used, prompts_per_batch)
     return [turns.count(k) for k in range(len(mixture.rows))]
@@ -86,7 +84,7 @@ def counts_of(batch: int, prompts_per_batch: int, mixture: Mixture) -> list[int]
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """Before a batch: rows used of each source, its epoch, and its place in that."""
+    """State before a batch: rows used of each source, its epoch, and the place in that epoch."""
 
     used: tuple[int, ...]
     epochs: tuple[int, ...]
@@ -103,7 +101,7 @@ def _position(batch: int, prompts_per_batch: int, mixture: Mixture) -> _Position
 
 @lru_cache(maxsize=8)
 def _positions(mixture: Mixture, prompts_per_batch: int) -> list[_Position]:
-    """Positions of batches 0, 1, …; `_position` appends: each depends on the one before."""
+    """Positions of batches 0, 1, …; `_position` appends, since each depends on the one before."""
     nought = (0,) * len(mixture.rows)
     return [_Position(nought, nought, nought)]
 
@@ -119,7 +117,7 @@ def _after(start: _Position, prompts_per_batch: int, mixture: Mixture) -> _Posit
 
 
 def _turns(mixture: Mixture, used: Sequence[int], n: int) -> list[int]:
-    """The sources (n,) of the next n places of the run; `used` counts each source in the places before."""
+    """The sources (n,) of the next n places; `used` counts each source in earlier places."""
     total, taken, turns = sum(mixture.weights), list(used), []
     for place in range(sum(used) + 1, sum(used) + n + 1):
         lag = [w / total * place - u for w, u in zip(mixture.weights, taken, strict=True)]
@@ -130,7 +128,7 @@ def _turns(mixture: Mixture, used: Sequence[int], n: int) -> list[int]:
 
 
 def _begun(mixture: Mixture, start: _Position, turns: Sequence[int]) -> _Position:
-    """`start`, with a new epoch for each source of which fewer rows are left than the batch takes."""
+    """`start`, with a new epoch for each source that has fewer rows left than the batch takes."""
     epochs, places = list(start.epochs), list(start.places)
     for k, n in enumerate(mixture.rows):
         takes = turns.count(k)
@@ -147,7 +145,7 @@ def _begun(mixture: Mixture, start: _Position, turns: Sequence[int]) -> _Positio
 
 @lru_cache(maxsize=64)
 def _order_of(source: int, n: int, seed: int, epoch: int, shuffle: bool) -> NDArray[np.int64]:
-    """The permutation (n,) of one source's rows in one of its epochs."""
+    """The permutation (n,) of one source's rows in one epoch."""
     if not source or not shuffle:
         return order(n, seed, epoch, shuffle)
     return np.random.Generator(np.random.PCG64([seed, epoch, source])).permutation(n).astype(np.int64)

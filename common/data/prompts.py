@@ -1,4 +1,4 @@
-"""From a problem to the tokens of a model, and the tokenizer that those tokens belong to."""
+"""Renders problems to tokens, and loads and fingerprints the tokenizer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ class PromptError(ConfigError):
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face folder or hub name.
 
-    Raises PromptError when the folder is missing, holds no tokenizer, or asks for code of its own.
-    """
+    Raises PromptError if the folder is missing, has no tokenizer, or needs remote code."""
     from transformers import AutoTokenizer
 
     folder = Path(path)
@@ -43,14 +42,14 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
     with any_error_as(unusable):  # `tokenizers` raises plain Exception, transformers a dozen types
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    # From a folder with only config.json transformers builds a tokenizer that has only its special tokens.
+    # From a folder with only config.json, transformers builds a tokenizer of special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise PromptError(f"model.path ({path}): no usable tokenizer: tokenizer.json is missing or empty")
     return tokenizer
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, data: Data) -> None:
-    """Raise PromptError when `data` asks for a chat template and the tokenizer has none."""
+    """Raise PromptError if `data` needs a chat template and the tokenizer has none."""
     if data.chat and not tokenizer.chat_template:
         raise PromptError(
             f"the tokenizer of {tokenizer.name_or_path} has no chat template: set data.chat: false to use "
@@ -59,11 +58,10 @@ def check_template(tokenizer: PreTrainedTokenizerBase, data: Data) -> None:
 
 
 def render_text(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> str:
-    """The text that the model receives: the chat template around `data.template`, or the plain text of both.
+    """The model's input: the chat template around `data.template`, or plain text.
 
-    Without chat, `data.system` goes before the problem, with an empty line between. Raises PromptError as
-    `check_template` does.
-    """
+    Plain text puts `data.system` before the problem, with an empty line between. Raises PromptError as
+    `check_template`."""
     if not data.chat:
         return "\n\n".join(message["content"] for message in opening(problem, data))
     check_template(tokenizer, data)
@@ -73,16 +71,15 @@ def render_text(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) ->
 
 
 def opening(problem: str, data: Data) -> list[dict[str, str]]:
-    """The messages that a prompt is rendered from."""
-    # Not str.format: problems and templates are full of LaTeX braces.
+    """The messages from which a prompt is rendered."""
+    # Not str.format: problems and templates contain LaTeX braces.
     user = {"role": "user", "content": data.template.replace("{problem}", problem)}
     return [user] if data.system is None else [{"role": "system", "content": data.system}, user]
 
 
 def render(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> Tokens:
-    """The prompt's tokens (L,) int32. A chat template writes its own begin-of-text token; plain text gets the
-    tokenizer's, if it has one.
-    """
+    """The prompt's tokens (L,) int32. A chat template writes its begin-of-text token; plain text gets the
+    tokenizer's, if it has one."""
     return _encode(tokenizer, render_text(tokenizer, problem, data), data)
 
 
@@ -106,11 +103,10 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str, data: Data) -> Tokens
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """16 hex digits, equal for two tokenizers if and only if they give every token the same number.
+    """16 hex digits, equal for two tokenizers if and only if all tokens have the same ids.
 
-    Covers the vocabulary with its added tokens and the tokens that end, pad or begin a text; not the chat
-    template, which changes prompts but not the meaning of a token.
-    """
+    Covers the vocabulary with added tokens and the begin, end and padding tokens, but not the chat template,
+    which does not change the meaning of a token."""
     ends = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id]
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     content = json.dumps([ends, vocabulary], ensure_ascii=True, separators=(",", ":"))

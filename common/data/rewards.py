@@ -1,12 +1,10 @@
-"""Rewards of one completion: accuracy and the weighted sum (paper, section 4). The format reward and where
-the answer is are in `common/answers.py`, a user's own rewards in `common/data/user_rewards.py`.
+"""Rewards of one completion: accuracy and the weighted sum (paper, section 4). `common/answers.py` has the
+format reward and finds answers; `common/data/user_rewards.py` has user rewards.
 
-`accuracy`  1.0 where the answer equals the gold answer, else 0.0; of a task of `reasoning-gym` what its own
-            scorer says, from 0.0 to 1.0. The default success.
+`accuracy` is 1.0 if the answer equals the gold answer (`common.equality`), else 0.0; for a `reasoning-gym`
+task, its scorer's value from 0.0 to 1.0. It is the default success.
 
-Everything here is quick and safe on hostile text. Whether an answer equals the gold answer is
-`common.equality`'s.
-"""
+All functions are quick, also on hostile text."""
 
 from __future__ import annotations
 
@@ -28,9 +26,9 @@ from hora_rl.common.user_code import is_user_function, working_folder
 
 
 def gold_test(reward: Reward) -> Callable[[Candidate], str | None]:
-    """What says why a row cannot be used with these rewards. Accuracy needs a gold answer that can be
-    verified, except of a task with a scorer of its own, `code_tests` tests, a user's own reward the columns
-    that it names, by default the gold answer's, with any JSON value in it; `format` nothing."""
+    """The function that returns why a row cannot be used with these rewards. `accuracy` needs a verifiable
+    gold answer, unless the task has a scorer; `code_tests` needs tests; a user reward needs the columns it
+    names, by default the gold answer with any JSON value; `format` needs nothing."""
     own = [function_of(name) for name in reward.names if is_user_function(name)]
 
     def unusable(row: Candidate) -> str | None:
@@ -44,7 +42,7 @@ def gold_test(reward: Reward) -> Callable[[Candidate], str | None]:
 
 
 def _lacks(name: str, row: Candidate) -> str | None:
-    """What the row has not that a user's reward needs."""
+    """Which column that a user reward needs is missing from the row."""
     columns = _needed(name)
     if columns is None:
         return row.trouble
@@ -54,14 +52,14 @@ def _lacks(name: str, row: Candidate) -> str | None:
 
 @cache
 def _needed(name: str) -> tuple[str, ...] | None:
-    # A function that cannot be loaded is refused where it is used.
+    # Other checks report a function that cannot be loaded.
     with suppress(ConfigError), working_folder():
         return columns_of(name)
     return None
 
 
 def tests_of(settings: CodeTests, row: Mapping[str, object]) -> RowTests:
-    """The tests of a row. Raises ValueError naming the column and what is wrong with it."""
+    """The tests of a row. Raises ValueError naming the column and its defect."""
     field = settings.tests_field
     if field not in row:
         raise ValueError(f"no column {field!r} (reward.code_tests.tests_field)")
@@ -80,7 +78,7 @@ def _no_tests(settings: CodeTests, row: Candidate) -> str | None:
 
 
 def _too_long(reward: Reward, row: Candidate) -> str | None:
-    """Of a task with a scorer of its own, which needs no gold answer."""
+    """For a task with a scorer, which needs no gold answer."""
     most = reward.max_answer_chars
     longer = isinstance(row.answer, str) and len(row.answer) > most
     return f"{row.field!r} is longer than reward.max_answer_chars = {most}" if longer else None
@@ -100,8 +98,8 @@ def usable_held_out(config: Config) -> Dataset:
 
 
 def group_functions(reward: Reward, gate: str | None) -> tuple[str, ...]:
-    """The user's functions that rank whole groups. Raises ConfigError where a success or the warm-up `gate`
-    goes by one: both are counted in Phase A, before a group is complete."""
+    """The user functions that rank groups. Raises ConfigError if the success or the warm-up `gate` uses one:
+    Phase A counts both before a group is complete."""
     own = dict.fromkeys(function_of(name) for name in reward.names if is_user_function(name))
     groups = tuple(function for function in own if is_group(function))
     for key, name in (("reward.success", reward.success), ("allocation.warmup.reward", gate)):
@@ -114,7 +112,7 @@ def group_functions(reward: Reward, gate: str | None) -> tuple[str, ...]:
 
 
 def total(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:
-    """Weighted sum of the rewards that have a weight. Raises ValueError naming a reward that is missing."""
+    """Weighted sum of the rewards that have a weight. Raises ValueError naming a missing reward."""
     missing = [name for name in weights if name not in rewards]
     if missing:
         raise ValueError(

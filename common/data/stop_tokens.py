@@ -1,9 +1,8 @@
-"""Which tokens end a completion, and the completion's text without special tokens.
+"""Tokens that end a completion, and the completion's text without special tokens.
 
-A base model under a chat template ends its turn with the template's own token, which its generation
+Under a chat template, a base model ends its turn with the template's token, which its generation
 configuration may not name: Qwen2.5's base models name `<|endoftext|>`, their template writes `<|im_end|>`.
-Without it a completion runs to its limit, with the token in its text.
-"""
+Without that token in the list, a completion runs to its limit."""
 
 from __future__ import annotations
 
@@ -17,17 +16,15 @@ from hora_rl.common.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# The assistant's text in the conversation that is rendered to find the end of its turn.
-_SAID = "the end of a turn"
+_SAID = "the end of a turn"  # the assistant's text in the probe conversation of `turn_end`
 
 
 def stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids of the tokens that end a completion, each once: those of the generation configuration, the
-    tokenizer's, the one with which the chat template ends the assistant's turn, and `rollout.stop`.
+    """Unique ids of the tokens that end a completion: from the generation configuration, the tokenizer, the
+    end of the assistant's turn in the chat template, and `rollout.stop`.
 
-    Raises ConfigError for an entry of `rollout.stop` that is not one token, and for a model with no end at
-    all.
-    """
+    Raises ConfigError for an entry of `rollout.stop` that is not one token, and if no token ends a
+    completion."""
     found = [*_of_generation(config.model), tokenizer.eos_token_id]
     if any(config.of(source).data.chat for source in config.source_names) and tokenizer.chat_template:
         found.append(turn_end(tokenizer))
@@ -47,8 +44,8 @@ def named(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token that the chat template writes right after the assistant's text; None where that is not one
-    token, or the template has no assistant turn."""
+    """The token that the chat template writes after the assistant's text; None if it is not one token, or the
+    template has no assistant turn."""
     from jinja2 import TemplateError
 
     messages = [{"role": "user", "content": _SAID}, {"role": "assistant", "content": _SAID}]
@@ -64,8 +61,7 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def silent_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids of the special tokens, which do not belong to a completion's text, except the tags of thought and
-    answer."""
+    """Ids of special tokens, which a completion's text omits, except the tags of thought and answer."""
     added = tokenizer.added_tokens_decoder
     special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
     return frozenset(special - {i for i, token in added.items() if token.content in TAGS})
@@ -80,14 +76,14 @@ def spoken(tokenizer: PreTrainedTokenizerBase, silent: frozenset[int], ids: Sequ
 def completed(
     tokenizer: PreTrainedTokenizerBase, silent: frozenset[int], ids: Sequence[int], finish_reason: str | None
 ) -> str:
-    """The text of a completion's `ids`: without the token that ended it, and without the `silent` ones. A tag
-    that ended it (`rollout.stop`) belongs to the answer."""
+    """The text of a completion's `ids`, without its end token and the `silent` ones. A tag that ended it
+    (`rollout.stop`) stays."""
     ended = finish_reason == "stop" and tokenizer.convert_ids_to_tokens(int(ids[-1])) not in TAGS
     return spoken(tokenizer, silent, ids[:-1] if ended else ids)
 
 
 def _of_generation(model: Model) -> Iterator[int]:
-    """The end tokens of the model's generation configuration, or of its configuration without one."""
+    """The end tokens of the model's generation configuration; without one, of its configuration."""
     from transformers import AutoConfig, GenerationConfig
 
     try:

@@ -1,4 +1,4 @@
-"""Rows of a file: JSON lines, Parquet or CSV, by its ending. Read piece by piece, up to a bound."""
+"""Streams rows of JSON lines, Parquet or CSV files, up to a size limit."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hora_rl.common.errors import ConfigError
 from hora_rl.common.files import check_regular
 
 MOST_BYTES = 4 << 30
-"""Of rows in memory."""
+"""Maximum size of the rows in memory."""
 CELL_CHARS = 16 << 20
-"""Of one cell of a CSV file."""
+"""Maximum length of one CSV cell."""
 BATCH = 64
-"""Rows of a Parquet file that are decoded at a time."""
+"""Parquet rows decoded at a time."""
 Rows = Iterator[tuple[str, Mapping[str, object]]]
 
 
@@ -36,7 +36,7 @@ def _json_lines(path: Path) -> Rows:
     number = 0
     try:
         with path.open(encoding="utf-8", newline="\n") as file:
-            # Lines end at \n alone: JSON strings may hold U+2028 and other characters that end lines too.
+            # Lines end only at \n: JSON strings may hold U+2028 and other line separators.
             for number, line in enumerate(_bounded(path, file, len), start=1):
                 if line.strip():
                     yield f"{path}:{number}", _object(f"{path}:{number}", line)
@@ -59,14 +59,14 @@ def _object(place: str, line: str) -> Mapping[str, object]:
 
 
 def _csv(path: Path) -> Rows:
-    """Cells are texts, and an empty one is None."""
+    """Cells are text; an empty cell is None."""
     before = csv.field_size_limit(CELL_CHARS)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(_bounded(path, file, len), strict=True)
             for row in rows:
                 place = f"{path}:{rows.line_num}"
-                if None in row:  # what is left over
+                if None in row:  # extra cells
                     raise DataError(f"{place}: more cells than the {len(rows.fieldnames or ())} columns")
                 yield place, {name: cell or None for name, cell in row.items()}
     except csv.Error as error:
@@ -95,7 +95,7 @@ def _parquet(path: Path) -> Rows:
 
 
 def _bounded(path: Path, pieces: Iterator[Any], size: Callable[[Any], int]) -> Iterator[Any]:
-    """The pieces, up to MOST_BYTES of them."""
+    """The pieces, up to MOST_BYTES in total."""
     whole = 0
     for piece in pieces:
         whole += size(piece)
@@ -109,4 +109,4 @@ def _reason(error: Exception) -> str:
 
 
 READERS = {".jsonl": _json_lines, ".json": _json_lines, ".parquet": _parquet, ".csv": _csv}
-"""By the ending; what has another is JSON lines."""
+"""Readers by file ending; JSON lines for any other."""

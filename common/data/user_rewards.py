@@ -1,16 +1,14 @@
-"""A user's own reward: `package.module:function`, called once per completion or once per group.
+"""A user's reward: `package.module:function`, called once per completion or once per group.
 
-    def reward(answer): ...                        one parameter: an `Answer`, with the prompt's whole row
-    def reward(problem, completion, gold): ...     three: the texts alone
+    def reward(answer): ...                        one parameter: an `Answer`, with the prompt's row
+    def reward(problem, completion, gold): ...     three: only the texts
     async def reward(answer): ...                  a service or a model as judge
     def reward(answers): ...                       one parameter of this name: all completions of a group
 
-It needs the gold answer's column in each row, or the columns that it names: `reward.columns = ("tests",)`.
+It needs the gold answer's column in each row, or the columns it names: `reward.columns = ("tests",)`.
 
-It returns a finite number, or finite numbers by name; of a group a list of these, one for each completion.
-One that raises stops the run with its name and the row's; one that raises `Unavailable` is asked again until
-its service is back (`reward.wait_limit_s`).
-"""
+It returns a finite number, or finite numbers by name; for a group, a list with one per completion. An error
+stops the run and names function and row. `Unavailable` is retried for up to `reward.wait_limit_s`."""
 
 from __future__ import annotations
 
@@ -25,14 +23,13 @@ from hora_rl.common.user_code import failures_named, load_function
 
 UserReward = Callable[..., Any]
 GROUP = "answers"
-"""Name of the parameter by which a function says that it takes a whole group."""
+"""Parameter name of functions that take a group."""
 
 
 class Answer(NamedTuple):
-    """What a reward judges: a completion with what it answers. `gold` is the gold answer: text, or any other
-    JSON value. `row` holds every column of the data set,
-    `prompt_index` is the prompt's number in the run, `tokens` the completion's length, `finish_reason` stop
-    or length, `source` the name of the data set where a run has several."""
+    """A completion for a reward to judge. `gold` is the gold answer: text or another JSON value. `row` has
+    every column of the data set. `prompt_index` is the prompt's number in the run, `tokens` the completion's
+    length, `finish_reason` stop or length, `source` the data set's name if the run has several."""
 
     problem: str
     completion: str
@@ -45,7 +42,7 @@ class Answer(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Which row this is, for a message."""
+        """The row, for error messages."""
         return f"row {self.prompt_index}, problem {self.problem!r:.60}"
 
 
@@ -55,8 +52,8 @@ def load_reward(name: str) -> UserReward:
 
 
 def columns_of(name: str) -> tuple[str, ...] | None:
-    """The columns that the function says it needs, as its attribute `columns`; None where it says nothing:
-    then it needs the gold answer."""
+    """The columns in the function's attribute `columns`; None without it, for a function that needs the gold
+    answer."""
     named = getattr(load_reward(name), "columns", None)
     return None if named is None else tuple(map(str, (named,) if isinstance(named, str) else named))
 
@@ -66,13 +63,13 @@ def is_async(name: str) -> bool:
 
 
 def is_group(name: str) -> bool:
-    """Whether the function is for whole groups: its one parameter without a default is named `answers`."""
+    """Whether the function takes a group: its one parameter without a default is named `answers`."""
     return [p.name for p in _needed(load_reward(name))] == [GROUP]
 
 
 def user_reward(name: str, answer: Answer) -> Value:
-    """Value of a plain reward. Raises ValueError where it fails or returns no finite number, Unavailable as
-    the reward does."""
+    """Value of a synchronous reward. Raises ValueError if it fails or returns no finite number, and passes on
+    Unavailable."""
     reward = load_reward(name)
     with failures_named(f"reward {name!r}", f" ({answer.place})"):
         value = reward(*_arguments(reward, answer))
@@ -80,7 +77,7 @@ def user_reward(name: str, answer: Answer) -> Value:
 
 
 async def user_reward_async(name: str, answer: Answer) -> Value:
-    """`user_reward` for an `async` one."""
+    """`user_reward` for an `async` function."""
     reward = load_reward(name)
     with failures_named(f"reward {name!r}", f" ({answer.place})"):
         value = await reward(*_arguments(reward, answer))
@@ -88,15 +85,15 @@ async def user_reward_async(name: str, answer: Answer) -> Value:
 
 
 def group_reward(name: str, answers: Sequence[Answer]) -> list[Value]:
-    """Values (G,) of a plain reward of a group. Raises as `user_reward` does, and ValueError for another
-    number of values."""
+    """Values (G,) of a synchronous group reward. Raises as `user_reward`, and ValueError for a wrong number
+    of values."""
     with failures_named(f"reward {name!r}", f" ({answers[0].place})"):
         values = load_reward(name)(list(answers))
     return _values(name, answers, values)
 
 
 async def group_reward_async(name: str, answers: Sequence[Answer]) -> list[Value]:
-    """`group_reward` for an `async` one."""
+    """`group_reward` for an `async` function."""
     with failures_named(f"reward {name!r}", f" ({answers[0].place})"):
         values = await load_reward(name)(list(answers))
     return _values(name, answers, values)
@@ -108,7 +105,7 @@ def _arguments(reward: UserReward, answer: Answer) -> tuple[Any, ...]:
 
 
 def _needed(reward: UserReward) -> list[inspect.Parameter]:
-    """Its parameters without a default."""
+    """Parameters without a default."""
     return [
         p
         for p in inspect.signature(reward).parameters.values()
