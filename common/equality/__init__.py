@@ -1,15 +1,15 @@
-"""Whether an answer equals a gold answer.
+"""Decides whether an answer equals a gold answer.
 
 notation    Unicode mathematics and plain names as LaTeX
-texts       what people put around an answer
+texts       removes the wrapping of an answer
 numerals    plain numbers, thousands, other bases
 words       answers in words
 solutions   gold answers within other text
-statements  what an answer claims, and whether it claims a value at all
+statements  the value that an answer claims, if any
 units       units, compound quantities, scale words (tables: unit_table)
-sizes       what is too much work to be parsed
-expressions the judgement of math-verify, with nearness (relative tolerance) and regions (inequalities)
-verdict     the order of all this
+sizes       refuses answers that are too expensive to parse
+expressions calls math-verify, with nearness (relative tolerance) and regions (inequalities)
+verdict     combines all modules
 """
 
 from hora_rl.common.equality.sizes import bounded

@@ -1,10 +1,8 @@
-"""Two answers as mathematics, judged by math-verify. Time and memory are unbounded: call it in a process that
-can be killed.
+"""Compares two answers as mathematics with math-verify. Time and memory are unbounded: call it in a killable
+process.
 
-math-verify's own time limits are off, because they use signals, which work in a main thread only. Its search
-for an answer in a text and its removal of units are not used: the whole text is the answer, and units are
-compared.
-"""
+math-verify's time limits are off, because they use signals, which work only in a main thread. Its answer
+search and its removal of units are not used: the text is the answer, and units are compared."""
 
 from __future__ import annotations
 
@@ -32,11 +30,11 @@ _EMPTY = re.compile(r"\\varnothing\b|\\\{\s*\\\}|\\left\s*\\\{\s*\\right\s*\\\}"
 _MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)/(\d+)")
 _LAST_DOTS = re.compile(rf"[,\s]*(?:{DOTS.pattern})\s*(?=\\?\}}?$)")
 
-logging.getLogger("math_verify.grader").setLevel(logging.ERROR)  # it warns that its time limits are off
+logging.getLogger("math_verify.grader").setLevel(logging.ERROR)  # no warning that time limits are off
 
 
 def equal(gold: str, answer: str) -> bool:
-    """Whether the two texts are the same expression, number, set, interval, vector or relation."""
+    """Whether two texts are the same expression, number, set, interval, vector or relation."""
     one, other = parse(gold), parse(answer)
     if one is not None and other is not None and _same(one, other):
         return True
@@ -52,7 +50,7 @@ def equal_totals(gold: Total, answer: Total) -> bool:
 
 
 def parse(text: str) -> Basic | None:
-    """The whole text as one expression; None where it is none."""
+    """The text as one expression; None if it does not parse."""
     text = _EMPTY.sub(r"\\emptyset ", ungrouped(text)).replace("**", "^")
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", _LAST_DOTS.sub("", text))
     try:
@@ -68,7 +66,7 @@ def parse(text: str) -> Basic | None:
 
 
 def _with_i(parsed: Any) -> Any:
-    """`i` as the imaginary unit, except in an interval or a pair, which must have an order."""
+    """`i` as the imaginary unit, except in an interval or a pair, which need an order."""
     if isinstance(parsed, Interval):
         return parsed
     return parsed.subs({symbol: I for symbol in parsed.free_symbols if symbol.name == "i"})
@@ -80,7 +78,7 @@ def _same(gold: Basic, answer: Basic) -> bool:
 
 
 def _same_sets(gold: str, answer: str) -> bool:
-    """An inequality against an interval, or two inequalities in one variable."""
+    """Compares an inequality with an interval, or two inequalities in one variable."""
     if not is_relation(gold) and not is_relation(answer):
         return False
     if is_relation(gold) and is_relation(answer) and variable(gold, parse) != variable(answer, parse):

@@ -1,9 +1,7 @@
-"""Whether two expressions have the same value, to a relative tolerance.
+"""Whether two expressions have the same value, within a relative tolerance.
 
-math-verify rounds differences to six places and drops what is small against 1: 2⁻⁹⁹ equals 2⁻⁹⁸ and 0 to it.
-Here numbers, real or complex, are compared relative to their size, and expressions with variables at one
-point.
-"""
+math-verify rounds differences to six places, so 2⁻⁹⁹ equals 2⁻⁹⁸ and 0. Here real and complex numbers are
+compared relative to their size, and expressions with variables at one point."""
 
 from __future__ import annotations
 
@@ -20,16 +18,14 @@ _DIGITS = 30
 _SAME = Float("1e-25", _DIGITS)
 _EXACT = Float("1e-12", _DIGITS)
 _DECIMAL = Float("1e-4", _DIGITS)
-"""Relative tolerance. math-verify compares six decimal places; this adds four significant digits for small
-numbers."""
+"""Relative tolerance for decimals: four significant digits. math-verify compares six decimal places."""
 
 
 def same_value(gold: object, answer: object) -> bool | None:
-    """Whether two parsed answers have the same value; None where math-verify must decide.
+    r"""Whether two parsed answers have the same value; None if math-verify must decide.
 
-    True for two exact numbers alone. A number is no expression with a variable (`x/x` for 1), an infinity
-    nothing but itself (`\\infty+1`), and a list of sets no set.
-    """
+    True only for two exact numbers. A number differs from an expression with a variable (`x/x` for 1), from
+    an infinity (`\infty+1`), and a list of sets from a set."""
     if any(_differ(one, other) for one, other in _pairs(gold, answer)) or _nested(gold) != _nested(answer):
         return False
     return (
@@ -38,7 +34,7 @@ def same_value(gold: object, answer: object) -> bool | None:
 
 
 def _same_number(one: Expr, other: Expr) -> bool:
-    """Whether two exact numbers are equal to all digits that are computed."""
+    """Whether two exact numbers agree in all computed digits."""
     if one.free_symbols or one.has(Float, UnevaluatedExpr) or other.has(Float, UnevaluatedExpr):
         return False
     a, b = _value(one), _value(other)
@@ -46,14 +42,14 @@ def _same_number(one: Expr, other: Expr) -> bool:
 
 
 def _computes_infinity(expression: Basic) -> bool:
-    """Whether an infinity is part of the arithmetic. As the end of a sum or an integral it is none."""
+    """Whether an infinity is part of the arithmetic. The bounds of a sum or an integral do not count."""
     return expression in (oo, -oo) or (
         isinstance(expression, Add | Mul | Pow) and any(map(_computes_infinity, expression.args))
     )
 
 
 def _is_infinity(expression: Expr) -> bool:
-    """Whether an expression is `\\infty` or `-\\infty`, and not only computes to it."""
+    r"""Whether an expression is literally `\infty` or `-\infty`."""
     return expression in (oo, -oo) or (expression.is_Mul and set(expression.args) == {oo, -1})
 
 
@@ -62,7 +58,7 @@ def _nested(parsed: object) -> bool:
 
 
 def _pairs(gold: object, answer: object) -> Iterator[tuple[Expr, Expr]]:
-    """Pairs of numbers of two answers with the same structure; none for different structures."""
+    """Pairs of numbers from two answers of the same structure; none for different structures."""
     if isinstance(gold, Interval) and isinstance(answer, Interval):
         yield from _zipped(gold.args[:2], answer.args[:2])
     elif isinstance(gold, FiniteSet) and isinstance(answer, FiniteSet):
@@ -94,7 +90,9 @@ def _place(value: Expr) -> tuple[float, float]:
 
 
 def _differ(one: Expr, other: Expr) -> bool:
-    if one == other or one.has(UnevaluatedExpr) or other.has(UnevaluatedExpr):  # a percentage: two readings
+    if (
+        one == other or one.has(UnevaluatedExpr) or other.has(UnevaluatedExpr)
+    ):  # a percentage
         return False
     if _computes_infinity(other) and not _is_infinity(other):
         return True
@@ -113,8 +111,8 @@ def _near(a: Expr, b: Expr, tolerance: Float) -> bool:
 
 
 def _value(expression: object) -> Expr | None:
-    """The real or complex value, with each variable at a fixed point that follows from its name; None where
-    there is none."""
+    """The real or complex value, with each variable at a fixed point derived from its name; None without a
+    value."""
     if not isinstance(expression, Expr):
         return None
     points = {symbol: _point(symbol) for symbol in expression.free_symbols}
@@ -126,7 +124,7 @@ def _value(expression: object) -> Expr | None:
     if not all(part.is_Float or part.is_Rational for part in parts):
         return None
     real, imaginary = (Float(0) if part.is_Float and part._prec == 1 else part for part in parts)
-    return real + imaginary * I  # of a part of precision 1 no digit is certain: it is zero
+    return real + imaginary * I  # a part of precision 1 has no certain digit: zero
 
 
 def _point(symbol: Symbol) -> Rational:

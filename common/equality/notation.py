@@ -1,8 +1,7 @@
 """Unicode mathematics and plain names as LaTeX: `5√2`, `x⁴`, `½`, `sqrt(2)`, `2*pi`, `sin(x)`, `3 x 10^8`;
 repeating decimals as fractions.
 
-Everything here takes linear time and is safe on hostile text.
-"""
+All functions take linear time and are safe on hostile text."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ TEXT = r"\\(?:text(?:bf|it|rm|normal|up)?|mathrm|mathbf|mathit|mbox|operatorname
 FUNCTIONS = frozenset(
     "sin cos tan cot csc arcsin arccos arctan sinh cosh tanh ln log exp sqrt".split()  # noqa: SIM905
 )
-"""Functions that may be written without a backslash. `sec` is a unit."""
+"""Functions that may lack a backslash. `sec` is a unit."""
 
 MATHS = FUNCTIONS | {"pi", "infinity", "inf", "percent", "percentage", "and"}
 """Words that are mathematics."""
@@ -72,8 +71,8 @@ _SYMBOLS = str.maketrans(
 
 
 def symbols(text: str) -> str:
-    r"""Unicode symbols, roots and repeating decimals as LaTeX: `5√2` -> `5\sqrt{2}`, `x⁴` -> `x^4`,
-    `½` -> `\frac{1}{2}`, `0.\bar3` -> `\frac{3}{9}`."""
+    r"""Unicode symbols, roots and repeating decimals as LaTeX: `5√2` -> `5\sqrt{2}`, `x⁴` -> `x^4`, `½` ->
+    `\frac{1}{2}`, `0.\bar3` -> `\frac{3}{9}`."""
     text = _OVERLINED.sub(lambda found: rf"\overline{{{re.sub(r'[^0-9]', '', found[0])}}}", text)
     text = _SUPERSCRIPT.sub(_exponent, text.translate(_SYMBOLS))
     return _roots(_POWER_OF_TEN.sub(r"\\times ", _REPEATING.sub(_fraction, text)))
@@ -82,8 +81,7 @@ def symbols(text: str) -> str:
 def named(text: str) -> str:
     r"""Plain constants and functions as commands, outside words: `2*pi` -> `2*\pi`, `sin(x)` -> `\sin(x)`.
 
-    `log2(8)` stays as it is: its base is not clear.
-    """
+    `log2(8)` stays unchanged: its base is ambiguous."""
     return _NAME.sub(lambda found: found[0] if found[0].startswith("\\") else "\\" + found[0], text)
 
 
@@ -112,7 +110,7 @@ def _roots(text: str) -> str:
 
 
 def _round_brackets(text: str) -> dict[int, int]:
-    """Index of each round bracket that is closed -> index of the one that closes it."""
+    """Index of each closed round bracket -> index of its closing bracket."""
     opened: list[int] = []
     closing: dict[int, int] = {}
     for i, char in enumerate(text):

@@ -1,4 +1,4 @@
-"""Plain numbers and numerals in another base, compared without mathematics."""
+"""Plain numbers and numerals in other bases, compared without mathematics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ _BASE = re.compile(r"[0-9A-Fa-f]+_\{?(\d+)\}?")
 
 
 def canonical_number(text: str) -> str | None:
-    r"""`1,234.50`, `1 234.5` and `1{,}234.5` -> `1234.5`, `-0` -> `0`; None for anything but a plain integer
+    """`1,234.50`, `1 234.5` and `1{,}234.5` -> `1234.5`, `-0` -> `0`; None unless the text is a plain integer
     or decimal.
 
-    None also for `3, 103`, which is a list, and for `2e-3`: there `e` may be Euler's number.
-    """
+    None also for `3, 103`, a list, and for `2e-3`, where `e` may be Euler's number."""
     text = ungrouped(bare(text))
     found = None if _LISTED.search(text) else _NUMBER.fullmatch(tight(text))
     if not found:
@@ -38,10 +37,9 @@ def ungrouped(text: str) -> str:
 
 
 def other_base(gold: str, answer: str) -> bool:
-    """Whether the answer is a numeral in another base than the gold answer's. Both without spacing.
+    """Whether the answer is a numeral in another base than the gold answer. Both without spacing.
 
-    An answer may leave out the base that the problem asks for.
-    """
+    An answer may omit the base that the problem asks for."""
     found = _BASE.fullmatch(answer)
     return bool(found) and _base_of(answer) != _base_of(gold)
 

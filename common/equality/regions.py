@@ -1,4 +1,4 @@
-r"""Sets of real numbers, in any notation: `-2 \le x \le 7`, `[-2, 7]`, `x < 2 \text{ or } x > 5`, `x \ne
+r"""Sets of real numbers in any notation: `-2 \le x \le 7`, `[-2, 7]`, `x < 2 \text{ or } x > 5`, `x \ne
 3`."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_relation(text: str) -> bool:
 
 
 def region(text: str, parse: Parse) -> Set | None:
-    """The set of real numbers that a text describes; None where it cannot be parsed as one."""
+    """The set of real numbers described by a text; None if it does not parse as one."""
     if built := _BUILDER.fullmatch(text.strip()):
         text = built.group(1)
     if not is_relation(text):
@@ -45,7 +45,7 @@ def region(text: str, parse: Parse) -> Set | None:
 
 
 def variable(text: str, parse: Parse) -> str | None:
-    """The one variable of an inequality's first relation; None where there is none."""
+    """The only variable of an inequality's first relation; None otherwise."""
     first = split_outside(split_outside(text, _OR)[0], _AND)[0]
     parsed = parse(_EDGE.sub("", first))
     names = {s.name for s in parsed.free_symbols} if isinstance(parsed, Relational | And) else set()
@@ -64,7 +64,7 @@ def _relation(text: str, parse: Parse) -> Set | None:
 
 
 def _interval(relation: Relational) -> Set | None:
-    """`x < 2` as an interval. None unless a variable is compared with a number."""
+    """`x < 2` as an interval. None unless it compares a variable with a number."""
     if relation.rhs.is_Symbol:
         relation = relation.reversed
     symbol, end = relation.lhs, relation.rhs
@@ -78,5 +78,5 @@ def _interval(relation: Relational) -> Set | None:
 
 
 def same_region(gold: Set, answer: Set) -> bool:
-    """Whether two sets have the same elements, exactly."""
+    """Whether two sets have exactly the same elements."""
     return gold == answer or gold.symmetric_difference(answer) is S.EmptySet

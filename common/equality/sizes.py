@@ -1,8 +1,7 @@
-r"""Estimates the work of an answer from its text, so that an expensive answer is never parsed.
+"""Estimates an answer's computing cost from its text, so that an expensive answer is never parsed.
 
-math-verify computes with exact numbers, so `9^{9^{9^9}}` or `(10^{10})!` does not end, and its parser takes
-seconds for forty open brackets. The estimate is an upper bound on the number of digits, linear in the text.
-"""
+math-verify computes exact numbers, so `9^{9^{9^9}}` or `(10^{10})!` does not end, and its parser takes
+seconds for forty open brackets. The estimate is an upper bound on the number of digits, in linear time."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ import re
 from hora_rl.common.equality.notation import named, symbols
 
 MAX_NESTING = 12
-"""Maximum nesting of brackets. The deepest gold answer of the four benchmarks has 2."""
+"""Maximum nesting of brackets. The deepest gold answer in four benchmarks has 2."""
 
 MAX_DIGITS = 50_000
-"""Maximum number of digits of an answer's computed numbers. `2^{2025}` has 610."""
+"""Maximum number of digits in an answer's computed numbers. `2^{2025}` has 610."""
 
 MAX_TOKENS = 300
-"""Maximum number of numbers, letters, commands and signs. The parser takes milliseconds for each."""
+"""Maximum number of numbers, letters, commands and signs. Each takes the parser milliseconds."""
 
 _OPENING, _CLOSING = "([{", ")]}"
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\\[A-Za-z]+|\\.|\*\*|[A-Za-z]|\S")
@@ -26,8 +25,7 @@ _CHOICES = ("\\binom", "\\choose", "\\dbinom", "\\tbinom")
 
 
 def bounded(text: str, max_chars: int) -> bool:
-    """Whether a text is short and shallow enough to be parsed, and its numbers small enough to be
-    computed."""
+    """Whether a text is short and shallow enough to parse, and its numbers small enough to compute."""
     if not text or len(text) > max_chars or not _shallow(text):
         return False
     tokens = _TOKEN.findall(named(symbols(text)))
@@ -54,8 +52,8 @@ class _TooLarge(Exception):
 
 
 class _Reader:
-    """Reads a text once. A value is bounded by the product of all its numbers, where 1 counts as 2 (a + b ≤
-    a·b for a, b ≥ 2)."""
+    """Reads a text once. The product of its numbers bounds a value, with 1 as 2 (a + b ≤ a·b for a, b ≥
+    2)."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -63,7 +61,7 @@ class _Reader:
         self._powers = 0
 
     def all(self) -> float:
-        """log10 of the bound for the whole text. Raises _TooLarge."""
+        """log10 of the bound for the text. Raises _TooLarge."""
         digits = self._product()
         while self._at < len(self._tokens):  # after an unmatched closing bracket
             digits += self._product()
@@ -85,7 +83,7 @@ class _Reader:
         return digits
 
     def _raised(self, digits: float) -> float:
-        """The base's digits times the value of the exponent that follows."""
+        """The base's digits times the value of the following exponent."""
         self._powers += 1
         if self._powers > MAX_NESTING:
             raise _TooLarge
@@ -111,8 +109,8 @@ class _Reader:
 
     @property
     def _letter(self) -> float:
-        """log10 for a letter: `(x+1)^{99999}` has as many terms as its exponent. An exponent that contains a
-        letter is not evaluated."""
+        """log10 for a letter: `(x+1)^{99999}` has as many terms as its exponent. Exponents with letters are
+        not evaluated."""
         return 0.0 if self._powers else 1.0
 
     def _next(self) -> str | None:

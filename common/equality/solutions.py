@@ -1,4 +1,4 @@
-r"""Gold answers that are solutions: an answer within other text, which no completion can equal."""
+"""Detects gold answers that are solutions: an answer within other text, which no completion can equal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SEPARATORS = re.compile(rf"(?:{SPACE}|[,;$]|\\[()\[\]]|\b(?:and|or)\b|{TEXT}\{{
 _FORMULA = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\\(.+?\\\)", re.DOTALL)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
 _SENTENCE = 3
-"""Words around a formula that make a sentence. Units are not counted."""
+"""Number of words around a formula that make a sentence, without units."""
 
 
 def solution_fault(gold: str) -> str | None:
-    """What is wrong with a gold answer that is a solution, and what to give instead; None for any other."""
+    """Why a gold answer is a solution, and what to give instead; None otherwise."""
     if "####" in gold:
         return "cannot be verified (give a column with what follows '####' alone)"
     text = unwrapped(gold)
@@ -26,7 +26,7 @@ def solution_fault(gold: str) -> str | None:
 
 
 def _around_boxes(text: str) -> bool:
-    """Whether anything but commas and "and" is around the boxes."""
+    """Whether text other than commas and "and" surrounds the boxes."""
     while (start := text.rfind(BOXED)) >= 0:
         end = closing_brace(text, start + len(BOXED) - 1)
         text = f"{text[:start]} {text[end + 1 :] if end >= 0 else ''}"

@@ -1,9 +1,8 @@
-r"""The value that an answer claims, as in `x = 28`, if it claims one.
+r"""The value that an answer claims, as in `x = 28`.
 
 `x^2 = 28` and `\sum_{n=1}^{7} n` are problems, `27 \Rightarrow 28` a step, `28\text{ or 27}` two answers,
-`1,2,3,\ldots` an open list: none of them is 28. A gold answer that has the same form is compared as it
-stands.
-"""
+`1,2,3,\ldots` an open list: none of them claims 28. If the gold answer has the same form, the answer is
+compared unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _EQUALS = re.compile(r"(?<![<>!=\\]):?=(?![=>])")
 _UNEVALUATED = re.compile(r"\\(?:sum|prod|i{1,3}nt|oint|lim|limsup|liminf|bigcup|bigcap)(?![A-Za-z])")
 _MARKED = re.compile(r"(?:\d\s*(?::|\\colon\b)|')\s*\d")
 _OF_PROBLEMS = (_TWO_NUMBERS, _UNEVALUATED, _MARKED)
-"""Two numbers, sums and limits, and `3:4` and `1'3`: no value, unless the gold answer has such a form."""
+"""Two numbers, sums, limits, `3:4` and `1'3` claim no value, unless the gold answer has that form."""
 _APPROX = re.compile(r"\\(?:approx|simeq)\b")
 _IN = re.compile(r"\\in\b")
 _SET = re.compile(r"\s*(?:\\left\s*)?(?:\\\{|[\[(\]]|\\mathbb|\\emptyset|\\varnothing)")
@@ -39,8 +38,7 @@ _INDEX = r"_\s*(?:\{[^{}]*\}|\\?\w+)|\^\s*\{?\s*(?:-1|\\circ|\\prime|\*|T)\s*\}?
 
 
 def claim(gold: str, answer: str) -> list[str] | None:
-    """The values that an answer claims, each of which must equal the gold answer; None where it claims
-    none."""
+    """The claimed values, all of which must equal the gold answer; None if the answer claims none."""
     answer = ungrouped(answer)
     answer = _DECIMAL_DOTS.sub(r"\1", _LEADING.sub("", answer))
     if bool(DOTS.search(answer)) != bool(DOTS.search(gold)):
@@ -59,7 +57,7 @@ def claim(gold: str, answer: str) -> list[str] | None:
 
 
 def _sides(gold: str, answer: str) -> list[str] | None:
-    """The sides of an equation that are values. All sides before them must be names."""
+    """The sides of an equation that are values. All earlier sides must be names."""
     sides = [side.strip() for side in split_outside(answer, _EQUALS)]
     if len(sides) == 1 or len(split_outside(answer, _SYSTEM)) > 1:
         return [answer]
@@ -81,8 +79,7 @@ def is_name(text: str) -> bool:
     r"""Whether a text names a quantity: `x`, `f(3)`, `AB`, `\angle A`, `\sin B`, `P(X>2)`, `\text{Area}`,
     `S_{10}`.
 
-    `x^2`, `27x`, `\sqrt{x}` and `|x|` name none: an equation with them is unsolved.
-    """
+    `x^2`, `27x`, `\sqrt{x}` and `|x|` do not: an equation with them is unsolved."""
     if re.sub(r"\s|\\left|\\right|\\[lr]?vert", "", text) in ("|x|", "x|x"):
         return False
     text = re.sub(TEXT + r"\{[^{}]*[A-Za-z]{2}[^{}]*\}", "A", text)

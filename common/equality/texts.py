@@ -1,7 +1,6 @@
-r"""An answer's text without its wrapping, and the maximum size that is parsed.
+"""Removes the wrapping of an answer, and splits and measures its text.
 
-Everything here takes linear time and is safe on hostile text.
-"""
+All functions take linear time and are safe on hostile text."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from hora_rl.common.equality.notation import TEXT, symbols
 
 BOXED = "\\boxed{"
 SPACE = r"(?:\\[,;:! ]|\\q?quad\b|\\(?:thin|med|thick)space\b|~|\s)"
-"""One piece of spacing in LaTeX, as a regular expression."""
+"""Regular expression for one piece of LaTeX spacing."""
 
 _LEAD = re.compile(
     r"(?:\\displaystyle\b|(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|[:=])\s*:?)\s*", re.IGNORECASE
@@ -25,8 +24,7 @@ def bare(text: str) -> str:
     r"""The answer without its wrapping: white space, a full stop, `$…$`, `\(…\)`, `\boxed{…}`, "The answer
     is".
 
-    Mathematical Unicode characters become their LaTeX commands.
-    """
+    Mathematical Unicode characters become LaTeX commands."""
     text = unwrapped(text)
     return symbols(_unboxed(text)) if BOXED in text else text
 
@@ -62,7 +60,7 @@ def _unboxed(text: str) -> str:
 
 
 def closing_brace(text: str, start: int) -> int:
-    """Index of the brace that closes the one at `start`; -1 where none does."""
+    """Index of the brace that closes the one at `start`; -1 if none."""
     depth = 0
     for i in range(start, len(text)):
         depth += (text[i] == "{") - (text[i] == "}")
@@ -72,7 +70,7 @@ def closing_brace(text: str, start: int) -> int:
 
 
 def tight(text: str) -> str:
-    """Without spacing, except between two digits: `2 1/2` is not `21/2`. A thousands comma loses its
+    """The text without spacing, except between digits: `2 1/2` is not `21/2`. Thousands commas lose their
     braces."""
     text = re.sub(r"\\[,;: ]|~", " ", text.replace("{,}", ",").replace(r"\!", ""))
     return _SPACING.sub("", " ".join(text.split()))
@@ -92,7 +90,7 @@ def split_outside(text: str, separator: re.Pattern[str]) -> list[str]:
 
 
 def letters(text: str) -> set[str]:
-    """Variables of a text: its letters and Greek letters, without commands, words, `e` and `i`."""
+    """Variables in a text: letters and Greek letters, without commands, words, `e` and `i`."""
     text = re.sub(TEXT + r"\{[^{}]*\}", "", text)
     greek = set(re.findall(rf"\\(?:{GREEK})\b", text))
     return greek | set(re.findall(r"[A-Za-z]", _COMMAND.sub(" ", text))) - {"e", "i"}
@@ -102,4 +100,4 @@ GREEK = (
     "alpha|beta|gamma|delta|varepsilon|epsilon|zeta|eta|theta|vartheta|iota|kappa|lambda|mu|nu|xi|rho|sigma"
     "|tau|varphi|phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega|ell"
 )
-"""Commands that are variables. `\\pi` is a number."""
+r"""Commands that are variables. `\pi` is a number."""

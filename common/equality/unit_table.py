@@ -1,4 +1,4 @@
-"""Convertible units, scale words, and products of units. Tables and arithmetic only; no parsing."""
+"""Convertible units, scale words, and products of units. No parsing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SCALES = {
     "trillion": 10**12,
     "dozen": 12,
 }
-"""Words that are part of the number, and so are never dropped."""
+"""Words that multiply the number and are never dropped."""
 
 _FOOT, _POUND, _GALLON = Fraction("0.3048"), Fraction("0.45359237"), Fraction("0.003785411784")
 
 _RADIAN = Fraction("57.2957795130823208767981548141051703324054724665643215491602438612")
-"""Degrees, to more digits than are compared."""
+"""Degrees per radian, to more digits than are compared."""
 
 # base dimension -> names of a unit -> its size in the dimension's own unit
 _UNITS: dict[str, dict[str, Fraction | int]] = {
@@ -67,7 +67,7 @@ _VOLUMES: dict[str, Fraction | int] = {
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit. `dimensions`: (name, exponent) pairs in order; None for words that the tables lack."""
+    """A unit. `dimensions` is ordered (name, exponent) pairs; None for unknown words."""
 
     factor: Fraction
     dimensions: tuple[tuple[str, int], ...] | None
@@ -108,7 +108,7 @@ PERCENT = TABLE["percent"]
 
 
 def unit_named(word: str) -> Unit | None:
-    """The unit of a word, singular or plural, in any case; None for an unknown word."""
+    """The unit of a word, singular or plural, in any case; None if unknown."""
     word = word.lower().rstrip(".")
     singular = word.removesuffix("s") if len(word) > 2 else word
     return TABLE.get(word) or TABLE.get(singular)

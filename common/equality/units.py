@@ -1,8 +1,7 @@
 r"""Quantities with units: `2\text{ hours }30\text{ minutes}`, `\$3\text{ million}`, `28 cm^2`.
 
-Either side may omit its unit. If both sides name convertible units, the quantities must be equal: `150\text{
-minutes}` is `2.5` hours, `28\text{ cents}` is not `\$28`. A scale word is always part of the number.
-"""
+Either side may omit its unit. If both sides have convertible units, the quantities must be equal: `150\text{
+minutes}` is `2.5` hours, `28\text{ cents}` is not `\$28`. A scale word always belongs to the number."""
 
 from __future__ import annotations
 
@@ -37,11 +36,11 @@ _MORE = re.compile(
     r"|half|halves|(?:third|quarter|(?:fif|six|seven|eigh|nin|ten|twelf|hundred|thousand|[mbt]r?illion)th)s?"
     r"|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[ijeknxyzd]"
 )
-"""Words that state more than a unit. A text command that contains one is not a unit."""
+"""Words that are more than a unit. A text command with one of them is not a unit."""
 
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _BARE_LETTERS = {"m", "g", "s", "h", "L"}
-"""Single letters that are units without a text command, after a number and a space. Others are variables."""
+"""Letters that are units without a text command, after a number and a space. Other letters are variables."""
 
 
 MOST_TERMS = 5
@@ -50,7 +49,7 @@ MOST_TERMS = 5
 
 @dataclass(frozen=True)
 class Term:
-    """One number with its unit. `scale` is part of the number; `unit` is None without a unit."""
+    """One number with its unit. `scale` belongs to the number; `unit` is None without a unit."""
 
     value: str
     scale: int
@@ -63,14 +62,13 @@ class Term:
 
 
 Total = tuple[tuple[str, Fraction], ...]
-"""Terms to be added: (value, factor)."""
+"""Terms of a sum: (value, factor)."""
 
 
 def measured(text: str, most: int = MOST_TERMS) -> tuple[Term, ...]:
-    """The terms of a quantity; one, mostly. A text that is none comes back as one term without a unit.
+    """The terms of a quantity, usually one. Other text is returned as one term without a unit.
 
-    Several only in falling units of one dimension: `5 ft 6 in`. `5 cm, 3 cm` is a list.
-    """
+    Several terms need descending units of one dimension: `5 ft 6 in`. `5 cm, 3 cm` is a list."""
     term = _term(text)
     if not (term.unit and term.unit.dimensions) or not (number := _END_NUMBER.search(term.value)):
         return (term,)
@@ -83,11 +81,10 @@ def measured(text: str, most: int = MOST_TERMS) -> tuple[Term, ...]:
 
 
 def totals(gold: str, answer: str) -> list[tuple[Total, Total]]:
-    """Pairs of sums of which one must be equal for the answer to be right. None at all: the units differ.
+    """Pairs of sums; the answer is right if one pair is equal. Empty if the units differ.
 
-    A side without a unit, or with one that cannot be converted, is taken in any unit that the other side
-    names. A percentage against a plain number: see `_percentage`.
-    """
+    A side without a convertible unit is read in any unit of the other side. For percentages see
+    `_percentage`."""
     one, other = measured(gold), measured(answer)
     units = one[0].unit, other[0].unit
     if units[0] and units[1] and units[0].dimensions is not None and units[1].dimensions is not None:
@@ -102,7 +99,7 @@ def totals(gold: str, answer: str) -> list[tuple[Total, Total]]:
 
 def _percentage(gold: tuple[Term, ...], answer: tuple[Term, ...]) -> list[tuple[Total, Total]]:
     """A gold percentage may be given as its number or its value. A plain gold answer up to 1 is a value; a
-    larger one is the number of percent that the problem asks for."""
+    larger one is a number of percent."""
     number = _sum(gold, gold[0].factor), _sum(answer, answer[0].factor)
     value = tuple(
         _sum(terms, terms[0].factor * (100 if terms[0].unit == PERCENT else 1)) for terms in (gold, answer)
@@ -113,7 +110,7 @@ def _percentage(gold: tuple[Term, ...], answer: tuple[Term, ...]) -> list[tuple[
 
 
 def _size(text: str) -> Fraction | None:
-    """The size of a plain number or fraction; None for anything else."""
+    """The absolute value of a plain number or fraction; None otherwise."""
     if (number := canonical_number(text)) is not None:
         return abs(Fraction(number))
     found = _QUOTIENT.fullmatch(text.strip())
@@ -155,8 +152,7 @@ def _term(text: str) -> Term:
 
 
 def _without_last_unit(text: str, first: bool) -> str | None:
-    """The text before its last part of a unit; None where it does not end in one. Parts may be separated by a
-    slash."""
+    """The text before its last unit; None if it does not end in one. A slash may separate units."""
     text = _END_SPACE.sub("", text)
     if text.endswith("/") and not first:
         text = _END_SPACE.sub("", text[:-1])
@@ -170,8 +166,7 @@ def _without_last_unit(text: str, first: bool) -> str | None:
 
 
 def _is_unit(found: re.Match[str]) -> bool:
-    """Whether the words of a text command can be a unit: they have no digits and none of the words that state
-    more."""
+    """Whether the words of a text command can be a unit: no digits and no word of `_MORE`."""
     words = re.sub(r"\^-?\d", "", found.group(1))
     names = re.findall(r"[A-Za-z]+", words.lower())
     inner = names[names[:1] == ["and"] : len(names) - (names[-1:] == ["and"])]  # `feet and` 6 inches
@@ -179,8 +174,7 @@ def _is_unit(found: re.Match[str]) -> bool:
 
 
 def _is_plain_unit(found: re.Match[str]) -> bool:
-    """Whether a word outside a text command is a unit: a word of the tables, after something that it can
-    count."""
+    """Whether a word outside a text command is a known unit after something countable."""
     word, before = found.group(1), found.string[: found.start()]
     if len(word) == 1:
         return word in _BARE_LETTERS and bool(re.search(r"\d\s+$", before))
@@ -188,12 +182,12 @@ def _is_plain_unit(found: re.Match[str]) -> bool:
 
 
 def _says_more(word: str) -> bool:
-    """Whether a plain word after a number may be more than what is counted."""
+    """Whether a plain word after a number may be more than a unit."""
     return bool(_MORE.fullmatch(word)) or word in MATHS or is_unit_word(word)
 
 
 def is_unit_word(word: str) -> bool:
-    """Whether a word is a unit, a scale, or stands between units."""
+    """Whether a word is a unit, a scale, or a connective of units."""
     return bool(unit_named(word)) or word.lower() in {*SCALES, *_POWERS, "per", "unit", "units", "degrees"}
 
 
@@ -206,7 +200,7 @@ def _tokens(unit: str) -> list[str]:
 
 
 def _product(tokens: list[str]) -> tuple[int, Unit | None]:
-    """Scale and unit of words in order. `per` and `/` divide by what follows, `square` and `^2` raise to a
+    """Scale and unit of words in order. `per` and `/` divide by the next unit; `square` and `^2` raise to a
     power."""
     scale, unit, sign, power, last = 1, ONE, 1, 1, None
     for token in tokens:

@@ -1,11 +1,10 @@
-r"""Whether an answer equals the gold answer: by text where that decides, otherwise by mathematics.
+"""Whether an answer equals the gold answer: decided by text if possible, otherwise by mathematics.
 
     gold, answer ─► bare texts ─► equal? numbers? words? ─► verdict
-                    └─ what is claimed (statements) ─► in which unit (units) ─► expressions.equal ─► verdict
+                    └─ claimed value (statements) ─► its unit (units) ─► expressions.equal ─► verdict
 
 `quick_verdict` takes linear time and is safe on hostile text. `math_equal` may not end, or may use all
-memory: for a model's answers call it only in the killable processes of `actors.verifier.pool`.
-"""
+memory: call it for a model's answers only in the killable processes of `actors.verifier.pool`."""
 
 from __future__ import annotations
 
@@ -28,15 +27,14 @@ from hora_rl.common.equality.words import (
 )
 
 Pairs = list[list[tuple[Total, Total]]]
-"""Every claimed value must be right. It is right if one of its pairs (gold, answer) is equal."""
+"""All claimed values must be right. A value is right if one of its (gold, answer) pairs is equal."""
 
 
 def gold_fault(answer: str) -> str | None:
-    """Why accuracy cannot be judged against this gold answer; None where it can. It is no solution, and it is
-    words, or parses and equals itself.
+    """Why accuracy cannot be judged against this gold answer; None if it can: the answer is no solution, and
+    it is words or parses and equals itself.
 
-    For the answers of a data set, which are trusted. Not for a model's answers, whose work may be unbounded.
-    """
+    Only for trusted answers of a data set, because the cost may be unbounded."""
     if fault := solution_fault(answer):
         return fault
     return None if bounded(answer, max_chars=2000) and _equals_itself(answer) else "cannot be verified"
@@ -58,11 +56,10 @@ def _equals_itself(answer: str) -> bool:
 
 
 def quick_verdict(gold: str, answer: str) -> bool | None:
-    """The verdict if the text decides it; None where math-verify must decide.
+    """The verdict if the text decides it; None if math-verify must decide.
 
-    Plain: equal text but for spacing; two numbers, with their units; words against words; numerals of two
-    bases; what claims no value.
-    """
+    The text decides for equal text up to spacing, two numbers with units, words, numerals in two bases, and
+    answers that claim no value."""
     verdict = _by_text(gold, answer)
     if verdict is not None:
         return verdict
@@ -76,7 +73,7 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
 
 
 def math_equal(gold: str, answer: str) -> bool:
-    """The verdict of math-verify. Time and memory are unbounded: call it in a process that can be killed."""
+    """The verdict of math-verify. Time and memory are unbounded: call it in a killable process."""
     from hora_rl.common.equality import expressions
 
     verdict = quick_verdict(gold, answer)
@@ -89,7 +86,7 @@ def math_equal(gold: str, answer: str) -> bool:
 
 
 def _by_text(gold: str, answer: str) -> bool | None:
-    # With spacing, which distinguishes a list from a number.
+    # Spacing distinguishes a list from a number.
     numbers = canonical_number(gold), canonical_number(answer)
     if numbers[0] is not None and numbers[1] is not None:
         return numbers[0] == numbers[1]
@@ -114,7 +111,7 @@ def _claims(gold: str, answer: str) -> Pairs | None:
 
 
 def _by_number(pairs: list[tuple[Total, Total]]) -> bool | None:
-    """Whether one pair is equal, if all sides are plain numbers."""
+    """Whether one pair is equal, if all sides are plain numbers; None otherwise."""
     sums = [(_number(one), _number(other)) for one, other in pairs]
     if any(one is None or other is None for one, other in sums):
         return None

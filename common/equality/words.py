@@ -21,10 +21,10 @@ _LETTER = r"[^\W\d_]"
 _PROSE = re.compile(rf"(?:{_LETTER}|[\s,;.!?'’])+")
 _CAPITALS = re.compile(r"[A-Z](?:\s*[A-Z])+")
 _NAME = re.compile(rf"(?<!\w)(?:{_LETTER}{{3,}}|[A-Z][A-Za-z])(?!\w)")
-"""A word of prose: three letters, or two of which the first is a capital. `xy` is a product."""
+"""A word of prose: three letters, or two with a capital first. `xy` is a product."""
 
 _OPERATOR = re.compile(rf"[^\w\s,;:.!?'’\"()-]|_|(?<!{_LETTER})-(?!\d)|-(?!\w)|(?<={_LETTER})-(?=\d)")
-"""A sign that makes a text mathematics. The hyphens of `twenty-one`, `3-4 cats` and `-3 cats` are none."""
+"""A sign that makes a text mathematics, unlike the hyphens of `twenty-one`, `3-4 cats` and `-3 cats`."""
 _LONE_WORD = re.compile(rf"(?<!\w){_LETTER}{{3,}}(?![\w(])")
 """A word among digits. `2xyz` is a product, `abs(x)` a function."""
 
@@ -37,18 +37,19 @@ _BREAK = re.compile(r"[,;]|\b(?:and|or)\b")
 
 
 def canonical_words(text: str) -> str | None:
-    r"""`\text{Evelyn}` -> `evelyn`; None where the text is not a single text command."""
+    r"""`\text{Evelyn}` -> `evelyn`; None unless the text is a single text command."""
     found = _WORDS.fullmatch(bare(text))
     return plain_words(found.group(1)) if found else None
 
 
 def plain_words(text: str) -> str:
-    """Lower case, single spaces, no brackets around."""
+    """Lower case, single spaces, no surrounding brackets."""
     return " ".join(text.lower().strip("() .").split())
 
 
 def spelt_set(text: str) -> str | None:
-    r"""The set that words name as LaTeX: `no solution` -> `\emptyset`, `all real numbers` -> `\mathbb{R}`."""
+    r"""A set in words as LaTeX: `no solution` -> `\emptyset`, `all real numbers` -> `\mathbb{R}`; None
+    otherwise."""
     words = canonical_words(text) or plain_words(bare(text))
     if _EMPTY.fullmatch(words):
         return r"\emptyset"
@@ -56,10 +57,9 @@ def spelt_set(text: str) -> str | None:
 
 
 def is_prose(text: str) -> bool:
-    r"""Whether a bare text is plain words and nothing else: `hello`, `the cat`, `Mary, John`, `No`, `XIV`.
+    """Whether a bare text is only plain words: `hello`, `the cat`, `Mary, John`, `No`, `XIV`.
 
-    `xy`, `sin x` and `x and y` are mathematics, `no solution` is a set.
-    """
+    `xy`, `sin x` and `x and y` are mathematics, `no solution` is a set."""
     if spelt_set(text) or not _PROSE.fullmatch(text):
         return False
     if _CAPITALS.fullmatch(text) or text in FUNCTIONS:
@@ -68,11 +68,10 @@ def is_prose(text: str) -> bool:
 
 
 def word_verdict(gold: str, answer: str) -> bool | None:
-    """The verdict on a gold answer in plain words or a date; None where mathematics decides.
+    """The verdict if the gold answer is plain words or a date; None if mathematics decides.
 
-    Words among digits must be in the answer too, and mathematics decides on the rest: `3.0 cats` for
-    `3 cats`. A list of words may come in any order, as a list of numbers may.
-    """
+    Words among digits must be in the answer too, and mathematics decides the rest: `3.0 cats` for `3 cats`. A
+    list of words may come in any order, like a list of numbers."""
     gold, answer = bare(gold), bare(answer)
     if is_prose(gold):
         return _says(gold, answer)
@@ -86,8 +85,8 @@ def word_verdict(gold: str, answer: str) -> bool | None:
 
 
 def option_verdict(gold: str, answer: str) -> bool | None:
-    r"""The verdict on an option of a multiple choice, given with its text: `\textbf{(B)}\ 12` for `B`; None
-    for anything else."""
+    r"""The verdict on a multiple-choice option given with its text: `\textbf{(B)}\ 12` for `B`; None
+    otherwise."""
     letter, said = _LETTER_OF_OPTION.fullmatch(bare(gold)), _OPTION.fullmatch(bare(answer))
     if not letter or not said or _SEVERAL.search(said[3]):
         return None
@@ -95,7 +94,7 @@ def option_verdict(gold: str, answer: str) -> bool | None:
 
 
 def _says(gold: str, answer: str) -> bool:
-    """Whether the answer is these words, or claims them: `x = hello`."""
+    """Whether the answer is these words or claims them: `x = hello`."""
     words = _listed(_said(gold))
     if words == _listed(_said(answer)):
         return True
@@ -104,7 +103,7 @@ def _says(gold: str, answer: str) -> bool:
 
 
 def _said(text: str) -> str:
-    """The plain words of a text, those of text commands among them."""
+    """The plain words of a text, including those in text commands."""
     return plain_words(re.sub(SPACE, " ", _TEXTS.sub(r" \1 ", text)))
 
 
@@ -113,7 +112,7 @@ def _listed(words: str) -> list[str]:
 
 
 def _lone_words(text: str) -> list[list[str]]:
-    """The words of each part of a list, without mathematics and units; the parts in alphabetical order."""
+    """The words of each list part, without mathematics and units; parts in alphabetical order."""
     parts = [_LONE_WORD.findall(part.lower()) for part in _BREAK.split(text)]
     kept = [[word for word in part if word not in MATHS and not is_unit_word(word)] for part in parts]
     return sorted(part for part in kept if part)

@@ -4,14 +4,13 @@
         ─► durable checkpoint ─► acknowledge
 
 Pushing is idempotent by group id for the life of the run. An entry stays in the stream until a durable
-checkpoint contains its step. An unusable entry becomes a dead letter, and its id goes to `redo`, so that the
-group is sampled again. An entry belongs to its group only while `pushed` says so. Any other entry is foreign:
-`claim` and `pending` remove it, and one dead letter counts all that were found at once.
+checkpoint contains its step. An unusable entry becomes a dead letter and its id goes to `redo`, so the group
+is sampled again. An entry belongs to its group only while `pushed` says so. `claim` and `pending` remove all
+other entries as foreign and count them in one dead letter.
 
-A stream entry only names a group. The rollouts are in two keys, written, renamed and removed in the same
-transactions: the pre-rollouts, which the shard's plan wrote (`actors/coordinator/plans.py`), and the
-extra ones. Redis stores a long value without copying it, while a stream and a script copy it twice each.
-"""
+A stream entry only names a group. The rollouts are in two keys, changed in the same transactions: the
+pre-rollouts, written with the shard's plan (`actors/coordinator/plans.py`), and the extra ones. Redis stores
+a long value without a copy; a stream and a script each copy it twice."""
 
 from __future__ import annotations
 
@@ -33,12 +32,11 @@ from hora_rl.common.wire import encode_extra, encode_pre_rollouts
 
 GROUP, CONSUMER = "learner", "rank-0"
 DEAD_BYTES = 2**19  # bytes kept of either message of a dead letter
-# Longer than any group id or batch; both are numbers of at most 63 bits.
+# Longer than any group id or batch, which are numbers of at most 63 bits.
 LONGEST_ID, LONGEST_BATCH = 64, 18
 AT_ONCE = 256  # entries read together
 
-# KEYS[4] holds the extra rollouts, KEYS[5] the pre-rollouts where no plan did, set in the same
-# transaction.
+# KEYS[4] holds the extra rollouts, KEYS[5] the pre-rollouts without a plan, set in the same transaction.
 PUSH = """
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then
   redis.call('UNLINK', unpack(KEYS, 4))
@@ -54,9 +52,8 @@ return entry
 """
 
 
-# Runs once per entry, even when it is repeated because a reply was lost. The group is sampled again only if
-# this is still its entry. The pre-rollouts stay, because a coordinator that
-# continues the shard has no others.
+# Takes effect once per entry, also if repeated after a lost reply. The group is sampled again only if this is
+# still its entry. The pre-rollouts stay: a coordinator that continues the shard needs them.
 BURY = """
 if redis.call('XDEL', KEYS[1], ARGV[1]) == 0 then return end
 redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', 'id', ARGV[2], 'reason', ARGV[3],
@@ -83,7 +80,7 @@ redis.call('HINCRBY', KEYS[3], 'dead_letters', gone)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A claimed entry of the stream: its id there, its group's id and batch."""
+    """A claimed stream entry: its id, and its group's id and batch."""
 
     id: str
     group: str
@@ -91,8 +88,8 @@ class Entry:
 
 
 def depth_of(length: int, steps: int, durable_step: int, per_step: int) -> int:
-    """Groups that no step has taken. `length` entries are in the stream; those of the `steps` ledgered and
-    not yet durable steps are taken."""
+    """Number of groups that no step has taken. `length` counts stream entries; the `steps` ledgered steps
+    after `durable_step` have taken theirs."""
     return max(0, length - (steps - durable_step) * per_step)
 
 
@@ -106,8 +103,8 @@ class Producer:
         self._rounds_before_last = range(1, config.allocation.rounds)
 
     async def push(self, group: Group, *, planned: bool = False) -> bool:
-        """Add a complete group; False when a group of this id was pushed before. `planned`: the shard's plan
-        stored its pre-rollouts, so they are not written again."""
+        """Add a complete group; False if its id was pushed before. `planned`: the shard's plan already stored
+        its pre-rollouts."""
         new = f"new-{uuid.uuid4().hex}"
         keys = [self._keys.groups, self._keys.pushed, self._keys.redo, self._keys.additional(new)]
         args = [group.id, str(group.batch), self._keys.additional(""), self._keys.pre_rollouts(group.id)]
@@ -116,14 +113,14 @@ class Producer:
             if not planned:
                 keys.append(self._keys.pre_rollouts(new))
                 pipe.set(keys[-1], encode_pre_rollouts(group))
-            # Send the script's text, not its digest: a Redis that restarted may have lost the script.
+            # Send the script's text, not its digest: a restarted Redis may have lost the script.
             pipe.eval(PUSH, len(keys), *keys, *args)
             if drawn := [self._keys.drawn(group.id, number) for number in self._rounds_before_last]:
                 pipe.unlink(*drawn)  # included in the extra rollouts
             return (await pipe.execute())[-2 if drawn else -1] is not None
 
     async def depth(self) -> int:
-        """Groups that no step has taken yet."""
+        """Number of groups that no step has taken."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.xlen(self._keys.groups)
             pipe.hlen(self._keys.ledger)
@@ -132,7 +129,7 @@ class Producer:
         return depth_of(length, steps, int(durable or 0), self._per_step)
 
     async def redo(self) -> dict[str, int]:
-        """Groups to be sampled again, with their batch. Pushing one removes it from the list."""
+        """Groups to sample again, with their batch. Pushing a group removes it."""
         found = await self._redis.hgetall(self._keys.redo)
         return {text_of(group): int(batch) for group, batch in sorted(found.items())}
 
@@ -154,18 +151,18 @@ class Consumer:
                 raise
 
     def claim(self, block_s: float, count: int = AT_ONCE) -> list[Entry]:
-        """Entries of this run that nobody has claimed, waiting up to `block_s` seconds for the first."""
+        """Unclaimed entries of this run, waiting up to `block_s` seconds for the first."""
         block = max(1, int(block_s * 1000))
         found = self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: ">"}, count=count, block=block)
         return self._own([_entry(i, fields) for _, entries in found or [] for i, fields in entries])
 
     def claimed(self) -> int:
-        """How many entries are claimed and not acknowledged."""
+        """Number of entries that are claimed and not acknowledged."""
         return int(self._redis.xpending(self._keys.groups, GROUP)["pending"])
 
     def pending(self) -> list[Entry]:
-        """The run's entries that are claimed and not acknowledged, oldest first: where a restarted learner
-        begins."""
+        """Entries of this run that are claimed and not acknowledged, oldest first: a restarted learner begins
+        here."""
         entries: list[Entry] = []
         last = "0"
         while found := self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: last}, count=AT_ONCE)[0][
@@ -176,7 +173,7 @@ class Consumer:
         return entries
 
     def _own(self, entries: list[Entry]) -> list[Entry]:
-        """The entries that this run pushed; the others are removed and counted."""
+        """The entries that this run pushed; foreign ones are removed and counted."""
         if not entries:
             return []
         pushed = self._redis.hmget(self._keys.pushed, [e.group for e in entries])
@@ -195,9 +192,8 @@ class Consumer:
         return [e for e in entries if e not in foreign]
 
     def read(self, entry: str, group: str) -> tuple[bytes, bytes]:
-        """The encoded pre-rollouts and extra rollouts of this entry's group, each at most one byte
-        longer than the decoder accepts. Raises WireError when there are none, or the group has another
-        entry."""
+        """The encoded pre-rollouts and extra rollouts of this entry's group, each at most one byte longer
+        than the decoder accepts. Raises WireError if they are missing or the group has another entry."""
         pre_rollouts, additional = self._keys.pre_rollouts(group), self._keys.additional(entry)
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.hget(self._keys.pushed, group)
@@ -217,8 +213,7 @@ class Consumer:
             pipe.getrange(key, 0, length - 1)
 
     def acknowledge(self, groups: Mapping[str, str], durable_step: int) -> None:
-        """Acknowledge the groups, by entry, that the durable checkpoint of `durable_step` contains; all or
-        none."""
+        """Acknowledge the groups, by entry, in the durable checkpoint of `durable_step`; all or none."""
         with self._redis.pipeline(transaction=True) as pipe:
             if groups:
                 pipe.xack(self._keys.groups, GROUP, *groups)
@@ -229,8 +224,8 @@ class Consumer:
             pipe.execute()
 
     def dead_letter(self, entry: Entry, reason: str, *, again: bool = True) -> None:
-        """Move an unusable entry to the dead letters with its reason. Its group is sampled again if the run
-        has one of that name."""
+        """Move an unusable entry to the dead letters with its reason. With `again`, sample its group
+        again."""
         additional = self._keys.additional(entry.id)
         keys = self._keys
         with self._redis.pipeline(transaction=False) as pipe:
@@ -246,7 +241,7 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One group of a ledgered step: its id, its stream entry, its batch, and its cost in training."""
+    """One group of a ledgered step: its id, stream entry, batch, and training cost."""
 
     group: str
     entry: str
@@ -255,21 +250,21 @@ class Row:
 
 
 class Ledger:
-    """The groups of each step, written before the step is trained and never changed."""
+    """The groups of each step, written before the step trains and never changed."""
 
     def __init__(self, client: redis.Redis, run: str) -> None:
         self._redis: Any = client  # redis-py has one return type for all stream commands
         self._key = Keys(run).ledger
 
     def record(self, step: int, rows: Sequence[Row]) -> None:
-        """Fix step `step` as these groups. Raises ValueError when the ledger has other groups."""
+        """Fix the groups of step `step`. Raises ValueError if the ledger has different ones."""
         text = json.dumps([[r.group, r.entry, r.batch, r.cost] for r in rows])
         new = self._redis.hsetnx(self._key, str(step), text)
         if not new and self._redis.hget(self._key, str(step)) != text.encode():
             raise ValueError(f"step {step} is in the ledger with other groups")
 
     def step(self, step: int) -> list[Row] | None:
-        """The groups of one step; None while it is not planned."""
+        """The groups of one step; None if not planned."""
         text = self._redis.hget(self._key, str(step))
         return [Row(*row) for row in json.loads(text)] if text else None
 
@@ -282,9 +277,7 @@ class Ledger:
 def _entry(entry: bytes, fields: dict[bytes, bytes]) -> Entry:
     """Missing fields of foreign entries become empty values, which the decoder rejects with a reason.
 
-    An id that is too long is truncated. No group has the result, so foreign text of any length is never
-    repeated.
-    """
+    A long id is truncated, so foreign text of any length is never repeated. No group has such an id."""
     batch = fields.get(b"batch", b"")
     return Entry(
         id=entry.decode(),

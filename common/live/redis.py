@@ -1,9 +1,8 @@
 """Connections to Redis, with retries that outlast a restart of the server.
 
-URLs: redis://, rediss:// (TLS) or unix://; a password stands in the URL (redis://:secret@host) or, to keep it
-out of process lists and files that are shown, in a file named by `?password_file=/path`, in which `~` is the
-home folder.
-"""
+URLs: redis://, rediss:// (TLS) or unix://. The password is in the URL (redis://:secret@host) or, to keep it
+out of process lists and displayed files, in a file named by `?password_file=/path`; `~` is the home
+folder."""
 
 from __future__ import annotations
 
@@ -25,32 +24,32 @@ Redis = redis.Redis
 AsyncRedis = redis.asyncio.Redis
 """An asyncio client, which returns bytes."""
 Answer = bytes | str
-"""What redis-py's types say of a value: our clients return bytes."""
+"""redis-py's type of a value; our clients return bytes."""
 
 
 async def read_start(client: AsyncRedis, key: str, length: int) -> bytes:
-    """The first `length` bytes of a string; none where there is no such key."""
+    """The first `length` bytes of a string; empty if the key does not exist."""
     answer = await client.getrange(key, 0, length - 1)
     return answer if isinstance(answer, bytes) else answer.encode()
 
 
 def text_of(answer: Answer) -> str:
-    """A value that a client returned, as text."""
+    """A returned value as text."""
     return answer.decode() if isinstance(answer, bytes) else answer
 
 
-# About two minutes of tries, at most 2 s apart: a Redis that is restarted is not a fault.
+# About two minutes of tries, at most 2 s apart: a Redis restart is not a fault.
 BACKOFF = ExponentialBackoff(cap=2.0, base=0.05)
 RETRIES = 60
-SEND_BYTES = 4 * 2**20  # the kernel gives what net.core.wmem_max allows
+SEND_BYTES = 4 * 2**20  # limited by net.core.wmem_max
 AWAY = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError)
 PATIENCE: dict[str, Any] = {"retry_on_error": list(AWAY), "socket_timeout": 60.0, "health_check_interval": 15}
 
 
 def connect(url: str, *, retries: int = RETRIES, patient: bool = False) -> redis.Redis:
-    """A client that has been answered once. Raises RunError when it is not, with the URL less its password:
-    at once, for a command's URL may be wrong, or after all tries with `patient`, for a part that is started
-    again while Redis is."""
+    """A client that has answered once. Raises RunError with the URL, less its password, if Redis does not
+    answer: at once, since a command's URL may be wrong, or with `patient` after all retries, for a part that
+    restarts with Redis."""
     plain, options = _options(url)
     client = redis.Redis.from_url(plain, retry=Retry(BACKOFF, retries), **PATIENCE, **options)
     try:
@@ -70,7 +69,7 @@ def _ping(client: redis.Redis, once: redis.Redis, patient: bool) -> None:
     try:
         once.ping()
     except redis.exceptions.AuthenticationError:
-        raise  # no later try would be answered otherwise
+        raise  # retries cannot help
     except AWAY:
         if not patient:
             raise
@@ -78,7 +77,7 @@ def _ping(client: redis.Redis, once: redis.Redis, patient: bool) -> None:
 
 
 def connect_async(url: str) -> AsyncRedis:
-    """An asyncio client with the same patience. It connects at its first command."""
+    """An asyncio client with the same retries. It connects at its first command."""
     plain, options = _options(url)
     retry = AsyncRetry(BACKOFF, RETRIES)
     pool = redis.asyncio.ConnectionPool.from_url(plain, retry=retry, **PATIENCE, **options)
@@ -88,8 +87,8 @@ def connect_async(url: str) -> AsyncRedis:
 
 
 class _WideConnection(redis.asyncio.UnixDomainSocketConnection):
-    """Takes a message in one call of the kernel: the usual 208 KiB make asyncio keep a copy of the rest, and
-    either side wakes up for every piece. TCP sizes its buffers itself."""
+    """Sends a message in one system call: with the default 208 KiB buffer asyncio copies the rest and wakes
+    up for each piece. TCP sizes its buffers itself."""
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
         assert self._writer is not None
@@ -98,18 +97,18 @@ class _WideConnection(redis.asyncio.UnixDomainSocketConnection):
 
 
 def hidden(url: str) -> str:
-    """The URL without its password, one that should have been percent-encoded too."""
+    """The URL without its password, even if the password is not percent-encoded."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 
 def has_password(url: str) -> bool:
-    """Whether the URL itself holds a secret; one of a `password_file` is elsewhere."""
+    """Whether the URL contains a secret; one in a `password_file` does not count."""
     return "@" in url or "password=" in url
 
 
 def _whole(parts: SplitResult) -> bool:
-    """Whether the address was cut where it should be, and not inside a password."""
+    """Whether the URL was split correctly, and not inside a password."""
     try:
         return parts.scheme == "unix" or (
             (parts.port or 0) >= 0 and "@" not in f"{parts.path}{parts.query}{parts.fragment}"

@@ -1,16 +1,14 @@
-"""How far generation may run ahead of training. Pure, and one implementation for both sides.
+"""How far generation may run ahead of training. Pure; producer and learner share this implementation.
 
 Version v means v optimizer steps are in the published weights. With the bound s = `max_staleness`:
 
     batch b may start when b <= v + s                           (the producer's half)
-    step v takes every group of batches <= v - s, then others
-    in order of completion, Γ groups in all                     (the learner's half)
+    step v takes every group of batches <= v - s, then groups
+    in order of completion, Γ groups in total                   (the learner's half)
 
-Lag of a group in step v is v - b; the second line keeps it at most s. Before step v the run has pushed at
-most the batches up to v + s and consumed v·Γ groups, so the groups of batches <= v - s that are still open
-are at most Γ, and nothing needs to be dropped. With s = 0 step v is batch v: the paper's synchronous
-algorithm.
-"""
+The lag of a group in step v is v - b; the second line keeps it at most s. Before step v the run has pushed at
+most the batches up to v + s and consumed v·Γ groups, so at most Γ groups of batches <= v - s are open, and
+none is dropped. With s = 0 step v is batch v: the paper's synchronous algorithm."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A complete group that no step has taken. The order of a list of these is the order of completion."""
+    """A complete group that no step has taken. Lists of these are in order of completion."""
 
     entry: str
     group: str
@@ -35,11 +33,10 @@ def may_start(batch: int, version: int, max_staleness: int) -> bool:
 def select_for_step(
     step: int, ready: Sequence[Ready], prompts_per_batch: int, max_staleness: int, overdue_trained: int
 ) -> list[Ready] | None:
-    """The Γ groups of step `step`, or None while they cannot be told yet.
+    """The Γ groups of step `step`, or None if it cannot be determined yet.
 
-    `overdue_trained` counts groups of batches <= step - max_staleness that earlier steps took: the step waits
-    until all others of those batches are there.
-    """
+    `overdue_trained` counts groups of batches <= step - max_staleness in earlier steps. The step waits until
+    all remaining groups of those batches are complete."""
     limit = step - max_staleness
     overdue = [r for r in ready if r.batch <= limit]
     missing = max(0, limit + 1) * prompts_per_batch - overdue_trained - len(overdue)

@@ -1,7 +1,7 @@
-"""The hash in Redis that actors, learner and views share, typed: its fields, their units and who writes each.
+"""The typed hash in Redis that actors, learner and views share: its fields, units and writers.
 
-Write with `redis.hset(keys.state, mapping=changed(step=7))`, read with `read_state` or `SharedState.parse`.
-"""
+Write with `redis.hset(keys.state, mapping=changed(step=7))`, read with `read_state` or
+`SharedState.parse`."""
 
 from __future__ import annotations
 
@@ -25,32 +25,31 @@ Value = bytes | bytearray | memoryview | str | int | float
 
 @dataclass(frozen=True, slots=True)
 class PromptsUsed:
-    """The prompts of the run's first coordinator: their number and their fingerprint (16 hex digits); and the
-    schema of its groups (`common/wire.py`), 0 for older runs."""
+    """Number and fingerprint (16 hex digits) of the first coordinator's prompts, and the schema of its groups
+    (`common/wire.py`), 0 for older runs."""
 
     n: int
     fingerprint: str
     rows: tuple[int, ...] = ()
-    """Of a run with several data sources, how many are of each."""
+    """With several data sources, the number of prompts from each."""
     schema: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
-    """One moment of the run's hash. A field that nobody has written yet has its default."""
+    """A snapshot of the run's hash. An unwritten field has its default."""
 
     version: int = 0
     """Newest published weight version; written by learner rank 0, never falls."""
     step: int = 0
     """Optimizer steps done; written by learner rank 0."""
     durable_step: int = 0
-    """Steps whose groups were acknowledged, because no restart needs them; written by learner rank 0, never
-    falls."""
+    """Number of steps whose groups were acknowledged; written by learner rank 0, never falls."""
     republished: int = 0
-    """How often a version was published again because a replica found its file damaged; written by learner
-    rank 0."""
+    """Number of versions published again because a replica found its file damaged; written by learner rank
+    0."""
     paused: bool = False
-    """Whether coordinators start no further shard; written by the page."""
+    """Whether coordinators start no new shard; written by the page."""
     unpaused: float = 0.0
     """When the last pause ended, seconds since the epoch; written by the page."""
     error: str | None = None
@@ -60,21 +59,21 @@ class SharedState:
     gate_seen: int = 0
     """Generation cycles that the warm-up gate has observed; written by the coordinators, for views."""
     gate_mean: float | None = None
-    """Mean reward of the newest of them; written by the coordinators, for views."""
+    """Mean reward of the newest cycle; written by the coordinators, for views."""
     token_sha256: str | None = None
     """SHA-256 (hex) of the token for pause and resume; written by the launcher."""
     prompts: Json[PromptsUsed] | None = None
     """Written once, by the first coordinator."""
     unplaced: str = ""
-    """Parts that find no place on the cluster, in words; written by the launcher of the learner."""
+    """Parts that do not fit on the cluster, as text; written by the launcher of the learner."""
     folder: str = ""
-    """Absolute folder of the run's records; written by learner rank 0, on whose machine it is."""
+    """Absolute folder of the run's records; written by learner rank 0 on its machine."""
     device: str = ""
-    """The learner's GPU by its maker's name, or `cpu`; written by learner rank 0."""
+    """Name of the learner's GPU, or `cpu`; written by learner rank 0."""
 
     @classmethod
     def parse(cls, raw: Mapping[Answer, Answer]) -> SharedState:
-        """The state in `raw`, as HGETALL returns it. Fields of other versions are ignored."""
+        """The state in `raw`, as HGETALL returns it. Unknown fields are ignored."""
         return _STATE.validate_python({text_of(name): text_of(value) for name, value in raw.items()})
 
 
@@ -82,7 +81,7 @@ _STATE = TypeAdapter(SharedState)
 
 
 class Changes(TypedDict, total=False):
-    """Fields of `SharedState` that plain HSET may write. `version` and `prompts` are written by scripts."""
+    """Fields of `SharedState` that plain HSET may write. Scripts write `version` and `prompts`."""
 
     step: int
     durable_step: int
@@ -99,13 +98,13 @@ class Changes(TypedDict, total=False):
 
 
 def changed(**changes: Unpack[Changes]) -> dict[Value, Value]:
-    """`changes` as Redis stores them: the mapping of an HSET."""
+    """`changes` as the mapping of an HSET."""
     values = cast(dict[str, Value], changes)
     return {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
 
 
 def read_state(client: redis.Redis, run: str) -> SharedState:
-    """The state of `run` now; `client` blocks and returns bytes."""
+    """The current state of `run`; `client` blocks and returns bytes."""
     return SharedState.parse(client.hgetall(Keys(run).state))
 
 
@@ -115,7 +114,7 @@ async def read_state_async(client: redis.asyncio.Redis, run: str) -> SharedState
 
 
 def read_config(text: Answer | None, run: str) -> Config:
-    """The configuration that the run's coordinator wrote. Raises RunError without one, or for one of another
+    """The configuration that the run's coordinator wrote. Raises RunError if missing or of another
     version."""
     if text is None:
         raise RunError(f"this Redis knows no run {run!r}: check run.name and queue.url, or start it first")

@@ -1,8 +1,6 @@
-"""How the parts of a run report: monotone counters (one Redis hash), a heartbeat each, and one record per
-optimizer step.
+"""How parts report: monotone counters (one Redis hash), a heartbeat each, and one record per optimizer step.
 
-`deploy.monitor.run_state` turns these into what every view shows.
-"""
+`deploy.monitor.run_state` turns these into the snapshot that views show."""
 
 from __future__ import annotations
 
@@ -27,13 +25,13 @@ HEARTBEAT_S = 1.0
 HISTORY = 100_000
 FLOWS = ("groups_in", "groups_out", "rollouts_in", "rollouts_out", "tokens_in", "tokens_out")
 LOOKS = ("generator_looks", "generator_looks_idle")
-"""Counters: once a second the living generators, and those among them that had no request."""
+"""Counters of a sample once a second: live generators, and those without a request."""
 SILENT_S = 10.0
 """A part without a heartbeat for this long counts as down."""
 LEADER = "learner/0"
 """The part that drives the learner's steps."""
 STEPPING, TO_SLEEP = "training", "waiting for the generators to sleep"
-"""States of the learner in a step, and before one for which engines sleep."""
+"""Learner states during a step, and before a step for which engines sleep."""
 TELEMETRY = 3
 """Heartbeat schema version; bump it on incompatible changes."""
 
@@ -50,7 +48,7 @@ class Telemetry:
         self._added[name] = self._added.get(name, 0) + amount
 
     def group_in(self, group: Group) -> None:
-        """One complete group was pushed."""
+        """Count one pushed group."""
         old, new = group.versions
         self.add("groups_in", 1)
         self.add("rollouts_in", group.size)
@@ -58,7 +56,7 @@ class Telemetry:
         self.add("mixed_groups", int(old != new))
 
     def allocation(self, rule: str, successes: Sequence[int], extra: Sequence[int]) -> None:
-        """`rule` divided one shard of n prompts: c_i and Δ_i, both (n,)."""
+        """Count one allocation by `rule` over n prompts: c_i and Δ_i, both (n,)."""
         for c, e in zip(successes, extra, strict=True):
             self.add(f"phase_a:{rule}:{c}", 1)
             self.add(f"phase_b:{rule}:{c}", e)
@@ -75,8 +73,8 @@ class Telemetry:
 async def keep_beating(
     client: AsyncRedis, run: str, part: str, state: Callable[[], Mapping[str, Any]]
 ) -> None:
-    """Write the heartbeat of `part` (kind/name) once a second. Redis errors are logged and retried. A part
-    that leaves (`stop_beating`) is gone from every view; one that was killed is silent there."""
+    """Write the heartbeat of `part` (kind/name) once a second. Redis errors are logged and retried. A stopped
+    part (`stop_beating`) disappears from views; a killed one is shown as silent."""
     try:
         while True:
             try:
@@ -90,14 +88,13 @@ async def keep_beating(
 
 
 async def stop_beating(beat: asyncio.Task[None]) -> None:
-    """End a heartbeat of `keep_beating`; returns within a second also without Redis."""
+    """End a heartbeat of `keep_beating`; returns within a second, also without Redis."""
     beat.cancel()
     await asyncio.wait({beat}, timeout=HEARTBEAT_S)
 
 
 class Heartbeat:
-    """Writes the learner's heartbeat once a second, from a separate thread, because a step may take
-    minutes."""
+    """Writes the learner's heartbeat once a second in a thread, because a step may take minutes."""
 
     def __init__(self, client: redis.Redis, run: str, part: str) -> None:
         self._client, self._run, self._part = client, run, part
@@ -114,7 +111,7 @@ class Heartbeat:
             self._thread.start()
 
     def note(self, notice: str) -> None:
-        """Add a notice for people to all following heartbeats."""
+        """Add a notice for users to all following heartbeats."""
         self._notice = {"notice": notice}
 
     def stop(self) -> None:
@@ -133,7 +130,7 @@ class Heartbeat:
 
 
 def beats(parts: Mapping[Answer, Answer], kind: str) -> list[dict[str, Any]]:
-    """The newest heartbeats of the parts of one kind, from the hash `Keys.parts`."""
+    """The newest heartbeats of one kind of part, from the hash `Keys.parts`."""
     return [json.loads(text) for name, text in parts.items() if text_of(name).startswith(f"{kind}/")]
 
 

@@ -11,7 +11,7 @@ PUBLISHED = re.compile(rf"^{re.escape(PREFIX)}(?P<module>.+)\.lora_(?P<part>[AB]
 
 
 def published_name(parameter: str) -> str:
-    """The name in an adapter's file of a parameter that peft put into a model."""
+    """The name in an adapter's file of a parameter that peft added to a model."""
     found = PARAMETER.match(parameter)
     if found is None:
         raise ValueError(f"{parameter} is no parameter of a LoRA adapter")
@@ -19,7 +19,7 @@ def published_name(parameter: str) -> str:
 
 
 def parts_of(name: str) -> tuple[str, str]:
-    """(name of the linear layer, A or B) of a tensor in an adapter's file. Raises ValueError for another."""
+    """(layer name, A or B) of a tensor in an adapter's file. Raises ValueError for any other tensor."""
     found = PUBLISHED.match(name)
     if found is None:
         raise ValueError(f"{name} is no tensor of a LoRA adapter")

@@ -1,4 +1,4 @@
-"""A LoRA adapter's folder: what it was made for, and whether it belongs to a base."""
+"""Reads a LoRA adapter's folder and checks that it matches a base model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hora_rl.common.weights.model_files import ORIGIN, weights_digest
 
 @dataclass(frozen=True, slots=True)
 class AdapterFolder:
-    """`base` is the model's path or hub name as the adapter's settings give it; `base_weights` the digest of
-    its files, None where nobody noted it."""
+    """`base` is the model's path or hub name from the adapter's settings; `base_weights` the digest of its
+    files, None if not recorded."""
 
     path: Path
     base: str
@@ -29,12 +29,12 @@ class AdapterFolder:
 
 
 def is_adapter(folder: str) -> bool:
-    """Whether this is an adapter's folder, and not a model's."""
+    """Whether the folder is an adapter, not a model."""
     return (Path(folder) / SETTINGS).is_file()
 
 
 def read_adapter(folder: str) -> AdapterFolder:
-    """The adapter in `folder`. Raises ConfigError where vLLM could not serve it."""
+    """The adapter in `folder`. Raises ConfigError if vLLM cannot serve it."""
     path = Path(folder)
     try:
         settings = json.loads((path / SETTINGS).read_text())
@@ -61,7 +61,7 @@ def read_adapter(folder: str) -> AdapterFolder:
 
 
 def check_base(model: Model) -> None:
-    """Raise ConfigError when `model.adapter` was made for another base than `model.path`."""
+    """Raise ConfigError if `model.adapter` was trained on another base than `model.path`."""
     if model.adapter is None:
         return
     adapter, here = read_adapter(model.adapter), model.path
@@ -81,7 +81,7 @@ def check_base(model: Model) -> None:
 
 
 def refuse_to_train(model: Model) -> None:
-    """Raise ConfigError where a training run names an adapter to start from."""
+    """Raise ConfigError if a training run starts from an adapter."""
     if model.adapter is not None:
         raise ConfigError(
             f"model.adapter ({model.adapter}) is for `hora eval` and `hora sample`: training starts "
@@ -90,8 +90,8 @@ def refuse_to_train(model: Model) -> None:
 
 
 def model_settings(model: str) -> list[str]:
-    """The overrides by which a configuration measures `model`: a model's folder or hub name, or an adapter's
-    folder, which brings its base."""
+    """The configuration overrides that select `model`: a model's folder or hub name, or an adapter's folder
+    with its base."""
     if not is_adapter(model):
         return [f"model.path={model}", "model.adapter=null", "learner.lora=null"]
     return [f"model.path={read_adapter(model).base}", f"model.adapter={model}", "learner.lora=null"]

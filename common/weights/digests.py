@@ -1,4 +1,4 @@
-"""The digest of long bytes: BLAKE3, on all cores at once and on one several times as fast as SHA-256."""
+"""Digest of large data: BLAKE3 on all cores, on one core several times as fast as SHA-256."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ BLOCK = 2**23
 
 
 def hasher() -> blake3:
-    """An empty digest; `update` takes bytes in order, `hexdigest` gives 64 digits."""
+    """An empty digest; `update` takes bytes in order, `hexdigest` returns 64 digits."""
     return blake3(max_threads=blake3.AUTO)
 
 
 def digest_of(file: BinaryIO) -> str:
-    """The digest of the rest of `file`, read in blocks: a mapped file of a network disk could end this
+    """The digest of the rest of `file`, read in blocks: a memory-mapped network file could crash the
     process."""
     digest, block = hasher(), memoryview(bytearray(BLOCK))
     while count := file.readinto(block):  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Weights that are no numbers: a model with one is found when it is loaded, and not by its first loss."""
+"""Finds NaN and infinite weights when a model is loaded, not at its first loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hora_rl.common.errors import ConfigError
 
 
 def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Names of those that hold NaN or an infinite value. Each is read once, where it lies."""
+    """Names of tensors with NaN or infinite values. Reads each tensor once, on its device."""
     return [
         name
         for name, tensor in tensors
@@ -19,11 +19,11 @@ def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    return bool(torch.isfinite(torch.stack(tensor.aminmax())).all())  # NaN is the least and the largest
+    return bool(torch.isfinite(torch.stack(tensor.aminmax())).all())  # aminmax propagates NaN
 
 
 def refuse_not_finite(names: list[str], path: str) -> None:
-    """Raise ConfigError for a model at `path` that has such tensors."""
+    """Raise ConfigError if the model at `path` has such tensors."""
     if names:
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         raise ConfigError(

@@ -1,10 +1,9 @@
-"""A digest of tensors that is computed where they lie, in one pass over their bytes.
+"""A digest of tensors, computed on their device in one pass.
 
-The bytes are words x_i of 64 bits, and each chunk of words gives Σ w_i·x_i mod 2^64 with fixed random odd w_i
-(multilinear hashing). One flipped bit changes the sum, because an odd w_i times a power of two is not 0 mod
-2^64. Words that changed places change it but for a chance of about 2^-63, and chunks and tensors are told
-apart by their order and names. It tells replicas apart; it is no protection against an adversary.
-"""
+The bytes are 64-bit words x_i. Each chunk of words gives Σ w_i·x_i mod 2^64 with fixed random odd w_i
+(multilinear hashing). A flipped bit always changes the sum, because an odd w_i times a power of two is not 0
+mod 2^64. Swapped words change it except with probability about 2^-63. The order and names of chunks and
+tensors enter too. It compares replicas; it does not protect against an adversary."""
 
 from __future__ import annotations
 
@@ -14,21 +13,20 @@ from collections.abc import Iterable
 import torch
 
 CHUNK = 2**20
-"""Words of one sum: 8 MB, so that a product stays in a GPU's cache."""
+"""Words per sum: 8 MB, so that a product fits in a GPU's cache."""
 WORD = 8
 
 
 class TensorHash:
-    """Keeps the factors w_i on each device that it was used on."""
+    """Keeps the factors w_i on each device."""
 
     def __init__(self) -> None:
         self._factors: dict[torch.device, torch.Tensor] = {}
 
     def digest(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-        """64 hex digits over names, types, shapes and bytes of `tensors`, in their order.
+        """64 hex digits over names, types, shapes and bytes of `tensors`, in order.
 
-        The device is waited for once, at the end: every sum stays on it until then.
-        """
+        Waits for the device once, at the end."""
         about, sums = [], []
         for name, tensor in tensors:
             of_tensor = list(self._sums(tensor.detach()))

@@ -1,10 +1,9 @@
-"""Groups of the learner's rank 0 and the generators' workers, which may be on several machines, over Gloo or
+"""Process groups of the learner's rank 0 and the generators' workers, on one or more machines, over Gloo or
 NCCL.
 
-    store at rank 0 ─► every member says that it is here ─► all are ─► the group connects ─► broadcasts
+    store at rank 0 ─► every member announces itself ─► all are there ─► the group connects ─► broadcasts
 
-Each arrow has a deadline, so a member that dies at any of them is an error of the others, and not their end.
-"""
+Each arrow has a deadline, so a dead member is an error for the remaining members and does not block them."""
 
 from __future__ import annotations
 
@@ -31,11 +30,10 @@ def member_group(
     limit: timedelta,
     towards: str,
 ) -> Any:
-    """A group whose members have met at `store`; each of its calls then has `limit`. Raises RuntimeError when
-    the members have not come, or not connected, within `join`.
+    """A group of the members at `store`; each call has the time limit `limit`. Raises RuntimeError if members
+    are missing or not connected within `join`.
 
-    `towards` is the address of rank 0.
-    """
+    `towards` is the address of rank 0."""
     meet(store, rank, size, join)
     group = _gloo(store, rank, size, join, towards) if backend == "gloo" else _nccl(store, rank, size, join)
     group._set_default_timeout(limit)
@@ -43,17 +41,16 @@ def member_group(
 
 
 def meet(store: Store, rank: int, size: int, limit: timedelta) -> None:
-    """Return once all members are here. Raises RuntimeError at the limit, or when rank 0 is gone."""
+    """Return once all members are present. Raises RuntimeError at the limit, or if rank 0 is gone."""
     store.set(f"here/{rank}", "")
     store.wait([f"here/{each}" for each in range(size)], limit)
 
 
 def _gloo(store: Store, rank: int, size: int, limit: timedelta, towards: str) -> Any:
-    """A member that listens on the address that leads to `towards`.
+    """A member that listens on the address of the route to `towards`.
 
-    By default Gloo listens on the address of the host's name. On Debian and Ubuntu that is 127.0.1.1, which
-    no other machine reaches. GLOO_SOCKET_IFNAME, where it is set, decides.
-    """
+    By default Gloo listens on the address of the host's name, on Debian and Ubuntu 127.0.1.1, which is
+    unreachable from other machines. GLOO_SOCKET_IFNAME overrides this."""
     if IN_USE in os.environ:
         return ProcessGroupGloo(store, rank, size, limit)
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -63,8 +60,8 @@ def _gloo(store: Store, rank: int, size: int, limit: timedelta, towards: str) ->
 
 
 def _nccl(store: Store, rank: int, size: int, limit: timedelta) -> Any:
-    """A member on the current GPU. Its communicator does not block: a wait that passes its limit raises, and
-    `abort` ends what was in flight. torch's watchdog would end the process instead, so it is off."""
+    """A member on the current GPU. Its communicator is non-blocking: a wait past its limit raises, and
+    `abort` ends pending calls. torch's watchdog is off, because it would end the process."""
     from torch.distributed import ProcessGroupNCCL
 
     settings = {
@@ -102,7 +99,7 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 
 class PackedGroup:
-    """A group over NCCL as vLLM's packed transfer asks for one."""
+    """Adapts an NCCL group to vLLM's packed transfer."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -113,12 +110,12 @@ class PackedGroup:
         self._group.broadcast(tensor, src).wait()
 
     def destroy(self) -> None:
-        """End what is in flight, and leave."""
+        """Abort pending calls and leave the group."""
         self._group.abort()
 
 
 def address_towards(host: str) -> str:
-    """The address of this machine from which packets to `host` would leave; nothing is sent."""
+    """This machine's address on the route to `host`; nothing is sent."""
     family, kind, _, _, place = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(place)

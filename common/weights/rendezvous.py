@@ -1,5 +1,5 @@
-"""Rendezvous hashing: one of several names for a key, the same in every process while that name is there.
-Another set of names moves as few keys as possible."""
+"""Rendezvous hashing: maps a key to one of several names, the same in every process. Changing the names moves
+as few keys as possible."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from collections.abc import Iterable
 
 
 def chosen(key: str, names: Iterable[str]) -> str:
-    """The name for `key`, whatever the order of `names`, which are not empty."""
+    """The name for `key`, independent of the order of `names`, which must not be empty."""
     return max(names, key=lambda name: hashlib.blake2b(f"{key}:{name}".encode(), digest_size=8).digest())

@@ -1,4 +1,4 @@
-"""The manifest of published weights: what the learner announces and every replica can check."""
+"""The manifest of published weights: the learner announces it, and replicas verify it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis
 from hora_rl.common.weights.digests import digest_of
 
-# The version never falls: a restarted learner that repeats old steps must not take it back.
+# The version never falls, even if a restarted learner repeats old steps.
 ADVANCE = """
 local old = tonumber(redis.call('HGET', KEYS[1], 'version') or '-1')
 if tonumber(ARGV[1]) > old then redis.call('HSET', KEYS[1], 'version', ARGV[1]) end
@@ -26,7 +26,7 @@ return math.max(old, tonumber(ARGV[1]))
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Version `version` of run `run` as a safetensors file at `path` with this digest and size in bytes."""
+    """Version `version` of run `run`: a safetensors file at `path`, its digest and size in bytes."""
 
     run: str
     version: int
@@ -35,21 +35,20 @@ class Manifest:
     bytes: int
 
     def update_info(self) -> dict[str, Any]:
-        """The update that a replica receives, and checks before its workers load the file."""
+        """The update sent to a replica, which verifies it before loading."""
         return {"version": self.version, "path": self.path, "digest": self.digest, "bytes": self.bytes}
 
 
 def announce(client: redis.Redis, manifest: Manifest) -> None:
-    """Make `manifest` the newest: replicas that start or lag pull it from now on."""
+    """Make `manifest` the newest: replicas that start or lag pull it."""
     client.set(Keys(manifest.run).weights, json.dumps(asdict(manifest)))
 
 
 def check_file(info: Mapping[str, Any]) -> BinaryIO:
-    """The file of an update, open, after it was read whole. Close it.
+    """Open and verify the file of an update by reading it in full. The caller closes it.
 
-    Raises DamagedWeights when it differs from its announcement or cannot be read, and StaleWeights when it is
-    gone, deleted here or on another machine of a shared disk.
-    """
+    Raises DamagedWeights if it differs from its announcement or cannot be read, and StaleWeights if it was
+    deleted, here or on another machine of a shared disk."""
     try:
         file = open(info["path"], "rb", opener=_open)  # noqa: SIM115
         try:
@@ -65,7 +64,7 @@ def check_file(info: Mapping[str, Any]) -> BinaryIO:
 
 
 def _open(path: str, flags: int) -> int:
-    # It may be a descriptor of a learner that died, and the pipe of another process by now.
+    # A dead learner's descriptor path may now be another process's pipe: do not block.
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -84,12 +83,12 @@ def _compare(file: BinaryIO, info: Mapping[str, Any]) -> None:
 
 
 def path_of(descriptor: int) -> str:
-    """Where processes of this user on this machine open what this process has open."""
+    """Path by which processes of this user on this machine open this process's descriptor."""
     return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 def mark_of(path: str) -> str:
-    """Distinguishes a file from one that replaces it under its name; empty without a file."""
+    """Distinguishes a file from a replacement of the same name; empty if missing."""
     try:
         about = os.stat(path)
     except OSError:
@@ -98,7 +97,7 @@ def mark_of(path: str) -> str:
 
 
 def advance(client: redis.Redis, run: str, version: int) -> int:
-    """Record that `version` was sent to every replica or can be pulled. Returns the version in force, which
+    """Record that `version` was sent to every replica or can be pulled. Returns the newest version, which
     never falls."""
     return int(client.register_script(ADVANCE)(keys=[Keys(run).state], args=[version]))
 
@@ -114,18 +113,17 @@ def newest_now(client: redis.Redis, run: str) -> Manifest | None:
 
 
 def available(client: redis.Redis, run: str, transport: str) -> int:
-    """The newest version that a replica can get without this learner, 0 without one. Reads the whole file.
+    """The newest version that a replica can get without this learner, otherwise 0. Reads the file in full.
 
     It may be ahead of a learner that repeats ledgered steps after a crash. Those weights came from the same
-    groups, and publishing the versions in between again would take the manifest back. A broadcast to a group
-    does not outlive its learner.
-    """
+    groups, and publishing intermediate versions again would take the manifest back. Versions broadcast to a
+    group are lost with their learner."""
     manifest = newest_now(client, run)
     if transport != "file" or manifest is None:
         return 0
     try:
         check_file(manifest.update_info()).close()
-    except StaleWeights:  # also DamagedWeights: that version is published again
+    except StaleWeights:  # includes DamagedWeights: the learner publishes it again
         return 0
     return manifest.version
 
