@@ -255,7 +255,7 @@ def _check_k(objective: str, k: int | None, of: NDArray[np.int64], sizes: NDArra
             raise ValueError(f"k ({k}) belongs to objective pass_at_k or pkpo, not {objective}")
         return
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < least:
-        raise ValueError(f"k must be an integer >= {least} for objective {objective}, not {k!r}")
+        raise ValueError(f"k must be a whole number from {least} for objective {objective}, not {k!r}")
     small = np.flatnonzero(sizes[of] < k)
     if small.size:
         raise ValueError(

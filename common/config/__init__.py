@@ -1,8 +1,7 @@
-"""The configuration of one experiment: one YAML file for `serve deploy`, the learner and the one-machine run.
+"""The configuration of one experiment: one YAML file for `serve deploy`, the learner and `hora run`.
 
-Unknown keys and impossible values are refused with the key's path, both values and the reason. Names are the
-paper's where it has one: Γ = rollout.prompts_per_batch, G = rollout.group_size, G0 = rollout.pre_rollouts.
-"""
+Unknown keys and invalid values are refused with the key's path, the values and the reason. Names follow the
+paper: Γ = rollout.prompts_per_batch, G = rollout.group_size, G0 = rollout.pre_rollouts."""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _asked_for(self) -> Self:
-        """Without a system message nobody asks the model for the form that its rewards look for, and all of
-        them are 0."""
+        """Set a system message that asks for the format of the rewards, which otherwise would all be 0."""
         sources = {
             name: _asking(source, source.reward or self.reward) for name, source in self.data.sources.items()
         }
@@ -127,7 +125,7 @@ class Config(Section):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Names of the run's data sources; a single empty name for a run with one data set."""
+        """Names of the run's data sources; a single empty name for one data set."""
         return tuple(self.data.sources) or ("",)
 
     @property
@@ -135,8 +133,8 @@ class Config(Section):
         return tuple(source.weight for source in self.data.sources.values()) or (1.0,)
 
     def of(self, source: str) -> Config:
-        """This configuration with the data and the rewards of one source. Raises KeyError for a source that
-        the run does not have."""
+        """This configuration with the data and rewards of one source. Raises KeyError for an unknown
+        source."""
         if not self.data.sources and not source:
             return self
         rows = self.data.sources[source]
@@ -150,7 +148,7 @@ class Config(Section):
 
     @property
     def evaluated(self) -> Config:
-        """This configuration with the data and the rewards by which held-out problems are sampled."""
+        """This configuration with the data and rewards for held-out problems."""
         return self.of(self.evaluated_source)
 
     @property
@@ -160,7 +158,7 @@ class Config(Section):
 
     @property
     def reward_names(self) -> tuple[str, ...]:
-        """Every reward that is computed for any source."""
+        """Every reward computed for any source."""
         return tuple(dict.fromkeys(name for s in self.source_names for name in self.of(s).reward.names))
 
     @model_validator(mode="after")
@@ -228,7 +226,7 @@ class Config(Section):
         return tuple(name for name in names[0] if all(name in others for others in names))
 
     def _counted(self, reward: Reward) -> None:
-        """Raise ValueError where a setting needs successes and `reward.success` is null."""
+        """Raise ValueError if a setting needs successes and `reward.success` is null."""
         if reward.success is None:
             rule, prior = self.allocation.rule, self.allocation.prior
             objective = self.learner.objective
@@ -287,18 +285,18 @@ class Config(Section):
 
     @property
     def policy(self) -> str:
-        """The deployment that samples: `environment`, which calls the generators, or `generator`."""
+        """The deployment that samples: `generator`, or `environment`, which calls the generators."""
         return "generator" if self.environment.path is None else "environment"
 
     @property
     def longest(self) -> int:
-        """Maximum tokens of a sequence, which the engine and one micro-batch must hold."""
+        """Maximum tokens of a sequence, for the engine and one micro-batch."""
         given = 0 if self.environment.path is None else self.environment.max_given_tokens
         return self.rollout.max_prompt_tokens + self.rollout.max_response_tokens + given
 
     @property
     def longest_in_words(self) -> str:
-        """How `longest` is computed: the keys, their values and the sum."""
+        """The sum for `longest`: keys, values and result."""
         keys = ["rollout.max_prompt_tokens", "rollout.max_response_tokens"]
         values = [self.rollout.max_prompt_tokens, self.rollout.max_response_tokens]
         if self.environment.path is not None:
@@ -313,17 +311,17 @@ class Config(Section):
         return warmup.reward if warmup.enabled and warmup.reward in self._in_every_source else None
 
     def least_extra(self, rule: str) -> int:
-        """Minimum number of Phase B rollouts per prompt in the first round of a shard under `rule`."""
+        """Minimum number of Phase B rollouts per prompt in a shard's first round under `rule`."""
         return 1 if self.learner.objective.phase_weight == "unbiased" and needs_counts(rule) else 0
 
     @property
     def capacity(self) -> int:
-        """Untrained groups the queue holds before producers wait."""
+        """Number of untrained groups in the queue at which producers wait."""
         return self.queue.capacity or (self.rollout.max_staleness + 2) * self.rollout.prompts_per_batch
 
 
 def _asking(rows: AnyRows, reward: Reward) -> AnyRows:
-    """`rows` with a system message that asks for what `reward` looks for, where there is none."""
+    """`rows` with a system message that asks for the format `reward` needs, if there is none."""
     asked = instructions(reward.answer, reward.names)
     if "system" in rows.model_fields_set or asked is None or not rows.in_plain_words:
         return rows

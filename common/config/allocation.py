@@ -12,7 +12,7 @@ UNIFORM = "uniform"
 
 
 def needs_counts(rule: str) -> bool:
-    """Whether a rule goes by successes. Only `uniform` does not: it is what GRPO does."""
+    """Whether a rule uses successes. Only `uniform`, as in GRPO, does not."""
     return rule != UNIFORM
 
 
@@ -24,9 +24,9 @@ class WarmUp(Section):
         "format",
         description="Reward of the warm-up gate. Without the format reward there is no warm-up by default.",
     )
-    format_reward: float = Field(0.85, ge=0, le=1, description="Mean of this reward that counts as learned.")
+    format_reward: float = Field(0.85, ge=0, le=1, description="Mean of this reward at which the gate opens.")
     cycles: Count = Field(
-        3, description="Consecutive generation cycles at or above it before HORA takes over for good."
+        3, description="Consecutive generation cycles at or above it before HORA takes over."
     )
 
 
@@ -34,9 +34,8 @@ class Allocation(Section):
     rule: str = Field(
         "hit_utility",
         description="hit_utility, probe_aware, first_hit, first_hit(K), expected_worth(R), mixed, "
-        "hit_or_miss(WEIGHT), uniform, hard_first, variance, "
-        "knapsack, coba_rl, ar3po, reinforce_ada, even_sizes (docs/explanation/method.md), or "
-        "package.module:function.",
+        "hit_or_miss(WEIGHT), uniform, hard_first, variance, knapsack, coba_rl, ar3po, reinforce_ada, "
+        "even_sizes (docs/explanation/method.md), or package.module:function.",
     )
     prior: str = Field(
         "fixed",
@@ -51,19 +50,19 @@ class Allocation(Section):
     )
     rounds: Count = Field(
         1,
-        description="R: number of rounds in which Phase B's budget is allocated. Each uses the results of"
-        " the rounds before it. 1 is the paper.",
+        description="R: allocation rounds of Phase B. Each uses the results of earlier ones. The paper uses "
+        "1.",
     )
     stop: Literal["none", "hit", "mixed"] = Field(
         "none",
         description="hit: prompts with a success get no more rollouts; mixed: those with a success and a "
-        "failure get none. Budget that is left goes to all-right prompts until a failure, "
-        "then by the rule's own gain.",
+        "failure get none. Leftover budget goes to all-right prompts until a failure, then by the rule's "
+        "gain.",
     )
     budget: Literal["rollouts", "tokens"] = Field(
         "rollouts",
-        description="tokens: a batch spends Γ·G times the mean length of the last cycles' Phase A, and gains "
-        "count per token. A batch then holds about Γ·G rollouts.",
+        description="tokens: a batch spends Γ·G times the mean length of recent Phase A rollouts, and gains "
+        "count per token, so it holds about Γ·G rollouts.",
     )
     max_group_size: Count | None = Field(None, description="Cap on G_i; none by default.")
     prior_state: str | None = Field(None, description="File that `python -m hora_rl.deploy.fit_prior` wrote.")
@@ -78,7 +77,7 @@ class Allocation(Section):
         return needs_counts(self.rule)
 
     def under(self, rule: str) -> Allocation:
-        """These settings as `rule` uses them (before the warm-up gate opens it is `uniform`): one without
-        counts divides once, in rollouts, and stops at nothing."""
+        """These settings under `rule`, which is `uniform` before the warm-up gate opens. A rule without
+        counts has one round, a budget in rollouts, and no stop."""
         fixed = {} if needs_counts(rule) else {"rounds": 1, "stop": "none", "budget": "rollouts"}
         return self.model_copy(update={"rule": rule, **fixed})

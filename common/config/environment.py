@@ -11,28 +11,28 @@ from hora_rl.common.user_code import is_user_function
 
 BUILT_IN = ("guess", "calculator", "python")
 LIBRARY = "verifiers"
-"""As `environment.path`: an environment of the library of that name."""
+"""Value of `environment.path` for an environment of that library."""
 
 
 class Verifiers(Section):
-    """An environment of the library `verifiers`, which runs in a Python of its own."""
+    """An environment of the library `verifiers`, which runs in a separate Python."""
 
-    taskset: str = Field(description="Task set, by the id that the library finds it by: a module's name.")
+    taskset: str = Field(description="Task set, by its id in the library: a module's name.")
     env: str | None = Field(
-        None, description="Environment, by its id; none: the task set's own, or one agent that plays it."
+        None, description="Environment, by its id; none: the task set's default, or one agent that plays it."
     )
     config: dict[str, JsonValue] = Field(
-        {}, description="Further keys of the environment's configuration, as the library has them."
+        {}, description="Further keys of the environment's configuration, named as in the library."
     )
     python: str = Field(
         ".venv-verifiers/bin/python",
-        description="A Python with requirements/verifiers.txt. Not the one of `hora`: vLLM needs other "
-        "versions of what the library pins.",
+        description="A Python with requirements/verifiers.txt, separate from that of `hora`, because vLLM "
+        "needs other versions.",
     )
     variables: tuple[str, ...] = Field(
         (),
-        description="Names of environment variables that it gets, such as the key of a judge. Others that "
-        "`hora` was started with are kept from it.",
+        description="Names of environment variables passed on, such as the key of a judge. Other variables "
+        "are removed.",
     )
 
 
@@ -42,46 +42,42 @@ class Environment(Section):
     path: str | None = Field(
         None,
         description="guess, calculator, python, verifiers (with environment.verifiers), or "
-        "`package.module:function` for your own. null: a rollout is one completion.",
+        "`package.module:function`. null: a rollout is one completion.",
     )
     verifiers: Verifiers | None = Field(
-        None, description="Which environment of the library `verifiers`, where path is verifiers."
+        None, description="Environment of the library `verifiers`, if path is verifiers."
     )
-    max_turns: int = Field(
-        8, ge=1, le=4096, description="Maximum number of the policy's turns in an episode."
-    )
+    max_turns: int = Field(8, ge=1, le=4096, description="Maximum number of policy turns in an episode.")
     max_turn_tokens: Count | None = Field(
         None,
-        description="Maximum sampled tokens of one turn; none: what is left of "
-        "rollout.max_response_tokens, which bounds all turns together.",
+        description="Maximum sampled tokens of one turn; none: the rest of rollout.max_response_tokens, "
+        "which bounds all turns.",
     )
     max_given_tokens: Count = Field(
         1024,
-        description="Maximum tokens between the turns of an episode: messages of the environment, and "
-        "what the chat template adds.",
+        description="Maximum tokens between turns in an episode: environment messages and the chat "
+        "template's additions.",
     )
     history: Literal["append", "render"] = Field(
         "append",
-        description="Context of later turns. append: all sampled tokens, reasoning included; a rollout is"
-        " one sequence. render: what the chat template shows of earlier turns, which may omit"
-        " reasoning; each turn is a sequence.",
+        description="Context of later turns. append: all sampled tokens with reasoning; a rollout is one "
+        "sequence. render: earlier turns as the chat template shows them, perhaps without reasoning; each "
+        "turn is a sequence.",
     )
     time_limit_s: PerStart[Seconds] = Field(
         60.0,
-        description="Seconds that an environment may use for one episode, without the time it waits for "
-        "the policy. After that it counts as hung, and the episode is sampled again.",
+        description="Seconds that an environment may use per episode, not counting time for the policy. "
+        "After that it is hung, and the episode is sampled again.",
     )
     attempts: PerStart[Count] = Field(
-        5,
-        description="Tries of one episode whose environment fails or hangs, before the run stops with the "
-        "reason.",
+        5, description="Tries of an episode whose environment fails or hangs, before the run stops."
     )
     replicas: PerPart[Count] = Field(1, description="Replicas of the deployment at the start.")
     max_replicas: PerStart[Count | None] = Field(
         None, description="Replicas are added on demand up to this number; none: no replica is added."
     )
     episodes: PerStart[Count] = Field(
-        256, description="Concurrent episodes of one replica. Further ones wait outside, in no order."
+        256, description="Concurrent episodes per replica. Further ones wait outside, unordered."
     )
     cpus: PerStart[float] = Field(0.25, ge=0, description="CPUs reserved per replica, for Ray's placement.")
 

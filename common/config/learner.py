@@ -31,77 +31,67 @@ class Learner(Section):
         None,
         gt=0,
         le=1,
-        description="Share of a GPU reserved per rank; none: 1 where there are GPUs. Below 1 on one card "
-        "that generator and learner share.",
+        description="Share of a GPU reserved per rank; none: 1 on a GPU machine. Below 1 if generator and "
+        "learner share a card.",
     )
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage; 0 is 2 in 16 bits.")
-    tokens_per_microbatch: PerStart[Count] = Field(
-        16384, description="Prompt and completion tokens of one micro-batch."
-    )
+    tokens_per_microbatch: PerStart[Count] = Field(16384, description="Prompt and completion tokens.")
     logit_chunk: PerStart[Count] = Field(1024, description="Tokens whose logits exist in float32 at a time.")
-    gradient_checkpointing: PerStart[bool] = Field(
-        False, description="Recompute activations in the backward pass."
-    )
+    gradient_checkpointing: PerStart[bool] = Field(False, description="Recompute activations in backward.")
     offload_optimizer: bool = Field(False, description="Keep optimizer state in CPU memory.")
-    attention: Literal["sdpa", "eager"] = Field(
-        "sdpa", description="Attention implementation of the learner's model."
-    )
+    attention: Literal["sdpa", "eager"] = Field("sdpa", description="Attention of the learner's model.")
     kernels: Literal["torch", "liger"] = Field(
         "torch",
-        description="liger: RMSNorm, SwiGLU and rotary embedding from liger-kernel, which the GPU set holds.",
+        description="liger: RMSNorm, SwiGLU and rotary embedding from liger-kernel (in the GPU requirements)."
+        "",
     )
     lora: Lora | None = Field(
-        None, description="Train a low-rank adapter in place of the full weights; null: full weights."
+        None, description="Train a low-rank adapter instead of the full weights; null: full weights."
     )
     optimizer: Optimizer = Optimizer()
     objective: Objective = Objective()
     checkpoint_every: PerStart[Count] = Field(10, description="Steps between durable checkpoints.")
     async_checkpoint: PerStart[bool] = Field(
         True,
-        description="Write checkpoints while the next steps train. Each rank keeps a copy of its state in "
-        "host memory; false saves that memory, and the step waits for the disk.",
+        description="Write checkpoints while later steps train. Each rank keeps a copy of its state in host "
+        "memory; false saves that memory, and the step waits for the disk.",
     )
     keep_checkpoints: PerStart[Count] = Field(
         2,
-        description="Newest checkpoints kept, each verified. Groups stay in Redis until the oldest of them "
-        "contains their step.",
+        description="Newest checkpoints kept, each verified. Redis keeps groups until the oldest contains "
+        "their step.",
     )
     keep_best: PerStart[str | None] = Field(
         None,
-        description="pass@K with a K of evaluation.k: RUN/best keeps the weights of the evaluation with "
-        "the highest value. Needs evaluation.every.",
+        description="pass@K with a K of evaluation.k: RUN/best keeps the weights with its highest value. "
+        "Needs evaluation.every.",
     )
     group_cache_gib: PerStart[float] = Field(
         4.0,
         ge=0,
         description="Host memory in which rank 0 keeps validated groups until their step, to read them once.",
     )
-    max_dead_in_a_row: PerStart[Count] = Field(
-        10, description="The run stops after this many unusable groups in a row."
-    )
-    max_bad_losses: PerStart[Count] = Field(
-        3, description="The run stops after this many steps without a finite loss."
-    )
+    max_dead_in_a_row: PerStart[Count] = Field(10, description="Unusable groups in a row that stop the run.")
+    max_bad_losses: PerStart[Count] = Field(3, description="Steps without a finite loss that stop the run.")
     wait_limit_s: PerStart[Seconds] = Field(
         1800.0, description="The learner stops, with the reason, after this long without a group."
     )
     wandb: PerStart[str | None] = Field(None, description="Weights & Biases project; none: off.")
     mlflow: PerStart[str | None] = Field(
-        None, description="MLflow experiment; none: off. MLFLOW_TRACKING_URI says where, else RUN/mlflow."
+        None, description="MLflow experiment; none: off. Location: MLFLOW_TRACKING_URI, else RUN/mlflow."
     )
 
 
 class Weights(Section):
     transport: Literal["file", "gloo", "nccl"] = Field(
-        "file",
-        description="file: any machine that shares run.folder; gloo: over the network; nccl: GPU to GPU.",
+        "file", description="file: machines that share run.folder; gloo: over the network; nccl: GPU to GPU."
     )
     update_limit_s: PerStart[Seconds] = Field(120.0, description="Deadline of every phase of an update.")
     drift_alarm: PerStart[float] = Field(
         0.1,
         gt=0,
-        description="Mean |log-prob difference| of generator and learner, same version, above which an alarm "
-        "is raised.",
+        description="Alarm above this mean |log-prob difference| of generator and learner at the same "
+        "version.",
     )
     drift_limit: PerStart[float | None] = Field(
         0.5,

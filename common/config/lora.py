@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA), which the learner trains instead of the full weights."""
+"""Low-rank adapters (LoRA), trained instead of the full weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class Lora(Section):
-    """W + (alpha/rank)·B·A in place of each target's weight W; A and B are trained, W is not."""
+    """W + (alpha/rank)·B·A replaces each target's weight W; A and B are trained, W is not."""
 
     rank: Count = Field(16, description="Rows of A and columns of B.")
     alpha: float = Field(32.0, gt=0, description="The product B·A is multiplied by alpha/rank.")
@@ -29,8 +29,7 @@ class Lora(Section):
     def _possible(self) -> Self:
         if self.dropout != 0:
             raise ValueError(
-                f"learner.lora.dropout ({self.dropout:g}) must be 0: generators sample without dropout, so "
-                "the learner would train on log-probs that no generator used"
+                f"learner.lora.dropout ({self.dropout:g}) must be 0: generators sample without dropout"
             )
         if self.rank > VLLM_RANKS[-1]:
             raise ValueError(
@@ -50,8 +49,7 @@ class Lora(Section):
 
     @property
     def adapter_config(self) -> dict[str, object]:
-        """This adapter's settings for peft's `LoraConfig` and `adapter_config.json`, without the base
-        model."""
+        """Settings for peft's `LoraConfig` and `adapter_config.json`, without the base model."""
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -63,7 +61,7 @@ class Lora(Section):
         }
 
     def check_serving(self, dtype: str, transport: str, clear_cache: bool) -> None:
-        """Raise ValueError where vLLM would not serve what the learner trains."""
+        """Raise ValueError if vLLM would not serve exactly the trained model."""
         if dtype != "float32" and not math.log2(self.scale).is_integer():
             raise ValueError(
                 f"learner.lora.alpha / learner.lora.rank = {self.alpha:g}/{self.rank} = {self.scale:.4g} is "
@@ -72,12 +70,10 @@ class Lora(Section):
             )
         if transport == "nccl":
             raise ValueError(
-                "weights.transport (nccl) loads into the model itself, and learner.lora sends an adapter "
-                "beside it: use file or gloo, an adapter is small"
+                "weights.transport (nccl) cannot send the adapter of learner.lora: use file or gloo"
             )
         if not clear_cache:
             raise ValueError(
                 "generator.clear_cache (false) with learner.lora: vLLM finds cached prompts by the adapter's "
-                "name, which no update changes, and would continue them on the old adapter's keys and "
-                "values: set generator.clear_cache: true"
+                "name and would reuse the old adapter's keys and values: set generator.clear_cache: true"
             )

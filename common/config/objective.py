@@ -1,4 +1,4 @@
-"""The objective: advantage, ratio and loss, aggregation of tokens, weights of groups, regularisers."""
+"""The objective: advantage, ratio and loss, token aggregation, group weights, regularisers."""
 
 from __future__ import annotations
 
@@ -14,26 +14,21 @@ from hora_rl.common.user_code import is_user_function
 
 
 class GroupWeight(Section):
-    """Factor of a group's advantages: the weight that group sizes imply under grpo, without or against it, or
-    by difficulty.
-
-    A plain string stands for `kind`.
-    """
+    """Factor of a group's advantages, by group size or difficulty. A plain string sets `kind`."""
 
     kind: Literal["none", "sqrt_size", "inverse_sqrt_size", "difficulty", "as_if"] = Field(
         "none",
         description="√(G_i/G), its inverse, clamp((tau/p̂)^gamma, lo, hi) with p̂ the group's share of "
-        "successes, or √(G'_i/G) with the sizes G' that rule as_if would have given.",
+        "successes, or √(G'_i/G) with the sizes G' of rule as_if.",
     )
-    tau: float = Field(0.12, gt=0, description="Success rate at which the weight of difficulty is 1.")
+    tau: float = Field(0.12, gt=0, description="Success rate at which the difficulty weight is 1.")
     gamma: float = Field(0.5, gt=0, description="Exponent of difficulty.")
-    lo: float = Field(0.7, gt=0, description="Least weight of difficulty.")
-    hi: float = Field(
-        3.0, gt=0, description="Largest weight of difficulty, and that of groups without a success."
-    )
+    lo: float = Field(0.7, gt=0, description="Minimum difficulty weight.")
+    hi: float = Field(3.0, gt=0, description="Maximum difficulty weight, also without a success.")
     as_if: str | None = Field(
         None,
-        description="Rule whose group sizes weigh uniformly sampled groups: the control of every allocation.",
+        description="Rule whose group sizes weight uniformly sampled groups: the control of every allocation."
+        "",
     )
 
     @model_validator(mode="before")
@@ -61,8 +56,7 @@ class GroupWeight(Section):
 class Objective(Section):
     """L = -(1/Γ) Σ_i (1/G_i) Σ_j (1/Z_ij) Σ_t w_ijt min(ρA, clip(ρ)A) (paper, equation 1 with 1/G_i).
 
-    Keys and values have TRL's names where it has them; docs/reference/objectives.md maps the others.
-    """
+    Keys and values have TRL's names if they exist; docs/reference/objectives.md maps the rest."""
 
     model_config = ConfigDict(
         **Section.model_config, serialize_by_alias=True, validate_by_name=True, validate_by_alias=True
@@ -74,13 +68,13 @@ class Objective(Section):
     )
     scale: Literal["group", "batch", "none"] | None = Field(
         None,
-        description="What grpo divides by: the group's deviation, that of the batch's rewards, or nothing; "
-        "unset: group.",
+        description="Divisor of grpo: the group's deviation, that of the batch's rewards, or none; unset: "
+        "group.",
     )
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
         "sum_then_normalize",
-        description="Weighted rewards added before they are normalised, or each normalised in its group "
-        "first (GDPO); the latter with grpo.",
+        description="Add weighted rewards before normalising, or normalise each in its group first (GDPO); "
+        "the latter with grpo.",
     )
     k: Count | None = Field(None, description="k of pass_at_k and pkpo; at most the smallest possible group.")
     lambda_: float = Field(
@@ -94,24 +88,23 @@ class Objective(Section):
     group_weight: GroupWeight = GroupWeight()
     phase_weight: Literal["pooled", "unbiased"] = Field(
         "pooled",
-        description="Both phases as one group (the paper), or each with the share of the budget it has under "
-        "uniform sampling, which keeps rloo's expectation though Phase B's size depends on what Phase A "
-        "found; in one round.",
+        description="Both phases as one group (the paper), or each with its budget share under uniform "
+        "sampling, which keeps rloo's expectation although Phase A determines Phase B's size; in one round.",
     )
     aggregate: Literal["group", "token"] = Field(
         "group",
-        description="group: 1/G_i and 1/Z, each prompt alike (the paper); token: all tokens of the batch "
-        "alike (DAPO).",
+        description="group: 1/G_i and 1/Z, equal prompts (the paper); token: equal tokens over the batch "
+        "(DAPO).",
     )
     normalisation: Literal["constant", "sequence", "none"] = Field(
         "constant",
-        description="Z of aggregate group: max_response_tokens (Dr.GRPO) or the own length; none is "
-        "aggregate token's.",
+        description="Z of aggregate group: max_response_tokens (Dr.GRPO) or the completion's length; none "
+        "for aggregate token.",
     )
     overlong: Literal["keep", "mask", "soft"] = Field(
         "keep",
-        description="A completion cut at its limit: trained; left out of the loss, though it counts in G_i, "
-        "in its group's mean and in the posterior; or penalised by up to 1 over the last overlong_cache "
+        description="A completion cut at its limit is trained; masked from the loss, though it counts in "
+        "G_i, its group's mean and the posterior; or penalised by up to 1 over the last overlong_cache "
         "tokens before max_response_tokens (DAPO).",
     )
     overlong_cache: Count | None = Field(
@@ -119,52 +112,49 @@ class Objective(Section):
     )
     ratio: Literal["token", "sequence"] = Field(
         "token",
-        description="ρ of each token, or the geometric mean over the completion for all of its tokens "
-        "(GSPO).",
+        description="ρ of each token, or the geometric mean over the completion for all its tokens (GSPO).",
     )
     loss: Literal["clip", "cispo", "sapo"] = Field(
         "clip",
-        description="min(ρA, clip(ρ)A); ρ bounded above and held fixed in A log π (CISPO); a sigmoid "
-        "around ρ = 1 (SAPO).",
+        description="min(ρA, clip(ρ)A); ρ bounded above and detached in A log π (CISPO); a sigmoid around ρ "
+        "= 1 (SAPO).",
     )
     clip_low: float = Field(0.2, ge=0, lt=1, description="ρ is clipped to at least 1 - clip_low.")
     clip_high: float = Field(0.2, ge=0, description="ρ is clipped to at most 1 + clip_high.")
     clip_dual: float | None = Field(
         None,
         gt=1,
-        description="Most ρ under clip where A is negative, above 1 + clip_high (TRL's delta); none: "
+        description="Maximum ρ under clip if A is negative, above 1 + clip_high (TRL's delta); none: "
         "unbounded.",
     )
-    sapo_temperature_pos: float = Field(1.0, gt=0, description="Steepness of sapo where A is positive.")
-    sapo_temperature_neg: float = Field(1.05, gt=0, description="Steepness of sapo elsewhere.")
+    sapo_temperature_pos: float = Field(1.0, gt=0, description="Steepness of sapo for positive A.")
+    sapo_temperature_neg: float = Field(1.05, gt=0, description="Steepness of sapo otherwise.")
     importance: Literal["token_truncate", "token_mask", "sequence_mask", "none"] = Field(
         "token_truncate", description="Correction of π_prox/π_gen."
     )
     importance_cap: float = Field(3.0, gt=0, description="C of the correction.")
     kl: float = Field(0.0, ge=0, description="Coefficient of the KL estimate to the frozen initial policy.")
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
-        "k3",
-        description="With d = log π_ref/π: -d (whose gradient is zero in expectation), d²/2, or exp(d) - d - "
-        "1.",
+        "k3", description="With d = log π_ref/π: -d (zero expected gradient), d²/2, or exp(d) - d - 1."
     )
     entropy_coef: float = Field(
         0.0,
         ge=0,
-        description="Coefficient of the bonus for the mean entropy of a token; where entropy_target is set, "
-        "that of the start.",
+        description="Coefficient of the bonus for mean token entropy; with entropy_target, its initial value."
+        "",
     )
     entropy_target: float | None = Field(
         None, gt=0, description="Mean entropy (nats) below which the coefficient grows; none: it is constant."
     )
-    entropy_coef_min: float = Field(0.0, ge=0, description="Least coefficient with entropy_target.")
-    entropy_coef_max: float = Field(1.0, gt=0, description="Largest coefficient with entropy_target.")
+    entropy_coef_min: float = Field(0.0, ge=0, description="Minimum coefficient with entropy_target.")
+    entropy_coef_max: float = Field(1.0, gt=0, description="Maximum coefficient with entropy_target.")
     entropy_coef_delta: float = Field(0.005, gt=0, description="Change of the coefficient after an update.")
     top_entropy_quantile: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="Share of the batch's trained tokens, those of the highest entropy, that move the "
-        "policy; below 1 it costs one more forward pass.",
+        description="Share of the batch's trained tokens, those with the highest entropy, in the loss; below "
+        "1 costs a forward pass.",
     )
     updates_per_batch: Count = Field(
         1, description="Gradient updates on one batch; above 1, π_prox is recomputed once."
@@ -173,7 +163,7 @@ class Objective(Section):
     @model_validator(mode="before")
     @classmethod
     def _lengths(cls, values: object) -> object:
-        """Set Z for `aggregate: token`, which has none, so that the user need not set it."""
+        """Default Z for `aggregate: token`, which has none."""
         if isinstance(values, dict) and values.get("aggregate") == "token":
             return {"normalisation": "none", **values}
         return values
@@ -265,7 +255,7 @@ class Objective(Section):
 
     @property
     def rewards_entropy(self) -> bool:
-        """Whether there is an entropy bonus, now or later."""
+        """Whether there can be an entropy bonus."""
         return self.entropy_coef > 0.0 or self.entropy_target is not None
 
     @property
@@ -275,7 +265,7 @@ class Objective(Section):
 
     @property
     def scaling(self) -> Literal["group", "batch", "none"]:
-        """What `grpo` divides by: GDPO's normalised rewards by their deviation over the batch."""
+        """Divisor of `grpo`. For GDPO it is the deviation over the batch."""
         gdpo = self.multi_objective_aggregation == "normalize_then_sum"
         return self.scale or ("batch" if gdpo else "group")
 
@@ -285,7 +275,7 @@ NO_MARGINAL_GAIN = ("hard_first", "even_sizes", "knapsack", "coba_rl", "reinforc
 
 
 def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocation) -> None:
-    """Raise ValueError where the sampling settings do not fit the objective."""
+    """Raise ValueError if the sampling settings do not fit the objective."""
     name, rule = "learner.objective", allocation.rule
     smallest = rollout.pre_rollouts if allocation.needs_counts else rollout.group_size
     if (objective.k or 0) > smallest:
@@ -314,8 +304,8 @@ def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocatio
 
 
 def _check_phase_b_of_every_prompt(rollout: Rollout, allocation: Allocation) -> None:
-    """Raise ValueError where a prompt may get no Phase B rollout, because the objective weights the two
-    phases separately."""
+    """Raise ValueError if a prompt may get no Phase B rollout, because the objective weights the two phases
+    separately."""
     name, rule, budget = "learner.objective.phase_weight (unbiased)", allocation.rule, rollout.shard_budget
     if allocation.stop != "none" or allocation.budget == "tokens" or rule.startswith(NO_MARGINAL_GAIN):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Rewards, what counts as success, and the processes that compute them."""
+"""Rewards, the definition of success, and the processes that compute them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ EPISODE = "episode."
 
 
 class CodeTests(Section):
-    """The reward `code_tests`: limits of a program, and columns of the tests."""
+    """The reward `code_tests`: a program's limits, and the columns of its tests."""
 
     seconds: float = Field(
         4.0,
         gt=0,
         le=600,
-        description="Processor time of a program for one test. Its wall-clock limit is three times that "
-        "plus 2 s.",
+        description="Processor time of a program for one test. Its wall-clock limit is three times that plus "
+        "2 s.",
     )
-    memory_mib: int = Field(512, ge=64, le=65536, description="Memory of a program, including Python itself.")
+    memory_mib: int = Field(512, ge=64, le=65536, description="Memory of a program, including Python.")
     output_bytes: int = Field(
         2**20, ge=1024, le=2**28, description="A program that writes more to stdout or stderr is wrong."
     )
@@ -35,43 +35,39 @@ class CodeTests(Section):
         "tests", description="Column of the tests: pairs {input, output}, or assertions as text."
     )
     entry_field: str = Field(
-        "entry_point",
-        description="Column of the function that tests of the form `check(candidate)` are called with.",
+        "entry_point", description="Column with the name of the function passed to `check(candidate)`."
     )
     solution_field: str = Field(
-        "solution", description="Column of a right program, with which `hora check` tries the tests."
+        "solution", description="Column with a correct program, on which `hora check` tries the tests."
     )
 
 
 class Reward(Section):
     weights: dict[str, float] = Field(
         {"format": 0.5, "accuracy": 0.5},
-        description="Weight of each reward by name: format, accuracy, code_tests, "
-        "`package.module:function` for your own, or `episode.NAME` for one that the environment gives.",
+        description="Weight of each reward by name: format, accuracy, code_tests, `package.module:function` "
+        "for your own, or `episode.NAME` for an environment's.",
     )
     success: str | None = Field(
         "accuracy",
-        description="Reward that says whether a rollout is a success, which Phase A counts. It is computed "
-        "whether it has a weight or not. Where code_tests has a weight and accuracy none, the default is "
-        "code_tests. null: nothing is; so too by default where neither has a weight and a reward of your "
-        "own or an environment's has one.",
+        description="Reward that decides whether a rollout is a success, which Phase A counts; computed even "
+        "without a weight. Default: accuracy; code_tests if only that has a weight; null if neither has one "
+        "and one of your own or an environment's has. null: no successes.",
     )
-    success_at: float = Field(1.0, description="A rollout is a success where that reward is at least this.")
+    success_at: float = Field(1.0, description="A rollout is a success if that reward is at least this.")
     answer: str = Field(
         "tags",
-        description="Where a completion's answer is: tags (`<answer>`), boxed (last `\\boxed{}`), "
-        'final (after "answer is", or the last line), '
-        "auto (the first of these that is there), lenient (as auto, and of natural text the last number or "
-        "expression) or `package.module:function`.",
+        description="Place of a completion's answer: tags (`<answer>`), boxed (last `\\boxed{}`), final "
+        '(after "answer is", or the last line), auto (the first of these that exists), lenient (as auto, '
+        "and in natural text the last number or expression) or `package.module:function`.",
     )
     time_limit_s: PerStart[Seconds] = Field(
         5.0,
-        description="Processor time of math-verify for one answer; then its process is killed and the "
-        "answer is wrong. Wall-clock time of a call of your own reward.",
+        description="Processor time of math-verify for one answer; then its process is killed and the answer "
+        "is wrong. Wall-clock time of a call of your reward.",
     )
     wait_limit_s: PerStart[Seconds] = Field(
-        600.0,
-        description="A reward that raises `Unavailable` is retried for this long; then the run stops.",
+        600.0, description="A reward that raises `Unavailable` is retried for this long; then the run stops."
     )
     max_answer_chars: Count = Field(2000, description="A longer answer is wrong without being parsed.")
     code_tests: CodeTests = CodeTests()
@@ -102,8 +98,8 @@ class Reward(Section):
     @model_validator(mode="before")
     @classmethod
     def _own_rewards_need_a_name(cls, data: object) -> object:
-        """Without accuracy, a user's own rewards have no default success: which one it is cannot be
-        guessed."""
+        """Default of `success` without accuracy. A user's rewards have none, because the choice is
+        ambiguous."""
         if isinstance(data, Mapping) and "success" not in data and isinstance(data.get("weights"), Mapping):
             names = [str(name) for name in data["weights"]]
             if "accuracy" not in names and "code_tests" in names:
@@ -115,17 +111,17 @@ class Reward(Section):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All rewards that are computed: those with a weight, and the one for success."""
+        """All computed rewards: those with a weight, and the one for success."""
         return tuple(dict.fromkeys([*self.weights, *([self.success] if self.success else [])]))
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """The rewards that verifiers compute; an environment returns the others."""
+        """The rewards that verifiers compute; an environment returns the rest."""
         return tuple(name for name in self.names if not name.startswith(EPISODE))
 
     @property
     def reads_rows(self) -> bool:
-        """Whether a reward may read more of a row than its answer: tests, or columns for a user's own."""
+        """Whether a reward may read more of a row than its answer: tests, or columns for a user's reward."""
         return any(name not in ("format", "accuracy") for name in self.names)
 
     def succeeded(self, rewards: Mapping[str, float]) -> bool:
@@ -150,7 +146,7 @@ class Verifier(Section):
     replicas: PerPart[Count] = Field(1, description="Replicas at the start.")
     processes: Count | None = Field(
         None,
-        description="Killable worker processes of one replica; none: one for each processor of its machine, "
-        "at most 8.",
+        description="Killable worker processes per replica; none: one per processor of its machine, at most "
+        "8.",
     )
     cpus: float = Field(0.25, ge=0, description="CPUs reserved per replica, for Ray's placement.")

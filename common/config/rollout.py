@@ -12,13 +12,11 @@ from hora_rl.common.config.base import Count, PerStart, Seconds, Section
 class Rollout(Section):
     prompts_per_batch: Count = Field(60, description="Γ: prompts of one optimizer step.")
     group_size: Count = Field(
-        32, description="G: mean rollouts per prompt; Γ·G is the budget of a batch, whatever the rule."
+        32, description="G: mean rollouts per prompt; Γ·G is the budget of a batch under every rule."
     )
     pre_rollouts: int = Field(8, ge=1, description="G0: rollouts of Phase A for every prompt.")
     shards: Count = Field(4, description="Number of shards of a batch. Each is allocated separately.")
-    shards_in_flight: PerStart[Count] = Field(
-        8, description="Shards that one coordinator works on at the same time."
-    )
+    shards_in_flight: PerStart[Count] = Field(8, description="Concurrent shards of one coordinator.")
     max_staleness: int = Field(
         1, ge=0, description="Batch b may start when b <= version + max_staleness. 0: synchronous."
     )
@@ -31,23 +29,20 @@ class Rollout(Section):
     )
     stop: tuple[str, ...] = Field(
         (),
-        description="Further tokens that end a completion, by their text; each must be one token. Those of "
-        "the model's generation configuration, its tokenizer and the end of a turn in its chat template end "
-        "one anyway.",
+        description="Further tokens that end a completion, as text, each one token. End tokens of the "
+        "generation configuration, the tokenizer and the chat template always end one.",
     )
     samples_per_request: PerStart[Count] = Field(
         16,
-        description="Maximum number of completions per request. A larger Δ_i is split over several replicas; "
-        "what a shard asks for at once, of several prompts, shares requests.",
+        description="Maximum completions per request. A larger Δ_i is split over replicas; prompts of a "
+        "shard share requests.",
     )
     time_limit_s: PerStart[Seconds] = Field(
         600.0,
-        description="Maximum time of one completion. A request may take four times as long, because it "
-        "may be queued; then it is retried.",
+        description="Maximum time of one completion. A request may be queued, and is retried after four "
+        "times as long.",
     )
-    attempts: PerStart[Count] = Field(
-        20, description="Tries of one request before the run stops with the reason."
-    )
+    attempts: PerStart[Count] = Field(20, description="Tries of one request before the run stops.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

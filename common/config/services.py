@@ -20,42 +20,42 @@ class Generator(Section):
     cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica, for Ray's placement.")
     max_requests: Count = Field(
         256,
-        description="Requests that one replica accepts, running or queued in its engine, which serves the"
-        " oldest shard first. Further ones wait outside, in no order.",
+        description="Requests accepted by one replica, running or queued in its engine, which serves the "
+        "oldest shard first. Further ones wait outside, unordered.",
     )
     max_sequences: Count = Field(256, description="vLLM's max_num_seqs.")
     memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory for vLLM.")
     kv_cache_gib: float | None = Field(
         None,
         gt=0,
-        description="KV cache in GiB per tensor-parallel rank. None: 1 on CPU; on a GPU all memory that "
-        "memory_utilization leaves, measured at the start. Needed where a learner shares the card.",
+        description="KV cache in GiB per tensor-parallel rank. None: 1 on CPU; on a GPU all of "
+        "memory_utilization that is left at the start. Required if a learner shares the card.",
     )
     max_batched_tokens: Count | None = Field(
         None,
-        description="vLLM's max_num_batched_tokens on a GPU: tokens of one engine step; none: vLLM's "
-        "default, 2048.",
+        description="vLLM's max_num_batched_tokens on a GPU: tokens per engine step; none: vLLM's default, "
+        "2048.",
     )
     threads: Count = Field(1, description="CPU threads of one replica's engine; see run.resources.")
     enforce_eager: bool | None = Field(
         None,
-        description="No graph capture or compilation: starts faster, runs slower. None: false on a GPU, true "
+        description="No graph capture or compilation: faster start, slower run. None: false on a GPU, true "
         "on CPU.",
     )
     engine_args: dict[str, JsonValue] = Field(
         {},
         description="Further arguments of vLLM's engine, by vLLM's names: `{kv_cache_dtype: fp8, "
-        "quantization: fp8}` samples with 8 bits. Drift (weights.drift_alarm) shows what they change.",
+        "quantization: fp8}` samples with 8 bits. Drift (weights.drift_alarm) shows their effect.",
     )
     clear_cache: bool = Field(
         True,
-        description="At an update drop KV entries of old weights and recompute them: later tokens then "
-        "depend on the new weights alone. False is cheaper and keeps them.",
+        description="At an update drop KV entries of old weights and recompute them, so later tokens depend "
+        "only on the new weights. False is cheaper and keeps them.",
     )
     sleep: Literal["none", "step"] = Field(
         "none",
-        description="`step`: while the learner steps on the card that both share, the engine frees it: its "
-        "weights wait in pinned host memory, its KV entries are recomputed. Needs a GPU.",
+        description="`step`: while the learner steps on the same card, the engine frees its memory: weights "
+        "wait in pinned host memory, KV entries are recomputed. Needs a GPU.",
     )
 
     @model_validator(mode="after")
@@ -76,11 +76,11 @@ class Generator(Section):
 
     @property
     def cpu_kv_cache_gib(self) -> float:
-        """The KV cache of a replica on CPU, in GiB."""
+        """KV cache of a replica on CPU, in GiB."""
         return self.kv_cache_gib or 1.0
 
     def check_sharing(self, staleness: int, ranks: int, transport: str) -> None:
-        """Raise ValueError where the engine could not sleep while the learner steps."""
+        """Raise ValueError if the engine cannot sleep while the learner steps."""
         if self.sleep == "none":
             return
         sleeps = f"generator.sleep ({self.sleep})"
@@ -103,7 +103,7 @@ class Generator(Section):
 
 class Coordinator(Section):
     replicas: PerPart[Count] = Field(
-        1, description="Coordinators; shards are leased through Redis, so more than one may run."
+        1, description="Coordinators; shards are leased through Redis, so several may run."
     )
     lease_s: Seconds = Field(
         30.0, description="A coordinator that is silent for this long loses its shards to other coordinators."
@@ -113,13 +113,10 @@ class Coordinator(Section):
 
 class Queue(Section):
     url: PerPart[str | None] = Field(
-        None, description="redis://, rediss:// or unix:// address; none: the one-machine run starts its own."
+        None, description="redis://, rediss:// or unix:// address; none: `hora run` starts a Redis."
     )
     capacity: Count | None = Field(
-        None,
-        description="Maximum number of untrained groups before producers wait; none: (max_staleness + 2)·Γ.",
+        None, description="Maximum untrained groups before producers wait; none: (max_staleness + 2)·Γ."
     )
-    max_group_bytes: Count = Field(
-        256 * 2**20, description="A larger message is refused before it is decoded."
-    )
+    max_group_bytes: Count = Field(256 * 2**20, description="A larger message is refused, not decoded.")
     dead_letters: Count = Field(10_000, description="Dead letters kept for inspection.")

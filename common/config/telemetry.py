@@ -14,32 +14,29 @@ class Telemetry(Section):
     logs: Literal["text", "json"] = Field("text", description="Form of log lines.")
     on_alert: str | None = Field(
         None,
-        description="Where warnings and the end of a run go as JSON: an http(s) address, or a command that "
-        "gets it on standard input; none: nowhere.",
+        description="Receiver of warnings and the end of a run as JSON: an http(s) address, or a command "
+        "that reads standard input; none: off.",
     )
     stall_s: Seconds = Field(
-        300.0, description="No progress for so long: the run says which part it waits for."
+        300.0, description="Without progress for this long, the run reports the part it waits for."
     )
-    http_host: str = Field(
-        "127.0.0.1", description="Address of the HTTP endpoint; loopback unless you expose it."
-    )
+    http_host: str = Field("127.0.0.1", description="Address of the HTTP endpoint; loopback by default.")
     http_names: tuple[str, ...] = Field(
-        (), description="Names by which the page may be asked for besides localhost and addresses."
+        (), description="Host names under which the page is served, besides localhost and addresses."
     )
     http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP endpoint; 0: a free one.")
     rollouts: Literal["all", "sample", "none"] = Field(
         "all",
-        description="Which trained rollouts RUN/rollouts keeps: all, those of a share of the prompts, or "
-        "none.",
+        description="Trained rollouts kept in RUN/rollouts: all, those of a share of the prompts, or none.",
     )
-    rollouts_share: float = Field(
-        0.1, gt=0, le=1, description="Share of the prompts whose rollouts `sample` keeps."
-    )
+    rollouts_share: float = Field(0.1, gt=0, le=1, description="Share of the prompts that `sample` keeps.")
     rollouts_logprobs: bool = Field(
-        False, description="Keep token ids and log-probs too: about three times the size."
+        False, description="Also keep token ids and log-probs: about three times the size."
     )
     rollouts_gib: float = Field(
-        20.0, gt=0, description="RUN/rollouts holds at most so many GiB: files of the oldest steps go first."
+        20.0,
+        gt=0,
+        description="Size limit of RUN/rollouts in GiB: files of the oldest steps are deleted first.",
     )
 
     @field_validator("on_alert")
@@ -53,36 +50,34 @@ class Telemetry(Section):
 
 
 class Evaluation(Section):
-    """Pass@K on held-out problems: before and after a `hora run`, and also during training with `every`."""
+    """Pass@K on held-out problems: before and after a `hora run`, and during training with `every`."""
 
     path: str | None = Field(None, description="Held-out JSONL file or `arithmetic`; none: no evaluation.")
     source: str | None = Field(
         None,
-        description="Which of data.sources the problems are like: its columns, messages and rewards are "
-        "used. none: the first.",
+        description="One of data.sources, whose columns, messages and rewards are used. none: the first.",
     )
     every: Count | None = Field(
         None,
         description="Optimizer steps between evaluations during training, in `hora run` and `hora train`, on "
-        "the generators that train, behind the rollouts of training. none: before and after `hora run` only.",
+        "the training generators with lower priority. none: only before and after `hora run`.",
     )
     pin: bool = Field(
         True,
-        description="Where at least two generator replicas serve, one of them stays at one version of the "
-        "weights for an evaluation during training, and samples nothing else meanwhile. false, or one "
-        "replica: all replicas sample it behind training, and its result names the versions that it met.",
+        description="With two or more generator replicas, an evaluation during training pins one at one "
+        "weight version and uses only that. false, or one replica: all replicas sample it behind training, "
+        "and its result names the versions.",
     )
     max_sequences: Count = Field(
         32,
-        description="Most completions of an evaluation during training that one replica samples at a time "
-        "while it also samples for training.",
+        description="Maximum completions of an evaluation that a replica samples concurrently with training.",
     )
     prompts: Count = Field(100, description="Problems of one evaluation.")
     samples: Count = Field(64, description="N: completions per problem.")
     k: tuple[int, ...] = Field((1, 8, 64), min_length=1, description="K of Pass@K; each at most N.")
 
     def pins(self, replicas: int) -> bool:
-        """Whether one of so many generator replicas stays at a version for an evaluation."""
+        """Whether one of `replicas` generator replicas is pinned for an evaluation."""
         return self.pin and replicas > 1
 
     @field_validator("k")

@@ -90,9 +90,7 @@ def _place(value: Expr) -> tuple[float, float]:
 
 
 def _differ(one: Expr, other: Expr) -> bool:
-    if (
-        one == other or one.has(UnevaluatedExpr) or other.has(UnevaluatedExpr)
-    ):  # a percentage
+    if one == other or one.has(UnevaluatedExpr) or other.has(UnevaluatedExpr):  # a percentage
         return False
     if _computes_infinity(other) and not _is_infinity(other):
         return True
