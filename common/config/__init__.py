@@ -77,7 +77,7 @@ class Config(Section):
                 f"queue.capacity ({self.queue.capacity}) must be at least (rollout.max_staleness + "
                 "1)·rollout.prompts_per_batch = "
                 f"{self.rollout.max_staleness + 1}·{self.rollout.prompts_per_batch} = {needed}, or the "
-                "oldest batch could wait behind newer ones for ever"
+                "oldest batch could block"
             )
         if self.learner.tokens_per_microbatch < self.longest:
             raise ValueError(
@@ -173,15 +173,13 @@ class Config(Section):
             )
         if allocation.stop != "none" and not allocation.needs_counts:
             raise ValueError(
-                f"allocation.stop ({allocation.stop}) goes by successes, and allocation.rule: uniform "
-                "divides without them: use allocation.rule: even_sizes, which divides evenly among those "
-                "still served, or allocation.stop: none"
+                f"allocation.stop ({allocation.stop}) needs successes, and allocation.rule: uniform ignores "
+                "them: use allocation.rule: even_sizes, or allocation.stop: none"
             )
         if allocation.stop == "mixed" and reward.success in BUILT_IN and reward.success_at <= 0:
             raise ValueError(
-                f"allocation.stop: mixed waits for a failure, and reward.{reward.success} is never below "
-                f"reward.success_at ({reward.success_at}): no rollout fails. Raise reward.success_at, or use "
-                "allocation.stop: hit"
+                "allocation.stop: mixed waits for a failure, and no rollout fails at reward.success_at "
+                f"({reward.success_at}): raise it, or use allocation.stop: hit"
             )
         return self
 
@@ -272,8 +270,7 @@ class Config(Section):
             if whole:
                 raise ValueError(
                     f"learner.objective.{whole[0]} ({getattr(objective, whole[0])}) takes a rollout as one "
-                    "sequence, and with environment.history (render) each turn is one: use "
-                    "environment.history: append, or the objective's default"
+                    "sequence: use environment.history: append, or the objective's default"
                 )
         return self
 

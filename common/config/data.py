@@ -152,8 +152,7 @@ class Data(Rows):
         ]
         if bad:
             raise ValueError(
-                f"data.sources: {bad[0]!r} is no name: use letters, digits, - and _, a letter first, at most "
-                "64 characters"
+                f"data.sources: {bad[0]!r} is no name: use a letter, then up to 63 letters, digits, - and _"
             )
         return self
 

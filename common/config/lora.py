@@ -65,8 +65,7 @@ class Lora(Section):
         if dtype != "float32" and not math.log2(self.scale).is_integer():
             raise ValueError(
                 f"learner.lora.alpha / learner.lora.rank = {self.alpha:g}/{self.rank} = {self.scale:.4g} is "
-                f"not a power of two: vLLM multiplies it into B in {dtype}, which would round, and the "
-                "learner does not"
+                f"not a power of two: vLLM would round its product with B in {dtype}, the learner does not"
             )
         if transport == "nccl":
             raise ValueError(

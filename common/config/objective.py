@@ -174,18 +174,13 @@ class Objective(Section):
         if (self.normalisation == "none") != (self.aggregate == "token"):
             raise ValueError(
                 f"{name}.normalisation ({self.normalisation}) contradicts {name}.aggregate "
-                f"({self.aggregate}): token divides by the tokens of the batch and by no Z (normalisation "
-                "none), group by a constant or the sequence"
+                f"({self.aggregate}): token needs none, group needs constant or sequence"
             )
         if self.aggregate == "token" and self.advantage in ("dr_grpo", "likelihood", "pkpo"):
+            remedy = "grpo with scale none" if self.advantage == "dr_grpo" else "aggregate group"
             raise ValueError(
-                f"{name}.aggregate (token) divides by the tokens of the batch, and {name}.advantage "
-                f"({self.advantage}) is defined with "
-                + (
-                    "a constant: use grpo with scale none"
-                    if self.advantage == "dr_grpo"
-                    else "1/G_i: use aggregate group"
-                )
+                f"{name}.aggregate (token) divides by the batch's tokens, and {name}.advantage "
+                f"({self.advantage}) has another divisor: use {remedy}"
             )
         if self.clip_dual is not None and (self.loss != "clip" or self.clip_dual <= 1 + self.clip_high):
             raise ValueError(
@@ -199,11 +194,25 @@ class Objective(Section):
                 f"{name}.entropy_coef ({self.entropy_coef}) must start within entropy_coef_min and "
                 f"entropy_coef_max ({self.entropy_coef_min} to {self.entropy_coef_max})"
             )
-        if self.overlong_cache is not None and self.overlong != "soft":
-            raise ValueError(
-                f"{name}.overlong_cache ({self.overlong_cache}) belongs to overlong soft, and "
-                f"{name}.overlong is {self.overlong}"
-            )
+        return self
+
+    @model_validator(mode="after")
+    def _belonging(self) -> Self:
+        """Refuse keys whose advantage or overlong rule is not chosen."""
+        name = "learner.objective"
+        keys = (
+            ("k", None, "advantage", ("pass_at_k", "pkpo")),
+            ("scale", None, "advantage", ("grpo",)),
+            ("baseline", "none", "advantage", ("likelihood",)),
+            ("overlong_cache", None, "overlong", ("soft",)),
+        )
+        for key, unset, of, allowed in keys:
+            value, chosen = getattr(self, key), getattr(self, of)
+            if value != unset and chosen not in allowed:
+                home = f"{of} {' or '.join(allowed)}"
+                raise ValueError(
+                    f"{name}.{key} ({value}) belongs to {home}, and {name}.{of} is {chosen}: remove {key}"
+                )
         return self
 
     @model_validator(mode="after")
@@ -214,30 +223,14 @@ class Objective(Section):
                 f"{name}.advantage ({self.advantage}): none of {', '.join(OBJECTIVES)}; a function of your "
                 "own is package.module:function"
             )
-        if (self.k is None) != (self.advantage not in ("pass_at_k", "pkpo")):
-            raise ValueError(
-                f"{name}.k ({self.k}) belongs to advantage pass_at_k or pkpo, and {name}.advantage is "
-                f"{self.advantage}: " + ("set k" if self.k is None else "remove k")
-            )
+        if self.k is None and self.advantage in ("pass_at_k", "pkpo"):
+            raise ValueError(f"{name}.k (None) belongs to advantage pass_at_k or pkpo: set k")
         if self.advantage == "pkpo" and self.k == 1:
-            raise ValueError(
-                f"{name}.k (1): pkpo takes its baseline from subsets of k - 1, so k must be at least 2; "
-                "Pass@1 is what rloo maximises"
-            )
-        if self.baseline != "none" and self.advantage != "likelihood":
-            raise ValueError(
-                f"{name}.baseline ({self.baseline}) belongs to advantage likelihood, and {name}.advantage is "
-                f"{self.advantage}"
-            )
+            raise ValueError(f"{name}.k (1) must be at least 2 for pkpo: for Pass@1 use advantage rloo")
         if self.phase_weight == "unbiased" and (self.advantage != "rloo" or self.aggregate != "group"):
             raise ValueError(
                 f"{name}.phase_weight (unbiased) needs advantage rloo with aggregate group, whose "
                 f"expectation it keeps, not {self.advantage} with {self.aggregate}"
-            )
-        if self.scale is not None and self.advantage != "grpo":
-            raise ValueError(
-                f"{name}.scale ({self.scale}) belongs to advantage grpo, and {name}.advantage is "
-                f"{self.advantage}: remove it"
             )
         if self.multi_objective_aggregation == "normalize_then_sum" and (
             self.advantage != "grpo" or self.scale not in (None, "batch")
@@ -310,14 +303,12 @@ def _check_phase_b_of_every_prompt(rollout: Rollout, allocation: Allocation) -> 
     if allocation.stop != "none" or allocation.budget == "tokens" or rule.startswith(NO_MARGINAL_GAIN):
         raise ValueError(
             f"{name} needs a Phase B of every prompt, and rule {rule} with stop {allocation.stop} and budget "
-            f"{allocation.budget} leaves some without: use pooled, or advantage likelihood, which no size "
-            "biases"
+            f"{allocation.budget} leaves some without: use pooled, or advantage likelihood"
         )
     if allocation.rounds > 1 and allocation.needs_counts:
         raise ValueError(
-            f"{name} holds for sizes that Phase A alone decides, and in {allocation.rounds} rounds what "
-            "Phase B found decides later ones: use allocation.rounds: 1, or advantage likelihood, which no "
-            "size biases"
+            f"{name} needs sizes that depend only on Phase A, not allocation.rounds {allocation.rounds}: use "
+            "allocation.rounds: 1, or advantage likelihood"
         )
     if rollout.prompts_per_shard > budget:
         raise ValueError(

@@ -63,9 +63,9 @@ class Generator(Section):
         replicas, parallel = self.replicas, self.tensor_parallel
         if self.sleep != "none" and replicas * parallel > 1:
             raise ValueError(
-                f"generator.sleep ({self.sleep}) is for one card that a replica and the learner share, and "
-                f"generator.replicas {replicas} · generator.tensor_parallel {parallel} need "
-                f"{replicas * parallel}: set both to 1, or generator.sleep: none"
+                f"generator.sleep ({self.sleep}) needs one shared card, and generator.replicas {replicas} · "
+                f"generator.tensor_parallel {parallel} need {replicas * parallel}: set both to 1, or "
+                "generator.sleep: none"
             )
         if self.sleep != "none" and not self.clear_cache:
             raise ValueError(

@@ -28,7 +28,7 @@ def with_objective(values: dict[str, Any], **sections: Any) -> Any:
         ({"aggregate": "token", "advantage": "dr_grpo"}, "learner.objective.aggregate (token) divides by"),
         ({"aggregate": "token", "normalisation": "constant"}, "learner.objective.normalisation (constant)"),
         ({"normalisation": "none"}, "learner.objective.normalisation (none) contradicts"),
-        ({"aggregate": "token", "advantage": "likelihood"}, "is defined with 1/G_i: use aggregate group"),
+        ({"aggregate": "token", "advantage": "likelihood"}, "has another divisor: use aggregate group"),
         ({"clip_dual": 1.1}, "learner.objective.clip_dual (1.1) belongs to loss clip and must exceed 1 +"),
         ({"clip_dual": 3.0, "loss": "sapo"}, "learner.objective.loss is sapo"),
         ({"overlong_cache": 100}, "learner.objective.overlong_cache (100) belongs to overlong soft"),
