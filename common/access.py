@@ -8,8 +8,7 @@ import os
 
 
 def wanted_digest(stored: str | None) -> str:
-    """SHA-256 (hex) of the required token: that of HORA_TOKEN if set, else `stored`. Empty refuses every
-    request."""
+    """SHA-256 (hex) of the required token: HORA_TOKEN's if set, else `stored`. Empty refuses all requests."""
     own = os.environ.get("HORA_TOKEN")
     return sha256(own) if own else (stored or "")
 

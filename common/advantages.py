@@ -86,8 +86,7 @@ def advantages(
 
 
 def formula(objective: str, k: int | None = None, baseline: float = 0.0, positive: float = 0.1) -> Formula:
-    """The function from one group's rewards (n,) to A (n,); from its successes for an objective in
-    `BINARY`."""
+    """The function from one group's rewards (n,) to A (n,); from its successes for objectives in `BINARY`."""
     formulas: dict[str, Formula] = {
         "grpo": grpo,
         "dr_grpo": centred,
@@ -121,8 +120,7 @@ def grpo(rewards: ArrayLike) -> Values:
 
 
 def rloo(rewards: ArrayLike) -> Values:
-    """R minus the mean of the other rewards (2402.14740): unbiased for the gradient of the mean reward at
-    fixed n."""
+    """R minus the other rewards' mean (2402.14740): unbiased for the mean reward's gradient at fixed n."""
     values = centred(rewards)
     return values * len(values) / max(1, len(values) - 1)
 
@@ -144,8 +142,7 @@ def rloo_by_phase(rewards: ArrayLike, pre_rollouts: int, share: float) -> Values
 
 
 def max_rl(successes: ArrayLike) -> Values:
-    """(s - mean)/mean, zero without a success (MaxRL, 2602.02710): expected Σ_{k<n} ∇Pass@k / k at fixed
-    n."""
+    """(s - mean)/mean, zero without a hit (MaxRL, 2602.02710): expected Σ_{k<n} ∇Pass@k / k at fixed n."""
     values = centred(successes)
     return values / np.asarray(successes, dtype=np.float64).mean() if values.any() else values
 

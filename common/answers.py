@@ -64,8 +64,7 @@ _TAGGED_PROGRAM = (
 
 
 def prefill(prompt: str) -> str:
-    """The opening of a thought, or an empty thought, at the end of a rendered prompt; empty if there is
-    none."""
+    """The opening of a thought, or an empty thought, at the end of a rendered prompt; empty if none."""
     found = _PREFILL.search(prompt[-200:])
     return found.group() if found else ""
 
@@ -103,8 +102,7 @@ def extract_final(completion: str) -> str | None:
 
 
 def extract_lenient(completion: str) -> str | None:
-    """As `auto`; in natural text the last number or expression of the sentence that states the answer,
-    otherwise of the last line that has one."""
+    """As `auto`; in natural text the last expression of the answer's sentence, otherwise of any line."""
     given = extract_tags(completion) or extract_boxed(completion)
     if given is not None:
         return last_expression(given) or given
@@ -192,8 +190,7 @@ def _answers(text: str, mode: str) -> bool:
 
 
 def example(mode: str, answer: str, opened: str = "") -> str:
-    """A completion with this answer in the format of `mode` (`plain`: only the answer). `opened`: see
-    `prefill`."""
+    """A completion with this answer in the format of `mode` (`plain`: no format). `opened`: see `prefill`."""
     begun, ended = "<think>" in opened, "</think>" in opened
     thought = "" if ended else "…</think>" if begun else "<think>…</think>"
     if mode == "tags":
@@ -219,8 +216,7 @@ def load_extract(name: str) -> Extract:
 
 
 def user_answer(name: str, completion: str) -> str | None:
-    """The answer found by a user's function. Raises ValueError if the function fails or returns neither text
-    nor None."""
+    """The answer found by a user's function. Raises ValueError if that fails or returns no text or None."""
     extract = load_extract(name)
     with failures_named(f"reward.answer: {name!r}"):
         found = extract(completion)

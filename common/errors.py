@@ -21,8 +21,7 @@ class StaleWeights(RuntimeError):
 
 
 class DamagedWeights(StaleWeights):
-    """A published file differs from its manifest. A replica keeps its weights until the learner publishes
-    again."""
+    """A published file differs from its manifest. Replicas keep their weights until it is published again."""
 
 
 class RunError(HoraError, RuntimeError):

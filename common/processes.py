@@ -29,8 +29,7 @@ def die_with_parent(signal_: signal.Signals, parent: int | None = None) -> None:
 
 
 def processors() -> int:
-    """Number of processors this process may use: its affinity and its control group's quota (container,
-    Slurm)."""
+    """Processors this process may use: its affinity and its control group's quota (container, Slurm)."""
     have = float(len(os.sched_getaffinity(0)))
     for limits in (text.split() for text in _of_groups("cpu.max")):
         if limits[0] != "max":

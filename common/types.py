@@ -111,8 +111,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The judgement of a completion: its rewards by name (each finite) and its success bit
-    (`reward.success`)."""
+    """The judgement of a completion: rewards by name (each finite) and success bit (`reward.success`)."""
 
     rewards: dict[str, float]
     success: bool

@@ -18,8 +18,7 @@ def is_user_function(name: str) -> bool:
 
 
 def load_function(key: str, name: str, others: str = "") -> Callable[..., Any]:
-    """The function `name` of configuration key `key`. `others` lists the other valid names, for the error.
-    Raises ConfigError."""
+    """The function `name` for configuration key `key`; errors list `others` as valid. Raises ConfigError."""
     module, _, function = name.partition(":")
     try:
         found: object = getattr(importlib.import_module(module), function)

@@ -45,8 +45,7 @@ def encode_group(group: Group) -> bytes:
 
 
 def encode_pre_rollouts(group: Group) -> bytes:
-    """The bytes of a group with only its Phase A rollouts, without the ranking rewards: itself a valid
-    group."""
+    """The bytes of a group with only its Phase A rollouts, without ranking rewards: a valid group."""
     first = (r for r in group.rollouts if r.phase == "A")
     return encode_group(replace(group, rollouts=tuple(_without(r, group.ranked) for r in first)))
 
@@ -379,8 +378,7 @@ def _one_of(value: object, known: tuple[str, ...], field: str, where: str) -> st
 
 
 def _shown(value: object) -> str:
-    """A value for an error message. Long or nested values are not formatted, which could take longer than
-    decoding."""
+    """A value for an error message. Long or nested values are not formatted: decoding would be faster."""
     if isinstance(value, str):
         return repr(value[:60])
     return repr(value) if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"

@@ -133,8 +133,7 @@ class Config(Section):
         return tuple(source.weight for source in self.data.sources.values()) or (1.0,)
 
     def of(self, source: str) -> Config:
-        """This configuration with the data and rewards of one source. Raises KeyError for an unknown
-        source."""
+        """This configuration with one source's data and rewards. Raises KeyError for an unknown source."""
         if not self.data.sources and not source:
             return self
         rows = self.data.sources[source]

@@ -85,8 +85,7 @@ class Rows(Section):
 
     @property
     def in_plain_words(self) -> bool:
-        """Whether the prompt is only the problem: no user template, and not the demo's task with its fixed
-        format."""
+        """Whether the prompt is only the problem: no user template, and not the demo's fixed format."""
         return self.template == "{problem}" and self.path.split(":")[0] != "arithmetic"
 
     def held_out(self, path: str) -> Mapping[str, Any]:

@@ -297,8 +297,7 @@ def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocatio
 
 
 def _check_phase_b_of_every_prompt(rollout: Rollout, allocation: Allocation) -> None:
-    """Raise ValueError if a prompt may get no Phase B rollout, because the objective weights the two phases
-    separately."""
+    """Raise ValueError if a prompt may get no Phase B rollout: the objective weights phases separately."""
     name, rule, budget = "learner.objective.phase_weight (unbiased)", allocation.rule, rollout.shard_budget
     if allocation.stop != "none" or allocation.budget == "tokens" or rule.startswith(NO_MARGINAL_GAIN):
         raise ValueError(

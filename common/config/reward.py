@@ -98,8 +98,7 @@ class Reward(Section):
     @model_validator(mode="before")
     @classmethod
     def _own_rewards_need_a_name(cls, data: object) -> object:
-        """Default of `success` without accuracy. A user's rewards have none, because the choice is
-        ambiguous."""
+        """Default of `success` without accuracy: none for a user's rewards, which are ambiguous."""
         if isinstance(data, Mapping) and "success" not in data and isinstance(data.get("weights"), Mapping):
             names = [str(name) for name in data["weights"]]
             if "accuracy" not in names and "code_tests" in names:
@@ -130,8 +129,7 @@ class Reward(Section):
 
 
 def check_reward_name(name: str) -> str:
-    """The name. Raises ValueError unless it is a built-in reward, an environment's reward or
-    package.module:function."""
+    """The name. Raises ValueError unless built in, an environment's, or package.module:function."""
     of_episode = name.startswith(EPISODE) and name.removeprefix(EPISODE).isidentifier()
     if name not in BUILT_IN and not OWN.fullmatch(name) and not of_episode:
         raise ValueError(

@@ -47,8 +47,7 @@ class Addition:
 
     @property
     def solution(self) -> str:
-        """The sum column by column from the right, each as `digit+digit+carry=sum`: 37+58 is
-        `7+8+0=15,3+5+1=9`."""
+        """The sum by columns from the right, each as `digit+digit+carry=sum`: 37+58 is `7+8+0=15,3+5+1=9`."""
         columns, carry = [], 0
         for x, y in zip(reversed(str(self.a)), reversed(str(self.b)), strict=True):
             total = int(x) + int(y) + carry

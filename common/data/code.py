@@ -35,8 +35,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class RowTests:
-    """Tests of one row: `pairs`, or `asserts` as Python text. `entry` names the function passed to
-    `check(candidate)` in it."""
+    """Tests of one row: `pairs`, or Python text `asserts`, whose `check(candidate)` gets function `entry`."""
 
     pairs: tuple[Pair, ...] = ()
     asserts: str = ""

@@ -35,8 +35,7 @@ NO_COLUMN = re.compile(r"no column '(?P<field>.*)' \((?P<key>[\w.]+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`index` numbers the usable rows from 0 and identifies the prompt in the run; `columns` is the original
-    row."""
+    """`index` numbers usable rows from 0 and names the prompt in the run; `columns` is the original row."""
 
     index: int
     problem: str

@@ -1,5 +1,4 @@
-"""The order of prompts: a pure function of seed, epoch and batch, so a restart needs only the batch
-number."""
+"""The order of prompts: a pure function of seed, epoch and batch, so a restart needs only the batch."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ def order(n: int, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Number of usable rows of each data source, and their weights in a batch. Rows are numbered source after
-    source."""
+    """Usable rows of each data source, and weights in a batch. Rows are numbered source after source."""
 
     rows: tuple[int, ...]
     weights: tuple[float, ...] = (1.0,)

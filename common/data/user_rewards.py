@@ -52,8 +52,7 @@ def load_reward(name: str) -> UserReward:
 
 
 def columns_of(name: str) -> tuple[str, ...] | None:
-    """The columns in the function's attribute `columns`; None without it, for a function that needs the gold
-    answer."""
+    """The columns in the function's attribute `columns`; None without it, if it needs the gold answer."""
     named = getattr(load_reward(name), "columns", None)
     return None if named is None else tuple(map(str, (named,) if isinstance(named, str) else named))
 
@@ -68,8 +67,7 @@ def is_group(name: str) -> bool:
 
 
 def user_reward(name: str, answer: Answer) -> Value:
-    """Value of a synchronous reward. Raises ValueError if it fails or returns no finite number, and passes on
-    Unavailable."""
+    """Value of a synchronous reward. Raises Unavailable as it does, and ValueError for any other failure."""
     reward = load_reward(name)
     with failures_named(f"reward {name!r}", f" ({answer.place})"):
         value = reward(*_arguments(reward, answer))
@@ -85,8 +83,7 @@ async def user_reward_async(name: str, answer: Answer) -> Value:
 
 
 def group_reward(name: str, answers: Sequence[Answer]) -> list[Value]:
-    """Values (G,) of a synchronous group reward. Raises as `user_reward`, and ValueError for a wrong number
-    of values."""
+    """Values (G,) of a synchronous group reward. Raises as `user_reward`, also for a wrong count."""
     with failures_named(f"reward {name!r}", f" ({answers[0].place})"):
         values = load_reward(name)(list(answers))
     return _values(name, answers, values)

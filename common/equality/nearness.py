@@ -109,8 +109,7 @@ def _near(a: Expr, b: Expr, tolerance: Float) -> bool:
 
 
 def _value(expression: object) -> Expr | None:
-    """The real or complex value, with each variable at a fixed point derived from its name; None without a
-    value."""
+    """The real or complex value, with variables at fixed points derived from their names; None if none."""
     if not isinstance(expression, Expr):
         return None
     points = {symbol: _point(symbol) for symbol in expression.free_symbols}

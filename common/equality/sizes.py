@@ -52,8 +52,7 @@ class _TooLarge(Exception):
 
 
 class _Reader:
-    """Reads a text once. The product of its numbers bounds a value, with 1 as 2 (a + b ≤ a·b for a, b ≥
-    2)."""
+    """Reads a text once. A value is at most the product of its numbers, 1 as 2 (a + b ≤ a·b for a, b ≥ 2)."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -109,8 +108,7 @@ class _Reader:
 
     @property
     def _letter(self) -> float:
-        """log10 for a letter: `(x+1)^{99999}` has as many terms as its exponent. Exponents with letters are
-        not evaluated."""
+        """log10 for a letter: `(x+1)^{99999}` has as many terms as its exponent. 0 in an exponent."""
         return 0.0 if self._powers else 1.0
 
     def _next(self) -> str | None:

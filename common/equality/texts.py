@@ -70,8 +70,7 @@ def closing_brace(text: str, start: int) -> int:
 
 
 def tight(text: str) -> str:
-    """The text without spacing, except between digits: `2 1/2` is not `21/2`. Thousands commas lose their
-    braces."""
+    """The text without spacing, except between digits: `2 1/2` is not `21/2`. `{,}` becomes a comma."""
     text = re.sub(r"\\[,;: ]|~", " ", text.replace("{,}", ",").replace(r"\!", ""))
     return _SPACING.sub("", " ".join(text.split()))
 

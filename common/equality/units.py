@@ -200,8 +200,7 @@ def _tokens(unit: str) -> list[str]:
 
 
 def _product(tokens: list[str]) -> tuple[int, Unit | None]:
-    """Scale and unit of words in order. `per` and `/` divide by the next unit; `square` and `^2` raise to a
-    power."""
+    """Scale and unit of words in order. `per` and `/` divide by the next unit; `square`, `^2` are powers."""
     scale, unit, sign, power, last = 1, ONE, 1, 1, None
     for token in tokens:
         if token in SCALES and last is None:

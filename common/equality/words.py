@@ -48,8 +48,7 @@ def plain_words(text: str) -> str:
 
 
 def spelt_set(text: str) -> str | None:
-    r"""A set in words as LaTeX: `no solution` -> `\emptyset`, `all real numbers` -> `\mathbb{R}`; None
-    otherwise."""
+    r"""A set in words as LaTeX: `no solution` -> `\emptyset`, `all reals` -> `\mathbb{R}`; None otherwise."""
     words = canonical_words(text) or plain_words(bare(text))
     if _EMPTY.fullmatch(words):
         return r"\emptyset"
@@ -85,8 +84,7 @@ def word_verdict(gold: str, answer: str) -> bool | None:
 
 
 def option_verdict(gold: str, answer: str) -> bool | None:
-    r"""The verdict on a multiple-choice option given with its text: `\textbf{(B)}\ 12` for `B`; None
-    otherwise."""
+    r"""The verdict on an option of a multiple choice with its text: `\textbf{(B)}\ 12` for `B`; else None."""
     letter, said = _LETTER_OF_OPTION.fullmatch(bare(gold)), _OPTION.fullmatch(bare(answer))
     if not letter or not said or _SEVERAL.search(said[3]):
         return None

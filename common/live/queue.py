@@ -103,8 +103,7 @@ class Producer:
         self._rounds_before_last = range(1, config.allocation.rounds)
 
     async def push(self, group: Group, *, planned: bool = False) -> bool:
-        """Add a complete group; False if its id was pushed before. `planned`: the shard's plan already stored
-        its pre-rollouts."""
+        """Add a complete group; False if its id was pushed before. `planned`: the plan stored Phase A."""
         new = f"new-{uuid.uuid4().hex}"
         keys = [self._keys.groups, self._keys.pushed, self._keys.redo, self._keys.additional(new)]
         args = [group.id, str(group.batch), self._keys.additional(""), self._keys.pre_rollouts(group.id)]
@@ -135,8 +134,7 @@ class Producer:
 
 
 class Consumer:
-    """The learner's side, on rank 0; `read` on every rank. `client` is a blocking client that returns
-    bytes."""
+    """The learner's side, on rank 0; `read` on every rank. `client` is blocking and returns bytes."""
 
     def __init__(self, client: redis.Redis, run: str, settings: Queue) -> None:
         self._redis: Any = client  # redis-py has one return type for all stream commands
@@ -161,8 +159,7 @@ class Consumer:
         return int(self._redis.xpending(self._keys.groups, GROUP)["pending"])
 
     def pending(self) -> list[Entry]:
-        """Entries of this run that are claimed and not acknowledged, oldest first: a restarted learner begins
-        here."""
+        """Claimed entries of this run without acknowledgement, oldest first: a restart begins here."""
         entries: list[Entry] = []
         last = "0"
         while found := self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: last}, count=AT_ONCE)[0][
@@ -224,8 +221,7 @@ class Consumer:
             pipe.execute()
 
     def dead_letter(self, entry: Entry, reason: str, *, again: bool = True) -> None:
-        """Move an unusable entry to the dead letters with its reason. With `again`, sample its group
-        again."""
+        """Move an unusable entry to the dead letters with its reason. `again`: sample its group again."""
         additional = self._keys.additional(entry.id)
         keys = self._keys
         with self._redis.pipeline(transaction=False) as pipe:

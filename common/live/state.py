@@ -46,8 +46,7 @@ class SharedState:
     durable_step: int = 0
     """Number of steps whose groups were acknowledged; written by learner rank 0, never falls."""
     republished: int = 0
-    """Number of versions published again because a replica found its file damaged; written by learner rank
-    0."""
+    """Versions published again because a replica found the file damaged; written by learner rank 0."""
     paused: bool = False
     """Whether coordinators start no new shard; written by the page."""
     unpaused: float = 0.0
@@ -114,8 +113,7 @@ async def read_state_async(client: redis.asyncio.Redis, run: str) -> SharedState
 
 
 def read_config(text: Answer | None, run: str) -> Config:
-    """The configuration that the run's coordinator wrote. Raises RunError if missing or of another
-    version."""
+    """The configuration stored by the coordinator. Raises RunError if missing or of another version."""
     if text is None:
         raise RunError(f"this Redis knows no run {run!r}: check run.name and queue.url, or start it first")
     try:

@@ -90,8 +90,7 @@ def refuse_to_train(model: Model) -> None:
 
 
 def model_settings(model: str) -> list[str]:
-    """The configuration overrides that select `model`: a model's folder or hub name, or an adapter's folder
-    with its base."""
+    """Overrides that select `model`: a model's folder or hub name, or an adapter's folder with its base."""
     if not is_adapter(model):
         return [f"model.path={model}", "model.adapter=null", "learner.lora=null"]
     return [f"model.path={read_adapter(model).base}", f"model.adapter={model}", "learner.lora=null"]

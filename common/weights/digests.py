@@ -15,8 +15,7 @@ def hasher() -> blake3:
 
 
 def digest_of(file: BinaryIO) -> str:
-    """The digest of the rest of `file`, read in blocks: a memory-mapped network file could crash the
-    process."""
+    """The digest of the rest of `file`, read in blocks: a mapped network file could crash the process."""
     digest, block = hasher(), memoryview(bytearray(BLOCK))
     while count := file.readinto(block):  # type: ignore[attr-defined]
         digest.update(block[:count])

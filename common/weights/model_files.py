@@ -19,8 +19,7 @@ ORIGIN = "hora.json"
 
 
 def own_configuration(model: Model) -> PreTrainedConfig:
-    """The configuration in `model.path`. Raises ConfigError for invalid values, and OSError or ValueError if
-    there is none."""
+    """The configuration in `model.path`. Raises ConfigError if invalid, OSError or ValueError if missing."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 

@@ -97,8 +97,7 @@ def mark_of(path: str) -> str:
 
 
 def advance(client: redis.Redis, run: str, version: int) -> int:
-    """Record that `version` was sent to every replica or can be pulled. Returns the newest version, which
-    never falls."""
+    """Record that `version` was sent or can be pulled. Returns the newest version, which never falls."""
     return int(client.register_script(ADVANCE)(keys=[Keys(run).state], args=[version]))
 
 
