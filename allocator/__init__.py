@@ -8,7 +8,7 @@ alone.
 """
 
 from hora_rl.allocator.planning.forecast import plan
+from hora_rl.allocator.problem import allocate
 from hora_rl.allocator.session import Session
-from hora_rl.allocator.solver import allocate
 
 __all__ = ["Session", "allocate", "plan"]

@@ -1,16 +1,18 @@
-"""Checks of what the library is given: one line that names the argument, the first offending index and the
-value.
-"""
+"""Checks of arguments. Errors are one line with the argument, the first offending index and the value."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hora_rl.allocator.posterior import Int
-from hora_rl.allocator.problem import Prior
+from hora_rl.allocator.posterior import BetaPrior, Float, Int
+
+
+def check_whole(name: str, value: object, least: int) -> int:
+    """`value` as an int of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least}, not {value!r}")
+    return int(value)
 
 
 def check_counts(name: str, values: ArrayLike) -> Int:
@@ -42,9 +44,8 @@ def check_trials(name: str, trials: ArrayLike, c: Int) -> Int:
 
 
 def check_budget(budget: int, c: Int, g0: Int, cap: int | None) -> None:
-    """That `budget` is a whole number for which the cap leaves room."""
-    if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or budget < 0:
-        raise ValueError(f"budget must be a whole number from 0, not {budget!r}")
+    """Check that `budget` is a whole number and that the cap leaves room for it."""
+    check_whole("budget", budget, 0)
     if cap is None:
         return
     room = np.broadcast_to(cap - g0, c.shape)
@@ -59,21 +60,22 @@ def check_budget(budget: int, c: Int, g0: Int, cap: int | None) -> None:
         )
 
 
-def check_prior(prior: tuple[ArrayLike, ArrayLike], n: int) -> Prior:
-    """Two floats, or two arrays (n,), all positive."""
+def check_prior(prior: tuple[ArrayLike, ArrayLike], n: int) -> BetaPrior:
+    """Two floats, or two arrays (n,) if one of them is an array; all finite and positive."""
     if len(prior) != 2:
         raise ValueError(f"prior must be a pair (alpha, beta), not {len(prior)} values")
-    checked: list[Any] = []
-    for name, value in zip(("alpha", "beta"), prior, strict=True):
-        array = np.asarray(value, dtype=np.float64)
-        if array.ndim > 1 or (array.ndim == 1 and len(array) != n):
-            raise ValueError(f"prior {name} must be a number or of shape ({n},), not {array.shape}")
-        bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
-        if bad.size:
-            where = f"[{bad[0]}]" if array.ndim else ""
-            raise ValueError(f"prior {name}{where} = {array.flat[bad[0]]} must be finite and positive")
-        checked.append(float(array) if array.ndim == 0 else array)
-    alpha, beta = checked
-    if isinstance(alpha, float) and isinstance(beta, float):
-        return alpha, beta
+    alpha, beta = (_positive(f"prior {name}", v, n) for name, v in zip(("alpha", "beta"), prior, strict=True))
+    if alpha.ndim == beta.ndim == 0:
+        return float(alpha), float(beta)
     return np.broadcast_to(alpha, (n,)), np.broadcast_to(beta, (n,))
+
+
+def _positive(name: str, value: ArrayLike, n: int) -> Float:
+    array = np.asarray(value, dtype=np.float64)
+    if array.shape not in ((), (n,)):
+        raise ValueError(f"{name} must be a number or of shape ({n},), not {array.shape}")
+    bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
+    if bad.size:
+        where = f"[{bad[0]}]" if array.ndim else ""
+        raise ValueError(f"{name}{where} = {array.flat[bad[0]]} must be finite and positive")
+    return array

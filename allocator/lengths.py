@@ -8,6 +8,7 @@ class, and a rollout goes where gain/ℓ is highest.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -99,9 +100,7 @@ def per_token(rule: str | Rule, lengths: Lengths) -> Rule:
     def log_gain(posterior: Posterior, level: Int) -> Float:
         return gain(posterior, level) - np.log(lengths.of(posterior.successes, posterior.trials))
 
-    return replace(
-        chosen, name=f"{chosen.name} per token", log_gain=log_gain, exact=None, table=None, guess=None
-    )
+    return replace(chosen, name=f"{chosen.name} per token", log_gain=log_gain, exact=None, table=None)
 
 
 def ask_tokens(
@@ -134,18 +133,5 @@ def ask_tokens(
     most = int(max(tokens, 0.0) / float(each.min()))
     if max_group_size is not None:
         most = min(most, len(c) * max_group_size - int(n.sum()))
-    return _most_within(ask, each, tokens, most)
-
-
-def _most_within(ask: Callable[[int], Int], each: Float, tokens: float, most: int) -> Int:
-    """The answer to the largest number of rollouts up to `most` whose expected tokens are at most
-    `tokens`."""
-    low, best = 0, np.zeros(len(each), dtype=np.int64)
-    while low < most:
-        middle = (low + most + 1) // 2
-        extra = ask(middle)
-        if float(extra @ each) <= tokens:
-            low, best = middle, extra
-        else:
-            most = middle - 1
-    return best
+    best = bisect_right(range(most + 1), tokens, key=lambda rollouts: float(ask(rollouts) @ each)) - 1
+    return ask(max(best, 0))

@@ -1,4 +1,4 @@
-"""What Phase A taught about each prompt: the Beta posterior of its success rate (paper, section 3.2)."""
+"""The Beta posterior of each prompt's success rate after Phase A (paper, section 3.2)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
+BetaPrior = tuple[float, float] | tuple[Float, Float]
+"""(α0, β0): one prior for all prompts, or arrays (n,)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Posterior:
-    """Beta(alpha, beta) of each prompt, with the counts it came from. All arrays (n,), or shapes that
-    broadcast.
-    """
+    """Beta(alpha, beta) of each prompt and the counts behind it. Arrays (n,), or shapes that broadcast."""
 
     alpha: Float
     beta: Float
@@ -32,7 +32,7 @@ class Posterior:
         return len(self.alpha)
 
     def __getitem__(self, index: Any) -> Posterior:
-        """The same of some prompts; `[:, None]` turns prompts into rows for a table over levels."""
+        """Some of the prompts; `[:, None]` makes prompts the rows of a table over levels."""
         return Posterior(self.alpha[index], self.beta[index], self.successes[index], self.trials[index])
 
 

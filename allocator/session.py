@@ -25,13 +25,12 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hora_rl.allocator.arguments import check_budget, check_counts, check_prior, check_trials
+from hora_rl.allocator.arguments import check_budget, check_counts, check_prior, check_trials, check_whole
 from hora_rl.allocator.posterior import Int
-from hora_rl.allocator.problem import Problem, Tier, divide_at_least, serve
+from hora_rl.allocator.problem import Problem, Tier, check_least_trials, divide_at_least, serve
 from hora_rl.allocator.rules import get_rule
 from hora_rl.allocator.rules.base import Gain, Marginal, Mask, Rule, Sampled
 from hora_rl.allocator.rules.outcomes import FIRST_MISS, no_failure, no_success, one_kind
-from hora_rl.allocator.solver import check_least_trials
 
 STOPS: dict[str, Callable[[Sampled], Mask] | None] = {"none": None, "hit": no_success, "mixed": one_kind}
 """Which prompts are still served, by `stop`."""
@@ -84,9 +83,9 @@ class Session:
         pre_rollouts: int | None = None,
         in_flight: int | None = None,
     ) -> None:
-        _check_whole("prompts", prompts, 1)
-        _check_whole("budget", budget, 0)
-        _check_whole("rounds", rounds, 1)
+        check_whole("prompts", prompts, 1)
+        check_whole("budget", budget, 0)
+        check_whole("rounds", rounds, 1)
         if rounds > max(budget, 1):
             raise ValueError(
                 f"rounds ({rounds}) exceeds the budget ({budget}): a round needs at least one rollout"
@@ -257,7 +256,7 @@ def tiers(rule: Rule, stop: str, sampled: Sampled) -> list[Tier]:
 
 
 def _check_least(least: int, rule: Rule, stop: str, prompts: int, first_round: int) -> int:
-    _check_whole("least_extra", least, 0)
+    check_whole("least_extra", least, 0)
     if least and not (isinstance(rule, Marginal) and stop == "none"):
         raise ValueError(
             f"least_extra ({least}) needs a rule that is a marginal gain and stop none, not rule {rule.name} "
@@ -272,18 +271,13 @@ def _check_least(least: int, rule: Rule, stop: str, prompts: int, first_round: i
 
 def _check_next(pre_rollouts: int | None, in_flight: int | None, rounds: int, least: int) -> int | None:
     if pre_rollouts is not None:
-        _check_whole("pre_rollouts", pre_rollouts, 0)
+        check_whole("pre_rollouts", pre_rollouts, 0)
     if in_flight is None:
         return pre_rollouts
-    _check_whole("in_flight", in_flight, 1)
+    check_whole("in_flight", in_flight, 1)
     if pre_rollouts is None or rounds > 1 or least:
         raise ValueError(
             f"in_flight ({in_flight}) goes one rollout at a time: it needs pre_rollouts, and neither "
             "rounds nor least_extra"
         )
     return pre_rollouts
-
-
-def _check_whole(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least}, not {value!r}")

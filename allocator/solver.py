@@ -1,62 +1,209 @@
-"""The one exact solver: give a budget of rollouts where the marginal gain is highest (paper, proposition 1).
+"""The exact solver: give a budget of rollouts where the marginal gain is highest (paper, proposition 1).
 
     maximise Σ_i U_i(Δ_i)   subject to   Σ_i Δ_i = budget,  0 <= Δ_i <= room_i
 
-Every U_i is concave, so the optimum is the `budget` highest marginal gains. No loop over rollouts: with a
-shared prior and equal trials the order of gains is known beforehand (`blocks`), with trials that differ
-prompts are divided by classes (`classes`), and with a prior per prompt a threshold on the gain is searched
-(`threshold`).
+Every U_i is concave, so the optimum is the set of the `budget` highest marginal gains. No loop runs over
+rollouts. Equal gains go to the prompt with fewer successes, then to the lower index. Log gains in float64
+decide, except those within `NEAR` of each other: these are compared as fractions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from hora_rl.allocator.arguments import check_budget, check_counts, check_prior, check_trials
-from hora_rl.allocator.problem import Problem, divide
-from hora_rl.allocator.rules import get_rule
-from hora_rl.allocator.rules.base import Division, Gain, Rule, Sampled
+from hora_rl.allocator.posterior import Float, Int, Posterior, posterior
+from hora_rl.allocator.rules import OwnRule
+from hora_rl.allocator.rules.base import Marginal
+
+NEAR = 1e-9
+"""Log gains are sums of a few dozen terms of size up to 1e2. Their error stays below this."""
+FIRST_TABLE = 4096
+"""About how many entries the first table of `solve_classes` has."""
+BINS = 1024
 
 
-def allocate(
-    successes: ArrayLike,
-    trials: ArrayLike,
-    budget: int,
-    prior: tuple[ArrayLike, ArrayLike] = (1.0, 1.0),
-    rule: str | Rule | Gain = "hit_utility",
-    max_group_size: int | None = None,
-) -> NDArray[np.int64]:
-    """Divide `budget` extra rollouts over n prompts: Δ (n,) int64, summing to `budget` exactly.
+def solve_equal_trials(
+    rule: Marginal, successes: Int, trials: int, prior: tuple[float, float], budget: int, room: int
+) -> Int:
+    """Δ (n,) for one prior and one `trials`. `room` bounds every Δ_i and must hold the budget.
 
-    successes: (n,) correct pre-rollouts c_i, 0..trials. trials: G0, an int or (n,). prior: (α0, β0), numbers
-    or (n,) arrays, positive and finite. rule: a name, `package.module:function`, or such a function (see
-    `allocator.rules`). max_group_size: cap on G_i = trials + Δ_i. Ties go to the prompt with fewer successes,
-    then to the lower index.
-
-    >>> allocate(successes=[0, 3, 8], trials=8, budget=72)
-    array([53, 15,  4])
-    >>> allocate(successes=[0, 3, 8], trials=8, budget=72, rule="mixed")
-    array([36,  0, 36])
-
-    Raises ValueError naming the argument and the first offending index.
+    Prompts with equal counts form a class, and a block is one level of a class. The order of blocks does not
+    depend on how many prompts a class has. So the order is cached, and Δ is a cumulative sum along it.
     """
-    c = check_counts("successes", successes)
-    g0 = check_trials("trials", trials, c)
-    check_budget(budget, c, g0, max_group_size)
-    chosen = get_rule(rule)
-    alpha_beta = check_prior(prior, len(c))
-    if budget == 0:
-        return np.zeros(len(c), dtype=np.int64)
-    check_least_trials(chosen, g0)
-    sampled = Sampled(c, np.broadcast_to(g0, c.shape), np.broadcast_to(np.int64(0), c.shape))
-    return divide(chosen, Problem(sampled, alpha_beta, max_group_size), int(budget))
+    members = np.bincount(successes, minlength=trials + 1)
+    present = (members > 0).tobytes()
+    order_of = _block_order.__wrapped__ if isinstance(rule, OwnRule) else _block_order
+    depth = min(64, room)
+    while True:
+        classes = order_of(rule, trials, prior, present, depth, depth == room)
+        spent = np.cumsum(members[classes])
+        if depth == room or (len(spent) and spent[-1] >= budget):
+            break
+        depth = min(room, 2 * depth)
+    last = int(np.searchsorted(spent, budget))
+    extra: Int = np.bincount(classes[:last], minlength=trials + 1)[successes]
+    left = budget - (int(spent[last - 1]) if last else 0)
+    if left:
+        extra[np.flatnonzero(successes == classes[last])[:left]] += 1
+    return extra
 
 
-def check_least_trials(rule: Rule, trials: NDArray[np.int64]) -> None:
-    """Raise ValueError for a prompt with fewer pre-rollouts than the rule is defined from."""
-    if not isinstance(rule, Division) and int(np.min(trials)) < rule.least_trials:
+@lru_cache(maxsize=1024)
+def _block_order(
+    rule: Marginal, trials: int, prior: tuple[float, float], present: bytes, depth: int, closed: bool
+) -> Int:
+    """The class (its count c) of each block, highest gain first, (B,).
+
+    `present`: bytes of a bool array, the classes 0..trials that have prompts. An absent c = 0 would fill
+    thousands of levels. `closed`: no prompt has room beyond `depth`, so all blocks are returned. Otherwise
+    only those that precede every block at level `depth` or deeper.
+    """
+    counts = np.flatnonzero(np.frombuffer(present, dtype=bool))
+    ones = np.ones(len(counts))
+    post = posterior(counts, np.full(len(counts), trials), prior[0] * ones, prior[1] * ones)
+    table = rule.log_table(post, depth + 1)
+    _refuse_rising(rule, table)
+    rows, levels = np.nonzero((table[:, :depth] > table[:, depth].max()) | closed)
+    gains = table[rows, levels]
+    order = np.lexsort((levels, rows, -gains))
+    if rule.exact is not None:
+        starts = np.flatnonzero(np.diff(-gains[order], prepend=-np.inf) >= NEAR)
+        for start, end in pairwise([*starts.tolist(), len(order)]):
+            if end - start > 1:
+                key = _exact_key(rule.exact, post, rows, levels)
+                order[start:end] = sorted(order[start:end].tolist(), key=key)
+    return counts[rows[order]]
+
+
+class Entries(NamedTuple):
+    """Log gains of (class, level) pairs, all (E,)."""
+
+    gains: Float
+    classes: Int
+    levels: Int
+
+    def at_least(self, gain: float) -> Entries:
+        """The entries with a gain of at least `gain`."""
+        high = self.gains >= gain
+        return self if high.all() else Entries(*(column[high] for column in self))
+
+
+def solve_classes(rule: Marginal, post: Posterior, room: Int, of: Int, budget: int) -> Int:
+    """Δ (n,) for K classes of equal prompts.
+
+    `post` (K,) and `room` (K,) of each class: its posterior and the bound of each Δ_i. `of` (n,) is the class
+    of each prompt. The room of all prompts must hold the budget.
+    """
+    members = np.bincount(of, minlength=len(post))
+    entries, cut = _tabulate(rule, post, room, members, budget)
+    is_near = entries.gains <= cut + NEAR
+    extra: Int = np.bincount(entries.classes[~is_near], minlength=len(post))[of]
+    near = Entries(*(column[is_near] for column in entries))
+    prompts = _prompts_in_order(near, _ranks(rule, post, near), of, members)
+    np.add.at(extra, prompts[: budget - int(extra.sum())], 1)
+    return extra
+
+
+def _tabulate(rule: Marginal, post: Posterior, room: Int, members: Int, budget: int) -> tuple[Entries, float]:
+    """Every entry that the optimum may take, and the lowest gain that it takes.
+
+    A class gets more levels while its last gain reaches the cut of the entries so far, which only rises.
+    """
+    classes, first, depth = np.flatnonzero(room), 0, max(8, FIRST_TABLE // len(post))
+    found = Entries(np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+    cut = -np.finfo(np.float64).max
+    while classes.size:
+        room_here = room[classes]
+        depth = min(depth, int(room_here.max()))
+        table = rule.log_table(post[classes], depth)
+        _refuse_rising(rule, table)
+        gains = table[:, first:]
+        weights = np.broadcast_to(members[classes][:, None], gains.shape)
+        if int(room_here.min()) < depth:
+            inside = np.arange(first, depth) < room_here[:, None]
+            gains, weights = np.where(inside, gains, -np.inf), weights * inside
+        weights = np.concatenate([members[found.classes], weights.ravel()])
+        if int(weights.sum()) >= budget:
+            cut = _cut(np.concatenate([found.gains, gains.ravel()]), weights, budget)
+        rows, levels = np.nonzero(gains >= cut - NEAR)
+        pairs = zip(
+            found.at_least(cut - NEAR), (gains[rows, levels], classes[rows], levels + first), strict=True
+        )
+        found = Entries(*map(np.concatenate, pairs))
+        deeper = (room_here > depth) & (table[:, -1] >= cut - NEAR)
+        classes, first, depth = classes[deeper], depth, 4 * depth
+    return found, cut
+
+
+def _cut(gains: Float, weights: Int, budget: int) -> float:
+    """The lowest gain among the `budget` highest, each counted `weights` times."""
+    part, before = np.arange(len(gains)), 0
+    high, low = float(gains.max()), float(gains.min(where=np.isfinite(gains), initial=np.inf))
+    if len(gains) > BINS and low < high:
+        # Sort only the bin that holds the cut.
+        bins = np.minimum((high - gains) * (BINS / (high - low)), BINS).astype(np.int64)
+        filled = np.cumsum(np.bincount(bins, weights=weights))
+        holds = int(np.searchsorted(filled, budget))
+        part, before = np.flatnonzero(bins == holds), int(filled[holds - 1]) if holds else 0
+    order = part[np.argsort(-gains[part])]
+    return float(gains[order[int(np.searchsorted(np.cumsum(weights[order]), budget - before))]])
+
+
+def _prompts_in_order(near: Entries, ranks: Int, of: Int, members: Int) -> Int:
+    """The prompts of each entry, by the entry's rank and then by index."""
+    by_class = np.argsort(of, kind="stable")
+    first_of_class = np.cumsum(members) - members
+    size = members[near.classes]
+    entry = np.repeat(np.arange(len(size)), size)
+    place = np.arange(len(entry)) - (np.cumsum(size) - size)[entry]
+    prompts = by_class[first_of_class[near.classes[entry]] + place]
+    return prompts[np.lexsort((prompts, ranks[entry]))]
+
+
+def _ranks(rule: Marginal, post: Posterior, near: Entries) -> Int:
+    """(E,) the order of entries; equal where only the index of the prompt decides."""
+    keys: list[Any]
+    if rule.exact is None or len(near.gains) == 1:
+        # The gain of a user's rule may be constant: then lower levels come first.
+        columns = (-near.gains, post.successes[near.classes], near.levels)
+        keys = list(zip(*(column.tolist() for column in columns), strict=True))
+    else:
+        keys = list(map(_exact_key(rule.exact, post, near.classes, near.levels), range(len(near.gains))))
+    places = {key: i for i, key in enumerate(sorted(set(keys)))}
+    return np.array([places[key] for key in keys], dtype=np.int64)
+
+
+def _exact_key(
+    exact: Callable[..., Fraction], post: Posterior, classes: Int, levels: Int
+) -> Callable[[int], tuple[Fraction, int]]:
+    """Sort key of entry e: highest exact gain first, then fewest successes."""
+
+    def key(e: int) -> tuple[Fraction, int]:
+        k = int(classes[e])
+        successes, trials = int(post.successes[k]), int(post.trials[k])
+        gain = exact(Fraction(post.alpha[k]), Fraction(post.beta[k]), successes, trials, int(levels[e]))
+        return -gain, successes
+
+    return key
+
+
+def _refuse_rising(rule: Marginal, table: Float) -> None:
+    """Raise ValueError if a user's gain rises with the level: the highest gains are not the optimum then.
+
+    Rules with exact gains are proven: hit utility in the paper, the others by differentiation.
+    """
+    if rule.exact is not None:
+        return
+    rises = np.argwhere(np.diff(table, axis=1) > 1e-9)
+    if len(rises):
+        row, level = rises[0]
         raise ValueError(
-            f"trials: rule {rule.name} is defined from {rule.least_trials} pre-rollouts on, "
-            f"not {int(np.min(trials))}"
+            f"rule {rule.name}: its marginal gain rises from level {level} to {level + 1} (row {row}), so "
+            "giving each rollout to the highest gain is not optimal; refused"
         )

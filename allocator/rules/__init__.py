@@ -26,14 +26,12 @@ import numpy as np
 from hora_rl.allocator.posterior import Float, Int, Posterior
 from hora_rl.allocator.rules.base import Division, Gain, Marginal, Rule, Split
 from hora_rl.allocator.rules.coba_rl import COBA_RL
-from hora_rl.allocator.rules.even_sizes import EVEN_SIZES
-from hora_rl.allocator.rules.hard_first import HARD_FIRST
 from hora_rl.allocator.rules.hit_utility import HIT_UTILITY
 from hora_rl.allocator.rules.knapsack import KNAPSACK
 from hora_rl.allocator.rules.outcomes import FIRST_HIT, HIT_OR_MISS, MIXED, first_hit, hit_or_miss
 from hora_rl.allocator.rules.probe_aware import PROBE_AWARE
-from hora_rl.allocator.rules.reinforce_ada import AR3PO, REINFORCE_ADA, reinforce_ada
-from hora_rl.allocator.rules.uniform import UNIFORM
+from hora_rl.allocator.rules.reinforce_ada import AR3PO, HARD_FIRST, REINFORCE_ADA, reinforce_ada
+from hora_rl.allocator.rules.uniform import EVEN_SIZES, UNIFORM
 from hora_rl.allocator.rules.variance import OPTIONS, VARIANCE, variance
 from hora_rl.allocator.rules.worth import expected_worth, first_hits
 

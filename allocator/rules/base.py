@@ -4,6 +4,7 @@ closed form.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -50,7 +51,6 @@ class Marginal:
     log_gain: Callable[[Posterior, Int], Float]
     exact: Callable[[Fraction, Fraction, int, int, int], Fraction] | None = None
     table: Callable[[Posterior, int], Float] | None = None
-    guess: Callable[[Posterior, float | Float], Float] | None = None
     least_trials: int = 0
     useful: Callable[[Sampled], Mask] | None = None
     rest: Marginal | Division | Split | None = None
@@ -113,18 +113,5 @@ def level_up(start: Int, successes: Int, room: Int, budget: int) -> Int:
 
 def _level(start: Int, end: Int, budget: int) -> int:
     """The highest level t with Σ clip(t, start, end) - start <= budget. `end` - `start` holds the budget."""
-    low, n = int(start.min()), len(start)
-    if low == int(start.max()):
-        sizes = np.sort(end) - low
-        # With t each, prompts whose room is below t are full: spent(t) = Σ_{room < t} room + t · (how many
-        # others).
-        before = np.concatenate(([0], np.cumsum(sizes)[:-1]))
-        full = int(np.searchsorted(before + sizes * (n - np.arange(n)), budget, side="right"))
-        return int(end.max()) if full == n else low + (budget - int(before[full])) // (n - full)
-    top = int(start.max()) + budget // n + 1
-    while top < int(end.max()) and int((np.clip(top, start, end) - start).sum()) <= budget:
-        top = 2 * top - low
-    begun = np.bincount(start - low, minlength=top - low + 1)
-    ended = np.bincount(np.minimum(end, top) - low, minlength=top - low + 1)
-    spent = np.concatenate(([0], np.cumsum(np.cumsum(begun - ended))[:-1]))
-    return low + int(np.searchsorted(spent, budget, side="right")) - 1
+    levels = range(int(start.min()), int(end.max()) + 1)
+    return levels[bisect_right(levels, budget, key=lambda t: int((np.clip(t, start, end) - start).sum())) - 1]

@@ -15,19 +15,16 @@ from hora_rl.allocator.rules.base import Marginal
 from hora_rl.allocator.special import log_gamma
 
 
-def _base(posterior: Posterior) -> Float:
-    """The part of the log gain that no level changes: log α + log Γ(α+β) - log Γ(β)."""
+def hit_log_gain(posterior: Posterior, level: Int) -> Float:
+    """log E[p(1-p)^level]; shapes broadcast."""
     alpha, beta = posterior.alpha, posterior.beta
-    return np.log(alpha) + log_gamma(alpha + beta) - log_gamma(beta)
+    missed = beta + level
+    base = np.log(alpha) + log_gamma(alpha + beta) - log_gamma(beta)
+    return base + log_gamma(missed) - log_gamma(missed + alpha + 1)
 
 
-def _log_gain(posterior: Posterior, level: Int) -> Float:
-    missed = posterior.beta + level
-    return _base(posterior) + log_gamma(missed) - log_gamma(missed + posterior.alpha + 1)
-
-
-def _table(posterior: Posterior, depth: int) -> Float:
-    """By the paper's recurrence M(0) = α/(α+β), M(l+1) = M(l)(β+l)/(α+β+l+1), in logarithms."""
+def hit_table(posterior: Posterior, depth: int) -> Float:
+    """(n, depth) by the paper's recurrence M(0) = α/(α+β), M(l+1) = M(l)(β+l)/(α+β+l+1), in logarithms."""
     alpha, beta = posterior.alpha[:, None], posterior.beta[:, None]
     missed = beta + np.arange(depth - 1)
     steps = np.empty((len(posterior), depth))
@@ -36,13 +33,8 @@ def _table(posterior: Posterior, depth: int) -> Float:
     return np.cumsum(np.log(steps, out=steps), axis=1, out=steps)
 
 
-def _guess(posterior: Posterior, x: float | Float) -> Float:
-    """From Γ(z)/Γ(z+a) ≈ (z + (a-1)/2)^-a with a = α+1."""
-    alpha = posterior.alpha
-    return np.exp((_base(posterior) - x) / (alpha + 1)) - posterior.beta - alpha / 2 + 1
-
-
-def _exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
+def hit_exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
+    """E[p(1-p)^level] as a Fraction."""
     if alpha.denominator == 1 and alpha < level:
         # For a whole α all but α+1 factors cancel: α · Π_{j<α}(β+j) / Π_{j<=α}(β+l+j).
         return _product(alpha, beta, int(alpha)) / _product(Fraction(1), beta + level, int(alpha) + 1)
@@ -59,4 +51,4 @@ def _product(start: Fraction, first: Fraction, count: int) -> Fraction:
     return start * Fraction(numerator, step**count)
 
 
-HIT_UTILITY = Marginal("hit_utility", _log_gain, _exact, _table, _guess)
+HIT_UTILITY = Marginal("hit_utility", hit_log_gain, hit_exact, hit_table)

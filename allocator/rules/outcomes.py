@@ -20,8 +20,8 @@ import numpy as np
 
 from hora_rl.allocator.posterior import Float, Int, Posterior
 from hora_rl.allocator.rules.base import Marginal, Mask, Rule, Sampled
-from hora_rl.allocator.rules.even_sizes import EVEN_SIZES
-from hora_rl.allocator.rules.hit_utility import HIT_UTILITY
+from hora_rl.allocator.rules.hit_utility import HIT_UTILITY, hit_exact, hit_log_gain, hit_table
+from hora_rl.allocator.rules.uniform import EVEN_SIZES
 
 
 def no_success(sampled: Sampled) -> Mask:
@@ -45,25 +45,19 @@ def _mirrored(posterior: Posterior) -> Posterior:
 
 
 def _miss_log_gain(posterior: Posterior, level: Int) -> Float:
-    return HIT_UTILITY.log_gain(_mirrored(posterior), level)
+    return hit_log_gain(_mirrored(posterior), level)
 
 
 def _miss_table(posterior: Posterior, depth: int) -> Float:
-    return HIT_UTILITY.log_table(_mirrored(posterior), depth)
-
-
-def _miss_guess(posterior: Posterior, x: float | Float) -> Float:
-    assert HIT_UTILITY.guess is not None
-    return HIT_UTILITY.guess(_mirrored(posterior), x)
+    return hit_table(_mirrored(posterior), depth)
 
 
 def _miss_exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
-    assert HIT_UTILITY.exact is not None
-    return HIT_UTILITY.exact(beta, alpha, trials - successes, trials, level)
+    return hit_exact(beta, alpha, trials - successes, trials, level)
 
 
 # The gain of a first failure, E[(1-p)p^l].
-FIRST_MISS = Marginal("first_miss", _miss_log_gain, _miss_exact, _miss_table, _miss_guess)
+FIRST_MISS = Marginal("first_miss", _miss_log_gain, _miss_exact, _miss_table)
 
 
 def _variance_log_gain(posterior: Posterior, level: Int) -> Float:
@@ -108,25 +102,19 @@ def hit_or_miss(weight: float = 2.0) -> Marginal:
 
     def log_gain(posterior: Posterior, level: Int) -> Float:
         other, log_weight = turned(posterior)
-        return HIT_UTILITY.log_gain(other, level) + log_weight
+        return hit_log_gain(other, level) + log_weight
 
     def table(posterior: Posterior, depth: int) -> Float:
         other, log_weight = turned(posterior)
-        return HIT_UTILITY.log_table(other, depth) + log_weight[:, None]
-
-    def guess(posterior: Posterior, x: float | Float) -> Float:
-        assert HIT_UTILITY.guess is not None
-        other, log_weight = turned(posterior)
-        return HIT_UTILITY.guess(other, x - log_weight)
+        return hit_table(other, depth) + log_weight[:, None]
 
     def exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
-        assert HIT_UTILITY.exact is not None
         if successes:
-            return HIT_UTILITY.exact(beta, alpha, 0, trials, level)
-        return ratio * HIT_UTILITY.exact(alpha, beta, 0, trials, level)
+            return hit_exact(beta, alpha, 0, trials, level)
+        return ratio * hit_exact(alpha, beta, 0, trials, level)
 
     # A group of none becomes mixed with its second rollout at the earliest: its gain rises before it falls.
-    return Marginal(name, log_gain, exact, table, guess, 1, one_kind, EVEN_SIZES)
+    return Marginal(name, log_gain, exact, table, 1, one_kind, EVEN_SIZES)
 
 
 FIRST_HIT = first_hit()

@@ -11,21 +11,15 @@ from fractions import Fraction
 
 from hora_rl.allocator.posterior import Float, Int, Posterior
 from hora_rl.allocator.rules.base import Marginal
-from hora_rl.allocator.rules.hit_utility import HIT_UTILITY
+from hora_rl.allocator.rules.hit_utility import hit_exact, hit_log_gain
 
 
 def _log_gain(posterior: Posterior, level: Int) -> Float:
-    return HIT_UTILITY.log_gain(posterior, posterior.trials + level)
-
-
-def _guess(posterior: Posterior, x: float | Float) -> Float:
-    assert HIT_UTILITY.guess is not None
-    return HIT_UTILITY.guess(posterior, x) - posterior.trials
+    return hit_log_gain(posterior, posterior.trials + level)
 
 
 def _exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
-    assert HIT_UTILITY.exact is not None
-    return HIT_UTILITY.exact(alpha, beta, successes, trials, trials + level)
+    return hit_exact(alpha, beta, successes, trials, trials + level)
 
 
-PROBE_AWARE = Marginal("probe_aware", _log_gain, _exact, guess=_guess)
+PROBE_AWARE = Marginal("probe_aware", _log_gain, _exact)

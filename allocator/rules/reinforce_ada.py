@@ -39,3 +39,5 @@ def reinforce_ada(k: int | None = None, name: str = "reinforce_ada") -> Division
 
 REINFORCE_ADA = reinforce_ada()
 AR3PO = reinforce_ada(name="ar3po")
+HARD_FIRST = reinforce_ada(name="hard_first")
+"""The paper's ablation: everything to the prompts without a success, evenly; to all if there is none."""

@@ -1,4 +1,4 @@
-"""What GRPO does: every prompt the same number of rollouts. Over rounds their sums are kept even."""
+"""Divisions that make groups even. Over rounds they keep the sums even."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from hora_rl.allocator.posterior import Int
 from hora_rl.allocator.rules.base import Division, Mask, Sampled, level_up
 
 
-def _divide(sampled: Sampled, room: Int, budget: int) -> Int:
+def _uniform(sampled: Sampled, room: Int, budget: int) -> Int:
     return level_up(sampled.extra, sampled.successes, room, budget)
+
+
+def _even_sizes(sampled: Sampled, room: Int, budget: int) -> Int:
+    return level_up(sampled.trials, sampled.successes, room, budget)
 
 
 def evenly_first(among: Mask, sampled: Sampled, room: Int, budget: int) -> Int:
     """Evenly among some of the prompts (n,), and what they have no room for evenly among the others."""
     extra = np.zeros_like(room)
     first = min(budget, int(room[among].sum()))
-    extra[among] = _divide(sampled[among], room[among], first)
-    extra[~among] = _divide(sampled[~among], room[~among], budget - first)
+    extra[among] = _uniform(sampled[among], room[among], first)
+    extra[~among] = _uniform(sampled[~among], room[~among], budget - first)
     return extra
 
 
-UNIFORM = Division("uniform", _divide, needs_counts=False)
+UNIFORM = Division("uniform", _uniform, needs_counts=False)
+"""GRPO: every prompt gets the same number of rollouts."""
+EVEN_SIZES = Division("even_sizes", _even_sizes)
+"""The smallest groups first, Phase A included. Takes the rollouts that no gain asks for."""
