@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +43,18 @@ async def collect(
     held = _held(out, {p.index: {**identity, "prompt": fingerprint([p])} for p in prompts}, identity)
     todo = [p for p in prompts if p.index not in held]
     meter = Meter((len(prompts) - len(todo)) * samples, len(prompts) * samples, progress)
-    counts = {p.index: _Count() for p in todo}
+    counts = {p.index: dict.fromkeys(("successes", "trials", "tokens"), 0) for p in todo}
 
     def record(request: Request, completions: Sequence[Completion], scored: Sequence[Scored]) -> None:
         tokens = sum(len(c.tokens) for c in completions)
-        index, successes = request.prompt.index, sum(s.success for s in scored)
-        count = counts[index] = counts[index].plus(successes, len(completions), tokens)
-        if count.trials == samples:
+        index = request.prompt.index
+        count = counts[index]
+        count["successes"] += sum(s.success for s in scored)
+        count["trials"] += len(completions)
+        count["tokens"] += tokens
+        if count["trials"] == samples:
             about = {**identity, "prompt": fingerprint([request.prompt])}
-            append(out, [{"id": index, **asdict(count), "about": about}])
+            append(out, [{"id": index, **count, "about": about}])
         meter.add(len(completions), tokens)
 
     requests = [
@@ -61,16 +63,6 @@ async def collect(
         for first in range(0, samples, samples_per_request)
     ]
     await draw(requests, generate, score, record, in_flight)
-
-
-@dataclass(frozen=True, slots=True)
-class _Count:
-    successes: int = 0
-    trials: int = 0
-    tokens: int = 0
-
-    def plus(self, successes: int, trials: int, tokens: int) -> _Count:
-        return _Count(self.successes + successes, self.trials + trials, self.tokens + tokens)
 
 
 def _held(out: Path, expected: Mapping[int, Mapping[str, Any]], identity: Mapping[str, Any]) -> set[int]:

@@ -25,19 +25,11 @@ def plan(
     """Read counts, plan every combination, print it (as JSON with `json_`) and draw it into `out` where that
     is given. Options are those of `allocator.plan`, their values with commas. Raises CountsError."""
     counts = read_counts(source)
+    sizes = _numbers("--group-size", group_size) if group_size else None
+    pre = _numbers("--pre-rollouts", pre_rollouts) if pre_rollouts else None
+    names, times = rules.split(",") if rules else ARMS, _numbers("--rounds", rounds)
     try:
-        made = plan_of(
-            counts.successes,
-            counts.trials,
-            _numbers("--group-size", group_size) if group_size else None,
-            _numbers("--pre-rollouts", pre_rollouts) if pre_rollouts else None,
-            rules.split(",") if rules else ARMS,
-            _numbers("--rounds", rounds),
-            counts.tokens,
-            shard,
-        )
-    except CountsError:
-        raise
+        made = plan_of(counts.successes, counts.trials, sizes, pre, names, times, counts.tokens, shard)
     except ValueError as error:
         raise CountsError(f"{source}: {error}") from error
     made = replace(made, notes=(*counts.notes, *made.notes))

@@ -39,10 +39,8 @@ def read_counts(source: Path) -> Counts:
     if not source.exists():
         raise CountsError(f"{source}: no such file or folder")
     if source.is_dir():
-        counts = _of_run(source) if (source / "groups.jsonl").exists() else _of_result(_only_result(source))
-    else:
-        counts = _of_result(source) if source.suffix == ".json" else _of_lines(source)
-    return counts
+        return _of_run(source) if (source / "groups.jsonl").exists() else _of_result(_only_result(source))
+    return _of_result(source) if source.suffix == ".json" else _of_lines(source)
 
 
 def _of_lines(path: Path) -> Counts:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hora_rl.evaluation.run_folders import Run
 
@@ -33,24 +33,19 @@ def sources_of(run: Run) -> list[str]:
 
 
 def by_source(run: Run) -> list[BySource]:
-    """One row for each source; none for a run with one data set."""
-    return list(_rows(run))
-
-
-def _rows(run: Run) -> Iterator[BySource]:
+    """One row per source; none for a run with one data set."""
+    rows = []
     for source in sources_of(run):
-        groups, rollouts, tokens = (_total(run, source, what) for what in ("groups", "rollouts", "tokens"))
-        yield BySource(
-            source, groups, rollouts, tokens, _ends(run, source, "reward"), _ends(run, source, "success")
-        )
+        columns = {
+            what: run.steps.get(f"source/{source}/{what}", np.zeros(0))
+            for what in ("groups", "rollouts", "tokens", "reward", "success")
+        }
+        sums = (int(np.nansum(columns[what])) for what in ("groups", "rollouts", "tokens"))
+        rows.append(BySource(source, *sums, _ends(columns["reward"]), _ends(columns["success"])))
+    return rows
 
 
-def _total(run: Run, source: str, what: str) -> int:
-    return int(np.nansum(run.steps.get(f"source/{source}/{what}", np.zeros(0))))
-
-
-def _ends(run: Run, source: str, what: str) -> tuple[float, float] | None:
-    values = run.steps.get(f"source/{source}/{what}", np.zeros(0))
+def _ends(values: NDArray[np.float64]) -> tuple[float, float] | None:
     values = values[~np.isnan(values)]
     n = max(1, len(values) // EDGE)
     return (float(values[:n].mean()), float(values[-n:].mean())) if len(values) else None

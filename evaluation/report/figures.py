@@ -36,18 +36,12 @@ def pass_at_k_figure(panels: Mapping[str, Mapping[str, Sequence[Estimate]]]) -> 
     styles = _styles(methods)
     for axis, (title, lines) in zip(axes, panels.items(), strict=True):
         for name, points in lines.items():
-            ks = [e.k for e in points]
-            axis.fill_between(
-                ks, [e.low for e in points], [e.high for e in points], alpha=0.12, color=styles[name]["color"]
-            )
-            axis.plot(ks, [e.value for e in points], label=name, markersize=4, **styles[name])
+            _band(axis, [e.k for e in points], points, name, styles[name])
         ticks = sorted({e.k for points in lines.values() for e in points})
         axis.set_xscale("log", base=2)
         axis.set_xticks(ticks, [str(k) for k in ticks])
         axis.minorticks_off()
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axis.set(title=title, xlabel="K", ylabel="Pass@K")
-        axis.legend(frameon=False, fontsize=8)
+        _finish(axis, percent=True, title=title, xlabel="K", ylabel="Pass@K")
     return figure
 
 
@@ -68,8 +62,7 @@ def difference_figure(differences: Mapping[str, Sequence[Estimate]], baseline: s
             place, value, bars, label=name, markersize=4, capsize=2, linestyle="none", **styles[name]
         )
     axis.set_xticks(np.arange(len(ks)), [str(k) for k in ks])
-    axis.set(xlabel="K", ylabel=f"Pass@K less {baseline}'s (points)")
-    axis.legend(frameon=False, fontsize=8)
+    _finish(axis, xlabel="K", ylabel=f"Pass@K less {baseline}'s (points)")
     return figure
 
 
@@ -99,9 +92,8 @@ def _average_panel(axis: Axes, shares: Sequence[Share]) -> None:
         k + 0.2, [s.phase_b or 0.0 for s in shares], 0.4, label="share of Phase B rollouts", color=COLORS[0]
     )
     axis.set_xticks(k)
-    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axis.set(title="Average over training", xlabel=r"correct pre-rollouts $c_i$", ylabel="share")
-    axis.legend(frameon=False, fontsize=8)
+    labels = {"xlabel": r"correct pre-rollouts $c_i$", "ylabel": "share"}
+    _finish(axis, percent=True, title="Average over training", **labels)
 
 
 def _dynamics_panel(
@@ -120,12 +112,9 @@ def _dynamics_panel(
             markevery=every,
             markersize=4,
         )
-    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axis.set(
-        title="Over training (6-step average)", xlabel="optimizer step", ylabel="share of Phase B rollouts"
-    )
+    labels = {"xlabel": "optimizer step", "ylabel": "share of Phase B rollouts"}
+    _finish(axis, percent=True, title="Over training (6-step average)", **labels)
     axis.set_ylim(bottom=0)
-    axis.legend(frameon=False, fontsize=8)
 
 
 def metrics_figure(runs: Mapping[str, Run], metrics: Sequence[tuple[str, str]]) -> Figure:
@@ -144,10 +133,8 @@ def metrics_figure(runs: Mapping[str, Run], metrics: Sequence[tuple[str, str]]) 
             smooth = moving_average(values, max(5, len(values) // 30))
             axis.plot(steps, values, color=styles[name]["color"], alpha=0.2, linewidth=0.8)
             axis.plot(steps, smooth, label=name, color=styles[name]["color"])
-        axis.set(title=label, xlabel="optimizer step")
-        if axis.lines:
-            axis.legend(frameon=False, fontsize=8)
-        else:
+        _finish(axis, title=label, xlabel="optimizer step")
+        if not axis.lines:
             axis.text(0.5, 0.5, f"no {metric} in steps.jsonl", ha="center", transform=axis.transAxes)
     return figure
 
@@ -162,8 +149,7 @@ def curves_figure(
         color = COLORS[names.index(name) % len(COLORS)]
         axis.plot(x, measured, color=color, alpha=0.25, linewidth=0.8)
         axis.plot(x, smooth, color=color, label=name)
-    axis.set(xlabel=over, ylabel=metric)
-    axis.legend(frameon=False, fontsize=8)
+    _finish(axis, xlabel=over, ylabel=metric)
     return figure
 
 
@@ -184,8 +170,7 @@ def arms_figure(arms: Mapping[str, Sequence[Run]], metrics: Sequence[tuple[str, 
                 np.arange(steps), smooth.min(axis=0), smooth.max(axis=0), alpha=0.15, color=color
             )
             axis.plot(np.arange(steps), smooth.mean(axis=0), label=name, color=color)
-        axis.set(title=label, xlabel="optimizer step")
-        axis.legend(frameon=False, fontsize=8)
+        _finish(axis, title=label, xlabel="optimizer step")
     return figure
 
 
@@ -196,12 +181,40 @@ def reliability_figure(found: Reliability, name: str) -> Figure:
     axis.plot([0, 1], [0, 1], color="0.7", linewidth=1, zorder=0)
     sizes = 20 + 180 * found.prompts / found.prompts.max()
     axis.scatter(found.predicted, found.observed, s=sizes, alpha=0.8)
-    for axis_of in (axis.xaxis, axis.yaxis):
-        axis_of.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axis.set(
-        title=f"Prior {name}", xlabel="predicted success", ylabel="observed success", xlim=(0, 1), ylim=(0, 1)
-    )
+    axis.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    labels = {"xlabel": "predicted success", "ylabel": "observed success"}
+    _finish(axis, percent=True, title=f"Prior {name}", xlim=(0, 1), ylim=(0, 1), **labels)
     return figure
+
+
+def during_training_figure(name: str, series: Mapping[str, Mapping[int, Sequence[Estimate]]]) -> Figure:
+    """Pass@K by step of run `name`: benchmark -> step -> estimates. One panel per benchmark, a line per K."""
+    figure, axes = _grid(len(series), width=5.2, height=3.4)
+    for axis, (title, by_step) in zip(axes, series.items(), strict=True):
+        ks = sorted({e.k for found in by_step.values() for e in found})
+        for k, style in zip(ks, _styles([f"K={k}" for k in ks]).values(), strict=False):
+            points = {step: e for step, found in by_step.items() for e in found if e.k == k}
+            _band(axis, list(points), list(points.values()), f"K={k}", style)
+        _finish(axis, percent=True, title=f"{title}: {name}", xlabel="optimizer step", ylabel="Pass@K")
+    return figure
+
+
+def _band(
+    axis: Axes, x: Sequence[int], points: Sequence[Estimate], label: str, style: dict[str, Any]
+) -> None:
+    """A line of estimates with their intervals as a band."""
+    low, high = [e.low for e in points], [e.high for e in points]
+    axis.fill_between(x, low, high, alpha=0.12, color=style["color"])
+    axis.plot(x, [e.value for e in points], label=label, markersize=4, **style)
+
+
+def _finish(axis: Axes, *, percent: bool = False, **labels: Any) -> None:
+    """Set labels and limits, draw the legend, and show y as percent if asked."""
+    axis.set(**labels)
+    if percent:
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(frameon=False, fontsize=8)
 
 
 def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
