@@ -94,13 +94,15 @@ class Session:
             raise ValueError(f"stop: {stop!r} is none of {', '.join(STOPS)}")
         self._budget, self._rounds, self._cap = int(budget), int(rounds), max_group_size
         self._rule, self._stop = get_rule(rule), stop
-        self._least = _check_least(least_extra, self._rule, stop, prompts, self._budget // self._rounds)
+        self._least, self._pre, self._in_flight = least_extra, pre_rollouts, in_flight
+        _check_least(least_extra, self._rule, stop, prompts, self._budget // self._rounds)
+        _check_in_flight(in_flight, pre_rollouts, rounds, least_extra)
         self._prior = check_prior(prior, prompts)
         self._told = 0
         zeros = np.zeros(prompts, dtype=np.int64)
         self._sampled = Sampled(zeros, zeros, zeros)
-        self._pre, self._in_flight = _check_next(pre_rollouts, in_flight, rounds, least_extra), in_flight
         if pre_rollouts is not None:
+            check_whole("pre_rollouts", pre_rollouts, 0)
             check_budget(self._budget, zeros, zeros + pre_rollouts, max_group_size)
             check_least_trials(self._rule, zeros + pre_rollouts)
         self._out, self._due = zeros.copy(), zeros.copy()
@@ -255,7 +257,7 @@ def tiers(rule: Rule, stop: str, sampled: Sampled) -> list[Tier]:
     return [(serves(sampled), rule), (no_failure(sampled), FIRST_MISS), (everyone, rule)]
 
 
-def _check_least(least: int, rule: Rule, stop: str, prompts: int, first_round: int) -> int:
+def _check_least(least: int, rule: Rule, stop: str, prompts: int, first_round: int) -> None:
     check_whole("least_extra", least, 0)
     if least and not (isinstance(rule, Marginal) and stop == "none"):
         raise ValueError(
@@ -266,18 +268,14 @@ def _check_least(least: int, rule: Rule, stop: str, prompts: int, first_round: i
         raise ValueError(
             f"least_extra ({least}) for {prompts} prompts exceeds the first round's {first_round} rollouts"
         )
-    return int(least)
 
 
-def _check_next(pre_rollouts: int | None, in_flight: int | None, rounds: int, least: int) -> int | None:
-    if pre_rollouts is not None:
-        check_whole("pre_rollouts", pre_rollouts, 0)
+def _check_in_flight(in_flight: int | None, pre_rollouts: int | None, rounds: int, least: int) -> None:
     if in_flight is None:
-        return pre_rollouts
+        return
     check_whole("in_flight", in_flight, 1)
     if pre_rollouts is None or rounds > 1 or least:
         raise ValueError(
             f"in_flight ({in_flight}) goes one rollout at a time: it needs pre_rollouts, and neither "
             "rounds nor least_extra"
         )
-    return pre_rollouts

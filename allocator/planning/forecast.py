@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hora_rl.allocator.arguments import check_counts, check_trials
+from hora_rl.allocator.arguments import check_counts, check_trials, check_whole
 from hora_rl.allocator.mixture import GRID, fit_mixture, resampled_mixtures, responsibilities
 from hora_rl.allocator.planning.outcome import Arm, Outcome, outcome
 from hora_rl.allocator.planning.shards import shift
@@ -121,12 +121,9 @@ def _sizes(given: Sequence[int] | None, trials: Int) -> list[int]:
 
 
 def _whole(name: str, given: Sequence[int]) -> list[int]:
-    for i, number in enumerate(given):
-        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
-            raise ValueError(f"{name}[{i}] = {number!r} must be a whole number from 1")
     if not len(given):
         raise ValueError(f"{name} is empty")
-    return [int(number) for number in given]
+    return [check_whole(f"{name}[{i}]", number, 1) for i, number in enumerate(given)]
 
 
 def _rule(i: int, text: str) -> tuple[str, str]:
@@ -154,12 +151,8 @@ def arms(
         for g0 in (sorted(set(pre_rollouts)))
         for rule, stop in rules
         for r in sorted(set(rounds))
-        if g0 < g and (needs_counts(rule) or (r == min(rounds) and g0 == _first_below(pre_rollouts, g)))
+        if g0 < g and (needs_counts(rule) or (r == min(rounds) and g0 == min(pre_rollouts)))
     ]
-
-
-def _first_below(pre_rollouts: Sequence[int], g: int) -> int:
-    return min((g0 for g0 in pre_rollouts if g0 < g), default=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,16 +186,13 @@ def forecast(
         reach(trials),
     )
     outcomes = {arm: outcome(arm, weights) for arm in chosen}
-    rows = tuple(
-        _row(arm, found, _worth(arm, outcomes, weights), basis, _shift(arm, found, weights, shard))
-        for arm, found in outcomes.items()
-    )
-    return Plan(rows, recommend(rows), notes)
-
-
-def _shift(arm: Arm, found: Outcome, weights: Float, shard: int | None) -> tuple[float, float]:
-    """What shards change; nothing under uniform sampling."""
-    return (0.0, 0.0) if shard is None or not needs_counts(arm.rule) else shift(arm, found, weights, shard)
+    rows = []
+    for arm, found in outcomes.items():
+        shifted = (0.0, 0.0)
+        if shard is not None and needs_counts(arm.rule):
+            shifted = shift(arm, found, weights, shard)
+        rows.append(_row(arm, found, _worth(arm, outcomes, weights), basis, shifted))
+    return Plan(tuple(rows), recommend(rows), notes)
 
 
 def _check(most: int, chosen: Sequence[Arm], shard: int | None) -> None:

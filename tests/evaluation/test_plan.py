@@ -240,7 +240,7 @@ def test_a_plan_from_arrays_says_first_what_uniform_sampling_would_need() -> Non
     [
         ({"successes": [1, 70] * 50}, r"successes\[1\] = 70 must be in 0..trials = 64"),
         ({"trials": [64] * 99 + [0], "successes": [0] * 100}, r"trials\[99\] = 0 must be positive"),
-        ({"group_sizes": [16, 0]}, r"group_sizes\[1\] = 0 must be a whole number from 1"),
+        ({"group_sizes": [16, 0]}, r"group_sizes\[1\] must be a whole number from 1, not 0"),
         ({"rounds": []}, "rounds is empty"),
         ({"rules": ["uniform", "mixed/never"]}, r"rules\[1\] = 'mixed/never': stop 'never' is none of"),
         ({"tokens": [1.0] * 9}, r"tokens must be of shape \(100,\), not \(9,\)"),
