@@ -1,10 +1,9 @@
-"""The paper's contribution on its own: which prompts get how many of the remaining rollouts. Needs numpy
-alone.
+"""The paper's allocation as a library: how many rollouts each prompt gets. Needs only numpy.
 
     from hora_rl.allocator import allocate
     extra = allocate(successes=[0, 3, 8], trials=8, budget=72)
 
-`Session` does the same in rounds, `plan` says what each rule would find on recorded counts.
+`Session` allocates in rounds. `plan` forecasts each rule on recorded counts.
 """
 
 from hora_rl.allocator.planning.forecast import plan

@@ -1,6 +1,4 @@
-"""How well a prior's p̂ foretold Phase A: reliability and log-loss, for any recorded run. Pure functions on
-arrays.
-"""
+"""Reliability and log-loss of a prior's predictions before Phase A, for any recorded run."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from hora_rl.allocator.posterior import Float, Int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reliability:
-    """One entry per bin that holds a prompt, all (bins,): predicted and observed success rate, prompts in the
-    bin.
-    """
+    """Predicted and observed success rate and number of prompts of each non-empty bin, all (bins,)."""
 
     predicted: Float
     observed: Float
@@ -23,9 +19,7 @@ class Reliability:
 
 
 def reliability(rate: Float, successes: Int, trials: Int, bins: int = 10) -> Reliability:
-    """Bins of equal width over p̂. rate (n,) = α0/(α0+β0) before Phase A, successes and trials (n,) what
-    followed.
-    """
+    """Bins of equal width over p̂. rate (n,) = α0/(α0+β0) before Phase A; successes and trials (n,) after."""
     bin_of = np.minimum((rate * bins).astype(np.int64), bins - 1)
     prompts = np.bincount(bin_of, minlength=bins)
     held = prompts > 0

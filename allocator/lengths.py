@@ -1,9 +1,7 @@
-"""A budget in tokens: expected lengths by class of c, gains per token, and the rollouts that some tokens pay
-for.
+"""Budgets in tokens: expected lengths, gain per token, and rollouts for a number of tokens.
 
-A wrong answer of a hard prompt may be twice as long as a right one of an easy prompt, so the same number of
-rollouts is not the same work. The expected length ℓ of a prompt's completions is the posterior mean of its
-class, and a rollout goes where gain/ℓ is highest.
+A wrong answer to a hard prompt may be twice as long as a right answer to an easy one. So the expected length
+ℓ of a prompt's completions is learned per class of c, and rollouts go where gain/ℓ is highest.
 """
 
 from __future__ import annotations
@@ -23,16 +21,16 @@ from hora_rl.allocator.rules.base import Marginal, Rule
 from hora_rl.allocator.session import Session
 
 STRENGTH = 8.0
-"""Rollouts of mean length that a class's own are averaged with."""
+"""Pseudo-rollouts of mean length in each class's average."""
 
 WINDOW = 10
-"""Cycles that count: lengths change while a model learns."""
+"""Cycles remembered: lengths change while a model learns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of a completion: the mean over all prompts, and expected by class, entry c of k+1 for a success
-    share of c/k."""
+    """Tokens per completion: the mean over all prompts, and `by_class`, whose entry c of k+1 is expected at a
+    success share of c/k."""
 
     mean: float
     by_class: tuple[float, ...]
@@ -45,9 +43,10 @@ class Lengths:
 
 
 def expected_lengths(successes: ArrayLike, tokens: ArrayLike, trials: int) -> Lengths:
-    """Lengths learned from prompts of which `successes` (m,) among `trials` rollouts were counted; `tokens`
-    (m,) is the sum over a prompt's rollouts. Raises ValueError without prompts, or where a prompt has fewer
-    tokens than rollouts."""
+    """Lengths from `successes` (m,) among `trials` rollouts and `tokens` (m,), the sum per prompt.
+
+    Raises ValueError for no prompts, or for a prompt with fewer tokens than rollouts.
+    """
     c, spent = np.asarray(successes, dtype=np.int64), np.asarray(tokens, dtype=np.float64)
     if c.ndim != 1 or c.shape != spent.shape or not len(c):
         raise ValueError(
@@ -63,8 +62,10 @@ def expected_lengths(successes: ArrayLike, tokens: ArrayLike, trials: int) -> Le
 
 
 class RunningLengths:
-    """Lengths by the Phase A rollouts of the last `WINDOW` cycles. Phase A samples every prompt alike, so its
-    mean is that of uniform sampling, whatever the rule prefers."""
+    """Lengths from the Phase A rollouts of the last `WINDOW` cycles.
+
+    Phase A samples all prompts alike, so the mean is that of uniform sampling under every rule.
+    """
 
     def __init__(self, trials: int) -> None:
         self._trials = trials
@@ -72,7 +73,7 @@ class RunningLengths:
 
     @property
     def now(self) -> Lengths | None:
-        """By the cycles observed so far; None before the first."""
+        """Lengths of the cycles observed so far; None before the first."""
         counts = [pair for cycle in self._cycles for pair in cycle]
         if not counts:
             return None
@@ -80,7 +81,7 @@ class RunningLengths:
         return expected_lengths(successes, tokens, self._trials)
 
     def observe(self, successes: Sequence[int], tokens: Sequence[int]) -> None:
-        """Take note of one cycle's prompts (m,). ValueError where there are no lengths for each."""
+        """Record one cycle's prompts (m,). Raises ValueError unless there is one length per prompt."""
         if len(tokens) != len(successes):
             raise ValueError(
                 f"{len(tokens)} lengths for {len(successes)} prompts: a budget in tokens needs one each"
@@ -90,8 +91,7 @@ class RunningLengths:
 
 @lru_cache(maxsize=16)
 def per_token(rule: str | Rule, lengths: Lengths) -> Rule:
-    """`rule` with gains divided by the expected length. A rule that is a division in closed form has no gains
-    and stays."""
+    """`rule` with gains divided by the expected length. Rules without gains are returned unchanged."""
     chosen = get_rule(rule)
     if not isinstance(chosen, Marginal):
         return chosen
@@ -112,11 +112,10 @@ def ask_tokens(
     stop: str = "none",
     max_group_size: int | None = None,
 ) -> NDArray[np.int64]:
-    """The next round's rollouts Δ (n,): the most that are expected to take at most `tokens`, by gain per
-    token.
+    """Δ (n,) of the next round: as many rollouts as `tokens` are expected to pay for, by gain per token.
 
-    told: successes (n,) and trials (an int or (n,)) of Phase A and of each round so far, as `Session.tell`
-    takes them.
+    told: successes (n,) and trials (an int or (n,)) of Phase A and of each round so far, as for
+    `Session.tell`.
     """
     chosen = per_token(rule, lengths)
     c = np.sum([np.asarray(s) for s, _ in told], axis=0)

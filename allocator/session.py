@@ -1,4 +1,4 @@
-"""Phase B in rounds, or one rollout at a time: what was found decides where the next rollouts go.
+"""Phase B in rounds, or one rollout at a time: each result decides where the next rollouts go.
 
     session = Session(prompts=15, budget=360, rounds=4, stop="hit")
     session.tell(successes, trials)             # Phase A
@@ -6,15 +6,15 @@
         extra = session.ask()                   # the next round
         session.tell(*sample(extra))
 
-The same for rollouts that come back in any order; `start` samples one rollout of a prompt in the background:
+The same with results in any order; `start` samples one rollout of a prompt in the background:
 
     session = Session(prompts=15, budget=360, rounds=4, stop="hit", pre_rollouts=8)
     while not session.done:
         while (prompt := session.next()) is not None:
             start(prompt)
-        session.tell(*arrived())                # (prompt, success), of whichever comes first
+        session.tell(*arrived())                # (prompt, success) of the first to arrive
 
-A session is what it was told and nothing else: a process that starts anew tells the same again and goes on.
+A session depends only on the results it has received. After a restart, tell the same results again.
 """
 
 from __future__ import annotations
@@ -33,23 +33,22 @@ from hora_rl.allocator.rules.base import Gain, Marginal, Mask, Rule, Sampled
 from hora_rl.allocator.rules.outcomes import FIRST_MISS, no_failure, no_success, one_kind
 
 STOPS: dict[str, Callable[[Sampled], Mask] | None] = {"none": None, "hit": no_success, "mixed": one_kind}
-"""Which prompts are still served, by `stop`."""
+"""Active prompts by `stop`."""
 
 
 class Session:
     """Divides `budget` Phase B rollouts over n prompts in `rounds` rounds of equal budget.
 
-    prompts: n. budget: Phase B's rollouts of all prompts together, e.g. n·(G - G0). rule: as for `allocate`.
-    prior: (α0, β0), numbers or arrays (n,). rounds: R, 1 is the paper's one division. stop: `hit`, prompts
-    with a success get no more; `mixed`, those with a success and a failure; `none`. max_group_size: cap on
-    G_i. least_extra: how many Phase B rollouts every prompt gets at least, all in the first round; the rule
-    must be a marginal gain, and nothing may stop. Where a round does not divide, later rounds are larger by
-    one. pre_rollouts: G0, for `next`. in_flight: instead of rounds, `next` has at most so many Phase B
-    rollouts out at a time, and each goes where all results so far say; `hit_utility` needs a stop there.
+    prompts: n. budget: Phase B rollouts of all prompts, e.g. n·(G - G0). rule: as for `allocate`. prior:
+    (α0, β0), numbers or arrays (n,). rounds: R; 1 is the paper's single division. stop: `hit` stops prompts
+    with a success, `mixed` those with a success and a failure, `none` stops none. max_group_size: cap on G_i.
+    least_extra: minimum Phase B rollouts per prompt, all in the first round; needs a marginal gain and stop
+    `none`. pre_rollouts: G0, for `next`. in_flight: instead of rounds, `next` keeps at most this many Phase B
+    rollouts in flight and places each by all results so far; `hit_utility` needs a stop there.
 
-    What the prompts that are still served cannot take goes to prompts without a failure, where the first
-    failure is most probable, and then by the rule's own gain to all others. So the rounds sum to `budget`
-    exactly.
+    If rounds do not divide the budget, later rounds get one more. Rollouts that active prompts cannot take go
+    to prompts without a failure, by the probability of their first failure, then to all others by the rule's
+    gain. So the rounds sum to `budget` exactly.
 
     >>> session = Session(prompts=3, budget=60, rounds=2, stop="hit")
     >>> told = session.tell([0, 0, 8], 8)
@@ -67,7 +66,7 @@ class Session:
     >>> session.tell(1, True), session.next(), session.tell(0, False), session.next()
     (True, None, True, 0)
 
-    Raises ValueError naming the argument, here and in every method.
+    All methods raise ValueError naming the argument.
     """
 
     def __init__(
@@ -115,14 +114,13 @@ class Session:
     def tell(self, successes: ArrayLike, trials: ArrayLike, /) -> bool: ...
 
     def tell(self, first: Any, second: Any, rollout: Hashable = None, /) -> bool:
-        """Add what was sampled; returns whether it counts.
+        """Add results; returns whether they count.
 
-        (prompt, success, rollout): one rollout, whether or not `next` asked for it. Of more than the budget
-        or `max_group_size` the last to arrive do not count, nor does one whose name `rollout` was told
-        before.
+        (prompt, success, rollout): one rollout, also if `next` did not ask for it. Rollouts beyond the budget
+        or `max_group_size` do not count, nor does a name `rollout` that was told before.
 
         (successes, trials): (n,) and an int or (n,), of all prompts; first Phase A, then each round. A round
-        may have lost rollouts; what it did not spend is given by the next ones.
+        may have lost rollouts; later rounds spend them.
         """
         if np.ndim(first) == 0:
             return self._tell_one(first, second, rollout)
@@ -130,15 +128,14 @@ class Session:
         return True
 
     def lost(self, prompt: int) -> None:
-        """Wait no longer for one rollout of `prompt`: `next` gives it again. Should it still arrive, it
-        counts."""
+        """Stop waiting for one rollout of `prompt`: `next` asks for it again. A late arrival still counts."""
         at = self._place(prompt)
         self._out[at] = max(0, self._out[at] - 1)
 
     def next(self) -> int | None:
-        """The prompt to sample once more now. None: wait for a result, or all is sampled.
+        """The prompt to sample once more now. None: wait for a result, or the budget is spent.
 
-        Phase A comes first; Phase B begins when all of it was told.
+        Phase A comes first. Phase B begins when all its results are told.
         """
         if not self._due.any():
             self._due = self._ready()
@@ -150,7 +147,7 @@ class Session:
         return prompt
 
     def _ready(self) -> Int:
-        """(n,) rollouts that nothing has to be waited for."""
+        """(n,) rollouts that can start now."""
         if self._pre is None:
             raise ValueError("pre_rollouts: `next` needs it, the rollouts that each prompt begins with")
         trials, out, none = self._sampled.trials, self._out, np.zeros_like(self._out)
@@ -161,7 +158,7 @@ class Session:
             return none if waiting else self.ask()
         if waiting >= min(self._in_flight, self._budget - self.spent):
             return none
-        # What is out counts as given: the optimum of one rollout more has one prompt that lacks it.
+        # Rollouts in flight count as given. The optimum with one more tells which prompt lacks it.
         problem = Problem(self._sampled, self._prior, self._cap)
         lacks = serve(problem, tiers(self._rule, self._stop, self._sampled), waiting + 1) - out
         none[np.argmax(lacks)] = int(lacks.max() > 0)
@@ -215,7 +212,7 @@ class Session:
         self._sampled, self._told = after, self._told + 1
 
     def ask(self) -> NDArray[np.int64]:
-        """The next round's Δ (n,); all zeros when the budget is spent. Asking again gives the same."""
+        """Δ (n,) of the next round; zeros when the budget is spent. Repeated calls return the same."""
         if not self._told:
             raise ValueError("ask: nothing was told; tell Phase A's successes and trials first")
         left = self._budget - self.spent
@@ -230,27 +227,27 @@ class Session:
 
     @property
     def spent(self) -> int:
-        """Phase B's rollouts so far."""
+        """Phase B rollouts so far."""
         return int(self._sampled.extra.sum())
 
     @property
     def done(self) -> bool:
-        """Whether Phase A was told and the whole budget is spent."""
+        """Whether Phase A is complete and the budget is spent."""
         return self._told > 0 and self.spent == self._budget
 
     @property
     def successes(self) -> Int:
-        """(n,) successes so far, Phase A's included."""
+        """(n,) successes so far, including Phase A."""
         return self._sampled.successes.copy()
 
     @property
     def trials(self) -> Int:
-        """(n,) rollouts so far, Phase A's included: the size of each group."""
+        """(n,) rollouts so far, including Phase A: the group sizes."""
         return self._sampled.trials.copy()
 
 
 def tiers(rule: Rule, stop: str, sampled: Sampled) -> list[Tier]:
-    """Who is served, in this order; a prompt has its turn once."""
+    """Groups of prompts in order of priority, each with its rule; see `serve`."""
     everyone, serves = np.ones(len(sampled), dtype=np.bool_), STOPS[stop]
     if serves is None:
         return [(everyone, rule)]

@@ -1,7 +1,6 @@
-"""Special functions of numpy arrays: numpy has no log Γ, and the allocator needs only numpy.
+"""log Γ and sigmoid on numpy arrays, so that the allocator needs only numpy.
 
-log Γ steps the argument up by eight and uses Stirling's series there, whose first neglected term is below
-1e-15.
+log Γ shifts its argument up by eight and uses Stirling's series. The first neglected term is below 1e-15.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
-"""The warm-up gate: plain GRPO until the format is learned, then HORA for good (paper, appendix on
-configurations).
-"""
+"""The warm-up gate: plain GRPO until the format is learned, then HORA (paper, appendix on configurations)."""
 
 from __future__ import annotations
 
 import math
 
-ROUNDING = 1e-9  # one rollout more or less changes a mean by far more
+ROUNDING = 1e-9  # far below the effect of one rollout on a mean
 
 
 class WarmUpGate:
-    """Opens after `cycles` consecutive generation cycles whose mean reward (the format's, in the paper) is at
-    least `threshold`.
+    """Opens for good after `cycles` consecutive cycles with a mean reward of at least `threshold`.
 
-    It never closes again. With `enabled` false it is open from the start.
+    The paper uses the format reward. With `enabled` false the gate is open from the start.
     """
 
     def __init__(self, threshold: float = 0.85, cycles: int = 3, enabled: bool = True) -> None:
@@ -24,11 +21,11 @@ class WarmUpGate:
 
     @property
     def open(self) -> bool:
-        """True: HORA is in force. False: allocate uniformly."""
+        """True: allocate with HORA. False: allocate uniformly."""
         return self._open
 
     def observe(self, mean: float) -> None:
-        """Record one generation cycle's mean reward. ValueError for one that is not finite."""
+        """Record one generation cycle's mean reward. Raises ValueError if it is not finite."""
         if not math.isfinite(mean):
             raise ValueError(f"mean must be finite, not {mean}")
         self._run = self._run + 1 if mean >= self._threshold - ROUNDING else 0

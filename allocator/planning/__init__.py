@@ -1,1 +1,1 @@
-"""What each allocation rule would do on prompts whose counts of successes are known: `allocator.plan`."""
+"""Forecasts of each rule on prompts with known counts: `allocator.plan`."""

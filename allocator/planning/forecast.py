@@ -1,8 +1,8 @@
-"""The plan: what every arm would yield on prompts like those counted, with intervals, and which arm to take.
+"""Forecast each arm's yield on prompts like the counted ones, with intervals, and recommend one.
 
-The rates' distribution F is fitted, each arm's outcome on it computed (`outcome`). Intervals resample prompts
-and refit F. An arm's outcome on another F' is its outcome by rate, weighted anew, less what the budget then
-lacks at the arm's own marginal worth of a rollout: exact to first order, and it needs no second simulation.
+The distribution F of success rates is fitted to the counts, and `outcome` computes each arm on F. Intervals
+resample prompts and refit F. On another F', an arm's outcome by rate is reweighted and corrected by its
+marginal worth of a rollout times the missing budget. That is exact to first order, without a new simulation.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ LEAST_PROMPTS, ENOUGH_PROMPTS = 100, 300
 SIZES = (8, 16, 32, 64, 128)
 SAMPLES = 120
 WIDEN = 1.25
-"""Factor on the bootstrap's deviations, and PAD in addition: the bootstrap alone is too narrow.
-"""
+"""The bootstrap alone is too narrow: its deviations are multiplied by WIDEN, then PAD is added."""
 PAD = 0.003
 DIFFICULTY = (0.01, 0.05, 0.2, 0.8, 1.0)
-"""Upper ends of the classes of success rate."""
+"""Upper ends of the difficulty classes, in success rate."""
 ARMS = (
     "uniform",
     "hit_utility",
@@ -54,11 +53,11 @@ def plan(
     tokens: ArrayLike | None = None,
     shard: int | None = None,
 ) -> Plan:
-    """What each rule would find on prompts like these; `print` shows it.
+    """Forecast each rule on prompts like these; `print` shows the plan.
 
     successes: (m,) among `trials`, an int or (m,), of m >= 100 prompts, better 300. group_sizes: G, by
     default every power of two from 16 that the trials reach. pre_rollouts: G0, by default 4 and 8. rules: as
-    for `allocate`, a stop behind a slash: `first_hit/hit`. rounds: R. tokens: (m,) of all trials of each
+    for `allocate`, with a stop after a slash: `first_hit/hit`. rounds: R. tokens: (m,) of all trials of each
     prompt. shard: prompts that are allocated together; None: a large batch.
 
     >>> rates = np.random.default_rng(0).beta(0.3, 0.9, 400)
@@ -66,7 +65,7 @@ def plan(
     >>> found.recommended.uniform_group_size
     38
 
-    Raises ValueError naming the argument and the first offending index; for a group size beyond the trials.
+    Raises ValueError naming the argument and the first offending index, or a group size beyond the trials.
     """
     c, n, lengths = _counts(successes, trials, tokens)
     sizes = _sizes(group_sizes, n)
@@ -81,7 +80,7 @@ def plan(
 
 
 def reach(trials: Int) -> int:
-    """The largest group size that can be foretold: nine prompts in ten have as many trials (m,)."""
+    """The largest group size that can be forecast: nine prompts in ten have that many trials (m,)."""
     return int(np.quantile(trials, 0.1, method="lower"))
 
 
@@ -127,7 +126,7 @@ def _whole(name: str, given: Sequence[int]) -> list[int]:
 
 
 def _rule(i: int, text: str) -> tuple[str, str]:
-    """Rule and stop of `hit_utility/hit`."""
+    """(rule, stop) of `hit_utility/hit`."""
     rule, _, stop = text.partition("/")
     if (stop or "none") not in STOPS:
         raise ValueError(f"rules[{i}] = {text!r}: stop {stop!r} is none of {', '.join(STOPS)}")
@@ -144,7 +143,7 @@ def arms(
     pre_rollouts: Sequence[int],
     group_sizes: Sequence[int],
 ) -> list[Arm]:
-    """All combinations that make sense: one round of uniform, G0 below G."""
+    """All valid combinations: G0 < G, and uniform once per G."""
     return [
         Arm(rule, stop, r if needs_counts(rule) else 1, g0, g)
         for g in sorted(set(group_sizes))
@@ -157,8 +156,7 @@ def arms(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Basis:
-    """What the counts say: weights (K,) of F and of each resample (B, K), tokens of a completion (K,),
-    uniform by G."""
+    """Weights (K,) of F and (B, K) of its resamples, tokens per completion (K,), uniform's outcome by G."""
 
     weights: Float
     resampled: Float
@@ -175,7 +173,7 @@ def forecast(
     tokens: Float | None = None,
     notes: tuple[str, ...] = (),
 ) -> Plan:
-    """The plan of these arms, for a large batch or for shards of `shard` prompts, from counts (m,)."""
+    """The plan of these arms for a large batch or shards of `shard` prompts, from counts (m,)."""
     _check(reach(trials), chosen, shard)
     weights = fit_mixture(successes, trials)
     basis = Basis(
@@ -196,7 +194,7 @@ def forecast(
 
 
 def _check(most: int, chosen: Sequence[Arm], shard: int | None) -> None:
-    """Raise ValueError for an arm that `most` trials a prompt cannot foretell, or that cannot be."""
+    """Raise ValueError for an arm that is impossible, or beyond `most` trials per prompt."""
     if not chosen:
         raise ValueError("no arm to plan: every pre_rollouts must leave some group_sizes above it")
     for arm in chosen:
@@ -218,7 +216,7 @@ def _check(most: int, chosen: Sequence[Arm], shard: int | None) -> None:
 
 
 def _worth(arm: Arm, outcomes: dict[Arm, Outcome], weights: Float) -> tuple[float, float]:
-    """Hits and mixed groups that one more rollout a prompt adds."""
+    """Hits and mixed groups gained per additional rollout per prompt."""
     others = [g for g in {a.group_size for a in outcomes} if g != arm.group_size]
     g = min(others, key=lambda g: abs(np.log(g / arm.group_size)), default=0)
     other = replace(arm, group_size=g)
@@ -282,7 +280,7 @@ def _interval(value: Float, weights: Float, resampled: Float) -> tuple[float, fl
 
 
 def _same_as_uniform(hits: float, basis: Basis) -> int | None:
-    """The least G at which uniform sampling has this share of prompts with a hit."""
+    """The smallest G at which uniform sampling has this share of prompts with a hit; None if beyond."""
     sizes = np.arange(1, basis.reach + 1)
     uniform = 1 - basis.weights @ (1 - GRID[:, None]) ** sizes
     enough = np.flatnonzero(uniform >= hits - 1e-9)
@@ -290,7 +288,7 @@ def _same_as_uniform(hits: float, basis: Basis) -> int | None:
 
 
 def _lengths(successes: Int, trials: Int, tokens: Float, weights: Float) -> Float:
-    """(K,) expected tokens of one completion at each rate, from the prompts that may have it."""
+    """(K,) expected tokens per completion at each rate, weighted by each prompt's posterior."""
     belongs = responsibilities(successes, trials, weights)
     mean = tokens / trials
     total = belongs.sum(0)
@@ -312,8 +310,11 @@ def _classes(found: Outcome, uniform: Outcome, weights: Float) -> tuple[Class, .
 
 
 def recommend(rows: Sequence[Row]) -> Row:
-    """Of the rows with the largest G: most prompts with a hit among those that lose no more than half a point
-    of signal to uniform sampling; fewest rounds where they tie within a tenth of a point."""
+    """The best row of the largest G.
+
+    Most prompts with a hit among rows that lose at most half a point of signal to uniform sampling. Rows
+    within a tenth of a point tie, and fewer rounds win.
+    """
     largest = [row for row in rows if row.group_size == max(r.group_size for r in rows)]
     plain = [row.signal for row in largest if not needs_counts(row.rule)]
     fit = [row for row in largest if not plain or row.signal >= max(plain) - 0.005] or largest

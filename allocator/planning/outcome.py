@@ -1,9 +1,8 @@
-"""What one rule does to prompts of every rate: the distribution of a group's successes and size after all
-rounds.
+"""The distribution of a group's successes and size after all rounds, for prompts of every rate.
 
-Exact for a large batch. A prompt's state is its successes and rollouts; each round the allocator divides its
-budget over the states in the shares that the mixture gives them, and every state moves on by a binomial. No
-sampling, so rules can be compared to the last digit.
+Exact for a large batch, without sampling, so rules compare to the last digit. A prompt's state is its
+successes and rollouts. Each round, the allocator divides the budget over states in the shares given by the
+mixture, and every state moves by a binomial.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from hora_rl.allocator.rules.base import Sampled
 from hora_rl.allocator.session import tiers
 from hora_rl.allocator.special import log_gamma
 
-PROMPTS = 20_000  # that stand for the batch, and PER_STATE more for each state
+PROMPTS = 20_000  # prompts that represent the batch, plus PER_STATE per state
 PER_STATE = 8
-PRUNED = 3e-5  # probability below which, at every rate, a state is dropped: 0.02 points of hits
+PRUNED = 3e-5  # states below this probability at every rate are dropped: costs 0.02 points of hits
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way to divide Γ·G rollouts: rule, stop, rounds R, pre-rollouts G0 and mean group size G."""
+    """One way to spend Γ·G rollouts: rule, stop, rounds R, pre-rollouts G0 and mean group size G."""
 
     rule: str
     stop: str
@@ -39,11 +38,10 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """Per rate of GRID, all (K,): probability of a hit and of a mixed group, mean group size, expected GRPO
-    update.
+    """Per rate of GRID, all (K,): P(hit), P(mixed group), mean group size, expected GRPO update.
 
-    The update is E[√(q(1-q)(n-1)/n)] with q the group's share of successes: how far a group of n moves the
-    logit of its success rate under advantages divided by the deviation.
+    The update is E[√(q(1-q)(n-1)/n)], q the group's share of successes. With advantages divided by their
+    deviation, a group of n moves the logit of its success rate that far.
     """
 
     hits: Float
@@ -54,7 +52,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class States:
-    """States (S,) of a prompt, and `probability` (K, S) of each at each rate."""
+    """States (S,), and the `probability` (K, S) of each state at each rate."""
 
     successes: Int
     trials: Int
@@ -62,7 +60,7 @@ class States:
 
 
 def outcome(arm: Arm, weights: Float) -> Outcome:
-    """Of `arm` in a large batch whose rates are distributed with `weights` (K,) on GRID."""
+    """The outcome of `arm` in a large batch with rates distributed by `weights` (K,) on GRID."""
     states = _phase_a(arm.pre_rollouts)
     left = float(arm.group_size - arm.pre_rollouts)
     for later in range(arm.rounds, 0, -1):
@@ -85,9 +83,7 @@ def _binomial(trials: Int, successes: Int) -> Float:
 
 
 def _mean_extra(arm: Arm, states: States, weights: Float, share: float) -> Float:
-    """(S,) rollouts that a prompt of each state gets in a round of `share` per prompt, on average over its
-    members.
-    """
+    """(S,) mean rollouts that a prompt in each state gets in a round of `share` rollouts per prompt."""
     members = (
         np.floor((PROMPTS + PER_STATE * len(states.trials)) * (weights @ states.probability)).astype(np.int64)
         + 1
@@ -101,7 +97,7 @@ def _mean_extra(arm: Arm, states: States, weights: Float, share: float) -> Float
 
 
 def _advance(states: States, extra: Float) -> States:
-    """After a round: members of a state get the whole number below `extra` or the one above."""
+    """States after a round: each member gets `extra` rounded down or up."""
     low = np.floor(extra).astype(np.int64)
     high = extra - low
     state = np.concatenate([np.arange(len(low)), np.flatnonzero(high > 0)])
@@ -129,7 +125,7 @@ def _summary(states: States) -> Outcome:
     mixed: NDArray[np.bool_] = (c > 0) & (c < n)
     q = c / n
     update = np.sqrt(q * (1 - q) * (n - 1) / n)
-    total = probability.sum(axis=1)  # 1, but for what was dropped
+    total = probability.sum(axis=1)  # 1 without pruning
     hits, signal, size, moved = (
         probability @ v / total for v in ((c > 0) * 1.0, mixed * 1.0, n * 1.0, update)
     )

@@ -1,4 +1,4 @@
-"""What small shards lose: prompts that are allocated together are few, and divide their budget coarsely."""
+"""The loss of small shards: with few prompts, a budget divides coarsely."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ PROMPTS = 6000  # simulated for an arm: a standard error of about 0.3 points
 
 
 def shift(arm: Arm, found: Outcome, weights: Float, shard: int, seed: int = 0) -> tuple[float, float]:
-    """By how much hits and mixed groups of shards of `shard` prompts differ from those of a large batch
-    (`found`).
+    """Difference in hits and mixed groups between shards of `shard` prompts and a large batch (`found`).
 
-    Simulated with the allocator itself, on rates drawn from the mixture `weights` (K,); compared with what
-    the large batch does at these very rates.
+    Simulates the allocator on rates drawn from the mixture `weights` (K,). The large batch is evaluated at
+    the same rates.
     """
     rng = np.random.default_rng(seed)
     drawn = rng.choice(len(GRID), size=(max(1, PROMPTS // shard), shard), p=weights)

@@ -1,4 +1,4 @@
-"""What a plan says, and how it is printed."""
+"""Rows of a plan and their text table."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """Prompts with a rate up to `up_to`: their share, what becomes of them, and their update over uniform's
+    """Prompts with a rate up to `up_to`: their share, hits, mean group size, and GRPO update over uniform's
     at equal G.
 
-    `hits` is also the share of the likelihood's gradient Σ ∇log p that a batch realises there.
+    `hits` is also the realised share of the likelihood's gradient Σ ∇log p of these prompts.
     """
 
     up_to: float
@@ -23,12 +23,11 @@ class Class:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One arm. Shares of prompts with a hit and of groups with signal, with 90% intervals; per prompt
-    rollouts and tokens.
+    """One arm: shares of prompts with a hit and of groups with signal, with 90% intervals; cost per prompt.
 
-    `gain`: hits less those of uniform sampling at equal G.
+    `gain`: hits minus those of uniform sampling at equal G.
     `uniform_group_size`: the G at which uniform sampling has as many prompts with a hit, with its interval;
-    None beyond the counts' reach.
+    None beyond the counts.
     """
 
     rule: str
@@ -61,7 +60,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All arms, and the recommended one; `str` is what `hora plan` prints."""
+    """All arms and the recommended one; `str` is the output of `hora plan`."""
 
     rows: tuple[Row, ...]
     recommended: Row
@@ -129,7 +128,7 @@ def _share(value: float, low: float, high: float, sign: str = "") -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with columns as wide as their widest cell, the first one to the left."""
+    """Lines of aligned columns; the first column is left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

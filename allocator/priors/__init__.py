@@ -1,4 +1,4 @@
-"""Priors by name: what is believed about a prompt before its Phase A. `fixed` is the default."""
+"""Priors of prompts' success rates before Phase A, by name. The default is `fixed`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every prior can do."""
+"""Protocols of priors."""
 
 from __future__ import annotations
 
@@ -11,30 +11,27 @@ from hora_rl.allocator.posterior import Float, Int
 
 State = dict[str, NDArray]
 FIXED_STRENGTH = 2.0
-"""α + β of a prior whose strength is not learned: that of Beta(1, 1)."""
+"""α + β where the strength is not learned, as in Beta(1, 1)."""
 
 
 class Prior(Protocol):
-    """Predicts a Beta prior per prompt and learns from each generation cycle. Prompts are rows of the data
-    set."""
+    """Predicts a Beta prior per prompt and learns after each generation cycle. Prompts are data set rows."""
 
     name: str
     learns: bool
-    """Whether `update` changes what is predicted."""
+    """Whether `update` changes predictions."""
 
     def predict(self, prompts: Int) -> tuple[Float, Float]:
-        """(alpha0 (n,), beta0 (n,)) of the prompts (n,), all positive. ValueError with the prior's name for a
-        NaN."""
+        """(alpha0 (n,), beta0 (n,)) of prompts (n,), all positive; else ValueError naming the prior."""
 
     def update(self, prompts: Int, successes: Int, trials: int) -> None:
-        """Learn from one generation cycle: c_i (n,) successes of `trials` pre-rollouts for each of the
-        prompts (n,)."""
+        """Learn from one generation cycle: c_i (n,) successes of `trials` rollouts per prompt (n,)."""
 
     def state_dict(self) -> State:
-        """Everything `update` changes, as arrays."""
+        """All state that `update` changes, as arrays."""
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from `state_dict()`."""
+        """Restore a `state_dict()`."""
 
 
 @runtime_checkable
@@ -42,13 +39,11 @@ class LearnedPrior(Prior, Protocol):
     """A prior that can be fitted to recorded rollouts before a run."""
 
     def fit(self, prompts: Int, successes: Int, trials: Int) -> float:
-        """Fit to c_i successes (m,) of `trials` (m,) for the prompts (m,); returns the mean loss per
-        prompt."""
+        """Fit to c_i successes (m,) of `trials` (m,) of prompts (m,); returns the mean loss per prompt."""
 
 
 def checked(name: str, prompts: Int, alpha: Float, beta: Float) -> tuple[Float, Float]:
-    """The prediction unchanged. ValueError naming the prior and the prompt when a value is not finite and
-    positive."""
+    """Return the prediction. Raises ValueError with prior and prompt unless finite and positive."""
     bad = ~(np.isfinite(alpha) & np.isfinite(beta) & (alpha > 0) & (beta > 0))
     if bad.any():
         i = int(np.flatnonzero(bad)[0])

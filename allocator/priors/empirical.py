@@ -1,4 +1,4 @@
-"""Empirical Bayes: one Beta prior for all prompts, fitted to the counts of the last generation cycles."""
+"""Empirical Bayes: one Beta prior for all prompts, fitted to the last cycles' counts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ Mask = NDArray[np.bool_]
 
 CYCLES = 10
 LEAST, MOST = 0.02, 50.0
-"""Bounds of α and β. Where all counts are equal the likelihood grows without end."""
+"""Bounds of α and β. If all counts are equal, the likelihood has no maximum."""
 LOW, HIGH = np.log([LEAST, MOST])
 STEPS, TOLERANCE = 100, 1e-10
 
 
 def fit_beta(successes: Int, trials: Int, times: Int | None = None) -> tuple[float, float]:
-    """(α, β) of the highest Beta-binomial likelihood of counts (m,), each seen `times` (m,), within
-    LEAST..MOST.
+    """Maximum Beta-binomial likelihood (α, β) within LEAST..MOST for counts (m,), each seen `times` (m,).
 
-    Newton's method on the logarithms of α and β, along a bound where the optimum lies on it. As
-    Γ(α+c)/Γ(α) = Π_{j<c} (α+j), the likelihood needs only how many counts exceed each j.
+    Newton's method on log α and log β, along a bound if the optimum lies there. Γ(α+c)/Γ(α) = Π_{j<c} (α+j),
+    so the likelihood only needs how many counts exceed each j.
 
     >>> fit_beta(np.array([0, 1, 2]), np.array([2, 2, 2]))
     (1.0, 1.0)
@@ -36,24 +35,24 @@ def fit_beta(successes: Int, trials: Int, times: Int | None = None) -> tuple[flo
         allowed = _allowed(log, step)
         scale = 1.0
         while scale > 1e-6:
-            new = np.clip(log + scale * allowed * step, LOW, HIGH)  # for the rounding of a step to a bound
+            new = np.clip(log + scale * allowed * step, LOW, HIGH)  # a step to a bound may round past it
             found = _log_likelihood(np.exp(new), hits, misses, all_)
             if found > best:
                 break
             scale /= 2
         else:
             break
-        # A shortened step may gain little far from the optimum.
+        # A shortened step may gain little although the optimum is far.
         done = scale * allowed == 1 and found - best < TOLERANCE * abs(best)
         log, best = new, found
         if done:
             break
-    alpha, beta = np.round(np.exp(log), 6)  # what differs beyond is rounding, not evidence
+    alpha, beta = np.round(np.exp(log), 6)  # the rest is rounding
     return float(alpha), float(beta)
 
 
 def _exceeding(values: Int, weight: Float) -> Float:
-    """(J,) weight of the values above j = 0, 1, …"""
+    """(J,) total weight of values above j = 0, 1, …"""
     counted = np.bincount(values, weights=weight)
     above: Float = np.cumsum(counted[::-1])[::-1][1:].astype(np.float64)
     return above
@@ -66,14 +65,14 @@ def _log_likelihood(ab: Float, hits: Float, misses: Float, all_: Float) -> float
 
 
 def _newton(log: Float, hits: Float, misses: Float, all_: Float) -> Float:
-    """Step (2,) of log (α, β) that goes uphill and does not leave the bounds at once. Zero at an optimum."""
+    """Uphill step (2,) in log (α, β) that stays inside the bounds at first. Zero at an optimum."""
     ab = np.exp(log)
     (g1, h1), (g2, h2), (g, h) = (
         _slopes(w, float(x)) for w, x in ((hits, ab[0]), (misses, ab[1]), (all_, ab.sum()))
     )
     gradient = np.array([g1 - g, g2 - g]) * ab
     curvature = np.outer(ab, ab) * (np.diag([h1, h2]) - h) + np.diag(gradient)
-    # A coordinate held at its bound is left out of the solution. To zero it afterwards could point downhill.
+    # Solve without coordinates held at a bound. Zeroing them afterwards could point downhill.
     free = ~_outward(log, gradient)
     step = _solved(gradient, curvature, free)
     blocked = _outward(log, step)
@@ -81,22 +80,22 @@ def _newton(log: Float, hits: Float, misses: Float, all_: Float) -> Float:
 
 
 def _solved(gradient: Float, curvature: Float, free: Mask) -> Float:
-    """Newton step (2,) of the free coordinates; the others stay."""
+    """Newton step (2,) of the free coordinates; zero for the rest."""
     values, vectors = np.linalg.eigh(curvature * np.outer(free, free))
-    # Where the likelihood is not concave, as steep as where it is: uphill all the same.
+    # Absolute eigenvalues: uphill even if the likelihood is not concave here.
     return free * (vectors @ ((vectors.T @ (gradient * free)) / np.maximum(np.abs(values), 1e-9)))
 
 
 def _outward(log: Float, direction: Float) -> Mask:
-    """(2,) whether a coordinate lies on a bound that the direction points beyond."""
+    """(2,) whether a coordinate is at a bound and `direction` points outside."""
     near = 1e-9  # a step to a bound ends within rounding of it
     return ((log < LOW + near) & (direction < 0)) | ((log > HIGH - near) & (direction > 0))
 
 
 def _allowed(log: Float, step: Float) -> float:
-    """The part of a step, at most 1, that ends within the bounds and changes no logarithm by more than 1.
+    """The fraction of a step, at most 1, that stays within bounds and moves no logarithm by more than 1.
 
-    Both coordinates are shortened alike: to clip only one could point downhill.
+    Both coordinates are scaled alike: clipping one of them could point downhill.
     """
     moves = step != 0
     room = np.abs(np.where(step > 0, HIGH, LOW) - log)
@@ -110,7 +109,7 @@ def _slopes(weight: Float, start: float) -> tuple[float, float]:
 
 
 class EmpiricalPrior:
-    """Beta(α, β) by maximum likelihood of the last cycles' counts; Beta(alpha, beta) until the first."""
+    """Beta(α, β) fitted by maximum likelihood to the last cycles; Beta(alpha, beta) before the first."""
 
     name = "empirical"
     learns = True
@@ -129,9 +128,7 @@ class EmpiricalPrior:
         self._refit()
 
     def fit(self, prompts: Int, successes: Int, trials: Int) -> float:
-        """Fit to recorded counts (m,); returns the mean negative log-likelihood per prompt, without its
-        constant.
-        """
+        """Fit to recorded counts (m,); returns the mean NLL per prompt without its constant."""
         self._cycles = [_counted(successes, trials)]
         self._refit()
         weight = np.ones(len(successes))
@@ -153,6 +150,6 @@ class EmpiricalPrior:
 
 
 def _counted(successes: Int, trials: Int) -> Int:
-    """(m, 3) the distinct pairs of successes and trials, and how often each was seen."""
+    """(m, 3) distinct pairs of successes and trials with their frequency."""
     pairs, times = np.unique(np.column_stack([successes, trials]), axis=0, return_counts=True)
     return np.column_stack([pairs, times])

@@ -1,5 +1,4 @@
-"""Frozen features for the learned priors, computed once per data set. Needs torch and transformers, only when
-called."""
+"""Frozen prompt features for learned priors, computed once per data set. Imports torch when called."""
 
 from __future__ import annotations
 
@@ -20,10 +19,9 @@ BATCH = 16
 def hidden_state_features(
     model: str, token_lists: Sequence[Sequence[int]], device: str = "cpu"
 ) -> NDArray[np.float32]:
-    """Last-token hidden state after block floor(0.6 L) of the model at `model` (name or path): (n, hidden
-    size).
+    """Last-token hidden state after block floor(0.6 L) of `model` (name or path): (n, hidden size).
 
-    token_lists: each prompt's tokens as the policy sees them, none empty.
+    token_lists: tokens of each prompt as the policy sees them, none empty.
     """
     import torch
     from transformers import AutoModel
@@ -44,10 +42,9 @@ def hidden_state_features(
 
 
 def sentence_features(model: str, texts: Sequence[str], device: str = "cpu") -> NDArray[np.float32]:
-    """Sentence embeddings of texts, (n, d): mean of the last hidden states over tokens, scaled to length 1.
+    """Sentence embeddings (n, d): mean over tokens of the last hidden states, scaled to length 1.
 
-    That is what sentence-transformers does for all-mpnet-base-v2 and most of its models; `model` is a name or
-    path.
+    This matches sentence-transformers for all-mpnet-base-v2 and most of its models. `model`: name or path.
     """
     import torch
     from transformers import AutoModel, AutoTokenizer
@@ -74,8 +71,8 @@ def sentence_features(model: str, texts: Sequence[str], device: str = "cpu") -> 
 
 
 def _own_limit(model: str) -> int | None:
-    """Tokens at which sentence-transformers cuts a text for this model (384 for all-mpnet-base-v2, which has
-    512 positions); None where its files do not say."""
+    """The token limit of sentence-transformers for this model (384 for all-mpnet-base-v2, which has 512
+    positions); None if its files set none."""
     from transformers.utils import cached_file
 
     file = cached_file(

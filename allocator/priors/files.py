@@ -1,4 +1,4 @@
-"""A prior's state as a file: one .npz of plain arrays, written whole or not at all, read without pickle."""
+"""A prior's state as an .npz file of plain arrays, written atomically and read without pickle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hora_rl.allocator.priors.base import State
 
 
 def save_state(path: str | Path, name: str, state: State) -> None:
-    """Write the state of the prior `name` to `path`."""
+    """Write the state of prior `name` to `path`."""
     path = Path(path)
     part = path.with_name(path.name + ".part")
     arrays: dict[str, Any] = {f"state/{k}": v for k, v in state.items()}
@@ -24,7 +24,7 @@ def save_state(path: str | Path, name: str, state: State) -> None:
 
 
 def load_state(path: str | Path, name: str) -> State:
-    """The state in `path`. ValueError when it belongs to another prior than `name`."""
+    """The state in `path`. Raises ValueError if it belongs to another prior than `name`."""
     with np.load(path, allow_pickle=False) as arrays:
         found = str(arrays["prior"]) if "prior" in arrays else "no prior"
         if found != name:

@@ -1,4 +1,4 @@
-"""Pretraining a learned prior on recorded rollouts, such as the groups.jsonl of a run."""
+"""Pretrain a learned prior on recorded rollouts, such as the groups.jsonl of a run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from hora_rl.allocator.priors.base import LearnedPrior, Prior
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Log-losses in nats per rollout on held-out prompts: the fitted prior's, and that of the mean rate
-    alone."""
+    """Log-losses on held-out prompts, in nats per rollout, of the fitted prior and of the mean rate."""
 
     fitted_on: int
     held_out: int
@@ -24,8 +23,7 @@ class Fit:
 
 
 def outcomes(records: Iterable[Mapping[str, object]]) -> tuple[Int, Int, Int]:
-    """(prompts, successes, trials), each (m,), of records with the keys prompt_index, successes and
-    trials."""
+    """(prompts, successes, trials), each (m,), from records with prompt_index, successes and trials."""
     rows = [(r["prompt_index"], r["successes"], r["trials"]) for r in records]
     if not rows:
         raise ValueError("records: there are none to fit a prior on; let the run train a few steps first")
@@ -36,10 +34,10 @@ def outcomes(records: Iterable[Mapping[str, object]]) -> tuple[Int, Int, Int]:
 def fit_prior(
     prior: Prior, prompts: Int, successes: Int, trials: Int, held_out: float = 0.1, seed: int = 0
 ) -> Fit:
-    """Fit `prior` in place on all but a share of the prompts and judge it on those; arrays (m,).
+    """Fit `prior` in place to all prompts except a held-out share, then evaluate it there; arrays (m,).
 
-    The split is by prompt, so a prompt met in two epochs is never on both sides. ValueError for a prior that
-    learns nothing, and for fewer than two prompts.
+    The split is by prompt, so a prompt seen in two epochs is on one side. Raises ValueError for a prior that
+    does not learn, and for fewer than two prompts.
     """
     if not isinstance(prior, LearnedPrior):
         raise ValueError(f"prior {prior.name}: has nothing to fit")
@@ -50,7 +48,7 @@ def fit_prior(
     out = np.isin(prompts, kept_out)
     prior.fit(prompts[~out], successes[~out], trials[~out])
     alpha, beta = prior.predict(prompts[out])
-    # Half a success and half a failure more, so that a record without either has a finite loss.
+    # Half a success and half a failure are added, so the loss is always finite.
     mean = (successes[~out].sum() + 0.5) / (trials[~out].sum() + 1)
     return Fit(
         fitted_on=len(different) - len(kept_out),

@@ -1,4 +1,4 @@
-"""One Beta prior for all prompts: the paper's choice, and the default."""
+"""One fixed Beta prior for all prompts: the paper's choice and the default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hora_rl.allocator.priors.base import State, checked
 
 
 class FixedPrior:
-    """Beta(alpha, beta) for every prompt; learns nothing."""
+    """Beta(alpha, beta) for all prompts."""
 
     name = "fixed"
     learns = False

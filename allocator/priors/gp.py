@@ -1,12 +1,12 @@
 """The Gaussian process of VIP over prompts (Nguyen et al., arXiv 2602.01601).
 
-Similar prompts have similar success rates: latent g = logit p with mean -1 and an RBF kernel over sentence
-embeddings, bandwidth the median distance. As in the authors' code, a cycle moves the mean of all prompts by
-the regression on the observed ones, and sets those to their newest logit; the covariance stays the prior's:
+Similar prompts have similar success rates: the latent g = logit p has mean -1 and an RBF kernel over sentence
+embeddings with the median distance as bandwidth. As in the authors' code, a cycle moves all means by the
+regression on observed prompts, then sets those to their newest logit. The covariance stays the prior's:
 
     m ← m + K[:, t] (K[t, t] + 1e-4 I)^-1 (y - m[t]),    m[t] ← y = logit(clip(c / G0, 1e-6, 1 - 1e-6))
 
-p̂ = sigmoid(m), strength 2. A prompt without a hit is at 1e-6 after one cycle; `gp-pooled` is less certain.
+p̂ = sigmoid(m), strength 2. One cycle without a hit puts a prompt at 1e-6; `gp-pooled` is less certain.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEDIAN_SAMPLE = 1000
 
 
 class GaussianProcess:
-    """What both processes share. `features`: (n_prompts, d), one row per prompt."""
+    """Base of both processes. `features`: (n_prompts, d), one row per prompt."""
 
     name = ""
     learns = True
@@ -48,7 +48,7 @@ class GaussianProcess:
         return checked(self.name, prompts, alpha, beta)
 
     def fit(self, prompts: Int, successes: Int, trials: Int) -> float:
-        """Condition on recorded rollouts, (m,) each; returns the mean binomial NLL per prompt beforehand."""
+        """Condition on recorded rollouts, (m,) each; returns the mean binomial NLL per prompt before."""
         alpha, beta = self.predict(prompts)
         p = alpha / (alpha + beta)
         for g0 in np.unique(trials):
@@ -60,7 +60,7 @@ class GaussianProcess:
         return np.exp(-0.5 * squared_distances(self._x[a], self._x[b]) / self._bandwidth**2)
 
     def _of_state(self, state: State, key: str) -> Float:
-        """The numbers (n_prompts,) of a state. ValueError where it is of another process or data set."""
+        """The array (n_prompts,) at `key`. Raises ValueError for the state of another process or data set."""
         if key not in state:
             raise ValueError(f"prior {self.name}: the state has no {key!r}; it is of another prior")
         if len(state[key]) != len(self._x):
@@ -83,7 +83,7 @@ class GaussianProcessPrior(GaussianProcess):
 
     def update(self, prompts: Int, successes: Int, trials: int) -> None:
         seen, place, count = np.unique(prompts, return_inverse=True, return_counts=True)
-        # A prompt that comes twice in one call has the rate of all its rollouts.
+        # Rollouts of a prompt that occurs twice are pooled.
         rate = np.bincount(place, weights=successes) / (trials * count)
         rate = np.clip(rate, CLIP, 1 - CLIP)
         logit = np.log(rate / (1 - rate))
@@ -106,8 +106,7 @@ def squared_distances(a: Float, b: Float) -> Float:
 
 
 def median_distance(x: Float, seed: int) -> float:
-    """Median distance of pairs among at most 1,000 prompts. ValueError when it is zero: no kernel has that
-    width."""
+    """Median distance among at most 1,000 prompts. Raises ValueError if it is zero."""
     rows = np.random.default_rng(seed).permutation(len(x))[:MEDIAN_SAMPLE]
     distances = np.sqrt(squared_distances(x[rows], x[rows])[np.triu_indices(len(rows), k=1)])
     median = float(np.median(distances)) if distances.size else 0.0

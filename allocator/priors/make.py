@@ -1,4 +1,4 @@
-"""The table of priors: name -> object."""
+"""Priors by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROBES = {
     "mpnet-dual": (True, True),
 }
 UNCONDITIONED = ("fixed", "empirical")
-"""Priors that are the same for all prompts: they need no features."""
+"""Priors without features: all prompts have the same one."""
 PROCESSES: dict[str, type[GaussianProcessPrior] | type[PooledGaussianProcessPrior]] = {
     "gp": GaussianProcessPrior,
     "gp-pooled": PooledGaussianProcessPrior,
@@ -36,12 +36,12 @@ def make_prior(
     state: State | None = None,
     seed: int = 0,
 ) -> Prior:
-    """The prior of that name for a data set of n prompts.
+    """The prior `name` for a data set of n prompts.
 
-    alpha, beta: of the fixed prior, and of the empirical one before the first cycle. features: (n, d), one
-    row per prompt, for the learned ones (see `features`). state: arrays of an earlier `state_dict()`, fitted
-    offline or saved by a run. ValueError for an unknown name, and for features that are missing, not finite
-    or of another number of prompts.
+    alpha, beta: parameters of the fixed prior, and of the empirical one before its first cycle. features:
+    (n, d), one row per prompt, for learned priors (see `features`). state: arrays of an earlier
+    `state_dict()`. Raises ValueError for an unknown name, and for features that are missing, not finite or of
+    another number of prompts.
     """
     if name not in NAMES:
         raise ValueError(f"prior: {name!r} is none of {', '.join(NAMES)}")
@@ -63,7 +63,7 @@ def _learned(
 
 
 def _probe(name: str, features: NDArray, seed: int) -> LearnedPrior:
-    # Needs torch, which the rest of the allocator does without.
+    # Imports torch; the rest of the allocator needs only numpy.
     from hora_rl.allocator.priors.probe import ProbePrior
 
     return ProbePrior(name, features, *PROBES[name], seed)

@@ -1,12 +1,10 @@
-"""The Gaussian process of `gp` with observations that have noise: one hit of G0 moves a prompt part of the
-way, and every cycle counts.
+"""The Gaussian process of `gp` with noisy observations, so that every cycle counts.
 
-A cycle observes logit(c/G0), rates of 0 and 1 drawn in by half a rollout, with noise of variance `NOISE`.
+A cycle observes logit(c/G0) with noise of variance `NOISE`; rates 0 and 1 are moved inside by half a rollout.
 
-A recursive update with fixed noise equals conditioning on all observations at once, and repeated observations
-of one prompt equal their mean with less noise. So the state is two numbers per prompt, and the inverse of the
-observed prompts' covariance grows by blocks: O(m²) per cycle for m observed prompts, never more than the data
-set has.
+Recursive updates with fixed noise equal conditioning on all observations at once, and repeated observations
+of one prompt equal their mean with less noise. So the state is two numbers per prompt. The inverse covariance
+of the m observed prompts grows by blocks, in O(m²) per cycle.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ NOISE = 1.0
 
 
 class PooledGaussianProcessPrior(GaussianProcess):
-    """`features`: (n_prompts, d), one row per prompt. Memory grows to 8 m² bytes for m observed prompts."""
+    """`features`: (n_prompts, d), one row per prompt. Memory: 8 m² bytes for m observed prompts."""
 
     name = "gp-pooled"
 
@@ -50,7 +48,7 @@ class PooledGaussianProcessPrior(GaussianProcess):
         self._extend(unique[before[unique] == 0])
 
     def _extend(self, new: Int) -> None:
-        """Grow the inverse by prompts seen for the first time, through the Schur complement."""
+        """Add new prompts to the inverse by the Schur complement."""
         if not len(new):
             return
         cross = self._kernel(self._seen, new)
@@ -62,7 +60,7 @@ class PooledGaussianProcessPrior(GaussianProcess):
         self._seen = np.concatenate([self._seen, new])
 
     def _repeat(self, old: Int, before: Float) -> None:
-        """Less noise for prompts seen again: a low-rank change of the diagonal (Woodbury)."""
+        """Lower the noise of prompts seen again: a low-rank update of the diagonal (Woodbury)."""
         if not len(old):
             return
         place = np.empty(len(self._x), dtype=np.int64)

@@ -1,8 +1,6 @@
-"""The linear probes of the paper's prior ablation: LayerNorm, then one linear head (p̂) or two (p̂ and
-strength s).
+"""The linear probes of the paper's prior ablation: LayerNorm, then a head for p̂ and, if dual, one for s.
 
-Paper: appendix "Prior-design predictor details". The only part of the allocator that needs torch; it is
-imported when such a prior is made.
+Paper: appendix "Prior-design predictor details". This module imports torch; it is loaded on demand.
 """
 
 from __future__ import annotations
@@ -27,17 +25,17 @@ WEIGHT_DECAY = 1e-2
 GAMMA = 0.97  # weight of a cycle by its age
 EMA = 0.99
 STRENGTH_MIN, STRENGTH_MAX = 0.25, 16.0
-RATE_MARGIN = 1e-6  # p̂ is kept off 0 and 1: Beta(0, s) has no finite likelihood
+RATE_MARGIN = 1e-6  # keeps p̂ off 0 and 1, where the likelihood is not finite
 
 
 class Probe(torch.nn.Module):
-    """Success rate and prior strength of features (n, d), in float64."""
+    """Success rate and prior strength from features (n, d), in float64."""
 
     def __init__(self, d: int, dual: bool, seed: int) -> None:
         super().__init__()
         self.norm = torch.nn.LayerNorm(d, dtype=torch.float64)
         self.rate = _small_head(d, 0.0, generator := torch.Generator().manual_seed(seed))
-        # Starts at s = 2, the strength of the fixed prior.
+        # Initially s = 2, the strength of the fixed prior.
         start = math.log(math.expm1(FIXED_STRENGTH))
         self.strength = _small_head(d, start, generator) if dual else None
 
@@ -71,10 +69,10 @@ def _log_beta(a: Tensor, b: Tensor) -> Tensor:
 
 
 class ProbePrior:
-    """A probe over frozen features (n_prompts, d), one row per prompt of the data set.
+    """A probe on frozen features (n_prompts, d), one row per prompt of the data set.
 
     `dual`: predict the strength too. `online`: learn during training from a replay of the last cycles and
-    predict with an exponential moving average of the parameters; otherwise only `fit` changes it.
+    predict with an exponential moving average of the parameters. Otherwise only `fit` changes the probe.
     """
 
     def __init__(self, name: str, features: NDArray, dual: bool, online: bool, seed: int = 0) -> None:
@@ -86,7 +84,7 @@ class ProbePrior:
         self._start()
 
     def _start(self) -> None:
-        """A fresh optimizer and average at the probe's parameters."""
+        """Reset the optimizer and the average to the current parameters."""
         parameters = self._probe.parameters()
         self._adam = torch.optim.Adam(parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
         self._average = deepcopy(self._probe).requires_grad_(False)
@@ -108,13 +106,12 @@ class ProbePrior:
                 average.lerp_(now.detach(), 1 - EMA)
 
     def fit(self, prompts: Int, successes: Int, trials: Int, steps: int = 500) -> float:
-        """Pretrain on recorded rollouts, (m,) each, by full-batch Adam; returns the last mean NLL per
-        prompt."""
+        """Pretrain on recorded rollouts, (m,) each, by full-batch Adam; returns the last mean NLL."""
         rows, c, n = self._rows(prompts), _tensor(successes), _tensor(trials)
         loss = math.nan
         for _ in range(steps):
             loss = self._step(rows, c, n, torch.full_like(c, 1 / len(c)))
-        # Training starts afresh from here: without Adam's moments and the average of the pretraining's path.
+        # Training starts without the moments and the average of pretraining.
         self._start()
         return loss
 
@@ -129,8 +126,7 @@ class ProbePrior:
         return _tensor(self._features[prompts])
 
     def _replayed(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Features (m, d), successes (m,), trials (m,) and weights (m,), summing to 1, of the replayed
-        cycles."""
+        """Features (m, d), successes, trials and weights (m,) of replayed cycles; weights sum to 1."""
         prompts = np.concatenate([p for p, _, _ in self._replay])
         successes = np.concatenate([c for _, c, _ in self._replay])
         sizes = [len(p) for p, _, _ in self._replay]

@@ -1,16 +1,14 @@
-"""Rules by name. One rule, one small file; a user's own is a function, named `package.module:function` or
-given itself.
+"""Rules by name, one small file each. A user's rule is a function or `package.module:function`.
 
-Such a function is the rule's marginal gain and nothing else:
+The function returns the rule's marginal gain:
 
     def gain(posterior: Posterior, level: NDArray[np.int64]) -> NDArray[np.float64]
 
-`posterior` has alpha, beta, successes, trials and mean; `level` counts the extra rollouts already given; all
-shapes broadcast. The result is what one more rollout is worth, finite and not negative, and it must not rise
-with the
-level: otherwise giving the next rollout to the highest gain is not optimal, and the rule is refused.
+`posterior` has alpha, beta, successes, trials and mean. `level` counts the extra rollouts already given. All
+shapes broadcast. The result is the value of one more rollout: finite, not negative, and not rising with the
+level. A rising gain is refused, because the highest gain first is not optimal then.
 
-A name may carry a parameter: `expected_worth(10)`, `first_hit(4)`, `first_hit(hit_utility)`,
+A name may have a parameter: `expected_worth(10)`, `first_hit(4)`, `first_hit(hit_utility)`,
 `hit_or_miss(3)`, `variance(dr_grpo,prior)`, `reinforce_ada(16)`.
 """
 
@@ -46,21 +44,19 @@ RULES: dict[str, Rule] = {
 
 
 class OwnRule(Marginal):
-    """A rule made of a user's gain function. What it returns may change from one call to the next, so nothing
-    that follows from its gains is kept.
-    """
+    """A user's gain function as a rule. Its values may change between calls, so its order is never cached."""
 
     __slots__ = ()
 
 
 def needs_counts(name: str) -> bool:
-    """Whether the rule of that name goes by successes. A user's own does, and is not imported to ask."""
+    """Whether the rule uses counts of successes. A user's rule is assumed to, without importing it."""
     rule = RULES.get(name)
     return not isinstance(rule, Division) or rule.needs_counts
 
 
 def get_rule(rule: str | Rule | Gain) -> Rule:
-    """The rule of that name or function. ValueError when there is none or its parameter is not one."""
+    """The rule of that name or function. Raises ValueError for an unknown name or a bad parameter."""
     if isinstance(rule, Marginal | Division | Split):
         return rule
     if isinstance(rule, str):
@@ -122,7 +118,7 @@ PARAMETERS: dict[str, Callable[[str], Rule]] = {
 
 
 def from_gain(name: str, gain: Gain) -> OwnRule:
-    """A user's gain function as a rule; its values are checked wherever they are read."""
+    """A user's gain function as a rule whose values are checked."""
 
     def log_gain(posterior: Posterior, level: Int) -> Float:
         shape = np.broadcast_shapes(posterior.alpha.shape, level.shape)
@@ -131,8 +127,7 @@ def from_gain(name: str, gain: Gain) -> OwnRule:
             raise ValueError(f"rule {name}: must return shape {shape}, not {values.shape}")
         if not np.all(np.isfinite(values) & (values >= 0)):
             raise ValueError(f"rule {name}: gains must be finite and not negative")
-        # The smallest float64 above zero has a logarithm of -745; a finite one for zero keeps differences
-        # defined.
+        # log of the smallest positive float64 is -745. A finite value for zero keeps differences defined.
         with np.errstate(divide="ignore"):
             return np.maximum(np.log(values), -1000.0)
 

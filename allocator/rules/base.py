@@ -1,6 +1,4 @@
-"""What a rule is. Either its marginal gain, which the shared solver maximises exactly, or a division in
-closed form.
-"""
+"""Types of rules: a marginal gain that the solver maximises, a closed-form division, or a split of both."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """What was sampled of n prompts: `successes` among `trials`, `extra` of which are Phase B's. All (n,)
-    int64.
-    """
+    """Samples of n prompts: `successes` among `trials`, of which `extra` in Phase B. All (n,) int64."""
 
     successes: Int
     trials: Int
@@ -38,13 +34,11 @@ class Sampled:
 class Marginal:
     """A rule that maximises Σ_i U_i(Δ_i) with concave U_i; `level` l counts the extra rollouts already given.
 
-    log_gain(posterior, level) -> log of U(l+1) - U(l), elementwise over broadcast shapes; must not increase
-    in l. exact(alpha, beta, successes, trials, level) -> the same gain as a Fraction, to decide what float64
-    cannot. table(posterior, depth) -> (n, depth) log gains of levels 0..depth-1, where that is cheaper than
-    log_gain. guess(posterior, x) -> about how many levels have a log gain of at least x, where a formula is
-    known. useful(sampled) -> (n,) which prompts gain anything at all; only these are passed to the functions
-    above.
-    rest: divides what the useful prompts cannot take, among the others. Both or neither.
+    log_gain(posterior, level): log of U(l+1) - U(l), elementwise over broadcast shapes, not rising in l.
+    exact(alpha, beta, successes, trials, level): the same gain as a Fraction, for ties in float64.
+    table(posterior, depth): (n, depth) log gains of levels 0..depth-1, if cheaper than log_gain.
+    useful(sampled): (n,) prompts with any gain; only these are passed to the functions above.
+    rest: divides among the other prompts what the useful ones cannot take. Set both or neither.
     """
 
     name: str
@@ -64,9 +58,9 @@ class Marginal:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A rule given by its result: divide(sampled, room (n,), budget) -> extra (n,), extra <= room.
+    """A closed-form rule: divide(sampled, room (n,), budget) -> extra (n,), extra <= room.
 
-    It must spend the whole budget, which `room` holds. needs_counts: whether it goes by successes.
+    It must spend the whole budget, which fits into `room`. needs_counts: whether it uses successes.
     """
 
     name: str
@@ -76,11 +70,10 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A rule that cuts the budget first: parts(sampled, room (n,), budget) -> who, by which rule, how much,
-    in this order.
+    """A rule that splits the budget: parts(sampled, room (n,), budget) -> (prompts, rule, rollouts) in order.
 
-    A part gets at most what it has room for; what no part takes goes to the smallest groups. A prompt that
-    was given rollouts by one part may stand in a later one only if that is a `Division`.
+    A part gets at most its room. The rest goes to the smallest groups. A later part may include a prompt
+    again only if its rule is a `Division`.
     """
 
     name: str
@@ -96,7 +89,7 @@ Gain = Callable[[Posterior, Int], Float]
 def level_up(start: Int, successes: Int, room: Int, budget: int) -> Int:
     """Δ (n,) that makes `start` + Δ as even as `room` allows: the lowest first, as water fills a vessel.
 
-    What does not divide goes to fewer successes, then to lower indices.
+    The remainder goes to fewer successes, then to lower indices.
     """
     n = len(room)
     if n == 0:
@@ -112,6 +105,6 @@ def level_up(start: Int, successes: Int, room: Int, budget: int) -> Int:
 
 
 def _level(start: Int, end: Int, budget: int) -> int:
-    """The highest level t with Σ clip(t, start, end) - start <= budget. `end` - `start` holds the budget."""
+    """The highest level t with Σ clip(t, start, end) - start <= budget, which fits below `end`."""
     levels = range(int(start.min()), int(end.max()) + 1)
     return levels[bisect_right(levels, budget, key=lambda t: int((np.clip(t, start, end) - start).sum())) - 1]

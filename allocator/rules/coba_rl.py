@@ -1,12 +1,12 @@
-"""CoBA-RL (Yao et al., arXiv 2602.03048, and its code): a value that follows how capable the model is.
+"""CoBA-RL (Yao et al., arXiv 2602.03048, and its code): a value that follows the model's capability.
 
-V(N, p) = (1 - exp(-N p(1-p)/τ)) · Beta(p; a, 7 - a), p clipped to 0.01..0.99. The share f of failures of the
-batch sets a = 1 + 5f, f being squashed to 1/(1 + exp(-10(f - 1/2))) once it is at most one half; τ rises from
-3 to 12 with the variance of the rates. Prompts with 0.05 <= p <= 0.99 share 60 to 80% of the budget by the
-highest gain in V; the rest goes, in proportion to 1 - p, to those below 0.05, or to the former where there
-are none, or to the others.
+V(N, p) = (1 - exp(-N p(1-p)/τ)) · Beta(p; a, 7 - a), p clipped to 0.01..0.99. The batch's failure share f
+sets a = 1 + 5f; for f <= 1/2 it is first squashed to 1/(1 + exp(-10(f - 1/2))). τ rises from 3 to 12 with the
+variance of the rates. Prompts with 0.05 <= p <= 0.99 share 60 to 80% of the budget by the highest gain in V.
+The rest goes, in proportion to 1 - p, to prompts below 0.05; if there are none, to the first kind; else to
+the remaining ones.
 
-The paper takes rates and f from a window of three steps; here they are those of this shard's rollouts so far.
+The paper takes rates and f from a window of three steps; here they come from this shard's rollouts so far.
 Its bounds on N are G0 and `max_group_size`.
 """
 
@@ -30,7 +30,7 @@ def _clipped(rate: Float) -> Float:
 
 
 def shape(rates: Float) -> tuple[float, float]:
-    """(a, b) of the Beta density that weighs prompts, from the batch's rates (n,)."""
+    """(a, b) of the Beta density over rates, from the batch's rates (n,)."""
     failures = 1 - float(np.mean(rates))
     if failures <= 0.5:
         failures = 1 / (1 + float(np.exp(-10 * (failures - 0.5))))
@@ -39,13 +39,13 @@ def shape(rates: Float) -> tuple[float, float]:
 
 
 def temperature(rates: Float) -> float:
-    """τ from the rates (n,) of the prompts that the value divides among."""
+    """τ from the rates (n,) of prompts that share by value."""
     spread = float(np.var(_clipped(rates))) / LARGEST_VARIANCE
     return TAU[0] + (TAU[1] - TAU[0]) * min(spread, 1.0)
 
 
 def value(ab: tuple[float, float], tau: float) -> Marginal:
-    """The rule that gives to the highest gain in V."""
+    """The rule that maximises V."""
     a, b = (np.asarray(x) for x in ab)
     constant = log_gamma(a + b) - log_gamma(a) - log_gamma(b)
 
@@ -59,7 +59,7 @@ def value(ab: tuple[float, float], tau: float) -> Marginal:
 
 
 def _by_failures(sampled: Sampled, room: Int, budget: int) -> Int:
-    """Divide in proportion to 1 - p, whole rollouts as far as there is room, and what remains evenly."""
+    """In proportion to 1 - p, rounded down and within room; the remainder evenly."""
     weight = 1 - np.clip(sampled.successes / sampled.trials, 1e-6, 1 - 1e-6)
     shares = np.minimum((budget * weight / weight.sum()).astype(np.int64), room)
     return shares + level_up(

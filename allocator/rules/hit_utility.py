@@ -1,7 +1,6 @@
-"""HORA's rule: the probability that the extra rollouts hit, 1 - (1-p)^Δ, in expectation under the posterior.
+"""HORA's rule: the expected probability of a hit, 1 - (1-p)^Δ, under the posterior.
 
-Its marginal gain is E[p(1-p)^l] = B(α+1, β+l)/B(α, β): what one more rollout adds after l misses (paper,
-section 3.2).
+Its marginal gain is E[p(1-p)^l] = B(α+1, β+l)/B(α, β): one more rollout after l misses (paper, section 3.2).
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ def hit_exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, leve
 
 
 def _product(start: Fraction, first: Fraction, count: int) -> Fraction:
-    """start · first · (first+1) · … of `count` factors, over whole numbers: a Fraction reduces at every
-    step."""
+    """start · first · (first+1) · … with `count` factors, in integers: Fractions reduce at every step."""
     numerator, step = 1, first.denominator
     for j in range(count):
         numerator *= first.numerator + j * step

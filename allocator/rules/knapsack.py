@@ -1,11 +1,10 @@
-"""Knapsack RL as published (Li et al., arXiv 2509.25849, and its code): empirical rates, a minimum, and a
-fallback.
+"""Knapsack RL (Li et al., arXiv 2509.25849, and its code): empirical rates, a minimum, and a fallback.
 
 The value of N rollouts of a prompt with rate p = c/n is (1 - pᴺ - (1-p)ᴺ) · p(1-p)²: the probability of a
-mixed group times what it teaches. The minimum is what was sampled already. Prompts with c = 0 or c = n have
-no value; they get what the others do not need, an estimate of Σ log(1-0.9)/log(max(p, 1-p)): first those with
-c = 0, else those with c = n. The paper takes rates from the epoch before; here they are those of this batch's
-rollouts so far.
+mixed group times its learning value. The minimum is the samples so far. Prompts with c = 0 or c = n have no
+value. They get the budget beyond the estimated need of mixed prompts, Σ log(1-0.9)/log(max(p, 1-p)): those
+with c = 0 first, else those with c = n. The paper uses the previous epoch's rates; here they come from this
+batch's rollouts so far.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def _log_gain(posterior: Posterior, level: Int) -> Float:
     wrong = np.log1p(-posterior.successes / posterior.trials)
     size = posterior.trials + level
     solved, unsolved = size * right + wrong, size * wrong + right
-    # log(eˣ + eʸ) by vectorised functions; np.logaddexp goes value by value.
+    # log(eˣ + eʸ); np.logaddexp is slower.
     both = np.maximum(solved, unsolved) + np.log(1 + np.exp(-np.abs(solved - unsolved)))
     return np.asarray(right + 2 * wrong + both)
 
@@ -42,7 +41,7 @@ VALUE = Marginal("knapsack_value", _log_gain, _exact)
 
 
 def needed(sampled: Sampled, room: Int) -> int:
-    """Rollouts that mixed prompts need to be mixed again at 90%, each rounded down and capped."""
+    """Rollouts with which mixed prompts are mixed again at 90%, each rounded down and capped."""
     rate = sampled.successes / sampled.trials
     cost = np.log(1 - CONFIDENCE) / np.log(np.maximum(rate, 1 - rate))
     return int(np.floor(np.minimum(cost, sampled.trials + room)).sum())

@@ -1,13 +1,12 @@
-"""Rules that stop at an outcome: the next rollout is worth the probability that it is the prompt's first of
-its kind.
+"""Rules that stop at an outcome: the gain is the probability of a prompt's first outcome of a kind.
 
-`first_hit`: the first success. Under a maximum-likelihood objective Σ_i P(c_i >= 1) is the share of the
-likelihood's gradient that a batch realises, and this is its marginal: E[p(1-p)^l] while the prompt has no
-success, 0 afterwards. `mixed`: the probability that the group becomes mixed, so that a group-relative
-advantage is not zero. E[p(1-p)^l] for an all-wrong group, E[(1-p)p^l] for an all-right one, 0 for a mixed
-one. `hit_or_miss`: as `mixed`, a first success worth `weight` first failures.
+`first_hit`: the first success, E[p(1-p)^l] while c = 0, then 0. Under a maximum-likelihood objective
+Σ_i P(c_i >= 1) is the realised share of the likelihood's gradient, and this is its marginal gain.
+`mixed`: the group becomes mixed, so that a group-relative advantage is not zero. E[p(1-p)^l] for an all-wrong
+group, E[(1-p)p^l] for an all-right one, 0 for a mixed one. `hit_or_miss`: as `mixed`, with a first success
+worth `weight` first failures.
 
-With rounds these are sampling until the outcome. What no prompt gains from goes to `rest`.
+In rounds these rules sample until the outcome. `rest` divides rollouts that no prompt gains from.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ from hora_rl.allocator.rules.uniform import EVEN_SIZES
 
 
 def no_success(sampled: Sampled) -> Mask:
-    """(n,) prompts without a success; without any rollout too."""
+    """(n,) prompts without a success, including those without rollouts."""
     return sampled.successes == 0
 
 
 def no_failure(sampled: Sampled) -> Mask:
-    """(n,) prompts with at least one rollout and no failure."""
+    """(n,) prompts with rollouts and no failure."""
     return (sampled.successes == sampled.trials) & (sampled.trials > 0)
 
 
 def one_kind(sampled: Sampled) -> Mask:
-    """(n,) prompts whose rollouts are not mixed."""
+    """(n,) prompts without mixed outcomes."""
     return no_success(sampled) | no_failure(sampled)
 
 
 def _mirrored(posterior: Posterior) -> Posterior:
-    """Failures in the place of successes, so that the gain of a first failure is hit utility's."""
+    """Swap failures and successes: the gain of a first failure is hit utility's."""
     return Posterior(posterior.beta, posterior.alpha, posterior.successes, posterior.trials)
 
 
@@ -72,21 +71,22 @@ def _variance_exact(alpha: Fraction, beta: Fraction, successes: int, trials: int
     return mean / (hits * (hits + 1))
 
 
-# The mean over c hits has variance σ²/c. One more hit lowers it by 1/(c(c+1)) and comes with probability p̂;
-# after l more rollouts c is taken at its expectation c + l·p̂.
+# The mean over c hits has variance σ²/c. One more hit lowers it by 1/(c(c+1)) and has probability p̂. After l
+# more rollouts, c is replaced by its expectation c + l·p̂.
 HITS_VARIANCE = Marginal("hits_variance", _variance_log_gain, _variance_exact)
 
 
 def first_hit(rest: Rule = HITS_VARIANCE) -> Marginal:
-    """`first_hit` whose leftovers are divided by `rest` among the prompts with a success."""
+    """`first_hit` with `rest` for prompts that have a success."""
     name = "first_hit" if rest is HITS_VARIANCE else f"first_hit({rest.name})"
     return replace(HIT_UTILITY, name=name, useful=no_success, rest=rest)
 
 
 @lru_cache(maxsize=64)
 def hit_or_miss(weight: float = 2.0) -> Marginal:
-    """`hit_or_miss` with a first success worth `weight` first failures. ValueError for a weight that is not
-    positive.
+    """`hit_or_miss` with a first success worth `weight` first failures.
+
+    Raises ValueError unless `weight` is positive and finite.
     """
     if not (np.isfinite(weight) and weight > 0):
         raise ValueError(f"rule hit_or_miss: the weight of a hit must be positive and finite, not {weight}")
@@ -94,7 +94,7 @@ def hit_or_miss(weight: float = 2.0) -> Marginal:
     bonus, ratio = float(np.log(weight)), Fraction(weight)
 
     def turned(posterior: Posterior) -> tuple[Posterior, Float]:
-        """The posterior of the outcome that is missing, and the logarithm of its weight."""
+        """Posterior of the missing outcome and its log weight."""
         wrong = posterior.successes == 0
         alpha = np.where(wrong, posterior.alpha, posterior.beta)
         beta = np.where(wrong, posterior.beta, posterior.alpha)
@@ -113,7 +113,7 @@ def hit_or_miss(weight: float = 2.0) -> Marginal:
             return hit_exact(beta, alpha, 0, trials, level)
         return ratio * hit_exact(alpha, beta, 0, trials, level)
 
-    # A group of none becomes mixed with its second rollout at the earliest: its gain rises before it falls.
+    # An empty group becomes mixed at its second rollout, so its gain would rise first: it needs one trial.
     return Marginal(name, log_gain, exact, table, 1, one_kind, EVEN_SIZES)
 
 

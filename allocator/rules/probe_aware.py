@@ -1,8 +1,8 @@
-"""Hit utility that counts the probes: E[p(1-p)^(n+l)], n the rollouts that a prompt has already.
+"""Hit utility that counts the pre-rollouts: E[p(1-p)^(n+l)], n rollouts so far.
 
-The pre-rollouts are part of the group, so the next rollout is worth the probability that it hits where n+l
-others miss, under the posterior that their outcomes gave (the mass-aware marginal of the repository
-linjiw/curriculum-maxrl, where n is G0). It leaves prompts that are often right sooner than hit utility does.
+Pre-rollouts are part of the group. So the next rollout is worth the probability that it hits while n+l others
+miss, under the posterior of their outcomes (the mass-aware marginal of linjiw/curriculum-maxrl, where n is
+G0). Often-solved prompts are left sooner than under hit utility.
 """
 
 from __future__ import annotations

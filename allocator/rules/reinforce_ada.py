@@ -1,12 +1,10 @@
-"""Reinforce-Ada (Xiong et al., arXiv 2510.04996) and AR3PO (Zhang et al., arXiv 2509.25808): rounds with an
-exit.
+"""Reinforce-Ada (Xiong et al., arXiv 2510.04996) and AR3PO (Zhang et al., arXiv 2509.25808): exits.
 
-Each round draws the same number for every prompt that has not left; a prompt leaves with its first success
-(AR3PO, and Reinforce-Ada's positive-focused form), or with k successes and k failures (its balanced form, k
-half of the group that is trained on). The papers draw a fixed number a round and spend less when prompts
-leave. Here a round's budget is divided evenly over the prompts that are left, so that Γ·G holds; when none is
-left, over all. What follows the sampling (AR3PO's reuse of old responses, Reinforce-Ada's choice of n of the
-sampled) is no allocation and not done.
+Every round samples the same number for each active prompt. A prompt exits at its first success (AR3PO, and
+Reinforce-Ada's positive-focused form), or with k successes and k failures (its balanced form, k half of the
+trained group). The papers fix the number per round and spend less when prompts exit. Here a round's budget is
+divided evenly over active prompts, or over all if none is active, so that Γ·G holds. Later steps of both
+papers (reuse of old responses, downsampling) are not allocation and not included.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from hora_rl.allocator.rules.uniform import evenly_first
 
 
 def left(sampled: Sampled, k: int | None) -> Mask:
-    """(n,) the prompts that go on: without a success, or with fewer than k of either outcome."""
+    """(n,) active prompts: without a success, or with fewer than k of either outcome."""
     if k is None:
         return sampled.successes == 0
     return np.minimum(sampled.successes, sampled.trials - sampled.successes) < k
@@ -29,7 +27,7 @@ def left(sampled: Sampled, k: int | None) -> Mask:
 
 @lru_cache(maxsize=16)
 def reinforce_ada(k: int | None = None, name: str = "reinforce_ada") -> Division:
-    """Until the first success, or until k successes and k failures."""
+    """Sample until the first success, or until k successes and k failures."""
 
     def divide(sampled: Sampled, room: Int, budget: int) -> Int:
         return evenly_first(left(sampled, k), sampled, room, budget)
@@ -40,4 +38,4 @@ def reinforce_ada(k: int | None = None, name: str = "reinforce_ada") -> Division
 REINFORCE_ADA = reinforce_ada()
 AR3PO = reinforce_ada(name="ar3po")
 HARD_FIRST = reinforce_ada(name="hard_first")
-"""The paper's ablation: everything to the prompts without a success, evenly; to all if there is none."""
+"""The paper's ablation: all rollouts to prompts without a success, evenly; to all if there is none."""

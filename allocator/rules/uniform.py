@@ -1,4 +1,4 @@
-"""Divisions that make groups even. Over rounds they keep the sums even."""
+"""Divisions that keep groups even, also over rounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _even_sizes(sampled: Sampled, room: Int, budget: int) -> Int:
 
 
 def evenly_first(among: Mask, sampled: Sampled, room: Int, budget: int) -> Int:
-    """Evenly among some of the prompts (n,), and what they have no room for evenly among the others."""
+    """Evenly among some prompts (n,). What they have no room for goes evenly to the rest."""
     extra = np.zeros_like(room)
     first = min(budget, int(room[among].sum()))
     extra[among] = _uniform(sampled[among], room[among], first)
@@ -28,4 +28,4 @@ def evenly_first(among: Mask, sampled: Sampled, room: Int, budget: int) -> Int:
 UNIFORM = Division("uniform", _uniform, needs_counts=False)
 """GRPO: every prompt gets the same number of rollouts."""
 EVEN_SIZES = Division("even_sizes", _even_sizes)
-"""The smallest groups first, Phase A included. Takes the rollouts that no gain asks for."""
+"""The smallest groups first, Phase A included: the default for rollouts without a gain."""

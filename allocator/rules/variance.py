@@ -1,12 +1,11 @@
-"""VIP's rule (Nguyen et al., arXiv 2602.01601): how much one more rollout lowers the variance of the
-gradient.
+"""VIP's rule (Nguyen et al., arXiv 2602.01601): the reduction of gradient variance per rollout.
 
-Up to a factor that all prompts share, a group of n has variance p(1-p)/(n-1) under RLOO and p(1-p)(n-1)/n²
-under Dr. GRPO, hence the gains p(1-p)/(n(n-1)) and p(1-p)(n²-n-1)/(n²(n+1)²), n the size so far. The second
-rises from n=2 to n=3 and falls afterwards, so it is offered from three pre-rollouts on.
+Up to a shared factor, a group of n has variance p(1-p)/(n-1) under RLOO and p(1-p)(n-1)/n² under Dr. GRPO. So
+the gains are p(1-p)/(n(n-1)) and p(1-p)(n²-n-1)/(n²(n+1)²), n the size so far. The second rises from n=2 to
+n=3 and falls afterwards, so it needs three pre-rollouts.
 
-VIP predicts p before it samples and knows no Phase A. `variance` takes the posterior mean, `variance(prior)`
-the prior's mean alone: with `prior: gp` that is VIP's own prediction.
+VIP predicts p before sampling and has no Phase A. `variance` uses the posterior mean, `variance(prior)` the
+prior's mean: with `prior: gp` this is VIP's prediction.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def variance(options: frozenset[str] = frozenset()) -> Marginal:
         return alpha * beta / (alpha + beta) ** 2 * falls
 
     name = f"variance({','.join(sorted(options))})" if options else "variance"
-    # A group of one has no leave-one-out baseline: its variance, and with it the first gain, is not finite.
+    # A group of one has no leave-one-out baseline: its first gain is not finite.
     return Marginal(name, log_gain, exact, least_trials=3 if of_dr_grpo else 2)
 
 

@@ -1,9 +1,9 @@
-"""Rules of what hits are worth: one more rollout gains E[p (w(c+1) - w(c))], w the worth of a group's hits.
+"""Rules with a worth w(c) of a group's hits: one more rollout gains E[p (w(c+1) - w(c))].
 
-`expected_worth(r)`: w = c/(c + r). The mean score of c hits estimates ∇log p with noise r/c, r being the
-variance of one hit's score over |∇log p|²; c/(c + r) is the best weight of such a group and the part of
-|∇log p|² that it keeps. r = 0 is `first_hit`. `first_hit(k)`: w = min(c, k), the first k hits; what the
-prompts below k cannot take goes where `first_hit` puts it.
+`expected_worth(r)`: w = c/(c + r). The mean score of c hits estimates ∇log p with noise r/c, where r is the
+variance of one hit's score over |∇log p|². c/(c + r) is the best weight of such a group and the share of
+|∇log p|² that it keeps. r = 0 is `first_hit`. `first_hit(k)`: w = min(c, k), the first k hits. Rollouts that
+prompts below k cannot take are divided as by `first_hit`.
 
 The hits X among l further rollouts are Beta-binomial. w is concave and X grows with l, so gains fall.
 """
@@ -22,12 +22,12 @@ from hora_rl.allocator.rules.base import Marginal, Rule
 from hora_rl.allocator.rules.outcomes import FIRST_HIT, HITS_VARIANCE
 
 Step = Callable[[Any], Any]
-"""w(c+1) - w(c) of hits c: an array, or one whole number as a Fraction."""
+"""w(c+1) - w(c) of hits c: an array, or one integer as a Fraction."""
 
 
 @lru_cache(maxsize=64)
 def expected_worth(r: float) -> Marginal:
-    """ValueError for an r that is negative or not finite."""
+    """The rule with w = c/(c + r). Raises ValueError if r is negative or not finite."""
     if not (np.isfinite(r) and r >= 0):
         raise ValueError(f"rule expected_worth: r must be finite and not negative, not {r}")
     if r == 0:
@@ -42,7 +42,7 @@ def expected_worth(r: float) -> Marginal:
 
 @lru_cache(maxsize=64)
 def first_hits(k: int, rest: Rule = HITS_VARIANCE) -> Marginal:
-    """`first_hit(k)` of a whole k from 1 on."""
+    """`first_hit(k)` for an integer k >= 1."""
     if k == 1:
         return FIRST_HIT
     made = _of_worth(f"first_hit({k})", lambda c: (c < k) * 1.0, lambda c: Fraction(c < k))
@@ -58,7 +58,7 @@ def first_hits(k: int, rest: Rule = HITS_VARIANCE) -> Marginal:
 
 def _of_worth(name: str, step: Step, exact_step: Step) -> Marginal:
     def table(posterior: Posterior, depth: int) -> Float:
-        """By the chance of j hits among l rollouts, which each further rollout moves on (Pólya's urn)."""
+        """By the probability of j hits among l rollouts, updated per rollout (Pólya's urn)."""
         alpha, beta = posterior.alpha[:, None], posterior.beta[:, None]
         j = np.arange(depth)
         steps = step(posterior.successes[:, None] + j)
