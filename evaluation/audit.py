@@ -1,10 +1,8 @@
-"""Proof from a run's records that nothing is missing, nothing is doubled, and the budget and staleness bounds
-held.
+"""Audit of a run's records: nothing missing, nothing doubled, budgets and staleness bounds kept.
 
-Three records are compared: shard reports (the coordinator's: what was generated), the ledger (rank 0's: which
-groups make up which step) and the group records (what each rank trained on in the steps that survived); and
-all three with the order in which the run meets its prompts, which follows from their number and the
-configuration alone.
+Compares three records: shard reports (the coordinator's: generated groups), the ledger (rank 0's: groups of
+each step) and group records (groups that each rank trained on, in steps that survived). All three are also
+compared with the order of prompts, which follows from the number of prompts and the configuration.
 """
 
 from __future__ import annotations
@@ -25,17 +23,17 @@ from hora_rl.common.types import group_id
 from hora_rl.evaluation.audit_divisions import divisions
 
 NEEDED = {"step", "group_id", "batch", "size", "version_min", "version_max"}
-"""Of a group's record, by every proof."""
+"""Fields that every check needs in a group's record."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecords:
-    """What a run wrote down.
+    """The records of a run.
 
-    `reports`: one per complete shard. `ledger[step]`: (group id, batch) of the planned groups. `records`: one
-    per trained group, as in groups.jsonl. `waiting`: ids that are in the queue or asked for again, in no step
-    yet. `durable`: how many steps the checkpoint contains for which groups were let go. `prompts`: how many
-    the run has, `rows` how many of each source where it has several; None for older runs.
+    `reports`: one per complete shard. `ledger[step]`: (group id, batch) of planned groups. `records`: one per
+    trained group, as in groups.jsonl. `waiting`: ids in the queue or requested again, not yet in a step.
+    `durable`: the number of steps in the checkpoint that entries were released for. `prompts`: number of
+    prompts, and `rows` per source if there are several; None for older runs.
     """
 
     reports: Sequence[ShardReport]
@@ -48,9 +46,9 @@ class RunRecords:
 
 
 def audit(config: Config, facts: RunRecords) -> list[str]:
-    """What is wrong, in sentences that name the group, step or batch; empty when every promise was kept.
+    """Violations, as sentences that name the group, step or batch; empty if there are none.
 
-    A run that is not finished is judged by what it should have so far.
+    An unfinished run is checked as far as it got.
     """
     return [
         *_steps(config.rollout.prompts_per_batch, facts),
@@ -66,16 +64,15 @@ def audit(config: Config, facts: RunRecords) -> list[str]:
 
 
 def gather(client: Redis, run: str, read: Callable[[], Iterable[str]]) -> RunRecords:
-    """The facts of `run` from its Redis and the lines of its groups.jsonl, which `read` returns. `client`
-    blocks and returns bytes.
+    """The records of `run` from Redis and from the lines of groups.jsonl, which `read` returns.
 
-    A live run writes ledger, then records, then checkpoint. They are read the other way round, so that each
-    has what the one read before it relies on. Raises RunError for a line that is no record.
+    `client` blocks and returns bytes. A live run writes ledger, then records, then checkpoint. Reading in
+    reverse order finds all data that earlier reads refer to. Raises RunError for an invalid line.
     """
     keys = Keys(run)
     durable = read_state(client, run).durable_step
     records = [_record(number, line) for number, line in enumerate(read(), start=1)]
-    with client.pipeline(transaction=True) as pipe:  # one moment, so that a live run can be audited too
+    with client.pipeline(transaction=True) as pipe:  # one snapshot, so a live run can be audited
         pipe.hvals(keys.shards)
         pipe.hgetall(keys.ledger)
         pipe.xrange(keys.groups)
@@ -114,8 +111,7 @@ def _record(number: int, line: str) -> GroupRecord:
 def _whole(
     records: list[GroupRecord], ledger: dict[int, list[tuple[str, int]]], durable: int
 ) -> list[GroupRecord]:
-    """Without a last step of which some lines are not written yet, or were cut off by a death: it is
-    repeated."""
+    """Drop a last step with missing lines: it is still being written, or was cut off and will be repeated."""
     newest = max((r["step"] for r in records), default=-1)
     lines = sum(r["step"] == newest for r in records)
     if newest >= durable and lines < len(ledger.get(newest, ())):
@@ -129,7 +125,7 @@ def _finished(steps: int, facts: RunRecords) -> bool:
 
 
 def _steps(gamma: int, facts: RunRecords) -> list[str]:
-    """Planned steps follow each other without a gap, each of Γ groups; trained steps are the planned ones."""
+    """Planned steps have no gaps and Γ groups each; trained steps equal planned steps."""
     found = []
     planned, trained = set(facts.ledger), {r["step"] for r in facts.records}
     for step in sorted(set(range(max(planned | trained, default=-1) + 1)) - planned):
@@ -177,7 +173,7 @@ def _none_missing(steps: int, facts: RunRecords) -> list[str]:
 
 
 def _claims(facts: RunRecords) -> dict[str, set[tuple[str, int]]]:
-    """Which group is of which batch, as each of the records has it."""
+    """(group, batch) pairs of each record."""
     return {
         "its shard's report": {(g, r["batch"]) for r in facts.reports for g in r["groups"]},
         "the ledger": {row for rows in facts.ledger.values() for row in rows},
@@ -186,7 +182,7 @@ def _claims(facts: RunRecords) -> dict[str, set[tuple[str, int]]]:
 
 
 def _batches(facts: RunRecords) -> list[str]:
-    """A group belongs to one batch in all records."""
+    """A group has the same batch in all records."""
     said: dict[str, dict[int, str]] = defaultdict(dict)
     for where, claims in _claims(facts).items():
         for group, batch in claims:
@@ -200,8 +196,10 @@ def _batches(facts: RunRecords) -> list[str]:
 
 
 def _order(config: Config, facts: RunRecords) -> list[str]:
-    """A batch holds the prompts that the order of the data gives it. As complete shards are of the right size
-    and share no group, none was skipped."""
+    """A batch holds the prompts given by the order of the data.
+
+    Complete shards have the right size and share no group, so this shows that no prompt was skipped.
+    """
     if facts.prompts is None:
         return []
     gamma, n, data = config.rollout.prompts_per_batch, facts.prompts, config.data
@@ -219,8 +217,10 @@ def _order(config: Config, facts: RunRecords) -> list[str]:
 
 
 def _budgets(config: Config, facts: RunRecords) -> list[str]:
-    """Every shard spent (Γ/shards)·G rollouts, so every complete batch Γ·G, whatever the rule. A budget in
-    tokens is proved by dividing again."""
+    """Every shard spent (Γ/shards)·G rollouts, so every complete batch Γ·G, under every rule.
+
+    Budgets in tokens are checked by `divisions`.
+    """
     rollout, found = config.rollout, []
     batches: Counter[int] = Counter()
     for report in facts.reports:
@@ -246,7 +246,7 @@ def _budgets(config: Config, facts: RunRecords) -> list[str]:
 
 
 def _sizes(facts: RunRecords) -> list[str]:
-    """A group was trained at the size that its shard's plan gave it: G_i = G0 + Δ_i."""
+    """Every group was trained at its planned size, G_i = G0 + Δ_i."""
     given = {
         group: report["trials"] + extra
         for report in facts.reports
@@ -262,7 +262,7 @@ def _sizes(facts: RunRecords) -> list[str]:
 
 
 def _rounds_of_groups(facts: RunRecords) -> list[str]:
-    """In every round a group got what that round's plan gave it."""
+    """Every group got its planned rollouts in each round."""
     given = {
         group: [r["extra"][place] for r in report["rounds"]]
         for report in facts.reports
@@ -279,13 +279,12 @@ def _rounds_of_groups(facts: RunRecords) -> list[str]:
 
 
 def _without_end(sizes: Sequence[int]) -> list[int]:
-    """Without the rounds at the end that drew nothing."""
+    """Drop empty rounds at the end."""
     return list(sizes[: max((i for i, n in enumerate(sizes, 1) if n), default=0)])
 
 
 def _staleness(bound: int, facts: RunRecords) -> list[str]:
-    """Step v holds batches >= v - s and tokens of versions <= v, and batch b was sampled from versions >= b -
-    s."""
+    """Step v has batches >= v - s and token versions <= v; batch b was sampled from versions >= b - s."""
     found = []
     for step, rows in sorted(facts.ledger.items()):
         found += [

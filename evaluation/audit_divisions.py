@@ -1,5 +1,4 @@
-"""Proof that every round of Phase B spent its share, and that its Δ follows from the counts that the run
-recorded."""
+"""Audit of divisions: every round spent its share, and Δ follows from the recorded counts."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from hora_rl.common.records import RoundReport, ShardReport
 
 
 def divisions(config: Config, reports: Sequence[ShardReport]) -> list[str]:
-    """What is wrong with the divisions of these shards, in sentences. Reports of older runs, without rounds,
-    are passed over."""
+    """Violations by these shards, as sentences. Reports of older runs, without rounds, are skipped."""
     known = [report for report in reports if "rounds" in report]
     return [
         f"shard {report['batch']}:{report['shard']} {wrong}"
@@ -26,7 +24,7 @@ def divisions(config: Config, reports: Sequence[ShardReport]) -> list[str]:
 
 
 def _of_shard(config: Config, report: ShardReport, reports: Sequence[ShardReport]) -> Iterator[str]:
-    """Divides again by the recorded counts alone; stops at the first round that differs."""
+    """Recompute each round from recorded counts; stop at the first difference."""
     rounds = report["rounds"]
     sums = [sum(given) for given in zip(*(r["extra"] for r in rounds), strict=False)]
     if report["successes"] != rounds[0]["successes"] or report["extra"] != sums:
@@ -93,7 +91,7 @@ def _again_in_tokens(
 
 
 def _lengths_known(rollout: Rollout, batch: int, reports: Sequence[ShardReport]) -> Lengths | None:
-    """Those of the cycles that the allocation of `batch` knows, in batch order."""
+    """Lengths of the cycles that were known when `batch` was allocated, in batch order."""
     cycles: dict[int, list[RoundReport]] = defaultdict(list)
     for report in sorted(reports, key=lambda r: (r["batch"], r["shard"])):
         cycles[report["batch"]].append(report["rounds"][0])

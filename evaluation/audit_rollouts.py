@@ -1,4 +1,4 @@
-"""Proof that RUN/rollouts holds every rollout of every trained group, once."""
+"""Audit of RUN/rollouts: every rollout of every trained group is there, once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hora_rl.evaluation.rollout_table import read_rollouts
 
 
 def rollout_rows(facts: RunRecords, run: Path) -> list[str]:
-    """What is missing, doubled or foreign, in sentences. A step that no checkpoint contains may lack its
-    file: it is repeated. The oldest may have been removed because of telemetry.rollouts_gib, and of a file
-    that holds a sample, the groups that it has are checked.
+    """Missing, doubled and foreign rollouts, as sentences.
 
-    Raises RunFolderError for a damaged file.
+    A step after the newest checkpoint may have no file: it is repeated. telemetry.rollouts_gib may remove the
+    oldest files. In a file with a sample of groups, only these groups are checked. Raises RunFolderError for
+    a damaged file.
     """
     files = files_of(run)
     trained: defaultdict[int, dict[str, int]] = defaultdict(dict)

@@ -1,5 +1,4 @@
-"""The paper's four benchmarks with its sample sizes and K lists (section 4); any other data set by path or
-name."""
+"""The paper's four benchmarks with its N and K (section 4), and any other data set by path or name."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ _TO_1024 = (*_TO_256, 512, 1024)
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """`samples` is N, `ks` the K at which Pass@K is reported. `path` is a file, a Hugging Face name, or
-    `arithmetic` or `reasoning_gym:TASK`, whose held-out split it is then."""
+    """`samples` is N, `ks` the K of Pass@K. `path`: a file, a Hugging Face name, `arithmetic` or
+    `reasoning_gym:TASK` (their held-out splits)."""
 
     name: str
     title: str
@@ -31,17 +30,17 @@ class Benchmark:
 
     @property
     def is_shipped(self) -> bool:
-        """By its file: a user's own may have the same name."""
+        """Compared by path: a user's file may have the same name."""
         return Path(self.path).resolve() in {Path(b.path).resolve() for b in BENCHMARKS.values()}
 
     def data(self, like: Data) -> Data:
-        """Where its problems are, rendered as the training prompts `like` were."""
+        """Its data settings, with prompts rendered like the training prompts `like`."""
         columns = {"prompt_field": "problem", "answer_field": "answer"} if self.is_shipped else {}
         return like.model_copy(update={**like.held_out(self.path), "limit": None, **columns})
 
     def sized(self, samples: int | None, ks: tuple[int, ...] | None) -> Benchmark:
-        """With another N or K list. K above N is refused if asked for and left out of the benchmark's own
-        list."""
+        """This benchmark with another N or K list. Raises DataError for a requested K above N; default Ks
+        above N are dropped."""
         n = self.samples if samples is None else samples
         if n < 1:
             raise DataError(f"{self.name}: N must be at least 1, not {n}: raise --samples")
@@ -69,10 +68,9 @@ BENCHMARKS = {
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """A benchmark by its name, or one made of a file, a Hugging Face data set, `arithmetic` or
-    `reasoning_gym:TASK` (N and K as for MATH500).
+    """A benchmark by name, file, Hugging Face data set, `arithmetic` or `reasoning_gym:TASK`.
 
-    Raises DataError for what is none of these, naming the ones that exist.
+    Other data sets get N and K of MATH500. Raises DataError naming the benchmarks if nothing matches.
     """
     if name in BENCHMARKS:
         return BENCHMARKS[name]
@@ -90,7 +88,7 @@ def find_benchmark(name: str) -> Benchmark:
 
 
 def find_benchmarks(names: Sequence[str]) -> list[Benchmark]:
-    """One for each distinct name. Raises DataError for two whose results would be in the same files."""
+    """One benchmark per distinct name. Raises DataError if two would write the same result files."""
     found = [find_benchmark(name) for name in dict.fromkeys(names)]
     for i, benchmark in enumerate(found):
         for other in found[:i]:
@@ -103,7 +101,7 @@ def find_benchmarks(names: Sequence[str]) -> list[Benchmark]:
 
 
 def held_out(settings: Evaluation) -> Benchmark:
-    """The held-out problems of a run's own evaluations, with the N and K of its configuration."""
+    """The held-out problems of a run's evaluations, with N and K of its configuration."""
     path = settings.path or "held-out"
     title = path if is_generated(path) else Path(path).stem
     return Benchmark(
@@ -112,14 +110,15 @@ def held_out(settings: Evaluation) -> Benchmark:
 
 
 def held_out_name(path: str) -> str:
-    """What the results of `evaluation.path` are named: `arithmetic-2-4` for `arithmetic:2-4`, a file without
-    its ending."""
+    """Name of results of `evaluation.path`: `arithmetic-2-4` for `arithmetic:2-4`, a file's stem."""
     return path.replace(":", "-") if is_generated(path) else Path(path).stem
 
 
 def refuse_long(name: str, lengths: Sequence[int], limit: int) -> None:
-    """Raise ConfigError where a problem has more than `limit` tokens (rollout.max_prompt_tokens): Pass@K over
-    the short problems would look like that over all."""
+    """Raise ConfigError for problems longer than `limit` tokens (rollout.max_prompt_tokens).
+
+    Dropping them would make Pass@K look like that of all problems.
+    """
     if (longest := max(lengths)) > limit:
         raise ConfigError(
             f"{name}: {sum(n > limit for n in lengths)} of {len(lengths)} prompts are longer than "
@@ -129,7 +128,7 @@ def refuse_long(name: str, lengths: Sequence[int], limit: int) -> None:
 
 
 def parse_ks(text: str) -> tuple[int, ...]:
-    """The K list of a command line, `1,8,64`. Raises DataError for what is none."""
+    """The K list of an option, `1,8,64`. Raises DataError for other text."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -137,8 +136,9 @@ def parse_ks(text: str) -> tuple[int, ...]:
 
 
 def known_leaks(config: Config, rows: Sequence[Row]) -> list[Leak]:
-    """Training rows that ask the same as a problem of a shipped benchmark, of `data.benchmarks` or of the
-    run's own held-out problems. Raises DataError when one of these cannot be read.
+    """Training rows equal to a problem of a shipped benchmark, of `data.benchmarks` or held out.
+
+    Raises DataError for a data set that cannot be read.
     """
     paths = (*(b.path for b in BENCHMARKS.values()), *config.data.benchmarks)
     known = {path: load_dataset(Data(path=path)).rows for path in paths}

@@ -1,4 +1,4 @@
-"""Sample every problem N times and count what is correct: streaming, resumable, one JSON line per sample.
+"""Sample every problem N times and count correct samples: streaming, resumable, one JSON line per sample.
 
 missing samples ─► hora_rl.evaluation.sample_loop.draw ─► one JSON line per sample ─► counts c(q)
 """
@@ -20,8 +20,8 @@ from hora_rl.evaluation.samples import Sample, append, open_samples
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """What was counted over N = `samples` of each problem; all arrays (P,), in the order of the problems.
-    `versions` are the oldest and the newest weights that any token of them came from."""
+    """Counts over N = `samples` per problem; all arrays (P,), in problem order. `versions`: oldest and newest
+    weights of any token."""
 
     samples: int
     problems: NDArray[np.int64]
@@ -45,12 +45,12 @@ async def evaluate(
     in_flight: int = 64,
     progress: Callable[[Progress], None] | None = None,
 ) -> Counts:
-    """Draw what `out` does not hold yet and count all of it.
+    """Draw the samples missing in `out`, and count all samples.
 
-    `about` names what is sampled (model, temperature, benchmark…): plain JSON values, equal on every call for
-    one file. `samples` may grow from call to call; counts are over the first `samples` of each problem.
-    Raises SampleFileError when `out` is of something else, ValueError for impossible sizes, and whatever
-    `generate` or `score` raise: the file keeps what was drawn until then.
+    `about` identifies the samples (model, temperature, benchmark…) in plain JSON values, equal on every call
+    for one file. `samples` may grow between calls; counts are over the first `samples` of each problem.
+    Raises SampleFileError if `out` has another identity, ValueError for invalid sizes, and any error of
+    `generate` or `score`; samples drawn before are kept.
     """
     _check(problems, samples, samples_per_request, in_flight)
     identity = {**about, "seed": seed}
@@ -76,7 +76,7 @@ async def evaluate(
 
 
 class _Tally:
-    """Which samples are known and what they add up to. Texts stay on disk: there may be 100,000 long ones."""
+    """Known samples and their sums. Texts stay on disk: there may be 100,000 long ones."""
 
     def __init__(self, problems: Sequence[Prompt], samples: int) -> None:
         self._row = {p.index: i for i, p in enumerate(problems)}
@@ -127,7 +127,7 @@ def _check(problems: Sequence[Prompt], samples: int, samples_per_request: int, i
 
 
 def _missing(problems: Sequence[Prompt], samples: int, size: int, seed: int, tally: _Tally) -> list[Request]:
-    """The requests that any sample is missing of. Problems take turns, so that an interrupted run has all."""
+    """Requests with a missing sample. Problems take turns, so an interrupted run covers all of them."""
     return [
         Request(prompt, first, min(size, samples - first), request_seed(seed, prompt.index, first))
         for first in range(0, samples, size)

@@ -1,4 +1,4 @@
-"""Which weights a model is: two paths may hold the same, and one path others than yesterday."""
+"""A fingerprint of a model's weights: two paths may hold equal weights, and one path may change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hora_rl.common.weights.model_files import weights_digest
 
 
 def model_digest(model: str) -> str:
-    """`weights_digest` of a folder, or of a hub model in this machine's cache; empty where unknown."""
+    """`weights_digest` of a folder or a cached hub model; empty if unknown."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

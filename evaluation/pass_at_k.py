@@ -1,10 +1,9 @@
-"""Pass@K without bias from N samples per problem, and how sure it is (paper, section 4, equation for Pass@K).
+"""Unbiased Pass@K from N samples per problem, with intervals (paper, section 4, equation for Pass@K).
 
     Pass@K = mean over problems of 1 - C(N - c, K) / C(N, K),    c correct among N, K <= N
 
-The quotient of binomials is a product of m = min(c, K) factors, Π_{i<m} (1 - max(c, K) / (N - i)), summed
-here as logarithms: no binomial is formed, so N = 1024 or a million loses no digits, and a tiny Pass@K keeps
-its own.
+The quotient of binomials is a product of m = min(c, K) factors, Π_{i<m} (1 - max(c, K) / (N - i)), summed as
+logarithms. No binomial is computed, so large N and tiny Pass@K keep their digits.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 4000
-"""Bootstrap resamples of the problems: enough that the ends of a 95% interval repeat to a few tenths of a
-point."""
+"""Bootstrap resamples: the ends of a 95% interval repeat to a few tenths of a point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +29,9 @@ class Estimate:
 
 
 def pass_at_k(correct: ArrayLike, samples: int, k: int) -> NDArray[np.float64]:
-    """Pass@K of each problem, (P,) in [0, 1], from its correct counts (P,) among `samples` = N.
+    """Pass@K of each problem, (P,) in [0, 1], from correct counts (P,) among `samples` = N.
 
-    Raises ValueError where K > N (the estimator does not exist) or a count is outside 0..N.
+    Raises ValueError if K > N or a count is outside 0..N.
     """
     counts = np.asarray(correct)
     if counts.ndim != 1 or counts.size == 0:
@@ -63,10 +61,10 @@ def _one(c: int, n: int, k: int) -> float:
 def estimates(
     correct: ArrayLike, samples: int, ks: Sequence[int], seed: int = 0, level: float = 0.95
 ) -> list[Estimate]:
-    """Mean Pass@K over the problems for each K, with the percentile bootstrap interval over problems.
+    """Mean Pass@K over problems for each K, with the percentile bootstrap interval over problems.
 
-    The same resamples serve every K and, for one seed and number of problems, every model: curves of
-    different models can be compared point by point. With one problem the interval is the value itself.
+    All K, and all models with the same seed and number of problems, share resamples, so curves compare point
+    by point. With one problem the interval is its value.
     """
     per_problem = np.stack([pass_at_k(correct, samples, k) for k in ks], axis=1)  # (P, K)
     tails = [(1 - level) / 2, (1 + level) / 2]

@@ -1,9 +1,7 @@
-"""Where Phase B went by Phase A's counts c_i: the one definition behind terminal, page, Prometheus, the
-summary of a run, and the tables and figures of a report.
+"""Where Phase B went by Phase A's counts c_i, for terminal, page, Prometheus, summaries and reports.
 
-Which cycles count: those that the run's own rule divided. The uniform cycles of a warm-up are left out, as
-no count decides anything there. A run that has only uniform cycles (its rule is uniform, or its gate is still
-shut) counts all of them.
+Only cycles divided by the run's rule count; uniform warm-up cycles do not. If all cycles are uniform (rule
+`uniform`, or the gate is still shut), all count.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from hora_rl.common.config.allocation import needs_counts
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Prompts with c_i in `low`..`high`: their share of all prompts, and their share of all Phase B rollouts.
-    None where the total is zero."""
+    """Prompts with c_i in `low`..`high`: shares of all prompts and of all Phase B rollouts; None if the total
+    is zero."""
 
     low: int
     high: int
@@ -35,7 +33,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PhaseB:
-    """`prompts` and `rollouts` are (G0+1,): prompts with c_i = c, and the Phase B rollouts they received."""
+    """Prompts with c_i = c and the Phase B rollouts they received, both (G0+1,)."""
 
     prompts: NDArray[np.int64]
     rollouts: NDArray[np.int64]
@@ -48,7 +46,7 @@ class PhaseB:
         return cls(np.bincount(c, minlength=trials + 1), rollouts.astype(np.int64))
 
     def shares(self, classes: Iterable[tuple[int, int]] | None = None) -> list[Share]:
-        """One share per class (lowest c, highest c); by default one per c."""
+        """One share per class (lowest c, highest c), by default per c."""
         each = [(c, c) for c in range(len(self.prompts))] if classes is None else classes
         return [
             Share(low, high, _part(self.prompts, low, high), _part(self.rollouts, low, high))
@@ -57,7 +55,7 @@ class PhaseB:
 
 
 def total(cycles: Sequence[tuple[str, PhaseB]], trials: int) -> PhaseB:
-    """The sum over the cycles that count, of (rule, statistics) pairs."""
+    """The sum of (rule, statistics) pairs over the cycles that count."""
     zero = np.zeros(trials + 1, dtype=np.int64)
     chosen = [
         found for (_, found), yes in zip(cycles, counted([rule for rule, _ in cycles]), strict=True) if yes
@@ -68,14 +66,14 @@ def total(cycles: Sequence[tuple[str, PhaseB]], trials: int) -> PhaseB:
 
 
 def counted(rules: Sequence[str] | NDArray[np.str_]) -> NDArray[np.bool_]:
-    """Which of the cycles or groups divided by `rules` (n,) count."""
+    """Which cycles or groups, divided by `rules` (n,), count."""
     adaptive = np.array([needs_counts(rule) for rule in rules], dtype=bool)
     return adaptive if adaptive.any() else ~adaptive
 
 
 def classes(trials: int) -> list[tuple[int, int]]:
-    """The paper's classes of c_i for any G0, as (lowest c, highest c): none right, fewer than half, half or
-    more, all right. With G0 = 8: 0, 1-3, 4-7, 8."""
+    """The paper's classes of c_i for any G0, as (lowest c, highest c): none right, below half, half or more,
+    all right. With G0 = 8: 0, 1-3, 4-7, 8."""
     half = (trials + 1) // 2
     between = [(low, high) for low, high in ((1, half - 1), (half, trials - 1)) if 1 <= low <= high]
     return [(0, 0), *between, (trials, trials)]

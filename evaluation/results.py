@@ -1,7 +1,6 @@
-"""What one evaluation found, and its JSON.
+"""The result of one evaluation and its JSON.
 
-`RUN/evaluation/<benchmark>-step<step>.json` is what `hora report` reads; the schema is the dataclass
-`Result`.
+`hora report` reads `RUN/evaluation/<benchmark>-step<step>.json`; its schema is the dataclass `Result`.
 """
 
 from __future__ import annotations
@@ -21,20 +20,18 @@ from hora_rl.evaluation.pass_at_k import Estimate, estimates
 
 
 class ResultError(ConfigError):
-    """A result file that cannot be read: names the file and what is wrong with it."""
+    """An unreadable result file: names the file and the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Counts of one benchmark on one model. Lists are (P,), in the order of the problems; `ks` rises.
+    """Counts of one benchmark on one model. Lists are (P,), in problem order; `ks` is ascending.
 
-    `step` is the number of optimizer steps behind the weights, 0 for the initial policy. `tokens` is the
-    total of completion tokens; `formatted` (None where the format reward is not in use) and `cut` (at the
-    response limit) count completions. `versions` are the oldest and the newest weight version of the run that
-    was sampled, empty where nobody recorded them: an evaluation during training meets those of later steps
-    too. `problem_set` is a fingerprint of the problems' texts and gold answers,
-    `weights` one of the model's weights (`evaluation.model_weights`); both are empty in results of earlier
-    versions, the second where the model is the run's own.
+    `step`: optimizer steps of the weights, 0 for the initial policy. `tokens`: total completion tokens.
+    `formatted` (None without a format reward) and `cut` (at the response limit) count completions.
+    `versions`: oldest and newest weight version sampled, empty if not recorded; an evaluation during training
+    may include later versions. `problem_set` and `weights`: fingerprints of the problems and of the model's
+    weights (`evaluation.model_weights`), empty in older results; `weights` is also empty for the run's model.
     """
 
     benchmark: str
@@ -56,7 +53,7 @@ class Result:
 
     @property
     def sampled(self) -> str:
-        """Which versions were sampled: `v20`, or `v20 to v23`; nothing where that is not recorded."""
+        """Sampled versions, `v20` or `v20 to v23`; empty if not recorded."""
         return span(*self.versions) if self.versions else ""
 
     @property
@@ -65,7 +62,7 @@ class Result:
 
     @property
     def format_share(self) -> float | None:
-        """Share of completions in the format; None where that is not rewarded."""
+        """Share of completions in the format; None without a format reward."""
         return None if self.formatted is None else self.formatted / self.completions
 
     def estimates(self) -> list[Estimate]:
@@ -81,7 +78,7 @@ def make_result(
     temperature: float,
     seed: int,
 ) -> Result:
-    """What `counts` found on `problems`."""
+    """The result of `counts` on `problems`."""
     return Result(
         benchmark=benchmark.name,
         title=benchmark.title,
@@ -101,13 +98,13 @@ def make_result(
 
 
 def problem_set(problems: Sequence[Prompt]) -> str:
-    """16 hex digits of the problems' texts and gold answers: equal for every model and tokenizer."""
+    """Fingerprint (16 hex digits) of problem texts and gold answers, independent of model and tokenizer."""
     texts = json.dumps([[p.text, p.judged_by] for p in problems], default=str)
     return hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
 
 
 def read_result(path: Path) -> Result:
-    """Raises ResultError naming the file and the first thing that is wrong."""
+    """Raises ResultError naming the file and the first error."""
     try:
         raw: dict[str, Any] = {
             "problem_set": "",
@@ -125,5 +122,5 @@ def read_result(path: Path) -> Result:
 
 
 def span(oldest: int, newest: int) -> str:
-    """Weight versions in words: `v20`, or `v20 to v23`."""
+    """`v20`, or `v20 to v23`."""
     return f"v{oldest}" if oldest == newest else f"v{oldest} to v{newest}"

@@ -1,10 +1,10 @@
-"""Reads RUN/rollouts: the rollouts of a run as a table, of a live run or one that has ended.
+"""Read RUN/rollouts, the rollouts of a live or finished run, as a table.
 
     from hora_rl.evaluation.rollout_table import read_rollouts
     failures = read_rollouts("runs/tiny", success=False, order="least_likely", limit=20).to_pandas()
 
-`common/rollout_files.py` lists the columns. Choosing and sorting read a few narrow columns of each file.
-Texts are read for the chosen rows alone, so the memory of a query does not grow with the run.
+`common/rollout_files.py` lists the columns. Filters and sorting read a few narrow columns of each file. Texts
+are read for selected rows only, so memory does not grow with the run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from hora_rl.evaluation.run_folders import RunFolderError
 
 Order = Literal["newest", "oldest", "longest", "least_likely"]
 KEYS = ("step", "group", "number")
-"""What names a row."""
+"""Columns that identify a row."""
 SORTS = {"longest": ("length", "descending"), "least_likely": ("logprob", "ascending")}
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Rows to choose; None: any. `prompt` is a prompt's index, `source` a data set's name."""
+    """Row filters; None: any. `prompt` is a prompt's index, `source` a data set's name."""
 
     step: int | None = None
     prompt: int | None = None
@@ -40,7 +40,7 @@ class Wanted:
 
     @property
     def expression(self) -> pc.Expression | None:
-        """The filter on the rows of one file."""
+        """The filter within a file."""
         chosen = {"prompt": self.prompt, "success": self.success, "phase": self.phase, "source": self.source}
         found = None
         for name, value in chosen.items():
@@ -63,12 +63,11 @@ def read_rollouts(
     offset: int = 0,
     columns: Sequence[str] | None = None,
 ) -> pa.Table:
-    """The rows that fit, at most `limit` after the first `offset`, by `order`: of the newest step first, the
-    longest, or those of the lowest mean log-prob per token. `columns`: by default all; one that no file has
-    is left out.
+    """Matching rows, at most `limit` after the first `offset`, in `order`.
 
-    Raises RunFolderError where the folder holds no rollouts, for a step that is not there, and for a damaged
-    file.
+    Orders: newest step first, oldest first, longest, or lowest mean log-prob per token. `columns`: all by
+    default; columns that no file has are left out. Raises RunFolderError for a folder without rollouts, a
+    missing step, or a damaged file.
     """
     wanted, folder = Wanted(step, prompt, success, phase, source), Path(run)
     files = _files(folder, wanted)
@@ -79,12 +78,12 @@ def read_rollouts(
 
 
 def steps_of(run: Path | str) -> list[int]:
-    """Steps whose rollouts are there, rising. Raises RunFolderError where there are none."""
+    """Steps with rollouts, ascending. Raises RunFolderError if there are none."""
     return list(_files(Path(run), Wanted()))
 
 
 def columns_of(run: Path | str) -> list[str]:
-    """Names of the columns of the newest step. Raises RunFolderError where there are no rollouts."""
+    """Columns of the newest step. Raises RunFolderError if there are no rollouts."""
     files = _files(Path(run), Wanted())
     with _reading(files[max(files)]):
         return list(pq.read_schema(files[max(files)]).names)
@@ -115,7 +114,7 @@ def _in_order(files: dict[int, Path], order: Order) -> Iterator[Path]:
 def _chosen(
     files: dict[int, Path], wanted: Wanted, order: Order, limit: int | None, offset: int
 ) -> list[tuple[int, str, int]]:
-    """Names of the chosen rows, in order."""
+    """Keys of the selected rows, in order."""
     by = SORTS.get(order)
     columns, found, rows = [*KEYS, *([by[0]] if by else [])], [], 0
     for path in _in_order(files, order):
@@ -147,12 +146,12 @@ def _rows(
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """One table. A resumed run may have begun to keep log-probs: rows before that have none."""
+    """One table. If a resumed run began to record log-probs, earlier rows have none."""
     return pa.concat_tables([t for t in tables if t.num_columns], promote_options="default")
 
 
 def _read(path: Path, columns: Sequence[str] | None, expression: pc.Expression | None) -> pa.Table:
-    """Rows of one file; a table without columns where the run has just removed it."""
+    """Rows of one file; no columns if the run has just removed it."""
     try:
         with _reading(path):
             there = pq.read_schema(path).names
@@ -164,7 +163,7 @@ def _read(path: Path, columns: Sequence[str] | None, expression: pc.Expression |
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Raises RunFolderError for a file that is damaged."""
+    """Raise RunFolderError for a damaged file."""
     try:
         yield
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Reads a run folder into arrays: groups.jsonl, steps.jsonl, config.yaml and evaluation/*-step*.json."""
+"""Read a run folder into arrays: groups.jsonl, steps.jsonl, config.yaml and evaluation/*-step*.json."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 
 
 class RunFolderError(HoraError, ValueError):
-    """A run folder that cannot be reported on: names the file and the remedy."""
+    """An unreadable run folder: names the file and the remedy."""
 
 
 ADVANTAGES = {
@@ -41,12 +41,11 @@ ADVANTAGES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One run. `groups` and `steps` are columns of equal length, in the order they were trained. Each group
-    has its prior (α0, β0) in `priors` and (Δ, hits) of each round of Phase B in `rounds`.
+    """One run. `groups` and `steps` are columns of equal length, in training order. Each group has its prior
+    (α0, β0) in `priors` and the (Δ, hits) of each Phase B round in `rounds`.
 
-    `config` is the run's configuration as plain values, {} where the folder has none. `results` are its
-    evaluations, by rising step. `weights` is a fingerprint of the initial policy's weights, empty where its
-    record has none; `started` is the day on which the run began, empty likewise.
+    `config`: plain values, {} if the folder has none. `results`: evaluations by ascending step. `weights`:
+    fingerprint of the initial policy; `started`: first day. Both are empty if not recorded.
     """
 
     name: str
@@ -61,7 +60,7 @@ class Run:
     started: str = ""
 
     def setting(self, path: str, default: Any = None) -> Any:
-        """`allocation.rule` of the configuration."""
+        """The value of a key such as `allocation.rule`."""
         value: Any = self.config
         for key in path.split("."):
             value = value.get(key) if isinstance(value, dict) else None
@@ -69,18 +68,17 @@ class Run:
 
     @property
     def model(self) -> str:
-        """Path or hub name of the initial policy; `short_names` makes it fit for a table."""
+        """Path or hub name of the initial policy; `short_names` shortens it for tables."""
         return str(Path(str(self.setting("model.path", "model"))))
 
     @property
     def outside_warm_up(self) -> NDArray[np.bool_]:
-        """Which groups count for Phase B's statistics, as `evaluation.phase_b` says."""
+        """Groups that count for Phase B statistics (`evaluation.phase_b`)."""
         return counted(self.rules)
 
     @property
     def method(self) -> str:
-        """The paper's name of what the run does: GRPO, GRPO + HORA, RLOO, RLOO + HORA…; the folder's without
-        config."""
+        """The paper's name of the method: GRPO, GRPO + HORA, RLOO…; the folder's name without a config."""
         if not self.config:
             return self.name
         estimator = str(self.setting("learner.objective.advantage", "grpo"))
@@ -95,15 +93,14 @@ class Run:
         return _named(f"{advantage} + {name}", remarks + self._objective_remarks())
 
     def _rounds(self) -> list[str]:
-        """How Phase B was divided, where not as in the paper."""
+        """Rounds, stop and budget if not the paper's."""
         rounds, stop = self.setting("allocation.rounds", 1), self.setting("allocation.stop", "none")
         by_tokens = self.setting("allocation.budget", "rollouts") == "tokens"
         parts = [f"R={rounds}"] * (rounds != 1) + [f"stop {stop}"] * (stop != "none")
         return parts + ["tokens"] * by_tokens
 
     def _objective_remarks(self) -> list[str]:
-        """`key=value` of every setting of the objective beside its advantage that is not the default: what
-        tells methods apart."""
+        """`key=value` of every non-default objective setting except the advantage."""
         defaults, found = Objective().model_dump(), dict(self.setting("learner.objective", {}))
         if isinstance(weight := found.get("group_weight"), dict):
             found["group_weight"] = weight.get("as_if") or weight.get("kind", "none")
@@ -113,20 +110,20 @@ class Run:
         return [f"{key}={value}" for key, value in found.items() if defaults.get(key, value) != value]
 
     def latest(self) -> list[Result]:
-        """The newest result of each benchmark on trained weights."""
+        """The newest result per benchmark on trained weights."""
         return list({r.benchmark: r for r in self.results if r.step > 0 and not self._initial(r)}.values())
 
     def base(self) -> list[Result]:
-        """The results on the initial policy."""
+        """Results on the initial policy."""
         return [r for r in self.results if self._initial(r)]
 
     def unlabelled(self) -> list[Result]:
-        """Results on another model than the initial policy, of which nobody said after how many steps."""
+        """Results on other weights with unknown steps."""
         return [r for r in self.results if r.step == 0 and not self._initial(r)]
 
     def _initial(self, result: Result) -> bool:
-        """By the weights, or the model's name where they are unknown, for it may itself be an exported one;
-        by the step where the configuration is not there. Never where newer weights were sampled too."""
+        """Compare weights; or model names if weights are unknown, as the model may be an export; or the step
+        without a configuration. False if newer versions were sampled."""
         if any(result.versions):
             return False
         if result.weights and self.weights:
@@ -136,7 +133,7 @@ class Run:
 
 
 def load_run(folder: Path) -> Run:
-    """Raises RunFolderError or ResultError naming what cannot be read."""
+    """Raises RunFolderError or ResultError naming the unreadable file."""
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: no such run folder")
     groups, steps = records(folder / "groups.jsonl"), records(folder / "steps.jsonl")
@@ -166,14 +163,14 @@ def _named(method: str, remarks: Sequence[str]) -> str:
 
 
 def _rounds(group: dict[str, Any]) -> tuple[tuple[int, int], ...]:
-    """(Δ, hits) of each round; older records have one round and no word about it."""
+    """(Δ, hits) of each round; older records have a single round."""
     if "round_hits" in group:
         return tuple(zip(group["rounds"], group["round_hits"], strict=True))
     return ((int(group["extra"]), int(group["hits"] - group["successes"])),)
 
 
 def short_names(paths: Iterable[str]) -> dict[str, str]:
-    """Every path with its shortest ending that no other has: `model`, or `a/model` and `b/model`."""
+    """Each path's shortest unique ending: `model`, or `a/model` and `b/model`."""
     parts = {path: Path(path).parts for path in paths}
     return {
         path: next(
@@ -186,8 +183,7 @@ def short_names(paths: Iterable[str]) -> dict[str, str]:
 
 
 def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs of one initial policy under its name: of the same weights, whatever their paths; of the same path
-    where a record does not know the weights."""
+    """Runs by initial policy: equal weights under any path, or equal paths if weights are unknown."""
     known: dict[str, set[str]] = {}
     for run in runs:
         known.setdefault(run.model, set()).update({run.weights} - {""})
@@ -203,11 +199,9 @@ def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def check_same_problems(results: Sequence[Result]) -> None:
-    """Raise RunFolderError naming two results that are of different problems: they can be neither averaged
-    nor compared.
+    """Raise RunFolderError naming two results on different problems, which cannot be averaged or compared.
 
-    Results of earlier versions do not say which texts they are of; these are told apart by the number of
-    problems alone.
+    Older results have no fingerprint of their problems and are compared by the problems' indices only.
     """
     first, known = results[0], next((r for r in results if r.problem_set), results[0])
     for r in results:
@@ -220,7 +214,7 @@ def check_same_problems(results: Sequence[Result]) -> None:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file that may still be written to: a torn last line is not there yet."""
+    """Records of a file that may still grow: a torn last line is ignored."""
     if not path.exists():
         return []
     check_regular(path)
@@ -247,7 +241,7 @@ def _column(path: Path, records: Sequence[dict[str, Any]], name: str) -> Array:
 
 
 def _metrics(records: Sequence[dict[str, Any]]) -> dict[str, Array]:
-    """Every number of the step records; NaN where a step lacks it. In older runs accuracy was success."""
+    """All numbers in step records; NaN if missing. Older runs recorded success as reward/accuracy."""
     names = {name for r in records for name, value in r.items() if isinstance(value, int | float)}
     columns = {name: np.array([_number(r.get(name)) for r in records]) for name in sorted(names)}
     return {"success": columns["reward/accuracy"], **columns} if "reward/accuracy" in columns else columns
@@ -258,7 +252,7 @@ def _number(value: Any) -> float:
 
 
 def _record(path: Path) -> dict[str, Any]:
-    """run.json, {} where the folder has none."""
+    """run.json, or {}."""
     if not path.exists():
         return {}
     try:

@@ -1,11 +1,11 @@
-"""The sampling loop of evaluation and of `hora sample`, on the shard's own callables.
+"""The sampling loop of evaluation and `hora sample`.
 
     requests (prompt, first sample, number) ─► generate ─► score ─► take
 
-It imports neither Ray nor vLLM: `actors/coordinator/calls.py` makes both from Serve handles. A request's
-seed is its prompt's seed plus the number of its first sample, and vLLM adds the place within the request. So
-sample j of a prompt is the same however the samples are cut into requests, and a resumed call draws what was
-lost as it was.
+Imports neither Ray nor vLLM: `actors/coordinator/calls.py` makes both callables from Serve handles. A
+request's seed is its prompt's seed plus its first sample's number; vLLM adds the index within the request.
+So sample j of a prompt does not depend on how samples are grouped into requests, and a resumed call repeats
+lost samples exactly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """`n` samples of `prompt`, the first of them number `first`, drawn from `seed`."""
+    """`n` samples of `prompt` from number `first` on, drawn from `seed`."""
 
     prompt: Prompt
     first: int
@@ -36,7 +36,7 @@ Take = Callable[[Request, Sequence[Completion], Sequence[Scored]], None]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Samples `done` of `total`; `tokens` and `seconds` of this call alone; `left_s` None before the first
+    """Samples `done` of `total`; `tokens` and `seconds` of this call only; `left_s` is None before the first
     result."""
 
     done: int
@@ -47,14 +47,14 @@ class Progress:
 
 
 class Meter:
-    """Counts the samples of one call, of which `held` were drawn before, and reports each addition."""
+    """Count the samples of one call, on top of `held` earlier ones, and report progress."""
 
     def __init__(self, held: int, total: int, report: Callable[[Progress], None] | None) -> None:
         self._held, self._total, self._report = held, total, report
         self._tokens, self._fresh, self._start = 0, 0, time.monotonic()
 
     def add(self, samples: int, tokens: int) -> None:
-        """`samples` new ones were drawn, of `tokens` completion tokens in all."""
+        """Add `samples` new samples with `tokens` completion tokens in total."""
         self._fresh += samples
         self._tokens += tokens
         if self._report is None:
@@ -67,8 +67,10 @@ class Meter:
 async def draw(
     requests: Iterable[Request], generate: Generate, score: Score, take: Take, in_flight: int
 ) -> None:
-    """Answer all `requests`, `in_flight` at a time, in order of the list. Raises what `generate`, `score` or
-    `take` raise first, after cancelling the others."""
+    """Answer all `requests` in order, `in_flight` at a time.
+
+    Raises the first error of `generate`, `score` or `take`, after cancelling the rest.
+    """
     left = iter(requests)
 
     async def work() -> None:
@@ -85,7 +87,6 @@ async def draw(
 
 
 def request_seed(seed: int, prompt: int, first: int) -> int:
-    """Seed of the request that begins at sample `first` of a prompt. No two samples of a prompt share
-    theirs."""
+    """Seed of the request from sample `first` of a prompt on. Each sample of a prompt gets another seed."""
     digest = hashlib.blake2b(f"{seed}:{prompt}".encode(), digest_size=4).digest()
     return (int.from_bytes(digest, "big") >> 2) + first

@@ -1,7 +1,7 @@
-"""The file of samples of an evaluation: one JSON line per sample, appended, safe to interrupt at any byte.
+"""The sample file of an evaluation: one JSON line per sample, append-only, safe to interrupt at any byte.
 
-The first line says what was sampled (`about`, and a fingerprint of the problems). To go on with a file, both
-must be equal: samples of two models are never mixed. A last line that was torn by an interruption is cut off.
+The first line identifies the samples (`about`, and a fingerprint of the problems). Both must match to
+continue a file, so samples of two models are never mixed. A torn last line is cut off.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SampleFileError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Sample number `sample` (from 0) of problem `problem` (its index). `length` in tokens."""
+    """Sample number `sample` (from 0) of the problem with index `problem`. `length` in tokens."""
 
     problem: int
     sample: int
@@ -40,7 +40,7 @@ class Sample:
 
 
 def fingerprint(problems: Sequence[Prompt]) -> str:
-    """16 hex digits of the problems, their tokens and gold answers: equal exactly when these are."""
+    """Fingerprint (16 hex digits) of the problems with tokens and gold answers."""
     digest = hashlib.blake2b(digest_size=8)
     for p in problems:
         content = json.dumps([p.index, p.text, p.judged_by, p.tokens.tolist()], default=str)
@@ -49,11 +49,9 @@ def fingerprint(problems: Sequence[Prompt]) -> str:
 
 
 def open_samples(path: Path, about: Mapping[str, object], problems: Sequence[Prompt]) -> Iterator[Sample]:
-    """The samples that `path` holds, one after the other, after making it fit to append to. A new file gets
-    its first line.
+    """Prepare `path` for appending and yield its samples. A new file gets its first line.
 
-    Raises SampleFileError when the file is of other problems or another `about`, or is damaged before its
-    end.
+    Raises SampleFileError for other problems, another `about`, or damage before the last line.
     """
     header = {"about": dict(about), "problems": fingerprint(problems)}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,9 +66,9 @@ def open_samples(path: Path, about: Mapping[str, object], problems: Sequence[Pro
 
 
 def append(path: Path, records: Iterable[Mapping[str, object]]) -> None:
-    """Add lines and hand them to the operating system: a crash of this process loses none.
+    """Append lines and flush them to the operating system: a crash of this process loses none.
 
-    Raises SampleFileError when they cannot be written (no space, say); the file is then as it was.
+    Raises SampleFileError if writing fails (no space, say); the file is then unchanged.
     """
     text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
     before = path.stat().st_size if path.exists() else 0
@@ -87,8 +85,7 @@ def append(path: Path, records: Iterable[Mapping[str, object]]) -> None:
 
 
 def cut_torn_line(path: Path) -> None:
-    """Cut off what follows the last line end, reading no more than that from a file that may hold
-    gigabytes."""
+    """Cut off a torn last line, reading only the end of a file that may have gigabytes."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -116,7 +113,7 @@ def _compare(path: Path, found: object, expected: Mapping[str, object]) -> None:
 
 
 def first_difference(old: Mapping[str, object], new: Mapping[str, object]) -> str:
-    """`key = was, now it is …` of the first key whose values are not the same; empty where all are."""
+    """`key = was, now it is …` of the first key with different values; empty if there is none."""
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             return f"{key} = {old.get(key)!r}, now it is {new.get(key)!r}"
@@ -141,7 +138,7 @@ def _sample(path: Path, number: int, line: str) -> Sample:
 
 
 def first_samples(path: Path) -> dict[int, Sample]:
-    """Sample 0 of each problem, by the problem's index. Raises OSError and SampleFileError."""
+    """Sample 0 of each problem by index. Raises OSError and SampleFileError."""
     with path.open(encoding="utf-8") as lines:
         next(lines, None)
         found = (_sample(path, number, line) for number, line in enumerate(lines, start=2))
@@ -149,7 +146,7 @@ def first_samples(path: Path) -> dict[int, Sample]:
 
 
 def newest_version(path: Path) -> int:
-    """The newest weight version in a file of samples, 0 where it holds none that can be read."""
+    """The newest weight version in a sample file, 0 if there is none."""
     newest = 0
     with path.open(encoding="utf-8") as lines:
         for line in lines:

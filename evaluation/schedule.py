@@ -1,7 +1,7 @@
-"""Which evaluation during training comes next. Pure: versions and steps in, a decision out.
+"""Schedule of evaluations during training: pure functions of versions and steps.
 
-An evaluation is due at every multiple of `evaluation.every`, and begins when the weights after that step are
-published. One that has begun is finished, however long it takes, before another begins.
+An evaluation is due at every multiple of `evaluation.every` and starts once the weights after that step are
+published. Each one is finished before the next starts.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """The step whose evaluation comes next, None while none is due, and the steps that will have none:
-    newer ones became due before they could begin."""
+    """The next step to evaluate, None if none is due, and the skipped older steps."""
 
     step: int | None
     left_out: tuple[int, ...]
@@ -22,10 +21,10 @@ class Next:
 def next_evaluation(
     every: int, steps: int, version: int, done: Collection[int], begun: Collection[int]
 ) -> Next:
-    """`version` is the newest published, `done` steps have their result, `begun` ones samples without one.
+    """`version`: newest published. `done`: steps with a result. `begun`: steps with samples but no result.
 
-    The last of `steps` is not among them: its evaluation follows training, on weights that stay. Nor is the
-    initial policy once it is trained: what it is compared with must be itself.
+    The last step is excluded: it is evaluated after training. So is the initial policy once training has
+    started, because a baseline needs the initial weights.
     """
     due = [s for s in range(0, min(version, steps - 1) + 1, every) if s not in done]
     under_way = [s for s in due if s in begun]
@@ -38,11 +37,11 @@ def next_evaluation(
 
 
 def upcoming(every: int, steps: int, version: int) -> int | None:
-    """The step whose evaluation becomes due after `version`; None where training ends before."""
+    """The next step due after `version`; None if training ends first."""
     step = (version // every + 1) * every
     return step if step < steps else None
 
 
 def is_late(every: int, step: int, version: int) -> bool:
-    """Whether the next evaluation is due while that of `step` is under way."""
+    """Whether the next evaluation is due during that of `step`."""
     return version >= step + every

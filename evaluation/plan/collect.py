@@ -1,9 +1,9 @@
-"""Count successes of training prompts for a plan, one line per prompt in a file that a later call resumes.
+"""Count successes of training prompts for a plan, one line per prompt in a resumable file.
 
     missing prompts ─► hora_rl.evaluation.sample_loop.draw ─► {"id", "successes", "trials", "tokens", "about"}
 
-A prompt is written when all its samples are counted, so an interruption costs only the prompts in work.
-Each line says what it is of: counts of two models, temperatures or sizes never meet in a file.
+A prompt is written once all its samples are counted, so an interruption loses only unfinished prompts. Each
+line has its identity, so counts of two models, temperatures or sizes are never mixed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ async def collect(
     in_flight: int = 64,
     progress: Callable[[Progress], None] | None = None,
 ) -> None:
-    """Draw `samples` completions of each prompt that `out` does not hold yet and append its counts.
+    """Draw `samples` completions of each prompt missing in `out`, and append the counts.
 
-    `about` names what is sampled, as for `evaluate`. At most `in_flight` requests wait at a time. Raises
-    CountsError when `out` is of something else, and whatever `generate` or `score` raise: finished prompts
-    are kept.
+    `about` identifies the samples, as for `evaluate`. At most `in_flight` requests wait at a time. Raises
+    CountsError if `out` has another identity, and any error of `generate` or `score`; finished prompts are
+    kept.
     """
     identity = json.loads(json.dumps({**about, "samples": samples, "seed": seed}))
     held = _held(out, {p.index: {**identity, "prompt": fingerprint([p])} for p in prompts}, identity)
@@ -66,7 +66,7 @@ async def collect(
 
 
 def _held(out: Path, expected: Mapping[int, Mapping[str, Any]], identity: Mapping[str, Any]) -> set[int]:
-    """Prompts that `out` has counts of, after making it fit to append to."""
+    """Prompts with counts in `out`, after cutting off a torn last line."""
     out.parent.mkdir(parents=True, exist_ok=True)
     cut_torn_line(out)
     held = set[int]()

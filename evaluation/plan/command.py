@@ -1,4 +1,4 @@
-"""`hora plan`: counts from files, options as text, to `allocator.plan`."""
+"""`hora plan`: from files and text options to `allocator.plan`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def plan(
     out: Path | None,
     shard: int | None = None,
 ) -> Plan:
-    """Read counts, plan every combination, print it (as JSON with `json_`) and draw it into `out` where that
-    is given. Options are those of `allocator.plan`, their values with commas. Raises CountsError."""
+    """Read counts, make the plan, print it (as JSON with `json_`), and draw it into `out` if given.
+
+    Options are those of `allocator.plan`, with commas between values. Raises CountsError.
+    """
     counts = read_counts(source)
     sizes = _numbers("--group-size", group_size) if group_size else None
     pre = _numbers("--pre-rollouts", pre_rollouts) if pre_rollouts else None

@@ -1,4 +1,4 @@
-"""Recorded counts of successes: from a file of counts, a run's records or a result of `hora eval`."""
+"""Recorded counts of successes: a file of counts, a run's records or a result of `hora eval`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from hora_rl.evaluation.run_folders import records
 
 
 class CountsError(ConfigError):
-    """Counts that no plan can be made from: names the file, the line and what is wrong."""
+    """Counts that cannot be planned with: names the file, the line and the error."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """`successes` (m,) among `trials` (m,) of m prompts; `tokens` (m,) of all trials of each, where they were
-    recorded.
-    """
+    """`successes` (m,) among `trials` (m,) of m prompts, and `tokens` (m,) of all trials if recorded."""
 
     successes: Int
     trials: Int
@@ -32,9 +30,9 @@ class Counts:
 
 
 def read_counts(source: Path) -> Counts:
-    """Counts in `source`: a .jsonl file, the folder of a run, a result of `hora eval` (.json) or its folder.
+    """Counts in `source`: a .jsonl file, a run folder, a result of `hora eval` (.json) or its folder.
 
-    Raises CountsError for a line that is no count.
+    Raises CountsError for an invalid line.
     """
     if not source.exists():
         raise CountsError(f"{source}: no such file or folder")
@@ -91,9 +89,7 @@ def _counts(path: Path, rows: Sequence[tuple[int, int, float | None]], notes: tu
 
 
 def _of_run(folder: Path) -> Counts:
-    """The newest group of every prompt: all its rollouts, for what decided their number looked at counts
-    only.
-    """
+    """The newest group of each prompt. All its rollouts count: their number depended on counts only."""
     path, newest = folder / "groups.jsonl", {}
     for number, record in enumerate(records(path), start=1):
         try:

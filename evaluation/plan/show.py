@@ -1,4 +1,4 @@
-"""A plan printed, as JSON and as a figure."""
+"""Print and draw a plan, or return its JSON."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from hora_rl.evaluation.report.figures import COLORS, MARKERS, save
 
 
 def as_json(plan: Plan) -> str:
-    """{"rows": [...], "recommended": {...}, "notes": [...]}; a row's keys are the fields of `Row`, shares
-    between 0 and 1.
-    """
+    """{"rows": [...], "recommended": {...}, "notes": [...]}. Rows have the fields of `Row`."""
     return json.dumps(
         {
             "rows": [asdict(row) for row in plan.rows],
@@ -28,7 +26,7 @@ def as_json(plan: Plan) -> str:
 
 
 def show(plan: Plan) -> None:
-    """Print the plan, and the settings of the recommended arm."""
+    """Print the plan and the settings of the recommended arm."""
     best = plan.recommended
     print(plan)
     print(
@@ -39,7 +37,7 @@ def show(plan: Plan) -> None:
 
 
 def draw(plan: Plan, folder: Path) -> Path:
-    """Write `plan.png` and `plan.svg`: hits and signal against G, a line for each arm at its best G0."""
+    """Write `plan.png` and `plan.svg`: hits and signal over G, each arm at its best G0."""
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     panels = figure.subplots(1, 2)
     best: dict[str, dict[int, Row]] = {}

@@ -1,4 +1,4 @@
-"""What a run did with each of its data sources, from the metrics of its steps."""
+"""Statistics of a run per data source, from its step metrics."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from hora_rl.evaluation.run_folders import Run
 
 EDGE = 10
-"""A tenth of the steps at either end is the beginning and the end of training."""
+"""The first and last 1/EDGE of the steps are the beginning and the end of training."""
 
 
 @dataclass(frozen=True, slots=True)
 class BySource:
-    """One source: groups, rollouts and tokens in all; mean reward and success over the first and the last
-    tenth of the steps, None where nothing says what a success is."""
+    """One source: total groups, rollouts and tokens; mean reward and success over the first and last tenth of
+    steps, None if not recorded."""
 
     source: str
     groups: int
@@ -27,7 +27,7 @@ class BySource:
 
 
 def sources_of(run: Run) -> list[str]:
-    """The data sources of a run that has several."""
+    """The data sources of a run with several."""
     keys = [key.split("/") for key in run.steps if key.startswith("source/")]
     return list(dict.fromkeys(parts[1] for parts in keys))
 

@@ -1,5 +1,5 @@
-"""`hora report RUN RUN… --compare`: curves of several runs over each other, where their configurations
-differ, and how they were judged, in the terminal and as one HTML page.
+"""`hora report RUN RUN… --compare`: curves, differing settings and evaluations of runs, in the terminal and
+as one HTML page.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 METRICS = ("success", "reward", "length/mean", "entropy")
 OVER = {"step": "optimizer step", "rollouts": "rollouts", "tokens": "tokens", "hours": "hours of training"}
 OWN = ("run.", "telemetry.", "queue.")
-"""Sections that say where a run is and not what it does."""
+"""Configuration sections that do not change a run's behaviour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs by their name in the views. `curves`: metric -> run -> (x, smoothed, as measured). `settings`:
-    keys in which the configurations differ, with each run's value."""
+    """Runs by display name. `curves`: metric -> run -> (x, smoothed, measured). `settings`: keys that
+    differ, with each run's value."""
 
     runs: Mapping[str, Run]
     over: str
@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """Of the table of runs: name, method, steps, rollouts, and the last success and reward."""
+        """Table of runs: name, method, steps, rollouts, last success and reward."""
         return [
             (
                 name,
@@ -72,8 +72,7 @@ HEAD = ("run", "method", "steps", "rollouts", "success", "reward")
 
 
 def compare(folders: Sequence[Path], metrics: Sequence[str], over: str) -> Comparison:
-    """Raises ConfigError for a metric that no run has or an unknown `over`, RunFolderError for a folder that
-    is no run that has trained a step."""
+    """Raises ConfigError for an unknown metric or `over`, RunFolderError for a run without a step."""
     if over not in OVER:
         raise ConfigError(f"--over {over}: none of {', '.join(OVER)}")
     runs = by_name([load_run(folder) for folder in folders])
@@ -98,7 +97,7 @@ def compare(folders: Sequence[Path], metrics: Sequence[str], over: str) -> Compa
 
 
 def show(found: Comparison, console: Console) -> None:
-    """Print the tables and the curves."""
+    """Print tables and curves."""
     table = _table(HEAD)
     for number, row in enumerate(found.rows):
         table.add_row(Text(f"━ {row[0]}", style=colour(number)), *row[1:])
@@ -121,7 +120,7 @@ def show(found: Comparison, console: Console) -> None:
 
 
 def write(found: Comparison, path: Path) -> Path:
-    """Write the page: one file, light or dark as the reader's system is."""
+    """Write the page as one file for light and dark mode."""
     over, names = OVER[found.over], list(found.runs)
     drawn = {
         f"{metric} over {over}": inline_svg(curves_figure(lines, names, metric, over))
@@ -131,7 +130,7 @@ def write(found: Comparison, path: Path) -> Path:
 
 
 def _places(name: str, run: Run, over: str) -> Array:
-    """Where each step of `run` stands on the axis `over`: after it, summed over the steps before."""
+    """x of each step on the axis `over`: the sum up to and including the step."""
     if over == "step":
         return run.steps["step"]
     column = "time/step" if over == "hours" else over
@@ -151,7 +150,7 @@ def _last(run: Run, metric: str) -> str:
 
 
 def _settings(runs: Mapping[str, Run]) -> list[tuple[str, list[str]]]:
-    """Keys whose values are not the same in all runs' config.yaml; – where a file does not have one."""
+    """Keys whose values differ between config.yaml files; – for a missing key."""
     return [
         (key, ["–" if value is None else str(value) for value in values])
         for key, values in differing([run.config for run in runs.values()])

@@ -1,5 +1,4 @@
-"""The paper's figures, drawn from arrays. Every function returns a matplotlib Figure; `save` writes PNG and
-SVG."""
+"""The paper's figures, drawn from arrays. Functions return a matplotlib Figure; `save` writes PNG and SVG."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-# Told apart by people who do not see red and green alike (Okabe and Ito), and by their markers in grey print.
+# Safe for colour blindness (Okabe and Ito); markers distinguish lines in grey print.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
 BASE = "#808080"
@@ -46,8 +45,7 @@ def pass_at_k_figure(panels: Mapping[str, Mapping[str, Sequence[Estimate]]]) -> 
 
 
 def difference_figure(differences: Mapping[str, Sequence[Estimate]], baseline: str) -> Figure:
-    """Pass@K of arms less that of the baseline, in points, each with its interval; arms stand beside each
-    other."""
+    """Pass@K of arms minus the baseline's, in points with intervals; arms are drawn side by side."""
     figure, [axis] = _grid(1, width=6.4, height=3.6)
     styles = _styles([baseline, *differences])
     axis.axhline(0, color=styles[baseline]["color"], linewidth=1.5, label=baseline)
@@ -67,10 +65,9 @@ def difference_figure(differences: Mapping[str, Sequence[Estimate]], baseline: s
 
 
 def allocation_figure(*runs: Run) -> Figure:
-    """Phase A outcomes and where Phase B went (paper, figure "Allocation dynamics"), left on average, right
-    over time.
+    """Phase A outcomes and Phase B shares (paper, figure "Allocation dynamics"): average, then over time.
 
-    Runs of one experiment with several seeds are taken together. Groups of a uniform warm-up are left out.
+    Several runs (seeds of one experiment) are pooled. Groups of a uniform warm-up are left out.
     """
     step, trials, counts, extra = (
         np.concatenate([run.groups[name][run.outside_warm_up] for run in runs])
@@ -142,8 +139,7 @@ def metrics_figure(runs: Mapping[str, Run], metrics: Sequence[tuple[str, str]]) 
 def curves_figure(
     lines: Mapping[str, tuple[Array, Array, Array]], names: Sequence[str], metric: str, over: str
 ) -> Figure:
-    """One metric of several runs, each (x, smoothed, as measured); a run keeps its colour over all figures of
-    `names`."""
+    """One metric of several runs, each (x, smoothed, measured). Colours follow `names`."""
     figure, [axis] = _grid(1, width=9.2, height=3.4)
     for name, (x, smooth, measured) in lines.items():
         color = COLORS[names.index(name) % len(COLORS)]
@@ -154,9 +150,9 @@ def curves_figure(
 
 
 def arms_figure(arms: Mapping[str, Sequence[Run]], metrics: Sequence[tuple[str, str]]) -> Figure:
-    """Step metrics of the arms of a study: mean over seeds with their range from least to most as a band.
+    """Step metrics of a study's arms: mean over seeds, with the range as a band.
 
-    Smoothed as `metrics_figure`. A step counts when every seed of its arm reached it.
+    Smoothed as in `metrics_figure`, over steps that every seed of the arm reached.
     """
     figure, axes = _grid(len(metrics), width=4.6, height=3.2)
     styles = _styles(list(arms))
@@ -175,8 +171,7 @@ def arms_figure(arms: Mapping[str, Sequence[Run]], metrics: Sequence[tuple[str, 
 
 
 def reliability_figure(found: Reliability, name: str) -> Figure:
-    """Observed against predicted success rate of a prior; the size of a point is the number of its
-    prompts."""
+    """Observed over predicted success rate of a prior; point sizes show the number of prompts."""
     figure, [axis] = _grid(1, width=4.6, height=4.2)
     axis.plot([0, 1], [0, 1], color="0.7", linewidth=1, zorder=0)
     sizes = 20 + 180 * found.prompts / found.prompts.max()
@@ -218,8 +213,7 @@ def _finish(axis: Axes, *, percent: bool = False, **labels: Any) -> None:
 
 
 def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The initial policy grey, HORA blue and the uniform baseline orange as in the paper, where these are
-    there."""
+    """As in the paper: the initial policy grey, HORA blue, the uniform baseline orange."""
     first = sorted((n for n in names if n != "Base"), key=lambda n: "HORA" not in n.upper())
     styles = {
         n: {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
@@ -232,7 +226,7 @@ def _grid(panels: int, width: float, height: float) -> tuple[Figure, list[Axes]]
     """Up to two panels in a row."""
     columns = min(2, max(1, panels))
     rows = -(-max(1, panels) // columns)
-    # Not pyplot: it keeps every figure, and wants a display.
+    # pyplot would keep every figure and need a display.
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     axes = list(np.atleast_1d(np.asarray(figure.subplots(rows, columns, squeeze=False))).ravel())
     for unused in axes[max(1, panels) :]:

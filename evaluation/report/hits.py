@@ -1,6 +1,6 @@
-"""Prompts with a hit, by Phase A's count: expected by the posterior when Phase B was divided, and realised.
+"""Prompts with a hit by Phase A's count: expected by the posterior before Phase B, and realised.
 
-Every cycle counts, those of the warm-up too: the expectation holds for any division.
+All cycles count, including warm-up: the expectation holds for any division.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from hora_rl.evaluation.run_folders import Run
 
 @dataclass(frozen=True, slots=True)
 class HitRow:
-    """Groups of one class of c_i: how many, their mean size, and shares with a hit, in the whole group
-    and in Phase B."""
+    """Groups of one class of c_i: number, mean size, shares with a hit in the group and in Phase B."""
 
     title: str
     groups: int
@@ -30,7 +29,7 @@ class HitRow:
 
 
 def hits_by_difficulty(run: Run) -> list[HitRow]:
-    """One row for each class of c_i (`evaluation.phase_b.classes`) that has groups, and one for all."""
+    """One row per non-empty class of c_i (`evaluation.phase_b.classes`), and one for all."""
     if not len(run.rules):
         return []
     c, trials, size = (run.groups[name] for name in ("successes", "trials", "size"))
@@ -54,12 +53,11 @@ def hits_by_difficulty(run: Run) -> list[HitRow]:
 
 
 def promise(alpha: float, beta: float, rounds: Sequence[tuple[int, int]]) -> float:
-    """Posterior probability that Phase B brings a hit, from Beta(alpha, beta) after Phase A and (Δ, hits) of
-    each round.
+    """Posterior probability of a Phase B hit, from Beta(alpha, beta) after Phase A and (Δ, hits) per round.
 
-    With several rounds it is the sum over rounds, up to the first with a hit, of the probability that the
-    round brings one given that none before did: its mean is the share of prompts with a hit, though later
-    rounds depend on earlier ones.
+    Over several rounds: the sum, up to the first round with a hit, of the probability of a hit in that round
+    given none before. Its mean is the share of prompts with a hit, although later rounds depend on earlier
+    ones.
     """
     total = 0.0
     for extra, hits in rounds:

@@ -1,5 +1,4 @@
-"""The pages of reports: `templates/`, each one file that needs nothing beside it, light or dark as the
-reader's system is."""
+"""Self-contained HTML pages of reports from `templates/`, for light and dark mode."""
 
 from __future__ import annotations
 
@@ -13,11 +12,11 @@ from matplotlib.figure import Figure
 
 TEMPLATES = Path(__file__).with_name("templates")
 INK = "#000000"
-"""matplotlib's black, which text, axes and the seventh line have: it becomes the page's text colour."""
+"""matplotlib's black (text, axes, seventh line). Replaced by the page's text colour."""
 
 
 def write_page(path: Path, template: str, **facts: object) -> Path:
-    """Write page `template` with these facts to `path`."""
+    """Render `template` with these facts to `path`."""
     pages = Environment(autoescape=True, loader=FileSystemLoader(TEMPLATES), trim_blocks=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(pages.get_template(f"{template}.html").render(facts), encoding="utf-8")
@@ -25,8 +24,7 @@ def write_page(path: Path, template: str, **facts: object) -> Path:
 
 
 def inline_svg(figure: Figure) -> str:
-    """The figure as an `<svg>` without a ground of its own, with its black in the colour of the page's
-    text."""
+    """The figure as a transparent `<svg>`, with black replaced by the page's text colour."""
     file = io.StringIO()
     with rc_context({"svg.fonttype": "none"}):
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})

@@ -1,5 +1,4 @@
-"""Predicted against measured: rows of the report's table. What predicts needs the model's shape, so the
-caller of the report brings it."""
+"""Predicted and measured values of a step. The caller supplies predictions, which need the model's shape."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class PredictedRow:
-    """One figure of a step. `why` is what the prediction assumes, or the reason why there is none."""
+    """One value of a step. `why`: assumptions of the prediction, or the reason for its absence."""
 
     title: str
     unit: str
@@ -20,7 +19,7 @@ class PredictedRow:
 
     @property
     def ratio(self) -> float | None:
-        """Measured over predicted; None where one of them is missing or nothing was predicted."""
+        """Measured over predicted; None if one is missing or the prediction is zero."""
         if not self.predicted or self.measured is None:
             return None
         return self.measured / self.predicted
@@ -28,19 +27,18 @@ class PredictedRow:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """The rows of one run and what they stand for, in a sentence; no rows where nothing could be
-    predicted."""
+    """Rows of one run and a sentence that explains them; empty if nothing can be predicted."""
 
     says: str
     rows: tuple[PredictedRow, ...] = ()
 
 
 Predict = Callable[[Path], Predicted]
-"""From a run's folder to its rows."""
+"""Run folder -> rows."""
 
 
 def shown(value: float | None) -> str:
-    """Three digits, large numbers with commas; a dash for None."""
+    """Three digits, thousands with commas, a dash for None."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

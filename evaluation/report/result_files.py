@@ -16,8 +16,7 @@ from hora_rl.evaluation.results import Result
 
 
 def write_result(folder: Path, result: Result) -> Path:
-    """Write `<benchmark>-step<step>` as .json, .csv, .md, .png and .svg into `folder`; returns the JSON's
-    path."""
+    """Write `<benchmark>-step<step>` as .json, .csv, .md, .png and .svg ; returns the JSON path."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{result.benchmark}-step{result.step}"
     found = result.estimates()
@@ -25,7 +24,7 @@ def write_result(folder: Path, result: Result) -> Path:
     (folder / f"{name}.md").write_text(markdown_table(result, found), encoding="utf-8")
     save(pass_at_k_figure({result.title: {result.model: found}}), folder, name)
     summary = {**asdict(result), "pass_at_k": [asdict(e) for e in found]}
-    # Last: its being there means that the evaluation is done, and who sees it finds the others.
+    # Written last: its presence means that the evaluation and all its files are complete.
     path = folder / f"{name}.json"
     replace_text(path, json.dumps(summary, indent=1) + "\n")
     return path

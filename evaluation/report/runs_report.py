@@ -1,7 +1,7 @@
-"""`hora report RUN…`: the paper's tables and figures for any set of runs, as one HTML file and PNGs.
+"""`hora report RUN…`: the paper's tables and figures for any runs, as one HTML file and PNGs.
 
-Runs of one model and method (seeds) become one row and one curve: their mean, problem by problem. The initial
-policy ("Base") comes from the evaluations at step 0.
+Runs with the same model and method (seeds) share a row and a curve: their mean, problem by problem. The
+initial policy ("Base") comes from evaluations at step 0.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ LEARNING = (("success", "Success on training prompts"), ("reward/format", "Forma
 
 
 def write_report(folders: Sequence[Path], out: Path, predict: Predict | None = None) -> Path:
-    """Write `out`/report.html with its figures beside it as PNG and SVG; returns the HTML's path. `predict`
-    says of a run's folder what was to be expected of a step.
+    """Write `out`/report.html, with figures as PNG and SVG; returns the HTML path.
 
-    Raises RunFolderError or ResultError naming a run that cannot be read.
+    `predict` maps a run folder to predicted values of a step. Raises RunFolderError or ResultError naming a
+    run that cannot be read.
     """
     if not folders:
         raise RunFolderError("no run to report on: name at least one run folder")
@@ -68,13 +68,13 @@ def write_report(folders: Sequence[Path], out: Path, predict: Predict | None = N
 
 
 def _predicted(runs: Mapping[str, Run], folders: Sequence[Path], predict: Predict) -> dict[str, Predicted]:
-    """Of the runs that trained."""
+    """Predictions of the runs that trained."""
     pairs = zip(runs.items(), folders, strict=True)
     return {name: predict(folder) for (name, run), folder in pairs if run.steps}
 
 
 def _configuration(run: Run) -> str:
-    """config.yaml without what may hold a password: the address of its Redis and of its alerts."""
+    """config.yaml without possible passwords: the addresses of Redis and of alerts."""
     shown = {section: values for section, values in run.config.items() if section != "queue"}
     if "telemetry" in shown:
         shown["telemetry"] = {key: v for key, v in shown["telemetry"].items() if key != "on_alert"}
@@ -82,7 +82,7 @@ def _configuration(run: Run) -> str:
 
 
 def by_name(runs: Sequence[Run]) -> dict[str, Run]:
-    """Runs by folder name; a name that occurs twice gets a number."""
+    """Runs by folder name; repeated names get a number."""
     named: dict[str, Run] = {}
     for run in runs:
         same = sum(other.name == run.name for other in named.values())

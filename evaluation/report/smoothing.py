@@ -1,4 +1,4 @@
-"""The paper's smoother of training curves (appendix, length and entropy)."""
+"""The paper's smoother for training curves (appendix, length and entropy)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 
 def moving_average(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Centred mean of `window` points of `values` (n,), of fewer at the ends; what is not finite is left
-    out of every mean.
+    """Centred mean over `window` points of `values` (n,), fewer at the ends, ignoring non-finite values.
 
     A window of even size looks one further back than ahead.
     """

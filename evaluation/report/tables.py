@@ -1,4 +1,4 @@
-"""Table 1 of the paper for any set of runs, and what each run cost: numbers for `evaluation.report`."""
+"""Table 1 of the paper for any runs, and the cost of each run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hora_rl.evaluation.run_folders import Run, RunFolderError, by_model, check_
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Pass@K of one method on one benchmark, in percent, the mean of `runs` runs; `place` in its model's
-    column: 1 the best, 2 the second best, else 0."""
+    """Pass@K of one method on one benchmark in percent, the mean of `runs` runs. `place` among the model's
+    methods: 1 best, 2 second best, else 0."""
 
     value: float
     low: float
@@ -29,7 +29,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Table 1 of the paper: `rows` of (model, method, one cell or None per column)."""
+    """Table 1 of the paper: `rows` are (model, method, one cell or None per column)."""
 
     columns: list[tuple[str, int]]
     rows: list[tuple[str, str, list[Cell | None]]]
@@ -41,9 +41,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run cost and did. Shares between 0 and 1; None where it has no record of them.
+    """Cost and statistics of a run. Shares are in 0..1; None if not recorded.
 
-    `rollouts_per_batch` is over whole batches, `phase_b_…` over groups outside a uniform warm-up.
+    `rollouts_per_batch` covers complete batches, `phase_b_…` groups outside a uniform warm-up.
     """
 
     name: str
@@ -62,8 +62,7 @@ class Summary:
 
 
 def table_1(runs: Sequence[Run]) -> Table | None:
-    """Pass@1 and Pass@K at the largest K of each benchmark, for each model and method; None without
-    results."""
+    """Pass@1 and Pass@K at each benchmark's largest K, per model and method; None without results."""
     groups = _grouped(runs)
     benchmarks = _benchmarks(groups)
     columns = [(title, k) for title, top in benchmarks.items() for k in dict.fromkeys((1, top))]
@@ -98,16 +97,15 @@ def summarise(name: str, run: Run) -> Summary:
 
 
 def _mean_of(run: Run, metric: str) -> float | None:
-    """Over the steps that have it."""
+    """Mean over the steps that have the metric."""
     values = run.steps.get(metric, np.array([]))
     return float(np.nanmean(values)) if len(values) else None
 
 
 def _per_batch(run: Run) -> str:
-    """Rollouts of the run's batches, `1920` or `1918 to 1920`. A batch of which a group is still to come does
-    not count.
+    """Rollouts of complete batches, `1920` or `1918 to 1920`.
 
-    By batch, for it is a batch that is allocated Γ·G: with staleness a step takes groups of several.
+    Per batch and not per step: Γ·G is allocated per batch, and a stale step mixes batches.
     """
     batches, place, groups = np.unique(run.groups["batch"], return_inverse=True, return_counts=True)
     sums = np.bincount(place, weights=run.groups["size"], minlength=len(batches)).astype(int)
@@ -130,10 +128,10 @@ def curves(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, list[Estimate]]
 
 
 def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Result]]:
-    """Results by (model, method), each model's "Base" first: every different one, for each run draws its own.
+    """Results by (model, method), each model's "Base" first, with duplicates of Base removed.
 
-    A result of weights that nobody said the steps of is a row of its own, by the name of its model. Raises
-    RunFolderError where the results of a model on one benchmark are of different problems.
+    Results on weights with unknown steps get a row of their model's name. Raises RunFolderError if results of
+    one model on one benchmark have different problems.
     """
     groups: dict[tuple[str, str], list[Result]] = {}
     for model, mine in by_model(runs).items():
@@ -152,7 +150,7 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Result]]:
 
 
 def _benchmarks(groups: Mapping[tuple[str, str], Sequence[Result]]) -> dict[str, int]:
-    """Title -> largest K that all results of it have; the paper's benchmarks first, in its order."""
+    """Title -> largest K in all of its results; the paper's benchmarks first, in its order."""
     order = [b.title for b in BENCHMARKS.values()]
     results = sorted(
         (r for rs in groups.values() for r in rs),
@@ -170,9 +168,9 @@ def _ks(results: Sequence[Result], title: str) -> list[int]:
 
 
 def _mean(results: Sequence[Result], title: str, k: int) -> Estimate | None:
-    """Mean over runs, problem by problem, then over problems; the interval is over problems.
+    """Mean over runs per problem, then over problems; the interval is over problems.
 
-    Raises RunFolderError where the runs were not evaluated at the same temperature.
+    Raises RunFolderError for runs with different temperatures.
     """
     mine = [r for r in results if r.title == title and k <= r.samples]
     if not mine:
@@ -197,8 +195,7 @@ def _cell(results: Sequence[Result], title: str, k: int) -> Cell | None:
 def _placed(
     rows: Sequence[tuple[str, str, list[Cell | None]]],
 ) -> list[tuple[str, str, list[Cell | None]]]:
-    """The rows with best and second best within each model, as shown: what rounds to the same is equally
-    good."""
+    """Mark best and second best within each model, after rounding as shown."""
     placed = []
     for model, method, cells in rows:
         rivals = [other for m, _, other in rows if m == model]
@@ -219,7 +216,7 @@ def _place(value: float, tops: Sequence[float]) -> int:
 
 
 def latex(table: Table) -> str:
-    """Table 1 as a LaTeX tabular with booktabs: the best bold, the second best underlined."""
+    """Table 1 as a LaTeX tabular with booktabs: best bold, second best underlined."""
     titles = [title for title, _ in table.columns]
     spans = [f"\\multicolumn{{{titles.count(t)}}}{{c}}{{{t}}}" for t in dict.fromkeys(titles)]
     lines = [

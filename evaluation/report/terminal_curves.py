@@ -1,4 +1,4 @@
-"""Curves over each other in a terminal, in dots of braille: two columns and four rows of them a character."""
+"""Curves in a terminal, drawn with braille dots: two columns and four rows per character."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rich.text import Text
 Array = NDArray[np.float64]
 COLOURS = ("blue", "yellow", "green", "magenta", "red", "cyan", "white")
 DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
-"""Bits of U+2800's dots by row and column."""
+"""Bits of dots above U+2800 by row and column."""
 LEFT = 10
-"""Columns of the axis' labels."""
+"""Width of the y labels."""
 
 
 def chart(title: str, lines: Mapping[str, tuple[Array, Array]], width: int, height: int = 10) -> Text:
-    """Every line's points (x, y) joined, with both axes' ends; points without a number are left out.
+    """Draw all lines of points (x, y) with axis limits; non-finite points are left out.
 
-    A character where lines cross has the colour of the last. The legend is the caller's: colours go in the
-    order of `lines`.
+    Where lines cross, the last one colours the character. Colours follow the order of `lines`; the caller
+    prints the legend.
     """
     known = {name: _known(x, y) for name, (x, y) in lines.items()}
     points = [line for line in known.values() if len(line[0])]
@@ -48,7 +48,7 @@ def chart(title: str, lines: Mapping[str, tuple[Array, Array]], width: int, heig
 
 
 def colour(number: int) -> str:
-    """Of the line with this place in the order."""
+    """The colour of line `number`."""
     return COLOURS[number % len(COLOURS)]
 
 
@@ -58,13 +58,13 @@ def _known(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def _span(values: Array) -> tuple[float, float]:
-    """Least and most, apart even where they are one number."""
+    """Minimum and maximum, widened if equal."""
     low, high = float(values.min()), float(values.max())
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def _joined(right: Array, down: Array) -> set[tuple[int, int]]:
-    """Dots (column, row) of the straight lines from point to point."""
+    """Dots (column, row) on the straight lines between points."""
     if len(right) == 1:
         return {(round(right[0]), round(down[0]))}
     found: set[tuple[int, int]] = set()
