@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -95,12 +95,14 @@ def per_token(rule: str | Rule, lengths: Lengths) -> Rule:
     chosen = get_rule(rule)
     if not isinstance(chosen, Marginal):
         return chosen
-    gain: Callable[[Posterior, Int], Float] = chosen.log_gain
 
-    def log_gain(posterior: Posterior, level: Int) -> Float:
-        return gain(posterior, level) - np.log(lengths.of(posterior.successes, posterior.trials))
+    def table(posterior: Posterior, depth: int) -> Float:
+        return (
+            chosen.table(posterior, depth)
+            - np.log(lengths.of(posterior.successes, posterior.trials))[:, None]
+        )
 
-    return replace(chosen, name=f"{chosen.name} per token", log_gain=log_gain, exact=None, table=None)
+    return replace(chosen, name=f"{chosen.name} per token", table=table, exact=None)
 
 
 def ask_tokens(

@@ -67,7 +67,7 @@ def _block_order(
     counts = np.flatnonzero(np.frombuffer(present, dtype=bool))
     ones = np.ones(len(counts))
     post = posterior(counts, np.full(len(counts), trials), prior[0] * ones, prior[1] * ones)
-    table = rule.log_table(post, depth + 1)
+    table = rule.table(post, depth + 1)
     _refuse_rising(rule, table)
     rows, levels = np.nonzero((table[:, :depth] > table[:, depth].max()) | closed)
     gains = table[rows, levels]
@@ -121,7 +121,7 @@ def _tabulate(rule: Marginal, post: Posterior, room: Int, members: Int, budget: 
     while classes.size:
         room_here = room[classes]
         depth = min(depth, int(room_here.max()))
-        table = rule.log_table(post[classes], depth)
+        table = rule.table(post[classes], depth)
         _refuse_rising(rule, table)
         gains = table[:, first:]
         weights = np.broadcast_to(members[classes][:, None], gains.shape)

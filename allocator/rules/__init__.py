@@ -21,7 +21,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hora_rl.allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.posterior import Float, Posterior
 from hora_rl.allocator.rules.base import Division, Gain, Marginal, Rule, Split
 from hora_rl.allocator.rules.coba_rl import COBA_RL
 from hora_rl.allocator.rules.hit_utility import HIT_UTILITY
@@ -120,10 +120,9 @@ PARAMETERS: dict[str, Callable[[str], Rule]] = {
 def from_gain(name: str, gain: Gain) -> OwnRule:
     """A user's gain function as a rule whose values are checked."""
 
-    def log_gain(posterior: Posterior, level: Int) -> Float:
-        shape = np.broadcast_shapes(posterior.alpha.shape, level.shape)
-        values = np.asarray(gain(posterior, level), dtype=np.float64)
-        if values.shape != shape:
+    def table(posterior: Posterior, depth: int) -> Float:
+        values = np.asarray(gain(posterior[:, None], np.arange(depth)[None, :]), dtype=np.float64)
+        if values.shape != (shape := (len(posterior), depth)):
             raise ValueError(f"rule {name}: must return shape {shape}, not {values.shape}")
         if not np.all(np.isfinite(values) & (values >= 0)):
             raise ValueError(f"rule {name}: gains must be finite and not negative")
@@ -131,4 +130,4 @@ def from_gain(name: str, gain: Gain) -> OwnRule:
         with np.errstate(divide="ignore"):
             return np.maximum(np.log(values), -1000.0)
 
-    return OwnRule(name, log_gain)
+    return OwnRule(name, table)

@@ -34,26 +34,18 @@ class Sampled:
 class Marginal:
     """A rule that maximises Σ_i U_i(Δ_i) with concave U_i; `level` l counts the extra rollouts already given.
 
-    log_gain(posterior, level): log of U(l+1) - U(l), elementwise over broadcast shapes, not rising in l.
-    exact(alpha, beta, successes, trials, level): the same gain as a Fraction, for ties in float64.
-    table(posterior, depth): (n, depth) log gains of levels 0..depth-1, if cheaper than log_gain.
+    table(posterior, depth): (n, depth) log of U(l+1) - U(l) for l = 0..depth-1, not rising in l.
+    exact(alpha, beta, successes, trials, level): one gain as a Fraction, for ties in float64.
     useful(sampled): (n,) prompts with any gain; only these are passed to the functions above.
     rest: divides among the other prompts what the useful ones cannot take. Set both or neither.
     """
 
     name: str
-    log_gain: Callable[[Posterior, Int], Float]
+    table: Callable[[Posterior, int], Float]
     exact: Callable[[Fraction, Fraction, int, int, int], Fraction] | None = None
-    table: Callable[[Posterior, int], Float] | None = None
     least_trials: int = 0
     useful: Callable[[Sampled], Mask] | None = None
     rest: Marginal | Division | Split | None = None
-
-    def log_table(self, posterior: Posterior, depth: int) -> Float:
-        """(n, depth) log gains of levels 0..depth-1."""
-        if self.table is not None:
-            return self.table(posterior, depth)
-        return self.log_gain(posterior[:, None], np.arange(depth)[None, :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,13 +49,15 @@ def value(ab: tuple[float, float], tau: float) -> Marginal:
     a, b = (np.asarray(x) for x in ab)
     constant = log_gamma(a + b) - log_gamma(a) - log_gamma(b)
 
-    def log_gain(posterior: Posterior, level: Int) -> Float:
-        p = _clipped(posterior.successes / posterior.trials)
+    def table(posterior: Posterior, depth: int) -> Float:
+        p = _clipped(posterior.successes / posterior.trials)[:, None]
         decay = p * (1 - p) / tau
         density = (a - 1) * np.log(p) + (b - 1) * np.log1p(-p) + constant
-        return np.asarray(density - (posterior.trials + level) * decay + np.log(-np.expm1(-decay)))
+        return np.asarray(
+            density - (posterior.trials[:, None] + np.arange(depth)) * decay + np.log(-np.expm1(-decay))
+        )
 
-    return Marginal("coba_rl_value", log_gain)
+    return Marginal("coba_rl_value", table)
 
 
 def _by_failures(sampled: Sampled, room: Int, budget: int) -> Int:

@@ -9,17 +9,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from hora_rl.allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.posterior import Float, Posterior
 from hora_rl.allocator.rules.base import Marginal
-from hora_rl.allocator.special import log_gamma
-
-
-def hit_log_gain(posterior: Posterior, level: Int) -> Float:
-    """log E[p(1-p)^level]; shapes broadcast."""
-    alpha, beta = posterior.alpha, posterior.beta
-    missed = beta + level
-    base = np.log(alpha) + log_gamma(alpha + beta) - log_gamma(beta)
-    return base + log_gamma(missed) - log_gamma(missed + alpha + 1)
 
 
 def hit_table(posterior: Posterior, depth: int) -> Float:
@@ -49,4 +40,4 @@ def _product(start: Fraction, first: Fraction, count: int) -> Fraction:
     return start * Fraction(numerator, step**count)
 
 
-HIT_UTILITY = Marginal("hit_utility", hit_log_gain, hit_exact, hit_table)
+HIT_UTILITY = Marginal("hit_utility", hit_table, hit_exact)

@@ -20,10 +20,10 @@ from hora_rl.allocator.rules.uniform import UNIFORM
 CONFIDENCE = 0.9
 
 
-def _log_gain(posterior: Posterior, level: Int) -> Float:
-    right = np.log(posterior.successes / posterior.trials)
-    wrong = np.log1p(-posterior.successes / posterior.trials)
-    size = posterior.trials + level
+def _table(posterior: Posterior, depth: int) -> Float:
+    rate = (posterior.successes / posterior.trials)[:, None]
+    right, wrong = np.log(rate), np.log1p(-rate)
+    size = posterior.trials[:, None] + np.arange(depth)
     solved, unsolved = size * right + wrong, size * wrong + right
     # log(eˣ + eʸ); np.logaddexp is slower.
     both = np.maximum(solved, unsolved) + np.log(1 + np.exp(-np.abs(solved - unsolved)))
@@ -37,7 +37,7 @@ def _exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: 
     return right * wrong**2 * (right**size * wrong + wrong**size * right)
 
 
-VALUE = Marginal("knapsack_value", _log_gain, _exact)
+VALUE = Marginal("knapsack_value", _table, _exact)
 
 
 def needed(sampled: Sampled, room: Int) -> int:

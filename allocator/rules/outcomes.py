@@ -11,15 +11,17 @@ In rounds these rules sample until the outcome. `rest` divides rollouts that no 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from hora_rl.allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.posterior import Float, Posterior
 from hora_rl.allocator.rules.base import Marginal, Mask, Rule, Sampled
-from hora_rl.allocator.rules.hit_utility import HIT_UTILITY, hit_exact, hit_log_gain, hit_table
+from hora_rl.allocator.rules.hit_utility import HIT_UTILITY, hit_exact, hit_table
 from hora_rl.allocator.rules.uniform import EVEN_SIZES
 
 
@@ -38,30 +40,9 @@ def one_kind(sampled: Sampled) -> Mask:
     return no_success(sampled) | no_failure(sampled)
 
 
-def _mirrored(posterior: Posterior) -> Posterior:
-    """Swap failures and successes: the gain of a first failure is hit utility's."""
-    return Posterior(posterior.beta, posterior.alpha, posterior.successes, posterior.trials)
-
-
-def _miss_log_gain(posterior: Posterior, level: Int) -> Float:
-    return hit_log_gain(_mirrored(posterior), level)
-
-
-def _miss_table(posterior: Posterior, depth: int) -> Float:
-    return hit_table(_mirrored(posterior), depth)
-
-
-def _miss_exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
-    return hit_exact(beta, alpha, trials - successes, trials, level)
-
-
-# The gain of a first failure, E[(1-p)p^l].
-FIRST_MISS = Marginal("first_miss", _miss_log_gain, _miss_exact, _miss_table)
-
-
-def _variance_log_gain(posterior: Posterior, level: Int) -> Float:
-    mean = posterior.mean
-    hits = posterior.successes + level * mean
+def _variance_table(posterior: Posterior, depth: int) -> Float:
+    mean = posterior.mean[:, None]
+    hits = posterior.successes[:, None] + np.arange(depth) * mean
     return np.log(mean) - np.log(hits) - np.log(hits + 1)
 
 
@@ -73,7 +54,7 @@ def _variance_exact(alpha: Fraction, beta: Fraction, successes: int, trials: int
 
 # The mean over c hits has variance σ²/c. One more hit lowers it by 1/(c(c+1)) and has probability p̂. After l
 # more rollouts, c is replaced by its expectation c + l·p̂.
-HITS_VARIANCE = Marginal("hits_variance", _variance_log_gain, _variance_exact)
+HITS_VARIANCE = Marginal("hits_variance", _variance_table, _variance_exact)
 
 
 def first_hit(rest: Rule = HITS_VARIANCE) -> Marginal:
@@ -91,32 +72,32 @@ def hit_or_miss(weight: float = 2.0) -> Marginal:
     if not (np.isfinite(weight) and weight > 0):
         raise ValueError(f"rule hit_or_miss: the weight of a hit must be positive and finite, not {weight}")
     name = "mixed" if weight == 1 else "hit_or_miss" if weight == 2 else f"hit_or_miss({weight:g})"
+    # An empty group becomes mixed at its second rollout, so its gain would rise first: it needs one trial.
+    made = _first_outcome(name, weight, lambda successes: successes == 0)
+    return replace(made, least_trials=1, useful=one_kind, rest=EVEN_SIZES)
+
+
+def _first_outcome(name: str, weight: float, misses_hit: Callable[[Any], Any]) -> Marginal:
+    """The gain of a first success, times `weight`, where `misses_hit(successes)`; else of a first failure."""
     bonus, ratio = float(np.log(weight)), Fraction(weight)
 
-    def turned(posterior: Posterior) -> tuple[Posterior, Float]:
-        """Posterior of the missing outcome and its log weight."""
-        wrong = posterior.successes == 0
+    def table(posterior: Posterior, depth: int) -> Float:
+        wrong = misses_hit(posterior.successes)
         alpha = np.where(wrong, posterior.alpha, posterior.beta)
         beta = np.where(wrong, posterior.beta, posterior.alpha)
-        return Posterior(alpha, beta, posterior.successes, posterior.trials), np.where(wrong, bonus, 0.0)
-
-    def log_gain(posterior: Posterior, level: Int) -> Float:
-        other, log_weight = turned(posterior)
-        return hit_log_gain(other, level) + log_weight
-
-    def table(posterior: Posterior, depth: int) -> Float:
-        other, log_weight = turned(posterior)
-        return hit_table(other, depth) + log_weight[:, None]
+        gains = hit_table(Posterior(alpha, beta, posterior.successes, posterior.trials), depth)
+        return gains + np.where(wrong, bonus, 0.0)[:, None]
 
     def exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
-        if successes:
-            return hit_exact(beta, alpha, 0, trials, level)
-        return ratio * hit_exact(alpha, beta, 0, trials, level)
+        if misses_hit(successes):
+            return ratio * hit_exact(alpha, beta, successes, trials, level)
+        return hit_exact(beta, alpha, successes, trials, level)
 
-    # An empty group becomes mixed at its second rollout, so its gain would rise first: it needs one trial.
-    return Marginal(name, log_gain, exact, table, 1, one_kind, EVEN_SIZES)
+    return Marginal(name, table, exact)
 
 
 FIRST_HIT = first_hit()
 MIXED = hit_or_miss(1.0)
 HIT_OR_MISS = hit_or_miss(2.0)
+FIRST_MISS = _first_outcome("first_miss", 1.0, lambda successes: successes < 0)
+"""The gain of a first failure, E[(1-p)p^l]."""

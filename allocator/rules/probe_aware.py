@@ -9,17 +9,24 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from hora_rl.allocator.posterior import Float, Int, Posterior
+import numpy as np
+
+from hora_rl.allocator.posterior import Float, Posterior
 from hora_rl.allocator.rules.base import Marginal
-from hora_rl.allocator.rules.hit_utility import hit_exact, hit_log_gain
+from hora_rl.allocator.rules.hit_utility import hit_exact
+from hora_rl.allocator.special import log_gamma
 
 
-def _log_gain(posterior: Posterior, level: Int) -> Float:
-    return hit_log_gain(posterior, posterior.trials + level)
+def _table(posterior: Posterior, depth: int) -> Float:
+    """log B(α+1, β+n+l)/B(α, β)."""
+    alpha, beta = posterior.alpha[:, None], posterior.beta[:, None]
+    missed = beta + posterior.trials[:, None] + np.arange(depth)
+    base = np.log(alpha) + log_gamma(alpha + beta) - log_gamma(beta)
+    return base + log_gamma(missed) - log_gamma(missed + alpha + 1)
 
 
 def _exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
     return hit_exact(alpha, beta, successes, trials, trials + level)
 
 
-PROBE_AWARE = Marginal("probe_aware", _log_gain, _exact)
+PROBE_AWARE = Marginal("probe_aware", _table, _exact)

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hora_rl.allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.posterior import Float, Posterior
 from hora_rl.allocator.rules.base import Marginal
 
 OPTIONS = {"dr_grpo", "prior"}
@@ -26,13 +26,13 @@ def variance(options: frozenset[str] = frozenset()) -> Marginal:
     """`variance` with some of the options `dr_grpo` and `prior`."""
     of_dr_grpo, of_prior = "dr_grpo" in options, "prior" in options
 
-    def log_gain(posterior: Posterior, level: Int) -> Float:
+    def table(posterior: Posterior, depth: int) -> Float:
         right, wrong = posterior.alpha, posterior.beta
         if of_prior:
             right = right - posterior.successes
             wrong = wrong - (posterior.trials - posterior.successes)
-        spread = np.log(right) + np.log(wrong) - 2 * np.log(right + wrong)
-        n = (posterior.trials + level).astype(np.float64)
+        spread = (np.log(right) + np.log(wrong) - 2 * np.log(right + wrong))[:, None]
+        n = posterior.trials[:, None] + np.arange(depth, dtype=np.float64)
         if of_dr_grpo:
             return np.asarray(spread + np.log(n * n - n - 1) - 2 * np.log(n) - 2 * np.log(n + 1))
         return np.asarray(spread - np.log(n) - np.log(n - 1))
@@ -46,7 +46,7 @@ def variance(options: frozenset[str] = frozenset()) -> Marginal:
 
     name = f"variance({','.join(sorted(options))})" if options else "variance"
     # A group of one has no leave-one-out baseline: its first gain is not finite.
-    return Marginal(name, log_gain, exact, least_trials=3 if of_dr_grpo else 2)
+    return Marginal(name, table, exact, least_trials=3 if of_dr_grpo else 2)
 
 
 VARIANCE = variance()

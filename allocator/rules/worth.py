@@ -11,13 +11,14 @@ The hits X among l further rollouts are Beta-binomial. w is concave and X grows 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from hora_rl.allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.posterior import Float, Posterior
 from hora_rl.allocator.rules.base import Marginal, Rule
 from hora_rl.allocator.rules.outcomes import FIRST_HIT, HITS_VARIANCE
 
@@ -46,14 +47,7 @@ def first_hits(k: int, rest: Rule = HITS_VARIANCE) -> Marginal:
     if k == 1:
         return FIRST_HIT
     made = _of_worth(f"first_hit({k})", lambda c: (c < k) * 1.0, lambda c: Fraction(c < k))
-    return Marginal(
-        made.name,
-        made.log_gain,
-        made.exact,
-        made.table,
-        useful=lambda sampled: sampled.successes < k,
-        rest=rest,
-    )
+    return replace(made, useful=lambda sampled: sampled.successes < k, rest=rest)
 
 
 def _of_worth(name: str, step: Step, exact_step: Step) -> Marginal:
@@ -72,16 +66,6 @@ def _of_worth(name: str, step: Step, exact_step: Step) -> Marginal:
             chance[:, 1 : level + 2] += hit
         return np.log(np.maximum(gains, np.finfo(np.float64).tiny))
 
-    def log_gain(posterior: Posterior, level: Int) -> Float:
-        if posterior.alpha.ndim == 2 and posterior.alpha.shape[1] == len(level) == 1:  # prompts by levels
-            return table(posterior[:, 0], int(level.max()) + 1)[:, level[0]]
-        alpha, beta, c, n, at = np.broadcast_arrays(
-            posterior.alpha, posterior.beta, posterior.successes, posterior.trials, level
-        )
-        flat = Posterior(alpha.ravel(), beta.ravel(), c.ravel(), n.ravel())
-        found = table(flat, int(at.max()) + 1)[np.arange(at.size), at.ravel()]
-        return np.asarray(found.reshape(at.shape))
-
     def exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
         # C(l, j) · (α)_{j+1} (β)_{l-j} / (α+β)_{l+1}, from j = 0 on.
         term = alpha
@@ -95,4 +79,4 @@ def _of_worth(name: str, step: Step, exact_step: Step) -> Marginal:
                 term *= Fraction(level - j, j + 1) * (alpha + 1 + j) / (beta + level - j - 1)
         return total
 
-    return Marginal(name, log_gain, exact, table)
+    return Marginal(name, table, exact)

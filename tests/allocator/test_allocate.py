@@ -262,7 +262,7 @@ def test_many_different_prompts_get_what_a_full_sort_of_their_gains_gives(rule: 
     marginal_rule = get_rule(rule)
     assert isinstance(marginal_rule, Marginal)
     depth = 1200 if cap is None else cap - 8
-    table = marginal_rule.log_table(posterior(successes, trials, *prior), depth)
+    table = marginal_rule.table(posterior(successes, trials, *prior), depth)
     taken = np.arange(depth) < extra[:, None]
     assert extra.sum() == budget
     assert extra.max() < depth or cap is not None
