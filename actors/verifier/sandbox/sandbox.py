@@ -42,8 +42,6 @@ START_S = 60.0
 GRACE_S = 30.0
 """Seconds beyond a program's wall-clock limit after which a silent zygote counts as lost."""
 SEALS = 0x2 | 0x4 | 0x8  # F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE
-
-
 DEFAULT = Limits()
 
 

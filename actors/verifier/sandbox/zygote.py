@@ -24,6 +24,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import NoReturn
 
@@ -58,9 +60,8 @@ def serve(descriptor: int, preload: list[str], refused: list[str], packages: str
     sock = socket.socket(fileno=os.dup(descriptor))
     os.close(descriptor)
     held = layers.held(set(refused), packages)
-    user = (
-        None if held["uid"] else layers.own_user()
-    )  # before the namespaces: inside, every zygote is process 1
+    # Before the namespaces: inside, every zygote is process 1.
+    user = None if held["uid"] else layers.own_user()
     if not held["namespaces"]:
         _enter_namespaces(sock)
     if packages:
@@ -82,22 +83,17 @@ def serve(descriptor: int, preload: list[str], refused: list[str], packages: str
                 _run_as_script(source)
 
 
-class _EndOnFailure:
+@contextmanager
+def _end_on_failure(said: int) -> Iterator[None]:
     """For the set-up of a forked process: after any error it must not continue as a second zygote. The error
     is written to `said`."""
-
-    def __init__(self, said: int) -> None:
-        self._said = said
-
-    def __enter__(self) -> None:
-        """Nothing to set up."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            try:
-                os.write(self._said, f"{type(error).__name__}: {error}"[:500].encode())
-            finally:
-                os._exit(SET_UP_FAILED)
+    try:
+        yield
+    except BaseException as error:  # noqa: BLE001  whatever failed, this process must end
+        try:
+            os.write(said, f"{type(error).__name__}: {error}"[:500].encode())
+        finally:
+            os._exit(SET_UP_FAILED)
 
 
 class _Box:
@@ -116,7 +112,7 @@ class _Box:
         zygote, began = os.getpid(), time.monotonic()
         pid = os.fork()
         if pid == 0:
-            with _EndOnFailure(said):
+            with _end_on_failure(said):
                 return self._become_program(limits, descriptors, said, zygote)
         for one in (*descriptors, said):
             os.close(one)
@@ -226,8 +222,10 @@ def _run_as_script(source: bytes) -> NoReturn:
     """Run the program and exit like a script: join its threads, call its exit functions, flush its buffers.
     The interpreter's own shutdown is skipped, because it takes longer than most programs."""
     status: object = 0
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    sys.argv = ["main.py"]
     try:
-        exec(compile(source, "main.py", "exec"), _fresh_main())
+        exec(compile(source, "main.py", "exec"), main.__dict__)
     except SystemExit as end:
         status = end.code
     except BaseException:  # noqa: BLE001  the program may raise anything
@@ -241,11 +239,3 @@ def _run_as_script(source: bytes) -> NoReturn:
         if stream is not None and not stream.closed:
             stream.flush()
     os._exit(status & 0xFF if isinstance(status, int) else status is not None)
-
-
-def _fresh_main() -> dict[str, object]:
-    """A new `__main__` module, as for a script."""
-    main = ModuleType("__main__")
-    sys.modules["__main__"] = main
-    sys.argv = ["main.py"]
-    return main.__dict__
