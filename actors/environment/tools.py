@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from queue import LifoQueue
+from contextlib import suppress
 
 from hora_rl.actors.environment.policy import Policy
 from hora_rl.actors.environment.protocol import Tools
+from hora_rl.actors.verifier.boxes import Boxes
+from hora_rl.actors.verifier.errors import VerifierUnavailable
 from hora_rl.actors.verifier.sandbox.limits import Limits, Outcome
-from hora_rl.actors.verifier.sandbox.sandbox import Sandbox, SandboxLost
+from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 
 MOST_CHARS = 2_000
 """Characters of a program's output that the policy reads. Longer output is truncated with a notice."""
@@ -29,39 +27,21 @@ class SandboxTools:
     on first use. Use from one event loop; `close()` ends the sandboxes."""
 
     def __init__(self, slots: int) -> None:
-        self._threads = ThreadPoolExecutor(slots, "sandbox")
-        self._idle: LifoQueue[Sandbox] = LifoQueue()
+        self._boxes = Boxes(Sandbox, slots)
 
     async def python(self, source: str, stdin: str = "") -> str:
-        loop = asyncio.get_running_loop()
-        return _told(await loop.run_in_executor(self._threads, self._run, source, stdin.encode()))
+        """Raises VerifierUnavailable after repeated failures of the sandbox, and SandboxError where none can
+        be created."""
+        for _ in range(TRIES - 1):
+            with suppress(VerifierUnavailable):
+                return await self._run(source, stdin)
+        return await self._run(source, stdin)
 
     def close(self) -> None:
-        self._threads.shutdown(cancel_futures=True)
-        while not self._idle.empty():
-            self._idle.get().close()
+        self._boxes.close()
 
-    def _run(self, source: str, stdin: bytes) -> Outcome:
-        """Raises SandboxLost after repeated failures of the sandbox, and SandboxError where none can be
-        created."""
-        for left in reversed(range(TRIES)):
-            try:
-                with self._one() as box:
-                    return box.run(source, stdin, LIMITS)
-            except SandboxLost:
-                if not left:
-                    raise
-        raise AssertionError("unreachable")
-
-    @contextmanager
-    def _one(self) -> Iterator[Sandbox]:
-        """An idle sandbox, or a new one; a sandbox that failed is not used again."""
-        box = Sandbox() if self._idle.empty() else self._idle.get()
-        with ExitStack() as failed:
-            failed.callback(box.close)
-            yield box
-            failed.pop_all()
-        self._idle.put(box)
+    async def _run(self, source: str, stdin: str) -> str:
+        return _told(await self._boxes.use(lambda box: box.run(source, stdin.encode(), LIMITS)))
 
 
 class EpisodeTools:
