@@ -41,13 +41,12 @@ def allocate_round(
     """The next round of the shard of `prompts` (n,) of this batch, after the `earlier` ones and the results
     since."""
     prior, allocation, rollout = batch.priors_of(prompts), config.allocation.under(batch.rule), config.rollout
-    most = allocation.max_group_size
-    fixed: Fixed = {
-        "rule": batch.rule,
-        "prior": _shared(*prior),
-        "stop": allocation.stop,
-        "max_group_size": most,
-    }
+    fixed = Fixed(
+        rule=batch.rule,
+        prior=_shared(*prior),
+        stop=allocation.stop,
+        max_group_size=allocation.max_group_size,
+    )
     trials: list[int | Sequence[int]] = [rollout.pre_rollouts, *(r.extra for r in earlier)]
     outcomes: Outcomes = list(zip([*(r.successes for r in earlier), found.successes], trials, strict=True))
     if allocation.budget == "tokens":
@@ -64,7 +63,7 @@ def allocate_round(
         extra=extra,
         rule=batch.rule,
         priors=tuple((float(a), float(b)) for a, b in zip(*prior, strict=True)),
-        sizes_as_if=None if earlier else sizes_as_if(rollout, most, batch, prompts, found.successes),
+        sizes_as_if=None if earlier else sizes_as_if(config, batch, prompts, found.successes),
     )
 
 
@@ -85,25 +84,22 @@ def _by_tokens(
 
 
 def sizes_as_if(
-    rollout: Rollout,
-    max_group_size: int | None,
-    batch: BatchAllocation,
-    prompts: Sequence[int],
-    successes: Sequence[int],
+    config: Config, batch: BatchAllocation, prompts: Sequence[int], successes: Sequence[int]
 ) -> tuple[int, ...] | None:
     """G_i (n,) that rule `group_weight.as_if` would have given a shard with these successes of Phase A; None
     without such a rule."""
     if batch.as_if is None:
         return None
+    trials = config.rollout.pre_rollouts
     extra = allocate(
         successes,
-        rollout.pre_rollouts,
-        len(prompts) * (rollout.group_size - rollout.pre_rollouts),
+        trials,
+        len(prompts) * (config.rollout.group_size - trials),
         prior=_shared(*batch.priors_of(prompts)),
         rule=batch.as_if,
-        max_group_size=max_group_size,
+        max_group_size=config.allocation.max_group_size,
     )
-    return tuple((rollout.pre_rollouts + extra).tolist())
+    return tuple((trials + extra).tolist())
 
 
 def _shared(alpha: Float, beta: Float) -> tuple[ArrayLike, ArrayLike]:

@@ -69,8 +69,8 @@ def generator_calls(
             replica = requests[0].pinned.replica.partition("/")[2]
             to_pinned = handle.options(method_name="generate", session_id=only_on(replica))
 
-        async def ask(before: int) -> list[list[Completion]]:
-            return await (to_pinned or (method if before else first)).remote(lean, min_version, degrees)
+        def ask(before: int) -> Awaitable[list[list[Completion]]]:
+            return (to_pinned or (method if before else first)).remote(lean, min_version, degrees)
 
         what = f"generating {sum(r.n for r in requests)} completions of {_named(r.prompt for r in requests)}"
         # A replica notices a dead or hung engine itself. This deadline is for what it cannot see; a request
@@ -90,7 +90,6 @@ def episode_calls(
     handle: DeploymentHandle,
     config: Config,
     min_version: int,
-    temperature: float | None = None,
     *,
     weights_come: bool = True,
 ) -> Generate:
@@ -98,15 +97,14 @@ def episode_calls(
     ones."""
     method = handle.options(method_name="sample")
     rollout, environment = config.rollout, config.environment
-    degrees = rollout.temperature if temperature is None else temperature
     # What neither an environment's replica nor a generator's sees ends here: all turns and tries of an
     # episode.
     turn_s = IN_LINE * rollout.time_limit_s + config.weights.update_limit_s
     limit = environment.attempts * (environment.max_turns * turn_s + environment.time_limit_s)
 
     async def generate(request: SamplingRequest) -> list[Completion]:
-        async def ask(before: int) -> list[Completion] | Failed:
-            return await method.remote(request, min_version, degrees, weights_come)
+        def ask(before: int) -> Awaitable[list[Completion] | Failed]:
+            return method.remote(request, min_version, rollout.temperature, weights_come)
 
         what = f"{request.n} episodes of prompt {request.prompt.index}"
         found = await retry(ask, what, rollout.attempts, limit, patient=weights_come)
@@ -139,15 +137,17 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
     """`score`: rewards by name of each completion of one prompt, and whether it is a success, as the prompt's
     source has it."""
     rewards = {source: config.of(source).reward for source in config.source_names}
-    by_source = {source: _score_of(handle, reward, config.rollout) for source, reward in rewards.items()}
+    by_source = {source: _scores(handle, reward, config.rollout) for source, reward in rewards.items()}
 
     async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
-        return await by_source[prompt.source](prompt, completions)
+        return await by_source[prompt.source]((prompt, completions))
 
     return score
 
 
-def _score_of(handle: DeploymentHandle, reward: Reward, rollout: RolloutSettings) -> Score:
+def _scores(
+    handle: DeploymentHandle, reward: Reward, rollout: RolloutSettings
+) -> Bundled[Asked, list[Scored]]:
     """`verifier_calls` for the prompts of one source: what is asked for at the same moment goes in calls of
     `rollout.samples_per_request` answers."""
     method = handle.options(method_name="score")
@@ -167,22 +167,14 @@ def _score_of(handle: DeploymentHandle, reward: Reward, rollout: RolloutSettings
             for c in completions
         ]
 
-        async def ask(before: int) -> list[dict[str, float]]:
-            return await method.remote(items)
-
         what = f"verifying {len(items)} completions of {_named(prompt for prompt, _ in asked)}"
         judged: list[dict[str, float]] = [{}] * len(items)
         if reward.judged:
-            judged = await retry(ask, what, rollout.attempts, limit_s(asked))
+            judged = await retry(lambda _: method.remote(items), what, rollout.attempts, limit_s(asked))
         scores = iter(judged)
         return [[_scored(reward, next(scores), c) for c in completions] for _, completions in asked]
 
-    scored = Bundled(send, lambda one: len(one[1]), rollout.samples_per_request)
-
-    async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
-        return await scored((prompt, completions))
-
-    return score
+    return Bundled(send, lambda one: len(one[1]), rollout.samples_per_request)
 
 
 def _scored(reward: Reward, judged: Mapping[str, float], completion: Completion) -> Scored:
@@ -217,28 +209,20 @@ def _rank_of(handle: DeploymentHandle, config: Config, text_of: Callable[[Rollou
             for text, r in zip(texts, group.rollouts, strict=True)
         ]
 
-        async def ask(before: int) -> list[dict[str, float]]:
-            return await method.remote(items)
-
         what = f"ranking the {len(items)} completions of prompt {prompt.index}"
         limit = config.reward.time_limit_s * len(functions) + config.reward.wait_limit_s
         limit += config.rollout.time_limit_s
-        return ranked(group, await retry(ask, what, config.rollout.attempts, limit))
+        values = await retry(lambda _: method.remote(items), what, config.rollout.attempts, limit)
+        return ranked(group, values)
 
     return rank
 
 
 def _answer(prompt: Prompt, text: str, row: Mapping[str, object], tokens: int, finish_reason: str) -> Answer:
     """What rewards are asked about a completion of `prompt`."""
+    completion = prompt.prefill + text
     return Answer(
-        prompt.text,
-        prompt.prefill + text,
-        prompt.answer,
-        row,
-        prompt.index,
-        tokens,
-        finish_reason,
-        prompt.source,
+        prompt.text, completion, prompt.answer, row, prompt.index, tokens, finish_reason, prompt.source
     )
 
 

@@ -25,7 +25,6 @@ from hora_rl.allocator.warmup import WarmUpGate
 from hora_rl.common.config import Config
 from hora_rl.common.config.allocation import UNIFORM
 from hora_rl.common.data.prompt_order import Mixture, mixed_rows
-from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis
 from hora_rl.common.live.state import changed
@@ -121,15 +120,16 @@ class Cycles:
     def _observe(self, reports: list[ShardReport]) -> None:
         """Learn from one cycle. This fixes the allocation of the first batch that depends on it."""
         if self._config.gate is not None:
-            self._gate_mean = _mean_reward(reports, self._config.gate)
+            self._gate_mean = float(np.mean([r["rewards"][self._config.gate] for r in reports]))
             self._gate.observe(self._gate_mean)
+        successes = [c for r in reports for c in r["successes"]]
         self._prior.update(
-            np.concatenate([np.asarray(r["prompts"], dtype=np.int64) for r in reports]),
-            np.concatenate([np.asarray(r["successes"], dtype=np.int64) for r in reports]),
+            np.array([prompt for r in reports for prompt in r["prompts"]], dtype=np.int64),
+            np.array(successes, dtype=np.int64),
             self._config.rollout.pre_rollouts,
         )
         if self._config.allocation.budget == "tokens":
-            self._lengths.observe(*_lengths(reports))
+            self._lengths.observe(successes, [n for r in reports for n in r["rounds"][0]["tokens"]])
         self._observed += 1
         batch = self._observed + self._config.rollout.max_staleness
         self._batches[batch] = self._now(batch)
@@ -148,25 +148,3 @@ class Cycles:
         if not self._gate.open:
             rule, as_if = UNIFORM, as_if and UNIFORM
         return BatchAllocation(rule, prompts, *self._prior.predict(prompts), as_if, self._lengths.now)
-
-
-def _lengths(reports: Sequence[ShardReport]) -> tuple[list[int], list[int]]:
-    """Successes and tokens of each prompt of a cycle in Phase A."""
-    if not all(r.get("rounds") and r["rounds"][0].get("tokens") for r in reports):
-        raise RunError(
-            f"allocation.budget: tokens goes by lengths, and the reports of batch {reports[0]['batch']} are "
-            "of an older hora and have none: end this run with that version, or start again under another "
-            "run.name"
-        )
-    first = [r["rounds"][0] for r in reports]
-    return [c for r in first for c in r["successes"]], [t for r in first for t in r["tokens"]]
-
-
-def _mean_reward(reports: Sequence[ShardReport], name: str) -> float:
-    """Mean of a reward over a cycle's Phase A."""
-    if not all("rewards" in r for r in reports):
-        raise RunError(
-            f"the reports of batch {reports[0]['batch']} are of an older hora and name no rewards: end this "
-            "run with that version, or start again under another run.name"
-        )
-    return float(np.mean([r["rewards"][name] for r in reports]))

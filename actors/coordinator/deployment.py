@@ -95,9 +95,6 @@ class Coordinator:
         )
         return Coordination(config, prompts, fingerprint(tokenizer), self._redis, services)
 
-    async def status(self) -> dict[str, Any]:
-        return {"waiting_for": self._coordination.waiting_for}
-
     async def check_health(self) -> None:
         if self._work.cancelled():
             raise RuntimeError(f"{self._name} was cancelled")

@@ -173,13 +173,10 @@ class Coordination:
     async def _run_leased(self, batch: int, index: int) -> None:
         name = f"{batch}:{index}"
         with logs.bound(shard=name):
-            await self._run_once(name, batch, index)
-
-    async def _run_once(self, name: str, batch: int, index: int) -> None:
-        async with self._services.leases.held(name):
-            # The lease may come from a coordinator that finished the shard in the meantime.
-            if not await self._redis.hexists(self._keys.shards, name):
-                await self._run_shard(self._shard(batch, index))
+            async with self._services.leases.held(name):
+                # The lease may come from a coordinator that finished the shard in the meantime.
+                if not await self._redis.hexists(self._keys.shards, name):
+                    await self._run_shard(self._shard(batch, index))
 
     async def _run_shard(self, shard: Shard) -> None:
         """Phase A, the rounds of Phase B and the push; then the report that marks the shard as complete."""
@@ -218,16 +215,12 @@ class Coordination:
 
     async def _run_again(self, group_id: str, report: ShardReport) -> None:
         row = report["groups"].index(group_id)
-        extra_of = [r["extra"] for r in report["rounds"]] if "rounds" in report else [report["extra"]]
-        rounds = [extra[row] for extra in extra_of]
+        rounds = [r["extra"][row] for r in report["rounds"]]
 
         await self._known(report["batch"])  # known once this coordinator has observed the reports
-        shard, batch = (
-            self._shard(report["batch"], report["shard"]),
-            self._services.cycles.of(report["batch"]),
-        )
-        rollout, most = self._config.rollout, self._config.allocation.max_group_size
-        sizes = sizes_as_if(rollout, most, batch, [p.index for p in shard.prompts], report["successes"])
+        shard = self._shard(report["batch"], report["shard"])
+        batch = self._services.cycles.of(report["batch"])
+        sizes = sizes_as_if(self._config, batch, [p.index for p in shard.prompts], report["successes"])
 
         def as_before(earlier: Sequence[Round], found: PhaseCounts) -> Allocation:
             extra = np.array([rounds[len(earlier)]], dtype=np.int64)
