@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
+from typing import Any
 
 import structlog
 from fastapi import FastAPI, Request
@@ -22,7 +23,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMClientError
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from hora_rl.actors.endpoint.guard import problem
+from hora_rl.actors.endpoint.guard import refusal
 from hora_rl.actors.endpoint.line import LIMIT_S
 from hora_rl.actors.endpoint.proxy import EngineProxy, Watched
 from hora_rl.actors.endpoint.requests import Kind, Refused, checked
@@ -50,22 +51,9 @@ class Handlers:
     def __init__(self, run: str, limits: Serve, proxy: EngineProxy, stops: tuple[int, ...]) -> None:
         self._limits, self._proxy, self._stops = limits, proxy, stops
         self.models = OpenAIServingModels(proxy, [BaseModelPath(name=run, model_path=run)])
-        renderer = OnlineRenderer(
-            proxy.model_config,
-            proxy.renderer,
-            request_logger=None,
-            chat_template=None,
-            chat_template_content_format="auto",
-        )
-        chat = OpenAIServingChat(
-            proxy,
-            self.models,
-            "assistant",
-            online_renderer=renderer,
-            request_logger=None,
-            chat_template=None,
-            chat_template_content_format="auto",
-        )
+        plain: Any = {"request_logger": None, "chat_template": None, "chat_template_content_format": "auto"}
+        renderer = OnlineRenderer(proxy.model_config, proxy.renderer, **plain)
+        chat = OpenAIServingChat(proxy, self.models, "assistant", online_renderer=renderer, **plain)
         completion = OpenAIServingCompletion(
             proxy, self.models, online_renderer=renderer, request_logger=None
         )
@@ -87,7 +75,7 @@ class Handlers:
             answer = await self._handlers[kind](asked.body)
         except Exception as error:  # noqa: BLE001  no request ends this replica, whatever handlers raise
             self._proxy.watched.pop(name, None)
-            return refusal(error)
+            return failed(error)
         if isinstance(answer, BaseModel):
             del self._proxy.watched[name]
             return _whole(answer, watched)
@@ -99,7 +87,7 @@ class Handlers:
         first = await anext(answer, "")
         if watched.failure is not None:
             del self._proxy.watched[name]
-            return refusal(watched.failure)
+            return failed(watched.failure)
         return StreamingResponse(self._events(first, answer, name), media_type="text/event-stream")
 
     async def _events(self, first: str, answer: AsyncIterator[str], name: str) -> AsyncIterator[str]:
@@ -138,31 +126,31 @@ async def _served(handlers: Handlers, request: Request, kind: Kind) -> Response:
     try:
         raw = json.loads(await request.body())
     except (ValueError, RecursionError):
-        return refusal(Refused(400, "the body is not JSON"))
+        return refusal(400, "the body is not JSON")
     return await handlers.answer(raw, kind)
 
 
-def refusal(error: Exception) -> Response:
+def failed(error: Exception) -> Response:
     """The error response for a failed request."""
     if isinstance(error, Refused):
-        return JSONResponse(problem(error.status, str(error), error.field), error.status)
+        return refusal(400, str(error), error.field)
     if isinstance(error, NoRoom):
-        reason = f"no room for this request: {error}"[:300]
-        return JSONResponse(problem(429, reason), 429, {"Retry-After": f"{LIMIT_S:.0f}"})
+        wait = {"Retry-After": f"{LIMIT_S:.0f}"}
+        return refusal(429, f"no room for this request: {error}"[:300], headers=wait)
     if isinstance(error, StaleWeights):
-        return JSONResponse(problem(503, f"no such weights yet: {error}"[:300]), 503, {"Retry-After": "5"})
+        return refusal(503, f"no such weights yet: {error}"[:300], headers={"Retry-After": "5"})
     if isinstance(error, ValidationError):
         lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5]]
-        return JSONResponse(problem(400, "; ".join(lines)[:1000]), 400)
+        return refusal(400, "; ".join(lines)[:1000])
     if isinstance(error, MISFITS):
-        return JSONResponse(problem(400, " ".join(str(error).split())[:500]), 400)
+        return refusal(400, " ".join(str(error).split())[:500])
     log.error("a request failed", reason=f"{type(error).__name__}: {error}"[:500])
-    return JSONResponse(problem(500, "the request could not be served; the endpoint's log says why"), 500)
+    return refusal(500, "the request could not be served; the endpoint's log says why")
 
 
 def _whole(answer: BaseModel, watched: Watched) -> Response:
     if isinstance(answer, ErrorResponse):
-        return JSONResponse(problem(answer.error.code, answer.error.message), answer.error.code)
+        return refusal(answer.error.code, answer.error.message)
     return JSONResponse({**answer.model_dump(mode="json"), **_versions(watched)})
 
 

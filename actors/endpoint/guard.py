@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hora_rl.common.access import carries
@@ -51,12 +50,15 @@ class Guard:
         authorization = headers.get(b"authorization", b"").decode("latin-1")
         if not carries(authorization, await self._digest()):
             challenge = {"www-authenticate": "Bearer"}
-            await _refuse(send, 401, "send the run's token as `Authorization: Bearer ...`", challenge)
+            refused = refusal(401, "send the run's token as `Authorization: Bearer ...`", headers=challenge)
+            await refused(scope, receive, send)
         elif wait_s := self._rate.wait_s():
             await asyncio.sleep(HELD_S)
-            await _refuse(send, 429, "too many requests", {"retry-after": str(int(wait_s) + 1)})
+            refused = refusal(429, "too many requests", headers={"retry-after": str(int(wait_s) + 1)})
+            await refused(scope, receive, send)
         elif (body := await self._body(headers, receive)) is None:
-            await _refuse(send, 413, f"the request is larger than {self._max_bytes} bytes")
+            refused = refusal(413, f"the request is larger than {self._max_bytes} bytes")
+            await refused(scope, receive, send)
         else:
             await self._app(scope, _again(body, receive), send)
 
@@ -91,18 +93,13 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return give
 
 
-async def _refuse(send: Send, status: int, reason: str, headers: dict[str, str] | None = None) -> None:
-    body = json.dumps(problem(status, reason)).encode()
-    plain = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
-    encoded = [(name.encode(), value.encode()) for name, value in plain.items()]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body})
-
-
-def problem(status: int, reason: str, field: str | None = None) -> dict[str, Any]:
+def refusal(
+    status: int, reason: str, field: str | None = None, headers: dict[str, str] | None = None
+) -> JSONResponse:
     """An error in OpenAI's format. Lone surrogates, which JSON allows and UTF-8 does not, are replaced."""
     reason = reason.encode(errors="replace").decode()
     field = field and field.encode(errors="replace").decode()
     kinds = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
     kind = kinds.get(status, "invalid_request_error")
-    return {"error": {"message": reason, "type": kind, "param": field, "code": status}}
+    error = {"message": reason, "type": kind, "param": field, "code": status}
+    return JSONResponse({"error": error}, status, headers)

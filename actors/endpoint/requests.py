@@ -7,9 +7,9 @@ it had an effect.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 from hora_rl.common.config import Serve
 from hora_rl.common.types import BELOW_TRAINING
@@ -23,40 +23,33 @@ LONGEST_STOP = 256
 DEEPEST = 16
 
 SAMPLING = {
-    "model",
-    "max_tokens",
-    "min_tokens",
-    "n",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "logprobs",
-    "stream",
-    "stream_options",
-    "return_token_ids",
-    "user",
+    *("model", "max_tokens", "min_tokens", "n", "seed", "stop", "stop_token_ids", "logprobs", "user"),
+    *("temperature", "top_p", "top_k", "min_p", "stream", "stream_options", "return_token_ids"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
 }
 FIELDS: dict[Kind, set[str]] = {
     "chat": SAMPLING | {"messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice"},
     "completion": SAMPLING | {"prompt"},
+}
+RANGES = {
+    "max_tokens": (1, 2**31),
+    "max_completion_tokens": (1, 2**31),
+    "min_tokens": (0, 2**31),
+    "logprobs": (0, MOST_LOGPROBS),
+    "top_logprobs": (0, MOST_LOGPROBS),
+    "top_k": (-1, 2**31),
+    "seed": (-(2**63), 2**63 - 1),
 }
 VERSION = "min_weight_version"
 """The field that HORA adds: the oldest weight version that may serve the request."""
 
 
 class Refused(Exception):
-    """A refused request: HTTP status, reason, and the field that caused it, if there is one."""
+    """A refused request: the reason, and the field that caused it, if there is one."""
 
-    def __init__(self, status: int, reason: str, field: str | None = None) -> None:
+    def __init__(self, reason: str, field: str | None = None) -> None:
         super().__init__(reason)
-        self.status, self.field = status, field
+        self.field = field
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +70,23 @@ def _is_text(value: object) -> bool:
 
 
 def checked(raw: object, kind: Kind, limits: Serve, stops: tuple[int, ...], request_id: str) -> Asked:
-    """The checked request. `stops` are the tokens that end a completion of this run. Raises Refused with
-    status 400."""
+    """The checked request. `stops` are the tokens that end a completion of this run. Raises Refused."""
     if not isinstance(raw, dict):
-        raise Refused(400, f"the body must be a JSON object, not {type(raw).__name__}")
+        raise Refused(f"the body must be a JSON object, not {type(raw).__name__}")
     body = {name: value for name, value in raw.items() if name != VERSION and value is not None}
     for name in body:
         if name not in FIELDS[kind]:
-            raise Refused(400, f"field {name!r:.60} is not served here", name[:60])
+            raise Refused(f"field {name!r:.60} is not served here", name[:60])
         if not _is_text(body[name]):
             raise Refused(
-                400, f"{name} holds a lone surrogate, which is no character, or is nested too deeply", name
+                f"{name} holds a lone surrogate, which is no character, or is nested too deeply", name
             )
-    _numbers(body, limits)
+    _numbers(body)
+    n = _whole(body.get("n", 1), "n", 1, limits.max_samples)
     prompts = 1 if kind == "chat" else _prompts(body.get("prompt"))
-    n = cast(int, body.get("n", 1))
     if n * prompts > limits.max_samples:
         raise Refused(
-            400, f"n = {n} for {prompts} prompts asks for more than {limits.max_samples} completions", "n"
+            f"n = {n} for {prompts} prompts asks for more than {limits.max_samples} completions", "n"
         )
     if kind == "chat":
         _messages(body)
@@ -106,60 +98,47 @@ def checked(raw: object, kind: Kind, limits: Serve, stops: tuple[int, ...], requ
     return Asked(body | own, _whole(raw.get(VERSION) or 0, VERSION, 0, 2**53))
 
 
-def _numbers(body: dict[str, object], limits: Serve) -> None:
-    _whole(body.get("n", 1), "n", 1, limits.max_samples)
-    for name, low, high in (
-        ("max_tokens", 1, 2**31),
-        ("max_completion_tokens", 1, 2**31),
-        ("min_tokens", 0, 2**31),
-        ("top_logprobs", 0, MOST_LOGPROBS),
-        ("top_k", -1, 2**31),
-        ("seed", -(2**63), 2**63 - 1),
-    ):
-        if name in body:
+def _numbers(body: dict[str, object]) -> None:
+    for name, (low, high) in RANGES.items():
+        if name in body and not (name == "logprobs" and isinstance(body[name], bool)):
             _whole(body[name], name, low, high)
-    if not isinstance(body.get("logprobs", False), bool):
-        _whole(body["logprobs"], "logprobs", 0, MOST_LOGPROBS)
     for name in ("stream", "return_token_ids"):
         if not isinstance(body.get(name, False), bool):
-            raise Refused(400, f"{name} must be true or false", name)
+            raise Refused(f"{name} must be true or false", name)
 
 
 def _prompts(prompt: object) -> int:
     """The number of prompts: a text, a list of tokens, or a list of these."""
     if isinstance(prompt, str):
         return 1
-    if not isinstance(prompt, list) or not prompt:
-        raise Refused(400, "prompt must be a text, a list of token ids, or a list of either", "prompt")
-    if _tokens(prompt):
-        return 1
-    if _are(str)(prompt) or all(isinstance(p, list) and p and _tokens(p) for p in prompt):
-        return len(prompt)
-    raise Refused(400, "prompt must be a text, a list of token ids, or a list of either", "prompt")
+    if isinstance(prompt, list) and prompt:
+        if _tokens(prompt):
+            return 1
+        if _are(str, prompt) or all(isinstance(p, list) and p and _tokens(p) for p in prompt):
+            return len(prompt)
+    raise Refused("prompt must be a text, a list of token ids, or a list of either", "prompt")
 
 
 def _tokens(values: list[object]) -> bool:
     return all(type(value) is int and 0 <= value < 2**31 for value in values)
 
 
-def _are(kind: type) -> Callable[[list[object]], bool]:
-    return lambda values: all(type(value) is kind for value in values)
+def _are(kind: type, values: list[object]) -> bool:
+    return all(type(value) is kind for value in values)
 
 
 def _messages(body: dict[str, object]) -> None:
     messages, tools = body.get("messages"), body.get("tools", [])
     if not isinstance(messages, list) or not 1 <= len(messages) <= MOST_MESSAGES:
-        raise Refused(400, f"messages must be 1 to {MOST_MESSAGES} messages", "messages")
+        raise Refused(f"messages must be 1 to {MOST_MESSAGES} messages", "messages")
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise Refused(400, f"messages.{number} must be an object with a role", "messages")
+            raise Refused(f"messages.{number} must be an object with a role", "messages")
         _content(message.get("content"), number)
     if not isinstance(tools, list) or len(tools) > MOST_TOOLS or _depth(tools) > DEEPEST:
-        raise Refused(400, f"tools must be at most {MOST_TOOLS} tools, nested {DEEPEST} deep", "tools")
+        raise Refused(f"tools must be at most {MOST_TOOLS} tools, nested {DEEPEST} deep", "tools")
     if body.get("tool_choice", "none") not in ("none", "auto"):
-        raise Refused(
-            400, "tool_choice must be none or auto: no call is forced or parsed here", "tool_choice"
-        )
+        raise Refused("tool_choice must be none or auto: no call is forced or parsed here", "tool_choice")
     if tools:
         # The chat template shows the tools. A tool call is returned as plain text.
         body["tool_choice"] = "none"
@@ -173,24 +152,24 @@ def _content(content: object, number: int) -> None:
         for part in parts
     )
     if not texts or not (content is None or isinstance(content, str | list)):
-        raise Refused(400, f"messages.{number}.content must be text", "messages")
+        raise Refused(f"messages.{number}.content must be text", "messages")
 
 
 def _stops(body: dict[str, object]) -> list[int]:
     stop, ids = body.get("stop", []), body.get("stop_token_ids", [])
     texts = [stop] if isinstance(stop, str) else stop
-    if not isinstance(texts, list) or not _are(str)(texts) or len(texts) > MOST_STOPS:
-        raise Refused(400, f"stop must be at most {MOST_STOPS} texts", "stop")
+    if not isinstance(texts, list) or not _are(str, texts) or len(texts) > MOST_STOPS:
+        raise Refused(f"stop must be at most {MOST_STOPS} texts", "stop")
     if any(not 0 < len(text) <= LONGEST_STOP for text in texts):
-        raise Refused(400, f"a text of stop must have 1 to {LONGEST_STOP} characters", "stop")
-    if not isinstance(ids, list) or not _are(int)(ids) or len(ids) > MOST_STOPS:
-        raise Refused(400, f"stop_token_ids must be at most {MOST_STOPS} token ids", "stop_token_ids")
+        raise Refused(f"a text of stop must have 1 to {LONGEST_STOP} characters", "stop")
+    if not isinstance(ids, list) or not _are(int, ids) or len(ids) > MOST_STOPS:
+        raise Refused(f"stop_token_ids must be at most {MOST_STOPS} token ids", "stop_token_ids")
     return [_whole(i, "stop_token_ids", 0, 2**31) for i in ids]
 
 
 def _whole(value: object, name: str, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
-        raise Refused(400, f"{name} must be a whole number from {low} to {high}", name)
+        raise Refused(f"{name} must be a whole number from {low} to {high}", name)
     return value
 
 

@@ -70,9 +70,8 @@ def test_what_a_request_may_not_choose_is_ours() -> None:
     ],
 )
 def test_what_is_not_served_is_refused_and_not_dropped(change: dict[str, Any], reason: str) -> None:
-    with pytest.raises(Refused, match=reason) as refused:
+    with pytest.raises(Refused, match=reason):
         asked({**CHAT, **change})
-    assert refused.value.status == 400
 
 
 @pytest.mark.parametrize("prompt", ["a", [1, 2], ["a", "b"], [[1], [2, 3]]])
