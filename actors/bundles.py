@@ -45,16 +45,10 @@ class Bundled(Generic[T, R]):
         wanted = [(item, answer) for item, answer in waiting if not answer.done()]
         for bundle in packed(wanted, lambda one: self._size(one[0]), self._most):
             answers = [answer for _, answer in bundle]
-            call = asyncio.get_running_loop().create_task(self._answers([item for item, _ in bundle]))
+            call = asyncio.get_running_loop().create_task(self._send([item for item, _ in bundle]))
             call.add_done_callback(partial(_deliver, answers))
             for answer in answers:
                 answer.add_done_callback(partial(_cancel_unwanted, call, answers))
-
-    async def _answers(self, items: Sequence[T]) -> Sequence[R]:
-        found = await self._send(items)
-        if len(found) != len(items):
-            raise RuntimeError(f"a call for {len(items)} items was answered for {len(found)}")
-        return found
 
 
 def packed(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
@@ -76,8 +70,11 @@ def _deliver(answers: Sequence[asyncio.Future[R]], call: asyncio.Task[Sequence[R
             answer.cancel()
         return
     error = call.exception()
-    open_ = [(i, answer) for i, answer in enumerate(answers) if not answer.done()]  # else its caller is gone
-    for i, answer in open_:
+    if error is None and len(call.result()) != len(answers):
+        error = RuntimeError(f"a call for {len(answers)} items was answered for {len(call.result())}")
+    for i, answer in enumerate(answers):
+        if answer.done():  # its caller is gone
+            continue
         if error is not None:
             answer.set_exception(error)
         else:

@@ -86,7 +86,7 @@ class Conversation:
         self._turns.append(Turn(len(answer.tokens), given, anew))
         self._messages += [_kept(message) for message in new]
         if self._answers and not new:  # it continues a turn that was cut
-            said = {**self._messages.pop(), "content": f"{self._said()}{answer.text}"}
+            said = {**self._messages.pop(), "content": f"{self._answers[-1].text}{answer.text}"}
         else:
             said = {"role": "assistant", "content": answer.text}
         self._messages.append(_kept(said))
@@ -124,9 +124,6 @@ class Conversation:
             turns=tuple(self._turns) if len(self._turns) > 1 else (),
             rewards=dict(rewards),
         )
-
-    def _said(self) -> str:
-        return str(self._answers[-1].text)
 
 
 def _spans(answers: Sequence[Completion]) -> tuple[VersionSpan, ...]:

@@ -96,8 +96,5 @@ class Template:
             raise EnvironmentFault(f"says {type(content).__name__} where a message's content must be text")
         if self._special is None:
             return message
-        return {**message, "content": self._special.sub(_broken, content)}
-
-
-def _broken(found: re.Match[str]) -> str:
-    return f"{found.group()[0]} {found.group()[1:]}"
+        broken = self._special.sub(lambda found: f"{found.group()[0]} {found.group()[1:]}", content)
+        return {**message, "content": broken}

@@ -171,10 +171,9 @@ class Generator:
     async def __del__(self) -> None:
         if hasattr(self, "_beat"):
             await stop_beating(self._beat)
-        if hasattr(self, "_pin"):
-            self._pin.cancel()
-        if hasattr(self, "_watch"):
-            self._watch.cancel()
+        for task in (getattr(self, name, None) for name in ("_pin", "_watch")):
+            if task is not None:
+                task.cancel()
         if hasattr(self, "_engine"):
             self._engine.shutdown()
 

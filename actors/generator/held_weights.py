@@ -161,11 +161,7 @@ class HeldWeights:
         self.pin.updated()
         if self.version < wanted and self.pin.version is None:
             raise StaleWeights(f"{self._name} holds version {self.version}, not {wanted}")
-        return {
-            "replica": self._name,
-            "version": self.version,
-            **asdict(self._installed),
-        }
+        return {"replica": self._name, "version": self.version, **asdict(self._installed)}
 
     def state(self) -> dict[str, Any]:
         """For heartbeats."""
@@ -235,9 +231,7 @@ class HeldWeights:
         except DamagedWeights as error:
             self._damaged = (version, mark)
             self._notice = f"{error}; it stays on version {self.version} until they are published again"
-            log.error(
-                "a published file is damaged", version=version, stays_on=self.version, reason=str(error)
-            )
+            log.error("a published file is damaged", version=version, reason=self._notice)
             raise
         return checked
 
@@ -253,11 +247,8 @@ class HeldWeights:
             await asyncio.wait({task}, timeout=self._config.weights.update_limit_s)
         finally:
             task.cancel()  # a finished task ignores it
-        error = (
-            task.exception()
-            if task.done()
-            else TimeoutError(f"it took {self._config.weights.update_limit_s:g} s")
-        )
+        late = TimeoutError(f"it took {self._config.weights.update_limit_s:g} s")
+        error = task.exception() if task.done() else late
         if error is None:
             self._unreached = False
             return task.result()

@@ -67,10 +67,6 @@ class Share:
         self._credit -= (0.0 if self._free else seconds or 0.0) - begun
 
     @property
-    def _earned(self) -> float:
-        return SHARE_ON_CPU if self.one_cpu else SHARE
-
-    @property
     def _free(self) -> bool:
         return not self.rollouts and not (self.one_cpu and self._at - self._trained_at < QUIET_S)
 
@@ -80,4 +76,5 @@ class Share:
         if self.rollouts:
             self._trained_at = now
         spent = 0.0 if self._free or not self.clients else self.clients / (self.clients + self.rollouts)
-        self._credit = min(SAVED_S, self._credit + passed * (self._earned - spent))
+        earned = SHARE_ON_CPU if self.one_cpu else SHARE
+        self._credit = min(SAVED_S, self._credit + passed * (earned - spent))

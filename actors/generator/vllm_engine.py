@@ -41,7 +41,6 @@ from hora_rl.common.errors import RunError, UnhealthyError
 from hora_rl.common.types import BELOW_TRAINING, Completion, FinishReason, Origin, Tokens, VersionSpan
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.logprobs import FlatLogprobs
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
@@ -54,9 +53,7 @@ class Load(StatLoggerBase):
     and how many prompt tokens were looked up in the prefix cache and found there since the start. Notes in
     `progress` that tokens were generated."""
 
-    def __init__(
-        self, vllm_config: VllmConfig | None = None, engine_index: int = 0, *, progress: Progress
-    ) -> None:
+    def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self.running = 0
         self.waiting = 0
@@ -91,7 +88,7 @@ class Engine:
         self._config = config
         self._name = name  # of the replica, recorded with its samples
         self._progress = Progress()
-        self.load = Load(progress=self._progress)
+        self.load = Load(self._progress)
         self.paused_since: float | None = None
         self._asleep = False
         self._joining = False
@@ -152,14 +149,8 @@ class Engine:
                 final = output
         if final is None or len(final.outputs) != n:
             raise RuntimeError(f"the engine returned {len(final.outputs) if final else 0} of {n} completions")
-        return [
-            _completion(
-                o,
-                completed(self._tokenizer, self._silent, o.token_ids, o.finish_reason),
-                origin_of(self._name, stats.get(o.index)),
-            )
-            for o in sorted(final.outputs, key=lambda o: o.index)
-        ]
+        outputs = sorted(final.outputs, key=lambda o: o.index)
+        return [self._completion(o, origin_of(self._name, stats.get(o.index))) for o in outputs]
 
     async def stream(
         self, tokens: list[int], params: SamplingParams, charge: Callable[[float], None]
@@ -278,6 +269,25 @@ class Engine:
     def shutdown(self) -> None:
         self._llm.shutdown(timeout=5.0)
 
+    def _completion(self, output: CompletionOutput, origin: Origin | None) -> Completion:
+        tokens = np.asarray(output.token_ids, dtype=np.int32)
+        flat = cast("FlatLogprobs", output.logprobs)
+        # With `logprobs=0` a position holds only the sampled token; its start index is that token's entry.
+        logprobs = np.asarray([flat.logprobs[i] for i in flat.start_indices], dtype=np.float32)
+        if output.finish_reason not in ("stop", "length"):
+            raise RuntimeError(
+                f"a completion ended with {output.finish_reason!r}; the request is sampled again"
+            )
+        return Completion(
+            text=completed(self._tokenizer, self._silent, output.token_ids, output.finish_reason),
+            tokens=tokens,
+            # Rounding can lift the log-prob of a certain token slightly above zero.
+            logprobs=np.minimum(logprobs, np.float32(0.0)),
+            finish_reason=cast(FinishReason, output.finish_reason),
+            spans=spans_of(output),
+            origin=origin,
+        )
+
     @contextmanager
     def _why_not(self) -> Iterator[None]:
         """RunError with what made vLLM's processes fail, where vLLM says only that they did."""
@@ -306,21 +316,3 @@ def _joined(digests: list[str]) -> str:
 def spans_of(output: CompletionOutput) -> tuple[VersionSpan, ...]:
     """Which weight version sampled which tokens, as vLLM recorded it."""
     return tuple(VersionSpan(int(s.version), s.start, s.end) for s in output.weight_versions or ())
-
-
-def _completion(output: CompletionOutput, text: str, origin: Origin | None) -> Completion:
-    tokens = np.asarray(output.token_ids, dtype=np.int32)
-    flat = cast("FlatLogprobs", output.logprobs)
-    # With `logprobs=0` a position holds only the sampled token; its start index is that token's entry.
-    logprobs = np.asarray([flat.logprobs[i] for i in flat.start_indices], dtype=np.float32)
-    if output.finish_reason not in ("stop", "length"):
-        raise RuntimeError(f"a completion ended with {output.finish_reason!r}; the request is sampled again")
-    return Completion(
-        text=text,
-        tokens=tokens,
-        # Rounding can lift the log-prob of a certain token slightly above zero.
-        logprobs=np.minimum(logprobs, np.float32(0.0)),
-        finish_reason=cast(FinishReason, output.finish_reason),
-        spans=spans_of(output),
-        origin=origin,
-    )

@@ -296,9 +296,7 @@ def default_processes() -> int:
 
 def _judge(seconds: float, gold: str, answer: str) -> bool:
     """In a worker: `math_equal`; the kernel ends the process after that much processor time."""
-    signal.setitimer(
-        signal.ITIMER_PROF, seconds
-    )  # SIGPROF keeps its default action, which no C code can delay
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF's default action, which C code cannot delay
     try:
         return equality.math_equal(gold, answer)
     finally:

@@ -107,12 +107,7 @@ class VerifiersEnvironment:
     async def _started(self) -> Process:
         named = self._named
         assert named is not None
-        asked = {
-            "model": self._run,
-            "taskset": named.taskset,
-            "env": named.env,
-            "config": named.config,
-        }
+        asked = {"model": self._run, "taskset": named.taskset, "env": named.env, "config": named.config}
         try:
             process = await asyncio.create_subprocess_exec(
                 named.python, str(WORKER), json.dumps(asked), env=_variables(named.variables),

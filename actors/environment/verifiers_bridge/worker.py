@@ -89,18 +89,16 @@ class Worker:
     def _hear(self, line: dict[str, Any], context: vf.ModelContext) -> None:
         number = line["id"]
         if "task" in line:
-            running = self._running[number] = Running()
-            running.task = asyncio.ensure_future(self._episode(number, line["task"], context, running))
-            running.task.add_done_callback(partial(self._report, number))
+            begun = self._running[number] = Running()
+            begun.task = asyncio.ensure_future(self._episode(number, line["task"], context, begun))
+            begun.task.add_done_callback(partial(self._report, number))
+        elif (running := self._running.get(number)) is None:
             return
-        running_ = self._running.get(number)
-        if running_ is None:
-            return
-        if line.get("cancel"):
-            assert running_.task is not None
-            running_.task.cancel()
-        elif running_.turn is not None and not running_.turn.done():
-            running_.turn.set_result(line)
+        elif line.get("cancel"):
+            assert running.task is not None
+            running.task.cancel()
+        elif running.turn is not None and not running.turn.done():
+            running.turn.set_result(line)
 
     async def _episode(self, number: int, task: int, context: vf.ModelContext, running: Running) -> None:
         def minted(trace: vf.Trace) -> None:
@@ -178,12 +176,7 @@ def configured(asked: dict[str, Any]) -> vf.EnvConfig:
         raise Misfit(f"leaves no agent to the policy: each of {', '.join(seats)} has a `client` of its own")
     for name in policies:
         own = raw.get(name, {})
-        raw[name] = {
-            **own,
-            "harness": {"id": HARNESS},
-            "runtime": {"type": "subprocess"},
-            "retries": {},
-        }
+        raw[name] = {**own, "harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}, "retries": {}}
     return vf.resolve_env_config(raw)
 
 
