@@ -1,8 +1,7 @@
-"""Small calls that are made at the same moment, sent as few large ones.
+"""Batches small calls made at the same moment into few large ones.
 
-A round of Phase B asks for one or two rollouts of many prompts at once. What a call costs its caller, the
-router and the replica hardly depends on how much it asks for, so a call for each prompt would cost more than
-the rollouts of a small model.
+A round of Phase B requests one or two rollouts of many prompts at once. The cost of a call hardly depends on
+its size, so one call per prompt would cost more than the rollouts of a small model.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ R = TypeVar("R")
 
 
 class Bundled(Generic[T, R]):
-    """`send`, which answers several items by one call, as a call for one item. Items of the same turn of the
-    event loop travel together, in order, at most `most` by `size` in a bundle; a larger one travels alone.
+    """Turns `send`, which takes several items, into a call for one item. Items requested in the same turn of
+    the event loop share a call, in order. The `size` of a call is at most `most`, unless one item is larger.
 
-    A bundle's error is that of each of its items. It is cancelled once nobody waits for any of them.
+    If `send` fails, each item of the call raises its error. When all callers are gone, the call is cancelled.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class Bundled(Generic[T, R]):
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[R] = loop.create_future()
         if not self._waiting:
-            loop.call_soon(self._ship)  # behind all that is ready to run now
+            loop.call_soon(self._ship)  # after every callback that is ready now
         self._waiting.append((item, answer))
         return await answer
 
@@ -52,7 +51,7 @@ class Bundled(Generic[T, R]):
 
 
 def packed(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """The items in order, in bundles of at most `most` by `size`; a larger one alone."""
+    """The items in order, in bundles of total `size` at most `most`. A larger item gets a bundle of one."""
     bundle, held = list[T](), 0
     for item in items:
         if bundle and held + size(item) > most:
@@ -73,7 +72,7 @@ def _deliver(answers: Sequence[asyncio.Future[R]], call: asyncio.Task[Sequence[R
     if error is None and len(call.result()) != len(answers):
         error = RuntimeError(f"a call for {len(answers)} items was answered for {len(call.result())}")
     for i, answer in enumerate(answers):
-        if answer.done():  # its caller is gone
+        if answer.done():  # the caller was cancelled
             continue
         if error is not None:
             answer.set_exception(error)

@@ -1,4 +1,4 @@
-"""Coroutines side by side that leave nothing running behind."""
+"""Run coroutines concurrently and leave none running."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in order. When one fails, the others are cancelled and waited for before it is raised."""
+    """Results in order. If one fails, cancel the rest, wait for them, then raise its error."""
     tasks = [asyncio.create_task(w) for w in work]
     try:
         return await asyncio.gather(*tasks)
@@ -19,7 +19,7 @@ async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel what is not done and wait for it. Errors of these tasks are dropped."""
+    """Cancel unfinished tasks and wait for all. Errors of these tasks are dropped."""
     found = list(tasks)
     for task in found:
         task.cancel()

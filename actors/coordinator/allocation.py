@@ -1,5 +1,4 @@
-"""Where the coordinator calls the allocator: it divides the Phase B budget of one shard, in rounds, by the
-outcomes so far."""
+"""Allocates the Phase B budget of one shard, round by round, from the outcomes so far."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ Outcomes = Sequence[tuple[Sequence[int], int | Sequence[int]]]
 
 
 class Fixed(TypedDict):
-    """The allocator's arguments that are equal in all rounds of a shard."""
+    """Allocator arguments that stay the same in all rounds of a shard."""
 
     rule: str
     prior: tuple[ArrayLike, ArrayLike]
@@ -38,8 +37,8 @@ def allocate_round(
     earlier: Sequence[Round],
     found: PhaseCounts,
 ) -> Allocation:
-    """The next round of the shard of `prompts` (n,) of this batch, after the `earlier` ones and the results
-    since."""
+    """Allocate the next round of a shard with `prompts` (n,). `found` holds the results since the `earlier`
+    rounds."""
     prior, allocation, rollout = batch.priors_of(prompts), config.allocation.under(batch.rule), config.rollout
     fixed = Fixed(
         rule=batch.rule,
@@ -75,7 +74,8 @@ def _by_tokens(
     spent: Sequence[Sequence[int]],
     fixed: Fixed,
 ) -> Int:
-    """The shard may spend n·G times the mean length; before the first cycle the mean of its own Phase A."""
+    """Δ (n,) for a budget of n·G times the mean length in tokens. Before the first cycle, Phase A of this
+    shard gives the mean."""
     trials = rollout.pre_rollouts
     lengths = batch.lengths or expected_lengths(outcomes[0][0], spent[0], trials)
     budget = len(outcomes[0][0]) * rollout.group_size * lengths.mean
@@ -86,8 +86,8 @@ def _by_tokens(
 def sizes_as_if(
     config: Config, batch: BatchAllocation, prompts: Sequence[int], successes: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """G_i (n,) that rule `group_weight.as_if` would have given a shard with these successes of Phase A; None
-    without such a rule."""
+    """G_i (n,) under rule `group_weight.as_if`, given the successes (n,) of Phase A. None without such a
+    rule."""
     if batch.as_if is None:
         return None
     trials = config.rollout.pre_rollouts
@@ -103,14 +103,13 @@ def sizes_as_if(
 
 
 def _shared(alpha: Float, beta: Float) -> tuple[ArrayLike, ArrayLike]:
-    """One pair where all prompts have the same prior: the allocator solves that case with a cached table."""
+    """One pair if all prompts have the same prior: the allocator has a cached table for that case."""
     same = alpha.min() == alpha.max() and beta.min() == beta.max()
     return (float(alpha[0]), float(beta[0])) if same else (alpha, beta)
 
 
 def fixed_draws(rollout: Rollout, batch: BatchAllocation) -> list[Draw]:
-    """All draws of a shard of this batch when its rule needs no counts (`uniform`); empty when Phase A
-    decides."""
+    """All draws of a shard if its rule needs no counts (`uniform`); otherwise empty."""
     if needs_counts(batch.rule):
         return []
     places = range(rollout.prompts_per_shard)

@@ -1,10 +1,9 @@
-"""Serve handles as the shard's `generate` and `score`, and the only retry policy of the system.
+"""`generate` and `score` for shards, as calls of Serve deployments; and the system's only retry policy.
 
-A request that is lost with its replica or misses its deadline is sent again with the same seed, to any
-replica. After `rollout.attempts` tries the run stops and names the request: a lost rollout is never a wrong
-answer and never skipped. Two things do not count as tries: a full replica, and weights that are not there
-yet, because a learner that repeats steps after a crash takes its time and has its own limit
-(`learner.wait_limit_s`).
+A request that fails or misses its deadline is retried on any replica with the same seed. After
+`rollout.attempts` tries the run stops and names the request: a lost rollout is never a wrong answer and never
+skipped. A full replica does not count as a try. Neither do missing weights: a learner that repeats steps
+after a crash has a separate limit (`learner.wait_limit_s`).
 """
 
 from __future__ import annotations
@@ -52,16 +51,19 @@ def generator_calls(
     session: str = "",
     together: int = 1,
 ) -> Generate:
-    """`generate` on weights of at least `min_version`. Without a learner that sends them (`weights_come`) a
-    replica that holds less is a failed try. Requests of one `session` go to one replica, their repetitions to
-    any; requests for a pinned replica to that one, and they raise PinLost where it is not pinned any more.
-    Requests of the same moment share calls of at most `together` completions, and then are pinned to none."""
+    """`generate` on weights of version `min_version` or newer. Without a learner (`weights_come` is false)
+    older weights are a failed try.
+
+    The first try of a `session` goes to one replica, retries to any. A pinned request goes to its replica and
+    raises PinLost if the pin has ended. Concurrent requests share calls of at most `together` completions;
+    pinned requests never do.
+    """
     method = handle.options(method_name="generate")
     first = handle.options(method_name="generate", session_id=session) if session else method
     degrees = rollout.temperature if temperature is None else temperature
 
     async def send(requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
-        # no generator needs the row
+        # generators do not need the row
         lean = [replace(request, prompt=replace(request.prompt, row={})) for request in requests]
 
         to_pinned = None
@@ -73,8 +75,8 @@ def generator_calls(
             return (to_pinned or (method if before else first)).remote(lean, min_version, degrees)
 
         what = f"generating {sum(r.n for r in requests)} completions of {_named(r.prompt for r in requests)}"
-        # A replica notices a dead or hung engine itself. This deadline is for what it cannot see; a request
-        # may have to wait in line for a few others.
+        # A replica detects a dead or hung engine. This deadline covers all other failures, and allows for a
+        # queue in front of the request.
         limit = IN_LINE * rollout.time_limit_s + update_limit_s
         return await retry(ask, what, rollout.attempts, limit, patient=weights_come)
 
@@ -93,12 +95,10 @@ def episode_calls(
     *,
     weights_come: bool = True,
 ) -> Generate:
-    """`generate` whose completions are episodes of the environment, as `generator_calls` gives single
-    ones."""
+    """`generate` that returns episodes of the environment. Like `generator_calls` otherwise."""
     method = handle.options(method_name="sample")
     rollout, environment = config.rollout, config.environment
-    # What neither an environment's replica nor a generator's sees ends here: all turns and tries of an
-    # episode.
+    # Covers failures that no replica detects: long enough for all turns and tries of an episode.
     turn_s = IN_LINE * rollout.time_limit_s + config.weights.update_limit_s
     limit = environment.attempts * (environment.max_turns * turn_s + environment.time_limit_s)
 
@@ -123,8 +123,8 @@ def policy_calls(
     weights_come: bool = True,
     together: int = 1,
 ) -> Generate:
-    """`generate` as the configuration has it: episodes where it names an environment, else completions, in
-    calls of at most `together`. `handle` is that of the deployment `config.policy`."""
+    """`generate` for this configuration: episodes if it names an environment, else completions in calls of at
+    most `together`. `handle` is the deployment `config.policy`."""
     if config.environment.path is not None:
         return episode_calls(handle, config, min_version, weights_come=weights_come)
     limit = config.weights.update_limit_s
@@ -134,8 +134,8 @@ def policy_calls(
 
 
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
-    """`score`: rewards by name of each completion of one prompt, and whether it is a success, as the prompt's
-    source has it."""
+    """`score`: rewards by name of each completion and whether it is a success, by the rules of the prompt's
+    source."""
     rewards = {source: config.of(source).reward for source in config.source_names}
     by_source = {source: _scores(handle, reward, config.rollout) for source, reward in rewards.items()}
 
@@ -148,8 +148,8 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
 def _scores(
     handle: DeploymentHandle, reward: Reward, rollout: RolloutSettings
 ) -> Bundled[Asked, list[Scored]]:
-    """`verifier_calls` for the prompts of one source: what is asked for at the same moment goes in calls of
-    `rollout.samples_per_request` answers."""
+    """`verifier_calls` for one source. Concurrent requests share calls of `rollout.samples_per_request`
+    answers."""
     method = handle.options(method_name="score")
     needs_row = any(is_user_function(name) or name == "code_tests" for name in reward.names)
 
@@ -183,8 +183,7 @@ def _scored(reward: Reward, judged: Mapping[str, float], completion: Completion)
 
 
 def group_calls(handle: DeploymentHandle, config: Config, text_of: Callable[[Rollout], str]) -> Rank:
-    """`rank`: the rewards that the rollouts of a complete group get among each other, as the prompt's source
-    has it."""
+    """`rank`: adds group rewards to a complete group, by the rules of the prompt's source."""
     by_source = {source: _rank_of(handle, config.of(source), text_of) for source in config.source_names}
     if all(rank is unranked for rank in by_source.values()):
         return unranked
@@ -196,7 +195,7 @@ def group_calls(handle: DeploymentHandle, config: Config, text_of: Callable[[Rol
 
 
 def _rank_of(handle: DeploymentHandle, config: Config, text_of: Callable[[Rollout], str]) -> Rank:
-    """`group_calls` for the prompts of one source."""
+    """`group_calls` for one source."""
     functions = group_functions(config.reward, config.gate)
     if not functions:
         return unranked
@@ -219,7 +218,7 @@ def _rank_of(handle: DeploymentHandle, config: Config, text_of: Callable[[Rollou
 
 
 def _answer(prompt: Prompt, text: str, row: Mapping[str, object], tokens: int, finish_reason: str) -> Answer:
-    """What rewards are asked about a completion of `prompt`."""
+    """The input of rewards for a completion of `prompt`."""
     completion = prompt.prefill + text
     return Answer(
         prompt.text, completion, prompt.answer, row, prompt.index, tokens, finish_reason, prompt.source
@@ -229,10 +228,11 @@ def _answer(prompt: Prompt, text: str, row: Mapping[str, object], tokens: int, f
 async def retry(
     ask: Callable[[int], Awaitable[T]], what: str, attempts: int, limit_s: float, *, patient: bool = False
 ) -> T:
-    """First answer of `ask(number of earlier calls)`, tried up to `attempts` times of `limit_s` seconds, with
+    """First result of `ask(number of earlier calls)`. Makes up to `attempts` tries of `limit_s` seconds, with
     growing pauses. A full replica does not count as a try; with `patient`, stale weights do not either.
-    Cancelling this call cancels the try. Raises RunError after the last try, or once a reward was away too
-    long, and PinLost at once.
+
+    Raises RunError after the last try or when a reward was unavailable too long, and PinLost at once.
+    Cancelling this call cancels the try.
     """
     attempt = 1
     for before in count():
@@ -240,11 +240,11 @@ async def retry(
             async with asyncio.timeout(limit_s):
                 return await ask(before)
         except PinLost as lost:
-            raise PinLost(str(lost)) from None  # not Ray's class, which would not survive another call
-        except AwayTooLong as error:  # it was asked for as long as it may be away
+            raise PinLost(str(lost)) from None  # Ray's subclass of it cannot be pickled again
+        except AwayTooLong as error:  # the verifier has retried for as long as allowed
             raise RunError(f"{what} failed: {_short(error)}") from error
-        # Broad: sampling and scoring have no side effects, so whatever a replica, the network or Serve raises
-        # is worth another try, up to `attempts`.
+        # Broad: sampling and scoring have no side effects, so any error of a replica, the network or Serve is
+        # retried.
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():

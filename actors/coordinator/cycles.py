@@ -1,12 +1,11 @@
-"""Warm-up gate and prior over the generation cycles of a run: they give the rule and the prior of each batch.
+"""Warm-up gate and prior over generation cycles. They determine the rule and prior of each batch.
 
-A generation cycle is one batch. Its shards report to Redis when they are complete, and every coordinator
-observes the complete cycles in batch order, once each. So gate and prior follow from the reports alone, and
-are the same in every coordinator, also in one that restarts and reads the reports again.
+A generation cycle is one batch. Complete shards report to Redis, and every coordinator observes complete
+cycles once each, in batch order. Gate and prior are functions of these reports, so all coordinators agree,
+even after a restart.
 
-The allocation of batch b uses the cycles up to b - 1 - max_staleness, no fewer and no more, whichever
-coordinator divides its shards at whatever time. With max_staleness 0 these are all earlier batches: the
-paper's synchronous algorithm.
+The allocation of batch b uses exactly the cycles up to b - 1 - max_staleness. With max_staleness 0 these are
+all earlier batches: the paper's synchronous algorithm.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class BatchAllocation:
     """Rule, per-prompt prior and expected lengths used to allocate one batch: α0 (Γ,) and β0 (Γ,) of its
     prompts (Γ,).
 
-    `as_if` is the rule whose sizes weight the groups (`learner.objective.group_weight.as_if`); `uniform`
-    while the gate is shut.
+    `as_if` is the rule that weights groups by its sizes (`learner.objective.group_weight.as_if`). It is
+    `uniform` while the gate is shut.
     """
 
     rule: str
@@ -75,11 +74,10 @@ class Cycles:
         self._batches: dict[int, BatchAllocation] = {}  # kept for the whole run: 24 bytes per prompt
 
     def known(self, batch: int) -> bool:
-        """Whether every cycle that the allocation of `batch` depends on was observed. Only then may its
-        shards start.
+        """Whether all cycles needed to allocate `batch` were observed. Its shards may start only then.
 
-        A shard that waits before its start takes no place among the shards in flight. The shard that all wait
-        for may need that place, when its coordinator died.
+        A shard waits before it starts, so that it does not take a place among the shards in flight. The shard
+        it waits for may need that place if its coordinator died.
         """
         return batch in self._batches or self._settled
 
@@ -94,7 +92,7 @@ class Cycles:
         await self.observe()
 
     async def observe(self) -> None:
-        """Observe the cycles that were completed since the last call, in batch order."""
+        """Observe the cycles completed since the last call, in batch order."""
         async with self._here:
             if not self._batches:  # batches that depend on no cycle
                 self._batches = {b: self._now(b) for b in range(self._config.rollout.max_staleness + 1)}
@@ -107,7 +105,7 @@ class Cycles:
 
     @property
     def _settled(self) -> bool:
-        """No cycle can change the allocation any more, so every batch may start."""
+        """Whether no further cycle can change the allocation. Then every batch may start."""
         learns = self._prior.learns or self._config.allocation.budget == "tokens"
         return self._gate.open and not learns
 
@@ -118,7 +116,7 @@ class Cycles:
         return [json.loads(f) for f in found if f] if all(found) else []
 
     def _observe(self, reports: list[ShardReport]) -> None:
-        """Learn from one cycle. This fixes the allocation of the first batch that depends on it."""
+        """Learn from one cycle. This fixes the allocation of the first batch that needed the cycle."""
         if self._config.gate is not None:
             self._gate_mean = float(np.mean([r["rewards"][self._config.gate] for r in reports]))
             self._gate.observe(self._gate_mean)

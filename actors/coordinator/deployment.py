@@ -1,8 +1,8 @@
 """Serve deployment `coordinator`: loads data and tokenizer, then runs `Coordination` in the background.
 
-When the data of a new run cannot be used, or a shard cannot be finished, the reason goes to Redis, where the
-learner, the launcher and every view find it. After a failed shard the replica stays up and idle, because a
-restart would fail the same way.
+If the data of a new run is unusable or a shard fails, the coordinator writes the reason to Redis for the
+learner, the launcher and the views. After a failed shard the replica stays up and idle, because a restart
+would fail the same way.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ ALIVE_S = 5.0  # heartbeats come once a second
 
 
 class Coordinator:
-    """`config` is a dumped `Config`. `policy` is the deployment that samples (`Config.policy`), `verifier`
-    the one that scores."""
+    """`config` is a dumped `Config`. Deployment `policy` samples (`Config.policy`), `verifier` scores."""
 
     async def __init__(  # type: ignore[misc]
         self,
@@ -59,12 +58,12 @@ class Coordinator:
         self._redis = connect_async(redis_url)
         self._keys = Keys(self._config.run.name)
         self._name = f"coordinator/{serve.get_replica_context().replica_id.unique_id}"
-        # For views, while the data is read; whether this run may continue with it is decided after that.
+        # For views while the data loads. `claim_identity` checks later whether the run may use this data.
         await self._redis.set(self._keys.config, self._config.model_dump_json(), nx=True)
         try:
             self._coordination = await asyncio.to_thread(self._build, policy, verifier)
         except HoraError as error:
-            # A run that has begun can continue with other coordinators or after another start.
+            # A run with plans can continue on another coordinator or after a restart.
             if not (await self._redis.exists(self._keys.plans) or await self._others()):
                 await give_up(self._redis, self._keys, str(error))
             raise
@@ -103,11 +102,11 @@ class Coordinator:
         if self._work.exception() is not None:
             raise RuntimeError(f"{self._name} stopped: {self._work.exception()}")
         if self._work.result() and not await self._redis.hexists(self._keys.state, "error"):
-            # `hora train` took the reason away. Serve starts another coordinator in the place of this one.
+            # `hora train` removed the reason. Serve replaces this coordinator.
             raise RuntimeError(f"{self._name} gave up, and is asked to start again")
 
     async def _others(self) -> bool:
-        """Whether another coordinator is at work."""
+        """Whether another coordinator is alive."""
         coordinators = beats(await self._redis.hgetall(self._keys.parts), "coordinator")
         return any(beat["seen"] > time.time() - ALIVE_S for beat in coordinators)
 
@@ -123,8 +122,8 @@ class Coordinator:
 
 
 async def coordinate(work: Awaitable[None], client: AsyncRedis, keys: Keys) -> bool:
-    """Wait for `work`, and leave the reason of its failure in the run's state. Whether it gave up. Raises
-    RedisError and OSError: then the reason cannot be left, and another start may help."""
+    """Wait for `work`. If it fails, write the reason to the run's state and return True. Raises RedisError
+    and OSError: then the reason cannot be written, and a restart may help."""
     [error] = await asyncio.gather(work, return_exceptions=True)
     if error is None:
         return False
@@ -133,24 +132,23 @@ async def coordinate(work: Awaitable[None], client: AsyncRedis, keys: Keys) -> b
     if isinstance(error, HoraError):
         await give_up(client, keys, str(error))
         return True
-    # Calls were retried already, and a rule or a prior that fails would fail again after another start.
+    # Calls were retried already, and a failing rule or prior would fail again after a restart.
     log.error("coordinator failed", exc_info=error)
     await give_up(client, keys, f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
     return True
 
 
 async def give_up(client: AsyncRedis, keys: Keys, reason: str) -> None:
-    """Leave `reason` where the learner, the launcher and every view find it."""
+    """Write `reason` to the run's state, for the learner, the launcher and the views."""
     log.error("coordinator stopped", reason=reason)
     await client.hset(keys.state, mapping=changed(error=reason))
 
 
 def render_prompts(config: Config, tokenizer: Any = None) -> list[Prompt]:
-    """The usable rows of the data sets as prompts, one source after the other; row i of the result is prompt
-    i for the whole run. `tokenizer` is the model's, which is loaded where it is not given.
+    """The usable rows of all sources as prompts. Prompt i has index i throughout the run. Loads the model's
+    `tokenizer` if none is given.
 
-    A prompt longer than rollout.max_prompt_tokens is reported and left out, as is a row that the rewards
-    cannot use.
+    Logs and skips prompts longer than rollout.max_prompt_tokens and rows that the rewards cannot use.
     """
     tokenizer = tokenizer or load_tokenizer(config.model.path, config.model.trust_remote_code)
     prompts: list[Prompt] = []

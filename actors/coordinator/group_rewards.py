@@ -1,7 +1,7 @@
-"""Rewards of whole groups: known when a group is complete, from the text of all its completions.
+"""Group rewards: computed from the texts of all completions once a group is complete.
 
-The pre-rollouts of a group are stored with its shard's plan, before the extra ones exist. So these
-values travel with the extra rollouts (`common/wire.py`), and no success can depend on them.
+Pre-rollouts are stored with the plan, before Phase B. So group rewards are sent with the Phase B rollouts
+(`common/wire.py`), and success cannot depend on them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Rank = Callable[[Prompt, Group], Awaitable[Group]]
-"""The group of a prompt with the rewards that its rollouts get among each other."""
+"""Returns the group of a prompt with group rewards added."""
 
 
 async def unranked(prompt: Prompt, group: Group) -> Group:
-    """Where no reward is of whole groups."""
+    """The group unchanged: no group rewards are configured."""
     return group
 
 
 def ranked(group: Group, values: Sequence[Mapping[str, float]]) -> Group:
-    """`group` with the rewards (G_i,) that its rollouts got among each other."""
+    """`group` with group rewards added. `values` (G_i,) holds those of each rollout by name."""
     rollouts = tuple(
         replace(r, rewards={**r.rewards, **value}) for r, value in zip(group.rollouts, values, strict=True)
     )
@@ -34,12 +34,12 @@ def ranked(group: Group, values: Sequence[Mapping[str, float]]) -> Group:
 
 
 class LastTexts:
-    """Decodes a rollout to the text that its rewards saw; Phase A's rollouts are kept as tokens."""
+    """Decodes a rollout to the text that its rewards saw. Phase A rollouts are stored as tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer, self._silent = tokenizer, silent_tokens(tokenizer)
 
     def __call__(self, rollout: Rollout) -> str:
-        """Its last turn, without the token that ended it and without special tokens."""
+        """The last turn, without its end token and special tokens."""
         ids = rollout.tokens[-rollout.turns[-1].sampled :] if rollout.turns else rollout.tokens
         return completed(self._tokenizer, self._silent, ids.tolist(), rollout.finish_reason)

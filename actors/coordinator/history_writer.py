@@ -1,7 +1,6 @@
-"""Once a second a coordinator appends the run's totals and levels to its history, from which views compute
-rates.
+"""Appends the run's counters and levels to its history once a second. Views compute rates from the history.
 
-Reading a run writes nothing, so a run has the same history whether or not somebody watches it.
+Only coordinators write it, so the history does not depend on whether anyone watches the run.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ KEPT = ("learner/", "coordinator/")
 
 
 async def write_history(client: redis.asyncio.Redis, run: str, per_step: int) -> None:
-    """Append a sample every second until cancelled. Redis errors are logged and retried. A step takes
-    `per_step` groups."""
+    """Append a sample every second until cancelled. Redis errors are logged and retried. `per_step` is the
+    number of groups of a step."""
     while True:
         try:
             await write_sample(client, run, per_step, time.time())
@@ -40,7 +39,7 @@ async def write_history(client: redis.asyncio.Redis, run: str, per_step: int) ->
 
 
 async def write_sample(client: redis.asyncio.Redis, run: str, per_step: int, now: float) -> None:
-    """Append the sample of `now` (seconds since the epoch), unless another coordinator did so less than a
+    """Append a sample at `now` (seconds since the epoch), unless another coordinator appended one less than a
     second ago."""
     keys = Keys(run)
     if not await client.set(f"{keys.history}:lock", "1", nx=True, px=int(SAMPLE_S * 900)):
@@ -62,7 +61,7 @@ async def write_sample(client: redis.asyncio.Redis, run: str, per_step: int, now
     }
     async with client.pipeline(transaction=True) as pipe:
         pipe.xadd(keys.history, {"sample": json.dumps(sample)}, maxlen=HISTORY, approximate=True)
-        # An operator's pause is nobody's idleness.
+        # A paused run does not count as idle.
         for counter, n in zip(LOOKS, (0, 0) if state.paused else looked_at(parts, now), strict=True):
             pipe.hincrby(keys.counters, counter, n)
         await pipe.execute()
@@ -71,21 +70,21 @@ async def write_sample(client: redis.asyncio.Redis, run: str, per_step: int, now
 
 
 def long_gone(parts: Mapping[Answer, Answer], now: float) -> list[Answer]:
-    """Replicas that others have replaced long ago; no view shows them. Learner and coordinator are shown also
-    when they are gone."""
+    """Replicas without a heartbeat for an hour: views need not show them. Views always show learner and
+    coordinator."""
     replicas = ((name, text) for name, text in parts.items() if not text_of(name).startswith(KEPT))
     return [name for name, text in replicas if now - json.loads(text)["seen"] > FORGOTTEN_S]
 
 
 def oldest_replica(parts: Mapping[Answer, Answer], now: float) -> int | None:
-    """The oldest weight version that a living generator holds, except one that an evaluation keeps there;
-    None while there is none."""
+    """The oldest weight version of the living generators that are not pinned. None without such a
+    generator."""
     living = (b for b in _living(parts, now) if "pinned" not in b)
     return min((beat.get("version", 0) for beat in living), default=None)
 
 
 def looked_at(parts: Mapping[Answer, Answer], now: float) -> tuple[int, int]:
-    """Living generators, and those among them without a request."""
+    """The number of living generators, and of those without a request."""
     load = [beat.get("running", 0) + beat.get("waiting", 0) for beat in _living(parts, now)]
     return len(load), load.count(0)
 

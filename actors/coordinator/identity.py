@@ -1,8 +1,8 @@
-"""The identity of a run from its first plan to its end: its prompts, and its configuration except for what
-may change.
+"""The identity of a run: its prompts, and its configuration except keys that may change. Fixed once a plan
+exists.
 
-Seed, Γ and the number of prompts determine which prompts a batch holds. A coordinator with other settings or
-other data would mistake half-done batches for others, and would skip prompts without notice.
+Seed, Γ and the number of prompts determine the prompts of a batch. A coordinator with other settings or data
+would confuse half-done batches and silently skip prompts.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hora_rl.common.load import differences
 from hora_rl.common.types import Prompt
 from hora_rl.common.wire import SCHEMA
 
-# The first coordinator's prompts are the run's. They may be replaced together with settings under which
-# nothing was sampled.
+# The first coordinator stores the run's prompts. They may be replaced together with the configuration while
+# nothing was sampled under it.
 CLAIM = """
 if redis.call('EXISTS', KEYS[2]) == 0 and redis.call('GET', KEYS[1]) ~= ARGV[1] then
   redis.call('HDEL', KEYS[3], 'prompts')
@@ -36,10 +36,10 @@ return redis.call('HGET', KEYS[3], 'prompts')
 
 
 async def claim_identity(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -> None:
-    """Store a coordinator's configuration and the identity of its prompts. Both may be replaced while the run
-    has no plan.
+    """Store the configuration and the identity of the prompts. Both may be replaced while the run has no
+    plan.
 
-    Raises RunError when the run has begun with other settings, which it names, or with other prompts. `redis`
+    Raises RunError if the run has begun with other settings (the error names them) or other prompts. `redis`
     is an asyncio client that returns bytes.
     """
     name, keys = config.run.name, Keys(config.run.name)
@@ -72,8 +72,8 @@ async def claim_identity(redis: AsyncRedis, config: Config, prompts: Sequence[Pr
 
 
 def mixture_of(sources: Mapping[str, Source], prompts: Sequence[Prompt]) -> Mixture:
-    """How many of the run's prompts are of each source, with the weights of these. Raises ConfigError for a
-    source without any."""
+    """The number of prompts and the weight of each source. Raises ConfigError for a source without
+    prompts."""
     found = Counter(p.source for p in prompts)
     if not sources:
         return Mixture((len(prompts),))
@@ -84,8 +84,7 @@ def mixture_of(sources: Mapping[str, Source], prompts: Sequence[Prompt]) -> Mixt
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
-    """16 hex digits, equal for two lists of prompts if and only if these hold the same texts and tokens in
-    the same order, with the same answers or tests."""
+    """16 hex digits that identify a list of prompts: texts, tokens, and answers or tests, in order."""
     digest = hashlib.blake2b(digest_size=8)
     for p in prompts:
         digest.update(json.dumps([p.text, p.judged_by, p.tokens.tolist()], default=str).encode())

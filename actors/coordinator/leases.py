@@ -1,5 +1,4 @@
-"""Leases in Redis: one coordinator works on a shard at a time, and the shards of a dead one become free by
-themselves."""
+"""Leases in Redis: one coordinator works on a shard at a time. Leases of a dead coordinator expire."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class Leases:
         self._release = redis.register_script(RELEASE)
 
     async def acquire(self, name: str) -> bool:
-        """True when the lease was free and now belongs to this owner."""
+        """Take a free lease. Returns False if the lease is taken."""
         return bool(
             await self._redis.set(self._key(name), self._owner, nx=True, px=int(self._seconds * 1000))
         )
@@ -39,10 +38,10 @@ class Leases:
 
     @asynccontextmanager
     async def held(self, name: str) -> AsyncIterator[None]:
-        """Keep an acquired lease alive while the block runs, then release it.
+        """Renew an acquired lease while the block runs, then release it.
 
-        Losing a lease meanwhile (a long stall of this process) is harmless: if a shard has two owners, the
-        first plan and the first push of each group count.
+        Losing a lease (after a long stall of this process) is harmless: if a shard has two owners, the first
+        plan and the first push of each group count.
         """
         over = asyncio.Event()
         renewal = asyncio.create_task(self._keep(name, over))

@@ -1,7 +1,7 @@
-"""The configured prior over the prompts of a run, with the frozen features that the learned ones need.
+"""The configured prior over the prompts of a run, and the frozen features that learned priors need.
 
-Features depend on the prompt alone, so they are computed once and kept in the run's folder; the coordinator
-then needs no model.
+Features depend only on the prompt. They are computed once and stored in the run's folder, so a restarted
+coordinator needs no model.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hora_rl.common.types import Prompt
 
 
 def prior_of(config: Config, prompts: Sequence[Prompt]) -> Prior:
-    """The prior that `config.allocation` names, fitted offline when `prior_state` says so.
+    """The prior that `config.allocation` names, restored from `prior_state` if set.
 
-    Raises ConfigError for a state that is not this prior's, and for features that cannot be used.
+    Raises ConfigError for the state of another prior and for unusable features.
     """
     allocation = config.allocation
     features = None if allocation.prior in UNCONDITIONED else features_of(config, prompts)
@@ -47,8 +47,8 @@ def prior_of(config: Config, prompts: Sequence[Prompt]) -> Prior:
 
 
 def feature_model(allocation: Allocation, model: str) -> str:
-    """Name or folder of the model whose features a learned prior sees; `model` is the run's own. Raises
-    ConfigError when none is named."""
+    """Name or folder of the model that computes a prior's features. `model` is the policy. Raises ConfigError
+    if none is configured."""
     if allocation.prior.startswith("hidden"):
         return model
     if not allocation.features:
@@ -60,8 +60,8 @@ def feature_model(allocation: Allocation, model: str) -> str:
 
 
 def features_of(config: Config, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
-    """(n, d) features of all prompts: RUN/features-KIND.npz, made when it is not there or holds those of
-    another model or of other prompts."""
+    """Features (n, d) of all prompts, from RUN/features-KIND.npz. Computes the file if it is missing or from
+    another model or other prompts."""
     hidden = config.allocation.prior.startswith("hidden")
     model = feature_model(config.allocation, config.model.path)
     tokens, texts = [p.tokens.tolist() for p in prompts], [p.text for p in prompts]

@@ -1,5 +1,4 @@
-"""How a shard's rollouts are asked for: requests of bounded size, each scored as soon as its completions are
-there."""
+"""Samples the rollouts of a shard: requests of bounded size, each scored when its completions arrive."""
 
 from __future__ import annotations
 
@@ -20,15 +19,15 @@ Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[Scored]]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampler:
-    """Draws scored rollouts of one shard's prompts: the `sample` of its phases."""
+    """Draws scored rollouts of one shard's prompts. Passed as `sample` to its phases."""
 
     shard: Shard
     generate: Generate
     score: Score
 
     async def __call__(self, draw: Draw) -> list[Rollout]:
-        """The rollouts of one drawing, in order. The error of any request ends the drawing and cancels its
-        other requests: a lost rollout is the caller's to retry, never a wrong answer."""
+        """The rollouts of one draw, in order. If a request fails, raise its error and cancel the rest of the
+        draw: a lost rollout is never a wrong answer."""
         size = self.shard.samples_per_request
         parts = await all_of(
             self._request(draw, draw.first + done, min(size, draw.n - done))
@@ -49,10 +48,9 @@ class Sampler:
 
 @asynccontextmanager
 async def prefetched(sample: Sample, draws: Iterable[Draw]) -> AsyncIterator[Sample]:
-    """`sample` with these drawings under way at once: asking for one of them gives its result instead of
-    another.
+    """Start these draws now. The returned `sample` awaits a draw that was started, and starts any other.
 
-    Drawings that nobody asked for are cancelled at the end of the block, and their errors are dropped.
+    Unused draws are cancelled at the end of the block and their errors dropped.
     """
     tasks = {draw: asyncio.create_task(sample(draw)) for draw in draws}
 
@@ -83,7 +81,7 @@ def _rollout(completion: Completion, draw: Draw, scored: Scored, now: float) -> 
 
 
 def sample_seed(seed: int, epoch: int, prompt_index: int, phase: Phase, first: int) -> int:
-    """Seed of one request, a pure function of what it is for: a retry anywhere draws the same samples from
-    the same weights."""
+    """Seed of one request, a pure function of its identity: a retry on any replica draws the same samples
+    from the same weights."""
     text = f"{seed}:{epoch}:{prompt_index}:{phase}:{first}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")

@@ -1,9 +1,9 @@
-"""What a coordinator does: lease shards in order, run Algorithm 1 on each, push its groups to the queue.
+"""The coordinator's main loop: lease shards in order, run Algorithm 1 on each, push its groups to the queue.
 
-Before it starts a shard it waits for weights (the staleness bound), for the cycles that the batch's
-allocation depends on, for room in the queue, and for the end of a pause. `waiting_for` says which. A
-coordinator keeps no position: a shard is complete when its report is in Redis and half done when its plan is,
-so a restarted coordinator continues where the last one stopped.
+Before a shard starts, the loop waits for weights (the staleness bound), for the cycles that the allocation
+depends on, for room in the queue, and for the end of a pause. `waiting_for` names the reason. All progress is
+in Redis: a complete shard has a report, a half-done one has a plan. So a restarted coordinator continues
+where the last one stopped.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from hora_rl.common.types import Completion, Group, Prompt, SamplingRequest, Sco
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
-IDLE_S = 0.2  # all batches are generated, and the learner may still need a group again
+IDLE_S = 0.2  # all batches are generated, but a group may have to be sampled again
 
 
 @dataclass(slots=True)
 class Services:
-    """The services of a coordinator. `generate_at(min_version)` returns a `generate` on weights of that
+    """Services that a coordinator uses. `generate_at(min_version)` returns a `generate` on weights of that
     version or newer."""
 
     generate_at: Callable[[int], Generate]
@@ -94,14 +94,14 @@ class Coordination:
 
     @property
     def waiting_for(self) -> str:
-        """Why the next shard does not start; otherwise what the shards in flight wait for."""
+        """Why the next shard does not start, else the open requests of the shards in flight."""
         asked = ", ".join(f"{n} at {part}" for part, n in self._asked.items())
         return self._blocked or f"requests: {asked}"
 
     async def run(self) -> None:
-        """Work until every shard of every batch is complete. Raises the first error of any shard, and
-        RunError when the run has begun with other settings or prompts than these."""
-        await self._redis.hdel(self._keys.state, "error")  # of a coordinator that gave up before this start
+        """Work until every shard is complete. Raises the first error of any shard, and RunError if the run
+        has begun with other settings or prompts."""
+        await self._redis.hdel(self._keys.state, "error")  # written by a coordinator that gave up
         await self._redis.delete(self._keys.blocked)
         await claim_identity(self._redis, self._config, self._prompts)
         try:
@@ -132,7 +132,7 @@ class Coordination:
             await asyncio.sleep(IDLE_S)
 
     async def _next(self, todo: list[tuple[int, int]]) -> tuple[int, int] | None:
-        """Lease the oldest shard that may start; None while there is none. Sets `waiting_for`."""
+        """Lease the oldest shard that may start; None if none may. Sets `waiting_for`."""
         if len(self._tasks) >= self._config.rollout.shards_in_flight:
             self._blocked = ""
             return None
@@ -142,7 +142,7 @@ class Coordination:
             self._blocked = "an operator: the run is paused"
             return None
         if todo and not may_start(todo[0][0], version, self._config.rollout.max_staleness):
-            # The learner may be waiting for shards in flight; then those are what is waited for.
+            # With shards in flight, the learner waits for them, so `waiting_for` reports their requests.
             wanted = todo[0][0] - self._config.rollout.max_staleness
             self._blocked = "" if self._tasks else f"weights of version {wanted}"
             return None
@@ -174,12 +174,12 @@ class Coordination:
         name = f"{batch}:{index}"
         with logs.bound(shard=name):
             async with self._services.leases.held(name):
-                # The lease may come from a coordinator that finished the shard in the meantime.
+                # Another coordinator may have finished the shard before it released this lease.
                 if not await self._redis.hexists(self._keys.shards, name):
                     await self._run_shard(self._shard(batch, index))
 
     async def _run_shard(self, shard: Shard) -> None:
-        """Phase A, the rounds of Phase B and the push; then the report that marks the shard as complete."""
+        """Run Phase A and the rounds of Phase B, push the groups, then store the shard's report."""
         started, name = time.monotonic(), f"{shard.batch}:{shard.index}"
         stored = await self._plans.load(name, shard.ids)
         ahead = (
@@ -200,15 +200,14 @@ class Coordination:
         return partial(allocate_round, self._config, batch, [p.index for p in shard.prompts])
 
     async def _redo(self) -> None:
-        """Sample the groups whose message was unusable again, with the sizes of their shard's plan."""
+        """Sample groups with unusable messages again, with the sizes of their shard's plan."""
         for group_id, batch in (await self._services.producer.redo()).items():
             if group_id in self._again:
                 continue
             fields = [f"{batch}:{shard}" for shard in range(self._config.rollout.shards)]
             found = await self._redis.hmget(self._keys.shards, fields)
             report = next((r for r in (json.loads(f) for f in found if f) if group_id in r["groups"]), None)
-            # Without a report the shard is not complete: it will push the group, or the group is requested
-            # again.
+            # Without a report the shard is still running, and will push the group.
             if report is not None:
                 self._again.add(group_id)
                 self._start(self._run_again(group_id, report))
@@ -217,7 +216,7 @@ class Coordination:
         row = report["groups"].index(group_id)
         rounds = [r["extra"][row] for r in report["rounds"]]
 
-        await self._known(report["batch"])  # known once this coordinator has observed the reports
+        await self._known(report["batch"])  # observes the reports if this coordinator has not
         shard = self._shard(report["batch"], report["shard"])
         batch = self._services.cycles.of(report["batch"])
         sizes = sizes_as_if(self._config, batch, [p.index for p in shard.prompts], report["successes"])
@@ -236,7 +235,7 @@ class Coordination:
         self._again.discard(group_id)
 
     def _sampler(self, shard: Shard) -> Sampler:
-        """Draws rollouts of the shard, and counts its open requests."""
+        """Draws rollouts of the shard and counts open requests."""
         generate_at = self._services.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
 
         async def generate(request: SamplingRequest) -> list[Completion]:
@@ -262,7 +261,7 @@ class Coordination:
             self._asked[part] -= 1
 
     async def _push(self, shard: Shard, plan: Plan, sample: Sample, planned: bool) -> None:
-        """Phase B; each group goes to the queue when it is complete."""
+        """Run Phase B and push each group when it is complete."""
         async with aclosing(phase_b(shard, plan, sample, self._rank)) as groups:
             async for group in groups:
                 if await self._services.producer.push(group, planned=planned):
@@ -295,7 +294,7 @@ class Coordination:
         self._tasks.add(asyncio.ensure_future(work))
 
     def _collect(self) -> None:
-        """Forget finished shards; raise the error of a failed one."""
+        """Drop finished shards; raise the error of a failed one."""
         for task in [t for t in self._tasks if t.done()]:
             self._tasks.discard(task)
             task.result()
@@ -319,7 +318,7 @@ def _pair(field: Answer) -> tuple[int, int]:
 
 
 def _report(shard: Shard, plan: Plan, seconds: float) -> ShardReport:
-    """The record of a shard: enough to audit its budget and to redraw the paper's allocation figure."""
+    """The record of a shard, for audits of its budget and the paper's allocation figure."""
     return {
         "batch": shard.batch,
         "shard": shard.index,

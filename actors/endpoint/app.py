@@ -1,4 +1,4 @@
-"""The routes of the endpoint: vLLM's own handlers, plus errors in OpenAI's format and weight versions."""
+"""The routes of the endpoint: vLLM's handlers, plus errors in OpenAI's format and weight versions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hora_rl.common.config import Serve
 from hora_rl.common.errors import NoRoom, StaleWeights
 
 log = structlog.get_logger(__name__)
-# Errors that vLLM's handlers raise for an invalid request. For others they return an ErrorResponse.
+# Errors that vLLM's handlers raise for an invalid request. Otherwise they return an ErrorResponse.
 MISFITS = (
     VLLMClientError,
     ValueError,
@@ -46,7 +46,7 @@ Handler = Callable[[dict[str, object]], Awaitable[Answer]]
 
 
 class Handlers:
-    """vLLM's handlers over `proxy`; `stops` are the tokens that end a completion of this run."""
+    """vLLM's handlers over `proxy`. `stops` are the tokens that end a completion in this run."""
 
     def __init__(self, run: str, limits: Serve, proxy: EngineProxy, stops: tuple[int, ...]) -> None:
         self._limits, self._proxy, self._stops = limits, proxy, stops
@@ -67,7 +67,7 @@ class Handlers:
         self._handlers: dict[Kind, Handler] = {"chat": talk, "completion": complete}
 
     async def answer(self, raw: object, kind: Kind) -> Response:
-        """Handle one request. Every error of vLLM's handlers becomes a response."""
+        """Handle one request. All errors of vLLM's handlers become responses."""
         name = uuid.uuid4().hex
         try:
             asked = checked(raw, kind, self._limits, self._stops, name)
@@ -82,8 +82,7 @@ class Handlers:
         return await self._streamed(answer, name, watched)
 
     async def _streamed(self, answer: AsyncIterator[str], name: str, watched: Watched) -> Response:
-        """Stream the events. Waits for the first one, so that a request which no replica accepted gets an
-        error status."""
+        """Stream the events. Waits for the first event, so that a refused request gets an error status."""
         first = await anext(answer, "")
         if watched.failure is not None:
             del self._proxy.watched[name]
@@ -91,7 +90,7 @@ class Handlers:
         return StreamingResponse(self._events(first, answer, name), media_type="text/event-stream")
 
     async def _events(self, first: str, answer: AsyncIterator[str], name: str) -> AsyncIterator[str]:
-        """vLLM's events, with an event for the weight versions before the last one."""
+        """vLLM's events, and one with the weight versions before the last."""
         watched = self._proxy.watched[name]
         try:
             yield first
@@ -104,7 +103,7 @@ class Handlers:
 
 
 def create_app(handlers: Handlers) -> FastAPI:
-    """The application. Every response is JSON or an event stream."""
+    """The application. All responses are JSON or event streams."""
     app = FastAPI(title="HORA policy", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/models")
@@ -155,6 +154,6 @@ def _whole(answer: BaseModel, watched: Watched) -> Response:
 
 
 def _versions(watched: Watched) -> dict[str, object]:
-    """The field that HORA adds: for each completion, in order, the weight version of its tokens."""
+    """The field that HORA adds: the weight versions of the tokens of each completion, in order."""
     spans = [[asdict(span) for span in watched.spans[place]] for place in sorted(watched.spans)]
     return {"weight_versions": spans}

@@ -1,10 +1,9 @@
-"""Serve deployment `endpoint`: the policy under training, for clients that have the run's token.
+"""Serve deployment `endpoint`: serves the policy under training to clients that have the run's token.
 
     POST /v1/chat/completions, /v1/completions     as OpenAI's clients send them
     GET  /v1/models
 
-It has no engine. Requests go to the generator replicas, with lower priority than rollouts and within a
-separate limit.
+Requests run on the generator replicas, with lower priority than rollouts and within a separate limit.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ FRESH_S = 5.0
 
 @serve.ingress()
 class Endpoint:
-    """`config` is a dumped `Config`, `generator` the deployment that samples."""
+    """`config` is a dumped `Config`. Deployment `generator` samples."""
 
     def __init__(self, config: dict[str, Any], redis_url: str, generator: DeploymentHandle | None) -> None:
         self._config = Config.model_validate(config)
@@ -70,7 +69,7 @@ class Key:
         self._read_at = -FRESH_S
 
     async def digest(self) -> str:
-        """Empty until the first read; then every request is refused."""
+        """The digest. Empty until the first read, so that all requests are refused."""
         if time.monotonic() - self._read_at > FRESH_S:
             self._redis = self._redis or connect_async(self._redis_url)
             try:

@@ -12,9 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hora_rl.common.access import carries
 
 HELD_S = 1.0
-"""A client that does not wait when it is told to must not cost more than one that does."""
+"""Delay of a 429 response in seconds, so that impatient clients cost no more than patient ones."""
 Digest = Callable[[], Awaitable[str]]
-"""SHA-256 of the run's token. Empty: every request is refused."""
+"""SHA-256 of the run's token. If empty, all requests are refused."""
 
 
 class Rate:
@@ -36,8 +36,8 @@ class Rate:
 
 
 class Guard:
-    """Responds with 401, 429 and 413 itself. A body is read completely, up to its limit, before it is passed
-    on."""
+    """Refuses requests with 401, 429 or 413. Reads a body completely, up to its limit, before the app sees
+    the request."""
 
     def __init__(self, app: ASGIApp, digest: Digest, rate: Rate, max_bytes: int) -> None:
         self._app, self._digest, self._rate, self._max_bytes = app, digest, rate, max_bytes
@@ -63,7 +63,7 @@ class Guard:
             await self._app(scope, _again(body, receive), send)
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
-        """The request's body; None if it is too large, even when its Content-Length says otherwise."""
+        """The request's body; None if it is too large, whatever its Content-Length."""
         said = headers.get(b"content-length", b"0")
         if not said.isdigit() or int(said[:20]) > self._max_bytes:
             return None

@@ -1,4 +1,4 @@
-"""Requests that wait for a place on a generator."""
+"""A queue of requests that wait for a place on a generator."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 class Line:
-    """The first in line asks the replicas again and again; the others wait behind it and cost nothing. A
-    client that is refused at once would come back at once, and its requests alone would slow a run."""
+    """The first request in the queue polls the replicas; the rest wait at no cost. Without a queue, refused
+    clients would retry at once and slow the run."""
 
     def __init__(self, limit_s: float = LIMIT_S, most: int = MOST, again_s: float = AGAIN_S) -> None:
         self._limit_s, self._most, self._again_s = limit_s, most, again_s
@@ -24,8 +24,8 @@ class Line:
         self._waiting = 0
 
     async def served(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What `ask` returns once it does not raise NoRoom. Raises NoRoom when `most` requests wait, and
-        after `limit_s` seconds."""
+        """Call `ask` until it does not raise NoRoom, and return its result. Raises NoRoom if `most` requests
+        wait already, and after `limit_s` seconds."""
         if self._waiting >= self._most:
             raise NoRoom(f"{self._waiting} requests wait for a generator")
         self._waiting += 1

@@ -22,8 +22,8 @@ Spans = tuple[VersionSpan, ...]
 
 @dataclass(slots=True)
 class Watched:
-    """A running request: the oldest weight version that may serve it, the version spans of its complete
-    completions by (prompt, completion) number, and the error of a replica that refused it."""
+    """A running request: the oldest weight version that may serve the request, the version spans of complete
+    completions by (prompt, completion) number, and the error of a replica that refused the request."""
 
     version: int
     spans: dict[tuple[int, int], Spans] = field(default_factory=dict)
@@ -31,7 +31,8 @@ class Watched:
 
 
 class EngineProxy:
-    """`args` are the replicas'. `watched` holds the running requests by id. vLLM's request id contains it."""
+    """`args` are the replicas' engine arguments. `watched` holds running requests by id, which is a part of
+    vLLM's request id."""
 
     errored = False
 
@@ -60,7 +61,7 @@ class EngineProxy:
         async def begun() -> DeploymentResponseGenerator[RequestOutput]:
             stream = self._stream.remote(tokens, params, watched.version)
             try:
-                await anext(stream)  # the word of a replica that has a place
+                await anext(stream)  # the replica has a place
             except BaseException:
                 stream.cancel()
                 raise

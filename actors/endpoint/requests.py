@@ -1,7 +1,6 @@
 """Checks the fields of a request. Pure: takes the client's JSON object, returns the one for vLLM.
 
-Only the fields named here are passed on. Any other field is refused, not ignored, so that no client believes
-it had an effect.
+Fields that are not listed here are refused, not ignored, so that no client believes they had an effect.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Asked:
 
 
 def _is_text(value: object) -> bool:
-    """Whether UTF-8 can carry `value`: JSON allows lone surrogates (`"\\ud800"`), our channels do not."""
+    """Whether UTF-8 can encode `value`: JSON allows lone surrogates (`"\\ud800"`), UTF-8 does not."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):
@@ -92,7 +91,7 @@ def checked(raw: object, kind: Kind, limits: Serve, stops: tuple[int, ...], requ
         _messages(body)
     own = {
         "stop_token_ids": [*stops, *_stops(body)],
-        "priority": BELOW_TRAINING,  # vLLM lets a request choose its own
+        "priority": BELOW_TRAINING,  # vLLM lets clients choose
         "request_id": request_id,
     }
     return Asked(body | own, _whole(raw.get(VERSION) or 0, VERSION, 0, 2**53))
@@ -108,7 +107,7 @@ def _numbers(body: dict[str, object]) -> None:
 
 
 def _prompts(prompt: object) -> int:
-    """The number of prompts: a text, a list of tokens, or a list of these."""
+    """The number of prompts. `prompt` is a text, a list of tokens, or a list of either."""
     if isinstance(prompt, str):
         return 1
     if isinstance(prompt, list) and prompt:

@@ -1,5 +1,5 @@
-"""A calculator: the policy writes `<calc>12 * (3 + 4)</calc>` and reads the value in the next message. It may
-do so in every turn. The last turn is the answer, which the run's rewards judge like a completion."""
+"""A calculator: the policy writes `<calc>12 * (3 + 4)</calc>` in a turn and reads the value in the next
+message. The last turn is the answer; rewards judge it like a completion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hora_rl.common.data.datasets import Row
 
 BEGIN, END = "<calc>", "</calc>"
 LONGEST = 200
-"""Characters of an expression and of its value."""
+"""Maximum characters of an expression and of a value."""
 MOST_BITS = 512
 OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -38,7 +38,7 @@ async def calculator(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
 
 
 def evaluate(expression: str) -> str:
-    """The exact value of an expression of numbers, + - * / and brackets as text, or the error."""
+    """The exact value of an expression of numbers, + - * / and brackets as text, or an error message."""
     if len(expression) > LONGEST:
         return f"error: longer than {LONGEST} characters"
     try:

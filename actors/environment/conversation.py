@@ -1,8 +1,8 @@
-"""A conversation that stores its tokens: the learner trains on exactly the tokens that the policy sampled.
+"""A conversation stored as tokens, so that the learner trains on exactly the sampled tokens.
 
-It is append-only. A turn's tokens are kept as sampled. Other messages are tokenized with the text that the
-chat template puts around them, and appended. Sampled tokens are never decoded and encoded again, because this
-changes most token sequences.
+Conversations are append-only. Turns keep their sampled tokens. Other messages are rendered by the chat
+template, tokenized and appended. Sampled tokens are never decoded and encoded again, because that changes
+most sequences.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ EMPTY: Tokens = np.zeros(0, dtype=np.int32)
 class Conversation:
     """One episode's turns after `prompt` (P,), the tokens of `opening`.
 
-    With `history` append all turns are one sequence. With render each later turn is a separate sequence: its
-    context is what the template shows of the messages so far, which may omit reasoning.
+    With `history` append all turns form one sequence. With render each later turn is a separate sequence,
+    whose context the template renders from all messages so far. Templates may omit reasoning there.
     """
 
     def __init__(
@@ -41,25 +41,24 @@ class Conversation:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """All messages so far, read-only. The policy's turns are text here."""
+        """All messages so far, read-only, with the policy's turns as text."""
         return tuple(self._messages)
 
     @property
     def turns(self) -> int:
-        """Turns of the policy so far."""
+        """The number of turns of the policy so far."""
         return len(self._answers)
 
     @property
     def sampled(self) -> int:
-        """Tokens of all turns so far."""
+        """The number of sampled tokens so far."""
         return sum(len(answer.tokens) for answer in self._answers)
 
     def context(self, new: Sequence[Message]) -> Tokens:
-        """The context (T,) of the next turn, after the messages `new`. The conversation changes in `take`
-        only.
+        """The context (T,) of the next turn, after the messages `new`. Does not change the conversation.
 
-        Raises EnvironmentFault for what cannot be appended: a message of the assistant, nothing new after a
-        turn that ended, or an order of roles that the template refuses.
+        Raises EnvironmentFault for a message of the assistant, for no message after a turn that ended, and
+        for an order of roles that the template refuses.
         """
         if any(message.get("role") == "assistant" for message in new):
             raise EnvironmentFault("changes the history: what the assistant says is the policy's to sample")
@@ -80,12 +79,12 @@ class Conversation:
         return np.concatenate([self._context, piece])
 
     def append(self, new: Sequence[Message], context: Tokens, answer: Completion) -> None:
-        """Append `new` and the turn that the policy sampled after `context`, the result of `context(new)`."""
+        """Append `new` and the policy's turn. `context` is the result of `context(new)`."""
         anew = bool(self._answers) and self._history == "render" and bool(new)
         given = context if anew else context[len(self._context) :]
         self._turns.append(Turn(len(answer.tokens), given, anew))
         self._messages += [_kept(message) for message in new]
-        if self._answers and not new:  # it continues a turn that was cut
+        if self._answers and not new:  # continues a truncated turn
             said = {**self._messages.pop(), "content": f"{self._answers[-1].text}{answer.text}"}
         else:
             said = {"role": "assistant", "content": answer.text}
@@ -94,8 +93,8 @@ class Conversation:
         self._context = np.concatenate([context, answer.tokens])
 
     def rest(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages that `messages`, a whole conversation, adds to this one. Raises EnvironmentFault
-        unless it begins with all messages of this one."""
+        """The messages that a longer conversation adds to this one. Raises EnvironmentFault unless `messages`
+        starts with all messages so far."""
         for number, (theirs, ours) in enumerate(zip(messages, self._messages, strict=False)):
             if dict(theirs) != dict(ours):
                 raise EnvironmentFault(f"changes the history: message {number} is not what was said")
@@ -106,8 +105,8 @@ class Conversation:
         return messages[len(self._messages) :]
 
     def completion(self, rewards: Mapping[str, float], *, cut: bool) -> Completion:
-        """The episode as one completion with these rewards. `cut`: it ended at a limit. Raises
-        EnvironmentFault where the policy had no turn."""
+        """The episode as one completion with these rewards. `cut`: the episode ended at a limit. Raises
+        EnvironmentFault if the policy had no turn."""
         if not self._answers:
             raise EnvironmentFault("ends before the policy had a turn: there is nothing to learn from")
         first, last = self._answers[0], self._answers[-1]

@@ -1,7 +1,7 @@
 """Serve deployment `environment`: multi-turn episodes with the policy of the generator replicas.
 
-It has separate replicas, so a slow tool does not occupy a generator. Episodes are stored only when they are
-complete. If a replica dies, the coordinator requests its episodes again.
+Environments have separate replicas, so a slow tool does not occupy a generator. Only complete episodes are
+stored. If a replica dies, the coordinator requests the episodes again.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from hora_rl.common.types import Completion, Failed, SamplingRequest
 log = structlog.get_logger(__name__)
 SANDBOXES = 4
 STARTED_S = 600
-"""Seconds after which a new replica has been started and asked."""
+"""Time in seconds to start a new replica and send requests to it."""
 
 
 class Environment:
-    """`config` is a dumped `Config`, `generator` the deployment that samples the policy's turns."""
+    """`config` is a dumped `Config`. Deployment `generator` samples the policy's turns."""
 
     async def __init__(  # type: ignore[misc]
         self, config: dict[str, Any], redis_url: str, generator: DeploymentHandle
@@ -82,21 +82,19 @@ class Environment:
             await self._telemetry.flush()
 
     def _end_blocked(self, place: str) -> None:
-        """Exit this replica, whose event loop is blocked at `place`; Serve starts another. After
-        environment.attempts such exits, each soon after the one before, the run stops. Called from the
-        watchdog's thread."""
+        """Exit this replica, whose event loop is blocked at `place`, so that Serve starts another. Stop the
+        run after environment.attempts such exits in quick succession. Called from the watchdog's thread."""
         config, keys = self._config, Keys(self._config.run.name)
         reason = (
             f"environment {config.environment.path} blocks its replica at {place}, and no episode there "
             "moves on or can be cancelled: await what takes long, or use asyncio.to_thread"
         )
-        log.error("a blocked replica ends", reason=reason)
+        log.error("a blocked replica exits", reason=reason)
         try:
             client = connect(self._redis_url)
             client.hincrby(keys.counters, "episodes_lost:blocks", 1)
             times = client.incr(keys.blocked)
-            # An environment that always blocks its replica does so again in this time, after a new one has
-            # started.
+            # An environment that always blocks will block the next replica within this time.
             client.expire(keys.blocked, int(2 * config.environment.time_limit_s) + STARTED_S)
             if times >= config.environment.attempts:
                 client.hset(keys.state, mapping=changed(error=reason))

@@ -1,7 +1,7 @@
-"""Runs one episode of an environment to its end, or reports why there is none.
+"""Runs one episode of an environment, or reports why the episode failed.
 
-An episode that reaches a limit of turns or tokens is valid. If the environment raises, hangs, changes the
-history, ends before the first turn or returns no success, there is no episode; this is never counted as a
+An episode that reaches a limit of turns or tokens is valid. An episode fails if the environment raises,
+hangs, changes the history, ends before the first turn or lacks a reward. A failed episode never counts as a
 wrong answer.
 """
 
@@ -21,7 +21,7 @@ from hora_rl.common.types import Completion
 
 LOOK_S = 0.5
 GRACE_S = 1.0
-"""Seconds that a cancelled environment has to end. After that it is ignored."""
+"""Seconds to wait for a cancelled environment to end."""
 
 
 async def run_episode(
@@ -34,12 +34,12 @@ async def run_episode(
     names: Sequence[str],
 ) -> Completion:
     """One episode on `row` with the rewards `names`. Raises EnvironmentFault if the environment fails, and
-    the policy's error if a turn could not be sampled."""
+    the sampling error if a turn could not be sampled."""
     try:
         rewards = await _within_limit(function, row, policy, tools, limit_s)
     finally:
         policy.close()
-    if policy.lost is not None:  # and the environment continued without the turn
+    if policy.lost is not None:  # the environment caught the error and continued
         raise policy.lost
     wanted = [name.removeprefix(EPISODE) for name in names if name.startswith(EPISODE)]
     earned = dict.fromkeys(wanted, 0.0) if rewards is None else _checked(rewards, wanted)
@@ -49,7 +49,7 @@ async def run_episode(
 async def _within_limit(
     function: EpisodeFunction, row: Row, policy: Policy, tools: Tools, limit_s: float
 ) -> Mapping[str, float] | None:
-    """Rewards of the episode; None where it ended at a limit. Only the environment's own time counts."""
+    """Rewards of the episode; None if a limit ended the episode. Time spent sampling does not count."""
     task = asyncio.ensure_future(_called(function, row, policy, tools))
     try:
         while not task.done():
@@ -81,7 +81,7 @@ async def _called(function: EpisodeFunction, row: Row, policy: Policy, tools: To
 
 
 def _checked(rewards: Mapping[str, float], wanted: list[str]) -> dict[str, float]:
-    """The rewards in use. Raises EnvironmentFault for one that is missing or not finite."""
+    """The `wanted` rewards. Raises EnvironmentFault if one is missing or not finite."""
     for name in wanted:
         value = rewards.get(name)
         if value is None:

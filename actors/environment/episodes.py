@@ -1,4 +1,4 @@
-"""Samples n episodes of a prompt, and samples an episode again when its environment fails."""
+"""Samples n episodes of a prompt. Retries an episode if its environment fails."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 Count = Callable[[str, int], None]
 Turns = Callable[[int, str], Generate]
-"""(least weight version, episode) -> single turns."""
+"""(minimum weight version, episode name) -> `generate` for single turns."""
 
 
 class Episodes:
-    """Runs `function` on the prompts' rows. `count(name, n)` receives the number of complete episodes
-    (`episodes`), of those that ended at a limit (`episodes_cut`), of lost ones (`episodes_lost:KIND`), and of
-    turns (`episode_turns`)."""
+    """Runs `function` on the prompts' rows. Reports to `count(name, n)`: complete episodes (`episodes`),
+    truncated ones (`episodes_cut`), failed ones (`episodes_lost:KIND`), and turns (`episode_turns`)."""
 
     def __init__(
         self,
@@ -51,8 +50,8 @@ class Episodes:
         self.running = 0
 
     async def make(self, request: SamplingRequest, version: int, turns: Turns) -> list[Completion] | Failed:
-        """`request.n` episodes on weights of version `version` or newer. The errors of `turns` end the
-        request. A HoraError is returned as Failed, because a retry would not help."""
+        """`request.n` episodes on weights of version `version` or newer. Raises the errors of `turns`, except
+        that a HoraError is returned as Failed, because a retry would not help."""
         episodes = [
             asyncio.ensure_future(self._until_made(request, i, version, turns)) for i in range(request.n)
         ]
@@ -67,8 +66,8 @@ class Episodes:
     async def _until_made(
         self, request: SamplingRequest, number: int, version: int, turns: Turns
     ) -> Completion:
-        """Episode `number` of a request, from the request's seed plus this number: it is the same however
-        episodes are cut into requests. Each new attempt has other seeds. Raises RunError after
+        """Episode `number` of a request. Its seed is the request's seed plus this number, so episodes do not
+        depend on how they are split into requests. Retries use new seeds. Raises RunError after
         environment.attempts tries."""
         prompt, attempts = request.prompt, self._config.environment.attempts
         for attempt in range(attempts):
@@ -108,8 +107,8 @@ class Episodes:
 
 
 def _sample(request: SamplingRequest, name: str, turns: Turns) -> Sample:
-    """Turns of the episode `name` of a request. The seed of a turn is a pure function of episode and turn, so
-    a retry with the same weights samples the same tokens."""
+    """Samples turns of the episode `name`. The seed of a turn is a pure function of episode and turn, so a
+    retry with the same weights samples the same tokens."""
     turn = 0
 
     async def sample(context: Tokens, most: int, version: int) -> Completion:

@@ -1,7 +1,7 @@
-"""The smallest environment: guess a number. The row's answer is the number. After each guess the environment
-says whether it is higher or lower.
+"""The smallest environment: guess the number in the row's answer. A wrong guess gets the hint higher or
+lower.
 
-The reward `solved` is 1 for a right guess, and is the success. `speed` falls from 1 to 0 with the number of
+Reward `solved` is 1 for a correct guess and defines success. `speed` falls from 1 to 0 with the number of
 turns.
 """
 
@@ -14,11 +14,11 @@ from hora_rl.common.data.datasets import Row
 
 NUMBER = re.compile(r"\d+")
 LONGEST = 100
-"""Digits of a number: Python refuses to read thousands."""
+"""Maximum digits of a guess: Python refuses to convert thousands of digits."""
 
 
 async def guess(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
-    """One game. `row.answer` is a whole number; the first number in a turn of the policy is its guess."""
+    """One game. `row.answer` is an integer. The first number in a turn is the policy's guess."""
     secret, turns = int(row.answer), policy.turns_left
     try:
         said = await policy.generate()
@@ -30,7 +30,7 @@ async def guess(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
 
 
 def _number(text: str) -> int | None:
-    """The first number of `text`; None where there is none of up to LONGEST digits."""
+    """The first number in `text`; None if missing or longer than LONGEST digits."""
     found = NUMBER.search(text)
     return None if found is None or len(found.group()) > LONGEST else int(found.group())
 

@@ -1,5 +1,4 @@
-"""The policy that an environment talks with: turns of one conversation, within the limits of
-`environment`."""
+"""The policy as an environment sees it: turns of one conversation, within the limits of `environment`."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from hora_rl.common.errors import EnvironmentFault
 from hora_rl.common.types import Completion, Tokens
 
 Sample = Callable[[Tokens, int, int], Awaitable[Completion]]
-"""(context (T,), most tokens, least weight version) -> one turn."""
+"""(context (T,), maximum tokens, minimum weight version) -> one turn."""
 
 
 class Policy:
-    """One episode's `Speaker`. `own_s` is the time in seconds that the environment itself has used so far,
-    without waiting for turns and for programs in the sandbox."""
+    """The `Speaker` of one episode. `own_s` is the time in seconds that the environment has used so far,
+    without waits for turns and sandboxed programs."""
 
     def __init__(self, conversation: Conversation, sample: Sample, config: Config, min_version: int) -> None:
         self._conversation, self._sample, self._config = conversation, sample, config
@@ -41,7 +40,7 @@ class Policy:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """What the block waits for has limits of its own: its time is not the environment's."""
+        """Do not count the time of this block as the environment's. The block has separate time limits."""
         self._own_s, self._waits = self.own_s, self._waits + 1
         try:
             yield
@@ -51,7 +50,7 @@ class Policy:
 
     @property
     def lost(self) -> BaseException | None:
-        """The error that kept the policy from a turn. It is never the environment's fault."""
+        """The error of a turn that could not be sampled; never the environment's fault."""
         turn = self._turn
         return turn.exception() if turn is not None and turn.done() and not turn.cancelled() else None
 
@@ -90,12 +89,12 @@ class Policy:
         return Said(answer.text, answer.tokens, answer.finish_reason)
 
     def close(self) -> None:
-        """Refuse further turns: the episode has ended."""
+        """End the episode and refuse further turns."""
         self._closed = True
 
     def _room(self, length: int) -> int:
-        """Token limit of a turn after a context of `length` tokens. Raises EpisodeOver where no token is
-        left."""
+        """Token limit of a turn after a context of `length` tokens. Raises EpisodeOver if a limit is
+        reached."""
         environment, conversation = self._config.environment, self._conversation
         left = self._config.rollout.max_response_tokens - conversation.sampled
         given = length - self._prompt - conversation.sampled

@@ -6,9 +6,9 @@
             said = await policy.generate({"role": "user", "content": "no"})
         return Episode({"solved": 1.0})
 
-`row` is the data set's (`common.data.datasets.Row`). An episode ends when the function returns, or when
-`generate` raises `EpisodeOver` at a limit of `environment`. The function may catch it and return an
-`Episode`; otherwise every reward is 0.
+`row` is a row of the data set (`common.data.datasets.Row`). An episode ends when the function returns, or
+when `generate` raises `EpisodeOver` at a limit of `environment`. The function may catch this error and return
+an `Episode`; otherwise all rewards are 0.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from hora_rl.common.types import FinishReason, Tokens
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """The result of an episode: rewards by name, each a finite number. `reward.weights` and `reward.success`
-    refer to them as `episode.NAME`. Use separate rewards for partial credit and for success."""
+    """The result of an episode: finite rewards by name. `reward.weights` and `reward.success` refer to them
+    as `episode.NAME`. Use separate rewards for partial credit and for success."""
 
     rewards: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Said:
-    """One turn of the policy. `text` is without special tokens; `finish_reason` is length where a limit cut
-    it."""
+    """One turn of the policy. `text` has no special tokens. `finish_reason` is length for a truncated
+    turn."""
 
     text: str
     tokens: Tokens
@@ -41,7 +41,7 @@ class Said:
 
 
 class EpisodeOver(Exception):
-    """A limit of `environment` is reached: there is no further turn."""
+    """A limit of `environment` is reached. No further turn is possible."""
 
 
 class Speaker(Protocol):
@@ -51,7 +51,8 @@ class Speaker(Protocol):
         """The policy's next turn, after the messages `new`. Raises EpisodeOver at a limit."""
 
     async def reply(self, messages: Sequence[Message]) -> Said:
-        """The policy's next turn in a whole conversation, which must begin with all messages so far."""
+        """The policy's next turn in the conversation `messages`, which must start with all messages so
+        far."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -59,15 +60,15 @@ class Speaker(Protocol):
 
     @property
     def turns_left(self) -> int:
-        """Turns that the policy may still have."""
+        """The number of turns that remain."""
 
 
 class Tools(Protocol):
     """Runs programs that the policy wrote."""
 
     async def python(self, source: str, stdin: str = "") -> str:
-        """The output of a Python program in the sandbox, truncated to a few thousand characters, with the
-        error if it failed."""
+        """Run a Python program in the sandbox. Returns the output, truncated to a few thousand characters,
+        and the error of a failed program."""
 
 
 EpisodeFunction = Callable[[Row, Speaker, Tools], Awaitable[Episode]]

@@ -1,6 +1,6 @@
-"""A Python tool: the policy may write a program in a ```python block and reads its output in the next
-message. It may do so in every turn. Programs run only in the sandbox. The last turn is the answer, which the
-run's rewards judge like a completion."""
+"""A Python tool: the policy may write a program in a ```python block of a turn and reads the output in the
+next message. Programs run only in the sandbox. The last turn is the answer; rewards judge it like a
+completion."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BEGIN, END = "```python\n", "```"
 
 
 async def python_tool(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
-    """One problem. `runs` is the number of programs that were run."""
+    """One problem. `runs` is the number of executed programs."""
     runs = 0
     try:
         said = await policy.generate()

@@ -1,4 +1,4 @@
-"""Environments by their name."""
+"""Environments by name."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ OWN = dict(zip(BUILT_IN, (guess, calculator, python_tool), strict=True))
 
 @asynccontextmanager
 async def environment_of(environment: Environment, run: str) -> AsyncIterator[EpisodeFunction]:
-    """The environment of a configuration that has one, ready while the block runs. Raises ConfigError saying
-    what is wrong with it."""
+    """The configured environment, ready for use inside the block. Raises ConfigError if it cannot be
+    loaded."""
     name = environment.path or ""
     if name != LIBRARY:
         yield load_environment(name)
@@ -36,7 +36,7 @@ async def environment_of(environment: Environment, run: str) -> AsyncIterator[Ep
 
 
 def load_environment(name: str) -> EpisodeFunction:
-    """The built-in or own environment of this name. Raises ConfigError saying what is wrong with it."""
+    """The built-in or user-defined environment of this name. Raises ConfigError if it cannot be loaded."""
     if name in OWN:
         return OWN[name]
     found = load_function("environment.path", name, f"{', '.join((*OWN, LIBRARY))} or ")

@@ -1,8 +1,8 @@
 """The tokens that a chat template writes between two turns of the assistant.
 
-The difference of two renderings does not give them: templates strip white space, omit earlier reasoning, or
-insert an empty reasoning block. So a conversation is rendered in which the assistant's turn is a marker, and
-the text after the marker is used.
+The difference of two renderings does not work: templates strip white space, omit earlier reasoning, or insert
+an empty reasoning block. Instead, render a conversation with a marker as the assistant's turn, and use the
+text after the marker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARK = "assistant-said-this-5f0c2e"  # without white space, which templates stri
 
 
 class Template:
-    """The chat template of `tokenizer`; without `chat` messages are joined as they are."""
+    """The chat template of `tokenizer`. Without `chat`, messages are concatenated."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, chat: bool = True) -> None:
         self._tokenizer, self._chat = tokenizer, chat
@@ -37,9 +37,8 @@ class Template:
         self._special = re.compile("|".join(words)) if words else None
 
     def piece(self, new: Sequence[Message], last: int) -> Tokens:
-        """Tokens (M,) that follow a turn whose last token is `last`, up to the beginning of the next one: the
-        end of the turn if it is not `last` itself, the messages `new`, and the header of the assistant's
-        turn."""
+        """Tokens (M,) between a turn with last token `last` and the next turn: the turn's end token unless it
+        is `last`, the messages `new`, and the header of the assistant's turn."""
         harmless = [self._plain(message) for message in new]
         if not self._chat:
             return self._encode("".join(str(message["content"]) for message in harmless))
@@ -53,15 +52,14 @@ class Template:
         return self._after_end(self._encode(after), last)
 
     def whole(self, messages: Sequence[Message]) -> Tokens:
-        """Tokens (T,) of a conversation up to the beginning of the assistant's next turn, by the chat
-        template."""
+        """Tokens (T,) of a conversation, rendered by the chat template up to the assistant's next turn."""
         return self._encode(self._render([self._plain(message) for message in messages]))
 
     def _after_end(self, ids: Tokens, last: int) -> Tokens:
-        """`ids` (M,) without the end of the turn, if that is `last`.
+        """`ids` (M,) without the turn's end token, if that is `last`.
 
-        A template may write white space before the end (Llama 2's does), which goes with it. Only a control
-        token is an end there: any other token may be the first one of the next message.
+        Also drops white space before the end token, which some templates write (Llama 2). There only a
+        control token counts as an end token: any other may belong to the next message.
         """
         places = np.flatnonzero(ids == last)
         if not len(places):
@@ -89,8 +87,8 @@ class Template:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
 
     def _plain(self, message: Message) -> Message:
-        """The message with a space inserted into every special token in its text: the output of a tool must
-        not end a turn or begin one."""
+        """The message with a space inserted into special tokens of its text: the output of a tool must not
+        end or begin a turn."""
         content = message.get("content")
         if not isinstance(content, str):
             raise EnvironmentFault(f"says {type(content).__name__} where a message's content must be text")

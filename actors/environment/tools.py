@@ -1,4 +1,4 @@
-"""The verifier's sandbox, for programs that the policy writes in an episode."""
+"""Runs programs that the policy writes in an episode, in the verifier's sandbox."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hora_rl.actors.verifier.sandbox.limits import Limits, Outcome
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 
 MOST_CHARS = 2_000
-"""Characters of a program's output that the policy reads. Longer output is truncated with a notice."""
+"""Maximum characters of output shown to the policy. Longer output is truncated with a notice."""
 TRIES = 3
 LIMITS = Limits(seconds=4.0, output=1 << 16)
 ENDED = {
@@ -23,8 +23,8 @@ ENDED = {
 
 
 class SandboxTools:
-    """`Tools` of one replica: at most `slots` programs at a time, each in a separate sandbox that is created
-    on first use. Use from one event loop; `close()` ends the sandboxes."""
+    """`Tools` of one replica. Runs at most `slots` programs at a time, in separate sandboxes created on first
+    use. Use from one event loop; `close()` ends the sandboxes."""
 
     def __init__(self, slots: int) -> None:
         self._boxes = Boxes(Sandbox, slots)
@@ -45,8 +45,8 @@ class SandboxTools:
 
 
 class EpisodeTools:
-    """The `Tools` of one episode: while its program waits for a sandbox and runs there, which has limits of
-    its own, the time is not the environment's."""
+    """The `Tools` of one episode. Time spent in the sandbox, which has separate limits, does not count as the
+    environment's."""
 
     def __init__(self, tools: Tools, policy: Policy) -> None:
         self._tools, self._policy = tools, policy
@@ -57,7 +57,7 @@ class EpisodeTools:
 
 
 def _told(outcome: Outcome) -> str:
-    """What the policy reads about a program."""
+    """The message to the policy about a program."""
     printed = outcome.out.decode(errors="replace")
     if len(printed) > MOST_CHARS:
         printed = f"{printed[:MOST_CHARS]}\n(cut)"

@@ -1,5 +1,5 @@
-"""Detects an environment that blocks its replica's event loop. Then no episode makes progress, and none can
-be cancelled."""
+"""Detects an environment that blocks its replica's event loop. A blocked loop stops all episodes and prevents
+their cancellation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import traceback
 from collections.abc import Callable
 
 LONGEST_S = 60.0
-"""Upper limit in seconds. After a longer block Serve replaces the replica itself, without a reason."""
+"""Upper bound of the limit in seconds. After a longer block Serve replaces the replica without a reason."""
 LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
 
 
 class Watchdog:
-    """Calls `blocked(place)` once, from a separate thread, when the event loop that created it was blocked
-    for `limit_s` seconds. `place` is the current line of the user's code."""
+    """Watches the current event loop. If the loop is blocked for `limit_s` seconds, calls `blocked(place)`
+    once from a separate thread. `place` is the current line of the user's code."""
 
     def __init__(self, limit_s: float, blocked: Callable[[str], None]) -> None:
         self._loop, self._owner = asyncio.get_running_loop(), threading.get_ident()
@@ -42,8 +42,7 @@ class Watchdog:
 
 
 def place_of(thread: int) -> str:
-    """Current line of the thread: the innermost frame that is not in Python's library or an installed
-    package."""
+    """Current line of the thread: the innermost frame outside the standard library and installed packages."""
     stack = traceback.extract_stack(sys._current_frames()[thread])
     own = [frame for frame in stack if not frame.filename.startswith((*LIBRARIES, "<"))]
     frame = (own or stack)[-1]

@@ -1,8 +1,8 @@
 """The policy's LoRA adapter inside a vLLM worker: replaced in place while generation is paused.
 
-vLLM replaces an adapter only from a folder that every worker can read. Here the tensors are put into its
-adapter manager directly, as they arrived by the transport of full weights: no folder is needed where the
-generators run, nothing is serialised once more, and an adapter that does not fit leaves the old one in place.
+vLLM loads adapters only from a folder that every worker can read. Here received tensors go directly into its
+adapter manager. So generators need no folder, nothing is serialized again, and an adapter that does not fit
+leaves the old one in place.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from typing import Any
 import torch
 
 POLICY = 1
-"""vLLM's number of the adapter that every request uses."""
+"""vLLM's id of the adapter that every request uses."""
 NOWHERE = "/nonexistent/hora-policy-adapter"
-"""vLLM looks at a request's path only when it lost the adapter. The path must not exist: vLLM would load what
-lies there under the newest version's name, and so it ends the engine, and the replica is replaced."""
+"""Path of the adapter in requests. vLLM reads the path only after it lost the adapter. A missing path then
+ends the engine, so the replica is replaced. An existing one would be served as the newest version."""
 
 
 def put_adapter(lora: Any, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, object]) -> int:
-    """Make `tensors`, by the names of an adapter's file, the policy's adapter; returns the number of layers.
+    """Make `tensors` the policy's adapter and return the number of layers.
 
-    `lora` is the worker's `lora_manager`, `settings` an `adapter_config.json`. Raises ValueError, before
-    anything changes, for settings that vLLM does not serve and for layers that this model does not have.
+    `tensors` has the names of an adapter's file, `settings` is an `adapter_config.json`, and `lora` is the
+    worker's `lora_manager`. Raises ValueError, before any change, for settings that vLLM does not support and
+    for layers that this model lacks.
     """
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
@@ -50,8 +51,8 @@ def put_adapter(lora: Any, tensors: Mapping[str, torch.Tensor], settings: Mappin
 
 
 def put_zero_adapter(lora: Any) -> None:
-    """Make the policy its base: an adapter of zeros, for a sequence carries one from its first token or
-    never."""
+    """Install an adapter of zeros, so that the policy equals its base. A running sequence cannot get an
+    adapter later."""
     inner = lora._adapter_manager
     inner.remove_adapter(POLICY)
     inner.add_adapter(inner.create_dummy_lora(POLICY, 1, lora.embedding_modules))
@@ -59,7 +60,7 @@ def put_zero_adapter(lora: Any) -> None:
 
 
 def adapter_tensors(lora: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """What the model multiplies by now, layer by layer."""
+    """The adapter's tensors as the model uses them now, layer by layer."""
     for name, module in sorted(lora._adapter_manager.modules.items()):
         for part in ("lora_a_stacked", "lora_b_stacked"):
             for i, tensor in enumerate(getattr(module, part, ())):
@@ -67,7 +68,7 @@ def adapter_tensors(lora: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _check_layers(inner: Any, loras: Mapping[str, Any]) -> None:
-    """vLLM drops a layer that it does not know without a word."""
+    """Raise ValueError for layers that the model lacks: vLLM silently drops them."""
     packed = {name for names in inner.packed_modules.values() for name in names}
     known = packed | set(inner.modules)
     unknown = sorted(set(loras) - known)

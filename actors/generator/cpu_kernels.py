@@ -1,8 +1,8 @@
 """vLLM's compiled layer norms for engines on a CPU.
 
-vLLM has these kernels for every platform, but on a CPU it leaves layer norms to a compiler, which
-`enforce_eager` switches off. PyTorch then starts and joins its threads for each of seven operations: seven
-times the time of the kernel, and more where another process holds a thread up.
+vLLM has these kernels on all platforms, but on a CPU it relies on a compiler that `enforce_eager` switches
+off. PyTorch then starts and joins its threads for each of seven operations. That takes seven times as long as
+the kernel, and longer if another process delays a thread.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from vllm.platforms import current_platform
 
 PROVIDER = "hora_cpu"
 PRIORITY = {op: [PROVIDER, "native"] for op in ("rms_norm", "fused_add_rms_norm")}
-"""vLLM's `ir_op_priority`: PyTorch's operations where the kernel does not take the tensors."""
+"""vLLM's `ir_op_priority`: PyTorch's operations if the kernel does not support the tensors."""
 
 
 def register_kernels() -> None:
-    """Have vLLM know the kernels as `PROVIDER`; more than once does no harm."""
+    """Register the kernels with vLLM as `PROVIDER`. Repeated calls do nothing."""
     if PROVIDER in ir.ops.rms_norm.impls:
         return
     current_platform.import_kernels()

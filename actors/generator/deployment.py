@@ -1,7 +1,6 @@
-"""A generator replica: one vLLM engine and the weights it holds. No request is served on weights older than
-the request allows.
+"""A generator replica: one vLLM engine and its weights. Requests never run on weights older than they allow.
 
-An unhealthy replica ends its process; Serve starts another, and the other replicas continue.
+An unhealthy replica exits; Serve starts another, and the remaining replicas continue.
 """
 
 from __future__ import annotations
@@ -38,18 +37,16 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 EXIT_S = 0.2
 PIECE_S = 0.05
-"""vLLM joins the tokens of so long into one message. For each token alone the messages would cost as much as
-its sampling."""
+"""Seconds of tokens that share one message. One message per token would cost as much as sampling."""
 
 
 class Generator:
-    """Serve deployment `generator`. `config` is a dumped `Config`, `redis_url` where the run's state
-    lives."""
+    """Serve deployment `generator`. `config` is a dumped `Config`."""
 
     async def __init__(self, config: dict[str, Any], redis_url: str) -> None:  # type: ignore[misc]
         from vllm.platforms import current_platform
 
-        from hora_rl.actors.generator import vllm_engine  # it takes seconds that only a replica needs
+        from hora_rl.actors.generator import vllm_engine  # the import takes seconds
 
         self._config = Config.model_validate(config)
         logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="generator")
@@ -69,7 +66,7 @@ class Generator:
         )
         await self._engine.begin()
         if self._config.weights.transport == "file":
-            with suppress(StaleWeights):  # a request that needs newer weights pulls them later
+            with suppress(StaleWeights):  # requests pull newer weights later
                 await self._weights.catch_up()
         beating = keep_beating(self._redis, self._config.run.name, self._name, self._state)
         self._beat = asyncio.get_running_loop().create_task(beating)
@@ -82,9 +79,9 @@ class Generator:
     async def generate(
         self, requests: Sequence[SamplingRequest], min_version: int, temperature: float
     ) -> list[list[Completion]]:
-        """Sample each request on weights of version `min_version` or newer. Raises StaleWeights when they do
-        not come in time, NoRoom when this replica already serves as many calls as it may or is pinned for an
-        evaluation, and PinLost for a request of an evaluation that counts on another pin."""
+        """Sample each request on weights of version `min_version` or newer. Raises StaleWeights if they do
+        not arrive in time, NoRoom if the replica is full or pinned for an evaluation, and PinLost if the
+        request expects another pin."""
         for request in requests:
             self._weights.pin.check(request)
         try:
@@ -102,15 +99,15 @@ class Generator:
                     for request in requests
                 )
         except UnhealthyError:
-            # A replica that fails at once looks idle, and would attract every request.
+            # A replica that fails immediately looks idle, and would attract all requests.
             exit_soon()
             raise
 
     async def stream(
         self, tokens: list[int], params: SamplingParams, min_version: int
     ) -> AsyncIterator[RequestOutput | None]:
-        """None as soon as there is a place for a request of the endpoint, then vLLM's outputs, on weights of
-        version `min_version` or newer. Raises StaleWeights and NoRoom as `generate` does."""
+        """Serve a request of the endpoint: yields None when the request has a place, then vLLM's outputs on
+        weights of version `min_version` or newer. Raises StaleWeights and NoRoom as `generate` does."""
         try:
             with self._places.held_to_serve(params.n) as charge:
                 yield None
@@ -127,8 +124,8 @@ class Generator:
     # The learner broadcasts these: a roll call, and the calls of vLLM's weight-sync client.
 
     async def answer_roll_call(self, coming: int) -> dict[str, object]:
-        """Name and version of a healthy replica, and whether it is pinned, before version `coming` is sent;
-        raises for an unhealthy one."""
+        """Name and version of this replica and whether it is pinned, before version `coming` is sent. Raises
+        UnhealthyError."""
         await self.check_health()
         return self._weights.roll_call(coming)
 
@@ -144,12 +141,12 @@ class Generator:
         return self._weights.confirm(int(version))
 
     async def sleep(self, version: int) -> str:
-        """Free the card for a step of the learner from weights `version`; the name of this replica."""
+        """Free the card for a step of the learner from weights `version`. Returns the replica's name."""
         await self._weights.sleep(version)
         return self._name
 
     async def record_routing_stats(self) -> dict[str, bool]:
-        """For `actors.generator.router`; Serve asks once a second."""
+        """For `actors.generator.router`; Serve calls this once a second."""
         return {PINNED: self._weights.pin.version is not None}
 
     async def check_health(self) -> None:
@@ -179,8 +176,8 @@ class Generator:
 
 
 async def check_or_exit(weights: HeldWeights, engine: Engine) -> None:
-    """Raise if the replica is unhealthy, then exit: Serve would wait for requests that it cannot finish. They
-    are tried again on other replicas as soon as it is gone."""
+    """Raise if the replica is unhealthy, then exit. Serve would wait for requests that cannot finish; the
+    exit makes callers retry them elsewhere."""
     try:
         weights.check()
         await engine.check_health()
@@ -191,5 +188,5 @@ async def check_or_exit(weights: HeldWeights, engine: Engine) -> None:
 
 
 def exit_soon() -> None:
-    """End this process and its engine after the current call was answered."""
+    """End this process and its engine shortly after the current call returns."""
     asyncio.get_running_loop().call_later(EXIT_S, os._exit, 1)

@@ -1,4 +1,4 @@
-"""What vLLM is told of a replica's engine: its arguments, and the environment of its processes."""
+"""The arguments of a replica's vLLM engine, and the environment of its processes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from hora_rl.common.malloc import KEEP_FREED_MEMORY
 from hora_rl.common.weights.adapters import read_adapter
 
 PRIMITIVES = "64"
-"""oneDNN compiles every matrix product anew for each number of rows, 0.3 to 0.4 MiB apiece, and the rows of a
-step are the sequences in it. vLLM keeps the last 32 of each shape; oneDNN would keep 1,024 in all beside
-these: 290 MiB more in use, filled over hundreds of steps, and gaps as large between them."""
+"""Capacity of oneDNN's cache of compiled matrix products. oneDNN compiles one per number of rows (sequences
+in a step), at 0.3 to 0.4 MiB each. Its default of 1,024 fills over hundreds of steps and takes 290 MiB, plus
+fragmentation, although vLLM already keeps the last 32 of each shape."""
 CPU_BLOCK = 32
-"""Tokens in a block of the KV cache on a CPU: the fewest that its attention prefers. Rollouts share the whole
-blocks of their prompt; with vLLM's 128 each would compute a short prompt again."""
+"""Tokens per KV cache block on a CPU: the smallest size that its attention prefers. Rollouts share only full
+blocks of their prompt, so with vLLM's default of 128 each rollout would compute a short prompt again."""
 FORMAT = "hora"
-"""vLLM's own loader, which refuses weights that are no numbers (`actors.generator.finite_loader`)."""
+"""Load format of the loader that refuses NaN and infinite weights (`actors.generator.finite_loader`)."""
 BACKENDS = {"file": "file", "gloo": "gloo", "nccl": "hora-nccl"}
-"""Transport and the name of its engine in vLLM, which has a `nccl` of its own."""
+"""Name in vLLM of each transport's engine. vLLM already has an engine `nccl`."""
 KEYS = {
     "model": "model.path",
     "dtype": "model.dtype",
@@ -51,12 +51,12 @@ KEYS = {
         "nothing: training depends on it",
     ),
 }
-"""vLLM's arguments that HORA sets, and the keys that decide them."""
+"""vLLM's arguments that HORA sets, and the configuration keys that determine them."""
 
 
 def set_environment(generator: Generator) -> None:
     """Set the variables that glibc and vLLM read when the engine's processes start."""
-    # The logits of a step are one block of many MiB. By default the kernel takes it back after each step.
+    # The logits of a step are one block of many MiB. By default glibc returns the block after each step.
     os.environ.update(KEEP_FREED_MEMORY)
     if not current_platform.is_cpu():
         return
@@ -70,16 +70,16 @@ def set_environment(generator: Generator) -> None:
 
 
 def engine_args(config: Config) -> AsyncEngineArgs:
-    """All arguments of a replica's engine. Raises ConfigError where `generator.engine_args` are not vLLM's,
-    and where this machine's engine cannot sleep."""
+    """All arguments of a replica's engine. Raises ConfigError for invalid `generator.engine_args`, and if
+    `generator.sleep` is set on a machine where engines cannot sleep."""
     more = config.generator.engine_args
     check_engine_args(more)
     return AsyncEngineArgs(**(_own(config) | more))
 
 
 def check_engine_args(more: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a name of `more` that vLLM does not have or that HORA sets, and for a value that
-    vLLM's type of it excludes."""
+    """Raise ConfigError for a name in `more` that vLLM lacks or HORA sets, and for a value of the wrong
+    type."""
     names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for name, value in more.items():
         key = f"generator.engine_args.{name}"
@@ -96,7 +96,7 @@ def check_engine_args(more: Mapping[str, Any]) -> None:
 
 
 def _type_of(name: str) -> Any:
-    """The type of one argument. Some annotations name types that vLLM imports for type checkers alone."""
+    """The type of one argument; Any if its annotation needs names imported only for type checkers."""
     annotation = next(c.__annotations__[name] for c in AsyncEngineArgs.__mro__ if name in c.__annotations__)
     one = type("One", (), {"__annotations__": {name: annotation}})
     try:
@@ -106,8 +106,8 @@ def _type_of(name: str) -> Any:
 
 
 def _own(config: Config) -> dict[str, Any]:
-    """What HORA decides. Of these, `generator.engine_args` may change `block_size`, `enable_chunked_prefill`,
-    `ir_op_priority` and `load_format`."""
+    """The arguments that HORA sets. `generator.engine_args` may override `block_size`, `ir_op_priority`,
+    `enable_chunked_prefill` and `load_format`."""
     generator, longest, cpu = config.generator, config.longest, current_platform.is_cpu()
     own = {
         "model": config.model.path,
@@ -120,8 +120,8 @@ def _own(config: Config) -> dict[str, Any]:
         "max_model_len": longest,
         "max_num_seqs": generator.max_sequences,
         "enforce_eager": cpu if generator.enforce_eager is None else generator.enforce_eager,
-        # Under first come, first served the shards in flight would finish together and leave the engine empty
-        # after them.
+        # With first come, first served all shards in flight would finish together and then leave the engine
+        # idle.
         "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
         "weight_transfer_config": WeightTransferConfig(backend=BACKENDS[config.weights.transport]),
@@ -133,7 +133,7 @@ def _own(config: Config) -> dict[str, Any]:
         rank = Lora(rank=int(str(adapter["r"]))).served_rank
         own |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": rank}
     if generator.sleep == "step":
-        # An engine that cannot sleep would report to be asleep, and hold its memory.
+        # An engine that cannot sleep would report success and keep its memory.
         if not current_platform.is_sleep_mode_available():
             raise ConfigError(
                 "generator.sleep (step): vLLM cannot free an engine's memory on this machine "
@@ -155,7 +155,7 @@ def _own(config: Config) -> dict[str, Any]:
 
 
 def adapter_settings(model: Model, lora: Lora | None) -> dict[str, object] | None:
-    """The adapter that the engine serves, as an `adapter_config.json`; None for a model without one."""
+    """The `adapter_config.json` of the served adapter; None without an adapter."""
     if model.adapter is not None:
         return read_adapter(model.adapter).settings
     return None if lora is None else lora.adapter_config

@@ -1,7 +1,7 @@
-"""Why vLLM's processes failed, for the process that started them.
+"""Reports to the replica why its vLLM processes failed.
 
-vLLM logs the error where it happens and tells its parent only to "see root cause above". So every engine
-process also notes it in a file in its parent's memory.
+vLLM logs an error in the failing process; the parent only gets "see root cause above". So every engine
+process also writes the error to an in-memory file of its parent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hora_rl.common.weights.versions import path_of
 
 ENV = "HORA_ENGINE_NOTES"
 FATAL = ("EngineCore failed", "EngineCore encountered", "WorkerProc failed")
-"""How vLLM's messages begin with which one of its processes ends."""
+"""Prefixes of the last message of a failing vLLM process."""
 ELSEWHERE = "root cause"
 LONGEST = 500
 
@@ -36,21 +36,21 @@ class _Notes(logging.Handler):
 
 
 def note_failures() -> None:
-    """In a process of vLLM's: note from now on what ends it."""
+    """In a vLLM process: write fatal errors to the parent's file from now on."""
     log, path = logging.getLogger("vllm"), os.environ.get(ENV)
     if path is not None and not any(isinstance(handler, _Notes) for handler in log.handlers):
         log.addHandler(_Notes(path))
 
 
 class FailureNotes:
-    """In the parent: the notes of the engine that is started next."""
+    """In the parent: collects errors of the engine that is started next."""
 
     def __init__(self) -> None:
         self._file = open(os.memfd_create("hora-engine-notes", os.MFD_CLOEXEC), "rb")  # noqa: SIM115
         os.environ[ENV] = path_of(self._file.fileno())
 
     def reason(self) -> str | None:
-        """The newest error that ended one of the processes; None for one that was killed."""
+        """The newest fatal error of a process; None if it was killed."""
         text = os.pread(self._file.fileno(), 2**20, 0).decode(errors="replace")
         lines = [line for line in text.splitlines() if ELSEWHERE not in line]
         return lines[-1] if lines else None

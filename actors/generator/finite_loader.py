@@ -1,5 +1,5 @@
-"""vLLM's loader of a model's files, which refuses weights that are no numbers, by the file's own name of the
-tensor. Later nobody could name it: vLLM joins tensors, and on CPU packs them."""
+"""A loader of model files that refuses NaN and infinite weights. Only the loader still knows the tensor's
+name in the file: vLLM later merges tensors, and packs them on a CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FiniteLoader(DefaultModelLoader):
     def get_all_weights(
         self, model_config: ModelConfig, model: nn.Module
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Raises ConfigError at the first tensor that holds NaN or an infinite value."""
+        """Raises ConfigError at the first tensor with NaN or an infinite value."""
         for name, tensor in super().get_all_weights(model_config, model):
             refuse_not_finite(not_finite([(name, tensor)]), model_config.model)
             yield name, tensor

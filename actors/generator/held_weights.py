@@ -1,15 +1,13 @@
-"""The weights that a generator replica holds: their version, how newer ones arrive, and whether an update
-made the replica unhealthy.
+"""The weights of a generator replica: their version, updates, and whether an update made the replica
+unhealthy.
 
-Weights arrive in two ways with the same end. The learner pushes each version to all replicas. A replica that
-missed one pulls the newest announced version itself before it serves (`file`), or waits until the learner
-forms a group with it (`gloo`, `nccl`).
+The learner pushes each version to all replicas. A replica that missed a version pulls the newest announced
+one before it serves (`file`), or waits until the learner forms a group with it (`gloo`, `nccl`). A pinned
+replica loads no new weights (`actors.generator.pin`).
 
-A replica that an evaluation has pinned loads none of them (`actors.generator.pin`).
-
-A failed or overdue update makes the replica unhealthy. There are two exceptions, which leave it as it was and
-serving: an update that broke off before a worker loaded anything (`file`, `gloo`), and a file that differs
-from its announcement.
+A failed or overdue update makes the replica unhealthy. After two kinds of failure it keeps serving its old
+weights: if the update broke off before a worker loaded anything (`file`, `gloo`), and if a file differs from
+its announcement.
 """
 
 from __future__ import annotations
@@ -32,12 +30,13 @@ from hora_rl.common.weights.versions import check_file, mark_of, newest, path_of
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
-REACH_S = 5.0  # then the request gives up its place, so that the calls that bring weights get through
+REACH_S = 5.0  # then the request gives up its place, so that weight updates get through
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What an update left: seconds that generation was paused, and of these the seconds of the checksum."""
+    """The result of an update: the checksum of the weights, the seconds that generation was paused, and those
+    spent on the checksum."""
 
     pause_s: float
     checksum: str
@@ -45,7 +44,7 @@ class Installed:
 
 
 class WeightEngine(Protocol):
-    """What an update needs of an engine; see `actors.generator.vllm_engine.Engine`."""
+    """Engine methods used by updates; see `actors.generator.vllm_engine.Engine`."""
 
     async def init_transfer(self, info: Mapping[str, object]) -> None: ...
     async def receive(self, info: Mapping[str, object]) -> None: ...
@@ -55,9 +54,9 @@ class WeightEngine(Protocol):
 
 
 class HeldWeights:
-    """Of the replica `name`. Begins with the initial policy, version 0.
+    """The weights of the replica `name`. Starts with the initial policy, version 0.
 
-    `failure` says why the replica must end; None while it is healthy.
+    `failure` is the reason why the replica is unhealthy, else None.
     """
 
     def __init__(self, config: Config, engine: WeightEngine, redis: AsyncRedis, name: str) -> None:
@@ -65,20 +64,20 @@ class HeldWeights:
         self._transport = config.weights.transport
         self._update = asyncio.Lock()
         self._updates: set[asyncio.Task[None]] = set()
-        self._group = ""  # the transfer group that this replica is in
-        self._unreached = False  # at the last attempt to join a group
+        self._group = ""  # current transfer group
+        self._unreached = False  # the last attempt to join a group did not reach the learner
         self._installed, self._notice = Installed(0.0, "", 0.0), ""
-        self._damaged: tuple[int, str] | None = None  # version and mark of a file that was not as announced
+        self._damaged: tuple[int, str] | None = None  # version and mark of a damaged file
         self.version = 0
         self.pin = Pin(name, config.weights.update_limit_s)
         self.asleep_since: float | None = None  # seconds since the epoch
         self.failure: str | None = None
 
     async def join(self, info: Mapping[str, Any], members: tuple[str, ...], group: str) -> None:
-        """Join the learner's `group` at this replica's place among `members`, if it is one of them.
+        """Join the learner's `group` if this replica is one of `members`. Its position gives its ranks.
 
-        An update in progress ends first: its group broke up when the learner left it. Raises TimeoutError
-        when the group was given up meanwhile.
+        Waits for an update in progress, which ends because the learner has left its group. Raises
+        TimeoutError if the learner has given up the group meanwhile.
         """
         deadline = time.monotonic() + info.get("join_s", self._config.weights.update_limit_s)
         async with self._update:
@@ -92,15 +91,15 @@ class HeldWeights:
                 self._group = group
 
     async def update(self, info: Mapping[str, Any], version: int, group: str) -> None:
-        """The whole update to `version`, so nothing stays open when the learner dies meanwhile. Over `gloo`
-        and `nccl` it is for the members of `group`."""
+        """Update to `version` in one call, so that nothing stays open if the learner dies. Over `gloo` and
+        `nccl` only members of `group` take part."""
         if self._transport == "file":
             await self._whole(self._load(info))
         else:
             await self._whole(self._load_from(group, info, version))
 
     async def reach(self, version: int) -> None:
-        """Return when `version` or a newer one is held. Raises StaleWeights when it does not come in time."""
+        """Wait for `version` or a newer one. Raises StaleWeights if it does not arrive in time."""
         deadline = time.monotonic() + REACH_S
         while self.version < version:
             if self._transport == "file":
@@ -113,29 +112,29 @@ class HeldWeights:
                 await asyncio.sleep(POLL_S)
 
     async def catch_up(self) -> None:
-        """Pull the newest announced version, if it is newer than the held one and its file exists."""
+        """Load the newest announced version if it is newer than the current one and its file exists."""
         manifest = await newest(self._redis, self._config.run.name)
         if manifest is None or manifest.version <= self.version or not os.path.exists(manifest.path):
             return
-        if self._damaged != (manifest.version, mark_of(manifest.path)):  # that file was read already
+        if self._damaged != (manifest.version, mark_of(manifest.path)):  # skip a file known to be damaged
             await self._whole(self._load(manifest.update_info()))
 
     async def sleep(self, version: int) -> None:
-        """Have the engine free its memory, at `version` or newer: only a newer one then wakes it, and no
-        update to `version` that is late. Raises StaleWeights when `version` does not come in time."""
+        """Reach `version`, then free the engine's memory. So only a newer version wakes the engine, and not a
+        late update to `version`. Raises StaleWeights if `version` does not arrive in time."""
         await self.reach(version)
         await self._whole(self._sleep())
 
     async def wake(self, since: float) -> None:
-        """Wake an engine that has slept since `since` and was not put to sleep again."""
+        """Wake the engine if it has slept since `since`. A later sleep is left alone."""
         async with self._update:
             if self.asleep_since == since:
                 await self._guarded("waking", self._engine.wake())
                 self.asleep_since = None
 
     def roll_call(self, coming: int) -> dict[str, object]:
-        """Name, version, and whether it stays at that version. One that does not is counted on for the
-        update to version `coming`, if it holds less."""
+        """Name, version and whether the replica is pinned. An unpinned replica with an older version promises
+        to take part in the update to `coming`."""
         if not self._update.locked():
             self.pin.begin(self.version)
         pinned = self.pin.version is not None
@@ -144,8 +143,8 @@ class HeldWeights:
         return {"replica": self._name, "version": self.version, "pinned": pinned}
 
     async def note_pin(self, asked: Pinned | None) -> None:
-        """Follow the lease in force. A replica that is free again pulls the newest version, or is sent it
-        with the learner's next roll call."""
+        """Apply the current lease. A released replica pulls the newest version (`file`), or receives it after
+        the learner's next roll call."""
         was = self.pin.version
         self.pin.ask(asked)
         if not self._update.locked():
@@ -153,11 +152,12 @@ class HeldWeights:
         if was is not None and self.pin.version is None and self._transport == "file":
             try:
                 await self.catch_up()
-            except RuntimeError as error:  # where it left the replica healthy, a request tries it again
+            except RuntimeError as error:  # if the replica is still healthy, the next request retries
                 log.warning("a released replica has no newer weights yet", reason=str(error)[:300])
 
     def confirm(self, wanted: int) -> dict[str, Any]:
-        """What is held. Raises StaleWeights when that is less than `wanted`, except while pinned."""
+        """The current version and its `Installed`. Raises StaleWeights for one older than `wanted`, unless
+        pinned."""
         self.pin.updated()
         if self.version < wanted and self.pin.version is None:
             raise StaleWeights(f"{self._name} holds version {self.version}, not {wanted}")
@@ -188,7 +188,7 @@ class HeldWeights:
             raise UnhealthyError(f"{self._name}: {self.failure}")
 
     async def _whole(self, update: Coroutine[Any, Any, None]) -> None:
-        """Finish `update` even when the request that waits for it is cancelled."""
+        """Finish `update` even if the waiting request is cancelled."""
         task = asyncio.get_running_loop().create_task(update)
         self._updates.add(task)
         task.add_done_callback(self._updates.discard)
@@ -203,13 +203,13 @@ class HeldWeights:
         async with self._update:
             if int(info["version"]) > self.version and self.pin.version is None:
                 version = int(info["version"])
-                # The workers open this descriptor, so they load what was checked.
+                # The workers open this descriptor, so they load the checked file.
                 with await self._checked(info) as file:
                     await self._install({"version": version, "path": path_of(file.fileno())}, version)
 
     async def _load_from(self, group: str, info: Mapping[str, Any], version: int) -> None:
         async with self._update:
-            # A member that holds the version by now takes part too, or the other members would wait for it.
+            # A member that already has this version takes part too: the group would wait for it.
             if group == self._group and version >= self.version:
                 await self._install(info, version)
 
@@ -217,14 +217,14 @@ class HeldWeights:
         receiving = self._engine.receive(info)
         await self._guarded("receiving weights", receiving, unchanged=self._receives_aside())
         installed = await self._guarded("loading weights", self._engine.install(version))
-        # Views compare replicas by version and checksum, so the two always belong together.
+        # Views compare replicas by version and checksum, so both change together.
         self.version, self._installed, self._damaged, self._notice = version, installed, None, ""
         self.asleep_since = None  # loading wakes an engine
         self.pin.installed(version)
 
     async def _checked(self, info: Mapping[str, Any]) -> BinaryIO:
-        """The announced file, open, and in the page cache. Raises DamagedWeights for another file; the
-        heartbeat reports it, and the learner publishes the version again."""
+        """Open and check the announced file, which also puts it into the page cache. Raises DamagedWeights if
+        it differs; the heartbeat reports that, and the learner publishes the version again."""
         mark, version = mark_of(info["path"]), int(info["version"])
         try:
             checked: BinaryIO = await self._guarded("checking the file", asyncio.to_thread(check_file, info))
@@ -236,11 +236,11 @@ class HeldWeights:
         return checked
 
     async def _guarded(self, what: str, work: Awaitable[Any], *, unchanged: bool = False) -> Any:
-        """The result of `work`, one phase of an update, which has a deadline. A replica that fails a phase is
-        unhealthy.
+        """The result of `work`, one phase of an update, within the update's time limit. A replica that fails
+        a phase is unhealthy.
 
-        `unchanged`: work that fails in time has left the model as it was. One learner that is not reached may
-        have died. Two in a row mean that this replica is faulty.
+        With `unchanged` a failure within the limit leaves the model as it was, and the replica healthy. But
+        if it cannot reach the learner twice in a row, the replica is faulty.
         """
         task = asyncio.ensure_future(work)
         try:
@@ -261,5 +261,5 @@ class HeldWeights:
         raise error
 
     def _receives_aside(self) -> bool:
-        """Whether weights that do not arrive leave the replica unchanged, with no worker ahead of another."""
+        """Whether a failed transfer leaves the model unchanged in all workers."""
         return self._transport != "nccl" and self._config.generator.tensor_parallel == 1

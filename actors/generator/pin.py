@@ -1,11 +1,11 @@
-"""A replica that an evaluation keeps at one version of the weights, while the other replicas take every new
-one.
+"""An evaluation pins one replica to a version of the weights, while the other replicas take every new
+version.
 
-    asked from version 40 ─► holds 40 ─► pinned at 40: serves this evaluation alone, takes no new weights
-        ─► the lease ends ─► takes the newest weights as a replica that is late, serves training
+    requested from version 40 ─► has 40 ─► pinned at 40: serves only this evaluation, takes no new weights
+        ─► the lease ends ─► catches up to the newest weights, serves training
 
-Over `gloo` and `nccl` an update needs every member of its group, and a replica is a member once it has
-answered the learner's roll call. So between a roll call and the end of its update no pin begins.
+Over `gloo` and `nccl` an update needs all members of its group. A replica becomes a member when it answers
+the learner's roll call. So no pin begins between a roll call and the end of its update.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from hora_rl.common.types import Pinned, SamplingRequest
 log = structlog.get_logger(__name__)
 POLL_S = 0.5
 PINNED = "pinned"
-"""Name under which a replica tells routers whether it is pinned."""
+"""Key of the routing statistics: whether the replica is pinned."""
 
 
 def only_on(replica: str) -> str:
-    """The session of requests for the replica with this id alone. Where it is gone, they reach another one,
-    which refuses them."""
+    """The session of requests for one replica, given its id. If that replica is gone, another one refuses the
+    request."""
     return f"only:{replica}"
 
 
 class Pin:
-    """Of the replica `name`. `version` is the one that it is pinned at, None while it is not. An update, or
-    what remains of one, has `limit_s` seconds."""
+    """The pin of replica `name`. `version` is the pinned version, else None. An update may take `limit_s`
+    seconds."""
 
     def __init__(self, name: str, limit_s: float) -> None:
         self._name, self._limit_s = name, limit_s
@@ -46,26 +46,26 @@ class Pin:
         self.version: int | None = None
 
     def ask(self, asked: Pinned | None) -> None:
-        """Note the lease in force. A pin ends with its lease, or with a lease from a newer version."""
+        """Apply the current lease. A pin ends with its lease, or when a lease asks for a newer version."""
         self._from = asked.version if asked is not None and asked.replica == self._name else None
         if self.version is not None and (self._from is None or self._from > self.version):
             self.version, self._late_until = None, time.monotonic() + self._limit_s
 
     def begin(self, held: int) -> None:
-        """Between updates: pin the held version, if that is asked for and no update was promised."""
+        """Between updates: pin the current version if a lease requests it and no update was promised."""
         if time.monotonic() >= self._promised_until and self._wants(held):
             self.version = held
 
     def promise(self) -> None:
-        """The learner counts on this replica for an update, which begins within the limit."""
+        """Promise the learner to take part in an update that begins within the limit."""
         self._promised_until = time.monotonic() + self._limit_s
 
     def updated(self) -> None:
-        """The update that was promised has ended."""
+        """The promised update has ended."""
         self._promised_until = 0.0
 
     def installed(self, held: int) -> None:
-        """A version was loaded: pin it, if that is asked for. Also a pinned replica takes part in the
+        """Version `held` was loaded: pin it if a lease requests it. Even a pinned replica takes part in the
         broadcast of a run's last version."""
         self.version, self._late_until = held if self._wants(held) else None, 0.0
 
@@ -74,12 +74,12 @@ class Pin:
 
     @property
     def released(self) -> bool:
-        """Whether a pin has ended and the newer weights have not come, within the limit for them."""
+        """Whether a pin has ended and newer weights may still arrive in time."""
         return self.version is None and time.monotonic() < self._late_until
 
     def check(self, request: SamplingRequest) -> None:
-        """Raise NoRoom for a request of training while this replica is pinned, and PinLost for one of an
-        evaluation that counts on another pin."""
+        """Raise NoRoom for a training request while pinned, and PinLost for a request that expects another
+        pin."""
         if request.pinned is not None:
             if (request.pinned.replica, request.pinned.version) != (self._name, self.version):
                 raise PinLost(f"{self._name} is not pinned at version {request.pinned.version}")
@@ -88,8 +88,8 @@ class Pin:
 
 
 async def keep_pin(note: Callable[[Pinned | None], Awaitable[None]], client: AsyncRedis, run: str) -> None:
-    """Call `note` with the lease in force, again and again. While Redis is away nothing changes: nobody
-    trains then, and its clock ends the lease."""
+    """Poll the current lease and pass it to `note`. Without Redis nothing changes: no one trains then, and
+    Redis ends the lease."""
     while True:
         try:
             await note(await pin_lease.asked(client, run))

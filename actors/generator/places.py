@@ -1,4 +1,4 @@
-"""How many requests one replica samples for at a time, and how much of that is not for training."""
+"""Admission of requests to one replica, for training and for other uses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hora_rl.common.types import BELOW_TRAINING, SamplingRequest
 
 @dataclass(slots=True)
 class Admission:
-    """`requests` requests, among them at most `aside` completions that wait behind training's; and beside
-    them at most `served` completions of the endpoint's, begun as `share` allows. A replica that is pinned for
-    an evaluation gives it all requests.
+    """Admits up to `requests` calls. Of their completions at most `aside` may have lower priority than
+    training. Additionally admits up to `served` completions of the endpoint, as `share` allows. A pinned
+    replica has no `aside` limit.
 
-    vLLM's priority orders the waiting line alone: what runs keeps its place. Without a limit an evaluation
-    could hold all places when a batch of training arrives.
+    vLLM's priority applies only to waiting requests; running ones keep their place. Without limits an
+    evaluation could hold all places when a training batch arrives.
     """
 
     name: str
@@ -31,8 +31,8 @@ class Admission:
 
     @contextmanager
     def held(self, requests: Sequence[SamplingRequest]) -> Iterator[None]:
-        """A place for one call's requests, for the length of the block. Raises NoRoom when there is none; one
-        call alone may be larger than `aside`."""
+        """Hold a place for one call during the block. Raises NoRoom if the replica is full. A single call may
+        exceed `aside`."""
         if self.sampling >= self.requests:
             raise NoRoom(f"{self.name} has {self.sampling} requests")
         n = sum(r.n for r in requests if r.priority >= BELOW_TRAINING and r.pinned is None)
@@ -51,8 +51,8 @@ class Admission:
 
     @contextmanager
     def held_to_serve(self, n: int) -> Iterator[Callable[[float], None]]:
-        """Places for `n` completions of the endpoint for the length of the block, which calls what it is
-        given with the seconds that the prompt needed. Raises NoRoom when there are none."""
+        """Hold places for `n` completions of the endpoint during the block. The block reports the seconds of
+        the prompt to the yielded function. Raises NoRoom if the replica is full."""
         if self.share.clients + n > self.served:
             raise NoRoom(f"{self.name} samples {self.share.clients} completions of the endpoint")
         if not self.share.is_open:

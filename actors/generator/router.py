@@ -1,10 +1,10 @@
-"""Which generator replica gets a request: Ray Serve's choice by load, among those with a free place. The
-turns of one episode go to one replica, whose prefix cache holds the turns before. A replica that is pinned
-for an evaluation gets that evaluation's requests and no others.
+"""Routes requests to generator replicas: by load, as Ray Serve does, among replicas with a free place. Turns
+of one episode go to one replica, whose prefix cache holds the earlier turns. A pinned replica gets only
+requests of its evaluation.
 
-Sampling leaves RESERVED places of each replica free. The calls that bring new weights go to every replica,
-full or not, and would otherwise wait for a request to end, which may take minutes. A router's view of a
-replica's load may be out of date, so a replica refuses a request above its limit (`NoRoom`).
+RESERVED places of each replica stay free for weight updates, which go to all replicas, even full ones, and
+would otherwise wait minutes for a request to end. The known load may be out of date, so a full replica
+refuses requests (`NoRoom`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hora_rl.actors.generator.pin import PINNED, only_on
 from hora_rl.common.weights.rendezvous import chosen
 
 RESERVED = 8
-"""Places of each replica (of Serve's `max_ongoing_requests`) that no sampling request takes."""
+"""Places of each replica (of Serve's `max_ongoing_requests`) reserved for calls other than sampling."""
 PROBE_ATTEMPTS = 4
-"""Probe with the timeout of a fourth attempt (1 s): a full replica answers late, and the request can wait."""
+"""Use the probe timeout of a fourth attempt (1 s): a full replica responds late, and requests can wait."""
 
 
 class BalanceRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
-    """Ray Serve's choice by load, restricted to replicas with a free place. Requests of one session have a
-    home among the replicas, and go elsewhere while it is full."""
+    """Ray Serve's choice by load, restricted to replicas with a free place. Each session has a home replica;
+    its requests go elsewhere while that is full."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -46,29 +46,28 @@ class BalanceRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
     def _get_pending_request_matching_metadata(
         self, request_metadata: RequestMetadata | None = None
     ) -> PendingRequest | None:
-        """The request that a replica was chosen for. Serve gives it to the one that has waited longest, which
-        would take a session's place at home."""
+        """The request for which a replica was chosen. Serve would give the replica to the request that waited
+        longest, and so take the place from the session."""
         if request_metadata is not None and request_metadata.session_id:
             return self._get_pending_request_matching_internal_request_id(request_metadata)
         return super()._get_pending_request_matching_metadata(request_metadata)
 
 
 def unpinned(replicas: Sequence[RunningReplica]) -> Sequence[RunningReplica]:
-    """The replicas that take any request; all where none does. Serve's choices are pairs, and at most one
-    replica is pinned."""
+    """The unpinned replicas, or all replicas if all are pinned. Serve chooses pairs, of which at most one is
+    pinned."""
     return [r for r in replicas if not r.routing_stats.get(PINNED)] or replicas
 
 
 def home(session: str, replicas: Sequence[RunningReplica]) -> RunningReplica:
-    """The same replica for a session while that one is there, in whatever router; another number of replicas
-    moves as few sessions as possible."""
+    """The home replica of a session, the same in all routers. If replicas come or go, as few sessions as
+    possible move."""
     by_id = {replica.replica_id.unique_id: replica for replica in replicas}
     return by_id[chosen(session, by_id)]
 
 
 async def with_room(router: RequestRouter, replicas: Sequence[RunningReplica]) -> list[RunningReplica]:
-    """The replicas with a place that is not reserved. When the cached loads say that all are full, they are
-    asked."""
+    """The replicas with an unreserved place. Asks the replicas if all are full by the cached loads."""
 
     def limit(replica: RunningReplica) -> int:
         return max(1, replica.max_ongoing_requests - RESERVED)

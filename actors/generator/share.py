@@ -1,4 +1,4 @@
-"""How much of an engine's time clients of the endpoint get while a run trains."""
+"""Limits the share of engine time for clients of the endpoint while a run trains."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ QUIET_S = 300.0  # longer than the learner's step on a machine without a GPU usu
 
 @dataclass(slots=True)
 class Share:
-    """Clients' credit, in seconds of the engine: time adds SHARE of itself, up to SAVED_S. With `one_cpu` it
-    adds SHARE_ON_CPU, because there the HTTP side of a request takes the run's processors too.
+    """The clients' credit in engine seconds. Each second adds SHARE, up to SAVED_S in total. With `one_cpu`
+    it adds SHARE_ON_CPU, because HTTP handling also takes the run's processors.
 
-    A client's sequence costs its part of all sequences, k of n for each second, and the whole engine until
-    its first token, because a prompt holds up every other sequence. A request is taken to need what the last
-    one's prompt needed, until it is known: otherwise many could begin on the same credit. Without credit no
-    further request is admitted; those that run are completed, and their debt is paid by waiting. So a run
-    loses about SHARE of its rate whatever a step of the engine costs, and many clients get no more than few.
+    k client sequences among n sequences cost k/n of each second. Until its first token a request costs the
+    full time, because a prompt delays all sequences. Each request first pays for the last known prompt time,
+    so that many cannot start on the same credit. Without credit no request is admitted; running requests
+    finish, and waiting repays their debt. So a run loses about SHARE of its rate, whatever the engine's speed
+    and the number of clients.
 
-    Between rollouts the engine is free. With `one_cpu` it is not: there it takes the cores of the learner's
-    step, until no rollout came for QUIET_S, as in a run that is paused.
+    Between rollouts the engine costs nothing. With `one_cpu` that holds only after QUIET_S without rollouts,
+    as in a paused run, because the learner's step needs the same cores.
     """
 
     one_cpu: bool = False
@@ -46,21 +46,21 @@ class Share:
         return self._credit > 0.0 or self._free
 
     def add(self, rollouts: int = 0, clients: int = 0) -> None:
-        """Note so many sequences more, or fewer where it is negative."""
+        """Change the number of running sequences."""
         self._accrue()
         self.rollouts += rollouts
         self.clients += clients
 
     def begin(self) -> float:
-        """Take off the credit, and return, the seconds that a prompt is expected to need."""
+        """Charge the expected seconds of a prompt and return them."""
         self._accrue()
         expected = 0.0 if self._free else self._prompt_s
         self._credit -= expected
         return expected
 
     def charge(self, seconds: float | None, begun: float = 0.0) -> None:
-        """Take off the credit what a prompt needed beyond `begun`, which `begin` returned. None: it was never
-        computed."""
+        """Charge the actual `seconds` of a prompt, less `begun`, the return value of `begin`. None if the
+        prompt was never computed."""
         self._accrue()
         if seconds is not None:
             self._prompt_s = seconds

@@ -1,11 +1,12 @@
-"""When a generator stays off the card that it shares with the learner, and when its engine wakes by itself.
+"""When a generator that shares a card with the learner frees it, and when its engine wakes without the
+learner.
 
     the learner: plans step s ─► asks to sleep ─► engine asleep ─► steps ─► publishes s+1
     the replica:                                               └─► loads s+1, which wakes it
 
-The learner says in its heartbeat that it is in a step. Without a living one that says so the engine wakes on
-the weights that it has: a learner that died, that repeats steps without publishing, or whose call to load was
-lost leaves no engine asleep. For the same reason a replica that starts during a step waits for its end.
+The learner's heartbeat shows that a step is running. Otherwise the engine wakes with its current weights. So
+no engine stays asleep if the learner dies, repeats steps without publishing, or loses its call to load. A
+replica that starts during a step waits for the end of the step.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 POLL_S = 0.5
 DEAD_S = 60.0
-"""A learner without a heartbeat for so long has no step in progress. Longer than `SILENT_S`: one that merely
-could not write it would run out of memory."""
+"""After so many seconds without a heartbeat the learner has no running step. Longer than `SILENT_S`: a
+learner that only failed to write heartbeats would run out of memory."""
 
 
 async def wait_for_card(client: AsyncRedis, run: str) -> None:
-    """Return when no living learner is in a step, whose memory an engine that starts would take."""
+    """Wait until no learner runs a step: a starting engine would take its memory."""
     while True:
         beat = await _learner(client, run)
         if beat.get("state") != STEPPING or time.time() - beat["seen"] > SILENT_S:
@@ -43,7 +44,7 @@ async def wait_for_card(client: AsyncRedis, run: str) -> None:
 
 
 async def keep_watch(weights: HeldWeights, client: AsyncRedis, run: str) -> None:
-    """Wake the engine whenever nobody else will."""
+    """Wake the engine if no learner will."""
     while True:
         await asyncio.sleep(POLL_S)
         if (since := weights.asleep_since) is None:
@@ -59,8 +60,8 @@ async def keep_watch(weights: HeldWeights, client: AsyncRedis, run: str) -> None
 
 
 def is_left(beat: Mapping[str, Any], since: float, now: float) -> bool:
-    """Whether an engine that sleeps `since` then has no learner that will wake it. `beat` is the learner's
-    newest heartbeat; one from before is of an earlier wait."""
+    """Whether no learner will wake an engine asleep since `since`. `beat` is the learner's newest heartbeat;
+    one older than `since` belongs to an earlier wait."""
     seen = float(beat.get("seen", 0.0))
     if max(seen, since) < now - DEAD_S:
         return True

@@ -1,4 +1,4 @@
-"""Whether an engine makes progress: requests are open, and sequences get tokens."""
+"""Measures whether an engine with open requests generates tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 
 class Progress:
-    """`still_s`: seconds for which requests have been open without a token for any of them; 0 when none is
-    open. `clock` gives seconds and never runs backwards."""
+    """`still_s` is the time in seconds without a token while requests are open; 0 without open requests.
+    `clock` returns seconds and is monotonic."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -18,7 +18,7 @@ class Progress:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """A request is open inside this block."""
+        """Count a request as open during the block."""
         if not self._open:
             self.moved()
         self._open += 1
@@ -28,7 +28,7 @@ class Progress:
             self._open -= 1
 
     def moved(self) -> None:
-        """A sequence got a token, or one may be expected only from now on."""
+        """Restart the clock: a sequence got a token, or decoding can only start now."""
         self._moved_at = self._clock()
 
     @property

@@ -1,4 +1,4 @@
-"""When each sequence of a request was taken, got its first token and ended, from vLLM's own records."""
+"""When each sequence of a request arrived, got its first token and ended, from vLLM's records."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 
 class Sequences(dict[str, "RequestState"]):
-    """vLLM's table of the sequences in flight, by internal id. vLLM returns the times of a request's last
-    sequence only, and forgets a sequence when it ends. This table keeps the record of each one for whoever
-    waits for the request."""
+    """vLLM's table of running sequences by internal id. vLLM returns the times of a request's last sequence
+    only, and drops each sequence when it ends. This table keeps all records until `ended` exits."""
 
     def __init__(self, running: Mapping[str, RequestState]) -> None:
         super().__init__(running)
@@ -31,8 +30,8 @@ class Sequences(dict[str, "RequestState"]):
 
     @contextmanager
     def ended(self, request: str) -> Iterator[dict[int, RequestStateStats]]:
-        """The records of the sequences of `request` that end inside this block, by index. vLLM ends those of
-        a request that was cancelled while they were added after it: they leave nothing here."""
+        """Records of the sequences of `request` that end inside this block, by index. Sequences that vLLM
+        ends after the block, for a request cancelled early, leave nothing here."""
         records = self._ended[request] = {}
         try:
             yield records
@@ -41,7 +40,8 @@ class Sequences(dict[str, "RequestState"]):
 
 
 def origin_of(replica: str, stats: RequestStateStats | None) -> Origin | None:
-    """vLLM notes when a request came by the wall clock, and tokens by this host's monotonic clock."""
+    """The times of one sequence as wall-clock times. vLLM records arrivals by the wall clock, and tokens by
+    the monotonic clock."""
     if stats is None or not stats.first_token_ts:
         return None
     offset = time.time() - time.monotonic()
@@ -50,5 +50,5 @@ def origin_of(replica: str, stats: RequestStateStats | None) -> Origin | None:
 
 
 def prompt_s(stats: RequestStateStats) -> float:
-    """Seconds from a sequence's first step to its first token, or until now where it has none."""
+    """Seconds from a sequence's first step to its first token, or until now."""
     return (stats.first_token_ts or time.monotonic()) - stats.scheduled_ts if stats.scheduled_ts else 0.0

@@ -1,11 +1,11 @@
 """One vLLM engine with three operations: generate, receive, install. The only actor file that drives vLLM.
 
-With `learner.lora` the engine holds the base, and every request carries the policy's adapter, which starts
-as zeros. A new version replaces the adapter in place. vLLM labels tokens and finds cached prompts by the
-adapter's name, which never changes, so the change is exact only within a pause and with an empty cache.
+With `learner.lora` the engine holds the base model, and every request uses the policy's adapter, which starts
+as zeros. A new version replaces the adapter in place. vLLM identifies adapters by name when it labels tokens
+and looks up cached prompts. The name never changes, so an exact change needs a pause and an empty cache.
 
-Log-probs are those of the sampling distribution (after temperature), and every completion holds the weight
-version of each of its tokens. vLLM records both; nothing is reconstructed.
+Log-probs are those of the sampling distribution (after temperature). Every completion holds the weight
+version of each token. vLLM records both; nothing is reconstructed.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 ARRIVAL_S = 0.02
-STILL_S = 120.0  # an engine with open requests and without a token for so long is hung
+STILL_S = 120.0  # an engine that generates no token for so long is hung
 
 
 class Load(StatLoggerBase):
-    """Newest scheduler figures of one engine: running and waiting sequences, share of the KV cache in use,
-    and how many prompt tokens were looked up in the prefix cache and found there since the start. Notes in
-    `progress` that tokens were generated."""
+    """Newest scheduler figures of one engine: running and waiting sequences, used share of the KV cache, and
+    prompt tokens looked up and found in the prefix cache since the start. Reports generated tokens to
+    `progress`."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -78,11 +78,11 @@ class Load(StatLoggerBase):
             self._progress.moved()
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+        """Required by vLLM; logs nothing."""
 
 
 class Engine:
-    """An `AsyncLLM` with the project's sampling and weight-update settings."""
+    """An `AsyncLLM` with HORA's sampling and weight updates."""
 
     def __init__(self, config: Config, name: str = "generator") -> None:
         self._config = config
@@ -106,7 +106,7 @@ class Engine:
         self._sequences = processor.request_states = Sequences(processor.request_states)
 
     async def begin(self) -> None:
-        """Have the initial policy in place, as version 0. Before the first request."""
+        """Load the initial policy as version 0. Call before the first request."""
         if self._adapter is not None:
             folder = self._config.model.adapter
             if folder is None:
@@ -115,14 +115,14 @@ class Engine:
                 await self._llm.collective_rpc("load_adapter", args=(folder, self._adapter))
             self._base_checksum = await self._digest("model")
         await self.label(0)
-        # vLLM compiles a part of its sampler at the first token, which takes seconds.
+        # At the first token vLLM compiles a part of its sampler, which takes seconds.
         await self.generate(np.zeros(1, np.int32), 1, seed=0, temperature=1.0, max_tokens=1)
 
     async def generate(
         self, tokens: Tokens, n: int, seed: int, temperature: float, priority: int = 0, max_tokens: int = 0
     ) -> list[Completion]:
-        """`n` completions of the prompt `tokens` (P,), of at most `max_tokens` each where that is not 0;
-        lower `priority` first. Cancelling the call aborts the sequences. Raises UnhealthyError when the
+        """`n` completions of the prompt `tokens` (P,), of at most `max_tokens` each unless that is 0. Lower
+        `priority` is served first. Cancelling the call aborts the sequences. Raises UnhealthyError if the
         engine is dead."""
         limit = self._config.rollout.max_response_tokens
         params = SamplingParams(
@@ -135,8 +135,7 @@ class Engine:
             stop_token_ids=self._stop,
             logprobs=0,
             flat_logprobs=True,
-            # vLLM would detokenize every token twice, for the answer and for its log-prob. Once at the end is
-            # enough.
+            # vLLM would detokenize each token twice, for the answer and for the log-prob.
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
@@ -155,8 +154,8 @@ class Engine:
     async def stream(
         self, tokens: list[int], params: SamplingParams, charge: Callable[[float], None]
     ) -> AsyncGenerator[RequestOutput]:
-        """vLLM's own outputs for a request that is not training's, behind all that are. Calls `charge` with
-        the seconds that the engine took for its prompt."""
+        """vLLM's outputs for a request of the endpoint, at lower priority than training. Calls `charge` with
+        the seconds spent on the prompt."""
         name = uuid.uuid4().hex
         prompt: object = {"prompt_token_ids": tokens}
         with self._progress.request(), self._named_when_dead(), self._sequences.ended(name) as stats:
@@ -171,7 +170,7 @@ class Engine:
                 charge(max(map(prompt_s, stats.values()), default=0.0))
 
     async def check_health(self) -> None:
-        """Raise UnhealthyError when the engine is dead or hung."""
+        """Raise UnhealthyError if the engine is dead or hung."""
         paused = self._joining or self.paused_since is not None
         if not paused and self._progress.still_s > STILL_S:
             raise UnhealthyError(f"no sequence got a token for {self._progress.still_s:.0f} s")
@@ -179,17 +178,17 @@ class Engine:
             await self._llm.check_health()
 
     async def init_transfer(self, info: Mapping[str, object]) -> None:
-        self._joining = True  # the workers wait for the group's other members and do not decode
+        self._joining = True  # workers wait for the other group members and do not decode
         try:
-            await self._llm.shutdown_weight_transfer_engine()  # an earlier group's half
+            await self._llm.shutdown_weight_transfer_engine()  # leave an earlier group
             await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=dict(info)))
         finally:
             self._joining = False
             self._progress.moved()
 
     async def receive(self, info: Mapping[str, object]) -> None:
-        """Return when the weights that `info` describes have arrived. Generation continues meanwhile, except
-        over NCCL, which writes into the model directly."""
+        """Wait until the weights described by `info` have arrived. Generation continues, except over NCCL,
+        which writes into the model directly."""
         arrives = self._config.weights.transport != "nccl"
         if not arrives:
             await self.pause()
@@ -199,9 +198,11 @@ class Engine:
             await asyncio.sleep(ARRIVAL_S)
 
     async def install(self, version: int) -> Installed:
-        """Load the received weights and label all later tokens `version`; running sequences are kept. An
-        engine that sleeps wakes: its weights first, and its KV cache after they are replaced and labelled,
-        because with that it decodes again."""
+        """Load the received weights and label all later tokens `version`. Running sequences are kept.
+
+        A sleeping engine wakes in two parts: the weights first, and the KV cache after the update, because
+        decoding starts with the cache.
+        """
         since = time.monotonic()
         if self._asleep:
             await self._llm.wake_up(["weights"])
@@ -226,11 +227,11 @@ class Engine:
         await self._llm.pause_generation(mode="keep", clear_cache=self._config.generator.clear_cache)
 
     async def sleep(self) -> None:
-        """Stop decoding and free the memory of weights and KV cache, for whoever shares the card. Running
-        sequences are kept, and requests that come meanwhile wait.
+        """Stop decoding and free the memory of weights and KV cache for the learner. Running sequences are
+        kept, and new requests wait.
 
-        The weights go to the host (level 1). Dropping them (level 2) would need someone who has them all
-        again: nobody sends the base of an adapter, and without a new version nobody sends any.
+        The weights move to the host (level 1). Level 2 would drop them, but the base of an adapter is never
+        sent again, and nothing is sent without a new version.
         """
         if self._asleep:
             return
@@ -239,7 +240,7 @@ class Engine:
         self._asleep = True
 
     async def wake(self) -> None:
-        """Continue on the weights that the engine fell asleep with."""
+        """Wake up with the current weights."""
         if self._asleep:
             await self._llm.wake_up(["weights"])
             await self.resume()
@@ -257,8 +258,8 @@ class Engine:
         await self._llm.update_weight_version(str(version))
 
     async def checksum(self) -> str:
-        """Digest of all weights as this engine holds them; equal on all replicas of one version and layout.
-        The base of an adapter never changes: its part is computed once."""
+        """Digest of all weights in this engine, equal on all replicas of one version and layout. The digest
+        of an adapter's base is computed only once."""
         if self._adapter is None:
             return await self._digest("model")
         return _joined([self._base_checksum, await self._digest("adapter")])
@@ -290,18 +291,21 @@ class Engine:
 
     @contextmanager
     def _why_not(self) -> Iterator[None]:
-        """RunError with what made vLLM's processes fail, where vLLM says only that they did."""
+        """Replace vLLM's uninformative start error by a RunError with the cause."""
         try:
             yield
         except RuntimeError as error:
             if ELSEWHERE not in str(error):
                 raise
-            why = self._notes.reason() or "a process of it ended without a word, as one killed for memory"
+            why = (
+                self._notes.reason()
+                or "one of its processes ended without an error; it may have been killed for memory"
+            )
             raise RunError(f"the vLLM engine does not start: {why}") from None
 
     @contextmanager
     def _named_when_dead(self) -> Iterator[None]:
-        """vLLM's error as ours, which callers can catch without importing vLLM."""
+        """Turn vLLM's EngineDeadError into UnhealthyError, so that callers need not import vLLM."""
         try:
             yield
         except EngineDeadError as error:
@@ -314,5 +318,5 @@ def _joined(digests: list[str]) -> str:
 
 
 def spans_of(output: CompletionOutput) -> tuple[VersionSpan, ...]:
-    """Which weight version sampled which tokens, as vLLM recorded it."""
+    """The weight version of each span of tokens, as recorded by vLLM."""
     return tuple(VersionSpan(int(s.version), s.start, s.end) for s in output.weight_versions or ())

@@ -1,8 +1,8 @@
-"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): the weight
-transports, and a tie of every engine process to its parent.
+"""Plugin that vLLM loads in each of its processes (entry point `vllm.general_plugins`). Registers the weight
+transports, and ends engine processes with their parent.
 
-A replica that is killed leaves its engine core and workers behind, holding memory and GPUs; the kernel ends
-them with their parent instead. Linux only, like vLLM's servers.
+Otherwise a killed replica would leave its engine core and workers behind, with their memory and GPUs. Linux
+only, like vLLM's servers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hora_rl.actors.generator.weight_engine import (
 from hora_rl.common.processes import die_with_parent
 
 ENGINES = {"file": FileWeightTransferEngine, "gloo": GlooWeightTransferEngine, "hora-nccl": NcclEngine}
-"""By names that vLLM has no engine of its own for."""
+"""Engines by name. The names must differ from those of vLLM's engines."""
 
 
 def register() -> None:
-    """Called by vLLM in every one of its processes; more than once in some."""
+    """Called by vLLM in all its processes, in some more than once."""
     for name, engine in ENGINES.items():
         if name not in WeightTransferEngineFactory._registry:
             WeightTransferEngineFactory.register_engine(name, engine)

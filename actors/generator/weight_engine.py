@@ -1,10 +1,10 @@
-"""The worker side of the transports: vLLM workers load a published safetensors file, or receive the
-learner's broadcast in a group with it.
+"""The worker side of the transports: vLLM workers load a published safetensors file, or receive the learner's
+broadcast in a transfer group.
 
-`actors/generator/vllm_plugin.py` registers them in every worker process. Over `file` and `gloo` the model is
-never loaded in part: the replica checks a file before its workers load it
+`actors/generator/vllm_plugin.py` registers the transports in every worker process. Over `file` and `gloo` a
+model is never loaded in part: the replica checks a file before loading
 (`common.weights.versions.check_file`), and a broadcast is loaded after its last tensor. Generation continues
-until then. Over `nccl` vLLM's own engine writes into the model while generation is paused.
+until then. Over `nccl` vLLM's engine writes into the model while generation is paused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hora_rl.common.weights.member_group import Backend, PackedGroup, member_gro
 
 @dataclass
 class FileInitInfo(WeightTransferInitInfo):
-    """No rendezvous: the file system is the channel."""
+    """Empty: files need no rendezvous."""
 
 
 @dataclass
@@ -50,8 +50,8 @@ class FileUpdateInfo(WeightTransferUpdateInfo):
 
 @dataclass
 class GroupInitInfo(WeightTransferInitInfo):
-    """Address of the learner's rendezvous, and this worker's rank: the learner has rank 0, the first worker
-    `rank_offset`."""
+    """Address of the learner's rendezvous, and the rank of the replica's first worker, `rank_offset`. The
+    learner has rank 0."""
 
     master_address: str
     master_port: int
@@ -62,7 +62,7 @@ class GroupInitInfo(WeightTransferInitInfo):
 
 
 def _joined(backend: Backend, info: GroupInitInfo, worker: int) -> Any:
-    """The group that the learner forms, joined as its worker `worker` of this replica."""
+    """Join the learner's group as worker `worker` of this replica."""
     join, limit = timedelta(seconds=info.join_s), timedelta(seconds=info.limit_s)
     address, port = info.master_address, info.master_port
     try:
@@ -73,10 +73,10 @@ def _joined(backend: Backend, info: GroupInitInfo, worker: int) -> Any:
 
 
 def check_loaded(model: torch.nn.Module) -> None:
-    """Raise RuntimeError where a layerwise reload left out layers of a stack that it loaded others of.
+    """Raise RuntimeError if a layerwise reload loaded only some layers of a stack.
 
-    vLLM drops tensors whose names it does not know and keeps the old weights in their place. Stacks of which
-    nothing came, such as a part for images, belong to the base model.
+    vLLM drops tensors with unknown names and keeps the old weights. A stack without any new weights, such as
+    an image encoder, belongs to the base model.
     """
     from vllm.model_executor.layers.attention import is_deferred_attention_layer
     from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
@@ -87,7 +87,7 @@ def check_loaded(model: torch.nn.Module) -> None:
         if not own or stack is None or is_deferred_attention_layer(layer):
             continue
         info = LAYERWISE_INFO[layer]
-        # A layer that was loaded as a whole has been processed, and its record is a new one.
+        # A completely loaded layer has been processed, and its record reset.
         if info.load_numel_total is None or info.load_numel > 0:
             loaded.add(stack)
         else:
@@ -100,28 +100,28 @@ def check_loaded(model: torch.nn.Module) -> None:
 
 
 def _stack(name: str) -> str | None:
-    """The stack of blocks that the layer is in, such as `model.layers`; None outside of any."""
+    """The stack of blocks that contains the layer, such as `model.layers`; None outside a stack."""
     parts = name.split(".")
     return next((".".join(parts[:i]) for i, part in enumerate(parts) if part.isdigit()), None)
 
 
 class _Arriving(WeightTransferEngine[Any, Any]):
-    """Loads a version as a whole, after all of it has arrived."""
+    """Loads a version after all its weights have arrived."""
 
     def start_weight_update(self) -> None:
-        """Does nothing: a transfer that fails leaves the model as it was."""
+        """Does nothing: a failed transfer leaves the model unchanged."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Return at once (the base class would synchronize an accelerator): the weights arrive while the
-        model runs."""
+        """Start the transfer and return immediately (the base class would synchronize an accelerator). The
+        model runs meanwhile."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def arrived(self) -> bool:
-        """Whether all weights have arrived. Raises the error that prevented it."""
+        """Whether all weights have arrived. Raises the error of a failed transfer."""
         raise NotImplementedError
 
     def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """The weights that have arrived; once."""
+        """The received weights. Can be called once."""
         raise NotImplementedError
 
     def finish_weight_update(self) -> None:
@@ -139,8 +139,8 @@ class _Arriving(WeightTransferEngine[Any, Any]):
         self._repack_tied_heads()
 
     def _forget_packed_experts(self) -> None:
-        """Experts pack their weights on CPU only when their kernel is set up, so they would take new ones for
-        packed. Have it set up again."""
+        """On a CPU, experts pack weights only when their kernel is set up, and would treat new weights as
+        packed. Drop the kernel, so that vLLM sets it up again."""
         from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 
         if not current_platform.is_cpu():
@@ -150,8 +150,8 @@ class _Arriving(WeightTransferEngine[Any, Any]):
                 method.moe_kernel = None
 
     def _repack_tied_heads(self) -> None:
-        """A head that is tied to the embedding loads no weights itself, so on CPU it would keep using its
-        packed copy of the old ones. Pack it again from the shared tensor."""
+        """A head tied to the embedding loads no weights, so on a CPU it would keep its packed copy of the old
+        ones. Pack the shared tensor again."""
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         if not current_platform.is_cpu():
@@ -161,7 +161,7 @@ class _Arriving(WeightTransferEngine[Any, Any]):
                 module.quant_method.process_weights_after_loading(module)
 
     def shutdown(self) -> None:
-        """Nothing is held between updates."""
+        """Does nothing: no resources are held between updates."""
 
 
 class FileWeightTransferEngine(_Arriving):
@@ -173,7 +173,7 @@ class FileWeightTransferEngine(_Arriving):
         del init_info
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
-        # An open file stays readable when its name is deleted for newer ones.
+        # An open file stays readable after newer versions replace it.
         self._file = safe_open(update_info.path, framework="pt")
 
     def arrived(self) -> bool:
@@ -186,7 +186,7 @@ class FileWeightTransferEngine(_Arriving):
 
 
 class GlooWeightTransferEngine(_Arriving):
-    """Receives on a thread of its own, while the model runs."""
+    """Receives in a separate thread while the model runs."""
 
     init_info_cls = GroupInitInfo
     update_info_cls = NCCLWeightTransferUpdateInfo  # vLLM's trainer side sends the same for both
@@ -194,7 +194,7 @@ class GlooWeightTransferEngine(_Arriving):
     _receiving: Future[list[tuple[str, torch.Tensor]]] | None = None
 
     def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
-        """Join the group that the learner forms. `Engine.init_transfer` has left the earlier one."""
+        """Join the learner's group. `Engine.init_transfer` has left the previous one."""
         self._group = _joined("gloo", init_info, self.parallel_config.rank)
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
@@ -209,7 +209,7 @@ class GlooWeightTransferEngine(_Arriving):
         if not self._receiving.done():
             return False
         if (error := self._receiving.exception()) is not None:
-            self._receiving = None  # and with it what had arrived
+            self._receiving = None  # drops the partly received weights
             raise error
         return True
 
@@ -221,7 +221,7 @@ class GlooWeightTransferEngine(_Arriving):
     def _receive(self, info: NCCLWeightTransferUpdateInfo) -> list[tuple[str, torch.Tensor]]:
         received = []
         with ExitStack() as on_failure:
-            # Gloo sends along a tree, so the members below this one would wait for tensors that cannot come.
+            # Gloo broadcasts along a tree: members below this one would wait for missing tensors.
             on_failure.callback(self.shutdown)
             for name, dtype, shape in zip(info.names, info.dtype_names, info.shapes, strict=True):
                 tensor = torch.empty(shape, dtype=getattr(torch, dtype))
@@ -237,12 +237,12 @@ class GlooWeightTransferEngine(_Arriving):
 
 
 class NcclEngine(NCCLWeightTransferEngine):
-    """vLLM's engine in a group whose every wait has a limit."""
+    """vLLM's engine in a group with time limits."""
 
     init_info_cls = GroupInitInfo  # type: ignore[assignment]
 
     def init_transfer_engine(self, init_info: GroupInitInfo) -> None:  # type: ignore[override]
-        """Join the group that the learner forms, which packs as vLLM does by default."""
+        """Join the learner's group, which packs tensors as vLLM does by default."""
         self.packed = True
         with unpinned_nccl_env():
             self.model_update_group = PackedGroup(  # type: ignore[assignment]

@@ -1,5 +1,5 @@
-"""Methods that vLLM's workers get from us (`worker_extension_cls`), for `collective_rpc`. vLLM refuses a name
-that its own worker has."""
+"""Methods added to vLLM's workers (`worker_extension_cls`), for `collective_rpc`. vLLM refuses names that its
+worker already has."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class WorkerExtension:
     _tensor_hash: TensorHash | None = None
 
     def weights_arrived(self) -> bool:
-        """Whether the weights of the update that was begun are all here. An update that failed is over, as in
-        vLLM's own."""
+        """Whether all weights of the current update have arrived. An error ends the update, as in vLLM."""
         with ExitStack() as on_failure:
             on_failure.callback(self._end_update)
             arrived = bool(self.weight_transfer_engine.arrived())
@@ -31,8 +30,8 @@ class WorkerExtension:
         return arrived
 
     def install_adapter(self, settings: Mapping[str, object]) -> int:
-        """Put the adapter that arrived into place; the number of its layers. vLLM's `finish_weight_update`
-        would remove every adapter instead."""
+        """Install the received adapter and return its number of layers. vLLM's `finish_weight_update` would
+        remove all adapters instead."""
         try:
             return put_adapter(
                 self.model_runner.lora_manager, dict(self.weight_transfer_engine.weights()), settings
@@ -41,17 +40,17 @@ class WorkerExtension:
             self._end_update()
 
     def load_adapter(self, folder: str, settings: Mapping[str, object]) -> int:
-        """Put the adapter of a folder into place; the number of its layers."""
+        """Install the adapter in a folder and return its number of layers."""
         from safetensors.torch import load_file
 
         return put_adapter(self.model_runner.lora_manager, load_file(Path(folder) / WEIGHTS), settings)
 
     def clear_adapter(self) -> None:
-        """Put an adapter of zeros into place."""
+        """Install an adapter of zeros."""
         put_zero_adapter(self.model_runner.lora_manager)
 
     def hash_weights(self, part: Part) -> str:
-        """Digest of the model's weights or of the policy's adapter, as this worker holds them now."""
+        """Digest of this worker's model weights or adapter."""
         from vllm.model_executor.model_loader.weight_checksum import _weights
 
         if self._tensor_hash is None:

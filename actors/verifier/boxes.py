@@ -1,5 +1,4 @@
-"""Sandboxes for what is judged from one event loop: each call runs in a thread, with a sandbox that no other
-call uses."""
+"""A pool of sandboxes for one event loop. Each call runs in a thread, with exclusive use of one sandbox."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ T = TypeVar("T")
 
 
 class Boxes(Generic[Box]):
-    """At most `most` boxes, made when they are needed. `close()` ends them, also busy ones."""
+    """Up to `most` boxes, created on demand. `close()` ends all, even busy ones."""
 
     def __init__(self, make: Callable[[], Box], most: int) -> None:
         self._make = make
@@ -31,8 +30,8 @@ class Boxes(Generic[Box]):
         self._places = asyncio.Semaphore(most)
 
     async def use(self, call: Callable[[Box], T]) -> T:
-        """The result of `call` on a free box. Raises what it raises, and VerifierUnavailable where the
-        sandbox itself failed: retry."""
+        """The result of `call` on a free box. Raises the errors of `call`, and VerifierUnavailable if the
+        sandbox failed: retry."""
         async with self._places:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, call)
 
@@ -42,7 +41,7 @@ class Boxes(Generic[Box]):
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _run(self, call: Callable[[Box], T]) -> T:
-        """Runs in a thread. There are never more such threads than boxes."""
+        """Runs in a thread. There are never more threads than boxes."""
         box = self._free()
         try:
             return call(box)
@@ -57,7 +56,7 @@ class Boxes(Generic[Box]):
     def _free(self) -> Box:
         try:
             return self._idle.pop()
-        except IndexError:  # not asked before: another thread may take the last one in between
+        except IndexError:  # not checked beforehand: another thread may take the last box
             box = self._make()
             self._all.append(box)
             return box

@@ -1,4 +1,4 @@
-"""A verifier replica: scores completions in worker processes; a hostile answer can kill only such a
+"""A verifier replica: scores completions in worker processes. A hostile answer can kill only such a
 process."""
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from hora_rl.common.live.redis import connect_async
 from hora_rl.common.live.telemetry import HEARTBEAT_S, keep_beating, stop_beating
 
 FAULTS_IN_A_ROW = 3
-"""This many pool failures without a scored batch in between make a replica unhealthy; Serve then replaces
-it."""
+"""After so many pool failures in a row the replica is unhealthy, and Serve replaces it."""
 
 
 class Verifier:
-    """Serve deployment `verifier`. `config` is a dumped `Config`, `redis_url` where its heartbeat goes."""
+    """Serve deployment `verifier`. `config` is a dumped `Config`. Redis gets the heartbeat."""
 
     async def __init__(self, config: dict[str, object], redis_url: str) -> None:  # type: ignore[misc]
         checked = Config.model_validate(config)
@@ -43,14 +42,13 @@ class Verifier:
     async def score(self, items: Sequence[Item]) -> list[dict[str, float]]:
         """Rewards by name of each (problem, completion, gold answer), in the order of `items`.
 
-        Raises VerifierUnavailable when no answer was judged (ask again) and ValueError when a user's reward
-        fails, or tests cannot be run.
+        Raises VerifierUnavailable if no answer was judged (retry), and ValueError if a user's reward fails or
+        tests cannot run.
         """
         return await self._counting_faults(self._pool.score_batch(items))
 
     async def score_group(self, items: Sequence[Answer]) -> list[dict[str, float]]:
-        """The rewards that the completions of one whole group get among each other, in the order of `items`.
-        Raises as `score` does."""
+        """Group rewards of each completion of one group, in the order of `items`. Raises as `score` does."""
         return await self._counting_faults(self._pool.score_group(items))
 
     async def _counting_faults(self, work: Awaitable[list[dict[str, float]]]) -> list[dict[str, float]]:
@@ -67,7 +65,7 @@ class Verifier:
         return self._pool.stats()
 
     async def check_health(self) -> None:
-        """Does not wait for answers: a replica that is busy with hostile ones is healthy."""
+        """Raise after repeated pool failures. A replica busy with hostile answers is healthy."""
         if self._faults >= FAULTS_IN_A_ROW:
             raise RuntimeError(f"the process pool failed {self._faults} times in a row")
 
@@ -78,7 +76,7 @@ class Verifier:
             self._pool.close()
 
     def _state(self) -> dict[str, object]:
-        """Waiting answers, and the rate since the last heartbeat. It delays no answer."""
+        """The heartbeat, with the rate of answers since the last one."""
         stats, away, now = self._pool.stats(), self._pool.away, time.monotonic()
         rate = (stats["scored"] - self._scored) / max(now - self._at, HEARTBEAT_S)
         self._scored, self._at = stats["scored"], now

@@ -1,5 +1,5 @@
-"""The verifier's own failures."""
+"""Failures of the verifier."""
 
 
 class VerifierUnavailable(RuntimeError):
-    """The verifier itself failed; no answer was judged. Ask again."""
+    """The verifier failed and judged no answer. Retry."""

@@ -1,7 +1,7 @@
 """Async rewards of a user: a service or a model as judge.
 
-They wait most of the time, so they share one event loop in a separate thread. The worker processes stay free
-for computation, and a reward that blocks this loop does not block the replica's.
+They mostly wait, so they share one event loop in a separate thread. Worker processes stay free for
+computation, and a reward that blocks this loop does not block the replica's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 AT_ONCE = 64
-"""Calls of one replica in flight."""
+"""Maximum concurrent calls of one replica."""
 
 
 class Judges:
@@ -28,8 +28,8 @@ class Judges:
         self._thread.start()
 
     async def ask(self, function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
-        """The result of `function` on the judges' loop. Raises TimeoutError past the time limit, and the
-        function's own errors."""
+        """The result of `function` on the judges' loop. Raises TimeoutError after the time limit, and the
+        errors of the function."""
         async with self._places:
             call = asyncio.run_coroutine_threadsafe(function(*args), self._loop)
             return await asyncio.wait_for(asyncio.wrap_future(call), self._limit)

@@ -1,5 +1,5 @@
-"""A user's own rewards in the verifier: of single completions and of whole groups, plain ones in killable
-processes, `async` ones on a loop of their own, all of them waited for while they are unavailable."""
+"""User-defined rewards of completions and groups. Plain functions run in killable processes, `async` ones on
+a separate event loop. Unavailable rewards are retried."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from hora_rl.common.user_code import is_user_function
 
 T = TypeVar("T")
 LONGEST_PAUSE_S = 10.0
-"""Longest pause between two tries of a reward that is unavailable."""
+"""Longest pause between two tries of an unavailable reward."""
 Run = Callable[..., Awaitable[Any]]
-"""A function and its arguments, in a worker process that is killed at `limit_s`."""
+"""Calls a function with arguments in a worker process, which is killed after `limit_s`."""
 
 
 class OwnRewards:
-    """The functions that `reward` names. `run` calls one in a worker process."""
+    """The user's functions named in `reward`. `run` calls one in a worker process."""
 
     def __init__(self, reward: Reward, run: Run) -> None:
         self._reward, self._run = reward, run
@@ -48,7 +48,7 @@ class OwnRewards:
 
     @property
     def in_workers(self) -> list[str]:
-        """The functions that worker processes call: all but the `async` ones."""
+        """The functions that run in worker processes: all except `async` ones."""
         return [f for f in self._names if f not in self._async]
 
     def close(self) -> None:
@@ -56,8 +56,8 @@ class OwnRewards:
             self._judges.close()
 
     async def score(self, answer: Answer) -> dict[str, float]:
-        """The rewards of one completion. Raises ValueError where one fails, AwayTooLong where its service
-        is away."""
+        """The rewards of one completion. Raises ValueError if a reward fails, and AwayTooLong if it stays
+        unavailable."""
         scored: dict[str, float] = {}
         for f in self._singles:
             value = await self._patient(f, partial(self._call, user_reward, user_reward_async, f, answer))
@@ -65,8 +65,7 @@ class OwnRewards:
         return scored
 
     async def score_group(self, answers: Sequence[Answer]) -> list[dict[str, float]]:
-        """The rewards that each completion of one group gets among all of them. Raises ValueError where one
-        fails."""
+        """The group rewards of each completion of one group. Raises as `score` does."""
         scored: list[dict[str, float]] = [{} for _ in answers]
         group = list(answers)
         for f in self._groups:
@@ -77,7 +76,7 @@ class OwnRewards:
         return scored
 
     async def call(self, key: str, function: Callable[..., Any], name: str, *args: Any) -> Any:
-        """A user's function by its name, within reward.time_limit_s; `key` is the setting that names it."""
+        """Call a user's function by name, within reward.time_limit_s. `key` is the setting that names it."""
         return await self._limited(key, name, self._run(function, name, *args, limit_s=self._limit))
 
     async def _call(
@@ -98,7 +97,7 @@ class OwnRewards:
         return self._reward.time_limit_s
 
     async def _patient(self, name: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """`ask`, again while it raises Unavailable. Raises AwayTooLong after reward.wait_limit_s."""
+        """Call `ask`, and retry while it raises Unavailable. Raises AwayTooLong after reward.wait_limit_s."""
         deadline, pause = time.monotonic() + self._reward.wait_limit_s, 0.5
         while True:
             try:

@@ -1,14 +1,14 @@
-"""Scores completions: accuracy in worker processes with a time limit, the rest at once.
+"""Scores completions: accuracy in worker processes with a time limit, cheap rewards directly.
 
     score_batch ─► format reward, answer tag; programs and their tests (`code/pool.py`)
                    ├─ plain text decides ──────────────► verdict
-                   ├─ seen (gold, answer) before ──────► verdict
+                   ├─ (gold, answer) seen before ──────► verdict
                    ├─ math-verify in a worker process ─► verdict, or killed: wrong
-                   └─ a task's own scorer (`gym/pool.py`)
+                   └─ a task's scorer (`gym/pool.py`)
 
-A hostile answer costs its worker, never the replica: exceeding time or memory, or crashing the interpreter,
-is one wrong answer. Time is the worker's own processor time, which a busy machine does not use up, so such an
-answer is not tried again. Our own failures are not wrong answers: when no worker can be started, or the pool
+A hostile answer can kill its worker, never the replica. Exceeding time or memory, or crashing the
+interpreter, is one wrong answer. Time is the worker's processor time, which does not depend on load, so such
+an answer is not retried. A failure of the verifier is not a wrong answer: if no worker starts or the pool
 breaks, `score_batch` raises `VerifierUnavailable`, scores nothing, and the caller retries.
 """
 
@@ -42,34 +42,32 @@ from hora_rl.common.processes import die_with_parent, processors
 from hora_rl.common.user_code import load_function
 
 MEMORY_BYTES = 2**30
-"""Address space a worker may use in addition to its start-up: math-verify needs tens of MiB for real
-answers."""
+"""Address space of a worker in bytes, beyond its start-up. Real answers need tens of MiB in math-verify."""
 
 TASKS_PER_WORKER = 5000
 """A worker is replaced after this many answers, so that sympy's caches cannot fill its memory."""
 
 CACHE_SIZE = 100_000
-"""Verdicts kept. Groups repeat their answers: most answers of a trained model are the same few."""
+"""Cached verdicts. A trained model repeats few different answers."""
 
 MOST_PROCESSES = 8
-"""Most workers of a replica without a configured number; it has one per processor."""
+"""Maximum workers of a replica if no number is configured. The default is one per processor."""
 
 STALLED = 10.0
-"""A call that takes this many times its processor time by the clock is delayed by the machine, not by the
-answer."""
+"""If a call takes this many times its processor time limit on the clock, the machine is overloaded."""
 
 START_LIMIT_S = 60.0
-"""A call that no worker took this long after the limit of an answer counts as our failure."""
+"""Seconds beyond an answer's limit after which a call without a worker counts as a failure of the pool."""
 
 _log = logging.getLogger(__name__)
 
 Item = Answer | tuple[str, str, str]
-"""An answer, or its (problem, completion, gold) alone."""
+"""An answer, or only (problem, completion, gold)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceRewards:
-    """What judges the answers of sources with the same rewards."""
+    """Judges the answers of all sources with the same rewards."""
 
     reward: Reward
     own: OwnRewards
@@ -77,7 +75,7 @@ class SourceRewards:
 
     @property
     def in_workers(self) -> tuple[str, ...]:
-        """A user's functions that worker processes call."""
+        """The user's functions that run in worker processes."""
         extract = () if self.reward.answer in answers.ANSWERS else (self.reward.answer,)
         return (*self.own.in_workers, *extract)
 
@@ -88,8 +86,8 @@ class SourceRewards:
 
 
 class VerifierPool:
-    """Worker processes, their verdicts, and the rewards of a batch. `sources` are the rewards of each data
-    source where a run has several. Use from one event loop; `close()` ends it."""
+    """Computes the rewards of batches in worker processes. `sources` gives the rewards of each data source if
+    a run has several. Use from one event loop; `close()` ends the pool."""
 
     def __init__(
         self,
@@ -110,29 +108,28 @@ class VerifierPool:
         self._verdicts = Remembered[tuple[str, str, float], bool](CACHE_SIZE)
         self._waiting = 0
         self._counts = {"scored": 0, "plain": 0, "cached": 0, "verified": 0, "killed": 0, "rebuilt": 0}
-        # Only a few calls are in the pool at a time. The others are not lost with it, and start on the next
-        # pool.
+        # Only a few calls are in the pool at a time. If it breaks, the rest start on the next pool.
         self._slots = asyncio.Semaphore(2 * processes)
         self._pool = self._start()
 
     async def score_batch(self, items: Sequence[Item]) -> list[dict[str, float]]:
-        """Rewards by name of each (problem, completion, gold): those in use (`Reward.names`).
+        """The rewards in use (`Reward.names`), by name, of each (problem, completion, gold).
 
-        Raises VerifierUnavailable when the pool failed and ValueError when a user's reward did.
+        Raises VerifierUnavailable if the pool fails, and ValueError if a user's reward fails.
         """
         self._waiting += len(items)
         try:
             results = await asyncio.gather(*(self._score(item) for item in items), return_exceptions=True)
         finally:
             self._waiting -= len(items)
-        for result in results:  # all have ended, so nothing of this batch still runs when it raises
+        for result in results:  # raise only after all calls of this batch have ended
             if isinstance(result, BaseException):
                 raise result
         self._counts["scored"] += len(items)
         return [result for result in results if not isinstance(result, BaseException)]
 
     async def score_group(self, items: Sequence[Answer]) -> list[dict[str, float]]:
-        """The rewards of one whole group by comparison of its completions. Raises as `score_batch` does."""
+        """Group rewards of each completion of one group. Raises as `score_batch` does."""
         self._waiting += len(items)
         try:
             return await self._by_source[items[0].source].own.score_group(items)
@@ -141,23 +138,23 @@ class VerifierPool:
 
     @property
     def waiting(self) -> int:
-        """Completions of batches that are not wholly scored yet."""
+        """The number of completions in unfinished batches."""
         return self._waiting
 
     @property
     def away(self) -> dict[str, str]:
-        """Rewards that are unavailable, with the reason of each."""
+        """The reason of each unavailable reward, by name."""
         return {name: why for rewards in self._source_rewards for name, why in rewards.own.away.items()}
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start: completions scored, and how their answers were decided."""
+        """Counters since the start: scored completions, and how answers were decided."""
         return {
             **self._counts,
             "programs": sum(c.programs.judged for c in self._source_rewards if c.programs),
         }
 
     def close(self) -> None:
-        """End the worker processes, also busy ones. Calls that wait for a verdict are cancelled."""
+        """End the worker processes, even busy ones, and cancel waiting calls."""
         self._verdicts.cancel()
         for rewards in self._source_rewards:
             rewards.close()
@@ -178,7 +175,7 @@ class VerifierPool:
         return scored | await rewards.own.score(answer)
 
     def _rewards_of(self, reward: Reward) -> SourceRewards:
-        """What judges by `reward`: sources with the same rewards share it."""
+        """The judge for `reward`, shared by all sources with the same rewards."""
         for rewards in self._source_rewards:
             if rewards.reward == reward:
                 return rewards
@@ -221,8 +218,8 @@ class VerifierPool:
         try:
             verdict = await self._equal(gold, answer, seconds)
         except ProcessExpired:
-            # Try once more, because another process may have taken the memory. An answer that ends two
-            # workers is wrong.
+            # Retry once, because another process may have taken the memory. An answer that ends two workers
+            # is wrong.
             try:
                 verdict = await self._equal(gold, answer, seconds)
             except ProcessExpired:
@@ -251,14 +248,15 @@ class VerifierPool:
         return False
 
     async def _run(self, function: Callable[..., Any], *args: object, limit_s: float) -> Any:
-        """One call in a worker. TimeoutError: killed at the limit. ProcessExpired: the worker died."""
+        """Run one call in a worker. Raises TimeoutError if the worker was killed at the limit, ProcessExpired
+        if it died, and VerifierUnavailable if the pool broke."""
         async with self._slots:
             pool = self._pool
             try:
                 future = asyncio.wrap_future(pool.schedule(function, args=args, timeout=limit_s))
             except RuntimeError as error:
                 raise self._broken(pool, str(error)) from error
-            # Two calls per worker: this one may wait for the other.
+            # Each worker may have two calls: this one may have to wait for the other.
             done, _ = await asyncio.wait((future,), timeout=2 * limit_s + START_LIMIT_S)
             if not done:
                 raise self._broken(pool, f"no worker process started within {START_LIMIT_S:g} s")
@@ -268,8 +266,8 @@ class VerifierPool:
                 raise self._broken(pool, str(error)) from error
 
     def _broken(self, pool: ProcessPool, why: str) -> VerifierUnavailable:
-        """Replace a failed pool, and return the error to raise."""
-        if pool is self._pool:  # the first of several callers that noticed it
+        """Replace a failed pool and return the error to raise."""
+        if pool is self._pool:  # no other caller has replaced it
             self._counts["rebuilt"] += 1
             pool.stop()
             pool.join()
@@ -277,8 +275,8 @@ class VerifierPool:
         return VerifierUnavailable(f"the verifier's process pool broke ({why}); a new one was started")
 
     def _start(self) -> ProcessPool:
-        # Not fork: the parent has threads (Ray, this pool's own). Not a fork server: a busy worker would keep
-        # it alive after its replica was killed.
+        # Not fork: the parent has threads. Not a fork server: a busy worker would keep it alive after its
+        # replica was killed.
         context = multiprocessing.get_context("spawn")
         return ProcessPool(
             max_workers=self._processes,
@@ -290,12 +288,12 @@ class VerifierPool:
 
 
 def default_processes() -> int:
-    """Workers without a configured number: as many as this machine can run at once."""
+    """The default number of workers: as many as this machine runs in parallel."""
     return max(1, min(MOST_PROCESSES, processors()))
 
 
 def _judge(seconds: float, gold: str, answer: str) -> bool:
-    """In a worker: `math_equal`; the kernel ends the process after that much processor time."""
+    """In a worker: `math_equal`. After `seconds` of processor time the kernel ends the process."""
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF's default action, which C code cannot delay
     try:
         return equality.math_equal(gold, answer)
@@ -304,14 +302,14 @@ def _judge(seconds: float, gold: str, answer: str) -> bool:
 
 
 def _initialize(memory_bytes: int, functions: Sequence[str]) -> None:
-    """In a new worker: die with the replica, die at once on a signal, import before the clock runs and memory
-    is bounded. A user's module may import torch, which takes seconds and gigabytes of address space."""
-    # The signal comes when the thread that started this worker ends: the event loop's, or the pool manager's.
+    """In a new worker: die with the replica, die immediately on SIGTERM, then import, then limit the memory.
+    A user's module may import torch, which takes seconds and gigabytes of address space."""
+    # The kernel sends the signal when the thread that started this worker ends.
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler would run only after 9**9**9 ends
     equality.math_equal(r"\frac{1}{2}", "0.5")
     for name in functions:
-        with suppress(ConfigError):  # its first call raises it again, with the row
+        with suppress(ConfigError):  # the first call raises the error again, with the row
             load_function("reward", name)
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()

@@ -1,5 +1,4 @@
-"""Verdicts that were found before, and those that are being found: an answer of a group is often one of
-few."""
+"""A cache of verdicts that also shares pending ones. Answers of a group often repeat."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ Verdict = TypeVar("Verdict")
 
 
 class Remembered(Generic[Key, Verdict]):
-    """The verdicts of the last `size` keys that were asked for. Use from one event loop."""
+    """The verdicts of the `size` most recently used keys. Use from one event loop."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -21,12 +20,12 @@ class Remembered(Generic[Key, Verdict]):
         self._pending: dict[Key, asyncio.Task[Verdict]] = {}
 
     def __contains__(self, key: Key) -> bool:
-        """Whether `key` was judged, or is being judged."""
+        """Whether the verdict of `key` is known or pending."""
         return key in self._found or key in self._pending
 
     async def of(self, key: Key, judge: Callable[[], Awaitable[Verdict]]) -> Verdict:
-        """The verdict of `key`; `judge` finds it where nobody has asked before. Raises what `judge` raises,
-        and forgets it."""
+        """The verdict of `key`, from the cache or from `judge`. Errors of `judge` are raised and not
+        cached."""
         if key in self._found:
             self._found.move_to_end(key)
             return self._found[key]
@@ -34,11 +33,11 @@ class Remembered(Generic[Key, Verdict]):
             task = asyncio.create_task(self._judge(key, judge))
             self._pending[key] = task
             task.add_done_callback(lambda _: self._pending.pop(key, None))
-        # Shielded: a caller that gives up must not cancel a verdict that others wait for.
+        # Shielded: a cancelled caller must not cancel a verdict that other callers wait for.
         return await asyncio.shield(self._pending[key])
 
     def cancel(self) -> None:
-        """Cancel the calls that wait for a verdict."""
+        """Cancel all pending verdicts."""
         for task in self._pending.values():
             task.cancel()
 

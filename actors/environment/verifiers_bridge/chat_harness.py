@@ -1,5 +1,5 @@
-"""A harness of `verifiers`: the chat loop in this process. The library's own chat harness starts a program
-for each turn, and prepares it from the package index.
+"""A harness of `verifiers`: the chat loop in this process. The library's chat harness instead starts a
+program for each turn and installs it from the package index.
 
 Runs in the Python that has `verifiers`, and imports nothing else of this project.
 """
@@ -15,11 +15,11 @@ from verifiers.v1.dialects.chat import message_to_wire
 
 
 class ChatHarnessConfig(vf.HarnessConfig):
-    """No settings beyond those of every harness."""
+    """No additional settings."""
 
 
 class ChatHarness(vf.Harness[ChatHarnessConfig]):
-    """Asks for one turn. The model's text runs nowhere, and the model has no tools."""
+    """Requests one turn. The model has no tools, and its text is never executed."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_RESUME = True
@@ -28,7 +28,7 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
 
     @cached_property
     def _http(self) -> httpx.AsyncClient:
-        """One for all turns: making one reads the certificates of the machine, for calls on loopback."""
+        """Shared by all turns: each new client would load the machine's certificates."""
         return httpx.AsyncClient(timeout=None, verify=False, limits=httpx.Limits(max_connections=None))
 
     async def launch(
@@ -42,8 +42,8 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
         data: Any,
         tool_interception_url: str | None = None,
     ) -> vf.ProgramResult:
-        """One turn of the model at `endpoint`, which is the library's own and keeps the trace. A turn that a
-        limit refused ends the conversation well: the trace is stopped then."""
+        """Request one turn from the library's `endpoint`, which records the trace. A turn refused at a limit
+        stops the trace and is no error."""
         system, prompt = self.resolve_prompt(data)
         said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
         messages = [m if isinstance(m, dict) else message_to_wire(m) for m in said]

@@ -1,8 +1,8 @@
-"""An unmodified environment of the library `verifiers` as an environment of ours.
+"""Runs an unmodified environment of the library `verifiers`.
 
-The library pins other versions of packages that vLLM needs, so it lives in a Python of its own
-(`environment.verifiers.python`), and one process of it (`worker.py`) plays all episodes of a replica. It sees
-text alone. The tokens of each turn stay here, in the episode's conversation, as the engine sampled them.
+The library pins other versions of packages that vLLM needs, so it needs a separate Python
+(`environment.verifiers.python`). One process of that Python (`worker.py`) runs all episodes of a replica. The
+process sees only text. Sampled tokens stay here, in the episode's conversation.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ WORKER = Path(__file__).with_name("worker.py")
 LONGEST_LINE = 1 << 24
 START_S = 120.0
 TASK = "task"
-"""Column of a row: the number of its task in the task set."""
+"""Column with the number of a row's task in the task set."""
 KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE")
-"""Variables that the process gets. Others of this replica hold the run's secrets."""
+"""Environment variables passed to the process. The rest may hold the run's secrets."""
 PINNED = "0.4.0"
 Line = dict[str, Any]
 
 
 class VerifiersEnvironment:
-    """Episodes of `environment.verifiers` for the run `run`. `await start()` before the first; `close()` ends
-    the process."""
+    """Episodes of `environment.verifiers` for the run `run`. `start()` starts the process, `close()` ends
+    it."""
 
     def __init__(self, named: Verifiers | None, run: str) -> None:
         self._named, self._run = named, run
@@ -47,13 +47,13 @@ class VerifiersEnvironment:
         self._numbers = count()
 
     async def start(self) -> None:
-        """Raises ConfigError where there is no such Python, library or environment."""
+        """Start the process. Raises ConfigError if the Python, library or environment is missing."""
         async with self._starting:
             if self._process is None:
                 self._process = await self._started()
 
     async def episode(self, row: Row, policy: Speaker, sandbox: Tools) -> Episode:
-        """One episode of the row's task; `rewards` are those of the library's rubric by name, and `reward`
+        """One episode of the row's task. The rewards are those of the library's rubric by name, and `reward`,
         their weighted sum."""
         number, over = next(self._numbers), False
         await self.start()
@@ -67,7 +67,7 @@ class VerifiersEnvironment:
                     return Episode(line["rewards"])
                 if "fault" in line:
                     del self._heard[number]
-                    if over:  # it has no other way to say that it cannot do with fewer turns
+                    if over:  # at a limit, the library reports a fault
                         raise EpisodeOver(line["fault"])
                     raise EnvironmentFault(line["fault"])
                 try:
@@ -82,8 +82,8 @@ class VerifiersEnvironment:
                 self._say({"id": number, "cancel": True})
 
     async def opening(self, task: int) -> list[dict[str, str]] | None:
-        """The messages with which the environment opens an episode of `task`; None where it has no such task.
-        Raises ConfigError with its reason where it opens none."""
+        """The opening messages of an episode of `task`; None if the environment has no such task. Raises
+        ConfigError with the reason if the episode does not start."""
         number = next(self._numbers)
         await self.start()
         lines = self._heard[number] = asyncio.Queue()
@@ -132,7 +132,7 @@ class VerifiersEnvironment:
         return process
 
     async def _read(self, process: Process) -> None:
-        """Pass each line to its episode. Where the process ends, so does each."""
+        """Pass each line to its episode. When the process ends, all episodes fail."""
         assert process.stdout is not None
         while text := await process.stdout.readline():
             line = json.loads(text)
@@ -157,7 +157,7 @@ async def _ended(process: Process) -> None:
 
 
 def task_of(row: Row) -> int:
-    """Number of the row's task. Raises EnvironmentFault where it has none."""
+    """Number of the row's task. Raises EnvironmentFault if missing."""
     number = row.columns.get(TASK)
     if type(number) is not int or number < 0:
         raise EnvironmentFault(
@@ -168,7 +168,7 @@ def task_of(row: Row) -> int:
 
 
 def _loaded(line: bytes, python: str, taskset: str) -> None:
-    """Raise ConfigError where the process did not load its environment, or has another version."""
+    """Raise ConfigError if the process did not load its environment or has another version."""
     first: Line = json.loads(line) if line else {}
     if "failed" in first:
         raise ConfigError(f"environment.verifiers: cannot load {taskset!r}: {first['failed']}")
@@ -186,6 +186,6 @@ def _loaded(line: bytes, python: str, taskset: str) -> None:
 
 def _variables(more: tuple[str, ...]) -> dict[str, str]:
     kept = {name: os.environ[name] for name in (*KEPT, *more) if name in os.environ}
-    # Modules beside the configuration are found as those of an own environment are.
+    # Modules in the working directory can be imported, as for user-defined environments.
     paths = [path for path in (kept.get("PYTHONPATH"), os.getcwd()) if path]
     return {**kept, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}

@@ -1,22 +1,22 @@
-"""Episodes of an environment of the library `verifiers`, in a process of the Python that has it.
+"""Runs episodes of an environment of the library `verifiers`, in the Python that has the library.
 
     python worker.py '{"model": "run", "taskset": "my-rooms", "env": null, "config": {}}'
 
-It imports nothing else of this project and speaks in lines of JSON. On standard input:
+Imports nothing else of this project. Messages are lines of JSON. On standard input:
 
     {"id": 7, "task": 3}                                              begin an episode of task 3
     {"id": 7, "said": "...", "tokens": 5, "finish": "stop"}           the policy's turn
-    {"id": 7, "over": true}                                           a limit: there is no further turn
+    {"id": 7, "over": true}                                           a limit: no further turn
     {"id": 7, "cancel": true}
 
 On standard output:
 
     {"ready": "0.4.0"} or {"failed": "..."}, first
-    {"id": 7, "ask": [{"role": "user", "content": "..."}]}            the whole conversation so far
+    {"id": 7, "ask": [{"role": "user", "content": "..."}]}            the conversation so far
     {"id": 7, "rewards": {"solved": 1.0}} or {"id": 7, "fault": "raises ..."}
 
-The policy is an OpenAI-compatible server of this process, on loopback behind a key, so the library's own
-client, interception, limits and rubrics are at work. Tokens stay with the process that started this one.
+This process serves the policy as an OpenAI-compatible server on loopback, protected by a key. So the
+library's client, interception, limits and rubrics are used unchanged. Tokens stay with the parent process.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ import verifiers.v1 as vf
 from aiohttp import web
 from verifiers.v1.configs.agent import agent_config_fields
 
-KEY = "HORA_POLICY_API_KEY"  # the library keeps such a name from the programs that it starts
+KEY = "HORA_POLICY_API_KEY"  # the library hides variables of such names from programs that it starts
 SESSION = "X-Session-ID"
 HARNESS = "chat-harness"
 LONGEST_LINE = 1 << 24
 
 
 class Misfit(Exception):
-    """What cannot be an episode here; the text begins with a verb."""
+    """The episode is not supported. The text begins with a verb."""
 
 
 @dataclass
 class Running:
-    """One episode: the trace of the agent that is the policy, and its turn under way."""
+    """One episode: the trace of the policy's agent, and the open turn."""
 
     task: asyncio.Task[None] | None = None
     trace: vf.Trace | None = None
@@ -59,7 +59,7 @@ class Running:
 
 
 class Worker:
-    """`asked` is what the process was started with, `out` where its lines go."""
+    """`asked` is the parsed command-line argument. Messages are written to `out`."""
 
     def __init__(self, asked: dict[str, Any], out: TextIO) -> None:
         self._asked, self._out = asked, out
@@ -71,7 +71,7 @@ class Worker:
         os.environ[KEY] = secrets.token_hex(16)
 
     async def serve(self, lines: asyncio.StreamReader) -> None:
-        """Until standard input ends."""
+        """Run until standard input ends."""
         app = web.Application(client_max_size=LONGEST_LINE)
         app.router.add_post("/v1/chat/completions", self._completion)
         runner = web.AppRunner(app, access_log=None)
@@ -114,7 +114,8 @@ class Worker:
             self._running.pop(number, None)
 
     def _report(self, number: int, episode: asyncio.Task[None]) -> None:
-        """Say what an episode raised: an environment may raise anything, and one episode ends no other."""
+        """Report the error of an episode. Environments may raise anything, and must not end other
+        episodes."""
         error = None if episode.cancelled() else episode.exception()
         if error is not None:
             text = str(error) if isinstance(error, Misfit) else f"raises {type(error).__name__}: {error}"
@@ -129,7 +130,7 @@ class Worker:
         return self._tasks[number]
 
     async def _completion(self, request: web.Request) -> web.Response:
-        """One turn, as OpenAI's chat completions have it."""
+        """One turn, in the format of OpenAI's chat completions."""
         if request.headers.get("Authorization") != f"Bearer {os.environ[KEY]}":
             return _refused("not for you", 401)
         number = self._of_trace.get(request.headers.get(SESSION, ""))
@@ -164,8 +165,7 @@ class Worker:
 
 
 def configured(asked: dict[str, Any]) -> vf.EnvConfig:
-    """The environment's configuration: the user's, with every agent that has no client of its own as the
-    policy. Raises Misfit."""
+    """The user's configuration, with the policy as each agent that has no `client`. Raises Misfit."""
     raw = {**asked["config"], "taskset": {**asked["config"].get("taskset", {}), "id": asked["taskset"]}}
     if asked["env"]:
         raw["id"] = asked["env"]
@@ -181,7 +181,7 @@ def configured(asked: dict[str, Any]) -> vf.EnvConfig:
 
 
 def plain(body: dict[str, Any]) -> list[dict[str, str]]:
-    """The messages of a request as role and text. Raises Misfit for what is more than that."""
+    """The messages of a request as role and text. Raises Misfit for any other content."""
     if body.get("tools"):
         raise Misfit("offers tools, and a policy is asked for text alone here")
     found = []
@@ -198,7 +198,7 @@ def plain(body: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _ended(made: vf.Episode, running: Running) -> dict[str, Any]:
-    """How an episode ended. A failed one has rewards of 0 too, so only `ok` tells."""
+    """The result of an episode. Only `ok` shows a failure: failed episodes also have rewards of 0."""
     if running.misfit is not None:
         return {"fault": running.misfit}
     if not made.ok:
@@ -220,7 +220,7 @@ def _chat(answer: dict[str, Any], model: str) -> dict[str, Any]:
         "model": model,
         "choices": [{"index": 0, "message": message, "finish_reason": answer["finish"]}],
         "usage": {
-            "prompt_tokens": 0,  # nobody here knows
+            "prompt_tokens": 0,  # unknown here
             "completion_tokens": answer["tokens"],
             "total_tokens": answer["tokens"],
         },
@@ -233,7 +233,7 @@ def _refused(reason: str, status: int = 400) -> web.Response:
 
 
 async def main() -> None:
-    # What an environment prints must not come between the lines.
+    # Keep output of the environment out of the message stream.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:

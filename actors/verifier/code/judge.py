@@ -1,8 +1,8 @@
 """The process of the tests, in the sandbox. It never executes code of the program.
 
-Names that the tests use and do not define refer to the program. Calls are sent to its process by value, and
-results are rebuilt here from built-in types. So an `os._exit`, an `__eq__` that is always true or a printed
-"pass" cannot affect an assertion. The verdict is written to this process's own stdout.
+Names that the tests use but do not define refer to the program. Calls are sent to the program's process by
+value, and results are rebuilt here from built-in types. So an `os._exit`, an `__eq__` that is always true or
+a printed "pass" cannot affect an assertion. The verdict goes to stdout of this process.
 
 The verdict is `cannot` for functions as arguments, tests that call nothing, `isinstance` with the program's
 classes, and imports outside the standard library.
@@ -34,7 +34,7 @@ class Unjudgeable(BaseException):
 
 
 class Program:
-    """The program's process, through the pipes. `calls` is the number of calls so far."""
+    """The program's process, reached through pipes. `calls` counts the calls so far."""
 
     def __init__(self) -> None:
         self._ask, self._tell = os.fdopen(ASK, "wb", buffering=0), os.fdopen(TELL, "rb")
@@ -56,7 +56,7 @@ class Program:
                 {k: encode(v, _number) for k, v in keywords.items()},
             )
         except Unsendable as error:
-            if isinstance(error, TooDeep) and self.calls > 1:  # the program's own answer, handed back
+            if isinstance(error, TooDeep) and self.calls > 1:  # a result of the program, passed back
                 raise Unanswered(f"{error}") from None
             raise Unjudgeable(f"{error} to the program") from None
         self.send([self.calls, what, target, name, *sent])
@@ -85,7 +85,7 @@ class Program:
 
 
 class Remote:
-    """A name that the program defines, or an object that it returned."""
+    """A name defined by the program, or an object returned by it."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -126,7 +126,9 @@ class Names(dict):
         self._program = program
 
     def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name):  # never the program's: its own version of `all` would pass every test
+        if hasattr(
+            builtins, name
+        ):  # never the program's: a program could define an `all` that is always true
             raise KeyError(name)
         return Remote(self._program, name)
 
@@ -164,11 +166,11 @@ def _verdict(program: Program, tests: str, entry: str) -> tuple[str, str]:
 
 
 def _failed(error: Exception, calls: int, tests: ast.Module) -> tuple[str, str]:
-    """Verdict for `tests` that raised `error` after `calls` calls of the program. A wrong answer may make
-    them raise any exception. It is their own where nothing was called yet, and for a module they import."""
+    """Verdict for `tests` that raised `error` after `calls` calls of the program. A wrong answer may cause
+    any exception. The tests are at fault if they called nothing yet or fail to import a module."""
     if isinstance(error, AssertionError):
         return "wrong", f"assertion {error}"
-    # Of the program's own errors these two come back as other objects: see `_error`.
+    # Errors of the program are marked: see `_error`.
     of_tests = isinstance(error, (ImportError, SyntaxError)) and not getattr(error, "of_program", False)
     if calls:  # `ast.literal_eval(answer)` raises SyntaxError too
         of_tests = of_tests and isinstance(error, ImportError) and _imports(tests, str(error.name))
@@ -176,15 +178,15 @@ def _failed(error: Exception, calls: int, tests: ast.Module) -> tuple[str, str]:
 
 
 def _imports(tests: ast.Module, module: str) -> bool:
-    """Whether a statement of the tests imports `module`, or a module inside it."""
+    """Whether the tests import `module` or a module inside it."""
     found = [alias.name for n in ast.walk(tests) if isinstance(n, ast.Import) for alias in n.names]
     found += [n.module or "" for n in ast.walk(tests) if isinstance(n, ast.ImportFrom)]
     return any(f"{name}.".startswith(f"{module}.") for name in found)
 
 
 def _of_program(tests: ast.Module) -> str:
-    """A class that the tests ask `isinstance` about and nobody but the program can define; "" where there is
-    none. Found before they run, so that the verdict does not depend on an answer."""
+    """A class in an `isinstance` call of the tests that only the program can define, or "". Found before the
+    tests run, so that the verdict does not depend on an answer."""
     nodes = list(ast.walk(tests))
     aliases = [n for n in nodes if isinstance(n, ast.alias)]
     if any(alias.name == "*" for alias in aliases):
@@ -214,15 +216,15 @@ def _run(program: Program, code: Any, entry: str) -> None:
 
 
 def _number(value: Any) -> int:
-    """The number of a program's object that is passed as an argument."""
+    """The number of a program's object that is an argument."""
     if isinstance(value, Remote) and isinstance(value._target, int):
         return value._target
     raise Unsendable(f"a {type(value).__name__} cannot be passed")
 
 
 def _error(name: Any, text: Any) -> Exception:
-    """The program's exception as a built-in one of that name, else RuntimeError. Never AssertionError, which
-    only the tests may raise."""
+    """The program's exception as the built-in one of that name, else RuntimeError. Never AssertionError: only
+    tests may raise that."""
     known = getattr(builtins, str(name), None)
     plain = isinstance(known, type) and issubclass(known, Exception) and known is not AssertionError
     kind: Any = known if plain else RuntimeError

@@ -1,11 +1,11 @@
-"""The reward `code_tests`: 1.0 where a completion's program passes all tests of its row, else 0.0.
+"""The reward `code_tests`: 1.0 if a completion's program passes all tests of its row, else 0.0.
 
     completion ─► last code block ─► seen before ───────────────────► verdict
                                      └─ a free runner, in a thread ─► verdict
 
 A completion is wrong if it has no code block, or if its program fails a test, crashes or exceeds a limit.
-Tests that cannot be run are an error that names the row, never a 0. After a failure of the sandbox the caller
-retries (`VerifierUnavailable`).
+Tests that cannot run raise an error that names the row. After a failure of the sandbox the caller retries
+(`VerifierUnavailable`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from hora_rl.common.data.rewards import tests_of
 from hora_rl.common.data.user_rewards import Answer
 
 CACHE_SIZE = 100_000
-"""Verdicts remembered. A group's programs are often the same."""
+"""Cached verdicts. Programs of a group often repeat."""
 
 _log = logging.getLogger(__name__)
 
 
 class ProgramPool:
-    """`processes` programs are judged at a time. Use from one event loop; `close()` ends it."""
+    """Judges up to `processes` programs at a time. Use from one event loop; `close()` ends the pool."""
 
     def __init__(self, settings: CodeTests, processes: int) -> None:
         self._settings, self._limits = settings, limits_of(settings)
@@ -39,8 +39,8 @@ class ProgramPool:
         self.judged = 0
 
     async def score(self, answer: Answer) -> float:
-        """Raises ValueError where the row's tests cannot be run, SandboxError where no sandbox can be created
-        on this machine, and VerifierUnavailable where one failed: retry."""
+        """The reward of one completion. Raises ValueError if the row's tests cannot run, SandboxError if this
+        machine has no sandbox, and VerifierUnavailable if a sandbox failed: retry."""
         program = extract_code(answer.completion)
         if program is None or len(program) > MOST_CHARS:
             return 0.0

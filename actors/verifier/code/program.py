@@ -1,7 +1,7 @@
 """The process of the program, in the sandbox: executes the program, then serves the calls of the tests.
 
-The program may change anything here, including this module, and affects only itself. This process never holds
-an expected value, and the verdict is made in another process.
+The program may change anything in this process, but affects only itself. Expected values and verdict stay in
+other processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "__str__": str,
     "__repr__": repr,
 }
-"""Operations that Python performs on an object, which need not have a method of that name."""
+"""Operations on objects, which need not define a method of that name."""
 
 
 def main() -> None:
@@ -61,5 +61,5 @@ def _answer(message: list, names: dict[str, Any], objects: list[Any]) -> list:
         value = called(*values, **{k: decode(one, objects.__getitem__) for k, one in keywords.items()})
         # Arguments are returned too: the program may have changed a list in place.
         return [number, "value", encode(value, keep), [encode(one, keep) for one in values]]
-    # The program's own: the tests decide what it means.
+    # An error of the program: the tests decide what it means.
     return [number, "error", type(caught.error).__name__, str(caught.error)[:MESSAGE]]

@@ -18,17 +18,17 @@ from hora_rl.common.data.code import RowTests, same_output
 PRELOAD = (f"{__package__}.judge", f"{__package__}.program")
 JUDGE, PROGRAM = (f"from {module} import main; main()" for module in PRELOAD)
 TRIES = 2
-"""Runs of a program that exceeds its wall-clock time: the machine may have been busy."""
+"""Number of runs if a program exceeds its wall-clock time: the machine may be busy."""
 
 
 class CannotJudge(ValueError):
-    """The tests cannot be run. This is no fault of the program."""
+    """The tests cannot run. The program is not at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether a program passed all tests, and the reason if not. `judge_ended`: the tests exceeded a limit,
-    which the program's results may have caused; this counts as wrong."""
+    perhaps because of the program's results. That counts as wrong."""
 
     right: bool
     why: str = ""
@@ -36,8 +36,8 @@ class Verdict:
 
 
 class Runner:
-    """Two sandboxes; the second is created for assertions only. Use from one thread at a time. Raises
-    SandboxError where none can be created."""
+    """Two sandboxes; the second is created only for assertions. Use from one thread at a time. Raises
+    SandboxError if none can be created."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -45,7 +45,7 @@ class Runner:
         self._judge: Sandbox | None = None
 
     def judge(self, program: str, tests: RowTests) -> Verdict:
-        """Raises CannotJudge, and SandboxLost where the sandbox itself failed."""
+        """Judge one program. Raises CannotJudge, and SandboxLost if the sandbox failed."""
         return self._assertions(program, tests) if tests.asserts else self._pairs(program, tests)
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Runner:
         return Verdict(said[1] == "pass", said[2])
 
     def _both(self, program: str, tests: RowTests, nonce: str) -> tuple[Outcome, Outcome]:
-        """Outcomes of the tests and of the program, which is stopped when the tests end."""
+        """Outcomes of the tests and of the program. The program is stopped when the tests end."""
         if self._judge is None:
             self._judge = Sandbox(PRELOAD)
         task = {"program": program, "tests": tests.asserts, "entry": tests.entry, "nonce": nonce}

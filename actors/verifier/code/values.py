@@ -1,8 +1,8 @@
 """The wire format between the processes of tests and program: tagged JSON of built-in types only.
 
-Values are rebuilt by the receiver, so no `__eq__`, subclass or other code of the sender arrives with them.
-Plain JSON would turn tuples into lists, keys into strings and large numbers into floats. Standard library
-only, Python 3.9 or later: this runs in the sandbox.
+The receiver rebuilds values, so they carry no `__eq__`, subclass or other code of the sender. Plain JSON
+would turn tuples into lists, keys into strings and large numbers into floats. Runs in the sandbox: standard
+library only, Python 3.9 or later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Keep = Callable[[Any], int]
 
 
 class Caught:
-    """`with Caught() as caught`: an error of the block ends it and is kept. For code of a user, in which
+    """Context manager that catches an error of the block and keeps it as `error`. For user code, in which
     anything may fail."""
 
     error: Exception | None = None
@@ -43,8 +43,8 @@ class TooDeep(Unsendable):
 
 
 def encode(value: Any, keep: Keep | None = None, depth: int = 0) -> Any:
-    """A value as plain JSON. Any other object stays with the sender, and `keep` returns a number for it;
-    without `keep` raises Unsendable."""
+    """A value as plain JSON. Other objects stay with the sender, under the number that `keep` returns. Raises
+    Unsendable for them without `keep`."""
     kind = type(value)  # exact type: a subclass of int may equal everything
     if value is None or kind is bool or kind is str:
         return value
@@ -72,7 +72,7 @@ def encode(value: Any, keep: Keep | None = None, depth: int = 0) -> Any:
 
 def decode(value: Any, kept: Callable[[int], Any], depth: int = 0) -> Any:
     """The value of plain JSON. `kept` returns the object, or a proxy, for a number. Raises ValueError,
-    TypeError, KeyError and similar errors for JSON that `encode` did not make."""
+    TypeError, KeyError and similar errors for invalid JSON."""
     kind = type(value)
     if kind not in (list, dict):
         return value
@@ -97,5 +97,5 @@ def decode(value: Any, kept: Callable[[int], Any], depth: int = 0) -> Any:
 
 
 def line(message: Any) -> bytes:
-    """One message, encoded with its line end."""
+    """One message as bytes, with a line end."""
     return json.dumps(message).encode() + b"\n"

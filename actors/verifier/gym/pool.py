@@ -1,7 +1,7 @@
-"""The reward `accuracy` of rows of `reasoning-gym`: what the task's own scorer gives an answer, in a sandbox.
+"""The reward `accuracy` for rows of `reasoning-gym`: the task's scorer judges the answer in a sandbox.
 
-An answer for which the scorer fails, or exceeds a limit, is wrong. After a failure of the sandbox the caller
-retries (`VerifierUnavailable`).
+An answer is wrong if the scorer fails or exceeds a limit. After a failure of the sandbox the caller retries
+(`VerifierUnavailable`).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from hora_rl.common.errors import ConfigError
 
 SCORER = f"{__package__}.scorer"
 MEMORY = 2 << 30
-"""Address space of a scorer; the library itself takes 0.2 GiB of it."""
+"""Address space of a scorer in bytes, of which the library takes 0.2 GiB."""
 CACHE_SIZE = 100_000
 
 _log = logging.getLogger(__name__)
 
 
 class ScorerPool:
-    """`processes` answers are scored at a time. Use from one event loop; `close()` ends it."""
+    """Scores up to `processes` answers at a time. Use from one event loop; `close()` ends the pool."""
 
     def __init__(self, processes: int) -> None:
         self._boxes = Boxes(_box, processes)
         self._scores = Remembered[bytes, float](CACHE_SIZE)
 
     async def score(self, answer: Answer, text: str, seconds: float) -> float:
-        """The score of `text`, the answer that a completion gives, within `seconds` of processor time.
-        Raises SandboxError where no sandbox can be created on this machine, and VerifierUnavailable."""
+        """The score of `text`, the answer of a completion, within `seconds` of processor time. Raises
+        SandboxError if this machine has no sandbox, and VerifierUnavailable."""
         key = hashlib.blake2b(repr((answer.row, text, seconds)).encode(errors="replace"), digest_size=16)
         return await self._scores.of(key.digest(), partial(self._score, answer, text, seconds))
 
@@ -66,7 +66,7 @@ def _box() -> Sandbox:
 
 
 def _ask(box: Sandbox, asked: dict[str, Any], seconds: float) -> tuple[float, str]:
-    """The score, and why it is 0 where the scorer gave none."""
+    """The score, and the reason if the scorer failed (then the score is 0)."""
     nonce = secrets.token_hex(8)
     task = pickle.dumps({**asked, "nonce": nonce})
     limits = Limits(seconds=seconds, memory=MEMORY, output=1 << 16)

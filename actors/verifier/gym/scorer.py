@@ -1,5 +1,5 @@
-"""In the sandbox: the scorer of a task of `reasoning-gym` on one answer. Some scorers evaluate an answer as
-Python, so what happens here may be anything."""
+"""In the sandbox: scores one answer with the scorer of a `reasoning-gym` task. Some scorers evaluate answers
+as Python, so this process is untrusted."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ factory = library()  # before the fork
 
 
 def main() -> None:
-    """Read a task from stdin, which the verifier wrote, and write `[nonce, score]`."""
+    """Read a task from stdin, written by the verifier, and write `[nonce, score]`."""
     asked = pickle.load(sys.stdin.buffer)
-    sys.stdout = sys.stderr  # the score alone goes to stdout
+    sys.stdout = sys.stderr  # only the score goes to stdout
     settings = asked["settings"] | {"seed": 0, "size": 1}
     score = factory.create_dataset(asked["task"], **settings).score_answer(asked["answer"], asked["entry"])
     os.write(1, json.dumps([asked["nonce"], float(score)]).encode())

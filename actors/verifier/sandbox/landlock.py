@@ -1,8 +1,8 @@
-"""Landlock: restricts the files that a program may read, and forbids TCP ports and signals to processes
-outside.
+"""Landlock: restricts the files that a program may read, and forbids TCP ports and signals to other
+processes.
 
-A program may read the interpreter's files and nothing else: no file of the run, no `/proc`. Needs Linux 5.13
-and no privileges. Later kernels support more rights.
+A program may only read the interpreter's files: no file of the run, no `/proc`. Needs Linux 5.13 and no
+privileges. Later kernels support more rights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hora_rl.actors.verifier.sandbox.syscalls import call
 
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""Number of file rights (the lowest bits) by ABI version. All are withdrawn."""
+"""Number of file rights (the lowest bits) by ABI version. All rights are withdrawn."""
 TCP, TCP_SINCE = 0b11, 4
 SCOPES, SCOPES_SINCE = 0b11, 6  # abstract sockets, signals
 VERSION, PATH_BENEATH = 1, 1
@@ -24,13 +24,13 @@ LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
 
 
 def version() -> int:
-    """The kernel's Landlock ABI version. Raises OSError where Landlock is missing or disabled."""
+    """The kernel's Landlock ABI version. Raises OSError if Landlock is missing or disabled."""
     return call("landlock_create_ruleset", None, 0, VERSION)
 
 
 def ruleset(packages: str = "") -> int:
-    """File descriptor of the ruleset that `restrict` applies in every program, which may read the folder
-    `packages` too. Raises OSError."""
+    """File descriptor of the ruleset for `restrict`. Programs may also read the folder `packages`. Raises
+    OSError."""
     known = version()
     rights = (1 << FILE_RIGHTS[min(known, max(FILE_RIGHTS))]) - 1
     fields = [rights, *([TCP] if known >= TCP_SINCE else []), *([SCOPES] if known >= SCOPES_SINCE else [])]
@@ -45,7 +45,7 @@ def ruleset(packages: str = "") -> int:
 
 
 def _installed(packages: str) -> list[str]:
-    """The folder, and the places outside that its packages are linked to."""
+    """The folder and the targets of symbolic links in it."""
     if not packages:
         return []
     with os.scandir(packages) as found:
@@ -53,7 +53,7 @@ def _installed(packages: str) -> list[str]:
 
 
 def restrict(rules: int) -> None:
-    """Apply the ruleset to this process permanently. It must have set no_new_privs. Raises OSError."""
+    """Apply the ruleset to this process permanently. Requires no_new_privs. Raises OSError."""
     call("landlock_restrict_self", rules, 0)
 
 

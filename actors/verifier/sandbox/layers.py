@@ -1,15 +1,15 @@
 """The layers of protection between a program and the machine.
 
-    namespaces  of the zygote, once: no process, network, or shared memory of the machine is visible
-    uid         where the zygote is root, a user for each sandbox: no file, signal or /proc entry of ours
+    namespaces  of the zygote: hide the machine's processes, network and shared memory
+    uid         if the zygote is root, a separate user per sandbox: no access to our files and processes
     rlimits     processor time, memory, output, open files, threads; always
-    privileges  no capability, no new ones by any means; always
-    landlock    reads the interpreter's files alone
-    seccomp     only calls that a single process without a network needs; required
+    privileges  no capabilities, and no way to gain any; always
+    landlock    only the interpreter's files can be read
+    seccomp     only system calls that a single process without a network needs; required
 
-Each layer is tried, not guessed from versions, because containers, kernels and security modules impose
-different restrictions. seccomp and Landlock together stop every attack of the tests; without seccomp some
-attacks pass all other layers.
+Each layer is tried, not guessed from versions, because containers, kernels and security modules differ.
+seccomp and Landlock together stop all attacks of the tests; without seccomp some attacks pass all other
+layers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ PDEATHSIG, NO_NEW_PRIVS = 1, 38  # prctl
 NEW_USER, NEW_PID, NEW_NET, NEW_IPC, NEW_UTS = 0x10000000, 0x20000000, 0x40000000, 0x08000000, 0x04000000
 CAPABILITIES_V3 = 0x20080522
 OWN_USERS, FEW_USERS = 1 << 21, 61_000
-"""First user id for programs. It is above all process ids and all ids that distributions assign; where a
-container maps 65,536 users, it is in the range that Debian leaves free."""
+"""First user id for programs, above all process ids and ids that distributions assign. If a container maps
+only 65,536 users, the second is in a range that Debian leaves free."""
 MAIN_STACK = 64 << 20
 """Stack limit of the first thread, allocated on use. Other threads get 8 MiB (`zygote`)."""
 SPARE_THREADS = 256
@@ -41,8 +41,8 @@ Limits = dict[str, float]
 
 
 def held(refused: set[str], packages: str) -> dict[str, str]:
-    """For each layer the reason why it does not work here; empty if it does. Each is tried in a separate
-    process. `packages` is a folder that programs must be able to read; empty for none."""
+    """For each layer the reason why it does not work here, or "". Each layer is tried in a separate process.
+    `packages` is a folder that programs must be able to read, or ""."""
     attempts: dict[str, Callable[[], object]] = {
         "namespaces": enter_namespaces,
         "uid": partial(_try_user, packages),
@@ -62,8 +62,8 @@ def machine() -> str:
 
 
 def enter_namespaces() -> None:
-    """New user (unless root), process, network, IPC and host-name namespaces; child processes are created in
-    them. Raises OSError."""
+    """Create new user (unless root), process, network, IPC and host-name namespaces for child processes.
+    Raises OSError."""
     uid, gid = os.geteuid(), os.getegid()
     flags = NEW_PID | NEW_NET | NEW_IPC | NEW_UTS | (0 if uid == 0 else NEW_USER)
     if LIBC.unshare(flags) != 0:
@@ -77,7 +77,7 @@ def enter_namespaces() -> None:
 
 
 def own_user() -> int:
-    """A user id that no other sandbox of this machine has, derived from the process id on the host."""
+    """A user id that is unique on this machine, derived from the process id on the host."""
     with open("/proc/self/uid_map") as file:
         mapped = max(int(first) + int(count) for first, _, count in map(str.split, file))
     wide = OWN_USERS + os.getpid()
@@ -92,22 +92,22 @@ def become(user: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends. `parent` is the parent's id, 0 if it is outside
-    these namespaces. Call it after a change of user, which clears it."""
+    """Have the kernel kill this process when its parent ends. `parent` is the parent's id, 0 for a parent
+    outside these namespaces. Call after a change of user, which clears the setting."""
     LIBC.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def limit(limits: Limits, threads: int | None) -> None:
-    """Set the resource limits. `threads` bounds the processes of this user; None for root, for which the
-    kernel does not count them: then threads are forbidden."""
+    """Set the resource limits. `threads` bounds the processes of this user. None for root, whose processes
+    the kernel does not count: then seccomp forbids threads."""
     seconds = int(-(-limits["seconds"] // 1))
     pairs = {
-        # A program may catch SIGXCPU; SIGKILL follows one second later. The exact time is checked afterwards.
+        # A program may catch SIGXCPU; SIGKILL follows one second later. The sandbox checks the exact time.
         resource.RLIMIT_CPU: (seconds, seconds + 1),
         resource.RLIMIT_AS: (int(limits["memory"]),) * 2,
-        # stdout and stderr are files in memory: the kernel bounds them, and no pipe has to be read.
+        # stdout and stderr are files in memory, which the kernel bounds. No pipe has to be read.
         resource.RLIMIT_FSIZE: (int(limits["output"]),) * 2,
         resource.RLIMIT_NOFILE: (int(limits["files"]),) * 2,
         resource.RLIMIT_STACK: (MAIN_STACK,) * 2,
@@ -126,20 +126,20 @@ def limit(limits: Limits, threads: int | None) -> None:
 
 
 def threads_of_the_machine() -> int:
-    """The number of threads on the whole host, plus room for a program. A loose bound for a shared user: the
-    kernel also counts Ray's threads, and those of the same user in other containers, which are not visible
-    here. A tighter bound could deny a correct program its threads."""
+    """The number of threads on the host, plus room for a program. A loose bound for a shared user: the kernel
+    also counts Ray's threads, and invisible ones of the same user in other containers. A tighter bound could
+    deny a correct program its threads."""
     with open("/proc/loadavg") as file:
         return int(file.read().split()[3].partition("/")[2]) + SPARE_THREADS
 
 
 def first_to_be_killed() -> None:
-    """If memory runs out, let the kernel kill this process before any process of the run."""
+    """If memory runs out, let the kernel kill this process first."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     except OSError:
-        return  # /proc may be read-only in a container; its memory is bounded without this
+        return  # /proc may be read-only in a container; memory is bounded anyway
 
 
 def no_capabilities() -> None:

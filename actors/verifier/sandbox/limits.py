@@ -8,16 +8,16 @@ from typing import Literal
 Kind = Literal["ok", "error", "time", "wall", "output"]
 
 WALL = 3.0
-"""Wall-clock seconds per second of processor time. Enough for a busy machine, and small because a sleeping
-program occupies a sandbox."""
+"""Wall-clock seconds per second of processor time. Large enough for a busy machine, but small because a
+sleeping program occupies a sandbox."""
 WALL_START_S = 2.0
 """Additional wall-clock seconds for the start on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`seconds` of processor time; `memory` is the whole address space in bytes, the interpreter's 30 MiB
-    included; `output` bounds stdout and stderr each (bytes); `files` are open descriptors."""
+    """`seconds` of processor time; `memory`, the address space in bytes, including 30 MiB for the
+    interpreter; `output`, the bytes of stdout and of stderr; `files`, open descriptors."""
 
     seconds: float = 4.0
     memory: int = 512 << 20

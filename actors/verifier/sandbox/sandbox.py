@@ -3,9 +3,9 @@
     box = Sandbox()
     box.run("print(int(input()) + 1)", b"3\n")   # Outcome(kind="ok", out=b"4\n", …)
 
-A program is Python with its standard library. It can read stdin and the interpreter's files, and write to
-stdout and stderr. It has no writable folder, no network and no second process. `layers.py` describes the
-protection. Use a sandbox from one thread at a time, and one sandbox for each concurrent program.
+Programs are Python with the standard library. They can read stdin and the interpreter's files, and write to
+stdout and stderr. They have no writable folder, no network and no second process. `layers.py` describes the
+protection. Use a sandbox from one thread at a time, and one sandbox per concurrent program.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from hora_rl.actors.verifier.sandbox.zygote import LAUNCH, STOP, serve
 from hora_rl.common.errors import RunError
 
 ROOT = Path(__file__).resolve().parents[3]
-"""The folder of `actors`, from which the zygote imports HORA's modules."""
+"""The parent folder of `actors`, from which the zygote imports HORA's modules."""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LC_ALL": "C.UTF-8",
     "MALLOC_ARENA_MAX": "2",
     "OPENBLAS_NUM_THREADS": "1",
 }
-"""A program's whole environment. Each malloc arena takes 64 MiB of address space. The zygote forks, so no
-library may start threads."""
+"""All environment variables of a program. Each malloc arena takes 64 MiB of address space. The zygote forks,
+so libraries must not start threads."""
 SYSTEM = ("/usr/bin/python3", "/usr/local/bin/python3")
 START_S = 60.0
 """Seconds until a silent zygote counts as failed to start."""
@@ -46,19 +46,19 @@ DEFAULT = Limits()
 
 
 class SandboxError(RunError):
-    """No program can be run safely on this machine. The text is the reason."""
+    """Programs cannot run safely on this machine. The text gives the reason."""
 
 
 class SandboxLost(RuntimeError):
-    """The sandbox itself failed, so the program was not judged. Start another sandbox."""
+    """The sandbox failed and the program was not judged. Start another sandbox."""
 
 
 class Sandbox:
-    """One zygote. `preload` names modules of ours that its programs may import; `without` names layers to
-    disable (for tests). `packages` is a folder of packages of this Python that its programs may import.
-    `layers` has for each layer the reason why it does not work; empty if it does.
+    """One zygote. `preload` names HORA modules that programs may import, `packages` a folder of packages of
+    this Python that they may import. `without` disables layers (for tests). `layers` has for each layer the
+    reason why it does not work, or "".
 
-    Raises SandboxError where the working layers are not sufficient.
+    Raises SandboxError if the working layers are not sufficient.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Sandbox:
         self.layers: Mapping[str, str] = {}
         *others, last = [os.path.realpath(sys.executable)] if packages else interpreters()
         for python in others:
-            with suppress(SandboxError):  # too old, for example: try the next one
+            with suppress(SandboxError):  # for example too old: try the next one
                 self._open(python, preload, without, packages)
                 return
         self._open(last, preload, without, packages)
@@ -95,7 +95,7 @@ class Sandbox:
     def run(
         self, source: str, stdin: bytes = b"", limits: Limits = DEFAULT, pipes: Sequence[int] = ()
     ) -> Outcome:
-        """Run a program to its end. `pipes` become its descriptors 3 and on. Raises SandboxLost."""
+        """Run a program to its end. `pipes` become its descriptors from 3 up. Raises SandboxLost."""
         self.start(source, stdin, limits, pipes)
         return self.wait()
 
@@ -179,7 +179,7 @@ class Sandbox:
 
 
 def unsafe(layers: Mapping[str, str]) -> str:
-    """The reason why these layers are not sufficient; empty if they are."""
+    """The reason why these layers are not sufficient, or ""."""
     if layers["seccomp"]:
         return (
             f"programs cannot be run safely: seccomp does not hold ({layers['seccomp']}); allow it in the "
@@ -195,8 +195,8 @@ def unsafe(layers: Mapping[str, str]) -> str:
 
 
 def interpreters() -> list[str]:
-    """Interpreters for programs, the best first: this Python without its virtual environment. For root, first
-    those that every user can read, because programs run as another user."""
+    """Interpreters for programs, best first: this Python without its virtual environment. As root, first
+    those that all users can read, because programs run as another user."""
     ours = os.path.realpath(sys.executable)
     if os.geteuid() != 0:
         return [ours]
@@ -205,7 +205,7 @@ def interpreters() -> list[str]:
 
 
 def _for_everyone(path: Path) -> bool:
-    """Whether every user can reach and execute it."""
+    """Whether all users can reach and execute `path`."""
     try:
         real = path.resolve(strict=True)
         return all(p.stat().st_mode & stat.S_IXOTH for p in (real, *real.parents))

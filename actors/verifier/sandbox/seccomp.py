@@ -1,8 +1,8 @@
 """The seccomp filter for the system calls of a program. This layer is required.
 
-Calls that `syscalls` does not list fail with EPERM: sockets, signals to others, ptrace, mounts, new
-namespaces, io_uring, shared memory, memfds, unlink, chmod, execve. Calls that are newer than the list fail
-with ENOSYS.
+Calls that `syscalls` does not list fail with EPERM: sockets, signals to other processes, ptrace, mounts, new
+namespaces, io_uring, shared memory, memfds, unlink, chmod, execve. Calls newer than the list fail with
+ENOSYS.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Instruction = bytes
 
 
 def program(machine: str, pid: int, threads: bool) -> list[Instruction]:
-    """The filter of the process `pid`; without `threads` it cannot start any."""
+    """The filter for process `pid`. Without `threads` the process cannot start any."""
     start = [
-        # The numbers of another architecture mean other calls: a process that switches is killed.
+        # In another architecture the numbers mean other calls: a process that switches is killed.
         _ins(LOAD, k=ARCH),
         _ins(EQUAL, 1, 0, AUDIT_ARCH[machine]),
         _ins(RETURN, k=KILL_PROCESS),
@@ -46,7 +46,7 @@ def program(machine: str, pid: int, threads: bool) -> list[Instruction]:
 
 
 def install(machine: str, pid: int, threads: bool) -> None:
-    """Apply the filter to this process permanently. It must have set no_new_privs. Raises OSError."""
+    """Apply the filter to this process permanently. Requires no_new_privs. Raises OSError."""
     code = program(machine, pid, threads)
     blob = b"".join(code)
     buffer = ctypes.create_string_buffer(blob, len(blob))
@@ -55,8 +55,8 @@ def install(machine: str, pid: int, threads: bool) -> None:
 
 def _special_rules(machine: str, pid: int, threads: bool) -> list[Instruction]:
     bodies = {
-        # Nothing is writable but stdout and stderr, so no disk can be filled. The same on every host, whether
-        # Landlock holds or not: a reward must not depend on the machine.
+        # Only stdout and stderr are writable, so no disk can be filled. Independent of Landlock, because a
+        # reward must not depend on the machine.
         "open": _unless_any_bit(1, WRITING, errno.EROFS),
         "openat": _unless_any_bit(2, WRITING, errno.EROFS),
         # One process per program: no fork bomb, no leftover process, and RLIMIT_AS bounds the whole memory.
@@ -64,17 +64,17 @@ def _special_rules(machine: str, pid: int, threads: bool) -> list[Instruction]:
         "clone": _masked(0, CLONE_THREAD | NEW_NAMESPACES, CLONE_THREAD if threads else 1, errno.EAGAIN),
         "fork": [_error(errno.EAGAIN)],
         "vfork": [_error(errno.EAGAIN)],
-        # Its flags are behind a pointer, which a filter cannot read. libc falls back to clone.
+        # Filters cannot read its flags, which are behind a pointer. libc falls back to clone.
         "clone3": [_error(errno.ENOSYS)],
         "kill": _one_of(0, (pid,), errno.EPERM),
         "tgkill": _one_of(0, (pid,), errno.EPERM),
-        # Its own limits: without capabilities they can only be lowered.
+        # Limits of this process: without capabilities they can only be lowered.
         "prlimit64": _one_of(0, (0, pid), errno.EPERM),
         # Not FIOSETOWN, with which the kernel would signal another process.
         "ioctl": _one_of(1, PLAIN_IOCTL, errno.ENOTTY),
         # Not F_SETOWN (the same), nor F_SETPIPE_SZ, which takes memory from all programs of a user.
         "fcntl": _one_of(1, PLAIN_FCNTL, errno.EPERM),
-        # asyncio needs a pair. Not of datagrams: such a socket can send to any other's address.
+        # asyncio needs a pair. Not of datagrams: such a socket can send to any address.
         "socketpair": [
             _ins(LOAD, k=ARGUMENTS),
             _ins(EQUAL, 1, 0, AF_UNIX),
@@ -99,7 +99,7 @@ def _error(code: int) -> Instruction:
 
 
 def _argument(place: int) -> Instruction:
-    """The low half of an argument, which is all that the kernel reads of an int."""
+    """Load the low half of an argument. The kernel ignores the high half of an int."""
     return _ins(LOAD, k=ARGUMENTS + 8 * place)
 
 

@@ -1,7 +1,7 @@
-"""System calls that a program may make, with their numbers on x86_64 and aarch64.
+"""Allowed system calls, with their numbers on x86_64 and aarch64.
 
-Numbers are from the kernel's `unistd_64.h` (x86_64) and `asm-generic/unistd.h` (aarch64); they never change.
-aarch64 has no number for calls that newer ones replaced (`open`, `fork`).
+The numbers never change. They come from the kernel's `unistd_64.h` (x86_64) and `asm-generic/unistd.h`
+(aarch64). aarch64 has no numbers for calls that newer ones replaced (`open`, `fork`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SPECIAL = _table("""
 """)
 
 LAST_KNOWN = 450
-"""Calls above this number are newer than the list. A program gets ENOSYS, so libc falls back."""
+"""Calls above this number are newer than the list. They fail with ENOSYS, so libc falls back."""
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 MACHINES = tuple(AUDIT_ARCH)
@@ -61,7 +61,7 @@ def allowed(machine: str) -> list[int]:
 
 
 def special(name: str, machine: str) -> int | None:
-    """The number of a call of `SPECIAL`; None where this kind of processor has none."""
+    """The number of a call in `SPECIAL`; None if the machine has no such call."""
     return SPECIAL[name][MACHINES.index(machine)]
 
 

@@ -3,12 +3,12 @@
     request ─► fork ─► own user ─► limits ─► no privileges ─► Landlock ─► seccomp ─► the program's first line
 
 Started as `python -I -S -c LAUNCH` with an empty environment. A fork costs a third of a new interpreter, and
-needs no execve. This module uses the standard library only, of Python 3.9 or later: where other users cannot
-read this Python, the system's interpreter is used.
+needs no execve. Uses only the standard library of Python 3.9 or later: if other users cannot read this
+Python, the system's interpreter is used.
 
-Messages on one SOCK_SEQPACKET socket: first the layers that hold; then per program a request with its
-descriptors (stdin, stdout, stderr, source, and pipes that become 3 and on) and an answer. `STOP` ends the
-running program. The end of the caller ends the program and this process.
+Messages on one SOCK_SEQPACKET socket: first the working layers; then per program a request with descriptors
+(stdin, stdout, stderr, source, and pipes that become 3 and up) and an answer. `STOP` ends the running
+program. If the caller ends, the program and this process end too.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ FIXED = 4
 """Descriptors of every request: stdin, stdout, stderr, source."""
 SET_UP_FAILED = 97
 THREAD_STACK = 8 << 20
-"""Set explicitly: the C library's default is the host's stack limit, of which a few may exceed a program's
-memory."""
+"""Stack size of threads in bytes. The C library's default is the host's stack limit, and a few such stacks
+may exceed a program's memory."""
 PRELOADED = (
     *("bisect", "collections", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq"),
     *("itertools", "math", "operator", "random", "re", "string", "threading", "typing"),
 )
-"""The modules that programs import most, imported once."""
+"""Modules that programs import most, imported once."""
 
 
 def serve(descriptor: int, preload: list[str], refused: list[str], packages: str) -> NoReturn:
     """Answer requests until the caller closes its end."""
-    # The caller may have many descriptors open. Here every one is below 100, and a program closes those.
+    # The caller may have many open descriptors. Here all are below 100, and a program closes those.
     sock = socket.socket(fileno=os.dup(descriptor))
     os.close(descriptor)
     held = layers.held(set(refused), packages)
@@ -70,7 +70,7 @@ def serve(descriptor: int, preload: list[str], refused: list[str], packages: str
         importlib.import_module(name)
     sys.path.pop(0)
     threading.stack_size(THREAD_STACK)
-    gc.freeze()  # otherwise garbage collection in a program would copy the memory shared with this process
+    gc.freeze()  # otherwise garbage collection in programs would copy memory shared with this process
     box = _Box(sock, held, user, packages)
     sock.send(json.dumps({"layers": held, "python": sys.executable}).encode())
     while True:
@@ -85,8 +85,8 @@ def serve(descriptor: int, preload: list[str], refused: list[str], packages: str
 
 @contextmanager
 def _end_on_failure(said: int) -> Iterator[None]:
-    """For the set-up of a forked process: after any error it must not continue as a second zygote. The error
-    is written to `said`."""
+    """Used during the set-up of a forked process, which must not continue as a second zygote after an error.
+    Writes the error to `said` and exits."""
     try:
         yield
     except BaseException as error:  # noqa: BLE001  whatever failed, this process must end
@@ -106,8 +106,8 @@ class _Box:
         self._user = user
 
     def run(self, limits: dict[str, float], descriptors: list[int]) -> bytes | None:
-        """In the zygote: send the outcome of the program and return None. In the program: return its
-        source."""
+        """Fork a program. In the zygote: send the program's outcome and return None. In the program: return
+        its source."""
         ready, said = os.pipe()
         zygote, began = os.getpid(), time.monotonic()
         pid = os.fork()
@@ -134,8 +134,7 @@ class _Box:
         return None
 
     def _wait(self, pid: int, wall: float) -> str:
-        """Wait until the program ends. Returns what ended it: itself, the clock, or the caller, which stopped
-        it or is dead."""
+        """Wait until the program ends, and return the cause: itself, clock, or caller (stopped or dead)."""
         gone = os.pidfd_open(pid)
         try:
             ready, _, _ = select.select([gone, self._sock.fileno()], [], [], wall)
@@ -175,7 +174,7 @@ class _Box:
         return source
 
     def _threads(self, wanted: int) -> int | None:
-        """The value for RLIMIT_NPROC. The kernel counts per user, and not at all for root."""
+        """The value for RLIMIT_NPROC. The kernel counts per user, and does not count for root."""
         if self._user is not None:
             return wanted
         if os.geteuid() == 0:
@@ -184,8 +183,8 @@ class _Box:
 
 
 def _enter_namespaces(sock: socket.socket) -> None:
-    """Continue as process 1 of new namespaces. The process outside only waits. When either ends, the kernel
-    kills everything inside."""
+    """Continue as process 1 of new namespaces, while the outer process waits. When either ends, the kernel
+    kills all processes inside."""
     layers.enter_namespaces()
     pid = os.fork()
     if pid:
@@ -196,8 +195,7 @@ def _enter_namespaces(sock: socket.socket) -> None:
 
 
 def _placed(descriptors: list[int], said: int, rules: int | None) -> tuple[int, int | None]:
-    """Renumber the program's descriptors to 0, 1, 2, … and close all others except the two that are still
-    needed."""
+    """Renumber the program's descriptors to 0, 1, 2, … and close all others except `said` and `rules`."""
     import fcntl
 
     high = [fcntl.fcntl(one, fcntl.F_DUPFD, 100) for one in descriptors]
@@ -211,7 +209,7 @@ def _placed(descriptors: list[int], said: int, rules: int | None) -> tuple[int, 
 
 
 def _fresh_streams() -> None:
-    """Replace Python's standard streams by streams on the new descriptors."""
+    """Replace Python's standard streams with streams on the new descriptors."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         stream = open(number, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
@@ -219,8 +217,8 @@ def _fresh_streams() -> None:
 
 
 def _run_as_script(source: bytes) -> NoReturn:
-    """Run the program and exit like a script: join its threads, call its exit functions, flush its buffers.
-    The interpreter's own shutdown is skipped, because it takes longer than most programs."""
+    """Run the program and exit like a script: join threads, call exit functions, flush buffers. Skips the
+    interpreter's shutdown, because that takes longer than most programs."""
     status: object = 0
     main = sys.modules["__main__"] = ModuleType("__main__")
     sys.argv = ["main.py"]
