@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import socket
 import threading
 import time
@@ -14,7 +15,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from hora_rl.deploy.monitor import request_limits
-from hora_rl.deploy.monitor.hosts import Guard, known_host
+from hora_rl.deploy.monitor.hosts import SERVE_CALLBACK, Guard, known_host
 
 
 @pytest.mark.parametrize(
@@ -191,3 +192,8 @@ def test_an_answer_that_is_read_slowly_is_whole(port: int) -> None:
             found += len(data)
             time.sleep(0.1)
     assert found == 2**26
+
+
+def test_the_callback_that_serve_imports_exists() -> None:
+    module, _, function = SERVE_CALLBACK[1].partition(":")
+    assert getattr(importlib.import_module(module), function) is request_limits.limit_requests
