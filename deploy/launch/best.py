@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from hora_rl.common.config import Evaluation, Learner
+from hora_rl.common.console import say
 from hora_rl.common.files import replace_text
 from hora_rl.deploy.launch.evaluation import read_run_results
 from hora_rl.evaluation.pass_at_k import Estimate
@@ -66,12 +67,8 @@ def promote_last(learner: Learner, evaluation: Evaluation, run_dir: Path, consol
     promote_best(learner.keep_best, run_dir, results, newest_due=learner.steps + 1)
     shutil.rmtree(run_dir / CANDIDATES, ignore_errors=True)
     if (best := read_best(run_dir)) is not None:
-        console.print(
-            f"best evaluation: step {best['step']}, {best['metric']} {best['value']:.1%}; its weights: "
-            f"{run_dir / BEST}",
-            markup=False,
-            soft_wrap=True,
-        )
+        found = f"step {best['step']}, {best['metric']} {best['value']:.1%}"
+        say(console, f"best evaluation: {found}; its weights: {run_dir / BEST}")
 
 
 def _promote(run_dir: Path, folder: Path, result: Result, estimate: Estimate) -> str:
@@ -79,8 +76,7 @@ def _promote(run_dir: Path, folder: Path, result: Result, estimate: Estimate) ->
     about = {"metric": f"pass@{estimate.k}", **asdict(estimate)}
     about |= {"step": result.step, "versions": result.versions}
     replace_text(folder / NAME, json.dumps(about) + "\n")
-    best = run_dir / BEST
-    aside = best.with_name(f"{BEST}.old")
+    best, aside = run_dir / BEST, run_dir / f"{BEST}.old"
     shutil.rmtree(aside, ignore_errors=True)
     if best.exists():
         best.rename(aside)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 from rich.console import Console
 
 from hora_rl.common.config import Config
 from hora_rl.common.config.base import Scope
-from hora_rl.common.console import working
+from hora_rl.common.console import say, working
 from hora_rl.common.errors import ConfigError, HoraError, RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Redis, connect
@@ -49,14 +48,13 @@ def train_on_cluster(config: Config) -> None:
     url = redis_url(config.queue)
     _attach(config, url)
     config = with_absolute_folder(config)
-    run_dir = Path(config.run.folder) / config.run.name
+    run_dir = config.run.path
     again, weights = f"hora train {run_dir / CONFIG}", model_digest(config.model.path)
     alerts = Alerts(config.run.name, config.telemetry.on_alert, run_dir, console)
-    console.print(
+    say(
+        console,
         "Ctrl-C stops the learner; then `serve shutdown -y` ends the application, `ray stop` on each machine "
         "Ray, and Ctrl-C `hora redis`",
-        markup=False,
-        soft_wrap=True,
     )
     with RunFile(run_dir, alerts.ended).recorded(config.run.name, again, console, weights=weights):
         write_config(run_dir, config)
@@ -72,7 +70,7 @@ def train_on_cluster(config: Config) -> None:
                 promote_last(config.learner, config.evaluation, run_dir, console)
         finally:
             ray.shutdown()
-    console.print(f"done; model: {run_dir / 'model'}", markup=False)
+    say(console, f"done; model: {run_dir / 'model'}")
 
 
 def _attach(config: Config, url: str) -> None:
@@ -126,7 +124,6 @@ def _disagreement(redis: Redis, config: Config) -> HoraError | None:
             f"first (application {APP!r}), or check run.name and queue.url; `serve status` says why an "
             "application was not deployed"
         )
-    changed = differences(json.loads(theirs), config, below=Scope.PART)
-    return (
-        ConfigError(f"the coordinator runs another configuration: {'; '.join(changed)}") if changed else None
-    )
+    if changed := differences(json.loads(theirs), config, below=Scope.PART):
+        return ConfigError(f"the coordinator runs another configuration: {'; '.join(changed)}")
+    return None

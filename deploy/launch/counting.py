@@ -12,6 +12,7 @@ from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.allocator.planning.forecast import LEAST_PROMPTS
 from hora_rl.common.config import Config
+from hora_rl.common.console import say
 from hora_rl.common.data.prompt_order import mixed_rows
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Prompt
@@ -19,7 +20,13 @@ from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.machine import check_writable
 from hora_rl.deploy.checks.processors import on_processors
 from hora_rl.deploy.checks.run_checks import require
-from hora_rl.deploy.launch.evaluation import about_sampling, figures, in_flight, sampling_bar, sampling_calls
+from hora_rl.deploy.launch.evaluation import (
+    about_sampling,
+    in_flight,
+    sampling_bar,
+    sampling_calls,
+    stopped_and_kept,
+)
 from hora_rl.deploy.launch.local import with_port
 from hora_rl.deploy.launch.stack import stack
 from hora_rl.evaluation.plan.collect import collect
@@ -37,36 +44,28 @@ def count_local(config: Config, number: int, samples: int, out: Path) -> None:
     require(Target(config, "eval"), console)
     prompts = choose(config, number)
     config = with_port(config)
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="hora-sample-") as folder,
-            stack(config, Path(folder), console, train=False),
-            sampling_bar(console) as bar,
-        ):
-            generate, score = sampling_calls(config, version=0)
-            task = bar.add_task("training prompts", total=len(prompts) * samples, figures="")
-            asyncio.run(
-                collect(
-                    prompts,
-                    generate,
-                    score,
-                    samples,
-                    out,
-                    about={**about_data(config), **about_sampling(config)},
-                    seed=config.run.seed,
-                    samples_per_request=config.rollout.samples_per_request,
-                    in_flight=in_flight(config.generator, config.rollout.samples_per_request),
-                    progress=lambda p: bar.update(task, completed=p.done, figures=figures(p)),
-                )
+    with (
+        stopped_and_kept(f"every prompt that was finished is kept in {out}", console),
+        tempfile.TemporaryDirectory(prefix="hora-sample-") as folder,
+        stack(config, Path(folder), console, train=False),
+        sampling_bar("training prompts", len(prompts) * samples, console) as progress,
+    ):
+        generate, score = sampling_calls(config, version=0)
+        asyncio.run(
+            collect(
+                prompts,
+                generate,
+                score,
+                samples,
+                out,
+                about={**about_data(config), **about_sampling(config)},
+                seed=config.run.seed,
+                samples_per_request=config.rollout.samples_per_request,
+                in_flight=in_flight(config.generator, config.rollout.samples_per_request),
+                progress=progress,
             )
-    except (KeyboardInterrupt, SystemExit):
-        console.print(
-            f"\nstopped; every prompt that was finished is kept in {out}: the same command continues",
-            markup=False,
-            soft_wrap=True,
         )
-        raise SystemExit(130) from None
-    console.print(f"{out}: next, hora plan {out}", markup=False, soft_wrap=True)
+    say(console, f"{out}: next, hora plan {out}")
 
 
 def choose(config: Config, number: int) -> list[Prompt]:

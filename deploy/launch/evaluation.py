@@ -4,19 +4,19 @@ benchmarks."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.common.config import Config, Data, Environment, Evaluation, Generator, Reward
-from hora_rl.common.console import shown
+from hora_rl.common.console import say, shown
 from hora_rl.common.data.datasets import Dataset, load_dataset
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
 from hora_rl.common.data.rewards import gold_test, usable_held_out
@@ -59,11 +59,10 @@ def evaluate_run(
         return
     held = newest_version(config.run.name, url)
     if held > step:
-        console.print(
+        say(
+            console,
             f"step {step} is not evaluated: the generators hold version {held} by now, and older weights "
             "cannot be sampled; `hora eval` measures a model folder",
-            markup=False,
-            soft_wrap=True,
         )
         return
     problems = run_problems(config, console)
@@ -104,9 +103,8 @@ def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> li
             f"Pass@K counts successes, and no reward of {config.run.name!r} says what a success is: name one "
             "in reward.success"
         )
-    own = config.evaluated
-    data = benchmark.data(own.data)
-    return prompts(config, data, load_dataset(data, gold_test(own.reward)), console)
+    data = benchmark.data(config.evaluated.data)
+    return prompts(config, data, load_dataset(data, gold_test(config.evaluated.reward)), console)
 
 
 def evaluate_benchmark(
@@ -125,7 +123,7 @@ def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> l
     Raises ConfigError when a problem does not fit.
     """
     for rejected in dataset.rejected:
-        console.print(f"left out: {rejected.place}: {rejected.reason}", markup=False, soft_wrap=True)
+        say(console, f"left out: {rejected.place}: {rejected.reason}")
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     source, whole = config.evaluated_source, config.evaluated.reads_rows
     found = [make_prompt(tokenizer, row.index, row, data, source, whole) for row in dataset.rows]
@@ -150,10 +148,8 @@ def sample(
     holds them: 0 for the model of the configuration, trained or not.
     """
     generate, score = sampling_calls(config, version)
-    with sampling_bar(console) as bar:
-        task = bar.add_task(
-            f"{benchmark.title}, step {step}", total=len(problems) * benchmark.samples, figures=""
-        )
+    total = len(problems) * benchmark.samples
+    with sampling_bar(f"{benchmark.title}, step {step}", total, console) as progress:
         counts = run(
             evaluate(
                 problems,
@@ -165,7 +161,7 @@ def sample(
                 seed=config.run.seed,
                 samples_per_request=config.rollout.samples_per_request,
                 in_flight=in_flight(config.generator, config.rollout.samples_per_request),
-                progress=lambda p: bar.update(task, completed=p.done, figures=figures(p)),
+                progress=progress,
             )
         )
     model = config.run.name if version else config.model.adapter or config.model.path
@@ -265,20 +261,17 @@ def read_run_results(settings: Evaluation, run_dir: Path) -> list[Result]:
 
 def about_sampling(config: Config) -> dict[str, object]:
     """The settings that completions and their success depend on, besides the problems and the seed."""
+    adapter, engine_args = config.model.adapter, config.generator.engine_args
     return {
         "model": config.model.path,
         "weights": weights_digest(Path(config.model.path)),
-        **(
-            {"adapter": weights_digest(Path(config.model.adapter))}
-            if config.model.adapter is not None
-            else {}
-        ),
+        **({} if adapter is None else {"adapter": weights_digest(Path(adapter))}),
         "dtype": config.model.dtype,
         "temperature": config.rollout.temperature,
         "max_response_tokens": config.rollout.max_response_tokens,
         "success": config.evaluated.reward.success,
         "success_at": config.evaluated.reward.success_at,
-        **({"engine_args": more} if (more := config.generator.engine_args) else {}),
+        **({"engine_args": engine_args} if engine_args else {}),
         **_about_judging(config.evaluated.reward, config.rollout.stop),
         **_about_episodes(config.environment),
     }
@@ -299,16 +292,28 @@ def _about_episodes(environment: Environment) -> dict[str, object]:
     return {"environment": environment.model_dump(mode="json", include=keys)}
 
 
-def figures(p: Reading) -> str:
-    minutes, seconds = divmod(round(p.left_s or 0), 60)
-    return f"{p.tokens / max(p.seconds, 1e-9):,.0f} tokens/s, {minutes}:{seconds:02d} left"
+@contextmanager
+def sampling_bar(title: str, total: int, console: Console) -> Iterator[Callable[[Reading], None]]:
+    """A bar over `total` completions while the block runs. Yields the function that updates it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    rate = TextColumn("{task.fields[figures]}")
+    hidden = not console.is_terminal
+    with shown(Progress(*columns, rate, console=console, transient=True, disable=hidden)) as bar:
+        task = bar.add_task(title, total=total, figures="")
+
+        def progress(p: Reading) -> None:
+            minutes, seconds = divmod(round(p.left_s or 0), 60)
+            figures = f"{p.tokens / max(p.seconds, 1e-9):,.0f} tokens/s, {minutes}:{seconds:02d} left"
+            bar.update(task, completed=p.done, figures=figures)
+
+        yield progress
 
 
-def sampling_bar(console: Console) -> AbstractContextManager[Progress]:
-    columns: Sequence[ProgressColumn] = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[figures]}"),
-    )
-    return shown(Progress(*columns, console=console, transient=True, disable=not console.is_terminal))
+@contextmanager
+def stopped_and_kept(kept: str, console: Console) -> Iterator[None]:
+    """Turn Ctrl-C or a stop signal in the block into exit status 130, after printing what is `kept`."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        say(console, f"\nstopped; {kept}: the same command continues")
+        raise SystemExit(130) from None

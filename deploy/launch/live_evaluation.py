@@ -25,6 +25,7 @@ from rich.console import Console
 
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.common.config import Config
+from hora_rl.common.console import say
 from hora_rl.common.errors import HoraError, PinLost
 from hora_rl.common.live.redis import AsyncRedis, connect_async
 from hora_rl.common.live.state import read_state_async
@@ -144,27 +145,23 @@ class LiveEvaluation:
             self._promote(version)
             if step is None:
                 self._state = {"state": "waiting for the next evaluation"}
-                await self._reserve(version)
+                # Chosen before the weights of the next evaluation arrive, so that the replica stays at them.
+                if (ahead := upcoming(self._every, self._config.learner.steps, version)) is not None:
+                    await self._pins.ask(ahead)
                 await asyncio.sleep(POLL_S)
             else:
                 await self._evaluate(client, problems, step, version)
 
     def _next(self, version: int) -> int | None:
         done = {r.step for r in self._results} | self._passed
-        steps = self._config.learner.steps
-        begun = [s for s in range(0, steps, self._every) if self._samples(s).exists()]
-        found = next_evaluation(self._every, steps, version, done, begun)
+        last = self._config.learner.steps
+        begun = [s for s in range(0, last, self._every) if self._samples(s).exists()]
+        found = next_evaluation(self._every, last, version, done, begun)
         if found.left_out:
             self._passed.update(found.left_out)
-            self._leave_out(found.left_out, "newer weights were published before it could begin")
+            steps = ", ".join(map(str, found.left_out))
+            self._say(f"no evaluation of step {steps}: newer weights were published before it could begin")
         return found.step
-
-    async def _reserve(self, version: int) -> None:
-        """Choose the replica of the next evaluation before its weights are there, so that it stays at
-        them."""
-        ahead = upcoming(self._every, self._config.learner.steps, version)
-        if ahead is not None:
-            await self._pins.ask(ahead)
 
     async def _evaluate(self, client: AsyncRedis, problems: list[Prompt], step: int, version: int) -> None:
         """One evaluation, to its result; an error of it is one line, and training continues."""
@@ -279,9 +276,6 @@ class LiveEvaluation:
                 f"are not of these weights, and step {step} is sampled anew"
             )
 
-    def _leave_out(self, steps: Sequence[int], why: str) -> None:
-        self._say(f"no evaluation of step {', '.join(map(str, steps))}: {why}")
-
     def _samples(self, step: int) -> Path:
         return samples_file(self._folder, self._benchmark, step)
 
@@ -289,4 +283,4 @@ class LiveEvaluation:
         return (await read_state_async(client, self._config.run.name)).version
 
     def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(self._console, line)

@@ -31,7 +31,12 @@ from hora_rl.deploy.checks.processors import on_processors
 from hora_rl.deploy.checks.resources import shares_a_card
 from hora_rl.deploy.checks.run_checks import SHOWN_BY_RUN, require, show
 from hora_rl.deploy.launch.best import promote_last
-from hora_rl.deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
+from hora_rl.deploy.launch.evaluation import (
+    evaluate_benchmark,
+    evaluate_run,
+    load_benchmark,
+    stopped_and_kept,
+)
 from hora_rl.deploy.launch.first_evaluation import evaluating_first
 from hora_rl.deploy.launch.live_evaluation import evaluating
 from hora_rl.deploy.launch.placement import reports_unplaced
@@ -75,11 +80,9 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     _prepare(run_dir, asked, fresh=fresh and not resume)
     again = f"hora run {run_dir / CONFIG} --resume"
     alerts = Alerts(config.run.name, config.telemetry.on_alert, run_dir, console)
-    file = RunFile(run_dir, alerts.ended)
+    file, port = RunFile(run_dir, alerts.ended), config.telemetry.http_port
     weights = model_digest(config.model.path)
-    with file.recorded(
-        config.run.name, again, console, http_port=config.telemetry.http_port, weights=weights
-    ):
+    with file.recorded(config.run.name, again, console, http_port=port, weights=weights):
         with starting(config, run_dir, console, file=file) as application:
             pace = _train(application, run_dir, console, alerts)
             application.wait()  # a resumed run without a step left trains faster than a replica loads
@@ -109,17 +112,12 @@ def evaluate_local(
     label = (step_of(config.model.adapter or config.model.path) or 0) if step is None else step
     problems = [load_benchmark(config, benchmark, console) for benchmark in chosen]
     config = with_port(config)
-    try:
-        with stack(config, out.resolve(), console, train=False):
-            for benchmark, its_problems in zip(chosen, problems, strict=True):
-                evaluate_benchmark(config, benchmark, its_problems, out.resolve(), label, console)
-    except (KeyboardInterrupt, SystemExit):
-        console.print(
-            f"\nstopped; every sample drawn is kept in {out}: the same command continues",
-            markup=False,
-            soft_wrap=True,
-        )
-        raise SystemExit(130) from None
+    with (
+        stopped_and_kept(f"every sample drawn is kept in {out}", console),
+        stack(config, out.resolve(), console, train=False),
+    ):
+        for benchmark, its_problems in zip(chosen, problems, strict=True):
+            evaluate_benchmark(config, benchmark, its_problems, out.resolve(), label, console)
 
 
 def _show_end(run: str, url: str, console: Console) -> None:
@@ -148,8 +146,7 @@ def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None
         begun = load(str(run_dir / CONFIG))
         # Results before and after are compared, so they must have the same problems and sizes.
         results = [d for d in differences(begun, config) if d.startswith("evaluation.")]
-        changed = differences(begun, config, below=Scope.START) + results
-        if changed:
+        if changed := differences(begun, config, below=Scope.START) + results:
             raise ConfigError(
                 f"{run_dir}: a resumed run must keep its configuration; changed: {'; '.join(changed)}"
             )

@@ -109,11 +109,9 @@ class Application:
 
 
 @contextmanager
-def stack(
-    config: Config, run_dir: Path, console: Console, *, train: bool = True, file: RunFile | None = None
-) -> Iterator[str]:
+def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True) -> Iterator[str]:
     """As `starting`, but all of it is up and healthy; yields the Redis URL."""
-    with starting(config, run_dir, console, train=train, file=file) as application:
+    with starting(config, run_dir, console, train=train) as application:
         application.wait()
         yield application.url
 
@@ -142,10 +140,9 @@ def starting(
 
     with ExitStack() as stopping, ExitStack() as exits:
         began, bar = time.monotonic(), exits.enter_context(ExitStack())
-        replicas = [
-            getattr(config, name).replicas for name in config.deployments if train or name != "coordinator"
-        ]
-        parts = 4 + sum(replicas) + config.serve.endpoint  # with the root, ingress or sampler
+        names = [name for name in config.deployments if train or name != "coordinator"]
+        replicas = sum(getattr(config, name).replicas for name in names)
+        parts = 4 + replicas + config.serve.endpoint  # with the root, ingress or sampler
         begin = bar.enter_context(working("starting", parts, console))
         begin("Redis")
         url = exits.enter_context(run_redis(config.queue, run_dir, named=train))
@@ -161,24 +158,15 @@ def starting(
             http_options={"host": config.telemetry.http_host, "port": config.telemetry.http_port},
             logging_config={"log_level": "WARNING"},
         )
-        _deploy(
-            build_run(config, drain=False) if train else build_sampler(config), APP, "/" if train else None
-        )
+        served = build_run(config, drain=False) if train else build_sampler(config)
+        _deploy(served, APP, "/" if train else None)
         application = Application(config, url, train, console, bar, begin, began)
-        exits.callback(_end_serve, application)
+        # Loading replicas cannot shut down, which takes minutes for a large model; stopping Ray kills them.
+        exits.callback(lambda: serve.shutdown() if application.is_up else None)
         # Registered last, so they run first at the end.
         exits.callback(_show_stopping, stopping)
         exits.callback(bar.close)
         yield application
-
-
-def _end_serve(application: Application) -> None:
-    """In order, if all replicas are up. Loading replicas cannot shut down, which takes minutes for a large
-    model; stopping Ray kills them."""
-    from ray import serve
-
-    if application.is_up:
-        serve.shutdown()
 
 
 def _deploy(application: ServeApplication, name: str, route: str | None) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
 
 from hora_rl.common.config import Allocation, Config
 from hora_rl.common.config.allocation import UNIFORM
+from hora_rl.common.console import say
 from hora_rl.common.files import replace_text
 from hora_rl.common.records import GroupRecord
 from hora_rl.deploy.launch.best import read_best
@@ -25,23 +26,21 @@ from hora_rl.deploy.monitor.pace import Pace
 from hora_rl.deploy.runs.prediction import idle_side
 from hora_rl.evaluation.phase_b import PhaseB, counted
 from hora_rl.evaluation.results import Result
+from hora_rl.evaluation.run_folders import records
 
 
 def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> dict[str, object]:
     """Read the run's records, write RUN/summary.json, print it as tables. The rates are `pace`'s, of this
     start."""
-    groups: list[GroupRecord] = _lines(run_dir / "groups.jsonl")
-    steps: list[dict[str, float]] = _lines(run_dir / "steps.jsonl")
-    seconds = sum(s["time/step"] for s in steps)
-    rollouts = sum(g["size"] for g in groups)
-    tokens = sum(g["tokens"] for g in groups)
+    groups = cast(list[GroupRecord], records(run_dir / "groups.jsonl"))
+    steps = records(run_dir / "steps.jsonl")
     results = read_run_results(config.evaluation, run_dir)
     summary = {
         "run": config.run.name,
         "steps": len(steps),
-        "rollouts": rollouts,
-        "tokens": tokens,
-        "seconds": seconds,
+        "rollouts": sum(g["size"] for g in groups),
+        "tokens": sum(g["tokens"] for g in groups),
+        "seconds": sum(s["time/step"] for s in steps),
         "rollouts_per_second": pace.per_second("rollouts_out"),
         "tokens_per_second": pace.per_second("tokens_out"),
         "evaluation": [_evaluation(r) for r in results],
@@ -52,7 +51,7 @@ def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> di
         "balance": idle_side(config, run_dir, steps),
         "model": str(run_dir / "model"),
     }
-    _write(run_dir / "summary.json", summary)
+    replace_text(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
     _show(summary, console)
     return summary
 
@@ -121,26 +120,14 @@ def _show(summary: dict[str, Any], console: Console) -> None:
             f"; from the first step on {summary['rollouts_per_second']:.0f} rollouts/s, "
             f"{summary['tokens_per_second']:.0f} tokens/s, training included"
         )
-    console.print(f"{summary['steps']} steps, {summary['rollouts']} rollouts{rate}", soft_wrap=True)
+    say(console, f"{summary['steps']} steps, {summary['rollouts']} rollouts{rate}")
     for warning in filter(None, (summary["plain_grpo"], summary["balance"])):
-        console.print(f"! {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"checkpoint (Hugging Face folder): {summary['model']}", markup=False, soft_wrap=True)
-    run_dir = Path(summary["model"]).parent
-    console.print(
-        f"next: hora rollouts {run_dir}, hora report {run_dir}, or vllm serve {summary['model']}",
-        markup=False,
-        soft_wrap=True,
-    )
+        say(console, f"! {warning}", "yellow")
+    model = summary["model"]
+    say(console, f"checkpoint (Hugging Face folder): {model}")
+    run_dir = Path(model).parent
+    say(console, f"next: hora rollouts {run_dir}, hora report {run_dir}, or vllm serve {model}")
 
 
 def _percent(e: dict[str, float]) -> tuple[str, str]:
     return f"{e['value']:.1%}", f"{e['low']:.1%} .. {e['high']:.1%}"
-
-
-def _lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _write(path: Path, value: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(path, json.dumps(value, indent=2) + "\n")

@@ -15,11 +15,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import structlog
 from rich.console import Console
@@ -64,7 +63,6 @@ class RunRecord:
     resume: str = ""
     seen: float = 0.0
     weights: str = ""
-
     machine: str = ""
     ticks: int = 0
     silent_s: float = 0.0
@@ -128,13 +126,7 @@ class RunFile:
 
     @contextmanager
     def recorded(
-        self,
-        run: str,
-        resume: str,
-        console: Console,
-        *,
-        http_port: int | None = None,
-        weights: str = "",
+        self, run: str, resume: str, console: Console, *, http_port: int | None = None, weights: str = ""
     ) -> Iterator[None]:
         """Record the state of `run` while the block runs and how it ends; print how to resume it."""
         self.refuse_if_alive()
@@ -142,29 +134,21 @@ class RunFile:
             # A script starts background jobs with SIGINT ignored, and `hora stop` sends SIGINT.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.start(run, os.getpid(), http_port=http_port, resume=resume, weights=weights)
-        with ExitStack() as ending:
-            ending.push(partial(self._record_undisturbed, resume, console))
-            with self._beating():
+        try:
+            with beside("run-record", self._beat):
                 yield
-
-    def _record_undisturbed(self, *arguments: Any) -> None:
+        except BaseException as error:
+            with undisturbed():
+                # Ray Train turns an interrupt into an exit; other signalled parts fail with their own errors.
+                if isinstance(error, KeyboardInterrupt | SystemExit) or asked_to_stop.is_set():
+                    self.end("stopped", "interrupted")
+                    say(console, f"\nstopped; resume with: {resume}")
+                    raise SystemExit(130) from None
+                self.end("failed", str(error))
+                say(console, f"the run is kept in {self.folder}; resume with: {resume}")
+                raise
         with undisturbed():
-            self._record_end(*arguments)
-
-    def _record_end(
-        self, resume: str, console: Console, kind: type[BaseException] | None, error: object, _: object
-    ) -> None:
-        """The exit of a `with` block that ended with `error` of type `kind`, None without one."""
-        if kind is None:
             self.end("finished")
-        elif issubclass(kind, KeyboardInterrupt | SystemExit) or asked_to_stop.is_set():
-            # Ray Train turns an interrupt into an exit; parts that were signalled too fail in their own ways.
-            self.end("stopped", "interrupted")
-            say(console, f"\nstopped; resume with: {resume}")
-            raise SystemExit(130) from None
-        else:
-            self.end("failed", str(error))
-            say(console, f"the run is kept in {self.folder}; resume with: {resume}")
 
     def refuse_if_alive(self) -> None:
         """Raises RunError while a launcher runs here: two would write to the same files."""
@@ -174,20 +158,17 @@ class RunFile:
                 f"{record.host or 'this machine'}); `hora stop {self.folder}` ends it"
             )
 
-    def _beating(self) -> AbstractContextManager[None]:
-        def beat(done: threading.Event) -> None:
-            trouble = ""
-            while not done.wait(BEAT_S):
-                try:
-                    with self._lock:
-                        self._write(replace(self.read(), seen=time.time()))
-                    trouble = ""
-                except (OSError, RunError) as error:  # a full disk may have room again
-                    if str(error) != trouble:
-                        trouble = str(error)
-                        log.warning("run record not written", folder=str(self.folder), error=trouble)
-
-        return beside("run-record", beat)
+    def _beat(self, done: threading.Event) -> None:
+        trouble = ""
+        while not done.wait(BEAT_S):
+            try:
+                with self._lock:
+                    self._write(replace(self.read(), seen=time.time()))
+                trouble = ""
+            except (OSError, RunError) as error:  # a full disk may have room again
+                if str(error) != trouble:
+                    trouble = str(error)
+                    log.warning("run record not written", folder=str(self.folder), error=trouble)
 
     def read(self) -> RunRecord:
         """Raises RunError where there is no run, or the file is not a run's."""

@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -80,11 +81,12 @@ class RedisServer:
             )
         self._take_folder()
         self._end_leftover()
-        password = self._password()
+        password = kept_secret(self.folder / "password", 32)
+        listening = "port 0" if self._address is None else "bind {}\nport {}".format(*self._address)
         # Rewriting the append-only file costs as much as writing it did, so it grows to 2 GiB first.
         replace_text(
             self.folder / "redis.conf",
-            f"{self._listening()}\nunixsocket {_quoted(self._socket())}\nunixsocketperm 700\n"
+            f"{listening}\nunixsocket {_quoted(self._socket())}\nunixsocketperm 700\n"
             f"requirepass {password}\ndir {_quoted(self.folder)}\n"
             'appendonly yes\nappendfsync always\nsave ""\ndaemonize no\nmaxmemory-policy noeviction\n'
             "auto-aof-rewrite-min-size 2gb\n",
@@ -100,9 +102,6 @@ class RedisServer:
         self._watch = threading.Thread(target=self._revive, name="redis-watch", daemon=True)
         self._watch.start()
 
-    def _listening(self) -> str:
-        return "port 0" if self._address is None else "bind {}\nport {}".format(*self._address)
-
     def _launch(self) -> None:
         """A server process on the files of the folder, ready to answer."""
         with (self.folder / "redis.log").open("ab") as output:
@@ -113,7 +112,7 @@ class RedisServer:
                 stderr=output,
                 start_new_session=True,
                 env={**os.environ, **KEEP_FREED_MEMORY},
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),  # the server dies with its launcher
             )
         (self.folder / "pid").write_text(str(self._process.pid))
         self._wait()
@@ -178,9 +177,6 @@ class RedisServer:
         if self._socket_folder is None:
             self._socket_folder = Path(tempfile.mkdtemp(prefix="hora-"))
         return self._socket_folder / "redis.sock"
-
-    def _password(self) -> str:
-        return kept_secret(self.folder / "password", 32)
 
     def _wait(self) -> None:
         assert self._process is not None
@@ -250,11 +246,6 @@ def serve_redis(folder: Path, address: tuple[str, int] | None) -> None:
 def _quoted(path: Path) -> str:
     """In the syntax of redis.conf: in double quotes, with backslashes before quotes and backslashes."""
     return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _end_with_parent() -> None:
-    """In the forked child: the server dies with its launcher."""
-    die_with_parent(signal.SIGTERM)
 
 
 def executable() -> str:

@@ -16,7 +16,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -25,6 +25,7 @@ GRACE_S = 30.0
 STOPPING = (signal.SIGTERM, signal.SIGHUP)
 AGAIN_S = 5.0  # a library may swallow the interrupt, as imports do
 TWICE_S = 1.0  # `timeout` signals the command and then its group: one request
+Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 asked_to_stop = threading.Event()
 """Set while `stopped_by_signals` has heard one of STOPPING."""
 
@@ -33,17 +34,12 @@ asked_to_stop = threading.Event()
 def stopped_by_signals() -> Iterator[None]:
     """While the block runs, SIGTERM and SIGHUP raise SIGINT. An ignored SIGHUP stays ignored, as `nohup`
     wants it. An ignored SIGINT is heard again: a script ignores it for what it starts in the background."""
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, *STOPPING)}
-    signal.signal(signal.SIGINT, _Once())
-    for number in STOPPING:
-        if before[number] is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
-    try:
-        yield
-    finally:
-        asked_to_stop.clear()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    heard: dict[signal.Signals, Handler] = {s: _interrupt for s in _listened_to() if s in STOPPING}
+    with _handled({signal.SIGINT: _Once(), **heard}):
+        try:
+            yield
+        finally:
+            asked_to_stop.clear()
 
 
 @contextmanager
@@ -68,12 +64,8 @@ def undisturbed() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, *STOPPING)}
-    try:
+    with _handled(dict.fromkeys((signal.SIGINT, *STOPPING), signal.SIG_IGN)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -81,17 +73,26 @@ def heard_afterwards() -> Iterator[None]:
     """Around the start of a process until it is known: a signal waits, or nobody would end what was just
     started. An ignored one stays ignored, for the process too. For the main thread."""
     heard: list[int] = []
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, *STOPPING)}
-    listened = {s: handler for s, handler in before.items() if handler is not signal.SIG_IGN}
-    for number in listened:
-        signal.signal(number, lambda number, _frame: heard.append(number))
+    with _handled(dict.fromkeys(_listened_to(), lambda number, _frame: heard.append(number))):
+        yield
+    if heard:
+        signal.raise_signal(heard[0])
+
+
+def _listened_to() -> list[signal.Signals]:
+    """Those of SIGINT and STOPPING that this process does not ignore."""
+    return [s for s in (signal.SIGINT, *STOPPING) if signal.getsignal(s) is not signal.SIG_IGN]
+
+
+@contextmanager
+def _handled(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
+    """Install `handlers` while the block runs."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        for number, handler in listened.items():
+        for number, handler in before.items():
             signal.signal(number, handler)
-    if heard:
-        signal.raise_signal(heard[0])
 
 
 class _Once:
