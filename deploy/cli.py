@@ -235,8 +235,6 @@ app.add_typer(results)
 def study(words: Annotated[list[str] | None, typer.Argument()] = None) -> None:
     """Compare arms of an experiment over seeds: `research/` of a checkout, which `hora study --help`
     describes."""
-    import os
-
     from hora_rl.common.load import ROOT
 
     if not (ROOT / "research").is_dir():

@@ -19,9 +19,9 @@ from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import from_args
 from hora_rl.common.weights.pretrained import obtain
-from hora_rl.deploy.checks.driver import without_bfloat16
 from hora_rl.deploy.checks.estimate import ModelShape
 from hora_rl.deploy.checks.findings import plural
+from hora_rl.deploy.checks.gpu_software import without_bfloat16
 from hora_rl.deploy.checks.machine import check_writable, gpus
 from hora_rl.deploy.checks.memory import holds, model_shape
 from hora_rl.deploy.checks.processors import fastest_dtype

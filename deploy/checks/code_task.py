@@ -42,7 +42,9 @@ def programs(
     row = (solved or rows)[0]
     prompt = render_text(tokenizer, row.problem, data)
     read = prompt_as_read(tokenizer, row.problem, data)
-    yield ok("prompt", f"row {row.index}, {_counted(reward.code_tests, row)}, {read}")
+    tests = tests_of(reward.code_tests, row.columns).pairs
+    counted = plural(len(tests), "test") if tests else "assertions"
+    yield ok("prompt", f"row {row.index}, {counted}, {read}")
     texts = [
         example_program(reward.answer, code_block(program), prefill(prompt))
         for program in (str(row.columns.get(field, IDLE)), IDLE)
@@ -58,20 +60,15 @@ def programs(
     yield Finding("warn", "right answer", says, fix)
 
 
-def _counted(settings: CodeTests, row: Row) -> str:
-    tests = tests_of(settings, row.columns)
-    return plural(len(tests.pairs), "test") if tests.pairs else "assertions"
-
-
 def _solutions(settings: CodeTests, rows: Sequence[Row]) -> Iterator[Finding]:
     """Whether the rows' solutions pass. Raises ConfigError where tests cannot be run: a run would stop
     there."""
     field = settings.solution_field
     found = list(zip(rows, asyncio.run(_tried(settings, rows)), strict=True))
-    broken = [(row, result) for row, result in found if isinstance(result, BaseException)]
+    broken = [result for _, result in found if isinstance(result, BaseException)]
     if broken:
         raise ConfigError(
-            f"{broken[0][1]}: change these tests or leave the row out ({len(broken)} of "
+            f"{broken[0]}: change these tests or leave the row out ({len(broken)} of "
             f"{plural(len(rows), 'row')} that were tried; a run stops at such a row)"
         )
     failed = [row for row, result in found if result != 1.0]
@@ -98,17 +95,12 @@ def _missing(program: str) -> list[str]:
 async def _tried(settings: CodeTests, rows: Sequence[Row]) -> list[float | BaseException]:
     """What the solution of each row earns; a ValueError where its tests cannot be run."""
     pool = ProgramPool(settings, default_processes())
+    programs = [code_block(str(row.columns[settings.solution_field])) for row in rows]
+    answers = [
+        Answer(row.problem, program, None, row.columns, row.index)
+        for row, program in zip(rows, programs, strict=True)
+    ]
     try:
-        answers = (
-            Answer(
-                row.problem,
-                code_block(str(row.columns[settings.solution_field])),
-                None,
-                row.columns,
-                row.index,
-            )
-            for row in rows
-        )
         results = await asyncio.gather(*map(pool.score, answers), return_exceptions=True)
     finally:
         pool.close()

@@ -28,9 +28,9 @@ from hora_rl.common.reward_names import function_of
 from hora_rl.common.user_code import is_user_function, working_folder
 from hora_rl.common.weights.adapters import check_base, refuse_to_train
 from hora_rl.common.weights.model_files import own_configuration
+from hora_rl.deploy.checks.allocation_size import rounds
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should
 from hora_rl.deploy.checks.machine import gpus, model_gib
-from hora_rl.deploy.checks.rounds import rounds
 from hora_rl.learner.kernels import check_liger_family, check_liger_here
 from hora_rl.learner.user_advantage import try_advantage
 
@@ -204,9 +204,8 @@ def evaluation(target: Target) -> Iterator[Finding]:
     problems = usable_held_out(config)
     mine = min(settings.prompts, len(problems)) * settings.samples
     theirs = settings.every * rollout.prompts_per_batch * rollout.group_size
-    best = (
-        f"; the weights of the best {config.learner.keep_best} are kept" if config.learner.keep_best else ""
-    )
+    metric = config.learner.keep_best
+    best = f"; the weights of the best {metric} are kept" if metric else ""
     yield ok(
         "evaluation",
         f"every {plural(settings.every, 'step')} {mine:,} completions (at most {mine * longest:,} tokens), "

@@ -7,18 +7,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hora_rl.common.config import Config, Learner
+from hora_rl.common.config import Config, Learner, Rollout, Telemetry
 from hora_rl.deploy.checks.estimate import GIB, ModelShape, checkpoint_gib, published_gib, weights_gib
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, size
 from hora_rl.deploy.checks.memory import model_shape
-from hora_rl.deploy.checks.rollout_disk import expected_gib
 
 # Bytes of one line of groups.jsonl, and of a step in steps.jsonl and TensorBoard; rounded up.
 OF_GROUP, OF_STEP = 1024, 8192
+# Bytes of files of 640 rollouts of 2,000 tokens of English, and of short ones; rounded up.
+OF_FILE, OF_ROW, OF_TOKEN, OF_TOKEN_WITH_LOGPROBS = 24 * 2**10, 80, 2.0, 6.0
 SPARE_GIB = 1.0
 """Left to whatever else writes to the disk."""
-OF_TOKEN = 8
-"""Of a rollout in Redis: the token and its log-prob."""
+QUEUED_TOKEN = 8
+"""Bytes of a token in Redis: the token and its log-prob."""
 REWRITE_GIB = 2.0
 """Redis' file grows to this, or to twice what it must hold, before it is written anew beside the old one
 (`deploy/machine/redis_server.py`)."""
@@ -41,7 +42,7 @@ def uses(config: Config, shape: ModelShape | None) -> list[Use]:
     learner, rollout = config.learner, config.rollout
     batch = rollout.prompts_per_batch * rollout.group_size
     kept = learner.checkpoint_every * learner.keep_checkpoints + rollout.max_staleness + 1
-    of_batch = batch * rollout.max_response_tokens * OF_TOKEN / GIB
+    of_batch = batch * rollout.max_response_tokens * QUEUED_TOKEN / GIB
     held = min(kept, learner.steps) * of_batch
     queue = min(learner.steps * of_batch, max(REWRITE_GIB, 2 * held)) + held
     lines = learner.steps * (rollout.prompts_per_batch * OF_GROUP + OF_STEP) / GIB
@@ -89,3 +90,41 @@ def in_words(found: Sequence[Use], steps: int, shape: ModelShape | None) -> str:
     whole = size(sum(use.gib for use in found))
     unknown = "" if shape else "; the model's size is not known here, and comes on top"
     return f"{steps} steps take about {whole} at most: {', '.join(map(str, found))}{unknown}"
+
+
+def expected_gib(config: Config) -> float:
+    """The most that this run's files should take: every completion as long as it may be."""
+    rollout, telemetry = config.rollout, config.telemetry
+    per_token = OF_TOKEN_WITH_LOGPROBS if telemetry.rollouts_logprobs else OF_TOKEN
+    per_rollout = OF_ROW + per_token * rollout.max_response_tokens
+    every = (config.learner.steps * OF_FILE + rollouts_of(config.learner.steps, rollout) * per_rollout) / GIB
+    return min(every * share(telemetry), telemetry.rollouts_gib)
+
+
+def rollouts_of(steps: int, rollout: Rollout) -> int:
+    """steps·Γ·G."""
+    return steps * rollout.prompts_per_batch * rollout.group_size
+
+
+def share(telemetry: Telemetry) -> float:
+    return {"all": 1.0, "sample": telemetry.rollouts_share, "none": 0.0}[telemetry.rollouts]
+
+
+def rollouts(target: Target) -> Iterator[Finding]:
+    """What RUN/rollouts will hold and its size."""
+    if not target.trains:
+        return
+    config, telemetry = target.config, target.config.telemetry
+    if not (kept := share(telemetry)):
+        yield ok("rollouts", "none are kept (telemetry.rollouts)")
+        return
+    folder = config.run.path / "rollouts"
+    number = rollouts_of(config.learner.steps, config.rollout)
+    which = f"all {number:,}" if kept == 1 else f"those of {kept:.3g} of the prompts"
+    logprobs = " with log-probs" if telemetry.rollouts_logprobs else ""
+    need = expected_gib(config)
+    if need >= telemetry.rollouts_gib:
+        bound = f"the newest {need:g} GiB; files of older steps go (telemetry.rollouts_gib)"
+    else:
+        bound = f"at most about {size(need)}"
+    yield ok("rollouts", f"{which}{logprobs} in {folder}, {bound}")

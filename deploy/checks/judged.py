@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from hora_rl.actors.verifier.errors import VerifierUnavailable
@@ -58,33 +57,30 @@ def shown(reward: Reward, right: Judged, wrong: Judged) -> Iterator[Finding]:
 def judge(reward: Reward, row: Row, opened: str, texts: Sequence[Sequence[str]]) -> list[Judged]:
     """What each completion earns, of the first list in which the first is a success. Raises ConfigError when
     a reward fails."""
-    items = [
-        Answer(row.problem, opened + text, row.answer, row.columns, row.index)
+    forms = [
+        [Answer(row.problem, opened + text, row.answer, row.columns, row.index) for text in form]
         for form in texts
-        for text in form
     ]
     try:
         with working_folder():
-            scored = iter(asyncio.run(_score(reward, items, len(texts[0]))))
+            scored = asyncio.run(_score(reward, forms))
     except (*OWN_FAULTS, VerifierUnavailable) as error:
         raise ConfigError(f"reward: scoring an answer to row {row.index} failed: {error}") from None
     found = [
-        [
-            Judged(text, r, reward.succeeded(r))
-            for text, r in zip(form, islice(scored, len(form)), strict=True)
-        ]
-        for form in texts
+        [Judged(text, r, reward.succeeded(r)) for text, r in zip(form, rewards, strict=True)]
+        for form, rewards in zip(texts, scored, strict=True)
     ]
     return next((form for form in found if form[0].success), found[0])
 
 
-async def _score(reward: Reward, items: Sequence[Answer], size: int) -> list[dict[str, float]]:
-    """Rewards of each of `items`; every `size` of them are a group."""
-    pool = VerifierPool(reward)
+async def _score(reward: Reward, groups: Sequence[Sequence[Answer]]) -> list[list[dict[str, float]]]:
+    """Rewards of each answer, those of its group included."""
+    pool, found = VerifierPool(reward), []
     try:
-        alone = await pool.score_batch(items)
-        groups = [await pool.score_group(items[i : i + size]) for i in range(0, len(items), size)]
-        return [a | among for a, among in zip(alone, chain.from_iterable(groups), strict=True)]
+        for group in groups:
+            alone, among = await pool.score_batch(group), await pool.score_group(group)
+            found.append([one | more for one, more in zip(alone, among, strict=True)])
+        return found
     finally:
         pool.close()
 

@@ -155,18 +155,11 @@ def build_lock(target: Target) -> Iterator[Finding]:
         return
     place = extensions.build_folder()
     for lock in extensions.abandoned_locks():
-        says = (
-            f"{lock} was left by a process that was killed: programs other than HORA that use this build "
-            "wait for ever"
-        )
+        says = f"a killed process left {lock}: other programs that use this build wait for ever"
         yield should(False, "build lock", says, f"rm {lock}")
     owner = extensions.busy(place)
-    says = (
-        f"{owner} compiles in {place} now; a learner that starts waits for it"
-        if owner
-        else f"{place} is free"
-    )
-    yield ok("DeepSpeed's build", says)
+    compiles = f"{owner} compiles in {place} now; a learner that starts waits for it"
+    yield ok("DeepSpeed's build", compiles if owner else f"{place} is free")
 
 
 def model_gib(path: str) -> float:

@@ -16,15 +16,14 @@ from hora_rl.common.load import load
 from hora_rl.common.plain_yaml import read_yaml
 from hora_rl.common.weights.pretrained import obtain
 from hora_rl.deploy.checks import configuration, disk, machine, processors, services, sources, task
-from hora_rl.deploy.checks.driver import driver, precision
+from hora_rl.deploy.checks.allocation_size import group_size
+from hora_rl.deploy.checks.disk import rollouts
 from hora_rl.deploy.checks.findings import Check, Finding, Target
-from hora_rl.deploy.checks.group_size import group_size
+from hora_rl.deploy.checks.gpu_software import driver, precision, triton_build
 from hora_rl.deploy.checks.isolation import sandbox
 from hora_rl.deploy.checks.memory import estimated, memory, model_shape, run_target
 from hora_rl.deploy.checks.resources import read_cards
-from hora_rl.deploy.checks.rollout_disk import rollouts
 from hora_rl.deploy.checks.step_costs import UNKNOWN, said
-from hora_rl.deploy.checks.triton import triton_build
 from hora_rl.deploy.checks.weight_files import weight_files
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
@@ -74,25 +73,10 @@ CHECKS: tuple[Check, ...] = (
     group_size,
     rollouts,
 )
-SHOWN_BY_CHECK = (
-    "GPU driver",
-    "allocation",
-    "evaluation",
-    "sandbox",
-    "stop tokens",
-    "prompt",
-    "right answer",
-    "wrong answer",
-    "solutions",
-    "rounds",
-    "rollouts",
-    "disk",
-    "resources",
-    "threads",
-    "model.dtype",
-    "memory per part",
-)
 SHOWN_BY_RUN = ("evaluation", "rollouts", "disk", "resources")
+OF_TASK = ("stop tokens", "prompt", "right answer", "wrong answer", "solutions")
+OF_MACHINE = ("GPU driver", "sandbox", "threads", "model.dtype", "memory per part")
+SHOWN_BY_CHECK = (*SHOWN_BY_RUN, *OF_TASK, *OF_MACHINE, "allocation", "rounds")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 

@@ -100,11 +100,9 @@ def placeable(target: Target, resources: Mapping[str, float]) -> Iterator[Findin
     """Whether a cluster of these resources holds all replicas and ranks at once."""
     yield enough_gpus(target, resources.get("GPU", 0), "the cluster has")
     config, have = target.config, resources.get("CPU", 0)
-    parts = [
-        (name, getattr(config, name).replicas, getattr(config, name).cpus) for name in config.deployments
-    ]
-    need = sum(replicas * cpus for _, replicas, cpus in parts) + config.learner.workers
-    terms = "".join(f"{name}.replicas {n} · {name}.cpus {cpus:g} + " for name, n, cpus in parts)
+    parts = [(name, getattr(config, name)) for name in config.deployments]
+    need = sum(part.replicas * part.cpus for _, part in parts) + config.learner.workers
+    terms = "".join(f"{name}.replicas {p.replicas} · {name}.cpus {p.cpus:g} + " for name, p in parts)
     terms += f"learner.workers {config.learner.workers}"
     says = f"the cluster has {have:g}, the configuration reserves {need:g} = {terms}"
     fix = "lower these keys (replicas under `deployments:` of a Serve file), or join more machines"

@@ -97,19 +97,15 @@ def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> 
     lengths = [len(render(tokenizer, row.problem, own.data)) for row in dataset.rows]
     usable = [n for n in lengths if n <= limit]
     left_out = [f"left out: {row.place}: {row.reason}" for row in dataset.rejected]
-    leaks = [
-        f"training row {x.index} equals row {x.row} of {x.benchmark}"
-        for x in known_leaks(config, dataset.rows)
-    ]
+    known = known_leaks(config, dataset.rows)
+    leaks = [f"training row {x.index} equals row {x.row} of {x.benchmark}" for x in known]
     warnings = [
         *_some(left_out, "rows are left out"),
         *_some(leaks, "training rows equal benchmark problems; Pass@K on these measures memory"),
     ]
     if again := len(dataset) - len({row.problem for row in dataset.rows}):
-        says = (
-            f"{plural(again, 'row')} of {len(dataset)} have the problem of an earlier one: each is a prompt"
-        )
-        warnings.append(Finding("warn", "data", says))
+        of = f"{plural(again, 'row')} of {len(dataset)}"
+        warnings.append(Finding("warn", "data", f"{of} have the problem of an earlier one: each is a prompt"))
     if too_long := len(lengths) - len(usable):
         longer = f"left out: {plural(too_long, 'prompt')} longer than rollout.max_prompt_tokens = {limit}"
         warnings.append(Finding("warn", "data", longer))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hora_rl.common.config import Config, Generator
+from hora_rl.common.config import Config
 from hora_rl.deploy.checks.estimate import (
     GIB,
     WIDTH,
@@ -45,8 +45,7 @@ COPY_BYTES = 20e9
 class StepArithmetic:
     """Of a whole step, over all ranks and replicas. `responses` are the sampled ones of `tokens`; `computed`
     are those that the learner computes: a prompt counts once for all completions of a row. `flops` are model
-    FLOPs as in `learner/flops.py`, `sampling` those of generation. `refill` are the tokens that one replica
-    recomputes after an update with `generator.clear_cache`, at most. GiB: `published` to each replica,
+    FLOPs as in `learner/flops.py`, `sampling` those of generation. GiB: `published` to each replica,
     `exchanged` by each rank with the others."""
 
     rollouts: int
@@ -56,7 +55,6 @@ class StepArithmetic:
     flops: float
     sampling: float
     micro_batches: float
-    refill: float
     published: float
     exchanged: float
 
@@ -71,13 +69,11 @@ def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
     tokens = rollouts * length
     attention = shape.layers * shape.queries * length * tokens
     rows = shared_rows(shape, rollout, learner, int(prompt), int(response))
-    again = rollout.prompts_per_batch * (
-        rollout.group_size - len(rows)
-    )  # prompts that are not computed again
+    # Prompts that are not computed again.
+    again = rollout.prompts_per_batch * (rollout.group_size - len(rows))
     computed = tokens - again * prompt
     pairs = shape.layers * shape.queries * (rollouts * length**2 - again * prompt**2)
     per_weight = 4 * shape.parameters + 6 * shape.adapter if shape.adapter else 6 * shape.parameters
-    running = min(config.generator.max_sequences, rollouts / config.generator.replicas)
     micro = max(1.0, computed / (learner.tokens_per_microbatch * learner.workers))
     return StepArithmetic(
         rollouts=rollouts,
@@ -87,7 +83,6 @@ def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
         flops=learner.objective.updates_per_batch * (per_weight * computed + 6 * pairs),
         sampling=2 * (shape.parameters + shape.adapter) * tokens + 2 * attention,
         micro_batches=micro,
-        refill=running * (length - response / 2),
         published=published_gib(shape, config.model.dtype),
         exchanged=_exchanged(config, shape, micro),
     )
@@ -159,7 +154,9 @@ def said(config: Config, shape: ModelShape, device: str | None) -> list[str]:
     ranks, replicas = config.learner.workers, config.generator.replicas
     mean = MEAN * config.rollout.max_response_tokens
     learner = generators = ""
+    unknown = ["seconds: unknown on this CPU before a run; `hora report RUN` has what it took"]
     if device is not None:
+        unknown = []
         where = f"expected on {device}, at {WANTED_MFU:.0%} of its peak and {REACHED:.0%} of its bandwidth"
         learner = f"; {learner_seconds(found, ranks, device):.1f} s {where}"
         generators = f"; {generator_seconds(config, shape, device):.1f} s expected, bound by memory"
@@ -169,25 +166,8 @@ def said(config: Config, shape: ModelShape, device: str | None) -> list[str]:
         f"learner: {found.flops / 1e12:,.3g} TFLOPs over {ranks} ranks, {found.micro_batches:.0f} "
         f"micro-batches each{learner}",
         f"generators: {found.sampling / 1e12:,.3g} TFLOPs over {replicas} replicas{generators}",
-        *(
-            []
-            if device
-            else ["seconds: unknown on this CPU before a run; `hora report RUN` has what it took"]
-        ),
-        _refill(config.generator, shape, found, device),
+        *unknown,
         f"weights: {found.published:.3f} GiB to each replica over {weights}; "
         f"{found.published * replicas:.3f} GiB in all",
         f"ranks: {found.exchanged:.2f} GiB sent by each to the others in a step",
     ]
-
-
-def _refill(generator: Generator, shape: ModelShape, found: StepArithmetic, device: str | None) -> str:
-    """What dropping the KV cache at an update costs a full replica, whose sequences are half done."""
-    if not generator.clear_cache:
-        return "an update: generator.clear_cache is false, nothing is recomputed"
-    seconds = ""
-    if device is not None:
-        flops = 2 * (shape.parameters + shape.adapter) * found.refill
-        seconds = f", {flops / card_flops(device) / generator.tensor_parallel:.1f} s expected"
-    says = f"an update: generator.clear_cache recomputes at most {found.refill:,.0f} tokens of a replica"
-    return says + seconds

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 from hora_rl.common.data import arithmetic
 
 FORMAT = re.compile(r"<think>[^<]*</think>\s*<answer>([^<]*)</answer>")
+MAX_TOKENS = 96
 NEARLY = 0.1  # a problem is nearly solved above 1 - NEARLY and almost never solved below NEARLY
 
 
@@ -19,7 +20,6 @@ def measure(
     seed: int = 0,
     problems: int = 120,
     samples: int = 32,
-    max_tokens: int = 96,
 ) -> dict[str, object]:
     """Sample `samples` completions at temperature 1 of each of `problems` held-out problems of the default
     mix.
@@ -29,8 +29,8 @@ def measure(
     """
     torch.manual_seed(seed)
     rows = arithmetic.generate(seed, "held-out", problems)
-    outcomes = [_outcomes(model, tokenizer, p, samples, max_tokens) for p in rows]
-    rates = [sum(o.correct) / samples for o in outcomes]
+    outcomes = [_outcomes(model, tokenizer, p, samples) for p in rows]
+    rates, formatted, lengths = (list(values) for values in zip(*outcomes, strict=True))
     by_digits = {
         n: [rate for rate, p in zip(rates, rows, strict=True) if p.digits == n]
         for n in sorted({p.digits for p in rows})
@@ -40,8 +40,8 @@ def measure(
         "samples": samples,
         "success": _mean(rates),
         "pass_at_samples": _mean([float(rate > 0) for rate in rates]),
-        "format": _mean([_mean(o.formatted) for o in outcomes]),
-        "tokens": _mean([_mean(o.lengths) for o in outcomes]),
+        "format": _mean(formatted),
+        "tokens": _mean(lengths),
         "nearly_solved": _mean([float(rate >= 1 - NEARLY) for rate in rates]),
         "between": _mean([float(NEARLY < rate < 1 - NEARLY) for rate in rates]),
         "almost_never": _mean([float(rate <= NEARLY) for rate in rates]),
@@ -49,25 +49,12 @@ def measure(
     }
 
 
-class _Outcome:
-    """What the samples of one problem were: correct, in the format, and how long (tokens with the end
-    token)."""
-
-    def __init__(self, answer: str, texts: list[str], lengths: list[int]) -> None:
-        matches = [FORMAT.fullmatch(text) for text in texts]
-        self.formatted = [float(match is not None) for match in matches]
-        self.correct = [match is not None and match[1].strip() == answer for match in matches]
-        self.lengths = [float(length) for length in lengths]
-
-
 @torch.no_grad()
 def _outcomes(
-    model: Qwen2ForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    problem: arithmetic.Addition,
-    samples: int,
-    max_tokens: int,
-) -> _Outcome:
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, problem: arithmetic.Addition, samples: int
+) -> tuple[float, float, float]:
+    """Of one problem's samples the shares that are correct and in the format, and the mean length in tokens,
+    the end token included."""
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": problem.problem}],
         add_generation_prompt=True,
@@ -81,13 +68,16 @@ def _outcomes(
         top_k=0,
         top_p=1.0,
         num_return_sequences=samples,
-        max_new_tokens=max_tokens,
+        max_new_tokens=MAX_TOKENS,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
     completions = output[:, prompt["input_ids"].shape[1] :]
     lengths = (completions != tokenizer.pad_token_id).sum(dim=1).tolist()
-    return _Outcome(problem.answer, tokenizer.batch_decode(completions, skip_special_tokens=True), lengths)
+    texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
+    matches = [match for text in texts if (match := FORMAT.fullmatch(text))]
+    correct = sum(match[1].strip() == problem.answer for match in matches)
+    return correct / samples, len(matches) / samples, sum(lengths) / samples
 
 
 def _mean(values: list[float]) -> float:

@@ -65,20 +65,11 @@ class Feed:
         self._history, self._history_lock = History(run), threading.Lock()
         self._columns, self._columns_at, self._building = b"{}", 0.0, asyncio.Lock()
         self._last: RunState | None = None
-        self._event = Event(0, None, "the first snapshot is under way")
-        self._text = self._event.to_json()
+        self.event = Event(0, None, "the first snapshot is under way")
+        self.text = self.event.to_json()
+        """The newest event, and the same as JSON, made once for all clients."""
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def event(self) -> Event:
-        """The newest event."""
-        return self._event
-
-    @property
-    def text(self) -> str:
-        """The newest event as JSON, made once for all clients."""
-        return self._text
 
     async def history(self) -> bytes:
         """JSON columns for charts, built on request, at most every COLUMNS_S seconds for all clients."""
@@ -113,8 +104,8 @@ class Feed:
     async def after(self, number: int) -> Event:
         """The newest event after look `number`; waits for it."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._event.number > number)
-            return self._event
+            await self._changed.wait_for(lambda: self.event.number > number)
+            return self.event
 
     async def call(self, work: Callable[[Any], Any]) -> Any:
         """Run `work(client)` with the feed's blocking client in a thread. Raises HoraError when Redis is
@@ -123,13 +114,13 @@ class Feed:
 
     async def _work(self) -> None:
         while True:
-            number = self._event.number + 1
+            number = self.event.number + 1
             # A view must survive everything that a run may contain, so an error is a value here.
             [found] = await asyncio.gather(self._look(), return_exceptions=True)
             event = Event(number, found, None) if isinstance(found, RunState) else _failed(number, found)
             text = event.to_json()
             async with self._changed:
-                self._event, self._text = event, text
+                self.event, self.text = event, text
                 self._changed.notify_all()
             await asyncio.sleep(PERIOD_S)
 

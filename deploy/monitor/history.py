@@ -18,28 +18,16 @@ from hora_rl.common.live.redis import Redis
 from hora_rl.common.live.state import read_state
 from hora_rl.common.live.telemetry import FLOWS
 from hora_rl.common.records import ShardReport
-from hora_rl.deploy.monitor.reading import numbers
+from hora_rl.deploy.monitor.reading import numbers, rate
 from hora_rl.evaluation.phase_b import PhaseB, Share, classes, counted, total
 
 POINTS = 400
 KEPT = 4 * POINTS
 CHUNK = 2000
 SMOOTH = 5
-BY_STEP = (
-    "reward",
-    "reward/format",
-    "success",
-    "entropy",
-    "length/mean",
-    "length/max",
-    "lag/mean",
-    "lag/max",
-    "time/step",
-    "time/wait",
-    "tokens_per_second",
-    "grad_norm",
-    "drift",
-)
+TIMES = ("time/step", "time/wait", "tokens_per_second")
+SAMPLING = ("length/mean", "length/max", "lag/mean", "lag/max")
+BY_STEP = ("reward", "reward/format", "success", "entropy", *SAMPLING, *TIMES, "grad_norm", "drift")
 
 
 class History:
@@ -111,10 +99,7 @@ class History:
         return {
             "time": [round(b["time"], 1) for _, b in pairs],
             **{k: [b.get(k) for _, b in pairs] for k in ("depth", "version", "oldest_replica")},
-            **{
-                f: [_short(max(0.0, b[f] - a[f]) / max(1e-3, b["time"] - a["time"])) for a, b in pairs]
-                for f in FLOWS
-            },
+            **{flow: [_short(rate(flow, *pair)) for pair in pairs] for flow in FLOWS},
         }
 
     def _share_columns(self, buckets: list[tuple[int, int]]) -> dict[str, Any]:

@@ -21,11 +21,8 @@ class Ingress:
         self, config: dict[str, object], redis_url: str, coordinator: DeploymentHandle | None = None
     ) -> None:
         checked = Config.model_validate(config)
-        self._run, self._names = (
-            checked.run.name,
-            (checked.telemetry.http_host, *checked.telemetry.http_names),
-        )
-        self._redis_url = redis_url
+        self._run, self._redis_url = checked.run.name, redis_url
+        self._names = (checked.telemetry.http_host, *checked.telemetry.http_names)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_app(self._redis_url, self._run, observer=Exporter(), names=self._names)

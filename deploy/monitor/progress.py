@@ -53,26 +53,21 @@ def progress(
 def show_bar(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -> None:
     """One line that changes with each of `states`. Bar, step, time left and rate fit 80 columns; further
     figures follow where there is room."""
+    console, whole = tell.console, Column(no_wrap=True)
     columns = (
-        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-        BarColumn(bar_width=12, table_column=Column(no_wrap=True)),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True)),
+        TextColumn("{task.description}", table_column=whole),
+        BarColumn(bar_width=12, table_column=whole),
+        MofNCompleteColumn(table_column=whole),
+        TextColumn("{task.fields[left]}", table_column=whole),
+        TextColumn("{task.fields[text]}", table_column=whole),
     )
-    console = tell.console
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("starting", total=steps, left="", text="")
         for state in states:
             tell(state)
             what = "training" if state.step or state.of("learner") else "starting"
-            bar.update(
-                task,
-                completed=state.step,
-                description=what,
-                left=_left(pace),
-                text=figures(state, console.width - BESIDE),
-            )
+            text = figures(state, console.width - BESIDE)
+            bar.update(task, completed=state.step, description=what, left=_left(pace), text=text)
 
 
 def show_lines(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -> None:
@@ -87,8 +82,7 @@ def show_lines(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace)
 
 def _snapshots(name: str, url: str, done: threading.Event, pace: Pace) -> Iterator[RunState]:
     """One state a second, and one at the end. While Redis is away there is none."""
-    client = connect(url)
-    last_look = False
+    client, last_look = connect(url), False
     while not last_look:
         last_look = done.wait(EVERY_S)
         try:
@@ -117,8 +111,7 @@ class Teller:
             self._told[key] = state.time
 
     def _say(self, warning: Warning, step: int) -> None:
-        line = f"! {warning}"
-        say(self.console, line, "yellow")
+        say(self.console, f"! {warning}", "yellow")
         if self._alerts is not None:
             self._alerts.notify(warning.kind, warning.text, step)
 

@@ -85,6 +85,16 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "hora_rollouts": ("Rollouts, into and out of the queue.", ("direction",)),
     "hora_tokens": ("Completion tokens, into and out of the queue.", ("direction",)),
 }
+WORK: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
+    "generator": (
+        ("hora_replica_requests", {"state": "running"}),
+        ("hora_replica_requests", {"state": "waiting"}),
+        ("hora_replica_cache_ratio", {}),
+        ("hora_replica_pinned", {}),
+    ),
+    "verifier": (("hora_verifier_answers_per_second", {}), ("hora_verifier_waiting_answers", {})),
+}
+"""Gauges with their tags that are 0 for a replica that is gone."""
 EXPORTED = {f"ray_{name}" for name in GAUGES} | {f"ray_{name}_total" for name in COUNTERS}
 """The names under which Ray's metrics endpoint shows them."""
 Value = tuple[str, dict[str, str], float]
@@ -114,15 +124,8 @@ class Exporter:
         """A replica that is gone works on nothing: its last figures must not stand for ever."""
         now = {(p.kind, p.name) for p in state.parts}
         for kind, name in self._replicas - now:
-            tags = {"run": state.run, "replica": name}
-            if kind == "generator":
-                for what in ("running", "waiting"):
-                    self._gauges["hora_replica_requests"].set(0, {**tags, "state": what})
-                for what in ("cache_ratio", "pinned"):
-                    self._gauges[f"hora_replica_{what}"].set(0, tags)
-            elif kind == "verifier":
-                for what in ("answers_per_second", "waiting_answers"):
-                    self._gauges[f"hora_verifier_{what}"].set(0, tags)
+            for gauge, tags in WORK.get(kind, ()):
+                self._gauges[gauge].set(0, {"run": state.run, "replica": name, **tags})
         self._replicas = now
 
 

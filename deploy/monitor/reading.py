@@ -76,11 +76,12 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
     rollout, gate = config.rollout, _gate(config.gate, config.allocation.warmup, raw.state)
     totals = {k.decode(): int(v) for k, v in raw.counters.items()}
     depth = depth_of(raw.length, raw.taken, raw.state.durable_step, rollout.prompts_per_batch)
-    samples = _samples(raw.history)
+    samples = [json.loads(fields[b"sample"]) for _, fields in reversed(raw.history)]
     version, parts = raw.state.version, _parts(raw.parts, now)
     records = [numbers(fields[b"metrics"]) for _, fields in raw.steps]
     learner = records[0] if records else {}
     last_step_s = _age(raw.steps[0][0], now) if raw.steps else None
+    split = _split(config.generator, config.learner, raw.state, parts)
     snapshot = RunState(
         run=run,
         time=now,
@@ -112,12 +113,7 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         lag={stat: learner.get(f"lag/{stat}") or 0.0 for stat in ("mean", "max")},
         **_allocation(totals, rollout.pre_rollouts),
         learner=learner,
-        balance=balance(
-            records[::-1],
-            config.learner.steps,
-            rollout.max_staleness,
-            _split(config.generator, config.learner, raw.state, parts),
-        ),
+        balance=balance(records[::-1], config.learner.steps, rollout.max_staleness, split),
         evaluations={int(v): numbers(raw.evaluations[v]) for v in sorted(raw.evaluations, key=int)},
         parts=parts,
         sparks=_sparks(samples),
@@ -175,24 +171,21 @@ def _status(steps: int, state: SharedState) -> str:
     return "paused" if state.paused else "running"
 
 
-def _samples(history: Any) -> list[dict[str, float]]:
-    return [json.loads(fields[b"sample"]) for _, fields in reversed(history)]
+def rate(flow: str, before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """Mean rate per second of a counter between two samples; 0 where the counter began again."""
+    return max(0.0, after.get(flow, 0) - before.get(flow, 0)) / max(1e-3, after["time"] - before["time"])
 
 
 def _rates(samples: list[dict[str, float]], totals: Mapping[str, int], now: float) -> dict[str, float]:
     if not samples or now - samples[0]["time"] < MIN_WINDOW_S:
         return dict.fromkeys(FLOWS, 0.0)
-    first = samples[0]
-    return {f: max(0.0, totals.get(f, 0) - first.get(f, 0)) / (now - first["time"]) for f in FLOWS}
+    return {flow: rate(flow, samples[0], {**totals, "time": now}) for flow in FLOWS}
 
 
 def _sparks(samples: list[dict[str, float]]) -> dict[str, list[float]]:
     """The last minute as rates between neighbouring samples, and the queue's depth."""
     pairs = list(itertools.pairwise(samples))
-    sparks = {
-        f: [max(0.0, b.get(f, 0) - a.get(f, 0)) / max(1e-3, b["time"] - a["time"]) for a, b in pairs]
-        for f in FLOWS
-    }
+    sparks = {flow: [rate(flow, *pair) for pair in pairs] for flow in FLOWS}
     return {**sparks, "depth": [s["depth"] for s in samples]}
 
 
@@ -209,11 +202,8 @@ def _allocation(totals: Mapping[str, int], trials: int) -> dict[str, Any]:
 
 
 def _of_rule(counters: Mapping[str, int], rule: str, trials: int) -> PhaseB:
-    of_phase = [
-        [counters.get(f"{phase}:{rule}:{c}", 0) for c in range(trials + 1)]
-        for phase in ("phase_a", "phase_b")
-    ]
-    return PhaseB(*map(np.array, of_phase))
+    names = ([f"{phase}:{rule}:{c}" for c in range(trials + 1)] for phase in ("phase_a", "phase_b"))
+    return PhaseB(*(np.array([counters.get(name, 0) for name in of_phase]) for of_phase in names))
 
 
 def _parts(raw: Mapping[bytes, bytes], now: float) -> tuple[Part, ...]:

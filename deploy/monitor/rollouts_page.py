@@ -7,8 +7,9 @@ writes them as text and spells out what would move or hide others.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, HTTPException, Query
 from fastapi.responses import JSONResponse, Response
@@ -57,10 +58,8 @@ class Rows(BaseModel):
     more: bool
 
 
-class Folder(Protocol):
-    """Where the rollouts of a run are."""
-
-    async def __call__(self) -> Path: ...
+Folder = Callable[[], Awaitable[Path]]
+"""Finds the folder of a run's rollouts."""
 
 
 def folder_of(feed: Feed, known: Path | None) -> Folder:

@@ -29,23 +29,16 @@ COLOURS = {"running": "green", "finished": "blue", "paused": "yellow", "stopped"
 def screen(state: RunState, width: int = 80, problem: str = "") -> RenderableType:
     """Everything about a run at a glance. `problem`: why what is shown is old, if it is."""
     parts: list[RenderableType] = [_head(state, problem), *_warnings(state, problem)]
-    parts += [
-        Text(),
-        _flows(state, width),
-        Text(),
-        _learner(state),
-        *_sources(state),
-        *_evaluation(state),
-        Text(),
-    ]
+    parts += [Text(), _flows(state, width), Text(), _learner(state)]
+    parts += [*_sources(state), *_evaluation(state), Text()]
     if not state.shares:
         parts.append(_replicas(state))
     elif width < SIDE_BY_SIDE:
         parts += [_replicas(state), Text(), _allocation(state, width)]
     else:
-        beside = Table.grid(padding=(0, 4))
-        beside.add_row(_replicas(state), _allocation(state, width - 62))
-        parts.append(beside)
+        columns = Table.grid(padding=(0, 4))
+        columns.add_row(_replicas(state), _allocation(state, width - 62))
+        parts.append(columns)
     return Group(*parts)
 
 
@@ -130,9 +123,8 @@ def _learner(state: RunState) -> RenderableType:
         )
         if metrics.get(name) is not None
     ]
-    times = {
-        k.removeprefix("time/"): v for k, v in metrics.items() if k.startswith("time/") and v is not None
-    }
+    timed = {k: v for k, v in metrics.items() if k.startswith("time/") and v is not None}
+    times = {k.removeprefix("time/"): v for k, v in timed.items()}
     whole = times.pop("step", None) or sum(times.values())
     told = sorted(((v, name) for name, v in times.items() if v >= TOLD * whole), reverse=True)
     split = "  ".join(f"{name} {_span(v)}" for v, name in told)
@@ -147,18 +139,13 @@ def _learner(state: RunState) -> RenderableType:
 
 def _sources(state: RunState) -> list[Text]:
     """The last step by data source, where the run has several."""
-    shares = {"reward": "{:.3f}", "success": "{:.1%}", "groups/hit": "{:.1%}"}
-    return [
-        Text(
-            f"{source}: {found.get('groups', 0):.0f} groups"
-            + "".join(
-                f"  {name} {form.format(found[name])}" for name, form in shares.items() if name in found
-            ),
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-        for source, found in state.sources.items()
-    ]
+    forms = {"reward": ".3f", "success": ".1%", "groups/hit": ".1%"}
+    lines = []
+    for source, found in state.sources.items():
+        shares = "".join(f"  {name} {found[name]:{form}}" for name, form in forms.items() if name in found)
+        text = f"{source}: {found.get('groups', 0):.0f} groups{shares}"
+        lines.append(Text(text, no_wrap=True, overflow="ellipsis"))
+    return lines
 
 
 def _evaluation(state: RunState) -> list[Text]:
@@ -198,16 +185,11 @@ def _replicas(state: RunState) -> RenderableType:
         if parts:
             table = _table(kind, names)
             for part in parts[:REPLICAS]:
-                late = part.silent_s >= SILENT_S and not state.ended
-                seen = Text(f"{_span(part.silent_s)} ago", "red" if late else "dim")
+                seen = Text(f"{_span(part.silent_s)} ago", "red" if _silent(part, state) else "dim")
                 table.add_row(Text(part.name), *row(part, state), seen)
             found += [table, *_more(parts[REPLICAS:])]
-    others = [
-        Text(_other(p, state), "dim", no_wrap=True)
-        for p in state.parts
-        if p.kind not in ("generator", "verifier")
-    ]
-    return Group(*found, *others)
+    rest = [p for p in state.parts if p.kind not in ("generator", "verifier")]
+    return Group(*found, *(Text(_other(p, state), "dim", no_wrap=True) for p in rest))
 
 
 def _table(kind: str, names: Sequence[str]) -> Table:
@@ -220,11 +202,9 @@ def _table(kind: str, names: Sequence[str]) -> Table:
 
 def _generator(part: Part, state: RunState) -> list[Text]:
     said = part.state
+    version = f"v{said.get('version', '?')}" + (" pinned" if "pinned" in said else "")
     return [
-        Text(
-            f"v{said.get('version', '?')}" + (" pinned" if "pinned" in said else ""),
-            "red" if _behind(part, state) else "",
-        ),
+        Text(version, "red" if _behind(part, state) else ""),
         Text(str(said.get("running", ""))),
         Text(str(said.get("waiting", ""))),
         Text(f"{said.get('cache', 0):.0%}"),
@@ -245,10 +225,12 @@ def _behind(part: Part, state: RunState) -> bool:
     return part.behind(state.version) > state.max_staleness
 
 
+def _silent(part: Part, state: RunState) -> bool:
+    return part.silent_s >= SILENT_S and not state.ended
+
+
 def _troubled(part: Part, state: RunState) -> bool:
-    return (part.silent_s >= SILENT_S and not state.ended) or (
-        part.kind == "generator" and _behind(part, state)
-    )
+    return _silent(part, state) or (part.kind == "generator" and _behind(part, state))
 
 
 def _more(parts: Sequence[Part]) -> list[Text]:
@@ -263,11 +245,10 @@ def _other(part: Part, state: RunState) -> str:
     who, waits = f"{part.kind} {part.name[:16]}: ", str(part.state.get("waiting_for") or "nothing")
     if state.ended:
         return who + "ended"
-    if part.silent_s >= SILENT_S:
+    if _silent(part, state):
         return f"{who}silent for {_span(part.silent_s)}"
-    return who + (
-        str(part.state.get("state", "alive")) if waits.startswith("nothing") else f"waits for {waits}"
-    )
+    does = part.state.get("state", "alive") if waits.startswith("nothing") else f"waits for {waits}"
+    return f"{who}{does}"
 
 
 def _allocation(state: RunState, width: int) -> Table:

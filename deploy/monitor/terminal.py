@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import redis
@@ -24,7 +25,6 @@ from hora_rl.deploy.monitor.screen import line, screen
 
 PERIOD_S = 1.0
 LINE_PERIOD_S = 5.0
-ENDED = ("finished", "stopped")
 
 
 def monitor(
@@ -56,16 +56,13 @@ def monitor(
         presence.update(True)
         return read(client, run)
 
-    try:
+    with suppress(KeyboardInterrupt):
         if console.is_terminal:
-            last, ending = _watch(client, redis_url, run, console, file, watching)
-            console.print(screen(last, console.width))
-            if ending:
-                say(console, ending)
+            last = _watch(console, _snapshots(client, redis_url, run, file, watching, PERIOD_S))
         else:
-            _follow(client, redis_url, run, file, watching)
-    except KeyboardInterrupt:
-        return
+            last = _follow(_snapshots(client, redis_url, run, file, watching, LINE_PERIOD_S))
+        if not last.ended and file and (ending := file.ending()):
+            say(console, ending)
 
 
 def serve_page(
@@ -103,38 +100,37 @@ def _settled(client: Redis, run: str, read: Read) -> RunState:
     return state
 
 
-def _watch(
-    client: Redis, url: str, run: str, console: Console, file: RunFile | None, read: Read
-) -> tuple[RunState, str | None]:
-    """The last snapshot, and how the run ended where only its record says so."""
+def _snapshots(
+    client: Redis, url: str, run: str, file: RunFile | None, read: Read, period_s: float
+) -> Iterator[tuple[RunState, str]]:
+    """The newest snapshot every `period_s` seconds until the run ends, with the reason why it is old, if it
+    is."""
     state, problem = read(client, run), ""
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while problem or state.status not in ENDED:
-            live.update(screen(state, console.width, problem), refresh=True)
-            time.sleep(PERIOD_S)
-            try:
-                state, problem = read(client, run), ""
-            except (RunError, redis.exceptions.RedisError) as error:
-                if file and (ending := file.ending()):
-                    return state, ending
-                problem = _sentence(error, url)
-    return state, None
-
-
-def _follow(client: Redis, url: str, run: str, file: RunFile | None, read: Read) -> None:
-    """Plain lines, as a log wants them; ends with the run."""
-    while True:
+    yield state, problem
+    while problem or not state.ended:
+        time.sleep(period_s)
         try:
-            state = read(client, run)
-            print(line(state), flush=True)
-            if state.status in ENDED:
+            state, problem = read(client, run), ""
+        except (RunError, redis.exceptions.RedisError) as error:
+            if file and file.ending():
                 return
-        except redis.exceptions.RedisError as error:
-            if file and (ending := file.ending()):
-                print(ending, flush=True)
-                return
-            print(_sentence(error, url), file=sys.stderr, flush=True)
-        time.sleep(LINE_PERIOD_S)
+            problem = _sentence(error, url)
+        yield state, problem
+
+
+def _watch(console: Console, snapshots: Iterator[tuple[RunState, str]]) -> RunState:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for state, problem in snapshots:
+            live.update(screen(state, console.width, problem), refresh=True)
+    console.print(screen(state, console.width))
+    return state
+
+
+def _follow(snapshots: Iterator[tuple[RunState, str]]) -> RunState:
+    """Plain lines for a log; returns the last snapshot."""
+    for state, problem in snapshots:
+        print(problem or line(state), file=sys.stderr if problem else sys.stdout, flush=True)
+    return state
 
 
 def _sentence(error: Exception, url: str) -> str:

@@ -31,16 +31,8 @@ def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warnin
         full = f"Redis is at its memory limit ({state.redis_full}) and takes nothing: raise its maxmemory"
         return [*found, Warning(Kind.REDIS_FULL, full)]
     found += _foreign(state) + _drifted(state, drift_alarm) + _different(state)
-    return (
-        found
-        + _silent(state)
-        + _away(state)
-        + _late(state)
-        + notices(state)
-        + _flow(state)
-        + _stalled(state, stall_s)
-        + _idle_allocation(state)
-    )
+    found += _silent(state) + _away(state) + _late(state) + notices(state) + _flow(state)
+    return found + _stalled(state, stall_s) + _idle_allocation(state)
 
 
 def _foreign(state: RunState) -> list[Warning]:
@@ -65,14 +57,12 @@ def _drifted(state: RunState, alarm: float) -> list[Warning]:
     drift = state.learner.get("drift") or 0.0
     if drift <= alarm:
         return []
-    return [
-        Warning(
-            Kind.WEIGHTS_DISAGREE,
-            "weights disagree: on the same version log-probs of generators and learner differ by "
-            f"{drift:.3g} in the mean over {state.learner.get('drift/tokens') or 0:.0f} tokens, more than "
-            f"weights.drift_alarm ({alarm:g})",
-        )
-    ]
+    text = (
+        "weights disagree: on the same version log-probs of generators and learner differ by "
+        f"{drift:.3g} in the mean over {state.learner.get('drift/tokens') or 0:.0f} tokens, more than "
+        f"weights.drift_alarm ({alarm:g})"
+    )
+    return [Warning(Kind.WEIGHTS_DISAGREE, text)]
 
 
 def _different(state: RunState) -> list[Warning]:
@@ -87,12 +77,10 @@ def _different(state: RunState) -> list[Warning]:
         of = sum(map(len, replicas.values()))
         odd = sorted(name for names in replicas.values() if 2 * len(names) <= of for name in names)
         if odd:
-            names = ", ".join(odd)
-            text = (
-                f"weights disagree: of {of} generators on version {version}, {names} hold what no majority "
-                "holds"
+            on = f"of {of} generators on version {version}, {', '.join(odd)}"
+            found.append(
+                Warning(Kind.WEIGHTS_DISAGREE, f"weights disagree: {on} hold what no majority holds")
             )
-            found.append(Warning(Kind.WEIGHTS_DISAGREE, text))
     return found
 
 
@@ -141,28 +129,20 @@ def _late(state: RunState) -> list[Warning]:
 
 
 def _away(state: RunState) -> list[Warning]:
-    told = sorted({p.state["away"] for p in _alive(state, "verifier") if "away" in p.state})
-    return [
-        Warning(
-            Kind.REWARD_AWAY,
-            f"a reward is unavailable, the run waits for it up to reward.wait_limit_s: {why}",
-        )
-        for why in told
-    ]
+    reasons = sorted({p.state["away"] for p in _alive(state, "verifier") if "away" in p.state})
+    away = "a reward is unavailable, the run waits for it up to reward.wait_limit_s"
+    return [Warning(Kind.REWARD_AWAY, f"{away}: {why}") for why in reasons]
 
 
 def _flow(state: RunState) -> list[Warning]:
     found = _idle(state)
     if state.dead_letters:
         found.append(Warning(Kind.DEAD_LETTERS, f"{state.dead_letters} dead letters"))
-    behind = [p for p in _alive(state, "generator") if p.behind(state.version) > state.max_staleness]
-    return found + [
-        Warning(
-            Kind.REPLICA_BEHIND,
-            f"generator {p.name} holds version {p.state.get('version', 0)} of {state.version}",
-        )
-        for p in behind
-    ]
+    for part in _alive(state, "generator"):
+        if part.behind(state.version) > state.max_staleness:
+            holds = f"generator {part.name} holds version {part.state.get('version', 0)} of {state.version}"
+            found.append(Warning(Kind.REPLICA_BEHIND, holds))
+    return found
 
 
 def _idle(state: RunState) -> list[Warning]:
@@ -194,10 +174,7 @@ def _bottleneck(state: RunState) -> str:
         return f"verifiers are the bottleneck ({answers} answers wait)"
     if running:
         return "generators are the bottleneck"
-    waits = _waits(state)
-    return "neither generators nor verifiers report work" + (
-        f"; the coordinator waits for {waits}" if waits else ""
-    )
+    return f"neither generators nor verifiers report work{_waits(state)}"
 
 
 def _lacking(state: RunState) -> str:
@@ -220,9 +197,8 @@ def _speaks(part: Part) -> bool:
 
 
 def _waits(state: RunState) -> str:
-    return ", ".join(
-        sorted({p.state["waiting_for"] for p in state.of("coordinator") if "waiting_for" in p.state})
-    )
+    found = {p.state["waiting_for"] for p in state.of("coordinator") if "waiting_for" in p.state}
+    return f"; the coordinator waits for {', '.join(sorted(found))}" if found else ""
 
 
 def _starves(state: RunState) -> bool:
@@ -236,23 +212,18 @@ def _starves(state: RunState) -> bool:
 def _stalled(state: RunState, stall_s: float) -> list[Warning]:
     if state.paused or state.idle_s is None or state.idle_s < stall_s:
         return []
-    waits = _waits(state)
-    what = f"; the coordinator waits for {waits}" if waits else ""
-    return [Warning(Kind.STALLED, f"no optimizer step for {state.idle_s:.0f} s{what}")]
+    return [Warning(Kind.STALLED, f"no optimizer step for {state.idle_s:.0f} s{_waits(state)}")]
 
 
 def _idle_allocation(state: RunState) -> list[Warning]:
     """Conditions that make the run plain GRPO or leave no signal, each with its remedy."""
-    return [
-        Warning(kind, text)
-        for kind, text in (
-            (Kind.GATE_SHUT, _gate_shut(state)),
-            (Kind.NO_HIT, _no_hit(state)),
-            (Kind.NO_SIGNAL, _no_signal(state)),
-            (Kind.CUT, _cut(state)),
-        )
-        if text
-    ]
+    found = {
+        Kind.GATE_SHUT: _gate_shut(state),
+        Kind.NO_HIT: _no_hit(state),
+        Kind.NO_SIGNAL: _no_signal(state),
+        Kind.CUT: _cut(state),
+    }
+    return [Warning(kind, text) for kind, text in found.items() if text]
 
 
 def _gate_shut(state: RunState) -> str:

@@ -14,19 +14,12 @@ from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.deploy.checks.estimate import GIB
 from hora_rl.deploy.checks.memory import model_shape
-from hora_rl.deploy.checks.step_costs import (
-    COPY_BYTES,
-    MEAN,
-    WANTED_MFU,
-    StepArithmetic,
-    arithmetic,
-)
+from hora_rl.deploy.checks.step_costs import COPY_BYTES, MEAN, WANTED_MFU, StepArithmetic, arithmetic
 from hora_rl.deploy.monitor.balance import KEPT, Metrics, balance, split_of
-from hora_rl.evaluation.report.predicted import Predicted, PredictedRow
+from hora_rl.evaluation.report.predicted import Predicted
+from hora_rl.evaluation.report.predicted import PredictedRow as Row
 from hora_rl.evaluation.run_folders import Array, load_run, records
 from hora_rl.learner.flops import peak_flops
-
-Row = PredictedRow
 
 
 @dataclass(frozen=True, slots=True)

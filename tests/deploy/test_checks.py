@@ -12,11 +12,10 @@ from hora_rl.common.errors import ConfigError
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT
 from hora_rl.deploy.checks import configuration, machine, services
+from hora_rl.deploy.checks.allocation_size import group_size, rounds
 from hora_rl.deploy.checks.estimate import ModelShape, checkpoint_gib, host_needs, rank_need
 from hora_rl.deploy.checks.findings import Finding, Target
-from hora_rl.deploy.checks.group_size import group_size
 from hora_rl.deploy.checks.memory import fits_host, memory
-from hora_rl.deploy.checks.rounds import rounds
 from hora_rl.deploy.checks.run_checks import target_of
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.checks import Make, by_name, one

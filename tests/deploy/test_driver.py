@@ -7,8 +7,8 @@ import pytest
 
 from hora_rl.common.load import load
 from hora_rl.deploy.checks import machine
-from hora_rl.deploy.checks.driver import cuda_version, driver, judge, precision
 from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.gpu_software import cuda_version, driver, judge_driver, precision
 from hora_rl.deploy.checks.run_checks import CHECKS
 from tests.support.checks import one
 
@@ -55,7 +55,7 @@ def test_the_version_is_read_and_an_old_one_stops_a_run(nvidia_smi: Install) -> 
     ],
 )
 def test_old_fails_unless_torch_finds_the_cards(version: str, cuda: str, works: bool, level: str) -> None:
-    assert judge(version, cuda, works=works).level == level
+    assert judge_driver(version, cuda, works=works).level == level
 
 
 def test_a_machine_without_a_driver_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

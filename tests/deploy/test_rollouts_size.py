@@ -6,8 +6,8 @@ import pytest
 
 from hora_rl.common.load import load
 from hora_rl.common.rollout_files import files_of
+from hora_rl.deploy.checks.disk import expected_gib, rollouts
 from hora_rl.deploy.checks.findings import Target
-from hora_rl.deploy.checks.rollout_disk import expected_gib, rollouts
 from tests.support.groups import rollout
 from tests.support.rollouts import tokenizer, write_rollouts
 

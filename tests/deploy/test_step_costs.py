@@ -38,7 +38,6 @@ def test_tokens_flops_and_what_travels() -> None:
     assert found.flops == pytest.approx(6e6 * computed + 6 * pairs), "a prompt once for its four completions"
     assert found.sampling == pytest.approx(2e6 * tokens + 2 * attention)
     assert found.micro_batches == computed / 800
-    assert found.refill == 32 * (50 + 25), "all sequences of the batch run on the one replica, half done"
     assert found.published * GIB == pytest.approx(4e6)
     assert found.exchanged * GIB == pytest.approx(0.5 * 4e6 * (computed / 800 + 1))
 
@@ -50,11 +49,6 @@ def test_an_adapter_costs_less_and_travels_alone() -> None:
     assert 0.6 < found.flops / full.flops < 0.8
     assert found.exchanged * GIB == pytest.approx(2.5 * 0.5 * (2 * 4.04e6 + 4e4)), "2,000 tokens"
     assert full.exchanged == 0.0, "one rank"
-
-
-def test_a_replica_recomputes_no_more_than_its_sequences() -> None:
-    settings = [*BASE, "generator.max_sequences=4", "generator.replicas=2"]
-    assert arithmetic(load("tiny", settings), FULL).refill == 4 * (50 + 25)
 
 
 SEVEN = ModelShape(7_615_616_512, 0, 28, 3584, 18_944, 512, 152_064)

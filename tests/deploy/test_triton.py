@@ -9,8 +9,8 @@ import pytest
 from hora_rl.common.load import load
 from hora_rl.deploy.checks import machine
 from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.gpu_software import headers, judge_compiler, triton_build
 from hora_rl.deploy.checks.run_checks import CHECKS
-from hora_rl.deploy.checks.triton import headers, judge, triton_build
 from tests.support.checks import one
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -24,7 +24,7 @@ def test_a_machine_without_gpus_needs_neither(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(machine, "gpus", lambda: ["H100, 81559 MiB"])
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr("hora_rl.deploy.checks.triton.find_spec", lambda name: object())
+    monkeypatch.setattr("hora_rl.deploy.checks.gpu_software.find_spec", lambda name: object())
     assert one(triton_build, target)["Triton"].level == "fail"
 
 
@@ -37,9 +37,9 @@ def test_the_refusal_names_what_is_missing(tmp_path: Path) -> None:
     missing = {"gcc", f"{PYTHON}-dev"}
 
     def named(compiler: str | None) -> set[str]:
-        return missing & set(judge(compiler, tmp_path).line.split())
+        return missing & set(judge_compiler(compiler, tmp_path).line.split())
 
     assert (named(None), named("gcc")) == (missing, {f"{PYTHON}-dev"})
     (tmp_path / "Python.h").touch()
     assert named(None) == {"gcc"}
-    assert judge("gcc", tmp_path).level == "ok"
+    assert judge_compiler("gcc", tmp_path).level == "ok"

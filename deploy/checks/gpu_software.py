@@ -1,9 +1,15 @@
-"""Whether this machine's NVIDIA driver is new enough for the CUDA that torch was built with, and its cards
-for the model's precision."""
+"""What GPUs need on this machine: a driver for torch's CUDA, the model's precision, what Triton compiles
+with."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+import sysconfig
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 
 from hora_rl.common.load import ROOT
 from hora_rl.deploy.checks import machine
@@ -22,10 +28,10 @@ def driver(target: Target) -> Iterator[Finding]:
 
     found = machine.ask_driver("driver_version")
     if found:
-        yield judge(found[0], cuda_version(), works=torch.cuda.is_available())
+        yield judge_driver(found[0], cuda_version(), works=torch.cuda.is_available())
 
 
-def judge(version: str, cuda: str, *, works: bool) -> Finding:
+def judge_driver(version: str, cuda: str, *, works: bool) -> Finding:
     """Of a driver `version` such as 535.104.05. An old one fails, unless torch finds its cards all the same:
     NVIDIA's forward-compatibility packages do that on some cards."""
     oldest, branch = OLDEST.get(_major(cuda)), _major(version)
@@ -63,3 +69,29 @@ def _major(version: str) -> int:
     """0 where it is no number."""
     first = version.partition(".")[0]
     return int(first) if first.isdigit() else 0
+
+
+def triton_build(target: Target) -> Iterator[Finding]:
+    """Nothing on a machine without GPUs; on others a replica would fail late, in its first start."""
+    if machine.gpus() and find_spec("triton") is not None:
+        yield judge_compiler(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"), headers())
+
+
+def headers() -> Path:
+    """Where Triton looks for Python.h."""
+    scheme = sysconfig.get_default_scheme()
+    scheme = "posix_prefix" if scheme == "posix_local" else scheme  # Debian's own Python
+    return Path(sysconfig.get_paths(scheme=scheme)["include"])
+
+
+def judge_compiler(compiler: str | None, include: Path) -> Finding:
+    """A failure that names the packages of what is missing."""
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    missing = {
+        "C compiler": ("gcc", compiler is None),
+        f"{include}/Python.h": (f"{python}-dev", not (include / "Python.h").is_file()),
+    }
+    says = " and no ".join(what for what, (_, lacks) in missing.items() if lacks)
+    packages = " ".join(package for package, lacks in missing.values() if lacks)
+    fix = f"apt-get install {packages} (Fedora, RHEL: -devel for -dev)"
+    return must(not says, "Triton", f"no {says}" if says else f"{compiler}, {include}/Python.h", fix)

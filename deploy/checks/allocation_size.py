@@ -1,14 +1,16 @@
-"""Whether the largest group that an allocation can make fits into a message."""
+"""Whether an allocation's largest group fits into a message, and whether its rounds keep the engines full."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from hora_rl.common.config import Allocation, Rollout
-from hora_rl.deploy.checks.findings import Finding, Target, should
+from hora_rl.deploy.checks.findings import Finding, Target, ok, should
 
 TOKEN_BYTES = 8
 """A token and its log-prob."""
+ENOUGH = 2
+"""Rollouts requested at once per place in the engines, below which `rounds` adds a remark."""
 
 
 def group_size(target: Target) -> Iterator[Finding]:
@@ -35,3 +37,23 @@ def largest_group(rollout: Rollout, allocation: Allocation) -> int:
         return rollout.group_size
     whole = rollout.pre_rollouts + rollout.shard_budget
     return min(whole, allocation.max_group_size or whole)
+
+
+def rounds(target: Target) -> Iterator[Finding]:
+    """How many rollouts the rounds of all shards in flight ask for at once, against the engines' places.
+    Places stay empty while a round ends, so it takes more (docs/performance.md, Two phases)."""
+    config, rollout = target.config, target.config.rollout
+    if not target.trains or config.allocation.under(config.allocation.rule).rounds == 1:
+        return
+    shards = min(
+        rollout.shards_in_flight * config.coordinator.replicas, rollout.shards * (1 + rollout.max_staleness)
+    )
+    at_once = shards * (rollout.shard_budget // config.allocation.rounds)
+    places = config.generator.replicas * config.generator.max_sequences
+    says = (
+        f"{config.allocation.rounds} rounds of Phase B; those of {shards} shards in flight ask for at most "
+        f"{at_once:,} rollouts at once, and the engines have {places:,} places"
+    )
+    if at_once < ENOUGH * places:
+        says += ": larger or more shards, or fewer rounds, would keep these full"
+    yield ok("rounds", says)
