@@ -1,1 +1,1 @@
-"""What a user starts: the command line, launching, checks, live views, Serve files."""
+"""Command line, launchers, checks, live views and Serve files."""

@@ -1,4 +1,4 @@
-"""Entry of the `hora` command: one line where the packages of the system are not installed."""
+"""Entry point of `hora`: one line if the packages of the system are not installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. Exits with 1 and the remedy when a package that it needs is missing."""
+    """Run the command line. Exit with 1 and the remedy if a required package is missing."""
     try:
         from hora_rl.deploy.cli import main as run
 

@@ -2,10 +2,10 @@
 
     ingress ─► Redis (reads, pause and resume)
     coordinator ─► generator replicas, verifier replicas, Redis
-    coordinator ─► environment replicas ─► generator replicas, where episodes are asked for
+    coordinator ─► environment replicas ─► generator replicas, for episodes
 
-What `serve deploy` changes under `deployments:` (num_replicas, autoscaling_config) does not restart replicas;
-a change of the arguments does.
+Changes under `deployments:` (num_replicas, autoscaling_config) keep running replicas; changed arguments
+restart them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from hora_rl.learner.ray_job import refuse_beside_another
 APP = "hora"
 LEAVING_S = 10.0
 ROUTING_S = 1.0
-"""So often Serve asks a replica whether it is pinned. Until routers know, it refuses what is not for it."""
+"""How often routers ask a replica whether it is pinned. Meanwhile the replica refuses other requests."""
 ROUTER = f"{BalanceRouter.__module__}.{BalanceRouter.__name__}"
 
 
 def build(args: dict[str, object]) -> Application:
-    """The application of one run. Raises ConfigError with one line for each problem of the configuration, and
-    while another run trains on this cluster."""
+    """Build the application of one run. Raises ConfigError if the configuration is invalid or another run
+    trains on this cluster."""
     import ray
 
     config = from_args(args)
@@ -54,23 +54,23 @@ def build(args: dict[str, object]) -> Application:
 
 
 def build_run(config: Config, *, drain: bool) -> Application:
-    """The application of a checked configuration. With `drain` a generator that is scaled down completes its
-    requests first, within a limit."""
+    """Build the application of a checked configuration. With `drain`, a generator that is scaled down first
+    completes its requests, within a time limit."""
     url = redis_url(config.queue)
     plain = config.model_dump(mode="json")
     policy = _policy(config, plain, url, drain=drain)
     verifier = _verifier(config).bind(plain, url)
     coordinator = _coordinator(config).bind(plain, url, policy, verifier)
-    # An open page holds a stream; Serve's default of five requests would soon block all others.
+    # Each open page holds a stream; Serve's default of five requests would block further clients.
     options = {"num_cpus": 0}
     ingress = _deployment(Ingress, "ingress", ray_actor_options=options, max_ongoing_requests=1000)
     return ingress.bind(plain, url, coordinator)
 
 
 def build_endpoint(args: dict[str, object]) -> Application:
-    """The endpoint of a run that is served as application `hora` on the same cluster: a second application,
-    `import_path: hora_rl.deploy.app:build_endpoint`, with the same arguments and `route_prefix: /v1`. Raises
-    ConfigError where `serve.endpoint` is off."""
+    """Build the OpenAI-compatible endpoint of the run that application `hora` serves on this cluster. Deploy
+    it as a second application with the same arguments and `route_prefix: /v1`. Raises ConfigError if
+    `serve.endpoint` is off."""
     config = from_args(args)
     if not config.serve.endpoint:
         raise ConfigError(
@@ -81,7 +81,7 @@ def build_endpoint(args: dict[str, object]) -> Application:
 
 
 def endpoint_of(config: Config) -> Application:
-    """The endpoint of a checked configuration, over the generators of the application that runs."""
+    """The endpoint of a checked configuration, over the generators of the running application."""
     endpoint = _deployment(
         Endpoint,
         "endpoint",
@@ -94,15 +94,14 @@ def endpoint_of(config: Config) -> Application:
 
 
 class Sampler:
-    """Root of an application that only samples and verifies: it connects its deployments."""
+    """Root deployment of an application that only samples and verifies."""
 
     def __init__(self, policy: DeploymentHandle, verifier: DeploymentHandle) -> None:
         self._parts = (policy, verifier)
 
 
 def build_sampler(config: Config) -> Application:
-    """Generators, environments and verifiers of a checked configuration, without a coordinator: for
-    evaluation."""
+    """Build generators, environments and verifiers without a coordinator, for evaluation."""
     plain = config.model_dump(mode="json")
     url = redis_url(config.queue)
     policy = _policy(config, plain, url, drain=False)
@@ -142,8 +141,8 @@ def _generator(config: Config, *, drain: bool) -> serve.Deployment:
 
 
 def environment_deployment(environment: Episodes, rollout: Rollout) -> serve.Deployment:
-    """The environments of a checked configuration, scaled with their load where they may be."""
-    # A request is the episodes of one prompt in one phase, often few: what bounds them is the replica.
+    """The environments of a checked configuration, with autoscaling if `max_replicas` is set."""
+    # A request holds the episodes of one prompt in one phase.
     usual = min(rollout.samples_per_request, rollout.pre_rollouts)
     requests = max(1, environment.episodes // usual)
     most = environment.max_replicas
@@ -194,7 +193,7 @@ def _coordinator(config: Config) -> serve.Deployment:
 
 
 def _deployment(served: type, name: str, **options: Any) -> serve.Deployment:
-    """One deployment. Serve would log every call twice, in files that grow with the run."""
+    """One deployment, without Serve's access log, which would grow with the run."""
     return serve.deployment(served, name=name, logging_config={"enable_access_log": False}, **options)
 
 

@@ -1,8 +1,7 @@
-"""The `hora` command. Thin: every command imports what it needs when it runs, so that `hora --help` answers
-at once.
+"""The `hora` command. Each command imports its code when it runs, so `hora --help` is fast.
 
-Errors that a user can fix are one line on standard error and exit status 1; anything else is a fault of ours
-and shows its trace.
+Errors that a user can fix print one line on standard error and exit with status 1. Other errors are bugs and
+show a traceback.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def _options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """What every command has in common."""
+    """Options of every command."""
 
 
 @app.command()
@@ -116,16 +115,14 @@ def check(
     set_: Overrides = None,
     elsewhere: Annotated[
         bool,
-        typer.Option(help="The configuration is for another machine: look at it, its model and its data."),
+        typer.Option(help="Check only configuration, model and data: the run is for another machine."),
     ] = False,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="A step's tokens, FLOPs and bytes too.")
+        bool, typer.Option("--estimate", help="Also print the tokens, FLOPs and bytes of a step.")
     ] = False,
-    all_: Annotated[
-        bool, typer.Option("--all", help="Every check with its finding, and a fix for each.")
-    ] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Print every finding with its fix.")] = False,
 ) -> None:
-    """Say what a run would use, or the first thing that would stop it, without starting anything."""
+    """Print what a run would use, or the first problem that would stop it, without starting anything."""
     from hora_rl.deploy.checks.run_checks import check as run_check
     from hora_rl.deploy.checks.run_checks import check_all
 
@@ -149,8 +146,8 @@ def monitor(
         list[str] | None, typer.Option(help="A further host name that --page answers to.")
     ] = None,
 ) -> None:
-    """Watch a run live: queue, rates, replicas and their weight versions, learner. Takes a run's folder too;
-    one that has ended is shown as it was."""
+    """Watch a run live: queue, rates, replicas and their weight versions, learner. A run folder also shows
+    the final state of a run that has ended."""
     from hora_rl.deploy.monitor import terminal
     from hora_rl.deploy.runs.ended_run import source_of
 
@@ -166,13 +163,13 @@ def monitor(
 
 @app.command()
 def redis(
-    folder: Annotated[Path, typer.Argument(help="Where its data and its password are kept.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the data and the password.")],
     host: Annotated[str, typer.Option(help="Address to listen on, with --port.")] = "127.0.0.1",
     port: Annotated[
-        int | None, typer.Option(help="Port to listen on; none: a Unix socket in the folder alone.")
+        int | None, typer.Option(help="Port to listen on; by default only a Unix socket in the folder.")
     ] = None,
 ) -> None:
-    """A Redis for `hora train`, with a password made for it and every write synced. Ctrl-C ends it."""
+    """Start a Redis for `hora train` with a generated password and every write synced. Ctrl-C stops it."""
     from hora_rl.deploy.machine.redis_server import serve_redis
     from hora_rl.deploy.machine.signals import stopped_by_signals
 
@@ -205,8 +202,7 @@ def evaluate(
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Pass@K of a model on benchmarks. Every sample goes to disk; the same command continues after an
-    interruption."""
+    """Pass@K of a model on benchmarks. Samples are saved; the same command resumes after an interruption."""
     from hora_rl.common.load import load
     from hora_rl.common.weights.adapters import model_settings
     from hora_rl.deploy.launch.local import evaluate_local
@@ -233,8 +229,7 @@ app.add_typer(results)
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
 def study(words: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Compare arms of an experiment over seeds: `research/` of a checkout, which `hora study --help`
-    describes."""
+    """Compare arms of an experiment over seeds. Needs `research/` of a checkout; see `hora study --help`."""
     from hora_rl.common.load import ROOT
 
     if not (ROOT / "research").is_dir():
@@ -249,13 +244,12 @@ def sample(
     config: ConfigPath,
     prompts: Annotated[int, typer.Option(help="Training prompts, drawn at random.")] = 300,
     samples: Annotated[
-        int, typer.Option(min=1, help="Completions of each: the largest G that can be planned.")
+        int, typer.Option(min=1, help="Completions per prompt: the largest G that can be planned.")
     ] = 64,
     out: Annotated[Path, typer.Option(help="File of counts, one line a prompt.")] = Path("counts.jsonl"),
     set_: Overrides = None,
 ) -> None:
-    """Count successes of training prompts for `hora plan`. The same command continues after an
-    interruption."""
+    """Count successes of training prompts for `hora plan`. The same command resumes after an interruption."""
     from hora_rl.common.load import load
     from hora_rl.deploy.launch.counting import count_local
     from hora_rl.deploy.machine.signals import stopped_by_signals
@@ -283,15 +277,12 @@ def plan(
     rounds: Annotated[str, typer.Option(help="Rounds of Phase B, several with commas.")] = "1,4",
     shard: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Prompts that are allocated together (Γ over shards); by default a large batch."
-        ),
+        typer.Option(min=1, help="Prompts allocated together (Γ over shards); by default a large batch."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for a figure: hits and signal against G.")] = None,
 ) -> None:
-    """Predict what each allocation rule would find on prompts whose pass counts were recorded, and recommend
-    one."""
+    """Predict from recorded pass counts what each allocation rule would find, and recommend a rule."""
     from hora_rl.evaluation.plan.command import plan as make_plan
 
     make_plan(source, group_size, pre_rollouts, rules, rounds, json, out, shard)
@@ -320,7 +311,7 @@ def export(
     step: Annotated[
         int | None, typer.Option(min=0, help="A checkpoint's step; the newest by default.")
     ] = None,
-    adapter: Annotated[bool, typer.Option("--adapter", help="The LoRA adapter alone, not merged.")] = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Write only the LoRA adapter.")] = False,
 ) -> None:
     """Write a checkpoint's model as a Hugging Face folder. Needs neither a GPU nor a cluster."""
     from hora_rl.deploy.runs.export_run import export_run
@@ -338,10 +329,10 @@ def audit(run: RunFolder) -> None:
 
 
 def main(command: typer.Typer = app) -> None:
-    """Run a command line; an error that a user can fix is one line and exit status 1."""
-    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # it would log every retry on the way to that line
+    """Run a command line. An error that a user can fix prints one line and exits with status 1."""
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # no log line for every retry
     try:
-        with working_folder():  # where a user's own rule and reward are
+        with working_folder():  # user rules and rewards are imported from here
             command()
     except HoraError as error:
         print(f"hora: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Commands of `hora` that show what runs have left in their folders."""
+"""Commands of `hora` that read run folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
     compare: Annotated[
         bool,
-        typer.Option("--compare", help="Curves over each other in the terminal, and where runs differ."),
+        typer.Option("--compare", help="Show curves and configuration differences in the terminal."),
     ] = False,
     metric: Annotated[
         list[str] | None,
@@ -27,7 +27,7 @@ def report(
     over: Annotated[str, typer.Option(help="With --compare: step, rollouts, tokens or hours.")] = "step",
 ) -> None:
     """The paper's tables and figures for any set of runs: one HTML file and PNGs. With --compare: curves of
-    runs that last or have ended, and where their configurations differ."""
+    live or ended runs, and the differences of their configurations."""
     from rich.console import Console
 
     from hora_rl.common.console import working
@@ -56,15 +56,15 @@ def rollouts(
     success: Annotated[bool | None, typer.Option("--success/--failure", help="Only hits, or misses.")] = None,
     phase: Annotated[Literal["A", "B"] | None, typer.Option(help="Only those of phase A or B.")] = None,
     source: Annotated[str | None, typer.Option(help="Only those of this data set.")] = None,
-    longest: Annotated[bool, typer.Option("--longest", help="The longest first, of all steps.")] = False,
+    longest: Annotated[bool, typer.Option("--longest", help="Longest first, over all steps.")] = False,
     least_likely: Annotated[
-        bool, typer.Option("--least-likely", help="The lowest mean log-prob per token first, of all steps.")
+        bool, typer.Option("--least-likely", help="Lowest mean log-prob per token first, over all steps.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Show at most so many.")] = 10,
-    full: Annotated[bool, typer.Option("--full", help="Long texts whole.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Number of rollouts to show.")] = 10,
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:
-    """Read what a run was trained on: prompts, completions, rewards. The newest step first."""
+    """Read the rollouts of a run: prompts, completions, rewards. The newest step comes first."""
     from hora_rl.deploy.runs.rollout_list import Choice, order_of, show_rollouts
 
     order = order_of(longest=longest, least_likely=least_likely)

@@ -1,7 +1,4 @@
-"""docs/reference/commands.md from the command line itself:
-
-`python -m hora_rl.deploy.command_docs > docs/reference/commands.md`.
-"""
+"""Generate docs/reference/commands.md from the command line itself (`make reference`)."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ folder of a run. Generated from `deploy/cli.py`.
 
 
 def document() -> str:
-    """The page, command by command in the order of `hora --help`."""
+    """The page, with the commands in the order of `hora --help`."""
     return HEAD + "".join(_section(name, command) for name, command in commands())
 
 

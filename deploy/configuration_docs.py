@@ -1,5 +1,4 @@
-"""docs/reference/configuration.md from the models themselves: `python -m hora_rl.deploy.configuration_docs >
-docs/reference/configuration.md`."""
+"""Generate docs/reference/configuration.md from the pydantic models (`make reference`)."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ MARKS = {Scope.RUN: "", Scope.START: " ⟳", Scope.PART: " ⇄"}
 
 
 def document() -> str:
-    """The page, section by section in the order of the models."""
+    """The page, with the sections in the order of the models."""
     return HEAD + "".join(_section(name, field.annotation) for name, field in Config.model_fields.items())
 
 
@@ -50,13 +49,13 @@ def _section(path: str, model: Any) -> str:
 
 
 def _named(annotation: Any) -> type[BaseModel] | None:
-    """The model of the values of a section that the user names; None for everything else."""
+    """The model of a section's values if the user names the keys, else None."""
     values = get_args(annotation)[1:]
     return next((v for v in values if isinstance(v, type) and issubclass(v, BaseModel)), None)
 
 
 def _choices(annotation: Any, said: str) -> str:
-    """The values of a key that takes few, unless `said` names them all."""
+    """The allowed values of a `Literal` key, unless `said` names them all."""
     kinds = [annotation, *get_args(annotation)]
     values = [str(v) for kind in kinds if get_origin(kind) is Literal for v in get_args(kind)]
     if all(value in said for value in values):

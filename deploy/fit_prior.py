@@ -1,4 +1,4 @@
-"""Learned priors from recorded rollouts, and how right they were.
+"""Fit learned priors on recorded rollouts and measure their calibration.
 
 python -m hora_rl.deploy.fit_prior fit RUN --name hidden-static
 python -m hora_rl.deploy.fit_prior calibrate RUN
@@ -33,7 +33,7 @@ from hora_rl.evaluation.run_folders import records
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 Features = Annotated[str | None, typer.Option(help="Sentence-embedding model of mpnet-dual and gp.")]
 SENTENCE = ("mpnet-dual", "gp", "gp-pooled")
-"""Priors whose features come from a sentence-embedding model; those of the others are the policy's."""
+"""Priors with features of a sentence-embedding model. Other priors use features of the policy."""
 
 
 @app.command()
@@ -41,10 +41,10 @@ def fit(
     run: RunFolder,
     name: Annotated[str, typer.Option(help="Any learned prior (docs/explanation/method.md).")],
     features: Features = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; in the run's folder by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; by default in the run folder.")] = None,
 ) -> Path:
-    """Fit prior `name` offline on the Phase A outcomes of a run; returns the file for
-    allocation.prior_state."""
+    """Fit prior `name` offline on the Phase A outcomes of a run. Returns the file for
+    `allocation.prior_state`."""
     if name == "fixed":
         raise ConfigError(f"prior fixed learns nothing: fit {', '.join(n for n in NAMES if n != name)}")
     config = _configured(run, name, features)
@@ -72,14 +72,14 @@ def fit(
 @app.command()
 def calibrate(
     run: RunFolder,
-    name: Annotated[str | None, typer.Option(help="Replay this prior; else the one the run used.")] = None,
+    name: Annotated[str | None, typer.Option(help="Prior to replay; by default the recorded one.")] = None,
     features: Features = None,
 ) -> None:
-    """How a prior's p̂ agrees with the Phase A outcomes that followed it: reliability and log-loss.
+    """Compare a prior's p̂ with the Phase A outcomes: reliability and log-loss.
 
-    Without `name` the prior that the run used, as it was recorded; with it, any prior replayed over the run:
-    before each batch it predicts, after it it learns, as it would have during training. Prints both figures
-    and draws RUN/calibration-NAME.png and .svg.
+    Without `name`, use the recorded predictions of the run's prior. With `name`, replay that prior over the
+    run: it predicts before each batch and learns after it, as in training. Prints both figures and draws
+    RUN/calibration-NAME.png and .svg.
     """
     groups = _records(run)
     rate = _recorded(groups) if name is None else _replayed(run, groups, name, features)
@@ -103,8 +103,7 @@ def _recorded(groups: list[dict]) -> np.ndarray:
 
 
 def _replayed(run: Path, groups: list[dict], name: str, features: str | None) -> np.ndarray:
-    """p̂ of each record under prior `name`, which has learned from the batches before it and from no
-    other."""
+    """p̂ of each record under prior `name`, which has learned only from earlier batches."""
     config = _configured(run, name, features)
     with working(f"preparing {name}", 2) as begin:
         begin("prompts")
@@ -125,7 +124,7 @@ def _replayed(run: Path, groups: list[dict], name: str, features: str | None) ->
 
 
 def _configured(run: Path, name: str, features: str | None) -> Config:
-    """The run's configuration with prior `name`; a fitted state is that of the run's own prior."""
+    """The run's configuration with prior `name`. Drops `prior_state` if the run used another prior."""
     used = load(str(run / "config.yaml")).allocation
     if name in SENTENCE and not (features or used.features):
         raise ConfigError(

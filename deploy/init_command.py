@@ -1,5 +1,4 @@
-"""`hora init`: a commented configuration for this machine, and for a task of the user's the files it
-needs."""
+"""`hora init`: write a commented configuration for this machine, and example files for the chosen task."""
 
 from __future__ import annotations
 
@@ -91,8 +90,8 @@ NOTHING_FITS = "no model that `hora init` knows fits these GPUs; `hora check` sa
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A model, and how a machine with GPUs trains it. `learner` has further lines of that section; `shape` is
-    the model's, so that its memory is known without a download."""
+    """A model and its training settings on GPUs. `learner` holds more lines of that section. `shape` lets the
+    memory check run without a download."""
 
     model: str
     shape: ModelShape | None
@@ -111,9 +110,8 @@ class Plan:
         }  # fmt: skip
 
     def fits(self, cards: Sequence[Card]) -> bool:
-        """Whether the memory check accepts this plan on `cards`, as `run.resources: auto` divides them.
-
-        Raises ConfigError where the model's shape cannot be read.
+        """Whether the memory check accepts this plan on `cards` under `run.resources: auto`. Raises
+        ConfigError if the model's shape cannot be read.
         """
         texts = {"file": "", "machine": "", "note": "", "name": "hora", "data": "  path: arithmetic"}
         config = from_args(yaml.safe_load(TEMPLATE.format(**texts, reward="", **self.values)))
@@ -145,7 +143,7 @@ PLANS = (
         FEW_LOGITS + LORA,
     ),
 )
-"""From the one that needs most memory to the one that needs least."""
+"""In order of decreasing memory."""
 SUMS = """\
   path: arithmetic:1-2:spaced   # or a JSONL file, or a Hugging Face data set
   template: "What is {problem}?\""""
@@ -158,20 +156,20 @@ reward:
 
 @dataclass(frozen=True)
 class Machine:
-    """What suits this machine: a plan for its GPUs, which `run.resources: auto` divides, or CPUs and the
-    demo's model; with `model` for that one."""
+    """Values for this machine: a plan for its GPUs, or the demo's model on CPUs. `model` replaces the
+    model."""
 
     cards: tuple[Card, ...]
     model: str | None = None
 
     @property
     def has_words(self) -> bool:
-        """Whether its model knows language, as the demo's does not."""
+        """Whether the model knows language; the demo's does not."""
         return bool(self.cards or self.model)
 
     @cached_property
     def plan(self) -> Plan | None:
-        """The first plan that fits; None where none does."""
+        """The first plan that fits, or None."""
         return next((plan for plan in self.plans if plan.fits(self.cards)), None)
 
     @property
@@ -205,10 +203,10 @@ class Machine:
 
 
 def initialise(path: Path, task: Task, model: str | None = None) -> list[Path]:
-    """Write the configuration `path`, for task `code` problems with tests beside it, for `mine` problems and
-    a reward; the files written. `model` is a value of `model.path`; None: one that fits this machine.
+    """Write the configuration `path`; also problems with tests for task `code`, problems and a reward for
+    `mine`. `model` is a value of `model.path`; None chooses a model that fits this machine.
 
-    Says on stderr where no model fits this machine's GPUs. Raises ConfigError where a file exists.
+    Returns the written files. Warns on stderr if no model fits the GPUs. Raises ConfigError if a file exists.
     """
     machine = Machine(tuple(read_cards(gpus())), model)
     name = _name(path.stem)
@@ -231,8 +229,7 @@ def initialise(path: Path, task: Task, model: str | None = None) -> list[Path]:
 
 
 def _name(stem: str) -> str:
-    """The run's name, with which its other files begin: of 64 characters at most, and no `_` in front, as
-    `run.name` demands."""
+    """A valid `run.name`, also the prefix of the task's files: at most 64 characters, no leading `_`."""
     return re.sub(r"[^A-Za-z0-9_]", "_", stem).lstrip("_")[:64] or "run"
 
 
@@ -262,12 +259,12 @@ def _problems(path: Path, name: str) -> Path:
 
 
 def _programs(*, in_words: bool) -> str:
-    """Chains of operations with their tests, as the demo's model knows them or in words."""
+    """Chains of operations with their tests, in the demo model's notation or in words."""
     rows = programs.rows(0, in_words=in_words)["train"][:PROBLEMS]
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def _rows() -> str:
-    """Sums, which the demo's model can learn, as an example of the form."""
+    """Example rows: sums, which the demo's model can learn."""
     rows = load_dataset(Data(path="arithmetic", limit=PROBLEMS)).rows
     return "".join(json.dumps({"problem": row.problem, "answer": row.answer}) + "\n" for row in rows)

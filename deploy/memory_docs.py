@@ -1,7 +1,4 @@
-"""docs/reference/memory.md: which models fit how many cards, from the functions that `hora check` uses.
-
-python -m hora_rl.deploy.memory_docs > docs/reference/memory.md
-"""
+"""Generate docs/reference/memory.md: which models fit how many cards, by the estimate of `hora check`."""
 
 from __future__ import annotations
 

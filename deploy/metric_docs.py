@@ -1,7 +1,4 @@
-"""docs/reference/metrics.md from the exporter itself:
-
-`python -m hora_rl.deploy.metric_docs > docs/reference/metrics.md`.
-"""
+"""Generate docs/reference/metrics.md from the exporter's tables (`make reference`)."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ They count from the start of the process that exports them. A restart is an ordi
 
 
 def document() -> str:
-    """The page: gauges, then counters, under the names that Ray's metrics endpoint shows."""
+    """The page: gauges, then counters, with the names of Ray's metrics endpoint."""
     gauges = [_row(f"ray_{name}", *about) for name, about in GAUGES.items()]
     counters = [_row(f"ray_{name}_total", *about) for name, about in COUNTERS.items()]
     return "".join([HEAD, *gauges, TOTALS, *counters])

@@ -1,4 +1,4 @@
-"""Data of a run whose environment is one of the library `verifiers`: a row for each of its tasks.
+"""Write the data set of an environment of the library `verifiers`: one row per task.
 
 python -m hora_rl.deploy.verifiers_rows CONFIG [-s KEY=VALUE] [--limit N]
 """
@@ -25,11 +25,11 @@ Opening = list[dict[str, str]]
 
 
 def write_rows(config: Config, limit: int) -> int:
-    """Write `data.path`: for each task, up to `limit`, the message with which the environment opens its
-    episodes, and the task's number. Returns how many.
+    """Write `data.path`: for up to `limit` tasks, the opening message of the environment and the task's
+    number. Returns the number of rows.
 
-    Raises ConfigError for a file that is there, and for an environment that cannot be loaded or opens
-    otherwise than `data` can say.
+    Raises ConfigError if the file exists, the environment cannot be loaded, or `data` cannot express its
+    openings.
     """
     file = Path(config.data.path)
     if config.environment.verifiers is None:
@@ -71,8 +71,8 @@ async def _openings(library: VerifiersEnvironment, limit: int) -> list[Opening]:
 
 
 def problem_of(opening: Sequence[dict[str, str]], system: str | None, task: int) -> str:
-    """The user message of an opening. Raises ConfigError where `data` with this system message does not give
-    that opening."""
+    """The user message of an opening. Raises ConfigError if the opening has other messages than `system` and
+    one user message."""
     roles = [message["role"] for message in opening]
     if roles not in (["user"], ["system", "user"]):
         raise ConfigError(
@@ -97,7 +97,7 @@ def rows(
     set_: Overrides = None,
     limit: Annotated[int, typer.Option(min=1, help="Most tasks; a task set may be infinite.")] = 10_000,
 ) -> None:
-    """Write data.path: a row for each task of the environment's task set."""
+    """Write data.path: one row per task of the environment's task set."""
     chosen = load(config, set_ or ())
     print(f"{chosen.data.path}: {write_rows(chosen, limit)} rows")
 

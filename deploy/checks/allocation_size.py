@@ -14,8 +14,8 @@ ENOUGH = 2
 
 
 def group_size(target: Target) -> Iterator[Finding]:
-    """A shard may give nearly all of Phase B to one prompt. A message of such a group that is larger than
-    `queue.max_group_bytes` is refused, sampled again, and refused again."""
+    """Warn if one prompt can get a group larger than `queue.max_group_bytes`. Such a group is refused each
+    time it is sampled."""
     if not target.trains:
         return
     config, limit = target.config, target.config.queue.max_group_bytes
@@ -32,7 +32,7 @@ def group_size(target: Target) -> Iterator[Finding]:
 
 
 def largest_group(rollout: Rollout, allocation: Allocation) -> int:
-    """Rollouts that one prompt can get: all of its shard's Phase B."""
+    """The most rollouts of one prompt: G0 and all of its shard's Phase B, up to `max_group_size`."""
     if not allocation.needs_counts:
         return rollout.group_size
     whole = rollout.pre_rollouts + rollout.shard_budget
@@ -40,8 +40,8 @@ def largest_group(rollout: Rollout, allocation: Allocation) -> int:
 
 
 def rounds(target: Target) -> Iterator[Finding]:
-    """How many rollouts the rounds of all shards in flight ask for at once, against the engines' places.
-    Places stay empty while a round ends, so it takes more (docs/performance.md, Two phases)."""
+    """Compare the rollouts that all shards in flight request at once with the engines' places. Places are
+    idle at the end of a round, so more requests are needed (docs/performance.md, Two phases)."""
     config, rollout = target.config, target.config.rollout
     if not target.trains or config.allocation.under(config.allocation.rule).rounds == 1:
         return

@@ -1,4 +1,4 @@
-"""A code task as the model meets it: one prompt, what a right and a wrong program earn, and whether rows' own
+"""Check of a code task: one prompt, the rewards of a right and a wrong program, and whether the data set's
 solutions pass their tests."""
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 IDLE = "pass"
-"""A program that does nothing."""
+"""The wrong program: it does nothing."""
 NAMED = 5
-"""Rows of one kind that are named; the rest is counted."""
+"""Rows listed by name per problem; more are only counted."""
 
 
 def programs(
     data: Data, reward: Reward, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[Finding]:
-    """The findings of a task whose completions are programs."""
+    """Findings of a task whose completions are programs."""
     field = reward.code_tests.solution_field
     solved = [row for row in rows if isinstance(row.columns.get(field), str)]
     row = (solved or rows)[0]
@@ -61,8 +61,8 @@ def programs(
 
 
 def _solutions(settings: CodeTests, rows: Sequence[Row]) -> Iterator[Finding]:
-    """Whether the rows' solutions pass. Raises ConfigError where tests cannot be run: a run would stop
-    there."""
+    """Whether the rows' solutions pass. Raises ConfigError if tests cannot be run, because a run would stop
+    at them."""
     field = settings.solution_field
     found = list(zip(rows, asyncio.run(_tried(settings, rows)), strict=True))
     broken = [result for _, result in found if isinstance(result, BaseException)]
@@ -82,7 +82,7 @@ def _solutions(settings: CodeTests, rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 def _missing(program: str) -> list[str]:
-    """The modules that a program imports and that are not of Python's standard library."""
+    """Imported modules that are not in Python's standard library."""
     try:
         nodes = list(ast.walk(ast.parse(program)))
     except (SyntaxError, ValueError):
@@ -93,7 +93,7 @@ def _missing(program: str) -> list[str]:
 
 
 async def _tried(settings: CodeTests, rows: Sequence[Row]) -> list[float | BaseException]:
-    """What the solution of each row earns; a ValueError where its tests cannot be run."""
+    """Reward of each row's solution, or the ValueError of tests that cannot be run."""
     pool = ProgramPool(settings, default_processes())
     programs = [code_block(str(row.columns[settings.solution_field])) for row in rows]
     answers = [

@@ -1,4 +1,4 @@
-"""Checks of a configuration's model, rule, prior, rewards and data, on any machine."""
+"""Checks of model, allocation rule, prior, rewards and packages that work on any machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OWN_FAULTS = (ArithmeticError, AttributeError, LookupError, NameError, RuntimeEr
 
 
 def model(target: Target) -> Iterator[Finding]:
-    """The model's folder or hub name, its adapter, and that its data and prior files exist."""
+    """The model's folder or hub name, its adapter, and whether data and prior files exist."""
     config = target.config
     check_paths(config)
     if config.model.adapter is not None:
@@ -55,8 +55,7 @@ def model(target: Target) -> Iterator[Finding]:
 
 
 def names(target: Target) -> Iterator[Finding]:
-    """Rule, rounds, prior and rewards. A replica that finds such an error itself is only restarted, and fails
-    again."""
+    """Rule, rounds, prior and rewards. A replica that met these errors would be restarted for ever."""
     config, allocation = target.config, target.config.allocation
     if not target.trains:
         return
@@ -108,7 +107,7 @@ async def _start_library(config: Config) -> None:
 
 
 def _load_rewards(config: Config) -> None:
-    """Raise ValueError for a function that cannot be loaded, or that cannot be what it is named for."""
+    """Load the reward functions. Raises ValueError if one is missing or has the wrong signature."""
     for name in config.reward.names:
         if is_user_function(name):
             load_reward(function_of(name))
@@ -117,8 +116,7 @@ def _load_rewards(config: Config) -> None:
 
 
 def _try_rule(allocation: Allocation, rollout: Rollout, key: str, rule: str) -> None:
-    """Divide a batch that holds every count once by `rule`, which `key` names. Raises ConfigError for a rule
-    that cannot be loaded or used."""
+    """Allocate a batch that holds every count c_i once. Raises ConfigError with `key` if the rule fails."""
     counts = np.arange(rollout.pre_rollouts + 1)
     budget = len(counts) * (rollout.group_size - rollout.pre_rollouts)
     prior = (allocation.alpha, allocation.beta)
@@ -131,14 +129,14 @@ def _try_rule(allocation: Allocation, rollout: Rollout, key: str, rule: str) -> 
 
 
 def context(target: Target) -> Iterator[Finding]:
-    """Prompt and response limits against the model's positions: vLLM would not start."""
+    """Prompt and response limits against the model's positions. vLLM would not start with larger ones."""
     model = target.config.model
     try:
         found = own_configuration(model)
     except ConfigError:
         raise
     except (OSError, ValueError):
-        return  # the part that loads the model reports the error
+        return  # reported when the model is loaded
     positions = getattr(found, "max_position_embeddings", None)
     needed = target.config.longest
     if positions is not None and needed > positions:
@@ -151,7 +149,7 @@ def context(target: Target) -> Iterator[Finding]:
 
 
 def family(target: Target) -> Iterator[Finding]:
-    """Whether the learner computes the log-probs of the model's family correctly."""
+    """Whether the learner computes this model family's log-probs correctly."""
     from hora_rl.learner.agreement import check_family
 
     if target.trains:
@@ -163,8 +161,8 @@ def family(target: Target) -> Iterator[Finding]:
 
 
 def _check_entropy_target(target: float | None, vocabulary: int | None, path: str) -> None:
-    """Raise ConfigError for a target entropy that no distribution over the vocabulary reaches: the
-    coefficient would grow without end."""
+    """Raise ConfigError if the target entropy exceeds log(vocabulary): the coefficient would grow without
+    bound."""
     if target is not None and vocabulary and target > math.log(vocabulary):
         raise ConfigError(
             f"learner.objective.entropy_target ({target}) exceeds log({vocabulary}) = "
@@ -174,10 +172,10 @@ def _check_entropy_target(target: float | None, vocabulary: int | None, path: st
 
 
 def packages(target: Target) -> Iterator[Finding]:
-    """Packages that this configuration needs and `make setup` does not install, and arguments of vLLM."""
+    """Optional packages and programs that this configuration needs, and vLLM's arguments."""
     learner, engine = target.config.learner, target.config.generator.engine_args
     if engine:
-        # It imports vLLM, which takes seconds.
+        # Imports vLLM, which takes seconds.
         from hora_rl.actors.generator.engine_args import check_engine_args
 
         check_engine_args(engine)
@@ -196,7 +194,7 @@ def packages(target: Target) -> Iterator[Finding]:
 
 
 def evaluation(target: Target) -> Iterator[Finding]:
-    """The cost of an evaluation during training, compared with the training between two of them."""
+    """Cost of an evaluation during training, relative to the training between two evaluations."""
     config, settings = target.config, target.config.evaluation
     if settings.every is None or not target.trains:
         return
@@ -225,7 +223,7 @@ def evaluation(target: Target) -> Iterator[Finding]:
 
 
 def _where_evaluated(settings: Evaluation, replicas: int) -> str:
-    """Which replicas sample an evaluation during training, and so how many versions it meets."""
+    """Which replicas sample an evaluation during training, in words."""
     if settings.pins(replicas):
         return (
             f"on one of generator.replicas = {replicas}, which stays at one version and samples nothing for "

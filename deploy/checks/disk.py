@@ -1,4 +1,4 @@
-"""How much of the disk a run takes at most, part by part with the key that bounds it, said before the run."""
+"""Disk space that a run takes at most, per part with the key that bounds it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ OF_GROUP, OF_STEP = 1024, 8192
 # Bytes of files of 640 rollouts of 2,000 tokens of English, and of short ones; rounded up.
 OF_FILE, OF_ROW, OF_TOKEN, OF_TOKEN_WITH_LOGPROBS = 24 * 2**10, 80, 2.0, 6.0
 SPARE_GIB = 1.0
-"""Left to whatever else writes to the disk."""
+"""Reserved for other writers."""
 QUEUED_TOKEN = 8
 """Bytes of a token in Redis: the token and its log-prob."""
 REWRITE_GIB = 2.0
-"""Redis' file grows to this, or to twice what it must hold, before it is written anew beside the old one
+"""Redis rewrites its append-only file at this size, or at twice the live data, and briefly keeps both files
 (`deploy/machine/redis_server.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A part of the run's folder, its size at most, and the key that bounds it, where one does."""
+    """A part of the run folder, its maximal size in GiB, and the key that bounds it, if any."""
 
     what: str
     gib: float
@@ -38,7 +38,7 @@ class Use:
 
 
 def uses(config: Config, shape: ModelShape | None) -> list[Use]:
-    """What the run writes, the largest first. Without a shape, what does not depend on the model."""
+    """Parts that the run writes, largest first. Without a shape, only those independent of the model."""
     learner, rollout = config.learner, config.rollout
     batch = rollout.prompts_per_batch * rollout.group_size
     kept = learner.checkpoint_every * learner.keep_checkpoints + rollout.max_staleness + 1
@@ -57,17 +57,17 @@ def uses(config: Config, shape: ModelShape | None) -> list[Use]:
 
 def _of_model(learner: Learner, dtype: str, shape: ModelShape) -> Iterator[Use]:
     weights = weights_gib(shape, dtype)
-    # Those that are kept and the one that is being written.
+    # The kept ones and the one being written.
     checkpoints = (learner.keep_checkpoints + 1) * checkpoint_gib(shape, dtype)
     yield Use("checkpoints", checkpoints, "learner.keep_checkpoints")
     yield Use("published weights", 2 * published_gib(shape, dtype))
     yield Use("model", weights)
-    # The best, what is being evaluated, what is due next, and one that is being written.
+    # The best, the one under evaluation, the next one, and the one being written.
     yield Use("best weights", 4 * weights * (learner.keep_best is not None), "learner.keep_best")
 
 
 def disk(target: Target) -> Iterator[Finding]:
-    """Whether the folder's disk holds the run."""
+    """Whether the disk has room for the run."""
     config, path = target.config, Path(target.config.run.folder).absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
     free, shape = shutil.disk_usage(existing).free / GIB, model_shape(config)
@@ -79,7 +79,7 @@ def disk(target: Target) -> Iterator[Finding]:
 
 
 def forecast(target: Target) -> Iterator[Finding]:
-    """What a run will take, on a machine that is not this one."""
+    """Disk space of a run that is meant for another machine."""
     if target.trains:
         shape = model_shape(target.config)
         yield ok("disk", in_words(uses(target.config, shape), target.config.learner.steps, shape))
@@ -93,7 +93,7 @@ def in_words(found: Sequence[Use], steps: int, shape: ModelShape | None) -> str:
 
 
 def expected_gib(config: Config) -> float:
-    """The most that this run's files should take: every completion as long as it may be."""
+    """Maximal size of RUN/rollouts: every completion has the longest allowed length."""
     rollout, telemetry = config.rollout, config.telemetry
     per_token = OF_TOKEN_WITH_LOGPROBS if telemetry.rollouts_logprobs else OF_TOKEN
     per_rollout = OF_ROW + per_token * rollout.max_response_tokens
@@ -111,7 +111,7 @@ def share(telemetry: Telemetry) -> float:
 
 
 def rollouts(target: Target) -> Iterator[Finding]:
-    """What RUN/rollouts will hold and its size."""
+    """Content and size of RUN/rollouts."""
     if not target.trains:
         return
     config, telemetry = target.config, target.config.telemetry

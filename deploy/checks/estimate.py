@@ -1,6 +1,6 @@
-"""Memory that a run needs, part by part, from the model's shape and the configuration. Pure arithmetic.
+"""Memory of a run per part, from the model's shape and the configuration. Pure arithmetic.
 
-P: parameters, A: those that are trained, n: ranks. Bytes of a rank in 16 bits, with the stage of ZeRO from
+P: parameters, A: trained parameters, n: ranks. Bytes of a rank in 16 bits; in brackets the ZeRO stage from
 which a part is divided by n:
 
     always    weights 2 · P (3), master copy and Adam's moments 12 · A (1; on the host with
@@ -9,11 +9,11 @@ which a part is divided by n:
               the head's gradient and its float32 sum, with ZeRO-3 the parameters of the layers at work
     update    float32 gradients 4 · A, and without a fused optimizer its temporaries 8 · A
 
-Completions of one prompt share rows of T tokens, as `learner.prefixes` cuts them. A micro-batch of such rows
-has a mask, T numbers a token, and every key and value is repeated for all query heads of its group.
+Completions of one prompt share rows of T tokens (`learner.prefixes`). A micro-batch of such rows has a mask
+of T numbers per token, and keys and values are repeated for all query heads of their group.
 
-Backward pass and update follow each other, so the larger of the two counts. A generator's: weights 2 · P over
-its tensor-parallel ranks, KV cache, activations of `max_batched_tokens`, the sampler's logits, graphs.
+Backward pass and update follow each other, so the larger one counts. A generator needs weights 2 · P over its
+tensor-parallel ranks, KV cache, activations of `max_batched_tokens`, the sampler's logits, and graphs.
 """
 
 from __future__ import annotations
@@ -31,34 +31,32 @@ if TYPE_CHECKING:
 GIB = 2**30
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 CONTEXT_GIB = 1.0
-"""What a process takes on a card before its first tensor: CUDA's context, kernels and workspaces."""
+"""CUDA context, kernels and workspaces of a process, before its first tensor."""
 BATCHED = 2048
-"""vLLM's `max_num_batched_tokens` where nobody sets it."""
+"""vLLM's default of `max_num_batched_tokens`."""
 GRAPHS_GIB = 0.8
-"""CUDA graphs of vLLM's engine, which `enforce_eager` leaves out."""
+"""CUDA graphs of vLLM's engine, without `enforce_eager`."""
 BUCKET = 5e8
-"""Elements of the gradients that DeepSpeed sends at once (`reduce_bucket_size`), taken in full on a card."""
+"""Gradient elements that DeepSpeed reduces at once (`reduce_bucket_size`); fully allocated on a card."""
 LIVE = 1e9
-"""Elements that DeepSpeed gathers at most in ZeRO-3 (`max_live_parameters`), and updates at a time
-(`sub_group_size`)."""
+"""Most elements that ZeRO-3 gathers (`max_live_parameters`) and updates at once (`sub_group_size`)."""
 LOGIT_BYTES = 20
-"""A logit's copies in a backward pass through the head: in 16 bits, in float32, divided by the temperature,
-softmax, and gradients."""
+"""Bytes per logit in a backward pass through the head: 16 bits, float32, scaled by the temperature, softmax
+and gradients."""
 NCCL_GIB = 0.5
 """Channels of a communicator over several cards."""
 PACKED_GIB = 2.0
-"""vLLM's two buffers of 1 GiB for weights that travel over NCCL (`packed_tensor.py`), in rank 0 and in each
-replica, which make a communicator of their own."""
-# Resident on CPU without weights: the processes of a replica, a rank, and Ray, Redis, coordinator, verifier.
+"""vLLM's two buffers of 1 GiB for weight transfer over NCCL (`packed_tensor.py`), in rank 0 and each
+replica."""
+# Resident memory without weights: a replica, a rank, and Ray, Redis, coordinator and verifier together.
 REPLICA_GIB, RANK_GIB, BASE_GIB = 2.2, 1.0, 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Parameters of a model, those of an adapter (0 without one), and the sizes that activations follow.
-    `kv_width` is the number of key elements of a token and layer, `query_width` that of its queries (0: as
-    many as `hidden`). `body` are the weights that act on one token, without embeddings and head (0: all but
-    these). `window`: longest sequence that may share a prompt."""
+    """Parameters of a model and of its adapter (0: none), and the sizes of activations. `kv_width` counts the
+    key elements of one token and layer, `query_width` its query elements (0: `hidden`). `body` counts the
+    weights without embeddings and head (0: derived). `window`: longest sequence that may share a prompt."""
 
     parameters: int
     adapter: int
@@ -77,14 +75,14 @@ class ModelShape:
 
     @property
     def even(self) -> float:
-        """Tokens of a row whose attention costs as much as all else, as `learner.flops` has it."""
+        """Row length in tokens at which attention costs as many FLOPs as the rest (`learner.flops`)."""
         body = self.body or self.parameters - self.vocabulary * self.hidden
         trained = self.adapter or body
         return (6.0 * trained + 4.0 * (body - trained)) / (12.0 * self.layers * self.queries)
 
     @classmethod
     def of(cls, hf: PreTrainedModel, lora: Lora | None) -> ModelShape:
-        """The shape of a model, which may be on the meta device, and of the adapter that is trained."""
+        """The shape of a model, which may be on the meta device, and of its adapter."""
         text = hf.config.get_text_config()
         heads = text.num_attention_heads
         head = getattr(text, "head_dim", None) or text.hidden_size // heads
@@ -104,8 +102,8 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """GiB of one part by what they are for, on a card or in host memory: what it keeps, and what only the
-    backward pass and only the optimizer's update take."""
+    """GiB of one process by purpose, on a card or in host memory: permanent, only during the backward pass,
+    and only during the optimizer's update."""
 
     part: str
     always: dict[str, float]
@@ -114,7 +112,7 @@ class Need:
 
     @property
     def gib(self) -> float:
-        """At the larger of the two moments."""
+        """Peak: permanent memory and the larger of backward pass and update."""
         return sum(self.always.values()) + max(sum(self.backward.values()), sum(self.update.values()))
 
     def __str__(self) -> str:
@@ -127,7 +125,7 @@ class Need:
 
 
 def rank_need(shape: ModelShape, config: Config, *, card: bool = True) -> Need:
-    """One learner rank, on a card, or without one in host memory."""
+    """Memory of one learner rank, on a card or (without `card`) in host memory."""
     from hora_rl.learner.engine import effective_stage
 
     learner, width = config.learner, WIDTH[config.model.dtype]
@@ -169,10 +167,9 @@ def _in_gib(parts: dict[str, float]) -> dict[str, float]:
 
 
 def micro_batch_bytes(shape: ModelShape, config: Config) -> dict[str, float]:
-    """What a backward pass over one full micro-batch finds: in each layer about ten vectors of the hidden
-    size, four of the feed-forward's and the keys and values, repeated for all query heads where there is a
-    mask; with gradient checkpointing one vector per layer, and one layer in full. No micro-batch has more
-    tokens than a batch."""
+    """Activations of one full micro-batch. Each layer keeps about ten vectors of the hidden size, four of the
+    feed-forward size, and keys and values, which a mask repeats for all query heads. Gradient checkpointing
+    keeps one vector per layer, and one layer in full. A micro-batch has at most the tokens of a batch."""
     rollout, learner, width = config.rollout, config.learner, WIDTH[config.model.dtype]
     longest, row = rollout.max_response_tokens, widest_row(shape, rollout, learner)
     rows = shared_rows(shape, rollout, learner, rollout.max_prompt_tokens, longest)
@@ -181,7 +178,7 @@ def micro_batch_bytes(shape: ModelShape, config: Config) -> dict[str, float]:
     layers = 1 if learner.gradient_checkpointing else shape.layers
     kept = shape.layers * shape.hidden if learner.gradient_checkpointing else 0
     vectors = 10 * shape.hidden + 4 * shape.intermediate + 4 * shape.kv_width
-    # In place of the keys and values that attention would keep.
+    # Replaces the keys and values that attention would keep.
     repeated = 2 * (shape.queries - shape.kv_width) if row else 0
     return {
         "activations": float(tokens * width * (kept + layers * vectors)),
@@ -193,8 +190,7 @@ def micro_batch_bytes(shape: ModelShape, config: Config) -> dict[str, float]:
 def shared_rows(
     shape: ModelShape, rollout: Rollout, learner: Learner, prompt: int, response: int
 ) -> list[int]:
-    """The completions of each row that the learner makes of a group of `group_size` completions of this
-    length."""
+    """Completions per row when the learner packs a group of `group_size` completions of this length."""
     group = [max(1, response)] * rollout.group_size
     if shape.window is not None and prompt + response > shape.window:
         return [1] * len(group)
@@ -203,8 +199,8 @@ def shared_rows(
 
 
 def widest_row(shape: ModelShape, rollout: Rollout, learner: Learner) -> int:
-    """Tokens of the longest row in which completions share the longest prompt, whole, half, a quarter or an
-    eighth as long as they may be; 0 where none do."""
+    """Tokens of the longest row of completions that share the longest prompt, for responses of the full,
+    half, quarter and eighth length; 0 if none share."""
     prompt, longest = rollout.max_prompt_tokens, rollout.max_response_tokens
     found = 0
     for response in (max(1, longest >> halved) for halved in range(4)):
@@ -219,7 +215,7 @@ def kv_token_bytes(shape: ModelShape, dtype: str, tensor_parallel: int) -> float
 
 
 def least_kv_gib(shape: ModelShape, config: Config) -> float:
-    """A cache that holds eight of the longest sequences: with less, generation is little but waiting."""
+    """KV cache for eight of the longest sequences, the least that is useful."""
     each = kv_token_bytes(shape, config.model.dtype, config.generator.tensor_parallel)
     return 8 * config.longest * each / GIB
 
@@ -246,31 +242,30 @@ def generator_need(shape: ModelShape, config: Config, kv_gib: float, *, card: bo
 
 
 def transfer_gib(transport: str) -> float:
-    """What a card takes, on either side, for weights that travel from card to card."""
+    """GiB on each side for weight transfer between cards."""
     return PACKED_GIB + NCCL_GIB if transport == "nccl" else 0.0
 
 
 def on_one_card(rank: Need, generator: Need, sleep: str) -> float:
-    """GiB that both take on the card that they share: their sum. With `generator.sleep` the larger of two
-    moments: a step beside an engine that sleeps, and generation beside a learner that waits."""
+    """GiB on a shared card: the sum. With `generator.sleep`, the larger of a step with a sleeping engine and
+    generation with a waiting learner."""
     if sleep != "step":
         return rank.gib + generator.gib
     return max(rank.gib + asleep_gib(generator), waiting_gib(rank) + generator.gib)
 
 
 def asleep_gib(generator: Need) -> float:
-    """What an engine that sleeps keeps on its card."""
+    """GiB that a sleeping engine keeps on its card."""
     return generator.always["engine"] + generator.always["context"]
 
 
 def waiting_gib(rank: Need) -> float:
-    """What a learner rank keeps on its card between steps."""
+    """GiB that a learner rank keeps on its card between steps."""
     return sum(rank.always.values())
 
 
 def host_needs(shape: ModelShape, config: Config, *, cards: bool, trains: bool = True) -> dict[str, float]:
-    """GiB of host memory of a whole run on one machine, by what they are for. With cards, weights and caches
-    are on these."""
+    """Host memory of a run on one machine, in GiB by purpose. With cards, weights and caches are on them."""
     learner, generator = config.learner, config.generator
     dtype = config.model.dtype
     version, state = published_gib(shape, dtype), checkpoint_gib(shape, dtype)
@@ -293,19 +288,19 @@ def host_needs(shape: ModelShape, config: Config, *, cards: bool, trains: bool =
 
 
 def checkpoint_gib(shape: ModelShape, dtype: str) -> float:
-    """One checkpoint, all ranks' files: weights, and from 16 bits the master copy, and Adam's moments."""
+    """One checkpoint of all ranks: weights, Adam's moments, and in 16 bits the master copy."""
     width = WIDTH[dtype]
     trained = shape.adapter or shape.parameters
     return trained * (width + (12 if width == 2 else 8)) / GIB
 
 
 def weights_gib(shape: ModelShape, dtype: str) -> float:
-    """The whole model, without an adapter."""
+    """The full model without an adapter."""
     return shape.parameters * WIDTH[dtype] / GIB
 
 
 def published_gib(shape: ModelShape, dtype: str) -> float:
-    """One version of the weights as it travels."""
+    """One published version of the weights."""
     return (shape.adapter or shape.parameters) * WIDTH[dtype] / GIB
 
 

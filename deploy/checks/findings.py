@@ -1,4 +1,4 @@
-"""The input and the result of a check."""
+"""Input and result of a check."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hora_rl.common.config import Config
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A configuration and the command that would start it: `run` and `eval` on this machine, `train` with a
-    served application on a Ray cluster. `http` is where a Serve file says that Serve listens (host, port),
-    `chosen` what `run.resources: auto` added to the configuration, in words."""
+    """A configuration and the command to check it for: `run` and `eval` on this machine, `train` on a Ray
+    cluster. `http` is the (host, port) of a Serve file. `chosen` describes the values that `run.resources:
+    auto` chose."""
 
     config: Config
     command: Literal["run", "train", "eval"] = "run"
@@ -31,7 +31,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `fix` is the remedy; empty where `level` is ok or `says` contains it."""
+    """One line of the report. `fix` is the remedy; empty if `level` is ok or `says` contains the remedy."""
 
     level: Literal["ok", "warn", "fail"]
     what: str
@@ -44,7 +44,7 @@ class Finding:
 
 
 Check = Callable[[Target], Iterator[Finding]]
-"""Examines one thing and changes nothing. A HoraError that it raises is a failed finding."""
+"""Examines one subject and changes nothing. A raised HoraError counts as a failed finding."""
 
 
 def ok(what: str, says: str) -> Finding:

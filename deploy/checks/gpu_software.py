@@ -1,5 +1,4 @@
-"""What GPUs need on this machine: a driver for torch's CUDA, the model's precision, what Triton compiles
-with."""
+"""Software for this machine's GPUs: the driver, the model's precision, and Triton's compiler."""
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ from hora_rl.deploy.checks.findings import Finding, Target, must, should
 # Compatibility", table 1).
 OLDEST = {13: 580, 12: 525, 11: 450}
 BFLOAT16 = 8
-"""Compute capability from which cards have it (Ampere)."""
+"""First compute capability with bfloat16 (Ampere)."""
 
 
 def driver(target: Target) -> Iterator[Finding]:
-    """Nothing on a machine without a driver."""
+    """Compare the driver with torch's CUDA. No finding without a driver."""
     import torch
 
     found = machine.ask_driver("driver_version")
@@ -32,8 +31,8 @@ def driver(target: Target) -> Iterator[Finding]:
 
 
 def judge_driver(version: str, cuda: str, *, works: bool) -> Finding:
-    """Of a driver `version` such as 535.104.05. An old one fails, unless torch finds its cards all the same:
-    NVIDIA's forward-compatibility packages do that on some cards."""
+    """Judge a driver `version` such as 535.104.05. An old driver fails unless torch finds the cards, which
+    NVIDIA's forward-compatibility packages allow on some cards."""
     oldest, branch = OLDEST.get(_major(cuda)), _major(version)
     if oldest is None or not branch:
         says = f"{version or 'unknown'}, torch's CUDA is {cuda or 'unknown'}"
@@ -45,20 +44,21 @@ def judge_driver(version: str, cuda: str, *, works: bool) -> Finding:
 
 
 def precision(target: Target) -> Iterator[Finding]:
-    """Nothing where the cards compute in the model's precision. vLLM would refuse them after a long start."""
+    """Fail if the cards do not support the model's precision. vLLM would refuse them only after a long
+    start."""
     if target.config.model.dtype == "bfloat16" and (old := without_bfloat16()):
         says = f"{old[0]}, and model.dtype bfloat16 needs {BFLOAT16}.0"
         yield must(False, "precision", says, "use model.dtype: float16, or other cards")
 
 
 def without_bfloat16() -> list[str]:
-    """Shown cards that do not compute in bfloat16 (Turing and older): name and compute capability."""
+    """Visible cards without bfloat16 (Turing and older): name and compute capability."""
     found = (line.rpartition(", ") for line in machine.shown("name,compute_cap"))
     return [f"{name} has compute capability {cap}" for name, _, cap in found if 0 < _major(cap) < BFLOAT16]
 
 
 def cuda_version() -> str:
-    """The installed torch's, or where that has none the pinned GPU set's."""
+    """CUDA of the installed torch, or of the pinned GPU set for a CPU build."""
     import torch
 
     toolkit = machine.pinned(ROOT / "requirements" / "gpu.txt").get("cuda-toolkit", "")
@@ -66,26 +66,26 @@ def cuda_version() -> str:
 
 
 def _major(version: str) -> int:
-    """0 where it is no number."""
+    """The first number of a version; 0 if there is none."""
     first = version.partition(".")[0]
     return int(first) if first.isdigit() else 0
 
 
 def triton_build(target: Target) -> Iterator[Finding]:
-    """Nothing on a machine without GPUs; on others a replica would fail late, in its first start."""
+    """Whether Triton can build kernel launchers for vLLM and Liger. No finding without GPUs."""
     if machine.gpus() and find_spec("triton") is not None:
         yield judge_compiler(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"), headers())
 
 
 def headers() -> Path:
-    """Where Triton looks for Python.h."""
+    """Folder in which Triton looks for Python.h."""
     scheme = sysconfig.get_default_scheme()
     scheme = "posix_prefix" if scheme == "posix_local" else scheme  # Debian's own Python
     return Path(sysconfig.get_paths(scheme=scheme)["include"])
 
 
 def judge_compiler(compiler: str | None, include: Path) -> Finding:
-    """A failure that names the packages of what is missing."""
+    """Fail with the packages to install if the compiler or Python.h is missing."""
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     missing = {
         "C compiler": ("gcc", compiler is None),

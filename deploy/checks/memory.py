@@ -1,4 +1,4 @@
-"""Memory of a run per part, as a table, and whether this machine's cards hold it."""
+"""Memory of a run: a table per part, and checks against this machine's cards and host memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KEYS = (
 
 
 def model_shape(config: Config) -> ModelShape | None:
-    """The shape of `model.path`, without its weights; None where its configuration cannot be read here."""
+    """The shape of `model.path` without loading weights; None if its configuration cannot be read."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -48,12 +48,12 @@ def model_shape(config: Config) -> ModelShape | None:
         with torch.device("meta"):
             return ModelShape.of(AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted), lora)
     except (OSError, ValueError):
-        return None  # the checks of model and family say why
+        return None  # reported by the checks of model and family
 
 
 def run_target(config: Config) -> Target:
-    """`hora run` of `config` on this machine, with the numbers that `run.resources: auto` chooses for it.
-    Obtains a named model first."""
+    """Target of `hora run` on this machine, with the values that `run.resources: auto` chooses. Downloads a
+    named model first."""
     obtain(config.model.path)
     cards = read_cards(machine.gpus())
     if not cards:
@@ -66,8 +66,7 @@ def run_target(config: Config) -> Target:
 
 
 def memory(target: Target) -> Iterator[Finding]:
-    """What each part takes on its card, in host memory and on disk; refused where this machine has not so
-    much. On a cluster Ray spreads the parts."""
+    """Memory per part. Fails if this machine has too little; on a cluster Ray spreads the parts."""
     if target.chosen:
         yield ok("resources", target.chosen)
     shape = model_shape(target.config)
@@ -84,13 +83,13 @@ def memory(target: Target) -> Iterator[Finding]:
 
 
 def estimated(target: Target) -> Iterator[Finding]:
-    """The table alone, for a configuration that is meant for another machine."""
+    """Only the table, for a configuration that is meant for another machine."""
     if target.trains and (shape := model_shape(target.config)) is not None:
         yield ok("memory per part", table(target, shape, cards=target.config.model.dtype != "float32"))
 
 
 def fits_host(target: Target, shape: ModelShape, *, cards: bool) -> Finding:
-    """Whether the host's free memory holds what would lie in it."""
+    """Whether the host has enough free memory."""
     needs = host_needs(shape, target.config, cards=cards, trains=target.trains)
     need, free = sum(needs.values()), free_memory() / GIB
     parts = " + ".join(f"{name} {gib:.1f}" for name, gib in needs.items() if gib)
@@ -99,7 +98,7 @@ def fits_host(target: Target, shape: ModelShape, *, cards: bool) -> Finding:
 
 
 def holds(config: Config, shape: ModelShape, cards: Sequence[Card]) -> Finding:
-    """Whether the smallest of `cards` holds what would lie on it."""
+    """Whether the smallest of `cards` has enough memory."""
     rank, generator = needs(config, shape)
     together = len(cards) == 1 or shares_a_card(config.generator, config.learner)
     need = [rank, generator] if together else [max((rank, generator), key=lambda n: n.gib)]
@@ -114,8 +113,8 @@ def holds(config: Config, shape: ModelShape, cards: Sequence[Card]) -> Finding:
 
 
 def beside_engine(generator: Generator, transport: str, cards: Sequence[Card]) -> Iterator[Finding]:
-    """Whether the smallest of `cards` has room for what vLLM does not count when it fills its share with the
-    KV cache: the context, which is there before, and the buffers of weights that travel to it."""
+    """Whether the smallest of `cards` has room for CUDA's context and the weight-transfer buffers, which vLLM
+    does not count when it sizes the KV cache."""
     card, transfer = min(cards, key=lambda c: c.gib), transfer_gib(transport)
     if not transfer or generator.kv_cache_gib is not None:
         return
@@ -131,14 +130,14 @@ def beside_engine(generator: Generator, transport: str, cards: Sequence[Card]) -
 
 
 def needs(config: Config, shape: ModelShape) -> tuple[Need, Need]:
-    """Of a learner rank, and of one tensor-parallel rank of a generator with the least cache that is of use,
-    or the one that is set."""
+    """Memory of a learner rank, and of one tensor-parallel rank of a generator with the configured KV cache
+    or the least useful one."""
     cache = config.generator.kv_cache_gib or least_kv_gib(shape, config)
     return rank_need(shape, config), generator_need(shape, config, cache)
 
 
 def table(target: Target, shape: ModelShape, *, cards: bool = True) -> str:
-    """GiB per part, one line each; with `cards` the first two are on them."""
+    """GiB per part, one line each. With `cards`, generator and learner are on cards."""
     config = target.config
     if cards:
         rank, generator = needs(config, shape)

@@ -1,5 +1,4 @@
-"""Precision and threads on a machine without GPUs: `run.resources: auto` chooses them where nobody wrote the
-keys, and checks show them."""
+"""Precision and threads on a machine without GPUs, chosen by `run.resources: auto` for unset keys."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ from hora_rl.deploy.checks.findings import Finding, Target, ok, plural, should
 AnySection = TypeVar("AnySection", bound=Section)
 CPUINFO = Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-"""Of /proc/cpuinfo: AVX-512, AMX, ARM."""
+"""Flags in /proc/cpuinfo: AVX-512, AMX, ARM."""
 THREAD_GIB = 1 / 64
-"""Weights that are worth a thread: the products of a smaller model end before its threads have met."""
+"""Weights per useful thread. For smaller models, synchronising threads costs more than it saves."""
 
 
 def has_bfloat16() -> bool:
-    """Whether this machine's processors compute in bfloat16."""
+    """Whether this machine's processors support bfloat16."""
     if not CPUINFO.is_file():
         return False
     lines = (line.partition(":") for line in CPUINFO.read_text().splitlines())
@@ -31,14 +30,13 @@ def has_bfloat16() -> bool:
 
 
 def fastest_dtype() -> str:
-    """The precision in which this machine's processors compute fastest."""
+    """The fastest precision of this machine's processors."""
     return "bfloat16" if has_bfloat16() else "float32"
 
 
 def on_processors(config: Config, *, trains: bool = True) -> Config:
-    """`config` with what suits this machine's processors, where nobody wrote the key. Generators and learner
-    divide the processors; with max_staleness 0 they take turns, and each may use all. Unchanged where there
-    are GPUs."""
+    """Fill unset keys of `config` for this machine's processors. Generators and learner share the processors;
+    with max_staleness 0 they take turns and each uses all. Unchanged on a machine with GPUs."""
     if config.run.resources != "auto" or machine.gpus():
         return config
     generator, learner, have = config.generator, config.learner, processors()
@@ -64,7 +62,7 @@ def _unwritten(section: AnySection, **values: object) -> AnySection:
 
 
 def threads(target: Target) -> Iterator[Finding]:
-    """Threads of generators and learner against this machine's processors."""
+    """Compare the threads of generators and learner with this machine's processors."""
     config, have = target.config, processors()
     if target.on_cluster or machine.gpus():
         return
@@ -80,7 +78,7 @@ def threads(target: Target) -> Iterator[Finding]:
 
 
 def precision(target: Target) -> Iterator[Finding]:
-    """Whether this machine's processors compute in the model's precision."""
+    """Whether this machine's processors are fast in the model's precision."""
     if target.on_cluster or machine.gpus():
         return
     dtype, fastest = target.config.model.dtype, fastest_dtype()

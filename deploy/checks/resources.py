@@ -1,8 +1,7 @@
-"""`run.resources: auto`: what of one machine's cards generators and learner get, for keys that nobody wrote.
+"""`run.resources: auto`: divide one machine's cards between generators and learner, for unset keys only.
 
-One card is shared: fractions for Ray's placement, and a KV cache of the size that the learner's estimate
-leaves, because vLLM would otherwise take what the learner allocates later. Several cards are divided so that
-the expected step is shortest. Whatever the file or the command line says stays as it is.
+One card is shared: Ray gets fractions, and the KV cache gets the memory that the learner's estimate leaves,
+because vLLM would otherwise take it. Several cards are divided for the shortest expected step.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 SPARE = 0.05
-"""Share of a card that no part is given: fragments of allocators, and the error of the estimate."""
+"""Unallocated share of a card, for fragmentation and the error of the estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +41,13 @@ class Card:
 
     @property
     def usable_gib(self) -> float:
-        """What may be given out."""
+        """Memory that may be allocated."""
         return self.gib * (1 - SPARE)
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A configuration with every number, and `key = value` of those that were chosen here."""
+    """A complete configuration, and the chosen values as `key = value`."""
 
     config: Config
     choices: tuple[str, ...]
@@ -59,8 +58,7 @@ class Chosen:
 
 
 def read_cards(lines: Sequence[str]) -> list[Card]:
-    """Cards from `nvidia-smi`'s `name, 81559 MiB` lines. `[N/A]` is a card without memory of its own (GB10),
-    which uses the host's."""
+    """Cards from `nvidia-smi`'s `name, 81559 MiB` lines. `[N/A]` is a card that uses host memory (GB10)."""
     found = []
     for line in lines:
         name, _, memory = line.rpartition(", ")
@@ -71,8 +69,8 @@ def read_cards(lines: Sequence[str]) -> list[Card]:
 
 
 def choose(config: Config, cards: Sequence[Card], shape: ModelShape) -> Chosen:
-    """The keys of a training run on one machine with `cards`. Raises ConfigError where they cannot hold
-    it, with the need of each part."""
+    """Choose the keys of a training run on one machine with `cards`. Raises ConfigError if the configuration
+    cannot be divided over them."""
     if config.run.resources != "auto" or not cards:
         return Chosen(config, ())
     if len(cards) == 1:
@@ -86,12 +84,12 @@ def choose(config: Config, cards: Sequence[Card], shape: ModelShape) -> Chosen:
 
 
 def shares_a_card(generator: Generator, learner: Learner) -> bool:
-    """Whether generator and learner are meant for the same card."""
+    """Whether generator and learner share a card."""
     return 0 < (generator.gpus or 1.0) < 1 and 0 < (learner.gpus or 1.0) < 1
 
 
 class _Plan:
-    """A configuration in the making: keys that somebody wrote stay."""
+    """A configuration under construction. Keys that the user wrote are never changed."""
 
     def __init__(self, config: Config) -> None:
         self._written = {name: getattr(config, name).model_fields_set for name in ("generator", "learner")}
@@ -128,7 +126,7 @@ def _share(plan: _Plan, card: Card, shape: ModelShape) -> None:
     beside = waiting_gib(rank) if sleep == "step" else rank.gib
     left = usable - beside - fixed
     if on_one_card(rank, smallest, sleep) > usable:
-        return  # the check of memory says what is missing, with every part
+        return  # reported by the memory check
     each = kv_token_bytes(shape, plan.config.model.dtype, parallel)
     useful = plan.config.generator.max_sequences * plan.config.longest * each / GIB
     cache = max(least, min(left, useful))
@@ -138,7 +136,7 @@ def _share(plan: _Plan, card: Card, shape: ModelShape) -> None:
 
 
 def _divided(config: Config, cards: Sequence[Card], shape: ModelShape) -> Config:
-    """The split of the cards whose step is expected to be fastest, of those that memory allows."""
+    """The split of the cards with the fastest expected step among those that fit into memory."""
     if config.generator.sleep == "step":
         raise ConfigError(
             f"generator.sleep (step) is for one card that generator and learner share, and this machine has "
@@ -169,7 +167,7 @@ def _divided(config: Config, cards: Sequence[Card], shape: ModelShape) -> Config
 
 
 def _with_replicas(config: Config, count: int, cards: int, card: Card, shape: ModelShape) -> Config:
-    """So many replicas, the other cards learn; sharded no further than memory asks for."""
+    """`count` replicas; the remaining cards are ranks, sharded only as far as memory requires."""
     plan = _Plan(config)
     plan.put("generator", replicas=count)
     plan.put("generator", max_sequences=most_sequences(plan.config, card, shape))
@@ -182,8 +180,8 @@ def _with_replicas(config: Config, count: int, cards: int, card: Card, shape: Mo
 
 
 def most_sequences(config: Config, card: Card, shape: ModelShape) -> int:
-    """Sequences that the KV cache of a generator's own card holds while they grow, 64 to 1,024: twice as many
-    as of the longest."""
+    """`max_sequences` for a generator's card, 64 to 1,024: twice the number of longest sequences that fit,
+    because sequences grow over time."""
     room = card.gib * config.generator.memory_utilization - generator_need(shape, config, 0.0).gib
     each = kv_token_bytes(shape, config.model.dtype, config.generator.tensor_parallel)
     longest = config.longest * each / GIB

@@ -1,5 +1,6 @@
-"""The one list of checks behind `hora check`, `run`, `train` and `eval`, so that these agree.
-`check --all` shows every finding; the others stop at the first that would stop a run."""
+"""The list of checks behind `hora check`, `run`, `train` and `eval`.
+
+`check --all` shows every finding; the other commands stop at the first failure."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from hora_rl.deploy.checks.step_costs import UNKNOWN, said
 from hora_rl.deploy.checks.weight_files import weight_files
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
-"""Quick checks that apply on every machine."""
+"""Fast checks for every machine."""
 TASK: tuple[Check, ...] = (task.stops, task.task)
 CONFIGURATION: tuple[Check, ...] = (
     *NAMES,
@@ -41,7 +42,7 @@ CONFIGURATION: tuple[Check, ...] = (
     estimated,
     disk.forecast,
 )
-"""Checks of a configuration that is meant for another machine."""
+"""Checks of a configuration for another machine."""
 CHECKS: tuple[Check, ...] = (
     machine.python,
     machine.folder,
@@ -81,7 +82,7 @@ MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bo
 
 
 def examine(target: Target, checks: Sequence[Check] | None = None) -> Iterator[Finding]:
-    """The findings in the order of `checks`, by default all."""
+    """Run `checks` (default: all) and yield their findings in order."""
     checks = CHECKS if checks is None else checks
     obtain(target.config.model.path)
     with working("checking", len(checks)) as begin:
@@ -95,7 +96,7 @@ def examine(target: Target, checks: Sequence[Check] | None = None) -> Iterator[F
 
 
 def require(target: Target, console: Console, checks: Sequence[Check] | None = None) -> list[Finding]:
-    """All findings, after printing the warnings. Raises ConfigError at the first that would stop the run."""
+    """Run the checks and print their warnings. Raises ConfigError at the first failure."""
     found: list[Finding] = []
     try:
         for finding in examine(target, checks):
@@ -109,17 +110,16 @@ def require(target: Target, console: Console, checks: Sequence[Check] | None = N
 
 
 def show(found: Sequence[Finding], names: Sequence[str], console: Console) -> None:
-    """Print the findings of these names that are in order."""
+    """Print the findings of these names whose level is ok."""
     for finding in (f for f in found if f.level == "ok" and f.what in names):
         say(console, f"{finding.what}: {finding.says}")
 
 
 def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, estimate: bool = False) -> None:
-    """`hora check`: print what a run of this configuration would use. Raises at the first finding that would
-    stop it.
+    """`hora check`: print what a run of this configuration would use. Raises ConfigError at the first
+    failure.
 
-    `elsewhere`: it is meant for another machine, so this one and its servers are not examined. `estimate`:
-    the arithmetic of a step too.
+    `elsewhere` skips the checks of this machine and its servers. `estimate` adds the arithmetic of a step.
     """
     console = Console()
     target = target_of(source, overrides)
@@ -139,7 +139,7 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, est
 
 
 def check_all(source: str, overrides: Sequence[str]) -> bool:
-    """`hora check --all`: print every finding with its remedy. Returns whether none would stop a run."""
+    """`hora check --all`: print every finding with its remedy. Returns whether a run could start."""
     console, findings = Console(), list(examine(target_of(source, overrides)))
     for finding in findings:
         mark, colour = MARKS[finding.level]
@@ -155,8 +155,7 @@ def check_all(source: str, overrides: Sequence[str]) -> bool:
 
 
 def _device(dtype: str, *, elsewhere: bool) -> str | None:
-    """Name of the cards that a step is estimated for; None where it runs on CPUs. A configuration for another
-    machine is for cards where it says so."""
+    """Card name for the step estimate; None on CPUs. With `elsewhere`, 16-bit models run on cards."""
     if elsewhere:
         return UNKNOWN if dtype != "float32" else None
     cards = read_cards(machine.gpus())
@@ -164,9 +163,8 @@ def _device(dtype: str, *, elsewhere: bool) -> str | None:
 
 
 def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = False) -> Target:
-    """What `source` is meant for: a Serve file for a cluster, with the replicas and the address in it;
-    anything else for `hora run`, or for `hora train` where it is `trained`. Raises ConfigError for options
-    that Serve would refuse."""
+    """The target of `source`. A Serve file targets a cluster, with its replicas and address. Other sources
+    target `hora run`, or `hora train` if `trained`. Raises ConfigError for options that Serve refuses."""
     config = load(source, overrides)
     raw = read_yaml(Path(source), source) if Path(source).is_file() else {}
     if "applications" not in raw:
@@ -178,7 +176,7 @@ def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = Fal
         options = HTTPOptionsSchema.model_validate(raw.get("http_options") or {})
     except ValidationError as error:
         raise ConfigError(f"{source}: http_options: {error.errors()[0]['msg']}") from None
-    sections = {}  # Serve prefers the numbers of replicas under `deployments:` to the arguments
+    sections = {}  # `deployments:` overrides the replicas in the arguments
     for deployment in raw["applications"][0].get("deployments") or []:
         name, replicas = deployment.get("name"), deployment.get("num_replicas")
         if name in config.deployments and isinstance(replicas, int):
@@ -187,7 +185,7 @@ def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = Fal
 
 
 def _check_applications(applications: list[dict[str, Any]], source: str, *, endpoint: bool) -> None:
-    """Raise ConfigError for an application that cannot be imported, and where the endpoint has none."""
+    """Raise ConfigError for an outdated import path, and if no application serves the enabled endpoint."""
     paths = [str(application.get("import_path")) for application in applications]
     for path in paths:
         if path.startswith("deploy."):

@@ -1,4 +1,4 @@
-"""Checks of the servers that a run talks to: Redis and its persistence, and a Ray cluster."""
+"""Checks of Redis with its persistence, and of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PODS_S, POLL_S = 300.0, 2.0
 
 
 def redis_server(target: Target) -> Iterator[Finding]:
-    """The Redis that is named, or the binary of the one that `hora run` starts."""
+    """The configured Redis, or the binary that `hora run` would start."""
     if not target.on_cluster and (not target.trains or named_redis(target.config.queue) is None):
         yield ok("Redis", f"the run starts its own: {executable()}")
         return
@@ -52,7 +52,7 @@ def _synced(client: redis.Redis) -> str:
 
 
 def ray_token(target: Target) -> Iterator[Finding]:
-    """Whoever reads Ray's token can start programs in the cluster."""
+    """Whether only the owner can read Ray's token, which allows to start programs in the cluster."""
     file = token_file()
     if file.is_file():
         exposed = open_to_others(file)
@@ -61,7 +61,7 @@ def ray_token(target: Target) -> Iterator[Finding]:
 
 
 def ray_cluster(target: Target) -> Iterator[Finding]:
-    """The cluster that `hora train` attaches to: GPUs, CPUs, and that its workers import the same code."""
+    """The cluster of `hora train`: its GPUs and CPUs, and whether its workers import the same code."""
     if not target.on_cluster:
         return
     import ray
@@ -74,7 +74,7 @@ def ray_cluster(target: Target) -> Iterator[Finding]:
             "no Ray cluster answers here: start one with `ray start --head`, or use `hora run`"
         ) from None
     try:
-        # Pods join one by one, and `hora train`, whose target has no address, is started with them.
+        # On Kubernetes `hora train` starts together with the pods, which join one by one.
         waits = "KUBERNETES_SERVICE_HOST" in os.environ and target.http is None
         resources = grown(target, ray.cluster_resources, PODS_S if waits else 0.0)
         nodes = len([n for n in ray.nodes() if n["Alive"]])
@@ -86,7 +86,7 @@ def ray_cluster(target: Target) -> Iterator[Finding]:
 
 
 def grown(target: Target, read: Callable[[], Mapping[str, float]], limit_s: float) -> Mapping[str, float]:
-    """The resources that `read` finds, once they hold all parts or `limit_s` is over."""
+    """Poll `read` until all parts fit or `limit_s` seconds have passed. Returns the last resources."""
     deadline = time.monotonic() + limit_s
     while True:
         found = read()
@@ -97,7 +97,7 @@ def grown(target: Target, read: Callable[[], Mapping[str, float]], limit_s: floa
 
 
 def placeable(target: Target, resources: Mapping[str, float]) -> Iterator[Finding]:
-    """Whether a cluster of these resources holds all replicas and ranks at once."""
+    """Whether all replicas and ranks fit into these resources at once."""
     yield enough_gpus(target, resources.get("GPU", 0), "the cluster has")
     config, have = target.config, resources.get("CPU", 0)
     parts = [(name, getattr(config, name)) for name in config.deployments]

@@ -1,4 +1,4 @@
-"""The rows that a run would train on, of each of its data sources, and how a batch is made of them."""
+"""Training rows of each data source, and the composition of a batch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHOWN = 5
-"""Rows of one kind that are named; the rest is counted."""
+"""Rows listed by name per problem; more are only counted."""
 BATCHES = 200
-"""Batches of which the rows of each source are counted."""
+"""Batches over which rows per source are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Usable:
-    """What a source gives a run: the lengths of its prompts in tokens, and what is wrong with its rows."""
+    """Usable prompts of a source: their lengths in tokens, and warnings about its rows."""
 
     source: str
     lengths: Sequence[int]
@@ -34,7 +34,7 @@ class _Usable:
 
 
 def data(target: Target) -> Iterator[Finding]:
-    """The rows that a run would train on: readable, verifiable, within the limits, enough for a batch."""
+    """Whether the training rows are readable, verifiable, within the limits and enough for a batch."""
     config = target.config
     if not target.trains:
         return
@@ -64,8 +64,8 @@ def _whole(path: str, rollout: Rollout, usable: _Usable) -> Finding:
 
 
 def _parts(config: Config, mixture: Mixture, found: Sequence[_Usable]) -> Iterator[str]:
-    """What each source gives, and how much of a batch it makes. Raises ConfigError naming a source that is
-    too small for its weight."""
+    """Prompts of each source and its part of a batch. Raises ConfigError for a source that is too small for
+    its weight."""
     gamma, seen = config.rollout.prompts_per_batch, range(min(config.learner.steps, BATCHES))
     counts: list[list[int]] = []
     for batch in seen:
@@ -91,7 +91,7 @@ def _parts(config: Config, mixture: Mixture, found: Sequence[_Usable]) -> Iterat
 
 
 def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> _Usable:
-    """The rows of one source. Raises ConfigError where it has none."""
+    """The rows of one source. Raises ConfigError if none is usable."""
     own, limit = config.of(source), config.rollout.max_prompt_tokens
     dataset = load_dataset(own.data, gold_test(own.reward))
     lengths = [len(render(tokenizer, row.problem, own.data)) for row in dataset.rows]
@@ -115,6 +115,6 @@ def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def _some(lines: list[str], summary: str) -> Iterator[Finding]:
-    """The first few as warnings, and how many there are."""
+    """The first few lines as warnings, and their total number."""
     more = [f"{len(lines)} {summary}"] * (len(lines) > SHOWN)
     yield from (Finding("warn", "data", line) for line in (*lines[:SHOWN], *more))

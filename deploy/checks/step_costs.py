@@ -1,5 +1,5 @@
-"""The arithmetic of one optimizer step: tokens, FLOPs, and bytes by the way that they take. Estimates from
-the configuration and the model's shape alone; `steps.jsonl` has what a run measured."""
+"""Arithmetic of one optimizer step: tokens, FLOPs, bytes and expected seconds. Estimated from configuration
+and model shape; `steps.jsonl` holds measurements."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hora_rl.deploy.checks.estimate import (
 from hora_rl.learner.flops import PEAK_BF16, peak_flops
 
 MEAN = 0.5
-"""Mean response over the longest one, where nobody knows better."""
+"""Assumed mean response length relative to the limit."""
 WANTED_MFU = 0.3
-"""Share of a card's peak that training is expected to reach in eager code with checkpointing, which computes
-each forward pass twice: 40% at most, less what the head, small kernels and padding take. Not measured."""
+"""Expected share of a card's peak in training. Checkpointing computes each forward pass twice, which allows
+40% at most; head, small kernels and padding take the rest. Not measured."""
 REACHED = 0.7
-"""Share of a card's memory bandwidth that decoding is expected to reach. Not measured."""
+"""Expected share of a card's memory bandwidth in decoding. Not measured."""
 UNKNOWN = "H100"
-"""The card that is assumed where it is not known, or not in a table."""
+"""Card to assume if the card is unknown."""
 BANDWIDTH = {
     "H100 PCIe": 2.0e12,
     "H100 NVL": 3.9e12,
@@ -36,17 +36,18 @@ BANDWIDTH = {
     "L40S": 0.86e12,
     "RTX 4090": 1.0e12,
 }
-"""Bytes per second of a card's memory by the makers' data sheets, found by the first name that occurs."""
+"""Memory bandwidth in bytes per second from data sheets. The first name contained in the card's name
+counts."""
 COPY_BYTES = 20e9
-"""Bytes per second of a copy from a card to pinned host memory, over 16 lanes of PCIe 4; not measured."""
+"""Bytes per second from a card to pinned host memory over PCIe 4 x16. Not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepArithmetic:
-    """Of a whole step, over all ranks and replicas. `responses` are the sampled ones of `tokens`; `computed`
-    are those that the learner computes: a prompt counts once for all completions of a row. `flops` are model
-    FLOPs as in `learner/flops.py`, `sampling` those of generation. GiB: `published` to each replica,
-    `exchanged` by each rank with the others."""
+    """Totals of one step over all ranks and replicas. `responses` counts the sampled tokens of `tokens`.
+    `computed` counts the learner's tokens, with one prompt per row. `flops` are the learner's model FLOPs
+    (`learner/flops.py`), `sampling` those of generation. GiB: `published` to each replica, `exchanged` per
+    rank."""
 
     rollouts: int
     responses: float
@@ -60,7 +61,7 @@ class StepArithmetic:
 
 
 def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
-    """A step whose prompts are half as long as they may be, and whose responses are `MEAN` of theirs."""
+    """A step with prompts of half the limit and responses of `MEAN` times the limit."""
     rollout, learner = config.rollout, config.learner
     rollouts = rollout.prompts_per_batch * rollout.group_size
     response = MEAN * rollout.max_response_tokens
@@ -69,7 +70,7 @@ def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
     tokens = rollouts * length
     attention = shape.layers * shape.queries * length * tokens
     rows = shared_rows(shape, rollout, learner, int(prompt), int(response))
-    # Prompts that are not computed again.
+    # Prompts saved by sharing rows.
     again = rollout.prompts_per_batch * (rollout.group_size - len(rows))
     computed = tokens - again * prompt
     pairs = shape.layers * shape.queries * (rollouts * length**2 - again * prompt**2)
@@ -89,8 +90,8 @@ def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
 
 
 def _exchanged(config: Config, shape: ModelShape, micro: float) -> float:
-    """What one rank sends in a step: gradients of each micro-batch, and the new weights once; in ZeRO-3
-    instead the weights in each forward and backward pass."""
+    """GiB that one rank sends in a step: gradients per micro-batch and the new weights once. ZeRO-3 gathers
+    the weights in each forward and backward pass instead."""
     from hora_rl.learner.engine import effective_stage
 
     world, stage = config.learner.workers, effective_stage(config.learner, config.model.dtype)
@@ -105,25 +106,25 @@ def _exchanged(config: Config, shape: ModelShape, micro: float) -> float:
 
 
 def card_flops(device: str = UNKNOWN) -> float:
-    """FLOP/s that training is expected to reach on a card, in 16 bits."""
+    """Expected training FLOP/s of a card in 16 bits."""
     return WANTED_MFU * (peak_flops(device, "bfloat16") or PEAK_BF16[UNKNOWN])
 
 
 def learner_seconds(found: StepArithmetic, ranks: int, device: str) -> float:
-    """Of one step's gradients on cards of this name."""
+    """Seconds for one step's gradients."""
     return found.flops / card_flops(device) / ranks
 
 
 def generator_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN, gib: float = 80.0) -> float:
-    """Of sampling one batch on cards of this name with `gib` each.
+    """Seconds for sampling one batch on cards with `gib` each.
 
-    One step of decoding gives a replica's B running sequences a token each. It reads W bytes of weights once
-    and K bytes of keys and values for each of L tokens of context, or it is bound by 2 · P · B FLOPs (Pope et
-    al. 2022, "Efficiently Scaling Transformer Inference", arXiv 2211.05102, section 2):
+    One decoding step adds a token to each of a replica's B running sequences. The step reads W bytes of
+    weights and K bytes of keys and values for each of L tokens of context, or is bound by 2 · P · B FLOPs
+    (Pope et al. 2022, "Efficiently Scaling Transformer Inference", arXiv 2211.05102, section 2):
 
         max((W + B · L · K) / bandwidth, 2 · P · B / flops) · responses / (replicas · B) + prompts
 
-    B is what `max_sequences`, the batch and the KV cache allow. A prompt is computed once for its group.
+    `max_sequences`, the batch and the KV cache limit B. A prompt is computed once for its group.
     """
     generator, rollout, found = config.generator, config.rollout, arithmetic(config, shape)
     bandwidth = REACHED * next((b for name, b in BANDWIDTH.items() if name in device), BANDWIDTH[UNKNOWN])
@@ -141,15 +142,14 @@ def generator_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN, 
 
 
 def step_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN, gib: float = 80.0) -> float:
-    """Of a step: the slower side where they overlap, both where `rollout.max_staleness` is 0."""
+    """Seconds of a step: the slower side, or the sum of both if `rollout.max_staleness` is 0."""
     learner = learner_seconds(arithmetic(config, shape), config.learner.workers, device)
     sides = (learner, generator_seconds(config, shape, device, gib))
     return max(sides) if config.rollout.max_staleness else sum(sides)
 
 
 def said(config: Config, shape: ModelShape, device: str | None) -> list[str]:
-    """The arithmetic in words, a line each. `device`: the cards' name; None on a CPU, of which no rate is
-    known."""
+    """The arithmetic in words, one line each. `device` is the card's name; None on a CPU, without seconds."""
     found, weights = arithmetic(config, shape), config.weights.transport
     ranks, replicas = config.learner.workers, config.generator.replicas
     mean = MEAN * config.rollout.max_response_tokens

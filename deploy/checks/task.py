@@ -1,5 +1,4 @@
-"""The task as the model meets it: one prompt, what ends a completion, and what a right and a wrong answer
-earn."""
+"""Check of the task: one prompt, the stop tokens, and the rewards of a right and a wrong answer."""
 
 from __future__ import annotations
 
@@ -20,19 +19,18 @@ from hora_rl.deploy.checks.findings import Finding, Target, ok
 from hora_rl.deploy.checks.judged import judge, prompt_as_read, shown
 
 ROWS = 64
-"""Rows among which a wrong answer is looked for."""
+"""Rows to search for a wrong answer."""
 
 
 def stops(target: Target) -> Iterator[Finding]:
-    """The tokens that end a completion."""
+    """The stop tokens."""
     config = target.config
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     yield ok("stop tokens", named(tokenizer, stop_tokens(config, tokenizer)))
 
 
 def task(target: Target) -> Iterator[Finding]:
-    """One prompt, and a right and a wrong answer made from its gold answer, scored by the run's own
-    rewards."""
+    """One prompt per source, with a right and a wrong answer scored by the run's rewards."""
     if not target.trains:
         return
     for source in target.config.source_names:
@@ -61,8 +59,8 @@ def _task(config: Config) -> Iterator[Finding]:
 
 
 def _forms(data: Data, reward: Reward, opened: str, answers: Sequence[str]) -> list[list[str]]:
-    """Completions with `answers` in the form of `reward.answer`: the answer alone where that is enough and
-    the prompt is the user's own text. For a function of the user in each form, the plainest first."""
+    """Completions with `answers` in the form of `reward.answer`. A plain answer is used if the form allows it
+    and the prompt does not ask for the form. A user function gets every form, the plainest first."""
     mode = reward.answer
     if mode not in ANSWERS:
         forms = ["plain", "final", "boxed", "tags"]
@@ -73,9 +71,9 @@ def _forms(data: Data, reward: Reward, opened: str, answers: Sequence[str]) -> l
 
 
 def _wrong(row: Row, rows: Sequence[Row]) -> str:
-    """An answer that is plainly not the gold answer: another row's, or a number."""
+    """A wrong answer: another row's answer, or a number."""
     others = (_text(r.answer) for r in rows if r.answer not in (row.answer, None))
-    if TASK in row.columns:  # its answers may be no numbers, and its scorer says what is wrong
+    if TASK in row.columns:  # answers may be text, and the task has a scorer
         return next(others, "nothing")
     return next((a for a in [*others, "0", "1"] if quick_verdict(_text(row.answer), a) is False), "nothing")
 

@@ -1,7 +1,7 @@
-"""Checks of a model's files before anything loads them: every header and the index are read, no weights.
+"""Check a model's files before they are loaded. Reads headers and index, no weights.
 
-transformers itself loads tensors without data (`meta`) of the names, types and shapes that the headers give,
-and says which of the model's own parameters it lacks.
+transformers loads empty (`meta`) tensors with the names, types and shapes of the headers, and reports missing
+parameters.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Of weights: torch's name by that of safetensors."""
+"""torch's name of each safetensors type of weights."""
 DAMAGE = "copy the model again"
 CONVERSION = re.compile(r"^(\S+)\s*\|.*CONVERSION", re.MULTILINE)
-"""The row of a parameter in transformers' report."""
+"""A parameter's row in transformers' report."""
 Tensors = dict[str, tuple[Path, str, list[int]]]
-"""File, type and shape of each tensor by its name."""
+"""File, type and shape by tensor name."""
 
 
 def weight_files(target: Target) -> Iterator[Finding]:
-    """The files of `model.path` and `model.adapter` against their index and the model's own configuration."""
+    """Compare the files of `model.path` and `model.adapter` with the index and the model's configuration."""
     config = target.config
     if config.model.adapter is not None:
         read_header(Path(config.model.adapter) / WEIGHTS)
     folder = Path(config.model.path)
     found = read_headers(folder)
-    if not found:  # a hub name, or files of another form
+    if not found:  # a hub name, or another file format
         return
     own = own_configuration(config.model)
     _compare(config.model, own, found)
@@ -54,8 +54,8 @@ def weight_files(target: Target) -> Iterator[Finding]:
 
 
 def read_headers(folder: Path) -> Tensors:
-    """The tensors of a model's safetensors, none where it has no such files. Raises ConfigError for an index
-    or a file that is missing or damaged."""
+    """The tensors of a model's safetensors files; empty if it has none. Raises ConfigError if the index or a
+    file is missing or damaged."""
     index, single = folder / INDEX, folder / SINGLE
     if single.is_file():
         return read_header(single)
@@ -72,7 +72,7 @@ def read_headers(folder: Path) -> Tensors:
 
 
 def read_header(path: Path) -> Tensors:
-    """The tensors of a safetensors file. Raises ConfigError where it is missing, cut or damaged."""
+    """The tensors of a safetensors file. Raises ConfigError if the file is missing, cut or damaged."""
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file; {DAMAGE}")
     try:
@@ -99,10 +99,10 @@ def _read_index(index: Path) -> dict[str, str]:
 
 
 def _compare(model: Model, own: PreTrainedConfig, found: Tensors) -> None:
-    """Raise ConfigError for the first tensor that is not as the model's configuration has it."""
+    """Raise ConfigError for the first tensor that contradicts the model's configuration."""
     path = Path(model.path)
     if getattr(own, "quantization_config", None) is not None:
-        return  # its types and shapes are those of its kernels
+        return  # types and shapes depend on the kernels
     for name, (file, dtype, _) in found.items():
         if dtype not in DTYPES:
             raise ConfigError(f"{file}: {name} has type {dtype}, which are no weights of 16, 32 or 64 bits")
@@ -129,7 +129,7 @@ def _more(names: Any) -> str:
 
 
 def _loaded(own: PreTrainedConfig, found: Tensors, trusted: bool) -> dict[str, Any] | None:
-    """What transformers says of loading tensors like these; None for a model that it cannot make."""
+    """transformers' loading report for tensors like these; None if it cannot build the model."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -152,7 +152,7 @@ def _loaded(own: PreTrainedConfig, found: Tensors, trusted: bool) -> dict[str, A
     except (OSError, ValueError, ImportError):
         return None
     except RuntimeError:
-        # Several tensors of the files are one parameter, as the experts of a layer, and one is not there.
+        # Several tensors form one parameter, such as the experts of a layer, and one is missing.
         where = next(iter(CONVERSION.findall(report.getvalue())), "one of the model's parameters")
         raise ConfigError(
             f"{own.name_or_path}: {where} cannot be made of the tensors in the files: one is missing, or has "
@@ -164,7 +164,7 @@ def _loaded(own: PreTrainedConfig, found: Tensors, trusted: bool) -> dict[str, A
 
 @contextmanager
 def _report() -> Iterator[io.StringIO]:
-    """What transformers says meanwhile, which it would print."""
+    """Capture the log of transformers and hide its progress bar while the block runs."""
     from transformers.utils import logging as its
 
     text, root, bar = io.StringIO(), logging.getLogger("transformers"), its.is_progress_bar_enabled()
@@ -179,8 +179,8 @@ def _report() -> Iterator[io.StringIO]:
 
 
 def _check_tokenizer(model: Model, own: PreTrainedConfig) -> None:
-    """Raise ConfigError where the tokenizer's words have no place in the model's vocabulary. Tokens that were
-    added to it and that no text contains may lie above."""
+    """Raise ConfigError if the tokenizer's ids exceed the model's vocabulary. Added tokens that no text
+    contains may exceed it."""
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)
     added = set(tokenizer.added_tokens_decoder) - {tokenizer.eos_token_id, tokenizer.bos_token_id}
     rows = own.get_text_config().vocab_size
