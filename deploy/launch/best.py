@@ -1,7 +1,7 @@
-"""`learner.keep_best`: the weights of the best evaluation, in RUN/best with the step and the metric.
+"""`learner.keep_best`: keep the weights of the best evaluation in RUN/best, with step and metric.
 
-Of the candidates that the learner writes, those are removed that were measured and are not the best, and
-those that no evaluation will measure. Every step is idempotent and safe to interrupt.
+The learner writes candidates. Candidates are removed once another one is better or no evaluation will measure
+them. Every operation is idempotent and safe to interrupt.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAME = "best.json"
 def best_of(
     results: Sequence[Result], metric: str, steps: Collection[int | None]
 ) -> tuple[Result, Estimate] | None:
-    """Of `steps`, the result with the highest `metric` (pass@K), the earliest of equal ones; None without
+    """The result among `steps` with the highest `metric` (pass@K), the earliest if equal; None without
     results."""
     found = [(r, e) for r in results if r.step in steps for e in r.estimates() if f"pass@{e.k}" == metric]
     return max(found, key=lambda pair: (pair[1].value, -pair[0].step), default=None)
@@ -43,9 +43,9 @@ def promote_best(
     newest_due: int,
     under_way: int | None = None,
 ) -> str | None:
-    """Make RUN/best hold the weights of the best of `results` by `metric` (learner.keep_best), as soon as the
-    learner has written them; what to say when it changed. Of the steps before `newest_due`, only `under_way`
-    may still be measured."""
+    """Move the weights of the best of `results` by `metric` (learner.keep_best) to RUN/best, once the learner
+    has written them. Returns a message if RUN/best changed. Among the steps before `newest_due`, only
+    `under_way` may still be measured."""
     if metric is None:
         return None
     there, held = candidates_in(run_dir), best_step(run_dir)
@@ -60,7 +60,7 @@ def promote_best(
 
 
 def promote_last(learner: Learner, evaluation: Evaluation, run_dir: Path, console: Console) -> None:
-    """The same after the last evaluation of a run, and what it came to."""
+    """Promote after the last evaluation of a run, remove the candidates and print the best result."""
     if learner.keep_best is None:
         return
     results = read_run_results(evaluation, run_dir)
@@ -72,7 +72,7 @@ def promote_last(learner: Learner, evaluation: Evaluation, run_dir: Path, consol
 
 
 def _promote(run_dir: Path, folder: Path, result: Result, estimate: Estimate) -> str:
-    """Until the rename the candidate has its name, so that a kill in between leaves it to the next call."""
+    """Rename the candidate to RUN/best. After a kill before the rename, the next call repeats it."""
     about = {"metric": f"pass@{estimate.k}", **asdict(estimate)}
     about |= {"step": result.step, "versions": result.versions}
     replace_text(folder / NAME, json.dumps(about) + "\n")
@@ -88,7 +88,7 @@ def _promote(run_dir: Path, folder: Path, result: Result, estimate: Estimate) ->
 
 
 def read_best(run_dir: Path) -> dict[str, Any] | None:
-    """What RUN/best/best.json says; None where there is none."""
+    """Content of RUN/best/best.json, or None."""
     path = run_dir / BEST / NAME
     if not path.is_file():
         return None

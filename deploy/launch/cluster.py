@@ -1,4 +1,4 @@
-"""`hora train`: the learner beside an application that `serve deploy` started, on the same Ray cluster."""
+"""`hora train`: run the learner on the Ray cluster of an application that `serve deploy` started."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from hora_rl.evaluation.model_weights import model_digest
 from hora_rl.learner.ray_job import job_of, refuse_beside_another
 
 WAIT_S = 120.0
-SETTLE_S = 60.0  # `serve deploy` returns before the coordinator that it replaces is gone
+SETTLE_S = 60.0  # `serve deploy` returns before the old coordinator is gone
 
 
 def train_on_cluster(config: Config) -> None:
-    """Train until the last step. Raises when no application serves this run, or one with another
+    """Train until the last step. Raises HoraError if no application serves this run, or one with another
     configuration."""
     import ray
 
@@ -74,7 +74,8 @@ def train_on_cluster(config: Config) -> None:
 
 
 def _attach(config: Config, url: str) -> None:
-    """Join the Ray cluster of this machine as the learner of `config`, whose application it must serve."""
+    """Join the Ray cluster of this machine as the learner of `config`. Raises HoraError if the cluster does
+    not serve its application."""
     import ray
 
     keep_token_private()
@@ -89,12 +90,12 @@ def _attach(config: Config, url: str) -> None:
 
 
 def check_agreement(config: Config, url: str) -> None:
-    """Wait for a coordinator that runs `config`. Raises RunError when none comes or it has given up, and
-    ConfigError naming every key in which its configuration differs."""
+    """Wait for a coordinator that runs `config`. Raises RunError if none appears or the coordinator has
+    failed, and ConfigError naming every key that differs."""
     redis, began = connect(url), time.monotonic()
     keys = Keys(config.run.name)
     if _coordinated(redis, keys):
-        redis.hdel(keys.state, "error")  # a coordinator that gave up starts again, and may say so again
+        redis.hdel(keys.state, "error")  # a failed coordinator restarts and reports again
     with working("waiting for the coordinator"):
         while (trouble := _disagreement(redis, config)) is not None:
             if time.monotonic() > began + (WAIT_S if isinstance(trouble, _Absent) else SETTLE_S):
@@ -103,12 +104,11 @@ def check_agreement(config: Config, url: str) -> None:
 
 
 class _Absent(RunError):
-    """No coordinator is at work."""
+    """No coordinator is alive."""
 
 
 def _coordinated(redis: Redis, keys: Keys) -> bool:
-    """Whether a coordinator is at work now: what an earlier one wrote stays in Redis, and the application may
-    be another run's."""
+    """Whether a coordinator of this run is alive. Redis may still hold the state of an earlier one."""
     coordinators = beats(redis.hgetall(keys.parts), "coordinator")
     return any(beat["seen"] > time.time() - SILENT_S for beat in coordinators)
 

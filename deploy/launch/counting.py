@@ -1,4 +1,4 @@
-"""`hora sample`: counts of training prompts for `hora plan`, with this machine's generators and verifiers."""
+"""`hora sample`: count successes of training prompts for `hora plan` on this machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from hora_rl.evaluation.plan.counts import CountsError
 def count_local(config: Config, number: int, samples: int, out: Path) -> None:
     """Draw `samples` completions of `number` training prompts on config.model.path; append counts to `out`.
 
-    Raises ConfigError for numbers that no plan can be made from, before anything is started.
+    Raises ConfigError before the start if the numbers do not suffice for a plan.
     """
     console, out = Console(), out.resolve()
     check_writable(out.parent, "--out")
@@ -69,11 +69,10 @@ def count_local(config: Config, number: int, samples: int, out: Path) -> None:
 
 
 def choose(config: Config, number: int) -> list[Prompt]:
-    """`number` training prompts at random, by run.seed, of several data sources in the proportion of their
-    weights; a larger number holds those of a smaller one.
+    """Draw `number` training prompts by run.seed, from several data sources in proportion to their weights. A
+    larger number extends a smaller one. Prompts have the indices of a run of this configuration.
 
-    They are numbered as in a run of the same configuration. Raises ConfigError where the rewards say nothing
-    of success, or the data or the number are too small.
+    Raises ConfigError if no reward defines success, or if the data or the number are too small.
     """
     if any(config.of(source).reward.success is None for source in config.source_names):
         raise ConfigError(
@@ -94,7 +93,7 @@ def choose(config: Config, number: int) -> list[Prompt]:
 
 
 def about_data(config: Config) -> dict[str, object]:
-    """Which data and successes counts are of, for the file that holds them."""
+    """Data sources and success rules of the counts, for the header of their file."""
     sources = config.data.sources
     if not sources:
         return {"data": config.data.path}

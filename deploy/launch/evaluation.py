@@ -1,5 +1,5 @@
-"""Pass@K on the running generators and verifiers: a run's held-out problems, and `hora eval` on the
-benchmarks."""
+"""Pass@K on running generators and verifiers: a run's held-out problems, and the benchmarks of `hora
+eval`."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from hora_rl.evaluation.sample_loop import Progress as Reading
 from hora_rl.learner.records import log_evaluation
 
 Run = Callable[[Coroutine[Any, Any, Counts]], Counts]
-"""Runs an evaluation to its end."""
+"""Runs an evaluation coroutine to its end."""
 
 
 def is_missing(settings: Evaluation, run_dir: Path, step: int) -> bool:
-    """Whether the run has held-out problems, and no result of weights of version `step` on them."""
+    """Whether the run has held-out problems without a result for weights of version `step`."""
     if settings.path is None:
         return False
     return not (run_dir / "evaluation" / f"{held_out(settings).name}-step{step}.json").exists()
@@ -50,10 +50,11 @@ def is_missing(settings: Evaluation, run_dir: Path, step: int) -> bool:
 def evaluate_run(
     config: Config, url: str, run_dir: Path, step: int, console: Console, run: Run = asyncio.run
 ) -> None:
-    """The run's held-out problems on weights of version `step`; RUN/evaluation/<name>-step<step>.json.
+    """Evaluate weights of version `step` on the run's held-out problems;
+    RUN/evaluation/<name>-step<step>.json.
 
-    Does nothing when the run has no held-out problems or has this evaluation. Generators hold only the newest
-    weights: when these are past `step`, one line reports that its evaluation is left out.
+    Does nothing without held-out problems or if this result exists. Generators hold only the newest weights:
+    if these are newer than `step`, print one line and skip the evaluation.
     """
     if not is_missing(config.evaluation, run_dir, step):
         return
@@ -73,13 +74,12 @@ def evaluate_run(
 
 
 def run_problems(config: Config, console: Console) -> list[Prompt]:
-    """The held-out problems of a run's own evaluations."""
+    """Prompts of the run's held-out problems."""
     return prompts(config, config.evaluated.data, usable_held_out(config), console)
 
 
 def record_result(config: Config, url: str, run_dir: Path, result: Result) -> None:
-    """Write Pass@K, with the step of the evaluation and the sampled versions, to the live views and the
-    trackers."""
+    """Write Pass@K, step and sampled versions to the live views and the trackers."""
     values = {f"pass@{e.k}": e.value for e in result.estimates()}
     values |= dict(zip(("version/min", "version/max"), map(float, result.versions), strict=False))
     record_evaluation(connect(url, patient=True), config.run.name, result.step, values)
@@ -87,8 +87,7 @@ def record_result(config: Config, url: str, run_dir: Path, result: Result) -> No
 
 
 def newest_version(run: str, url: str) -> int:
-    """The newest weights that a replica may hold: announced, or confirmed by all of them; 0 before the
-    first."""
+    """The newest version that a replica may hold: announced, or confirmed by all replicas; 0 at first."""
     client: Redis = connect(url)
     manifest = newest_now(client, run)
     confirmed = read_state(client, run).version
@@ -96,8 +95,8 @@ def newest_version(run: str, url: str) -> int:
 
 
 def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> list[Prompt]:
-    """The prompts of `benchmark` for the model of `config`. Raises ConfigError for everything that is wrong
-    with them, before a generator starts."""
+    """The prompts of `benchmark` for the model of `config`. Raises ConfigError for any problem with them,
+    before a generator starts."""
     if config.evaluated.reward.success is None:
         raise ConfigError(
             f"Pass@K counts successes, and no reward of {config.run.name!r} says what a success is: name one "
@@ -110,17 +109,16 @@ def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> li
 def evaluate_benchmark(
     config: Config, benchmark: Benchmark, problems: list[Prompt], out: Path, step: int, console: Console
 ) -> Result:
-    """`benchmark` on the model of `config`, labelled with its `step`; results and samples in `out`. Prints
-    the table."""
+    """Evaluate `benchmark` on the model of `config`, labelled with `step`. Writes results and samples to
+    `out` and prints the table."""
     result = sample(config, benchmark, problems, out, step, console, version=0)
     console.print(Markdown(markdown_table(result, result.estimates())))
     return result
 
 
 def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> list[Prompt]:
-    """Rendered problems; prints which rows are left out and why.
-
-    Raises ConfigError when a problem does not fit.
+    """Render the problems, and print each rejected row with its reason. Raises ConfigError if a problem is
+    too long.
     """
     for rejected in dataset.rejected:
         say(console, f"left out: {rejected.place}: {rejected.reason}")
@@ -142,10 +140,10 @@ def sample(
     version: int,
     run: Run = asyncio.run,
 ) -> Result:
-    """Draw the missing samples on all replicas and write the result. An interrupted call is resumed.
+    """Draw the missing samples on all replicas and write the result. Resumes an interrupted call.
 
-    `step` is the number of optimizer steps behind the weights, `version` the number of steps of the run that
-    holds them: 0 for the model of the configuration, trained or not.
+    `step` counts the optimizer steps of the weights; `version` counts those of the current run, 0 for the
+    configured model.
     """
     generate, score = sampling_calls(config, version)
     total = len(problems) * benchmark.samples
@@ -165,7 +163,7 @@ def sample(
             )
         )
     model = config.run.name if version else config.model.adapter or config.model.path
-    # A model folder that was trained elsewhere has a step, but its versions here mean nothing.
+    # A model folder from another run has a step, but no versions of this run.
     versions = counts.versions if version == step else ()
     return write_counts(config, benchmark, counts, problems, folder, model, step, versions)
 
@@ -180,11 +178,11 @@ def write_counts(
     step: int,
     versions: Sequence[int],
 ) -> Result:
-    """The result of `counts`, on disk; `versions` are the oldest and the newest weights that were sampled."""
+    """Write the result of `counts`. `versions` are the oldest and the newest sampled weights."""
     result = make_result(
         benchmark, counts, problems, model, step, config.rollout.temperature, config.run.seed
     )
-    if model == config.model.path:  # not the run's own
+    if model == config.model.path:  # the initial model
         result = replace(result, weights=model_digest(model))
     formatted = result.formatted if "format" in config.evaluated.reward.names else None
     result = replace(result, formatted=formatted, versions=list(versions))
@@ -197,14 +195,14 @@ def samples_file(folder: Path, benchmark: Benchmark, step: int) -> Path:
 
 
 def sampling_calls(config: Config, version: int) -> tuple[Generate, Score]:
-    """Calls to what samples, on exactly weights `version` and after what training asks for, and to verifiers,
-    of the running application."""
+    """Calls to generators and verifiers of the running application. Sampling uses exactly weights `version`
+    and has lower priority than training."""
     generate, score = application_calls(config, version, weights_come=False)
     return on_version(after_training(generate), version), score
 
 
 def application_calls(config: Config, version: int, *, weights_come: bool = True) -> tuple[Generate, Score]:
-    """Calls to what samples, on weights `version` or newer, and to verifiers, of the running application."""
+    """Calls to generators, on weights `version` or newer, and to verifiers of the running application."""
     from ray import serve
 
     from hora_rl.actors.coordinator.calls import policy_calls, verifier_calls
@@ -215,8 +213,8 @@ def application_calls(config: Config, version: int, *, weights_come: bool = True
 
 
 def after_training(generate: Generate) -> Generate:
-    """`generate` for requests that wait behind those of training in an engine. So the first batch is there
-    when the learner is, while the initial policy is measured."""
+    """`generate` with lower priority than training, so that evaluating the initial policy does not delay the
+    first batch."""
 
     async def sample(request: SamplingRequest) -> list[Completion]:
         return await generate(replace(request, priority=AFTER_TRAINING))
@@ -225,7 +223,7 @@ def after_training(generate: Generate) -> Generate:
 
 
 def on_version(generate: Generate, version: int) -> Generate:
-    """`generate` that raises RunError unless every token is from weights `version`."""
+    """`generate` that raises RunError if any token is from another version of the weights."""
 
     async def checked(request: SamplingRequest) -> list[Completion]:
         completions = await generate(request)
@@ -241,18 +239,18 @@ def on_version(generate: Generate, version: int) -> Generate:
 
 
 def in_flight(generator: Generator, size: int) -> int:
-    """Requests in flight, of `size` completions: twice the number that all replicas sample at once, so that
-    none is idle while answers are judged."""
+    """Requests of `size` completions to keep in flight: twice what all replicas sample at once, so that none
+    idles while answers are verified."""
     return in_flight_on(generator, size) * generator.replicas
 
 
 def in_flight_on(generator: Generator, size: int) -> int:
-    """As `in_flight`, for one replica."""
+    """`in_flight` for one replica."""
     return min(-(-2 * generator.max_sequences // size), generator.max_requests)
 
 
 def read_run_results(settings: Evaluation, run_dir: Path) -> list[Result]:
-    """The run's own evaluations so far, by step."""
+    """Results of the run's held-out problems so far, by step."""
     if settings.path is None:
         return []
     found = (run_dir / "evaluation").glob(f"{held_out(settings).name}-step*.json")
@@ -260,7 +258,7 @@ def read_run_results(settings: Evaluation, run_dir: Path) -> list[Result]:
 
 
 def about_sampling(config: Config) -> dict[str, object]:
-    """The settings that completions and their success depend on, besides the problems and the seed."""
+    """Settings that determine completions and their success, except problems and seed."""
     adapter, engine_args = config.model.adapter, config.generator.engine_args
     return {
         "model": config.model.path,
@@ -278,14 +276,14 @@ def about_sampling(config: Config) -> dict[str, object]:
 
 
 def _about_judging(reward: Reward, stop: Sequence[str]) -> dict[str, object]:
-    """Where a completion ends and how it is judged, as far as it is not the default."""
+    """Non-default settings of verification and stop strings."""
     keys = {"answer", "max_answer_chars", "time_limit_s", "code_tests"}
     judging = reward.model_dump(mode="json", include=keys, exclude_defaults=True)
     return {**judging, **({"stop": list(stop)} if stop else {})}
 
 
 def _about_episodes(environment: Environment) -> dict[str, object]:
-    """The settings of a run's episodes; nothing for completions."""
+    """Settings of a run's episodes; empty without an environment."""
     if environment.path is None:
         return {}
     keys = {"path", "verifiers", "max_turns", "max_turn_tokens", "max_given_tokens", "history"}

@@ -1,4 +1,4 @@
-"""The first held-out problems of a run with a completion before and one after training."""
+"""The first held-out problems of a run, each with a completion before and after training."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hora_rl.evaluation.samples import first_samples
 
 NUMBER = 3
 LONGEST = 100
-"""Characters of a text that is shown; of a longer completion the end, where its answer is."""
+"""Characters of a text to print. Longer completions show their end, which holds the answer."""
 
 
 class Said(TypedDict):
-    """The first completion of a problem, and how many of its `samples` were hits."""
+    """The first completion of a problem, and its number of hits among `samples`."""
 
     text: str
     success: bool
@@ -38,8 +38,8 @@ class Example(TypedDict):
 
 
 def read_examples(config: Config, run_dir: Path, results: list[Result]) -> list[Example]:
-    """Of the first and the last of a run's evaluations; none where there are fewer than two, or their
-    problems or samples are gone."""
+    """Examples from the first and the last evaluation. Empty for fewer than two, or if problems or samples
+    are missing."""
     if len(results) < 2:
         return []
     try:
@@ -64,7 +64,7 @@ def _said(benchmark: Benchmark, run_dir: Path, result: Result) -> dict[int, Said
 
 
 def show_examples(examples: list[Example], console: Console) -> None:
-    """Each problem on a line, and its two completions below it."""
+    """Print each problem on a line, followed by its two completions."""
     for example in examples:
         console.print(Text(f"{_start(example['problem'])}   (answer {_start(str(example['answer']))})"))
         for when, said in (("before", example["before"]), ("after", example["after"])):

@@ -1,13 +1,13 @@
-"""The evaluation of the initial policy, while the learner starts.
+"""Evaluate the initial policy while the learner starts.
 
     application is deployed ─┬─► generators load ─┬─► evaluation of version 0 ───────► version 1 is published
                              │                    └─► the first batch ─┐           │
                              └─► learner: processes, model, engine ────┴─► first step
 
-Generators hold one version of the weights, so the learner keeps the weights of its first step until the
-evaluation is over (`Keys.hold`); with `generator.sleep` it waits before that step. An evaluation that is
-stopped or fails leaves the hold, which expires: what still lives of the run must not publish weights, because
-the resumed run completes the evaluation.
+Generators hold one version of the weights. So the learner does not publish the weights of its first step
+before the evaluation ends (`Keys.hold`); with `generator.sleep` the learner waits before that step. A stopped
+or failed evaluation leaves the hold until it expires, because the resumed run completes the evaluation and
+surviving parts must not publish weights.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from hora_rl.evaluation.evaluate import Counts
 
 HOLD_S, RENEW_S = 120, 10.0
 Up = Callable[[threading.Event], bool]
-"""Waits until the replicas are up: False when the event is set before."""
+"""Waits until the replicas are up. False if the event is set first."""
 
 
 class FirstEvaluation:
-    """Evaluates version 0 in the thread that calls `run`; the others may wait for it or stop it."""
+    """Evaluates version 0 in the thread that calls `run`. Other threads may wait for the end or stop it."""
 
     def __init__(self, config: Config, url: str, run_dir: Path, console: Console, up: Up) -> None:
         self._config, self._url, self._run_dir, self._console = config, url, run_dir, console
@@ -49,8 +49,8 @@ class FirstEvaluation:
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """From when the replicas are up to its end. An error is kept, also of a replica that does not start,
-        and interrupts the main thread as Ctrl-C does."""
+        """Wait for the replicas and evaluate. An error, also of a replica's start, is stored in `error` and
+        interrupts the main thread like Ctrl-C."""
         try:
             with suppress(asyncio.CancelledError):
                 if self._up(self._over):
@@ -67,7 +67,7 @@ class FirstEvaluation:
         self._over.wait()
 
     def close(self) -> None:
-        """From another thread. What was sampled is kept."""
+        """Stop the evaluation from another thread. Samples are kept."""
         with self._here:
             self._stopped = True
             if self._loop is not None and self._task is not None and not self._loop.is_closed():
@@ -75,7 +75,7 @@ class FirstEvaluation:
         self._over.set()
 
     def hold(self) -> None:
-        """Renew the hold on the learner until the evaluation is over; then lift it, if it is complete."""
+        """Renew the hold on the learner until the evaluation ends. Lift the hold if it is complete."""
         client, key = connect(self._url, patient=True), Keys(self._config.run.name).hold
         while not self._over.wait(RENEW_S):
             client.set(key, 1, ex=HOLD_S)
@@ -96,18 +96,18 @@ class FirstEvaluation:
 def evaluating_first(
     config: Config, url: str, run_dir: Path, console: Console, up: Up
 ) -> Iterator[FirstEvaluation]:
-    """Hold the learner's weights back until the evaluation of the initial policy is over, where the run has
-    one to make: the block calls `run`. Raises its error when the block ends."""
+    """Hold back the learner's weights until the initial policy is evaluated, if the run needs that. The block
+    calls `run`. Raises the evaluation's error when the block ends."""
     first = FirstEvaluation(config, url, run_dir, console, up)
     holding = threading.Thread(target=first.hold, name="hold", daemon=True)
     if is_missing(config.evaluation, run_dir, 0):
         connect(url).set(Keys(config.run.name).hold, 1, ex=HOLD_S)
         holding.start()
     else:
-        connect(url).delete(Keys(config.run.name).hold)  # of a launcher that was killed
+        connect(url).delete(Keys(config.run.name).hold)  # left by a killed launcher
     try:
         yield first
-    except (KeyboardInterrupt, SystemExit, HoraError):  # what Ray Train makes of an interrupt
+    except (KeyboardInterrupt, SystemExit, HoraError):  # Ray Train may convert an interrupt
         if first.error is None:
             raise
     finally:

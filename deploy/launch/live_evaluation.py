@@ -1,12 +1,11 @@
-"""Pass@K during training: held-out problems on the generators that train.
+"""Pass@K during training: held-out problems on the training run's generators.
 
     version reaches a multiple of evaluation.every ─► a replica stays at it (`deploy.launch.pinning`)
         ─► requests for that one ─► samples on disk ─► result ─► every view, and learner.keep_best
 
-Training is not stopped. Where no replica can be spared, all of them sample an evaluation: its requests have
-the lowest priority and a few places of each replica, they ask for weights of its step or newer, and weights
-change meanwhile. A result names the oldest and the newest version that it sampled. It works in a thread of
-the launcher; training knows nothing of it.
+Training continues. If no replica can be spared, all replicas sample the evaluation with the lowest priority,
+in a few places each, on weights of its step or newer, which may change during the evaluation. A result names
+its oldest and newest version. The evaluation runs in a thread of the launcher, unknown to training.
 """
 
 from __future__ import annotations
@@ -55,17 +54,17 @@ POLL_S = 1.0
 JOIN_S = 20.0
 PART = "evaluator/live"
 Calls = Callable[[Config, int], tuple[Generate, Score]]
-"""`generate` on weights of at least a version, and `score`."""
+"""Returns `generate`, on weights of at least a version, and `score`."""
 
 
 @contextmanager
 def evaluating(
     config: Config, url: str, run_dir: Path, console: Console, first: Callable[[], object] = lambda: None
 ) -> Iterator[None]:
-    """While the block runs, evaluate the run every `evaluation.every` steps; nothing where that is not set.
-    Begins when `first` returns.
+    """Evaluate the run every `evaluation.every` steps while the block runs, once `first` returns. Does
+    nothing if the key is not set.
 
-    An evaluation under way at the end of the block is broken off, and its samples are kept.
+    The end of the block cancels a running evaluation; its samples are kept.
     """
     if config.evaluation.every is None:
         yield
@@ -86,7 +85,7 @@ def evaluating(
 
 
 class LiveEvaluation:
-    """Evaluates one run until it is stopped. `calls` gives what samples and scores."""
+    """Evaluates one run until stopped. `calls` returns `generate` and `score`."""
 
     def __init__(
         self, config: Config, url: str, run_dir: Path, console: Console, calls: Calls = application_calls
@@ -96,7 +95,7 @@ class LiveEvaluation:
         self._benchmark, self._folder = held_out(config.evaluation), run_dir / "evaluation"
         self._every = config.evaluation.every or config.learner.steps
         self._results: list[Result] = []
-        self._passed: set[int] = set()  # left out, or failed: not tried again
+        self._passed: set[int] = set()  # skipped or failed steps: not tried again
         self._told: set[int] = set()
         self._state: dict[str, Any] = {"state": "starting"}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -104,12 +103,12 @@ class LiveEvaluation:
         self._stopped, self._here = False, threading.Lock()
 
     def run(self) -> None:
-        """Until `stop`, or an error that another try would meet again, which is said in one line."""
+        """Evaluate until `stop` or an error, which is printed in one line."""
         with suppress(asyncio.CancelledError):
             asyncio.run(self._main())
 
     def stop(self) -> None:
-        """From another thread."""
+        """Stop from another thread."""
         with self._here:
             self._stopped = True
             if self._loop is not None and self._task is not None and not self._loop.is_closed():
@@ -132,20 +131,20 @@ class LiveEvaluation:
             with suppress(redis.exceptions.RedisError):
                 await self._pins.release()
             await client.aclose()
-        while not self._stopped:  # after an error: the learner still writes weights that none will measure
+        while not self._stopped:  # after an error the learner still writes candidates
             await asyncio.to_thread(self._promote, self._config.learner.steps)
             await asyncio.sleep(POLL_S)
 
     async def _work(self, client: AsyncRedis) -> None:
         problems = await asyncio.to_thread(run_problems, self._config, self._console)
         self._results = read_run_results(self._config.evaluation, self._run_dir)
-        while not self._stopped:  # on Python 3.11 a call of Redis may swallow a cancellation
+        while not self._stopped:  # on Python 3.11 a Redis call may swallow a cancellation
             version = await self._version(client)
             step = self._next(version)
             self._promote(version)
             if step is None:
                 self._state = {"state": "waiting for the next evaluation"}
-                # Chosen before the weights of the next evaluation arrive, so that the replica stays at them.
+                # Pin a replica before the weights of the next evaluation arrive.
                 if (ahead := upcoming(self._every, self._config.learner.steps, version)) is not None:
                     await self._pins.ask(ahead)
                 await asyncio.sleep(POLL_S)
@@ -164,7 +163,7 @@ class LiveEvaluation:
         return found.step
 
     async def _evaluate(self, client: AsyncRedis, problems: list[Prompt], step: int, version: int) -> None:
-        """One evaluation, to its result; an error of it is one line, and training continues."""
+        """Run one evaluation to its result. An error prints one line, and training continues."""
         self._forget_newer(step, version)
         self._state = {"state": f"evaluating step {step}", "step": step}
         pinned = await self._pins.hold(step)
@@ -215,15 +214,15 @@ class LiveEvaluation:
         )
 
     def _preferring_pinned(self, generate: Generate, behind: asyncio.Semaphore) -> Generate:
-        """`generate` on the pinned replica while there is one, then on all of them behind training, with as
-        many requests at a time as `behind` admits."""
+        """`generate` on the pinned replica while the pin holds, then on all replicas with low priority,
+        limited by `behind`."""
 
         async def sample(request: SamplingRequest) -> list[Completion]:
             low = replace(request, priority=BELOW_TRAINING)
             while (held := self._pins.held) is not None:
                 try:
                     return await generate(replace(low, pinned=held))
-                except PinLost:  # or Serve took another replica, and the pin holds
+                except PinLost:  # or Serve routed to another replica
                     await self._pins.renew()
                     await asyncio.sleep(POLL_S)
             async with behind:
@@ -239,8 +238,7 @@ class LiveEvaluation:
         self._state = {**self._state, **shown, "state": text}
 
     async def _watch(self, client: AsyncRedis, step: int) -> None:
-        """Keep the pin. Say so when the next evaluation becomes due, and let go of weights that none will
-        measure."""
+        """Renew the pin, warn when the next evaluation becomes due, and remove obsolete candidates."""
         while self._state.get("step") == step:
             await self._pins.renew()
             version = await self._version(client)
@@ -266,7 +264,7 @@ class LiveEvaluation:
             self._say(said)
 
     def _forget_newer(self, step: int, version: int) -> None:
-        """Samples of weights that this run has not trained (its Redis was lost, say) are set aside."""
+        """Rename samples of versions that this run has not trained, for example after a loss of Redis."""
         path = self._samples(step)
         if path.exists() and (newest := newest_version(path)) > version:
             aside = path.with_name(f"{path.name}.older")

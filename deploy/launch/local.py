@@ -1,10 +1,10 @@
-"""A whole run on one machine: Redis, Ray, Serve and learner, in one foreground command that cleans up.
+"""`hora run`: Redis, Ray, Serve and learner on one machine, in one foreground command that cleans up.
 
-Order of shutdown, on success, failure and Ctrl-C alike; each step runs even if the one before failed:
-  1. the learner (its trainer ends with the exception that led here), so that nothing trains any more;
-  2. the Serve application: the coordinator starts no new shard, generators and verifiers end their processes;
+Order of shutdown after success, failure and Ctrl-C; each step runs even if the previous one failed:
+  1. the learner, so that training stops;
+  2. the Serve application: no new shards, generators and verifiers end their processes;
   3. Ray, with every process that it started;
-  4. Redis last: it holds the groups that no checkpoint contains yet.
+  4. Redis last, because it holds the groups that no checkpoint contains yet.
 """
 
 from __future__ import annotations
@@ -55,14 +55,13 @@ from hora_rl.evaluation.model_weights import model_digest
 from hora_rl.learner.origin import step_of
 
 LAST_LOOK_S = LINE_PERIOD_S + 1.0
-"""Seconds for the slowest view to show the end of the run."""
+"""Seconds that the slowest view needs to show the end of the run."""
 
 
 def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
-    """Train `config` to its last step on this machine, evaluate before and after, print and write the
-    summary.
+    """Train `config` to its last step on this machine, evaluate before and after, and write the summary.
 
-    Raises HoraError with one line for everything the user can fix. After KeyboardInterrupt, `--resume`
+    Raises HoraError with one line for errors that the user can fix. After KeyboardInterrupt, `--resume`
     continues the run.
     """
     console = Console()
@@ -85,7 +84,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     with file.recorded(config.run.name, again, console, http_port=port, weights=weights):
         with starting(config, run_dir, console, file=file) as application:
             pace = _train(application, run_dir, console, alerts)
-            application.wait()  # a resumed run without a step left trains faster than a replica loads
+            application.wait()  # a resumed run without remaining steps ends before a replica is loaded
             evaluate_run(config, application.url, run_dir, config.learner.steps, console)
             promote_last(config.learner, config.evaluation, run_dir, console)
             _show_end(config.run.name, application.url, console)
@@ -100,9 +99,9 @@ def evaluate_local(
     out: Path,
     step: int | None = None,
 ) -> None:
-    """`hora eval`: the named benchmarks on config.model.path, with generators and verifiers of this machine.
+    """`hora eval`: evaluate the named benchmarks on config.model.path on this machine.
 
-    Results are labelled with `step`; by default with the step that the model folder records, 0 without one.
+    `step` labels the results; by default the step recorded in the model folder, or 0.
     """
     console = Console()
     chosen = [benchmark.sized(samples, ks) for benchmark in find_benchmarks(names)]
@@ -121,22 +120,22 @@ def evaluate_local(
 
 
 def _show_end(run: str, url: str, console: Console) -> None:
-    """Keep the server up so that viewers get the final snapshot."""
+    """Keep the server up until viewers have the final snapshot."""
     if is_watched(connect(url), run):
         with working("showing the end to viewers", console=console):
             time.sleep(LAST_LOOK_S)
 
 
 def _as_begun(learner: Learner, run_dir: Path) -> Learner:
-    """With the run's own ranks and ZeRO stage, where nobody wrote others: `run.resources: auto` may choose
-    others on this machine, and checkpoints hold the parts of as many ranks as there were."""
+    """Set unset `workers` and `zero_stage` to those of the run: its checkpoints hold one part per rank, and
+    `run.resources: auto` may choose differently here."""
     begun, written = load(str(run_dir / CONFIG)).learner, learner.model_fields_set
     kept = {key: getattr(begun, key) for key in ("workers", "zero_stage") if key not in written}
     return learner.model_copy(update=kept)
 
 
 def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None:
-    """Raise when a run cannot start in this folder; changes nothing."""
+    """Raise HoraError if a run cannot start in this folder. Changes nothing."""
     check_writable(run_dir, "run.folder")
     RunFile(run_dir).refuse_if_alive()
     exists = (run_dir / CONFIG).exists()
@@ -144,7 +143,7 @@ def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None
         if not exists:
             raise ConfigError(f"{run_dir}: no run to resume; start it without --resume")
         begun = load(str(run_dir / CONFIG))
-        # Results before and after are compared, so they must have the same problems and sizes.
+        # Results before and after training must have the same problems and sizes.
         results = [d for d in differences(begun, config) if d.startswith("evaluation.")]
         if changed := differences(begun, config, below=Scope.START) + results:
             raise ConfigError(
@@ -158,7 +157,7 @@ def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None
 
 
 def _prepare(run_dir: Path, config: Config, *, fresh: bool) -> None:
-    """Create the run folder, or continue the existing one; with `fresh` that one is set aside."""
+    """Create the run folder or reuse the existing one. `fresh` renames the existing one first."""
     if fresh and (run_dir / CONFIG).exists():
         aside = next(
             p for i in range(1, 10_000) if not (p := run_dir.with_name(f"{run_dir.name}.{i}")).exists()
@@ -168,7 +167,7 @@ def _prepare(run_dir: Path, config: Config, *, fresh: bool) -> None:
 
 
 def with_port(config: Config) -> Config:
-    """With a free port instead of 0."""
+    """Replace HTTP port 0 by a free port."""
     if config.telemetry.http_port:
         return config
     port = free_port(config.telemetry.http_host)
@@ -180,10 +179,9 @@ def _train(application: Application, run_dir: Path, console: Console, alerts: Al
 
     config, url = application.config, application.url
     if shares_a_card(config.generator, config.learner) or config.generator.sleep != "none":
-        application.wait()  # an engine that loads measures what is free of its card
+        application.wait()  # a loading engine measures the free memory of its card
     else:
-        # While an engine loads it keeps one core busy. The learner's processes beside all the others' at once
-        # would only delay the engine.
+        # A loading engine keeps one core busy; starting the learner together with all other parts delays it.
         application.wait_for_all_but("generator")
     with (
         evaluating_first(config, url, run_dir, console, application.wait) as first,

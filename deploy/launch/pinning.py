@@ -1,10 +1,9 @@
-"""One generator replica stays at one version of the weights for an evaluation, while the others train.
+"""Pin one generator replica to one version of the weights for an evaluation, while training continues.
 
     asked before its step is published ─► pinned at that version ─► renewed every second ─► released
 
-The evaluator chooses the replica and holds a lease on it (`pin_lease.py`). Training has priority: while
-no other generator is alive, none is pinned. A pin that is lost does not end the evaluation, which then
-samples on all replicas.
+The evaluator chooses the replica and holds a lease on it (`pin_lease.py`). Training has priority: the only
+living generator is never pinned. After a lost pin the evaluation continues on all replicas.
 """
 
 from __future__ import annotations
@@ -29,10 +28,8 @@ Beats = Mapping[str, Mapping[str, Any]]
 
 
 class Pinning:
-    """The pin of the evaluations of one run, one at a time. `say` gets a line when a pin is lost.
-
-    `held` is the pinned replica with its version, None while there is none.
-    """
+    """The pin of one run's evaluations, one at a time. `say` receives a line when a pin is lost. `held` is
+    the pinned replica with its version, or None."""
 
     def __init__(self, config: Config, client: AsyncRedis, say: Callable[[str], None]) -> None:
         self._config, self._redis, self._say = config, client, say
@@ -41,8 +38,8 @@ class Pinning:
         self.held: Pinned | None = None
 
     async def ask(self, step: int) -> Mapping[str, Any] | None:
-        """Ask a replica to stay at version `step` once it holds it, or renew that; its heartbeat. None where
-        none can be spared."""
+        """Request or renew a pin at version `step`. Returns the replica's heartbeat; None if no replica can
+        be spared."""
         living = await self._living()
         if not self._is_possible(living):
             await self.release()
@@ -53,7 +50,7 @@ class Pinning:
         return living[self._asked.replica]
 
     async def hold(self, step: int) -> Pinned | None:
-        """Return when a replica stays at version `step` or a newer one; None where none does."""
+        """Wait until a replica is pinned at version `step` or newer. None if none is."""
         deadline = time.monotonic() + self._config.weights.update_limit_s
         while (beat := await self.ask(step)) is not None:
             if self._asked is not None and beat.get("pinned", -1) >= step:
@@ -66,13 +63,13 @@ class Pinning:
         return None
 
     async def renew(self) -> None:
-        """Renew the pin that is held, or give it up where the replica lost it or training needs it."""
+        """Renew the held pin. Release it if the replica lost it or training needs the replica."""
         asked, held = self._asked, self.held
         if asked is None or held is None:
             return
         living = await self._living()
         if self.held is not held:
-            return  # released meanwhile
+            return  # released during the call
         if living.get(asked.replica, {}).get("pinned") != held.version:
             await self._lose("is gone, or has taken newer weights")
         elif not self._is_possible(living):
@@ -81,7 +78,7 @@ class Pinning:
             await pin_lease.ask(self._redis, self._run, asked)
 
     async def release(self) -> None:
-        """End the pin, if there is one."""
+        """End the pin, if any."""
         self.held = None
         if self._asked is not None:
             self._asked = None
@@ -97,7 +94,7 @@ class Pinning:
             )
 
     def _is_possible(self, living: Beats) -> bool:
-        """A replica is pinned only where another one serves training."""
+        """Whether another replica would remain for training."""
         return self._config.generator.sleep == "none" and self._config.evaluation.pins(len(living))
 
     async def _living(self) -> Beats:
@@ -111,7 +108,7 @@ class Pinning:
 
 
 def choose(step: int, living: Beats) -> str:
-    """The replica to pin at version `step`: of those that hold it, or of all while none does, always the same
-    one, and another one for another step."""
+    """The replica to pin at version `step`, by a hash of the step: among those that hold the version, or
+    among all if none does."""
     there = [name for name, beat in living.items() if beat["version"] >= step]
     return chosen(str(step), there or living)

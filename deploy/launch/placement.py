@@ -1,4 +1,4 @@
-"""Tells every view which parts of a run find no place on its Ray cluster, and what to lower."""
+"""Report to all views which parts of a run Ray cannot place on the cluster, and what to lower."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One kind of part: how many are wanted and up, and the CPUs and GPUs that Ray sets aside for each."""
+    """One kind of part: numbers wanted and up, and the CPUs and GPUs that Ray reserves for each."""
 
     name: str
     wanted: int
@@ -36,7 +36,8 @@ class Share:
 
 
 def unplaced(shares: Sequence[Share], have: Mapping[str, float]) -> str:
-    """Which parts wait for a place, while all together need more than the cluster has; else empty."""
+    """A message naming the parts that wait, if all parts together need more than the cluster has; else
+    empty."""
     for resource in ("CPU", "GPU"):
         need = sum(share.needs(resource) for share in shares)
         waiting = [s for s in shares if s.up < s.wanted and s.needs(resource)]
@@ -53,7 +54,7 @@ def unplaced(shares: Sequence[Share], have: Mapping[str, float]) -> str:
 
 
 def reports_unplaced(config: Config, url: str) -> AbstractContextManager[None]:
-    """Keep the `unplaced` field of the run's state true while the block runs, and empty after it. Needs an
+    """Update the `unplaced` field of the run's state while the block runs, and clear it afterwards. Needs an
     attached Ray."""
 
     def report(done: threading.Event) -> None:
@@ -62,9 +63,9 @@ def reports_unplaced(config: Config, url: str) -> AbstractContextManager[None]:
         from ray.serve.exceptions import RayServeException
 
         client, state = connect(url), Keys(config.run.name).state
-        said: str | None = None  # the field may hold what an earlier start said
+        said: str | None = None  # an earlier start may have set the field
         while not done.wait(EVERY_S):
-            # A look that fails, as before the coordinator has told of the run, is followed by the next.
+            # A failed check, for example before the coordinator is up, is repeated.
             with suppress(RayError, RayServeException, redis.exceptions.RedisError, RunError):
                 now = unplaced(_shares(config, client), ray.cluster_resources())
                 if now != said:

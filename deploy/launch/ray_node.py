@@ -1,8 +1,8 @@
-"""Ray's own processes on this machine, watched while a run uses them.
+"""Watch Ray's processes on this machine during a run.
 
-Nothing of Ray can start a raylet again, and without it every call waits or fails under lines of Ray's own. So
-the command says which process died, records it, and ends: what Ray left ends with it, and the embedded Redis
-as its parent does. Where every process was asked to stop (systemd's control group, Slurm), that was a stop.
+Ray cannot restart a raylet, and without one every call hangs or fails with Ray's messages. So the command
+reports and records the dead process and exits. Ray's remaining processes and the embedded Redis end with it.
+If all processes were asked to stop (systemd's control group, Slurm), the run counts as stopped.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from hora_rl.deploy.machine.signals import asked_to_stop
 
 WATCH_S = 0.1
 HEARD_S = 2.0
-"""For the main thread to hear a signal that a process of Ray heard first."""
+"""Seconds for the main thread to receive a signal that a Ray process received first."""
 NEEDED = ("raylet", "gcs_server")
 LOGS_OF_RAY = {
     "RAY_ROTATION_MAX_BYTES": str(16 * 2**20),
     "RAY_ROTATION_BACKUP_COUNT": "1",
     "RAY_event_stats_print_interval_ms": "600000",
 }
-"""Ray's defaults write statistics of each process every minute, and keep 3 GiB of each log file."""
+"""Smaller logs: by default Ray writes statistics every minute and keeps 3 GiB per log file."""
 
 
 def on_loopback() -> dict[str, str]:
-    """Have Ray's node, started next, listen on loopback. The environment that has Gloo and NCCL do so too."""
+    """Make the next Ray node listen on loopback. Returns environment variables that do the same for Gloo and
+    NCCL."""
     from ray._private import ray_constants
 
-    ray_constants.ENABLE_RAY_CLUSTER = False  # read from the environment when Ray is imported, maybe before
+    ray_constants.ENABLE_RAY_CLUSTER = False  # Ray may already have read its environment
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback())
 
 
@@ -46,8 +47,8 @@ def _loopback() -> str:
 
 
 def watched_node(file: RunFile | None) -> AbstractContextManager[None]:
-    """While the block runs, end this command when Ray's node here loses a process that it needs; `file` is
-    told the reason, then the user."""
+    """Exit this process if Ray's node loses a required process while the block runs. Records the reason in
+    `file` and prints it."""
     return beside("ray-node", partial(_watch, file))
 
 
@@ -58,7 +59,7 @@ def _watch(file: RunFile | None, done: threading.Event) -> None:
 
 
 def _end(file: RunFile | None, died: str) -> None:
-    """Say and record why at once: Ray ends this process as soon as any thread asks its raylet something."""
+    """Print and record the reason at once, because Ray ends this process at the next call to its raylet."""
     reason = (
         f"Ray's node on this machine ended (its process {died} died): look for what killed it, as short "
         "memory does"
@@ -77,7 +78,7 @@ def _say(file: RunFile | None, state: State, reason: str, line: str) -> None:
 
 
 def _dead() -> str | None:
-    """A process of the node of this command that is needed and has ended."""
+    """A required process of this command's Ray node that has ended, or None."""
     import ray
 
     node = ray._private.worker._global_node

@@ -1,4 +1,4 @@
-"""The Redis of a one-machine run: the one that the user names, or one that lives and ends with the run."""
+"""The Redis of a one-machine run: the configured one, or an embedded one that ends with the run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from hora_rl.deploy.machine.redis_server import RedisServer
 
 @contextmanager
 def run_redis(queue: Queue, run_dir: Path, *, named: bool) -> Iterator[str]:
-    """URL of the Redis that the configuration names, if `named`, or of one that is started for the block. The
-    parts of the run find it in HORA_REDIS_URL."""
+    """Yield the URL of the configured Redis (if `named`) or of an embedded one. All parts read the URL from
+    HORA_REDIS_URL."""
     before, url = os.environ.get("HORA_REDIS_URL"), named_redis(queue) if named else None
     with ExitStack() as stopping:
         if url is None:
             url = stopping.enter_context(RedisServer(run_dir / "redis")).url
         else:
-            (run_dir / URL).unlink(missing_ok=True)  # of an earlier start with its own
+            (run_dir / URL).unlink(missing_ok=True)  # from an earlier start with an embedded Redis
         os.environ["HORA_REDIS_URL"] = url
         try:
             yield url
@@ -41,8 +41,8 @@ def run_redis(queue: Queue, run_dir: Path, *, named: bool) -> Iterator[str]:
 
 
 def refuse_leftovers(run: str, queue: Queue, *, fresh: bool) -> None:
-    """Raise ConfigError when the Redis that is named holds an older run of this name: a new one would take it
-    for its own past. With `fresh` remove it, or raise RunError while parts of it still write."""
+    """Raise ConfigError if the configured Redis holds an older run of this name, which a new run would
+    resume. With `fresh`, delete it; raise RunError if parts of it are still alive."""
     url = named_redis(queue)
     if url is None:
         return

@@ -1,7 +1,7 @@
-"""Redis, Ray and the Serve application of one machine, which end with the command that started them.
+"""Start Redis, Ray and the Serve application on one machine, and stop them with the command.
 
-`starting` yields when the application is deployed, so that a learner can start while generators load; `stack`
-when all of it is up.
+`starting` yields once the application is deployed, so that a learner can start while generators load. `stack`
+yields once everything is up.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ LOOK_S = 0.5
 
 @dataclass(slots=True)
 class Application:
-    """The Serve application of `config`, deployed; its replicas may still be loading."""
+    """The deployed Serve application of `config`. Replicas may still be loading."""
 
     config: Config
     url: str
-    """Of its Redis."""
+    """URL of Redis."""
     train: bool
     _console: Console
     _bar: ExitStack
-    """Closing it ends the bar of the start."""
+    """Closing it ends the progress bar of the start."""
     _begin: Callable[[str], None]
     _began: float
     _counted: dict[str, int] = field(default_factory=dict, init=False)
     is_up: bool = field(default=False, init=False)
 
     def wait(self, stopped: threading.Event | None = None) -> bool:
-        """Whether all replicas are up: False when `stopped` was set before they were. Raises RunError with
-        the reason when one cannot start."""
+        """Wait until all replicas are up. False if `stopped` is set first. Raises RunError with the reason if
+        a replica cannot start."""
         from hora_rl.deploy.app import APP, endpoint_of
 
         stopped = stopped or threading.Event()
@@ -79,14 +79,13 @@ class Application:
         return True
 
     def wait_for_all_but(self, name: str) -> None:
-        """Until the replicas of every deployment but `name` are up. Raises RunError as `wait` does."""
+        """Wait until the replicas of all other deployments are up. Raises RunError like `wait`."""
         from hora_rl.deploy.app import APP
 
         self._are_up(APP, threading.Event(), name)
 
     def _are_up(self, app: str, stopped: threading.Event, but: str | None = None) -> bool:
-        """Whether application `app` is up, or all of it except the deployment `but`; False once `stopped` is
-        set."""
+        """Wait until application `app`, except deployment `but`, is up. False if `stopped` is set first."""
         from ray.serve.schema import ApplicationStatus
 
         while (found := _look_at(app, stopped)) is not None:
@@ -100,7 +99,7 @@ class Application:
         return False
 
     def _count(self, app: str, found: ApplicationStatusOverview) -> None:
-        """Each replica that is up is a part of the bar."""
+        """Advance the progress bar by the replicas that came up."""
         states = [d.replica_states for d in found.deployments.values()]
         up = 1 + sum(count for s in states for state, count in s.items() if state == "RUNNING")
         for _ in range(self._counted.get(app, 0), up):
@@ -110,7 +109,7 @@ class Application:
 
 @contextmanager
 def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True) -> Iterator[str]:
-    """As `starting`, but all of it is up and healthy; yields the Redis URL."""
+    """Like `starting`, but wait until all replicas are healthy. Yields the Redis URL."""
     with starting(config, run_dir, console, train=train) as application:
         application.wait()
         yield application.url
@@ -120,10 +119,10 @@ def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True
 def starting(
     config: Config, run_dir: Path, console: Console, *, train: bool = True, file: RunFile | None = None
 ) -> Iterator[Application]:
-    """Redis, Ray and Serve are up, and the application is deployed. All of it ends with the block.
+    """Start Redis, Ray and Serve, and deploy the application. All of them end with the block.
 
-    Without `train` the application only samples and verifies. `file` records the reason when Ray's own
-    processes die.
+    Without `train` the application only samples and verifies. `file` records the reason if a Ray process
+    dies.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault(*SERVE_CALLBACK)
@@ -132,9 +131,9 @@ def starting(
     import ray
     from ray import serve
 
-    # Ray's own messages would break the progress display; its logs are in RUN/logs.
+    # Ray's messages would break the progress display; its logs are in RUN/logs.
     logging.getLogger("ray").setLevel(logging.ERROR)
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it warns of a replica that is busy for a moment
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it warns of briefly busy replicas
 
     from hora_rl.deploy.app import APP, build_run, build_sampler
 
@@ -147,7 +146,7 @@ def starting(
         begin("Redis")
         url = exits.enter_context(run_redis(config.queue, run_dir, named=train))
         issue_token(url, config.run.name, run_dir)
-        connect(url).delete(Keys(config.run.name).parts)  # of an earlier start: none of them is alive
+        connect(url).delete(Keys(config.run.name).parts)  # heartbeats of an earlier start
         begin("Ray")
         _start_ray(_cpus(config))
         exits.callback(ray.shutdown)
@@ -161,16 +160,16 @@ def starting(
         served = build_run(config, drain=False) if train else build_sampler(config)
         _deploy(served, APP, "/" if train else None)
         application = Application(config, url, train, console, bar, begin, began)
-        # Loading replicas cannot shut down, which takes minutes for a large model; stopping Ray kills them.
+        # Replicas that are still loading cannot shut down in time; stopping Ray kills them.
         exits.callback(lambda: serve.shutdown() if application.is_up else None)
-        # Registered last, so they run first at the end.
+        # Registered last, so these run first.
         exits.callback(_show_stopping, stopping)
         exits.callback(bar.close)
         yield application
 
 
 def _deploy(application: ServeApplication, name: str, route: str | None) -> None:
-    """Without waiting for its replicas."""
+    """Deploy without waiting for replicas."""
     from ray import serve
 
     serve.run_many(
@@ -181,7 +180,7 @@ def _deploy(application: ServeApplication, name: str, route: str | None) -> None
 
 
 def _look_at(name: str, stopped: threading.Event) -> ApplicationStatusOverview | None:
-    """The state of application `name`; None once `stopped` is set, because Serve ends then."""
+    """The status of application `name`; None if Serve ends because `stopped` is set."""
     from ray import serve
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
@@ -202,7 +201,7 @@ def _all_but(but: str, found: ApplicationStatusOverview) -> bool:
 
 
 def _reason(found: ApplicationStatusOverview) -> str:
-    """What the replicas that do not start say, in one line."""
+    """Why replicas do not start, in one line."""
     failed = {name: d.message for name, d in found.deployments.items() if "FAILED" in d.status.value}
     for name, message in failed.items():
         last = [line.strip() for line in message.splitlines() if line.strip()][-1]
@@ -212,8 +211,8 @@ def _reason(found: ApplicationStatusOverview) -> str:
 
 
 def _show_stopping(exits: ExitStack) -> None:
-    """Until `exits` is closed, a bar on standard error and silence on standard output, where Ray announces
-    every part of its orderly shutdown as a failed task. A second Ctrl-C does not break it off."""
+    """Show a bar until `exits` is closed and ignore further signals. Hides standard output, where Ray reports
+    its orderly shutdown as failed tasks."""
     exits.enter_context(undisturbed())
     exits.enter_context(working("stopping"))
     exits.enter_context(redirect_stdout(io.StringIO()))
@@ -230,7 +229,7 @@ def _start_ray(cpus: int) -> None:
             "is less so"
         )
 
-    with any_error_as(failed), starting_ray():  # plain Exception when Ray's processes take over 30 s
+    with any_error_as(failed), starting_ray():  # Ray raises a plain Exception if its start takes over 30 s
         ray.init(
             address="local",
             num_cpus=cpus,
@@ -242,8 +241,8 @@ def _start_ray(cpus: int) -> None:
 
 
 def _cpus(config: Config) -> int:
-    """CPUs that Ray may hand out: this machine's, but at least those that the parts reserve, because they
-    share them."""
+    """CPUs for Ray's scheduler: those of this machine, but at least what the parts reserve, because parts
+    share CPUs."""
     parts = [getattr(config, name) for name in config.deployments]
     reserved = sum(part.replicas * part.cpus for part in parts) + config.learner.workers + 1
     reserved += config.serve.endpoint * config.serve.cpus
@@ -251,7 +250,7 @@ def _cpus(config: Config) -> int:
 
 
 def _link_logs(run_dir: Path) -> None:
-    """RUN/logs leads to Ray's log folder of this session."""
+    """Link RUN/logs to the log folder of Ray's session."""
     import ray
 
     link = run_dir / "logs"

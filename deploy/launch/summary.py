@@ -1,7 +1,6 @@
-"""What a one-machine run tells at its end: Pass@K and completions before and after, where Phase B went, how
-fast, where the model is.
+"""Summary at the end of a one-machine run: Pass@K and completions before and after, Phase B, speed, model.
 
-Written to RUN/summary.json and printed. The evaluations are resumable sample files under RUN/evaluation.
+Printed and written to RUN/summary.json. Evaluations are resumable sample files in RUN/evaluation.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from hora_rl.evaluation.run_folders import records
 
 
 def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> dict[str, object]:
-    """Read the run's records, write RUN/summary.json, print it as tables. The rates are `pace`'s, of this
-    start."""
+    """Read the run's records, write RUN/summary.json and print tables. Rates are those of this start
+    (`pace`)."""
     groups = cast(list[GroupRecord], records(run_dir / "groups.jsonl"))
     steps = records(run_dir / "steps.jsonl")
     results = read_run_results(config.evaluation, run_dir)
@@ -57,7 +56,7 @@ def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> di
 
 
 def _never_allocated(gate: str | None, allocation: Allocation, groups: list[GroupRecord]) -> str:
-    """What to say of a run whose warm-up gate never opened; empty for every other."""
+    """A warning if the warm-up gate never opened, else empty."""
     rules = {g["rule"] for g in groups}
     if gate is None or not allocation.needs_counts or rules != {UNIFORM}:
         return ""
@@ -72,7 +71,7 @@ def _never_allocated(gate: str | None, allocation: Allocation, groups: list[Grou
 
 
 def phase_b_share(groups: list[GroupRecord]) -> list[dict[str, float]]:
-    """Per c_i that occurred: share of prompts with that count, and share of Phase B that they received."""
+    """For each observed c_i: share of prompts with that count, and their share of Phase B."""
     yes = counted([g["rule"] for g in groups])
     chosen = [g for g, of_a_counted_cycle in zip(groups, yes, strict=True) if of_a_counted_cycle]
     found = PhaseB.count([g["successes"] for g in chosen], [g["extra"] for g in chosen], 0)
