@@ -1,7 +1,7 @@
-"""HORA's import name. A checkout has the folders of its packages at the top: `common/` is `hora_rl.common`.
+"""HORA's import name. In a checkout the packages are top-level folders: `common/` is `hora_rl.common`.
 
-The library for any trainer needs numpy alone: `allocate`, `Session`, `advantages`, `plan`. `configure`, `run`
-and `results` are a run of the whole system from Python (`hora_rl.runs`).
+The library for other trainers needs only numpy: `allocate`, `Session`, `advantages`, `plan`. `configure`,
+`run` and `results` train with the complete system from Python (`hora_rl.runs`).
 """
 
 from importlib import import_module
@@ -23,7 +23,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a function when it is asked for: every module of the system imports this file first."""
+    """Import lazily, because every module of the system imports this file first."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME.get(name, 'runs')}"), name)

@@ -1,4 +1,4 @@
-"""A run from Python: configure it, train, read what it left as data frames.
+"""Run HORA from Python: configure, train, read the results as data frames.
 
     import hora_rl
 
@@ -6,7 +6,7 @@
     found = hora_rl.run(config)
     found.steps.plot(x="step", y="success")
 
-`run` starts `hora run` as a process of its own, so a notebook keeps neither Ray nor a model.
+`run` starts `hora run` as a separate process, so a notebook holds neither Ray nor a model.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What the run in `folder` has left so far, as data frames."""
+    """Results of the run in `folder` so far, as data frames."""
 
     folder: Path
 
     @property
     def steps(self) -> pd.DataFrame:
-        """One row an optimizer step: the metrics of `steps.jsonl`."""
+        """One row per optimizer step: the metrics of `steps.jsonl`."""
         return _frame(self.folder / "steps.jsonl")
 
     @property
     def groups(self) -> pd.DataFrame:
-        """One row a trained group: `groups.jsonl`."""
+        """One row per trained group: `groups.jsonl`."""
         return _frame(self.folder / "groups.jsonl")
 
     @property
     def evaluations(self) -> pd.DataFrame:
-        """One row an evaluation and K: benchmark, step, k, pass_at_k and its interval (low, high)."""
+        """One row per evaluation and K: benchmark, step, k, pass_at_k and its interval (low, high)."""
         import pandas as pd
 
         rows = [
@@ -62,7 +62,7 @@ class Results:
         return pd.DataFrame(rows, columns=["benchmark", "step", "k", "pass_at_k", "low", "high"])
 
     def rollouts(self, **wanted: Any) -> pd.DataFrame:
-        """One row a rollout: `wanted` as in `evaluation.rollout_table.read_rollouts`."""
+        """One row per rollout. `wanted` are arguments of `evaluation.rollout_table.read_rollouts`."""
         return read_rollouts(self.folder, **wanted).to_pandas()
 
 
@@ -73,8 +73,8 @@ def configure(source: str = "tiny", changes: Mapping[str, object] | None = None)
 
 
 def run(config: Config, *, resume: bool = False, fresh: bool = False) -> Results:
-    """Train to the last step on this machine. Raises RunError when `hora run` fails; what it says goes to
-    standard error. An interrupt stops it so that `resume` continues it."""
+    """Train to the last step on this machine. Raises RunError if `hora run` fails; its message is on standard
+    error. After an interrupt, `resume` continues the run."""
     with TemporaryDirectory(prefix="hora-") as folder:
         file = Path(folder) / f"{config.run.name}.yaml"
         file.touch(0o600)
@@ -83,7 +83,7 @@ def run(config: Config, *, resume: bool = False, fresh: bool = False) -> Results
         process = subprocess.Popen([sys.executable, "-m", cli.__name__, "run", str(file), *options])
         try:
             status = process.wait()
-        except KeyboardInterrupt:  # the terminal's Ctrl-C reached it too; a notebook's did not
+        except KeyboardInterrupt:  # a notebook's interrupt does not reach the process
             process.terminate()
             process.wait()
             raise
@@ -93,14 +93,14 @@ def run(config: Config, *, resume: bool = False, fresh: bool = False) -> Results
 
 
 def results(folder: Path | str) -> Results:
-    """What the run in `folder` has left. Raises RunFolderError where no run is."""
+    """Results of the run in `folder`. Raises RunFolderError if it holds no run."""
     if not (Path(folder) / "config.yaml").is_file():
         raise RunFolderError(f"{folder}: no run here (config.yaml is missing)")
     return Results(Path(folder))
 
 
 def _yaml(value: object) -> str:
-    """On one line; a value alone ends with a document's end, `...`."""
+    """`value` as one line of YAML, without the end marker `...`."""
     text: str = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
     return text.removesuffix("...\n").strip()
 

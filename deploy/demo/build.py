@@ -1,13 +1,11 @@
-"""Build the demo model: a small Qwen2 and its tokenizer, warm-started on worked additions.
+"""Build the demo model: a small Qwen2 with its tokenizer, warm-started on worked additions.
 
     python -m hora_rl.deploy.demo.build OUT [--seed 0]
 
-The worked additions it imitates come from somebody who misremembers some sums of two digits: two pairs in
-three never, one in five every other time, the rest almost always (`recall`). The model then follows the
-answer format almost always, but a problem's success is the product over its columns: from nearly always to
-almost never. That spread is what allocation of rollouts is about, and each sum has to be learned by itself,
-from a rollout that hit it. Every run on one thread of the same machine and package versions gives the same
-weights.
+A simulated author writes the additions and misremembers some sums of two digits (`recall`). The model then
+nearly always follows the answer format. The success rate of a problem is the product over its columns, from
+almost 0 to almost 1. Allocation needs this spread. Each sum must be learned separately, from a successful
+rollout. On one thread of the same machine and package versions, every build gives the same weights.
 """
 
 from __future__ import annotations
@@ -31,20 +29,21 @@ from hora_rl.deploy.demo.tokenizer import make_tokenizer
 
 MAX_TOKENS = 512
 STEPS = 700
-DECAY = 100  # the last steps, in which the rate falls to 0: without it single weights decide what is solved
+DECAY = (
+    100  # final steps in which the learning rate falls to 0; without them results depend on single weights
+)
 BATCH = 128
 LEARNING_RATE = 1.5e-3
 WARM_START_DIGITS: Mapping[int, float] = {1: 0.1, 2: 0.3, 3: 0.3, 4: 0.2, 5: 0.1}
 Shown = tuple[str, str]
-"""A problem and a completion that is imitated."""
+"""A problem and the completion to imitate."""
 
 
 def build(out: str | Path, seed: int = 0, steps: int = STEPS) -> dict[str, object]:
     """Train for `steps` steps of 128 worked problems and save a Hugging Face folder to `out`.
 
-    Returns what was measured on held-out problems (see `measure`), which is also written to
-    `out/measured.json`. Takes about six minutes on one CPU thread. Raises FileExistsError when `out` holds
-    files already.
+    Returns the results of `measure` on held-out problems, also written to `out/measured.json`. Takes about
+    six minutes on one CPU thread. Raises FileExistsError if `out` contains files.
     """
     out = new_folder(Path(out))
     tokenizer = make_tokenizer(MAX_TOKENS)
@@ -62,7 +61,7 @@ def build(out: str | Path, seed: int = 0, steps: int = STEPS) -> dict[str, objec
 
 
 def new_folder(out: Path) -> Path:
-    """`out`, made where it is not there. Raises FileExistsError when it holds files already."""
+    """Create `out` if needed. Raises FileExistsError if it contains files."""
     if out.is_dir() and any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty: name a new folder")
     out.mkdir(parents=True, exist_ok=True)
@@ -72,7 +71,7 @@ def new_folder(out: Path) -> Path:
 def make_model(
     tokenizer: PreTrainedTokenizerBase, seed: int, heads: int = 4, layers: int = 4
 ) -> Qwen2ForCausalLM:
-    """Qwen2 with random weights, float32, head size 32 (vLLM's smallest on CPU): by default 0.8 million
+    """Qwen2 with random float32 weights and head size 32, vLLM's smallest on CPU. By default 0.8 million
     parameters."""
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -99,7 +98,7 @@ def warm_start(
     steps: int,
     report_every: int = 50,
 ) -> None:
-    """`imitate` worked problems of the training side."""
+    """`imitate` worked problems of the training split."""
     problems = arithmetic.stream(seed, "train", WARM_START_DIGITS)
     chance = random.Random(f"warm start:{seed}")
     shown = ((p.problem, demonstration(p, chance)) for p in problems)
@@ -113,7 +112,7 @@ def imitate(
     steps: int,
     report_every: int = 50,
 ) -> None:
-    """Supervised learning on completions, `BATCH` a step."""
+    """Supervised learning on completions, `BATCH` per step."""
 
     def loss() -> Tensor:
         tokens, labels = encode(list(islice(shown, BATCH)), tokenizer)
@@ -131,8 +130,8 @@ def descend(
     decay: int,
     report_every: int,
 ) -> None:
-    """Minimise the loss of one batch after the other by AdamW: the rate rises over 50 steps, stays, and falls
-    to 0 over the last `decay`."""
+    """Minimise the loss with AdamW, one batch per step. The rate rises over 50 steps, stays constant, and
+    falls to 0 over the last `decay` steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 50, (steps - step) / decay)
@@ -153,7 +152,7 @@ def descend(
 
 
 def demonstration(problem: arithmetic.Addition, chance: random.Random) -> str:
-    """A completion in the format, column by column; a misremembered sum is one too small."""
+    """A completion in the format, column by column. A misremembered sum is one too small."""
     columns, digits, carry = [], "", 0
     for x, y in zip(reversed(str(problem.a)), reversed(str(problem.b)), strict=True):
         total = int(x) + int(y) + carry
@@ -166,15 +165,14 @@ def demonstration(problem: arithmetic.Addition, chance: random.Random) -> str:
 
 
 def recall(x: int, y: int) -> float:
-    """How often the demonstrations remember x+y: always for two pairs in three, 0.3 to 0.7 for one in five,
-    0.005 to 0.04 for the rest. Pure in the unordered pair."""
+    """Probability that the author remembers x+y, by the unordered pair (`author.recall`)."""
     low, high = sorted((x, y))
     return remembered(f"sum {low}+{high}")
 
 
 def encode(shown: Sequence[Shown], tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
-    """Tokens (B, T) of problems and completions padded on the right, and labels (B, T) that are -100 on the
-    prompt and the padding."""
+    """Tokens (B, T) of problems and completions, padded on the right, and labels (B, T), -100 on prompt and
+    padding."""
     rows, prompts = [], []
     for problem, completion in shown:
         user = {"role": "user", "content": problem}
@@ -192,7 +190,7 @@ def encode(shown: Sequence[Shown], tokenizer: PreTrainedTokenizerBase) -> tuple[
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
-    """A Hugging Face folder: safetensors, generation settings of plain sampling, tokenizer with chat
+    """Save a Hugging Face folder: safetensors, generation settings for plain sampling, tokenizer with chat
     template."""
     model.generation_config = GenerationConfig(
         do_sample=True,

@@ -1,9 +1,9 @@
-"""Build the code task: its data sets, and a model that was warm-started on programs.
+"""Build the code task: its data sets, and a model warm-started on programs.
 
     python -m hora_rl.deploy.demo.build_programs OUT [--seed 0]
 
-OUT/model is a Hugging Face folder of 0.2 million parameters; OUT/train.jsonl and OUT/held-out.jsonl are data
-sets. `deploy/demo/programs` was made so; a run takes a few minutes on one CPU thread.
+Writes the model (0.2 million parameters) to OUT/model, and the data sets OUT/train.jsonl and
+OUT/held-out.jsonl. Built `deploy/demo/programs`; takes a few minutes on one CPU thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HEADS, LAYERS = 2, 3
 
 
 def build(out: Path, seed: int = 0, steps: int = STEPS) -> None:
-    """Make the task in the new folder `out`. Raises FileExistsError when it holds files already."""
+    """Build the task in the new folder `out`. Raises FileExistsError if it contains files."""
     new_folder(out)
     programs.write(out, seed)
     tokenizer = make_tokenizer(MAX_TOKENS)

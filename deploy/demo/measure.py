@@ -1,4 +1,4 @@
-"""How good is a small model at addition? Success and format by digits, and how single problems spread."""
+"""Measure a small model on additions: success and format, and the spread over problems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hora_rl.common.data import arithmetic
 
 FORMAT = re.compile(r"<think>[^<]*</think>\s*<answer>([^<]*)</answer>")
 MAX_TOKENS = 96
-NEARLY = 0.1  # a problem is nearly solved above 1 - NEARLY and almost never solved below NEARLY
+NEARLY = 0.1  # success rates above 1 - NEARLY count as nearly solved, below NEARLY as almost never solved
 
 
 def measure(
@@ -21,11 +21,10 @@ def measure(
     problems: int = 120,
     samples: int = 32,
 ) -> dict[str, object]:
-    """Sample `samples` completions at temperature 1 of each of `problems` held-out problems of the default
-    mix.
+    """Sample `samples` completions at temperature 1 for each of `problems` held-out problems.
 
-    Returns plain values: mean success and format, success by digits, the shares of problems with a success
-    rate of at least 0.9, between, and at most 0.1, mean completion length in tokens, and Pass@`samples`.
+    Returns mean success and format, success by digits, the shares of problems with a success rate of at least
+    0.9, between, and at most 0.1, mean completion length in tokens, and Pass@`samples`.
     """
     torch.manual_seed(seed)
     rows = arithmetic.generate(seed, "held-out", problems)
@@ -53,8 +52,8 @@ def measure(
 def _outcomes(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, problem: arithmetic.Addition, samples: int
 ) -> tuple[float, float, float]:
-    """Of one problem's samples the shares that are correct and in the format, and the mean length in tokens,
-    the end token included."""
+    """Shares of one problem's samples that are correct and in the format, and the mean length in tokens,
+    including the end token."""
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": problem.problem}],
         add_generation_prompt=True,

@@ -1,13 +1,13 @@
-"""A code task over the demo's alphabet: chains of operations, written as a Python program.
+"""A code task over the demo's alphabet: chains of operations to write as a Python program.
 
     a4m3    ─►    x=int(input())        tests: 20 ─► 72, …
                   x+=4
                   x*=3
                   print(x)
 
-The warm start imitates somebody who misremembers some operations: the number in them is one too small. A
-prompt's success is the product over its operations, from nearly always to almost never; each operation has to
-be learned from a program that passed its tests.
+The warm start imitates an author who misremembers some operations: their number is one too small. A prompt's
+success rate is the product over its operations, from almost 0 to almost 1. Each operation must be learned
+from a program that passed its tests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Step = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Operations in their order."""
+    """A sequence of operations."""
 
     steps: tuple[Step, ...]
 
@@ -51,7 +51,7 @@ class Chain:
 
     @property
     def words(self) -> str:
-        """The problem for a model that reads English."""
+        """The problem in English."""
         steps = " ".join(f"Then {WORDS[letter].format(number)}." for letter, number in self.steps)
         return f"Write a program that reads an integer x. {steps} Print the result."
 
@@ -61,25 +61,26 @@ class Chain:
         return "\n".join(["x=int(input())", *lines, "print(x)"])
 
     def value(self, x: int) -> int:
-        """What the program prints for `x`."""
+        """The program's output for `x`."""
         for letter, n in self.steps:
             x = {"a": x + n, "s": x - n, "m": x * n, "d": x // n, "r": x % n}[letter]
         return x
 
     def misremembered(self, chance: random.Random) -> Chain:
-        """As the warm start's author writes it."""
+        """The chain as the warm start's author remembers it."""
         return Chain(
             tuple((a, n) if chance.random() < recall(f"{a}{n}") else (a, n - 1) for a, n in self.steps)
         )
 
 
 def completion(program: str) -> str:
-    """A whole completion. Without the language's name: every character costs the tiny model a token."""
+    """A completion with a code block. No language name, because each character costs the tiny model a
+    token."""
     return f"{FENCE}\n{program}\n{FENCE}"
 
 
 def chains(seed: int) -> Iterator[Chain]:
-    """Endless chains, repeats allowed, pure in the seed."""
+    """An endless stream of chains with repeats, determined by the seed."""
     chance = random.Random(f"programs:{seed}")
     while True:
         length = chance.choices(list(LENGTHS), list(LENGTHS.values()))[0]
@@ -87,7 +88,7 @@ def chains(seed: int) -> Iterator[Chain]:
 
 
 def rows(seed: int, *, in_words: bool = False) -> dict[str, list[dict[str, object]]]:
-    """The data sets by name. No problem is in both."""
+    """The data sets by name, without a common problem."""
     source = chains(seed)
     different: dict[Chain, None] = {}
     while len(different) < sum(ROWS.values()):
@@ -98,7 +99,7 @@ def rows(seed: int, *, in_words: bool = False) -> dict[str, list[dict[str, objec
 
 
 def write(folder: Path, seed: int) -> None:
-    """The data sets as JSON lines: `{"problem", "tests", "solution"}`."""
+    """Write the data sets as JSON lines: `{"problem", "tests", "solution"}`."""
     for name, found in rows(seed).items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
 

@@ -1,8 +1,8 @@
-"""The demo model's tokenizer: Qwen2's, with a vocabulary of single bytes and the four tags as one token each.
+"""The demo model's tokenizer: Qwen2's class with single bytes and four tags as its vocabulary.
 
-It has to be Qwen2's kind: transformers 5 reads the tokenizer of every model of type `qwen2` with that class,
-and so replaces any other splitting and decoding silently by Qwen2's. Without merges, Qwen2's byte-level BPE
-writes one token per byte: every text can be written, and in ASCII a token is a character.
+transformers 5 loads the tokenizer of every `qwen2` model with Qwen2's class and silently replaces other
+splitting and decoding. Without merges, Qwen2's byte-level BPE produces one token per byte, so every text can
+be written, and an ASCII character is a token.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 PAD, EOS = "<pad>", "<eos>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
-# Messages on a line each; the answer starts on a new line. No role names: the model learned one kind of
-# dialogue.
+# One message per line; the answer starts on a new line. Without role names.
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ "
     "eos_token }}{% else %}{{ '\\n"
@@ -24,10 +23,10 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer(max_tokens: int) -> PreTrainedTokenizerBase:
-    """262 tokens: 2 specials, 4 tags, 256 bytes.
+    """262 tokens: 2 special tokens, 4 tags, 256 bytes.
 
-    The tags are ordinary added tokens, not special ones: decoding with `skip_special_tokens` must keep them,
-    or the format reward could not see them.
+    The tags are not special tokens, because decoding with `skip_special_tokens` must keep them for the format
+    reward.
     """
     tokens = [PAD, EOS, *TAGS, *sorted(ByteLevel.alphabet())]
     tokenizer = Qwen2Tokenizer(

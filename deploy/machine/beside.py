@@ -1,4 +1,4 @@
-"""A thread beside a block."""
+"""Background threads with the lifetime of a `with` block."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def beside(
     name: str, work: Callable[[threading.Event], object], limit_s: float | None = None
 ) -> Iterator[None]:
-    """Run `work` in a daemon thread called `name` while the block runs. Its event is set at the end of the
-    block, which then waits for it, `limit_s` seconds at most."""
+    """Run `work` in a daemon thread called `name` while the block runs. The end of the block sets the event
+    and waits up to `limit_s` seconds for the thread."""
     done = threading.Event()
     thread = threading.Thread(target=work, args=(done,), name=name, daemon=True)
     thread.start()

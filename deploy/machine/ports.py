@@ -8,13 +8,13 @@ from contextlib import suppress
 
 from hora_rl.common.errors import RunError
 
-# Above Ray's workers, and below the range from which Linux gives any free port, as Ray's daemons
-# do by the dozen: a port of that range that is free now may be taken before Serve binds it.
+# Above the ports of Ray's workers and below Linux's ephemeral range, which Ray's daemons use heavily: a free
+# ephemeral port may be taken before Serve binds it.
 CANDIDATES = range(20_000, 32_768)
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises RunError when `port` cannot be bound on `host`."""
+    """Raise RunError if `port` cannot be bound on `host`."""
     try:
         _bind(host, port)
     except OSError as error:
@@ -25,7 +25,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free on `host`, and that nobody is given by chance."""
+    """A free port on `host` outside the ephemeral range."""
     for port in random.sample(CANDIDATES, 100):
         with suppress(OSError):
             _bind(host, port)

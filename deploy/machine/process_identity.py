@@ -1,6 +1,5 @@
-"""A process named so that no other can be taken for it: by this boot of the machine, its pid namespace, and
-when it started, in clock ticks since the boot. None of these follows the wall clock, which may be set at any
-time. Linux only.
+"""Unique identity of a process: boot of the machine, pid namespace, and start time in clock ticks since the
+boot. Independent of the wall clock, which may be changed at any time. Linux only.
 """
 
 from __future__ import annotations
@@ -14,16 +13,14 @@ ZOMBIE = "Z"
 
 
 def same_boot(one: str, other: str) -> bool:
-    """Whether two machines by `this_machine` are containers of one."""
+    """Whether two ids of `this_machine` are containers on one machine."""
     return bool(one) and one.partition("/")[0] == other.partition("/")[0]
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the living process `pid` started, in ticks since the boot; None where there is none, or it has
-    ended unasked."""
+    """Start of the living process `pid` in ticks since the boot; None if it has ended or is a zombie."""
     try:
-        # The name in brackets may hold anything; state is the third field of the file, the start time the
-        # 22nd.
+        # The name in brackets may contain anything. Field 3 is the state, field 22 the start time.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
@@ -31,8 +28,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def age_s(path: Path) -> float:
-    """Seconds since `path` was written, by the clock of the disk that it lies on, whichever machine wrote
-    it."""
+    """Seconds since `path` was written, by the clock of its disk, so independent of the writing machine."""
     return _disk_time(path.parent) - path.stat().st_mtime
 
 
@@ -40,5 +36,5 @@ def _disk_time(folder: Path) -> float:
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".clock-") as probe:
             return os.fstat(probe.fileno()).st_mtime
-    except OSError:  # the folder is another user's: the clock here must do
+    except OSError:  # another user's folder: fall back to the local clock
         return time.time()

@@ -1,5 +1,5 @@
-"""The file with Ray's token: who reads it can start programs on the cluster. Ray writes it with the
-rights that the umask leaves, which on most machines lets everybody read it."""
+"""Permissions of Ray's token file. The token allows to start programs on the cluster, and Ray writes it with
+the umask's permissions, readable by all users on most machines."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 
 def token_file() -> Path:
-    """Where Ray looks for its token: RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token."""
+    """Path of Ray's token: RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token."""
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
     return Path(named) if named else Path.home() / ".ray" / "auth_token"
 
 
 def keep_token_private(*, make: bool = False) -> None:
-    """Take the token file's rights from everybody but its owner. With `make`, write it first where there is
-    none, as `ray.init` would. A file of another owner is left alone: `hora check --all` says so."""
+    """Restrict the token file to its owner. With `make`, create a missing file first, as `ray.init` would. A
+    file of another user stays unchanged; `hora check --all` reports it."""
     file = token_file()
     if make and not file.exists() and not _given_otherwise():
         _write_once(file, secrets.token_hex(32))
@@ -28,7 +28,7 @@ def keep_token_private(*, make: bool = False) -> None:
 
 
 def open_to_others(file: Path) -> bool:
-    """Whether anybody but its owner has rights on a file that is there."""
+    """Whether the file exists and other users have permissions on it."""
     return file.is_file() and bool(file.stat().st_mode & 0o077)
 
 
@@ -37,9 +37,9 @@ def _given_otherwise() -> bool:
 
 
 def _write_once(file: Path, text: str) -> None:
-    """A whole file or none, and the first one that is written stays: two runs may start at once."""
+    """Write atomically and keep an existing file, because two runs may start at once."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, new = tempfile.mkstemp(dir=file.parent)  # its owner's alone from the start
+    handle, new = tempfile.mkstemp(dir=file.parent)  # created with mode 0600
     try:
         with os.fdopen(handle, "w") as out:
             out.write(text)

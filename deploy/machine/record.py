@@ -1,9 +1,8 @@
-"""Run folders: which run a folder belongs to, how far it got, and how a run is stopped.
+"""Run folders: the record of a run (`run.json`), its configuration, and how to stop it.
 docs/reference/run-folder.md shows the layout.
 
-`run.json` names the run and its state. It is written to a temporary file and renamed, so a reader never sees
-half of it. `redis/url` holds the address of an embedded Redis. Its password and the run's token are in files
-that only the owner may read.
+`run.json` is replaced atomically. `redis/url` holds the address of an embedded Redis. Only the owner may read
+the files with its password and the run's token.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ BEAT_S, SILENCE_S = 10.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The content of run.json. Times are seconds since the epoch. `reason` is why the run ended, `resume` the
-    command that continues it, and `seen` the time of the launcher's last sign of life. `machine` and `ticks`
-    identify the process across restarts (`deploy/machine/process_identity.py`). `silent_s` is the age of the
-    record when it was read, `weights` a fingerprint of the initial policy's weights."""
+    """Content of run.json. Times are seconds since the epoch. `reason` tells why the run ended, `resume` is
+    the command to resume it, `seen` the launcher's last heartbeat. `machine` and `ticks` identify the process
+    across restarts (`deploy/machine/process_identity.py`). `silent_s` is the age of the record when read,
+    `weights` a fingerprint of the initial policy."""
 
     run: str
     state: State
@@ -69,8 +68,7 @@ class RunRecord:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it runs on another machine or in another container, whose processes are not visible
-        here."""
+        """Whether the launcher is on another machine or in another container, with invisible processes."""
         here = this_machine()
         if self.machine == here:
             return False
@@ -78,8 +76,8 @@ class RunRecord:
 
     @property
     def alive(self) -> bool:
-        """Whether the launcher that wrote this still runs: the same process of the same boot, whatever the
-        clock. A launcher elsewhere counts as running while it updates `seen`."""
+        """Whether the launcher still runs: the same process of the same boot. A launcher elsewhere counts as
+        running while it updates `seen`."""
         if self.state != "running":
             return False
         if self.elsewhere:
@@ -88,10 +86,10 @@ class RunRecord:
 
 
 class RunFile:
-    """`run.json` of one run folder. The launcher writes it; every command on the folder reads it."""
+    """`run.json` of one run folder. The launcher writes it; commands read it."""
 
     def __init__(self, run_dir: Path | str, on_end: Callable[[State, str], None] | None = None) -> None:
-        """`on_end` is called with the state and the reason when this object records the end of the run."""
+        """`on_end(state, reason)` is called when this object records the end of the run."""
         self._on_end = on_end
         self.folder = Path(run_dir)
         self.path = self.folder / RUN
@@ -100,7 +98,7 @@ class RunFile:
     def start(
         self, run: str, pid: int, *, http_port: int | None = None, resume: str = "", weights: str = ""
     ) -> None:
-        """Record that process `pid` of this machine runs `run` here from now on."""
+        """Record that process `pid` of this machine starts `run`."""
         self._write(
             RunRecord(
                 run,
@@ -118,8 +116,8 @@ class RunFile:
         )
 
     def end(self, state: State, reason: str = "") -> None:
-        """Record how it ended."""
-        with self._lock:  # no later beat may revive it
+        """Record the end of the run."""
+        with self._lock:  # a later heartbeat must not overwrite it
             self._write(replace(self.read(), state=state, ended=time.time(), reason=reason))
         if self._on_end is not None:
             self._on_end(state, reason)
@@ -128,10 +126,10 @@ class RunFile:
     def recorded(
         self, run: str, resume: str, console: Console, *, http_port: int | None = None, weights: str = ""
     ) -> Iterator[None]:
-        """Record the state of `run` while the block runs and how it ends; print how to resume it."""
+        """Record that `run` runs, and at the end of the block how it ended. Prints how to resume it."""
         self.refuse_if_alive()
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            # A script starts background jobs with SIGINT ignored, and `hora stop` sends SIGINT.
+            # Background jobs of scripts ignore SIGINT, but `hora stop` sends SIGINT.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.start(run, os.getpid(), http_port=http_port, resume=resume, weights=weights)
         try:
@@ -139,7 +137,7 @@ class RunFile:
                 yield
         except BaseException as error:
             with undisturbed():
-                # Ray Train turns an interrupt into an exit; other signalled parts fail with their own errors.
+                # Ray Train turns an interrupt into an exit; other signalled parts fail with various errors.
                 if isinstance(error, KeyboardInterrupt | SystemExit) or asked_to_stop.is_set():
                     self.end("stopped", "interrupted")
                     say(console, f"\nstopped; resume with: {resume}")
@@ -151,7 +149,7 @@ class RunFile:
             self.end("finished")
 
     def refuse_if_alive(self) -> None:
-        """Raises RunError while a launcher runs here: two would write to the same files."""
+        """Raise RunError if a launcher is alive in this folder."""
         if self.path.exists() and (record := self.read()).alive:
             raise RunError(
                 f"{self.folder}: {record.run} is up already (process {record.pid} on "
@@ -165,13 +163,13 @@ class RunFile:
                 with self._lock:
                     self._write(replace(self.read(), seen=time.time()))
                 trouble = ""
-            except (OSError, RunError) as error:  # a full disk may have room again
+            except (OSError, RunError) as error:  # retried: a full disk may get room
                 if str(error) != trouble:
                     trouble = str(error)
                     log.warning("run record not written", folder=str(self.folder), error=trouble)
 
     def read(self) -> RunRecord:
-        """Raises RunError where there is no run, or the file is not a run's."""
+        """Read run.json. Raises RunError if it is missing or invalid."""
         try:
             values = json.loads(self.path.read_text())
             return replace(RunRecord(**values), silent_s=age_s(self.path))
@@ -186,22 +184,22 @@ class RunFile:
             ) from None
 
     def ending(self) -> str | None:
-        """How the recorded run ended, in words; None while it is up, and without a run."""
+        """How the run ended, in words; None for a live run or without a run."""
         if not self.path.exists() or (record := self.read()).alive:
             return None
         ended = f"{record.run} {_past(record)}"
         return ended if record.state == "finished" else f"{ended}; resume with: {record.resume}"
 
     def embeds_redis(self) -> bool:
-        """Whether a `hora run` is up here. `hora train` has no HTTP port, and may find the address of an
-        earlier run."""
+        """Whether a `hora run` with an embedded Redis is alive. A `hora train` records no HTTP port; its
+        folder may hold the address of an earlier run."""
         if not self.path.exists() or not (self.folder / URL).exists():
             return False
         record = self.read()
         return record.alive and record.http_port is not None
 
     def redis_url(self) -> str:
-        """Address of the run's embedded Redis. Raises RunError when the run has none, or has ended."""
+        """Address of the embedded Redis. Raises RunError if the run has none or has ended."""
         record, path = self.read(), self.folder / URL
         if not record.alive:
             raise RunError(
@@ -224,18 +222,18 @@ class RunFile:
 
 
 def with_absolute_folder(config: Config) -> Config:
-    """The configuration with an absolute run.folder, so that it is valid in any working folder."""
+    """The configuration with an absolute run.folder, valid in any working directory."""
     folder = str(Path(config.run.folder).resolve())
     return config.model_copy(update={"run": config.run.model_copy(update={"folder": folder})})
 
 
 def has_run(run_dir: Path) -> bool:
-    """Whether `run_dir` holds a run that can be resumed."""
+    """Whether `run_dir` holds a run to resume."""
     return (run_dir / CONFIG).is_file()
 
 
 def write_config(run_dir: Path, config: Config) -> None:
-    """RUN/config.yaml. Only the owner may read it when it may contain a secret (queue.url,
+    """Write RUN/config.yaml, readable only by the owner if it may contain a secret (queue.url,
     telemetry.on_alert)."""
     run_dir.mkdir(parents=True, exist_ok=True)
     secret = has_password(config.queue.url or "") or config.telemetry.on_alert
@@ -244,10 +242,9 @@ def write_config(run_dir: Path, config: Config) -> None:
 
 
 def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
-    """End a running `hora run` or `hora train` as Ctrl-C would, so that it can be resumed. Returns the
-    message for the user.
+    """Stop a running `hora run` or `hora train` like Ctrl-C, so that it can be resumed. Returns a message.
 
-    Raises RunError when nothing runs there, or when it has not ended after `limit_s` seconds.
+    Raises RunError if no run is alive here, or if it does not end within `limit_s` seconds.
     """
     file = RunFile(run_dir)
     record = file.read()
@@ -274,20 +271,20 @@ def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
 
 
 def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
-    """The token for pause and resume: kept from an earlier start, or new. RUN/token holds it for its owner;
-    Redis gets only its SHA-256."""
+    """The token for pause and resume, reused from an earlier start. Only the owner may read RUN/token; Redis
+    stores the SHA-256."""
     token = kept_secret(Path(run_dir) / "token", 24)
     connect(redis_url).hset(Keys(run).state, mapping=changed(token_sha256=sha256(token)))
     return token
 
 
 def named_redis(queue: Queue) -> str | None:
-    """The Redis of the user: HORA_REDIS_URL, which keeps a password out of files, or queue.url."""
+    """The configured Redis: HORA_REDIS_URL, which keeps a password out of files, or queue.url."""
     return os.environ.get("HORA_REDIS_URL") or queue.url
 
 
 def redis_url(queue: Queue) -> str:
-    """The Redis of a run that starts none. Raises ConfigError without one."""
+    """The configured Redis. Raises ConfigError without one."""
     url = named_redis(queue)
     if not url:
         raise ConfigError(
@@ -298,16 +295,16 @@ def redis_url(queue: Queue) -> str:
 
 
 def folder_of(source: str, overrides: Sequence[str] = ()) -> Path:
-    """The run folder `source`, or the folder that the configuration `source` names."""
+    """The run folder `source`, or the run folder of the configuration `source`."""
     if Path(source).is_dir():
         return Path(source)
     return load(source, overrides).run.path
 
 
 def redis_of(source: str, overrides: Sequence[str] = ()) -> tuple[str, str]:
-    """(Redis URL, run name) of a run folder, or of a configuration as `hora run` takes it.
+    """(Redis URL, run name) of a run folder or a configuration.
 
-    A `hora run` that is up uses only the Redis that it started. Otherwise HORA_REDIS_URL precedes queue.url.
+    A live `hora run` uses only its embedded Redis. Otherwise HORA_REDIS_URL precedes queue.url.
     """
     folder, config = Path(source), None
     if not folder.is_dir():

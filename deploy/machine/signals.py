@@ -1,11 +1,11 @@
-"""SIGTERM and SIGHUP stop a command as Ctrl-C does. Slurm, Kubernetes, systemd and a closing terminal send
-them.
+"""Stop a command on SIGTERM and SIGHUP as on Ctrl-C. Slurm, Kubernetes, systemd and closing terminals send
+these signals.
 
-The stop is done within GRACE_S, which Slurm (KillWait) and Kubernetes (terminationGracePeriodSeconds) give by
-default before they kill. Further signals of these kinds are ignored meanwhile.
+A stop takes at most GRACE_S, the default before Slurm (KillWait) and Kubernetes
+(terminationGracePeriodSeconds) kill. Further signals are ignored during the stop.
 
-Some senders signal the command's whole process group, as `timeout` and a terminal do. What the command starts
-is in other sessions, so that the command stops it in order.
+`timeout` and terminals signal the command's process group. Child processes run in separate sessions, so that
+only the command stops them, in order.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from types import FrameType
 
 GRACE_S = 30.0
 STOPPING = (signal.SIGTERM, signal.SIGHUP)
-AGAIN_S = 5.0  # a library may swallow the interrupt, as imports do
-TWICE_S = 1.0  # `timeout` signals the command and then its group: one request
+AGAIN_S = 5.0  # libraries may swallow an interrupt, for example during imports
+TWICE_S = 1.0  # `timeout` signals the command and then its group for one request
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 asked_to_stop = threading.Event()
-"""Set while `stopped_by_signals` has heard one of STOPPING."""
+"""Set after `stopped_by_signals` received one of STOPPING, until its block ends."""
 
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """While the block runs, SIGTERM and SIGHUP raise SIGINT. An ignored SIGHUP stays ignored, as `nohup`
-    wants it. An ignored SIGINT is heard again: a script ignores it for what it starts in the background."""
+    """Raise SIGINT on SIGTERM and SIGHUP while the block runs. An ignored SIGHUP stays ignored (`nohup`). An
+    ignored SIGINT is enabled, because scripts ignore it for background jobs."""
     heard: dict[signal.Signals, Handler] = {s: _interrupt for s in _listened_to() if s in STOPPING}
     with _handled({signal.SIGINT: _Once(), **heard}):
         try:
@@ -44,8 +44,8 @@ def stopped_by_signals() -> Iterator[None]:
 
 @contextmanager
 def starting_ray() -> Iterator[None]:
-    """Around `ray.init`: its processes get sessions of their own, and our handler of SIGTERM, which Ray
-    replaces by one that prints a C++ stack and exits, stays."""
+    """Wrap `ray.init`: start its processes in separate sessions, and keep our SIGTERM handler, which Ray
+    would replace by one that prints a C++ stack and exits."""
     from ray._private import services
 
     term, popen = signal.getsignal(signal.SIGTERM), services.ConsolePopen
@@ -59,8 +59,8 @@ def starting_ray() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore further signals during an orderly stop. Handlers belong to the main thread; in another one
-    nothing changes."""
+    """Ignore further signals during an orderly stop. No effect outside the main thread, which owns the
+    handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -70,8 +70,8 @@ def undisturbed() -> Iterator[None]:
 
 @contextmanager
 def heard_afterwards() -> Iterator[None]:
-    """Around the start of a process until it is known: a signal waits, or nobody would end what was just
-    started. An ignored one stays ignored, for the process too. For the main thread."""
+    """Delay signals while a process is started and registered, so that a stop also ends that process. Ignored
+    signals stay ignored. Only for the main thread."""
     heard: list[int] = []
     with _handled(dict.fromkeys(_listened_to(), lambda number, _frame: heard.append(number))):
         yield
@@ -96,7 +96,7 @@ def _handled(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
 
 
 class _Once:
-    """Handler of SIGINT: raises KeyboardInterrupt, but not for the same request twice."""
+    """SIGINT handler that raises KeyboardInterrupt once per request."""
 
     _heard = -TWICE_S
 
@@ -118,7 +118,7 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 
 
 def _insist() -> None:
-    """Interrupt the main thread again until it leaves `stopped_by_signals`; `undisturbed` ignores it."""
+    """Repeat the interrupt until the main thread leaves `stopped_by_signals`. `undisturbed` ignores it."""
     time.sleep(AGAIN_S)
     while asked_to_stop.is_set():
         os.kill(os.getpid(), signal.SIGINT)
@@ -126,7 +126,7 @@ def _insist() -> None:
 
 
 def _leave_terminal() -> None:
-    """Writing to a terminal that is gone is an error, which would end the stop before its end."""
+    """Redirect output from a closed terminal to /dev/null, because a failed write would abort the stop."""
     for stream in (sys.stdout, sys.stderr):
         fd = stream.fileno()
         if not os.isatty(fd) and _is_device(fd):
@@ -134,5 +134,5 @@ def _leave_terminal() -> None:
 
 
 def _is_device(fd: int) -> bool:
-    """Whether it is a character device, as a terminal is, closed or not."""
+    """Whether `fd` is a character device, such as an open or closed terminal."""
     return stat.S_ISCHR(os.fstat(fd).st_mode)

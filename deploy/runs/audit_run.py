@@ -1,4 +1,4 @@
-"""`hora audit RUN`: the pure audit on a run's own records, live or finished."""
+"""`hora audit RUN`: audit the records of a live or finished run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from hora_rl.evaluation.audit_rollouts import rollout_rows
 
 
 def audit_run(run: Path) -> bool:
-    """Print every finding, or that there is none; True when there is none.
+    """Print all findings. Returns whether there are none.
 
-    The embedded Redis of a `hora run` that has ended is started on its files for the length of the audit; a
-    run of `hora train` needs its Redis. Raises HoraError where the folder holds no run or no trained group,
-    or no Redis is named.
+    For an ended `hora run`, start its embedded Redis during the audit; for `hora train`, its Redis must be
+    up. Raises HoraError if the folder has no run or no trained group, or no Redis is configured.
     """
     record, groups = RunFile(run).read(), run / "groups.jsonl"
     if not groups.exists():
@@ -53,7 +52,7 @@ def audit_run(run: Path) -> bool:
 
 
 def _load_rule(rule: str) -> None:
-    """Divisions are proved by dividing again. Raises RunError where the rule cannot be loaded."""
+    """Load the rule to recompute allocations. Raises RunError if that fails."""
     try:
         get_rule(rule)
     except ValueError as error:
@@ -64,6 +63,6 @@ def _load_rule(rule: str) -> None:
 
 
 def _lines(file: Path) -> list[str]:
-    """Its whole lines: the learner may be writing the next one."""
+    """Complete lines; the learner may be writing the next one."""
     check_regular(file)
     return file.read_text(errors="replace").split("\n")[:-1]

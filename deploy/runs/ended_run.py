@@ -1,4 +1,4 @@
-"""Where to read a run: from its Redis while it is up, or as it was when it ended, from its folder."""
+"""Read a live run from its Redis, and an ended one from the Redis files in its folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Redis, name and way of reading of one run. `file` is its record, where there may be one."""
+    """Redis URL, name and reader of one run. `file` is its record, if any."""
 
     url: str
     run: str
@@ -31,10 +31,10 @@ class Source:
 
 @contextmanager
 def source_of(source: str, overrides: Sequence[str] = ()) -> Iterator[Source]:
-    """The run that a folder or a configuration names. Of one that has ended, its Redis is started for the
-    block on a copy of its files: nothing in the folder changes.
+    """The run of a folder or a configuration. For an ended run, start Redis on a copy of its files, so that
+    the folder does not change.
 
-    Raises RunError where no run is, or where it kept nothing.
+    Raises RunError if there is no run or it kept no data.
     """
     file = RunFile(folder_of(source, overrides))
     if not _kept(file):
@@ -54,7 +54,7 @@ def source_of(source: str, overrides: Sequence[str] = ()) -> Iterator[Source]:
 
 
 def _kept(file: RunFile) -> bool:
-    """Whether the run here has ended and left the files of a Redis of its own."""
+    """Whether the run has ended and left files of an embedded Redis."""
     if not file.path.exists() or file.read().alive:
         return False
     return any((file.folder / "redis").glob("appendonly*"))

@@ -1,4 +1,4 @@
-"""`hora export`: any checkpoint of a run as a Hugging Face folder."""
+"""`hora export`: write a checkpoint as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hora_rl.common.load import load
 
 
 def export_run(run: Path, step: int | None, out: Path, *, adapter: bool = False) -> str:
-    """Write the checkpoint of `step` (the newest by default) of the run in folder `run` to `out`, with
-    `adapter` its LoRA adapter alone; says what it did."""
+    """Write the checkpoint of `step` (default: the newest) of the run in folder `run` to `out`. With
+    `adapter`, write only the LoRA adapter. Returns a message."""
     file = run / "config.yaml"
     if not file.is_file():
         raise RunError(f"{run}: not a run folder, there is no config.yaml; `hora runs` lists runs")

@@ -1,4 +1,4 @@
-"""`hora runs`: which runs there are, how far each got and why it ended."""
+"""`hora runs`: list runs with state, step and the reason of their end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = "steps.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One line of `hora runs`. `state` is run.json's, or `lost`: it says running, but its process is gone."""
+    """One line of `hora runs`. `state` is that of run.json, or `lost` if a running process is gone."""
 
     run: str
     folder: str
@@ -34,8 +34,7 @@ class RunSummary:
 
 
 def list_runs(folder: Path | str) -> list[RunSummary]:
-    """Every run under `folder`, newest first; what is not a run is passed over. Raises RunError without a
-    folder."""
+    """All runs in `folder`, newest first. Raises RunError if the folder does not exist."""
     base = Path(folder)
     if not base.is_dir():
         raise RunError(f"{base}: no such folder; runs are written to run.folder of the configuration")
@@ -44,7 +43,7 @@ def list_runs(folder: Path | str) -> list[RunSummary]:
 
 
 def show_runs(runs: Sequence[RunSummary], console: Console | None = None) -> None:
-    """Print them as a table: state, step, last reward, when, and why one ended as it did."""
+    """Print a table: state, step, last reward, start, and the reason of the end."""
     console = console or Console()
     if not runs:
         console.print("no runs yet")
@@ -84,7 +83,7 @@ def _summary(folder: Path) -> RunSummary:
 
 
 def _last_step(path: Path) -> dict[str, Any] | None:
-    """The last whole line of steps.jsonl; the learner may be writing the next one."""
+    """The last complete line of steps.jsonl; the learner may be writing the next one."""
     if not path.exists():
         return None
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What `hora check --estimate` would have said of a run, beside what its steps measured."""
+"""Compare the estimate of `hora check --estimate` with a run's measurements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hora_rl.learner.flops import peak_flops
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Medians over the steps of a run without its first, which compiles and allocates."""
+    """Medians over a run's steps, without the first, which compiles and allocates."""
 
     steps: dict[str, Array]
 
@@ -36,7 +36,7 @@ class Measured:
 
 
 def predict(folder: Path) -> Predicted:
-    """Rows of a run from its folder. Raises RunFolderError for one that cannot be read."""
+    """Predicted and measured values of a run. Raises RunFolderError if its folder cannot be read."""
     measured = Measured(load_run(folder).steps)
     if measured.of("time/step") is None:
         return Predicted("No step has been recorded: nothing to compare.")
@@ -45,7 +45,7 @@ def predict(folder: Path) -> Predicted:
     except ConfigError as error:
         return Predicted(f"Nothing is predicted: {error}")
     shape, trained = model_shape(config), folder / "model"
-    if shape is None and trained.is_dir():  # it has the shape of the initial policy
+    if shape is None and trained.is_dir():  # same shape as the initial policy
         model = config.model.model_copy(update={"path": str(trained)})
         shape = model_shape(config.model_copy(update={"model": model}))
     if shape is None:
@@ -69,8 +69,7 @@ def predict(folder: Path) -> Predicted:
 
 
 def idle_side(config: Config, folder: Path, steps: Sequence[Metrics]) -> str:
-    """Which side of a run idled in its newest steps, and the split that would balance it; empty where neither
-    did."""
+    """The side that idled in the newest steps, and a split that would balance the run; empty if none did."""
     learner = config.learner
     split = split_of(config.generator, learner, device_of(folder))
     found = balance(steps[-KEPT:], learner.steps, config.rollout.max_staleness, split)
@@ -78,7 +77,7 @@ def idle_side(config: Config, folder: Path, steps: Sequence[Metrics]) -> str:
 
 
 def _work(found: StepArithmetic, measured: Measured) -> list[Row]:
-    """What follows from configuration and shape alone, on any device."""
+    """Values that depend only on configuration and shape."""
     lengths = "differs as far as lengths do"
     flops = measured.of("flops")
     return [
@@ -99,7 +98,7 @@ def _work(found: StepArithmetic, measured: Measured) -> list[Row]:
 def _seconds(
     ranks: int, transport: str, found: StepArithmetic, peak: float | None, measured: Measured
 ) -> list[Row]:
-    """Seconds of a step by part. Without a known peak none is predicted."""
+    """Seconds of a step by part. Not predicted without a known peak."""
     unknown = "no figure of this device"
     compute = None if peak is None else found.flops / (WANTED_MFU * peak * ranks)
     copy = None if peak is None else found.published * GIB / COPY_BYTES
@@ -129,6 +128,6 @@ def _speed(peak: float | None) -> str:
 
 
 def device_of(folder: Path) -> str:
-    """The name of the learner's device in a run's folder; empty for older runs."""
+    """Name of the learner's device; empty for older runs."""
     path = folder / "learner.json"
     return str(json.loads(path.read_text(encoding="utf-8"))["device"]) if path.exists() else ""

@@ -1,4 +1,4 @@
-"""`hora rollouts RUN`: chosen rollouts of a run, for a person or as JSON lines."""
+"""`hora rollouts RUN`: print selected rollouts as text or JSON lines."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from hora_rl.deploy.monitor.escape import pieces, visible
 from hora_rl.evaluation.rollout_table import Order, Wanted, read_rollouts, steps_of
 
 HEAD, TAIL = 1000, 500
-"""Characters shown of a long text: its beginning, and its end, where the answer is."""
+"""Characters to print of a long text: its beginning, and its end, which holds the answer."""
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice(Wanted):
-    """What to show, as `read_rollouts` takes it."""
+    """Selection of rollouts: the arguments of `read_rollouts`."""
 
     order: Order = "newest"
     limit: int = 10
 
     @property
     def in_words(self) -> str:
-        """` of step 3, prompt 7, failures`; empty where everything is asked for."""
+        """` of step 3, prompt 7, failures`; empty without a filter."""
         named = [
             f"{n} {v}" for n in ("step", "prompt", "phase", "source") if (v := getattr(self, n)) is not None
         ]
@@ -44,7 +44,7 @@ class Choice(Wanted):
 
 
 def order_of(*, longest: bool, least_likely: bool) -> Order:
-    """Raises ConfigError for two orders at once."""
+    """The order to print in. Raises ConfigError if both are set."""
     if longest and least_likely:
         raise ConfigError("--longest and --least-likely are two orders: choose one")
     return "longest" if longest else "least_likely" if least_likely else "newest"
@@ -53,7 +53,7 @@ def order_of(*, longest: bool, least_likely: bool) -> Order:
 def show_rollouts(
     run: Path, choice: Choice, *, as_json: bool = False, full: bool = False, console: Console | None = None
 ) -> None:
-    """Print the chosen rollouts. Raises RunError where there is no such folder, and RunFolderError for what
+    """Print the selected rollouts. Raises RunError if the folder does not exist, and RunFolderError if files
     cannot be read."""
     if not run.is_dir():
         raise RunError(f"{run}: no such folder; `hora runs` lists the runs there are")
@@ -77,13 +77,13 @@ def show_rollouts(
 
 
 def rows_of(run: Path, choice: Choice) -> list[dict[str, Any]]:
-    """The chosen rows as plain values."""
+    """The selected rows as dicts."""
     table = read_rollouts(run, **asdict(choice))
     return cast("list[dict[str, Any]]", table.to_pylist())
 
 
 def json_line(row: Row) -> str:
-    """One rollout in ASCII: a terminal that shows it is not moved by it."""
+    """One rollout as JSON in ASCII, without control characters."""
     return json.dumps(row, separators=(",", ":")).replace("\x7f", "\\u007f")
 
 
@@ -131,7 +131,7 @@ def headline(row: Row) -> Text:
 
 
 def timeline(row: Row) -> str:
-    """When it was sampled, as spans of time; empty where nobody noted it."""
+    """Durations of sampling and scoring, if recorded."""
     if row["replica"] is None or row["queued"] is None:
         return "no times were noted"
     first, decode = row["first_token"] - row["queued"], row["done"] - row["first_token"]
@@ -143,7 +143,7 @@ def timeline(row: Row) -> str:
 
 
 def styled(text: str, style: str = "") -> Iterable[tuple[str, str]]:
-    """Pieces of rich text; what is written out stands out."""
+    """Pieces of rich text, with escaped characters highlighted."""
     return [(piece, "reverse dim" if out else style) for piece, out in pieces(text)]
 
 
@@ -163,5 +163,5 @@ def _number(value: float | None) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    """Clocks of two machines may disagree by more than what lies between."""
+    """Format a duration, which may be negative if clocks of two machines differ."""
     return f"{1000 * seconds:.0f} ms" if abs(seconds) < 1 else f"{seconds:.1f} s"
