@@ -1,8 +1,8 @@
-"""Alerts of a run to a webhook or a command (`telemetry.on_alert`): each cause of a warning once, and how the
-run ended.
+"""Send alerts of a run to a webhook or a command (`telemetry.on_alert`): each kind of warning once, and the
+end of the run.
 
-A thread delivers them, so that a hook that hangs or fails costs the run nothing; a failure is told once. A
-webhook gets a POST of JSON, a command the same JSON on its standard input:
+A thread delivers alerts, so a hook that hangs or fails does not affect the run. Failures are printed once. A
+webhook receives a POST with JSON, a command the same JSON on standard input:
 
     {"run": "mine", "kind": "no_hit", "text": "no success in any of the 60 groups …", "step": 12, "time": …,
      "folder": "/runs/mine", "host": "node-3"}
@@ -31,9 +31,9 @@ from hora_rl.common.console import say
 
 log = structlog.get_logger(__name__)
 LIMIT_S = 10.0
-"""How long a webhook or command may take, and how long the end of a run waits for what is left."""
+"""Seconds that a hook may take, and that the end of a run waits for undelivered alerts."""
 MOST = 100
-"""Alerts that wait for a slow hook; further ones are lost, and the log says so."""
+"""Most alerts that wait for a slow hook. Further alerts are dropped with a log message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Alert:
 
 
 class Alerts:
-    """Delivers to `hook` (telemetry.on_alert); does nothing where that is None."""
+    """Delivers alerts to `hook` (telemetry.on_alert). Does nothing if `hook` is None."""
 
     def __init__(self, run: str, hook: str | None, run_dir: Path, console: Console) -> None:
         self._run, self._folder, self._console = run, str(run_dir), console
@@ -59,7 +59,7 @@ class Alerts:
             self._thread.start()
 
     def notify(self, kind: str, text: str, step: int | None = None) -> None:
-        """Deliver soon. Returns at once."""
+        """Queue an alert. Returns at once."""
         self._step = self._step if step is None else step
         alert = Alert(self._run, kind, text, self._step, time.time(), self._folder, socket.gethostname())
         if not self._thread.is_alive():
@@ -70,7 +70,7 @@ class Alerts:
             log.warning("alert lost: telemetry.on_alert is too slow", kind=kind)
 
     def ended(self, state: str, reason: str) -> None:
-        """Say how the run ended, and wait for what is left to be delivered, LIMIT_S at most."""
+        """Send the end of the run, and wait up to LIMIT_S for undelivered alerts."""
         self.notify(f"run_{state}", reason or state)
         if self._thread.is_alive():
             try:
@@ -88,7 +88,8 @@ class Alerts:
                 self._say(f"{type(error).__name__}: {error}")
 
     def _say(self, trouble: str) -> None:
-        """Once, until an alert is delivered again. The hook's address may be a secret."""
+        """Print a failure once until the next successful delivery, without the hook's address, which may be a
+        secret."""
         if not self._said:
             self._said = True
             shown = trouble.replace(self._hook or "", "…")
@@ -96,15 +97,15 @@ class Alerts:
 
 
 def deliver(hook: str, alert: Alert) -> None:
-    """One alert to a webhook (http or https) or a command. Raises OSError, ValueError or SubprocessError when
-    it is not taken within LIMIT_S."""
+    """Send one alert to a webhook (http or https) or a command. Raises OSError, ValueError or SubprocessError
+    if the hook fails or exceeds LIMIT_S."""
     body = json.dumps(asdict(alert), ensure_ascii=False).encode()
     if hook.startswith(("http://", "https://")):
         request = urllib.request.Request(hook, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=LIMIT_S):
             return
     words = {"HORA_ALERT_KIND": alert.kind, "HORA_ALERT_TEXT": alert.text, "HORA_ALERT_RUN": alert.run}
-    # A session of its own: Ctrl-C at the run must not end the command that reports it.
+    # A separate session, so that Ctrl-C does not end the command that reports the stop.
     done = subprocess.run(
         shlex.split(hook),
         input=body,

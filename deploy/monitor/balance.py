@@ -1,8 +1,8 @@
-"""Which side of a run idles, by how much, and which split of its cards would balance it. Pure.
+"""Find the side of a run that idles, and the split of cards that would balance the run. Pure.
 
-A step of P seconds keeps the learner busy for P minus its wait, and the generators for the part of P in which
-they have requests. Each side's work is taken to divide evenly over its cards (on CPU: its threads), so with n
-of them it takes work / n, and the slower side takes the step.
+In a step of P seconds the learner works for P minus its wait, and the generators while they have requests.
+The model assumes that a side's work divides evenly over its n cards (on CPU: threads): the side takes work /
+n seconds, and the slower side determines the step.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from dataclasses import dataclass, replace
 from hora_rl.common.config import Generator, Learner
 
 LEAST_STEPS, LEAST_S = 2, 10.0
-"""Nothing is said from fewer steps, or from less time: generators are looked at once a second."""
+"""Minimal number and duration of steps, because generators are sampled once a second."""
 WINDOW = 16
-"""The newest steps that count."""
+"""Number of newest steps to use."""
 KEPT = 2 * WINDOW
-"""Steps that suffice for `balance`: it decides as it would have at each of them."""
+"""Steps that `balance` needs: it replays its decision over them."""
 IDLES, BUSY = 0.25, 0.15
-"""A side idles from this share of its time on, and then until the share falls below the second."""
+"""A side counts as idle above the first share of its time, until the share falls below the second."""
 GAIN = 0.1
-"""A split is worth a word where it shortens a step by this share."""
+"""Minimal relative gain in step time for a suggestion."""
 
 Metrics = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What generators and learner share out: their keys, the keys' values, and what one of a value takes."""
+    """A division between generators and learner: keys, values, and cards or threads per unit of a value."""
 
     keys: tuple[str, str]
     values: tuple[int, int]
@@ -38,9 +38,9 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The side that idles, `learner` or `generators`, and both shares of time without work; the generators'
-    is None where it is not known. `step` are seconds. `split` would balance the run: a step would take
-    `factor` of its time. None where nothing can be moved, or no move helps."""
+    """The idle side (`learner` or `generators`), and the idle share of both; None if unknown for generators.
+    `step` is in seconds. `split` would balance the run and shorten a step to `factor` of its time; None if no
+    split helps."""
 
     side: str
     learner: float
@@ -59,7 +59,7 @@ class Balance:
 
     @property
     def remedy(self) -> str:
-        """`generator.replicas 3 and learner.workers 5 would balance them …`; empty without a split."""
+        """`generator.replicas 3 and learner.workers 5 would balance them …`, or empty."""
         if self.split is None:
             return ""
         pairs = zip(self.split.keys, self.split.values, strict=True)
@@ -70,8 +70,8 @@ class Balance:
 
 
 def split_of(generator: Generator, learner: Learner, device: str) -> Split | None:
-    """What the two sides of a run on the learner's `device` (a GPU's name, `cpu`, or empty where it is not
-    known) share out; None where they share one card."""
+    """The split of a run on the learner's `device` (a GPU's name, `cpu`, or empty if unknown). None if both
+    sides share one card."""
     if device == "cpu":
         values = (generator.threads, learner.threads)
         return Split(("generator.threads", "learner.threads"), values, (generator.replicas, learner.workers))
@@ -82,11 +82,10 @@ def split_of(generator: Generator, learner: Learner, device: str) -> Split | Non
 
 
 def balance(steps: Sequence[Metrics], total: int, staleness: int, split: Split | None) -> Balance | None:
-    """What the records of the newest of `total` steps say, oldest first; None while neither side idles, and
-    where they take turns (`rollout.max_staleness` 0).
+    """The balance over records of the newest of `total` steps, oldest first. None if neither side idles, or
+    if they take turns (`rollout.max_staleness` 0).
 
-    The first step of a run waits for its start, and in its last ones nothing is left to generate: they do not
-    count.
+    Excludes the first step, which includes the start, and the last ones, which have nothing left to generate.
     """
     if staleness == 0:
         return None
@@ -99,11 +98,11 @@ def balance(steps: Sequence[Metrics], total: int, staleness: int, split: Split |
 
 
 def _of(steps: Sequence[Metrics], before: Balance | None) -> Balance | None:
-    """Of these steps, where `before` was found up to the one before."""
+    """The balance of these steps, given the balance of the previous ones for hysteresis."""
     seconds = [s["time/step"] or 0.0 for s in steps]
     if sum(seconds) < LEAST_S:
         return None
-    # The median: one step that waits for an operator or an evaluation is no habit.
+    # The median ignores a single step that waits for an operator or an evaluation.
     learner = statistics.median((s.get("time/wait") or 0.0) / t for s, t in zip(steps, seconds, strict=True))
     idle = [(s.get("generators/idle"), t) for s, t in zip(steps, seconds, strict=True)]
     known = [(share, t) for share, t in idle if share is not None]
@@ -117,7 +116,7 @@ def _of(steps: Sequence[Metrics], before: Balance | None) -> Balance | None:
 
 def _with_split(found: Balance, now: Split | None) -> Balance:
     if now is None or found.generators is None or min(found.learner, found.generators) >= IDLES:
-        return found  # where both wait, something else is slow
+        return found  # if both wait, another part is slow
     total = sum(value * each for value, each in zip(now.values, now.each, strict=True))
     work = (
         now.values[0] * now.each[0] * (1.0 - found.generators),

@@ -1,4 +1,4 @@
-"""Model output for a terminal: what could move the cursor, hide or reorder text is written out."""
+"""Escape model output for a terminal: characters that move the cursor, hide or reorder text."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import unicodedata
 from collections.abc import Iterator
 
 KEPT = "\n\t"
-# Control characters (C0, DEL, C1: escape sequences begin with one), formatting ones (bidirectional, zero
-# width, tags), line and paragraph separators, lone surrogates.
+# Control characters (C0, DEL, C1), format characters (bidirectional, zero width, tags), line and paragraph
+# separators, lone surrogates.
 WRITTEN_OUT = ("Cc", "Cf", "Zl", "Zp", "Cs")
 _PIECES = re.compile(r"[\x20-\x7e\n\t]+|.", re.DOTALL)
 
 
 def pieces(text: str) -> Iterator[tuple[str, bool]]:
-    r"""`text` in order as (piece, whether it is written out): `a\x1b[2J` gives ("a", False), ("\\x1b", True)
-    and ("[2J", False)."""
+    r"""Split `text` into (piece, escaped): `a\x1b[2J` gives ("a", False), ("\\x1b", True), ("[2J", False)."""
     plain = ""
     for found in _PIECES.finditer(text):
         piece = found[0]
@@ -31,7 +30,7 @@ def pieces(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def visible(text: str) -> str:
-    """The same as one text."""
+    """`text` with escaped characters."""
     return "".join(piece for piece, _ in pieces(text))
 
 

@@ -1,6 +1,6 @@
-"""One reader of a run per process, however many clients there are: one snapshot a second, shared by all.
+"""One reader of a run per process: one snapshot per second, shared by all clients.
 
-A failed snapshot (Redis away, no such run, wrong password) is an event too: clients show its sentence with
+A failed snapshot (Redis down, no such run, wrong password) is also an event. Clients show its message with
 the last state.
 """
 
@@ -32,15 +32,15 @@ log = structlog.get_logger(__name__)
 PERIOD_S = 1.0
 COLUMNS_S = 2.0
 WATCHED_S = 15.0
-"""Seconds after a request that its sender counts as watching: a script asks again."""
+"""Seconds after a request during which its client counts as watching."""
 Observer = Callable[[RunState], None]
 Read = Callable[[Any, str], RunState]
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The result of one look at the run: a state, or the sentence why there is none. `number` counts
-    looks."""
+    """Result of one attempt to read the run: a state, or the reason of the failure. `number` counts
+    attempts."""
 
     number: int
     state: RunState | None
@@ -52,7 +52,7 @@ class Event:
 
 
 class Feed:
-    """Start it on a running loop. `observer` is called with every state."""
+    """Reads the run on a running event loop after `start`. `observer` is called with every state."""
 
     def __init__(
         self, redis_url: str, run: str, observer: Observer | None = None, read: Read = read_run
@@ -67,12 +67,12 @@ class Feed:
         self._last: RunState | None = None
         self.event = Event(0, None, "the first snapshot is under way")
         self.text = self.event.to_json()
-        """The newest event, and the same as JSON, made once for all clients."""
+        """The newest event, and its JSON for all clients."""
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
 
     async def history(self) -> bytes:
-        """JSON columns for charts, built on request, at most every COLUMNS_S seconds for all clients."""
+        """JSON columns for charts, built on request at most every COLUMNS_S seconds."""
         async with self._building:
             if self._last is not None and time.monotonic() - self._columns_at >= COLUMNS_S:
                 self._columns = await asyncio.to_thread(self._build, self._last)
@@ -90,7 +90,7 @@ class Feed:
 
     @contextmanager
     def streaming(self) -> Iterator[None]:
-        """Around events for one client."""
+        """Count one client of the event stream while the block runs."""
         self.streams += 1
         try:
             yield
@@ -98,24 +98,24 @@ class Feed:
             self.streams -= 1
 
     def asked(self) -> None:
-        """Call it for a request of the newest state."""
+        """Record a request of the newest state."""
         self._asked = time.monotonic()
 
     async def after(self, number: int) -> Event:
-        """The newest event after look `number`; waits for it."""
+        """Wait for an event after `number`. Returns the newest event."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.event.number > number)
             return self.event
 
     async def call(self, work: Callable[[Any], Any]) -> Any:
-        """Run `work(client)` with the feed's blocking client in a thread. Raises HoraError when Redis is
-        away."""
+        """Run `work(client)` with the feed's blocking client in a thread. Raises HoraError if Redis is
+        down."""
         return await asyncio.to_thread(self._guarded, work)
 
     async def _work(self) -> None:
         while True:
             number = self.event.number + 1
-            # A view must survive everything that a run may contain, so an error is a value here.
+            # A view must survive any content of a run, so errors are values here.
             [found] = await asyncio.gather(self._look(), return_exceptions=True)
             event = Event(number, found, None) if isinstance(found, RunState) else _failed(number, found)
             text = event.to_json()

@@ -1,8 +1,7 @@
-"""What a run was like so far, for charts: a bounded number of points however long the run, read bit by bit.
+"""History of a run for charts: read incrementally, with a bounded number of points.
 
-Series by step come from the learner's stream, flows from the samples that readings leave behind, and the
-share of Phase B by c_i (the paper's allocation figure) from the shard reports; `evaluation.phase_b` says
-which batches count.
+Series by step come from the learner's stream, flows from a coordinator's samples, and the share of Phase B by
+c_i (the paper's allocation figure) from shard reports. `evaluation.phase_b` defines which batches count.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ BY_STEP = ("reward", "reward/format", "success", "entropy", *SAMPLING, *TIMES, "
 
 
 class History:
-    """Grows with every `read`; `to_dict` is at most POINTS points per series. `client` is a blocking
-    client."""
+    """Grows with every `read`. `to_dict` returns at most POINTS points per series. `client` is blocking."""
 
     def __init__(self, run: str) -> None:
         self._run, self._keys = run, Keys(run)
@@ -44,10 +42,10 @@ class History:
         self._next_batch = 0
 
     def read(self, client: Redis, rollout: Rollout) -> None:
-        """Take in what has come since the last call."""
+        """Read new entries since the last call."""
         for entry, fields in _since(client, self._keys.steps, self._last_step):
             metrics = numbers(fields[b"metrics"])
-            # A resumed run repeats steps; the later record is the one that counts.
+            # A resumed run repeats steps; the later record counts.
             self._steps[int(metrics["step"])] = {k: v for k, v in metrics.items() if _is_charted(k)}
             self._last_step = entry
         for entry, fields in _since(client, self._keys.history, self._last_sample):
@@ -70,7 +68,7 @@ class History:
         }
 
     def _keep(self, sample: dict[str, float]) -> None:
-        """Keep every n-th sample, n doubling when too many are kept: counters lose nothing by it."""
+        """Keep every n-th sample, and double n if too many are kept. Rates of counters stay exact."""
         if self._seen % self._every == 0:
             self._samples.append(sample)
         self._seen += 1
@@ -92,7 +90,7 @@ class History:
 
     def _flow(self) -> dict[str, list[float | None]]:
         samples = self._samples
-        # Groups come and go in bursts: rates over a few seconds say more than those of one.
+        # Groups come in bursts, so average rates over a few seconds.
         step = max(SMOOTH if len(samples) > 12 * SMOOTH else 1, -(-len(samples) // POINTS))
         picked = samples[::step]
         pairs = list(itertools.pairwise(picked))
@@ -116,7 +114,7 @@ class History:
 
 
 def _is_charted(name: str) -> bool:
-    """Whether a metric of the steps is in a chart; of data sources their rewards and successes."""
+    """Whether a step metric is charted. Data sources have charts of reward and success."""
     return name in BY_STEP or (name.startswith("source/") and name.endswith(("/reward", "/success")))
 
 
@@ -126,7 +124,7 @@ def _since(client: Redis, stream: str, last: str) -> list[tuple[str, dict[bytes,
 
 
 def _thin(values: Sequence[float | None]) -> list[float | None]:
-    """At most POINTS means of neighbours; None where a neighbourhood has no value."""
+    """Reduce `values` to at most POINTS means of neighbours; None if all neighbours are None."""
     width = max(1, -(-len(values) // POINTS))
     groups = (values[i : i + width] for i in range(0, len(values), width))
     return [_mean([v for v in group if v is not None]) for group in groups]
@@ -137,5 +135,5 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _short(value: float) -> float:
-    """Five digits: enough for a chart, half the bytes."""
+    """Round to five digits, which halves the bytes."""
     return float(f"{value:.5g}")

@@ -1,8 +1,7 @@
-"""Who the page answers to, and what browsers may do with it.
+"""Host names that the page answers to, and security headers for browsers.
 
-A page in a browser can make its own name lead to this machine (DNS rebinding) and would then read the run as
-if it were on it. Such a request carries that name as its `Host`: only addresses, `localhost` and the names
-that are configured are answered.
+With DNS rebinding, a foreign web page can point its name to this machine and read the run. Such requests
+carry that name as `Host`, so only addresses, `localhost` and configured names are answered.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SERVE_CALLBACK = ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", f"{__package__}.request_limits:limit_requests")
-"""Environment of Ray by which Serve's proxies limit requests that are half sent. Set before Ray starts."""
+"""Environment variable that makes Serve's proxies limit incomplete requests. Set before Ray starts."""
 
 HEADERS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
 
@@ -39,8 +38,7 @@ def _without_port(host: str) -> str:
 
 
 class Guard:
-    """ASGI middleware: refuses requests for other hosts with 421, and adds headers for browsers to every
-    answer."""
+    """ASGI middleware that refuses other hosts with 421 and adds security headers to every response."""
 
     def __init__(self, app: ASGIApp, names: Sequence[str] = ()) -> None:
         self._app = app
@@ -58,7 +56,7 @@ class Guard:
 
 
 class ProxyGuard(Guard):
-    """`Guard` for what Serve's proxies answer themselves, as `/-/routes`. The rest has its own."""
+    """`Guard` only for the proxies' own routes, such as `/-/routes`. Applications have their own `Guard`."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = super().__call__ if scope.get("path", "").startswith("/-/") else self._app

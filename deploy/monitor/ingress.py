@@ -1,5 +1,4 @@
-"""Serve deployment `ingress`: the page and the endpoints of `deploy.monitor.web` at the application's root,
-and Prometheus."""
+"""Serve deployment `ingress`: the page and endpoints of `deploy.monitor.web`, and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from hora_rl.deploy.monitor.web import create_app
 
 @serve.ingress()
 class Ingress:
-    """`config` is a dumped `Config`. `coordinator` makes the rest of the application part of this one; it is
-    not called, for everything shown here comes from Redis and stays readable while the others are down."""
+    """`config` is a dumped `Config`. `coordinator` only makes the other deployments part of the application.
+    All data come from Redis, so the page works while other parts are down."""
 
     def __init__(
         self, config: dict[str, object], redis_url: str, coordinator: DeploymentHandle | None = None

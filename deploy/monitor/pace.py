@@ -1,4 +1,4 @@
-"""How fast a run is and how long it still takes, measured from the first step that is watched."""
+"""Speed and remaining time of a run, measured from the first observed step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from hora_rl.deploy.monitor.run_state import RunState
 
 @dataclass(slots=True)
 class Pace:
-    """Show it every state with `see`. What was trained in the first step is left out, as its time
-    is."""
+    """Receives every state through `see`. Excludes the first step with its rollouts and its time."""
 
     seen: RunState | None = None
     first: RunState | None = None
@@ -23,14 +22,14 @@ class Pace:
         self.seen = state
 
     def per_second(self, flow: str) -> float | None:
-        """Mean rate of `flow` (`rollouts_out`, …) from the end of the first step to that of the last, if
-        known."""
+        """Mean rate of `flow` (`rollouts_out`, …) from the end of the first to the end of the last step, or
+        None."""
         if self.first is None or self.last is None or self.last.time <= self.first.time:
             return None
         return (self.last.totals[flow] - self.first.totals[flow]) / (self.last.time - self.first.time)
 
     def left_s(self) -> float | None:
-        """Seconds until the last step at the pace so far; None before two steps."""
+        """Seconds until the last step at the current pace; None before two steps."""
         if self.first is None or self.last is None or self.last.step <= self.first.step:
             return None
         each = (self.last.time - self.first.time) / (self.last.step - self.first.step)

@@ -1,6 +1,6 @@
-"""Whether somebody watches a run, so that `hora run` shows its end to those who do and waits for nobody else.
+"""Whether a view watches a run: `hora run` keeps its final state up only for viewers.
 
-Reading a run writes nothing: a view is present by a connection to the run's Redis that has a name.
+Views do not write to Redis. A watching view holds a named connection to the run's Redis.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from hora_rl.common.live.redis import Redis, connect
 
 
 class Presence:
-    """Of one view; not for several threads."""
+    """Presence of one view. Not thread-safe."""
 
     def __init__(self, url: str, run: str) -> None:
         self._url, self._name = url, _name(run)
         self._client: Redis | None = None
 
     def update(self, watching: bool) -> None:
-        """Call it at every look. Raises RunError or a RedisError while Redis is away."""
+        """Call at every snapshot. Raises RunError or a RedisError if Redis is down."""
         if not watching:
             self.end()
             return
         if self._client is None:
             self._client = connect(self._url, retries=0)
-        self._client.client_setname(self._name)  # again after a lost connection
+        self._client.client_setname(self._name)  # repeated in case of a new connection
 
     def end(self) -> None:
         if self._client is not None:
@@ -33,10 +33,10 @@ class Presence:
 
 
 def is_watched(client: Redis, run: str) -> bool:
-    """Whether a view of `run` is present; true where this Redis does not say."""
+    """Whether a view of `run` is present. True if Redis refuses to list clients."""
     try:
         present = client.client_list()
-    except redis.exceptions.ResponseError:  # not allowed to this user
+    except redis.exceptions.ResponseError:  # CLIENT LIST is not allowed
         return True
     return any(connection["name"] == _name(run) for connection in present)
 

@@ -1,5 +1,4 @@
-"""What a terminal shows while something takes long: a bar over its parts, and the live line of a training
-run."""
+"""Progress of a training run in the terminal of `hora run` and `hora train`."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ EVERY_S = 1.0
 QUIET_S = 300.0
 END_S = 5.0
 BESIDE = 46
-"""Columns of state, bar, step and time left for the longest runs."""
+"""Columns taken by state, bar, step and time left of the longest runs."""
 
 
 @contextmanager
@@ -37,8 +36,8 @@ def progress(
     alerts: Alerts | None = None,
     first: Callable[[], object] = lambda: None,
 ) -> Iterator[Pace]:
-    """Show the progress of run `name` while the block runs: a bar in a terminal, a line per step elsewhere.
-    Yields its pace. `alerts` receives every warning that is shown. `first` is done and shown before."""
+    """Show the progress of run `name` while the block runs: a bar in a terminal, else a line per step. Yields
+    the pace. `alerts` receives every shown warning. Calls `first` before."""
     pace, tell = Pace(), Teller(console, alerts)
     show = show_bar if console.is_terminal else show_lines
 
@@ -51,8 +50,8 @@ def progress(
 
 
 def show_bar(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -> None:
-    """One line that changes with each of `states`. Bar, step, time left and rate fit 80 columns; further
-    figures follow where there is room."""
+    """A progress bar that follows `states`. Bar, step, time left and rate fit into 80 columns; wider
+    terminals show more figures."""
     console, whole = tell.console, Column(no_wrap=True)
     columns = (
         TextColumn("{task.description}", table_column=whole),
@@ -71,7 +70,7 @@ def show_bar(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -
 
 
 def show_lines(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -> None:
-    """One line for each step, and for each LONG_S of a long one, for logs."""
+    """One line per step, and every LONG_S during a long step."""
     last, due, console = -1, 0.0, tell.console
     for state in states:
         tell(state)
@@ -81,7 +80,7 @@ def show_lines(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace)
 
 
 def _snapshots(name: str, url: str, done: threading.Event, pace: Pace) -> Iterator[RunState]:
-    """One state a second, and one at the end. While Redis is away there is none."""
+    """One state per second, and one at the end. Skipped while Redis is down."""
     client, last_look = connect(url), False
     while not last_look:
         last_look = done.wait(EVERY_S)
@@ -94,8 +93,8 @@ def _snapshots(name: str, url: str, done: threading.Event, pace: Pace) -> Iterat
 
 
 class Teller:
-    """Prints each kind of warning, and each notice, once on a separate line, and again after an absence of
-    QUIET_S. `alerts` receives them too."""
+    """Prints each kind of warning and each notice once, and again if it returns after QUIET_S. Also sends it
+    to `alerts`."""
 
     def __init__(self, console: Console, alerts: Alerts | None = None) -> None:
         self.console, self._alerts = console, alerts
@@ -117,8 +116,7 @@ class Teller:
 
 
 def _starting(state: RunState, kind: Kind) -> bool:
-    """Whether a part is missing because the run is starting: before the first step, while nothing has
-    stalled."""
+    """Whether a part is missing only because the run is starting: before the first step, without a stall."""
     return kind is Kind.NOT_ALIVE and state.last_step_s is None and not state.warns(Kind.STALLED)
 
 
@@ -132,8 +130,8 @@ def _left(pace: Pace) -> str:
 
 
 def figures(state: RunState, room: int = 1000) -> str:
-    """The run's figures that fit `room` columns, the rate first; before the first step, the parts that are
-    missing."""
+    """Figures of the run that fit into `room` columns, the rate first. Before the first step, the missing
+    parts."""
     if not state.learner:
         missing = [kind for kind in ("generator", "verifier", "coordinator", "learner") if not state.of(kind)]
         waits = f"waiting for {', '.join(missing)}" if missing else "waiting for the first groups"

@@ -1,8 +1,7 @@
-"""The snapshot as Prometheus metrics, through Ray's own metrics: `hora_<what>_<unit>`, exported as
-`ray_hora_...`.
+"""Export the snapshot as Prometheus metrics through Ray: `hora_<what>_<unit>`, exported as `ray_hora_...`.
 
-Set in one place, from the one snapshot, once a second. Totals are kept in Redis and exported as counters: a
-process adds what came since its own first snapshot, so a restart of it is an ordinary counter reset.
+Set once per second from the snapshot. Totals in Redis become counters: a process adds the increase since its
+first snapshot, so its restart is an ordinary counter reset.
 """
 
 from __future__ import annotations
@@ -94,14 +93,14 @@ WORK: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
     ),
     "verifier": (("hora_verifier_answers_per_second", {}), ("hora_verifier_waiting_answers", {})),
 }
-"""Gauges with their tags that are 0 for a replica that is gone."""
+"""Gauges with their tags to reset when a replica is gone."""
 EXPORTED = {f"ray_{name}" for name in GAUGES} | {f"ray_{name}_total" for name in COUNTERS}
-"""The names under which Ray's metrics endpoint shows them."""
+"""Names of the metrics at Ray's endpoint."""
 Value = tuple[str, dict[str, str], float]
 
 
 class Exporter:
-    """An observer of the feed; needs a Ray process around it."""
+    """Observer of the feed that exports metrics. Needs a Ray process."""
 
     def __init__(self) -> None:
         self._gauges = {n: Gauge(n, d, ("run", *tags)) for n, (d, tags) in GAUGES.items()}
@@ -121,7 +120,7 @@ class Exporter:
         self._forget_gone(state)
 
     def _forget_gone(self, state: RunState) -> None:
-        """A replica that is gone works on nothing: its last figures must not stand for ever."""
+        """Reset the gauges of replicas that are gone, because Ray repeats the last value."""
         now = {(p.kind, p.name) for p in state.parts}
         for kind, name in self._replicas - now:
             for gauge, tags in WORK.get(kind, ()):

@@ -1,6 +1,6 @@
-"""The snapshot: one run's state from Redis, as every view shows it.
+"""Read the snapshot of a run that every view shows.
 
-It needs only Redis. A part that is down shows as silent, with a warning.
+Needs only Redis. A dead part appears as silent, with a warning.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ GONE_S = 60.0
 WINDOW_S = 60.0
 MIN_WINDOW_S = 1.0
 
-# The id (milliseconds-sequence) of the first group in the stream that no step has taken. A step takes overdue
-# groups whatever their id, so every taken group still in the stream is skipped: those of the ledgered steps
-# from `durable_step` on. Only ids leave the server.
+# The id (milliseconds-sequence) of the oldest group that no step has taken. Steps may take overdue groups out
+# of order, so skip all taken groups in the stream: those of ledgered steps from `durable_step`. Only ids
+# leave the server.
 OLDEST = """
 local taken, from = {}, '-'
 local durable = tonumber(redis.call('HGET', KEYS[3], 'durable_step') or 0)
@@ -52,7 +52,7 @@ return false
 
 @dataclass(frozen=True, slots=True)
 class _Raw:
-    """The replies of one round trip to Redis, in the order of `_fetch`."""
+    """Replies of one round trip to Redis, in the order of `_fetch`."""
 
     config: bytes | None
     state: SharedState
@@ -68,8 +68,8 @@ class _Raw:
 
 
 def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunState:
-    """The state of `run` at `now` (seconds since the epoch, default: the clock's). Writes nothing. Raises
-    RunError when this Redis has no such run."""
+    """Read the state of `run` at `now` (seconds since the epoch, default: the current time). Read-only.
+    Raises RunError if Redis has no such run."""
     keys, now = Keys(run), time.time() if now is None else now
     raw = _fetch(client, keys, now)
     config = read_config(raw.config, run)
@@ -140,14 +140,13 @@ def _fetch(client: redis.Redis, keys: Keys, now: float) -> _Raw:
 
 
 def _split(generator: Generator, learner: Learner, state: SharedState, parts: Sequence[Part]) -> Split | None:
-    """What can be moved between the sides; nothing while another number of generators is there than the
-    configuration has."""
+    """The split between the sides; None if the number of living generators differs from the configuration."""
     alive = sum(p.kind == "generator" and p.silent_s < SILENT_S for p in parts)
     return split_of(generator, learner, state.device) if alive == generator.replicas else None
 
 
 def _full(memory: Mapping[str, Any]) -> str:
-    """The memory of a Redis that takes no more; empty where there is room, or no limit."""
+    """Memory of a Redis at its limit, in words; empty if there is room or no limit."""
     used, most = memory.get("used_memory", 0), memory.get("maxmemory", 0)
     return f"{used >> 20:,} of {most >> 20:,} MiB" if 0 < most <= used else ""
 
@@ -159,7 +158,7 @@ def _gate(reward: str | None, warmup: WarmUp, state: SharedState) -> Gate | None
 
 
 def numbers(text: bytes) -> dict[str, Any]:
-    """Metrics as they were written, with None for values that are not finite: JSON of browsers has no NaN."""
+    """Parse metrics, with None for non-finite values, because browsers' JSON has no NaN."""
     return json.loads(text, parse_constant=lambda _: None)
 
 
@@ -172,7 +171,7 @@ def _status(steps: int, state: SharedState) -> str:
 
 
 def rate(flow: str, before: Mapping[str, float], after: Mapping[str, float]) -> float:
-    """Mean rate per second of a counter between two samples; 0 where the counter began again."""
+    """Mean rate per second of a counter between two samples; 0 after a counter reset."""
     return max(0.0, after.get(flow, 0) - before.get(flow, 0)) / max(1e-3, after["time"] - before["time"])
 
 
@@ -183,14 +182,14 @@ def _rates(samples: list[dict[str, float]], totals: Mapping[str, int], now: floa
 
 
 def _sparks(samples: list[dict[str, float]]) -> dict[str, list[float]]:
-    """The last minute as rates between neighbouring samples, and the queue's depth."""
+    """Rates between neighbouring samples of the last minute, and the queue's depth."""
     pairs = list(itertools.pairwise(samples))
     sparks = {flow: [rate(flow, *pair) for pair in pairs] for flow in FLOWS}
     return {**sparks, "depth": [s["depth"] for s in samples]}
 
 
 def _allocation(totals: Mapping[str, int], trials: int) -> dict[str, Any]:
-    """Where Phase B went, from the counters of `Telemetry.allocation`; nothing before the first shard."""
+    """Phase B by c_i, from the counters of `Telemetry.allocation`; empty before the first shard."""
     found = {k: v for k, v in totals.items() if k.startswith(("phase_a:", "phase_b:"))}
     rules = dict.fromkeys(k.partition(":")[2].rpartition(":")[0] for k in found)
     phase_b = total([(rule, _of_rule(found, rule, trials)) for rule in rules], trials)
@@ -207,7 +206,7 @@ def _of_rule(counters: Mapping[str, int], rule: str, trials: int) -> PhaseB:
 
 
 def _parts(raw: Mapping[bytes, bytes], now: float) -> tuple[Part, ...]:
-    """Parts seen lately, and a learner or coordinator that is gone without a successor."""
+    """Recently seen parts, and a dead learner or coordinator without a successor."""
     parts = []
     for name, text in sorted(raw.items()):
         state = numbers(text)
@@ -219,8 +218,7 @@ def _parts(raw: Mapping[bytes, bytes], now: float) -> tuple[Part, ...]:
 
 
 def _idle(last_step_s: float | None, parts: Sequence[Part], state: SharedState, now: float) -> float | None:
-    """Seconds in which a step could have been expected; zero for a learner that has just started or
-    resumed."""
+    """Seconds since the last step, the learner's start or the end of a pause. None without a learner."""
     started = [p.state["started"] for p in parts if p.kind == "learner" and "started" in p.state]
     if not started:
         return None
@@ -229,5 +227,5 @@ def _idle(last_step_s: float | None, parts: Sequence[Part], state: SharedState, 
 
 
 def _age(entry: bytes, now: float) -> float:
-    """Seconds since a stream entry was written: its id begins with the time in milliseconds."""
+    """Age of a stream entry in seconds. Its id starts with the time in milliseconds."""
     return max(0.0, now - int(entry.split(b"-")[0]) / 1000)

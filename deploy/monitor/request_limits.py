@@ -1,10 +1,8 @@
-"""How long an HTTP server waits for a request that has begun and for a client that does not read, and how
-much of a request it takes.
+"""Limits of time and size for HTTP requests and responses.
 
-uvicorn waits for ever for the rest of a request: a few hundred clients that send a byte a minute use up its
-sockets. Its protocol class is exchanged for one with limits: by `hora monitor --page` for its own server,
-and in the proxies of Serve through Serve's callback,
-`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=hora_rl.deploy.monitor.request_limits:limit_requests`.
+uvicorn waits for ever for the rest of a request, so a few hundred slow clients can exhaust its sockets. This
+protocol class adds limits. `hora monitor --page` uses the class directly, Serve's proxies through Serve's
+callback `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=hora_rl.deploy.monitor.request_limits:limit_requests`.
 """
 
 from __future__ import annotations
@@ -18,21 +16,21 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from hora_rl.deploy.monitor.hosts import ProxyGuard
 
 REQUEST_S = 10.0
-"""From the start of a connection, or of a request on it, to its last byte."""
+"""Seconds from the start of a connection or request to the request's last byte."""
 
 WRITE_S = 20.0
-"""Within which a client has to read something of an answer that fills its buffer."""
+"""Seconds within which a client must read some of a response that fills the buffer."""
 
 REQUEST_BYTES = 2**20
-"""Most bytes of one request, its headers and its body."""
+"""Most bytes of one request, headers and body."""
 
 CONNECTIONS = 1000
-"""Most connections at a time. One more is closed at once."""
+"""Most concurrent connections. Further connections are closed at once."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol that closes a connection whose request is late or too long, or whose answer is not
-    read. Answers may last for ever."""
+    """uvicorn's protocol with limits: closes connections with late or too long requests, or unread responses.
+    Responses may last for ever."""
 
     _late: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -53,7 +51,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._bytes = 0
-        if self._late is None:  # the next request of a connection that is kept
+        if self._late is None:  # the next request of a kept-alive connection
             self._late = self.loop.call_later(REQUEST_S, self.transport.abort)
         super().on_message_begin()
 
@@ -95,6 +93,6 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def limit_requests() -> list[Middleware]:
-    """Serve's callback, called in each proxy before its server starts: further middlewares."""
+    """Serve's callback: each proxy calls it before its server starts. Returns additional middlewares."""
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{LimitedProtocol.__name__}"
     return [Middleware(ProxyGuard)]

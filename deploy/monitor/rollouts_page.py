@@ -1,7 +1,7 @@
-"""The page "Rollouts" and its rows: what the run was trained on, read from the folder of its learner.
+"""The page "Rollouts": the rollouts of a run, read from the learner's folder.
 
-`/rollouts` is the page, `/rollouts/rows` its data. Texts are sent as they were sampled, inside JSON; the page
-writes them as text and spells out what would move or hide others.
+`/rollouts` is the page, `/rollouts/rows` its data. JSON contains the texts as sampled; the page inserts them
+as text and escapes characters that would move or hide other text.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from hora_rl.evaluation.run_folders import RunFolderError
 
 PAGE = Path(__file__).with_name("rollouts.html")
 READERS = 2
-"""Queries that are read at a time, so that many clients cannot take all processors from a run beside them."""
+"""Concurrent queries, so that many clients cannot take all processors from a run."""
 TEXT_BYTES = 8 * 2**20
-"""Most characters of text in one answer."""
+"""Most characters of text in one response."""
 LONG = ("prompt_text", "completion")
 
 
 class Choice(BaseModel):
-    """Which rows, as `hora rollouts` has them. `chars`: a longer text is sent without its middle."""
+    """Selection of rows, as in `hora rollouts`. Texts longer than `chars` lose their middle."""
 
     step: int | None = Field(None, ge=0)
     prompt: int | None = Field(None, ge=0)
@@ -46,8 +46,8 @@ class Choice(BaseModel):
 
 
 class Rows(BaseModel):
-    """`first` and `last` of `steps` steps that are there, names of rewards, and the chosen rows; `more`:
-    whether others follow these."""
+    """Number of `steps` on disk with the `first` and the `last`, names of rewards, and the selected rows.
+    `more`: whether further rows follow."""
 
     folder: str
     steps: int
@@ -63,7 +63,7 @@ Folder = Callable[[], Awaitable[Path]]
 
 
 def folder_of(feed: Feed, known: Path | None) -> Folder:
-    """The folder that is `known`, else the one that the learner named, else the configuration's."""
+    """The `known` folder, else the one reported by the learner, else that of the configuration."""
 
     def ask(client: Redis) -> Path:
         config = read_config(client.get(Keys(feed.run).config), feed.run)
@@ -78,7 +78,7 @@ def folder_of(feed: Feed, known: Path | None) -> Folder:
 
 
 def add_rollouts(app: FastAPI, folder: Folder, headers: dict[str, str]) -> None:
-    """Add the page and its rows to `app`; `headers` are the page's."""
+    """Add the page (with `headers`) and its rows to `app`."""
     page, places = PAGE.read_bytes(), asyncio.Semaphore(READERS)
 
     @app.get("/rollouts", include_in_schema=False)
@@ -87,7 +87,7 @@ def add_rollouts(app: FastAPI, folder: Folder, headers: dict[str, str]) -> None:
 
     @app.get("/rollouts/rows", response_model=Rows)
     async def rows(choice: Annotated[Choice, Query()]) -> Response:
-        """Rollouts that the run was trained on. 404 where there are none, or not here."""
+        """Rollouts of the run. 404 if there are none on this machine."""
         where = await folder()
         try:
             async with places:
@@ -98,9 +98,9 @@ def add_rollouts(app: FastAPI, folder: Folder, headers: dict[str, str]) -> None:
 
 
 def read(run: Path, choice: Choice) -> Rows:
-    """The rows of `choice`. Raises RunFolderError for what cannot be read."""
+    """The rows of `choice`. Raises RunFolderError if files cannot be read."""
     steps, columns = steps_of(run), [name for name in columns_of(run) if name not in ARRAYS]
-    # One more than is shown says whether others follow.
+    # One more row shows whether further rows follow.
     asked = choice.model_dump(exclude={"chars"}) | {"limit": choice.limit + 1}
     table = read_rollouts(run, **asked, columns=columns)
     chars = min(choice.chars, TEXT_BYTES // (len(LONG) * choice.limit))
@@ -118,7 +118,7 @@ def read(run: Path, choice: Choice) -> Rows:
 
 
 def _short(row: dict[str, Any], chars: int) -> dict[str, Any]:
-    """`row` with the beginning and the end of long texts; `left_out` counts what is between, by column."""
+    """Cut the middle of long texts in `row`. `left_out` counts the cut characters by column."""
     left_out = {}
     for name in LONG:
         text = row[name]

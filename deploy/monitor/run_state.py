@@ -1,4 +1,4 @@
-"""One run at one moment: what every view shows. `reading.py` reads it."""
+"""State of one run at one moment, which every view shows. `reading.py` reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hora_rl.evaluation.phase_b import Share
 
 
 class Kind(StrEnum):
-    """The subject of a warning."""
+    """Kind of a warning."""
 
     STOPPED = "stopped"
     PAUSED = "paused"
@@ -50,7 +50,7 @@ class Warning:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A replica, coordinator or learner rank: kind, name, seconds since its last heartbeat, and that
+    """A replica, coordinator or learner rank: kind, name, seconds since the last heartbeat, and that
     heartbeat."""
 
     kind: str
@@ -59,16 +59,15 @@ class Part:
     state: dict[str, Any]
 
     def behind(self, version: int) -> int:
-        """How many versions a generator lacks; 0 for one that an evaluation keeps where it is, or has just
-        released."""
+        """How many versions a generator is behind; 0 if an evaluation pins it or has just released it."""
         kept = "pinned" in self.state or "released" in self.state
         return 0 if kept else version - int(self.state.get("version", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The warm-up gate while it is shut. It opens after `cycles` batches in a row whose mean of `reward` is
-    at least `needs`. It has observed `seen` batches; the newest had `mean` (None before the first)."""
+    """The closed warm-up gate. It opens after `cycles` consecutive batches with a mean `reward` of at least
+    `needs`. `seen` batches were observed; the newest had `mean` (None before the first)."""
 
     reward: str
     needs: float
@@ -79,17 +78,16 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """One run at one moment. Rates are per second over the last minute; ages in seconds.
+    """State of one run at one moment. Rates are per second over the last minute; ages are in seconds.
 
     `status` is running, paused, finished or stopped (by the error in `error`). `step` of `steps` optimizer
-    steps are done, the last one `last_step_s` ago (None before the first); `idle_s` counts from the last
-    step, the learner's start or the end of a pause, whichever was last (None where no learner was seen).
-    `controls`: whether a token for pause and resume was issued. `gate`: the warm-up gate while it is shut.
-    `balance`: the side that idles, while one does.
-    `unplaced`: which parts find no place on the cluster. `redis_full`: the memory of a Redis at its limit,
-    in words. `phase_a[c]` prompts had c of `pre_rollouts` correct
-    and `phase_b[c]` rollouts went to them, over the cycles that `evaluation.phase_b` counts; `shares` holds
-    the shares for each c. `evaluations[v]` holds pass@k by name for weight version v.
+    steps are done, the last one `last_step_s` ago (None before the first). `idle_s` counts from the last
+    step, the learner's start or the end of a pause, whichever was last (None without a learner). `controls`:
+    whether a token for pause and resume exists. `gate`: the warm-up gate if closed. `balance`: the idle side,
+    if any. `unplaced`: parts that Ray cannot place. `redis_full`: memory of a Redis at its limit.
+    `phase_a[c]` prompts had c of `pre_rollouts` correct and got `phase_b[c]` rollouts, over the cycles that
+    `evaluation.phase_b` counts. `shares` holds the shares per c. `evaluations[v]` holds pass@k by name for
+    weight version v.
     """
 
     run: str
@@ -143,8 +141,8 @@ class RunState:
 
     @property
     def sources(self) -> dict[str, dict[str, float]]:
-        """Figures of the last step by data source, where the run has several: groups, rollouts, tokens,
-        reward, success and groups/hit."""
+        """Figures of the last step by data source, if there are several: groups, rollouts, tokens, reward,
+        success and groups/hit."""
         found: dict[str, dict[str, float]] = {}
         for key, value in self.learner.items():
             if key.startswith("source/") and isinstance(value, int | float):

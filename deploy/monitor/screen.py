@@ -1,4 +1,4 @@
-"""One snapshot drawn for a terminal: a screen of at least 80 columns, or a single line. Pure."""
+"""Draw one snapshot for a terminal: a screen of at least 80 columns, or a single line. Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hora_rl.evaluation.results import span
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 SIDE_BY_SIDE = 110
-"""Columns from which replicas and allocation stand beside each other, so that 30 rows hold everything."""
+"""Minimal columns to place replicas and allocation side by side, so that 30 rows suffice."""
 CURVE = 8
-"""Columns of the curve of a Pass@K."""
+"""Columns of a Pass@K curve."""
 REPLICAS = 8
-"""Of each kind; those in trouble come first, the others are added up."""
+"""Replicas per kind. Those with problems come first; the rest is summed up."""
 TOLD = 0.01
-"""Share of a step's time from which a part of it is worth its place."""
+"""Minimal share of a step's time for a part to be shown."""
 COLOURS = {"running": "green", "finished": "blue", "paused": "yellow", "stopped": "red"}
 
 
 def screen(state: RunState, width: int = 80, problem: str = "") -> RenderableType:
-    """Everything about a run at a glance. `problem`: why what is shown is old, if it is."""
+    """The screen of a run. `problem`: why the state is outdated, if it is."""
     parts: list[RenderableType] = [_head(state, problem), *_warnings(state, problem)]
     parts += [Text(), _flows(state, width), Text(), _learner(state)]
     parts += [*_sources(state), *_evaluation(state), Text()]
@@ -56,7 +56,7 @@ def line(state: RunState) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The newest values that fit, as blocks; each block is the mean of its share of the minute."""
+    """The newest values that fit, as blocks; each block is a mean."""
     if not values:
         return ""
     per = max(1, -(-len(values) // width))
@@ -138,7 +138,7 @@ def _learner(state: RunState) -> RenderableType:
 
 
 def _sources(state: RunState) -> list[Text]:
-    """The last step by data source, where the run has several."""
+    """The last step by data source, if there are several."""
     forms = {"reward": ".3f", "success": ".1%", "groups/hit": ".1%"}
     lines = []
     for source, found in state.sources.items():
@@ -149,7 +149,7 @@ def _sources(state: RunState) -> list[Text]:
 
 
 def _evaluation(state: RunState) -> list[Text]:
-    """The newest Pass@K, if any, and the curves where there were evaluations during training."""
+    """The newest Pass@K, and curves if there were evaluations during training."""
     if not state.evaluations:
         return []
     found = {k: v for k, v in state.evaluations[max(state.evaluations)].items() if k.startswith("pass@")}
@@ -161,7 +161,7 @@ def _evaluation(state: RunState) -> list[Text]:
 
 
 def weights_of(state: RunState) -> str:
-    """The weights that the newest evaluation sampled: `v20`, or `v20 to v23` where they changed under it."""
+    """Weights of the newest evaluation: `v20`, or `v20 to v23` if they changed during the evaluation."""
     newest = max(state.evaluations)
     found = state.evaluations[newest]
     return span(int(found.get("version/min", newest)), int(found.get("version/max", newest)))
@@ -180,7 +180,7 @@ def _replicas(state: RunState) -> RenderableType:
         ("generator", ("version", "running", "waiting", "cache"), _generator),
         ("verifier", ("answers/s", "waiting", "killed", "pid"), _verifier),
     ):
-        # Whatever is late or silent must not be among those that are only added up.
+        # Late or silent replicas must not be summed up.
         parts = sorted(state.of(kind), key=lambda p: (not _troubled(p, state), p.name))
         if parts:
             table = _table(kind, names)
@@ -252,7 +252,7 @@ def _other(part: Part, state: RunState) -> str:
 
 
 def _allocation(state: RunState, width: int) -> Table:
-    """Per c: share of prompts after Phase A, and the share of Phase B that they received."""
+    """For each c: share of prompts after Phase A, and their share of Phase B."""
     table = Table.grid(padding=(0, 2))
     for justify in ("right", "right", "left", "right", "left"):
         table.add_column(justify=justify)  # type: ignore[arg-type]

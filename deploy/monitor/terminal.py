@@ -1,4 +1,4 @@
-"""`hora monitor`: the snapshot of a run in a terminal, as one JSON object, or as plain lines in a pipe."""
+"""`hora monitor`: show the snapshot of a run in a terminal, as JSON, or as plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def monitor(
     file: RunFile | None = None,
     read: Read = read_run,
 ) -> None:
-    """Show `run` as `read` finds it until Ctrl-C or its end, whose last snapshot stays on the screen; one
-    snapshot with `once` or `json_`.
+    """Show `run` until Ctrl-C or its end, and leave the last snapshot on the screen. With `once` or `json_`,
+    show one snapshot.
 
-    `file` is the run's record, where there may be one: of a run whose Redis ended with it, it knows how.
+    `file` is the run's record, if any. The record tells how a run ended whose Redis is gone.
 
-    Raises RunError with a sentence when Redis refuses or is away at the start, or knows no such run.
+    Raises RunError if Redis refuses the connection or is down at the start, or has no such run.
     """
     client: Redis = connect(redis_url, retries=0)
     if json_:
@@ -74,8 +74,8 @@ def serve_page(
     names: Sequence[str] = (),
     folder: Path | None = None,
 ) -> None:
-    """The live page and its endpoints without Serve, so that a run can be looked at while Serve is down.
-    `folder` is the run's where it is here."""
+    """Serve the live page and its endpoints without Ray Serve. `folder` is the run folder if it is on this
+    machine."""
     import uvicorn
 
     from hora_rl.deploy.monitor.request_limits import LimitedProtocol
@@ -92,7 +92,7 @@ def serve_page(
 
 
 def _settled(client: Redis, run: str, read: Read) -> RunState:
-    """A snapshot with rates in it: where nobody watches yet, the first sample is a second away."""
+    """A snapshot with rates. If no sample exists yet, wait a second for the first one."""
     state = read(client, run)
     if not state.sparks["depth"] and state.status == "running":
         time.sleep(1.1)
@@ -103,8 +103,8 @@ def _settled(client: Redis, run: str, read: Read) -> RunState:
 def _snapshots(
     client: Redis, url: str, run: str, file: RunFile | None, read: Read, period_s: float
 ) -> Iterator[tuple[RunState, str]]:
-    """The newest snapshot every `period_s` seconds until the run ends, with the reason why it is old, if it
-    is."""
+    """Yield the newest snapshot every `period_s` seconds until the run ends, with the reason if it is
+    outdated."""
     state, problem = read(client, run), ""
     yield state, problem
     while problem or not state.ended:

@@ -1,6 +1,6 @@
-"""Warnings about a run, the most urgent first. Pure: a run state in, records out.
+"""Warnings about a run, most urgent first. Pure.
 
-Views show the text; Prometheus, alerts and the page's logic read the kind.
+Views show the text; Prometheus, alerts and the page's logic use the kind.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from hora_rl.deploy.monitor.run_state import Kind, Part, RunState, Warning
 
 MOST = 0.5
 PATIENCE = 3
-"""A gate that stays shut for this many times the least number of cycles is worth a warning."""
+"""Warn if the gate stays closed for this many times the minimal number of cycles."""
 BACKLOG_S = 2.0
 SLOW_START_S = 60.0
 
 
 def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warning]:
-    """Warnings about `state`; none for a finished run. `stall_s` seconds without an optimizer step are a
-    stall. A mean log-prob difference above `drift_alarm` means that weights differ."""
+    """Warnings about `state`; none for a finished run. `stall_s` seconds without a step count as a stall. A
+    mean log-prob difference above `drift_alarm` means that weights differ."""
     if state.status == "finished":
         return []
     found = [Warning(Kind.STOPPED, f"stopped: {state.error}")] if state.error else []
@@ -27,7 +27,7 @@ def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warnin
     if state.unplaced:
         found.append(Warning(Kind.UNPLACED, state.unplaced))
     if state.redis_full:
-        # No heartbeat can be written either, so who is alive is not known.
+        # Heartbeats cannot be written either, so living parts are unknown.
         full = f"Redis is at its memory limit ({state.redis_full}) and takes nothing: raise its maxmemory"
         return [*found, Warning(Kind.REDIS_FULL, full)]
     found += _foreign(state) + _drifted(state, drift_alarm) + _different(state)
@@ -66,8 +66,8 @@ def _drifted(state: RunState, alarm: float) -> list[Warning]:
 
 
 def _different(state: RunState) -> list[Warning]:
-    """Living replicas whose checksum differs from that of the majority of their version; all of them without
-    a majority."""
+    """Living replicas whose checksum differs from the majority of their version; all if there is no
+    majority."""
     held: dict[int, dict[str, list[str]]] = {}
     for part in _alive(state, "generator"):
         if checksum := part.state.get("checksum"):  # none at version 0, and while it is computed
@@ -87,7 +87,7 @@ def _different(state: RunState) -> list[Warning]:
 def _silent(state: RunState) -> list[Warning]:
     found: list[Warning] = []
     needed = ("generator", "verifier", "coordinator", "learner")
-    for kind in (*needed, "environment") if state.of("environment") else needed:  # not every run has one
+    for kind in (*needed, "environment") if state.of("environment") else needed:  # only if the run has one
         parts = state.of(kind)
         if not _alive(state, kind):
             since = f" for {min(p.silent_s for p in parts):.0f} s" if parts else ""
@@ -102,7 +102,7 @@ def _silent(state: RunState) -> list[Warning]:
 
 
 def notices(state: RunState) -> list[Warning]:
-    """Notices of living parts: why a learner is not up yet, and what they repaired or gave up."""
+    """Notices of living parts: why a learner is still starting, and what parts repaired or gave up."""
     said = [
         Warning(Kind.NOTICE, f"{p.kind} {p.name}: {p.state['notice']}")
         for p in state.parts
@@ -146,7 +146,7 @@ def _flow(state: RunState) -> list[Warning]:
 
 
 def _idle(state: RunState) -> list[Warning]:
-    """The side that waits by habit, and a learner that waits much longer than for a step."""
+    """The side that idles persistently, or a learner that waits much longer than for a step."""
     balance = None if state.paused else state.balance
     remedy = f"; {balance.remedy}" if balance and balance.remedy else ""
     if balance and balance.side == "generators":
@@ -162,10 +162,10 @@ def _idle(state: RunState) -> list[Warning]:
 
 
 def _bottleneck(state: RunState) -> str:
-    """The part that keeps the learner waiting, by the work that each part reports.
+    """The part that the learner waits for, by the reported work.
 
-    Verifiers: answers wait for them while no generator runs a request, or for longer than BACKLOG_S at their
-    rate.
+    Verifiers are the bottleneck if answers wait while no generator runs a request, or wait longer than
+    BACKLOG_S at the verifiers' rate.
     """
     running = sum(p.state.get("running", 0) for p in _alive(state, "generator"))
     answers = sum(p.state.get("waiting", 0) for p in _alive(state, "verifier"))
@@ -178,8 +178,8 @@ def _bottleneck(state: RunState) -> str:
 
 
 def _lacking(state: RunState) -> str:
-    """What the learner reports to wait for. The queue may be full of newer groups while one of an older batch
-    is missing."""
+    """The groups that the learner waits for. The queue may be full of newer groups while a group of an older
+    batch is missing."""
     return "".join(
         f"; step {p.state['step']} lacks {p.state['missing']} of {state.prompts_per_batch} groups, the "
         f"oldest of batch {p.state['batch']}"
@@ -202,7 +202,7 @@ def _waits(state: RunState) -> str:
 
 
 def _starves(state: RunState) -> bool:
-    """Whether the learner has waited for longer than the last two steps would have taken."""
+    """Whether the learner has waited for longer than two steps take."""
     waiting = any(p.state.get("state") == "waiting" for p in _alive(state, "learner"))
     if not waiting or state.paused or state.last_step_s is None:
         return False
@@ -216,7 +216,7 @@ def _stalled(state: RunState, stall_s: float) -> list[Warning]:
 
 
 def _idle_allocation(state: RunState) -> list[Warning]:
-    """Conditions that make the run plain GRPO or leave no signal, each with its remedy."""
+    """Conditions that reduce the run to plain GRPO or leave no signal, each with its remedy."""
     found = {
         Kind.GATE_SHUT: _gate_shut(state),
         Kind.NO_HIT: _no_hit(state),

@@ -1,8 +1,7 @@
-"""The HTTP side of a run: page, status, live events, history, pause and resume. Runs under Serve or plain
-uvicorn.
+"""HTTP interface of a run: page, status, live events, history, pause and resume. Runs under Serve or uvicorn.
 
-Everyone who reaches the address may read (loopback unless telemetry.http_host differs). Every change needs
-the run's token: HORA_TOKEN of the server, or the token whose SHA-256 the launcher stored in Redis.
+Everyone who reaches the address may read (loopback unless telemetry.http_host differs). Changes need the
+run's token: HORA_TOKEN of the server, or the token whose SHA-256 the launcher stored in Redis.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from hora_rl.deploy.monitor.rollouts_page import add_rollouts, folder_of
 from hora_rl.deploy.monitor.run_state import RunState
 
 STREAMS = 200
-"""Most event streams at a time. The rest of a server's connections are for the page and for requests."""
+"""Most concurrent event streams. Other connections stay free for the page and for requests."""
 PAGE = Path(__file__).with_name("page.html")
-# The page loads nothing from other servers.
+# The page loads no resources from other servers.
 POLICY = (
     "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; connect-src "
     "'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -44,7 +43,7 @@ POLICY = (
 PAGE_HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
 VENDOR = Path(__file__).with_name("vendor")
 LIBRARY = {"uplot-1.6.32.min.js": "text/javascript", "uplot-1.6.32.min.css": "text/css"}
-"""uPlot draws the charts: the files of its npm package, unchanged, with their licence (MIT) in the folder."""
+"""uPlot draws the charts: unmodified files of its npm package, with the MIT licence in the folder."""
 
 
 class Health(BaseModel):
@@ -77,9 +76,9 @@ def create_app(
     read: Read = read_run,
     folder: Path | None = None,
 ) -> FastAPI:
-    """The application of one run as `read` finds it. `observer` is called with every state (Prometheus).
-    `names`: the server's names besides its addresses and localhost. `folder` is the run's, for its rollouts;
-    None: the folder that the learner reports."""
+    """The web application of one run. `observer` is called with every state (Prometheus). `names` are
+    accepted host names in addition to addresses and localhost. `folder` is the run folder for rollouts; None
+    uses the folder that the learner reports."""
     feed = Feed(redis_url, run, observer, read)
 
     @asynccontextmanager
@@ -88,7 +87,7 @@ def create_app(
         yield
         await feed.stop()
 
-    # Swagger's and ReDoc's pages load scripts from other servers; /openapi.json needs none.
+    # Swagger and ReDoc would load scripts from other servers.
     app = FastAPI(title=f"HORA run {run}", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, names=names)
     _add_reading(app, feed)
@@ -117,7 +116,7 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
 
     @app.get("/status", response_model=RunState, responses={503: PROBLEMS[503]})
     async def status() -> Response:
-        """The run as every view shows it; at most a second old."""
+        """The current state of the run; at most a second old."""
         feed.asked()
         return JSONResponse(_current(feed).to_dict())
 
@@ -134,7 +133,7 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
 
 
 def _file(path: Path, kind: str) -> Callable[[], Awaitable[Response]]:
-    # The name holds the version, so a browser may keep the file for good.
+    # The name contains the version, so browsers may cache the file for ever.
     content, headers = path.read_bytes(), {"Cache-Control": "public, max-age=31536000, immutable"}
 
     async def send() -> Response:
@@ -144,7 +143,7 @@ def _file(path: Path, kind: str) -> Callable[[], Awaitable[Response]]:
 
 
 class Events(StreamingResponse):
-    """The events of `feed` for one client; refused where STREAMS clients have theirs."""
+    """The event stream for one client. Refused if STREAMS clients are connected."""
 
     def __init__(self, feed: Feed, page: str, headers: dict[str, str]) -> None:
         super().__init__(_stream(feed, page), media_type="text/event-stream", headers=headers)
@@ -160,7 +159,7 @@ class Events(StreamingResponse):
 
 
 async def _stream(feed: Feed, page: str) -> AsyncIterator[str]:
-    # A page of an older server reloads itself when this differs from its first value.
+    # A page of an older server reloads itself when this value changes.
     yield f"retry: 1000\nevent: page\ndata: {page}\n\n"
     number = -1
     while True:
@@ -180,7 +179,7 @@ def _add_controls(app: FastAPI, feed: Feed) -> None:
 
     @app.post("/pause", responses=PROBLEMS)
     async def pause(authorization: Annotated[str | None, Header()] = None) -> Controls:
-        """Start no further shard until /resume. Shards in flight are completed and trained."""
+        """Start no new shards until /resume. Shards in flight are completed and trained."""
         return await turn(True, authorization)
 
     @app.post("/resume", responses=PROBLEMS)
@@ -189,7 +188,7 @@ def _add_controls(app: FastAPI, feed: Feed) -> None:
 
 
 def _check_token(authorization: str | None, stored: str | None) -> None:
-    """Raise HTTPException unless `authorization` carries the run's token; without a configured one always."""
+    """Raise HTTPException unless `authorization` carries the run's token. Always raises without a token."""
     wanted = wanted_digest(stored)
     if not wanted:
         raise HTTPException(403, "controls are off: no token is set; start the server with HORA_TOKEN")
