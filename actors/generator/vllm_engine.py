@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -92,6 +94,8 @@ class Engine:
         self.paused_since: float | None = None
         self._asleep = False
         self._joining = False
+        self._sockets = TemporaryDirectory(prefix="hora-engine-")
+        os.environ["VLLM_RPC_BASE_PATH"] = self._sockets.name
         set_environment(config.generator)
         self._tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self._silent = silent_tokens(self._tokenizer)
@@ -117,6 +121,8 @@ class Engine:
         await self.label(0)
         # At the first token vLLM compiles a part of its sampler, which takes seconds.
         await self.generate(np.zeros(1, np.int32), 1, seed=0, temperature=1.0, max_tokens=1)
+        # vLLM's processes are connected. Without their names no socket remains where a replica is killed.
+        self._sockets.cleanup()
 
     async def generate(
         self, tokens: Tokens, n: int, seed: int, temperature: float, priority: int = 0, max_tokens: int = 0

@@ -1,6 +1,7 @@
 """A real vLLM engine: a hung one is noticed, and a completion ends with its turn."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -56,6 +57,7 @@ def test_every_completion_says_where_and_when_it_was_sampled(
 
     async def sampled() -> None:
         assert engine.load.prefix_queries, "what the first token prepares is done"
+        assert not Path(os.environ["VLLM_RPC_BASE_PATH"]).exists(), "a kill would leave its sockets"
         # The engine's own title overwrites its environment; what it was started with its tracker has too.
         environments = [p.environ() for p in psutil.Process().children(recursive=True)]
         assert any(KEEP_FREED_MEMORY.items() <= found.items() for found in environments)
