@@ -2,19 +2,16 @@
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hora_rl.common.load import ROOT
+from tests.support.installed import ROOMS, environment_of, wheel_in
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
-OURS = ("actors", "allocator", "common", "deploy", "evaluation", "learner")
 CONFIG = """\
 run: {name: theirs}
 model: {path: deploy/demo/model, dtype: float32}
@@ -42,7 +39,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's project with a package of each of our names, and a reward that imports one of them."""
     folder = tmp_path_factory.mktemp("project")
-    for name in OURS:
+    for name in ROOMS:
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text("raise ImportError('HORA imported mine')\n")
     (folder / "common" / "__init__.py").write_text("")
@@ -52,36 +49,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-
-
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    for name in (*OURS, "hora_rl"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(source)]
-    subprocess.run(build, check=True, timeout=200)
-    [made] = folder.glob("*.whl")
-    return made
-
-
-def environment_of(folder: Path, wheel: Path) -> tuple[Path, Path]:
-    """The bin folder and the packages of an environment with this wheel and nothing else."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=100)
-    python = ["--python", str(folder / "bin" / "python")]
-    install = [*PIP, *python, "install", "--no-deps", "--ignore-installed", str(wheel)]
-    subprocess.run(install, check=True, timeout=200)
-    return folder / "bin", next(folder.glob("lib/python*/site-packages"))
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of an environment with HORA's wheel, and all else from this environment."""
-    programs, packages = environment_of(tmp_path_factory.mktemp("installed") / "venv", wheel)
+    wheel = wheel_in(tmp_path_factory.mktemp("wheel"))
+    programs, packages = environment_of(tmp_path_factory.mktemp("installed") / "venv", str(wheel))
     # A path in a .pth file is searched, but its own .pth files are not: the editable HORA stays out.
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return programs
@@ -99,25 +71,9 @@ def run_in(installed: Path) -> Run:
     return run
 
 
-def test_the_librarys_page_is_true_with_the_wheel_and_numpy_alone(wheel: Path, tmp_path: Path) -> None:
-    programs, packages = environment_of(tmp_path / "empty", wheel)
-    for part in Path(sysconfig.get_path("purelib")).glob("numpy*"):
-        (packages / part.name).symlink_to(part)
-    page = ROOT / "docs" / "how-to" / "use-in-another-trainer.md"
-    code = (
-        "import doctest, importlib.util as u, hora_rl; assert not u.find_spec('pydantic'); "
-        f"assert hora_rl.__file__.startswith({str(packages)!r}); "
-        f"found = doctest.testfile({str(page)!r}, module_relative=False); "
-        "assert found.attempted > 9 and not found.failed"
-    )
-    command = [str(programs / "python"), "-I", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_a_wheel_puts_one_name_into_the_environment(installed: Path) -> None:
     packages = next(installed.parent.glob("lib/python*/site-packages"))
-    assert not [name for name in OURS if (packages / name).exists()]
+    assert not [name for name in ROOMS if (packages / name).exists()]
     assert (packages / "hora_rl" / "common").is_dir()
 
 
