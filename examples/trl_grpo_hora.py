@@ -8,7 +8,10 @@
 TRL keeps G rows per prompt. Here the first G0 of each are sampled and scored, and the other rows go where
 these say, in `rounds` rounds. Advantages are computed per prompt and multiplied by G/G_i. TRL's dr_grpo loss
 divides by Γ·G, so that factor turns it into the paper's (1/Γ) Σ_i (1/G_i) Σ_j. This holds with KL 0 and
-micro-batches of equal size, in one process.
+micro-batches of equal size.
+
+Of several processes each samples and scores an equal part of every round, and all of them divide the whole
+batch by the same rewards. So the number of processes must divide every round.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 from trl import GRPOTrainer
 
 from hora_rl import Session, advantages
@@ -42,8 +46,8 @@ class HoraTrainer(GRPOTrainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        if self.loss_type != "dr_grpo" or self.beta != 0.0 or self.accelerator.num_processes != 1:
-            raise ValueError("HoraTrainer needs loss_type='dr_grpo', beta=0.0 and one process")
+        if self.loss_type != "dr_grpo" or self.beta != 0.0:
+            raise ValueError("HoraTrainer needs loss_type='dr_grpo' and beta=0.0")
         if self.scale_rewards == "batch" or self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
                 "HoraTrainer needs scale_rewards='group' or 'none' and multi_objective_aggregation="
@@ -56,43 +60,47 @@ class HoraTrainer(GRPOTrainer):
         self._options = options or {}
         self.session_of = partial(Session, rule=rule, rounds=rounds, stop=stop, max_group_size=max_group_size)
         self._sampled: tuple[Any, ...] | None = None
+        self._scored: torch.Tensor | None = None
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
-        prompts = inputs[:: self.num_generations]
+        prompts = gather_object(inputs)[:: self.num_generations]
         # Phase A of all prompts comes first, one round after the other behind it; TRL shuffles the rows
         # afterwards anyway.
-        owner, self._sampled = self._sample(prompts, len(inputs))
-        output = super()._generate_and_score_completions([dict(prompts[i]) for i in owner])
+        owner, self._sampled, self._scored = self._sample(prompts, len(inputs))
+        mine = slice(self.accelerator.process_index * len(inputs), None)
+        rows = [dict(prompts[i]) for i in owner[mine][: len(inputs)]]
+        output = super()._generate_and_score_completions(rows)
         advantages, flat = self._advantages(torch.from_numpy(owner), len(prompts))
-        output["advantages"] = advantages.to(output["advantages"].device)
+        output["advantages"] = advantages[mine][: len(inputs)].to(output["advantages"].device)
         # TRL has logged these two already, as if every G rows were one prompt's. The log holds one batch.
         self._logs["advantages"].extend(advantages.tolist())
         self._metrics["train"]["frac_reward_zero_std"][-1] = flat.float().mean().item()
         self.last_owner = owner
         return output
 
-    def _sample(self, prompts: list[dict[str, Any]], total: int) -> tuple[Any, tuple[Any, ...]]:
-        """`total` completions of n prompts: the prompt of each row, and what TRL's `_generate` returns for
-        all rows."""
-        n = len(prompts)
-        session = self.session_of(n, total - n * self._pre)
-        owner, sampled, given = np.zeros(0, dtype=np.int64), None, np.full(n, self._pre)
-        while True:
+    def _sample(self, prompts: list[dict[str, Any]], each: int) -> tuple[Any, tuple[Any, ...], torch.Tensor]:
+        """`each` completions by every process: the prompt of each row of all processes, process by process,
+        what TRL's `_generate` returns for this one's rows, and the rewards of all."""
+        n, processes, rank = len(prompts), self.accelerator.num_processes, self.accelerator.process_index
+        session = self.session_of(n, each * processes - n * self._pre)
+        owners, rewards, sampled, given = [], [], None, np.full(n, self._pre)
+        while given.any():
             of = np.repeat(np.arange(n), given)
-            rows = [prompts[i] for i in of]
+            if len(of) % processes:
+                raise ValueError(f"{processes} processes cannot divide a round of {len(of)} rollouts equally")
+            owners.append(of.reshape(processes, -1))
+            rows = [prompts[i] for i in owners[-1][rank]]
             part = self.generate_each([row["prompt"] for row in rows])
-            owner, sampled = np.concatenate([owner, of]), part if sampled is None else _joined(sampled, part)
-            if len(owner) == total:
-                return owner, sampled
-            session.tell(np.bincount(of, weights=self._hits(rows, part), minlength=n).astype(np.int64), given)
+            sampled = part if sampled is None else _joined(sampled, part)
+            # (processes · rows, functions), process by process
+            found = super()._calculate_rewards(rows, [row["prompt"] for row in rows], part[3], part[1])
+            rewards.append(found.view(processes, len(rows), -1))
+            hits = (found[:, self._hit] >= 1).cpu().numpy()
+            session.tell(np.bincount(of, weights=hits, minlength=n).astype(np.int64), given)
             given = session.ask()
-
-    def _hits(self, rows: list[dict[str, Any]], part: tuple[Any, ...]) -> Any:
-        """(rows,) whether each completion is a success."""
-        rewards = super()._calculate_rewards(rows, [row["prompt"] for row in rows], part[3], part[1])
-        return (rewards[:, self._hit] >= 1).cpu().numpy()
+        return np.concatenate(owners, 1).ravel(), sampled, torch.cat(rewards, 1).flatten(0, 1)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         """All rows are there already."""
@@ -111,7 +119,9 @@ class HoraTrainer(GRPOTrainer):
             self.num_generations = count
 
     def _calculate_rewards(self, *args: Any) -> torch.Tensor:
-        self._rewards = super()._calculate_rewards(*args)
+        """In training every row is scored already, in its round."""
+        scored, self._scored = self._scored, None
+        self._rewards = super()._calculate_rewards(*args) if scored is None else scored
         return self._rewards
 
     def _advantages(self, owner: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

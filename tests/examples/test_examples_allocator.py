@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from examples.allocate_alone import train
 from hora_rl import advantages
+from hora_rl.common.load import ROOT
 from tests.support.tiny_qwen2 import shape_of
 
 if TYPE_CHECKING:  # TRL takes seconds to import, which only the worker that runs these tests needs to spend
@@ -81,10 +85,10 @@ def trainer_of(
     own = {"tie_word_embeddings": False, "pad_token_id": 0, "eos_token_id": 1}
     model = Qwen2ForCausalLM(shape_of(len(WORDS), 32, 64, 2, 2, 2, **own))
     rows = [{"prompt": f"w{i} w{i + 4}", "answer": ANSWERS[i]} for i in range(GAMMA)]
+    settings = {"per_device_train_batch_size": GAMMA * G // 2} | settings
     args = GRPOConfig(
         output_dir=str(tmp_path),
         num_generations=G,
-        per_device_train_batch_size=GAMMA * G // 2,
         gradient_accumulation_steps=2,
         max_completion_length=LENGTH,
         loss_type="dr_grpo",
@@ -122,6 +126,7 @@ def paper_loss(trainer: HoraTrainer, batch: dict[str, torch.Tensor]) -> torch.Te
     """-(1/Γ) Σ_i (1/G_i) Σ_j (1/Z) Σ_t A_ij log π, row by row: its gradient is the objective's where ρ =
     1."""
     answers, loss = [row["answer"] for row in trainer.train_dataset], torch.zeros(())
+    assert len(batch["completion_ids"]) == len(trainer.last_owner)
     for i, answer in enumerate(answers):
         members = np.flatnonzero(trainer.last_owner == i)
         texts = trainer.processing_class.batch_decode(
@@ -253,6 +258,21 @@ def test_the_log_has_the_advantages_that_are_trained_and_the_rows_without_a_spre
 def test_a_scaling_that_hora_does_not_do_is_refused(tmp_path: Path, settings: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="needs scale_rewards='group' or 'none' and multi_objective_agg"):
         trainer_of(tmp_path, [short, accuracy], **settings)
+
+
+@pytest.mark.system
+def test_two_processes_divide_one_batch_and_have_the_gradient_of_one(tmp_path: Path) -> None:
+    """tests/support/trl_ranks.py asserts that, in both."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.trl_ranks", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(path.name for path in tmp_path.glob("whole.*")) == ["whole.0", "whole.1"]
 
 
 @pytest.mark.system
