@@ -1,4 +1,4 @@
-"""prime-rl 0.8 (commit 559b447, 21 August 2026) with HORA: groups that grow in rounds by what was found.
+"""prime-rl 0.8 (commit 559b447, 21 August 2026) with HORA, untested in prime-rl: groups grow in rounds.
 
     from examples.prime_rl_hora import install
     install(prompts=64, group_size=32, pre_rollouts=8, rule="first_hit", rounds=4, stop="hit")

@@ -1,8 +1,9 @@
-"""verl 0.9.1 with HORA: an agent-loop manager whose workers divide the rollouts of their prompts in rounds.
+"""verl 0.9.1 with HORA, untested in a training run: an agent-loop manager whose workers divide the
+rollouts of their prompts in rounds.
 
     python -m verl.trainer.main_ppo trainer.use_v1=True algorithm.adv_estimator=grpo \
         actor_rollout_ref.rollout.n=32 \
-        actor_rollout_ref.rollout.agent.agent_loop_manager_class=examples.verl_hora.HoraManager \
+        +actor_rollout_ref.rollout.agent.agent_loop_manager_class=examples.verl_hora.HoraManager \
         +hora.pre_rollouts=8 +hora.rounds=4 +hora.rule=first_hit +hora.stop=hit ...
 
 `rollout.n` stays the mean group size: each worker spends `n` rollouts per prompt of the chunk that it gets,
