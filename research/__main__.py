@@ -26,11 +26,10 @@ def study(
 ) -> None:
     """Compare arms of an experiment over seeds at equal compute. The same command continues after an
     interruption."""
-    from research.study.cell_runner import study as run_study
-    from research.study.loop_runner import study_loop
+    from research.study.command import study as run_study
 
     with stopped_by_signals():
-        complete = (study_loop if loop else run_study)(file, out, parallel)
+        complete = run_study(file, out, parallel, loop)
     if not complete:
         raise typer.Exit(1)
 

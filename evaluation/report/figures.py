@@ -44,26 +44,6 @@ def pass_at_k_figure(panels: Mapping[str, Mapping[str, Sequence[Estimate]]]) -> 
     return figure
 
 
-def difference_figure(differences: Mapping[str, Sequence[Estimate]], baseline: str) -> Figure:
-    """Pass@K of arms minus the baseline's, in points with intervals; arms are drawn side by side."""
-    figure, [axis] = _grid(1, width=6.4, height=3.6)
-    styles = _styles([baseline, *differences])
-    axis.axhline(0, color=styles[baseline]["color"], linewidth=1.5, label=baseline)
-    ks = [e.k for e in next(iter(differences.values()))]
-    for i, (name, points) in enumerate(differences.items()):
-        place = np.arange(len(ks)) + 0.16 * (i - (len(differences) - 1) / 2)
-        value, low, high = (
-            np.array([100 * getattr(e, side) for e in points]) for side in ("value", "low", "high")
-        )
-        bars = [np.maximum(value - low, 0), np.maximum(high - value, 0)]
-        axis.errorbar(
-            place, value, bars, label=name, markersize=4, capsize=2, linestyle="none", **styles[name]
-        )
-    axis.set_xticks(np.arange(len(ks)), [str(k) for k in ks])
-    _finish(axis, xlabel="K", ylabel=f"Pass@K less {baseline}'s (points)")
-    return figure
-
-
 def allocation_figure(*runs: Run) -> Figure:
     """Phase A outcomes and Phase B shares (paper, figure "Allocation dynamics"): average, then over time.
 
@@ -146,27 +126,6 @@ def curves_figure(
         axis.plot(x, measured, color=color, alpha=0.25, linewidth=0.8)
         axis.plot(x, smooth, color=color, label=name)
     _finish(axis, xlabel=over, ylabel=metric)
-    return figure
-
-
-def arms_figure(arms: Mapping[str, Sequence[Run]], metrics: Sequence[tuple[str, str]]) -> Figure:
-    """Step metrics of a study's arms: mean over seeds, with the range as a band.
-
-    Smoothed as in `metrics_figure`, over steps that every seed of the arm reached.
-    """
-    figure, axes = _grid(len(metrics), width=4.6, height=3.2)
-    styles = _styles(list(arms))
-    for axis, (metric, label) in zip(axes, metrics, strict=True):
-        for name, runs in arms.items():
-            steps = min(len(run.steps[metric]) for run in runs)
-            window = max(5, steps // 30)
-            smooth = np.stack([moving_average(run.steps[metric][:steps], window) for run in runs])
-            color = styles[name]["color"]
-            axis.fill_between(
-                np.arange(steps), smooth.min(axis=0), smooth.max(axis=0), alpha=0.15, color=color
-            )
-            axis.plot(np.arange(steps), smooth.mean(axis=0), label=name, color=color)
-        _finish(axis, title=label, xlabel="optimizer step")
     return figure
 
 

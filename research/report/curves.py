@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hora_rl.evaluation.run_folders import RunFolderError
-from research.report.paired import Difference, area, at_matched, holm, paired_difference
+from research.report.statistics import Difference, area, at_matched, holm, paired_difference
+from research.study.cells import Design
 
 Array = NDArray[np.float64]
 Curves = Mapping[str, Mapping[int, "Curve"]]
@@ -20,35 +18,52 @@ Pair = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What decides, written down before the study ran: see `research.study.cells.Design`."""
-
-    comparisons: tuple[Pair, ...]
-    hypotheses: tuple[str, ...]
-    watched: str
-    pass_at: int
-    margin: float
-    exclusions: tuple[str, ...]
-    exploratory: tuple[Pair, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Curve:
-    """One cell: `values[set][figure]` (T,) at `steps` (T,), and `training[figure]` per optimizer step."""
+    """One cell: `values[set][figure]` (T, P) at `steps` (T,), and `training[figure]` per optimizer step.
+
+    P counts problems; P = 1 where a figure is an exact mean over the prompts of its set.
+    """
 
     steps: Array
     values: Mapping[str, Mapping[str, Array]]
     training: Mapping[str, Array]
+
+    def mean(self, name: str, figure: str) -> Array:
+        """(T,) over the problems of the set `name`. Raises RunFolderError where there is no such set."""
+        if name not in self.values:
+            raise RunFolderError(f"design.watched ({name}) is none of the sets ({', '.join(self.values)})")
+        return self.values[name][figure].mean(axis=1)
+
+    def summary(self, name: str, figure: str) -> Array:
+        """(P,) area over steps; with no evaluation between start and end, the end."""
+        values = self.values[name][figure]
+        return values[-1] if self.ends_only else area(self.steps, values)
+
+    @property
+    def ends_only(self) -> bool:
+        return len(self.steps) == 2
+
+    @property
+    def moments(self) -> dict[str, int]:
+        """Places of the start, of half time and of the end in `steps`."""
+        half = {} if self.ends_only else {"half": len(self.steps) // 2}
+        return {"start": 0, **half, "end": -1}
+
+    def ks(self, pass_at: int) -> tuple[int, ...]:
+        """The K of tables: 1, `pass_at` and the largest."""
+        figures = next(iter(self.values.values()))
+        most = max(int(name.removeprefix("pass@")) for name in figures if name.startswith("pass@"))
+        return tuple(dict.fromkeys((1, pass_at, most)))
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
     """One comparison on the seeds that both arms have.
 
-    `primary` is the area under Pass@K on the watched set, `corrected` its p-value after Holm (NaN for an
-    exploratory one), `deviation` how its differences spread over seeds. `pass_1` is the area under Pass@1,
-    `matched` Pass@K at equal Pass@1. `moments[when, k]` are Pass@k at half time and at the end, and
-    `sets[name]` the areas under Pass@1 and Pass@K on the other sets.
+    `primary` is the summary of Pass@K on the watched set (see `Curve.summary`), `corrected` its p-value after
+    Holm (NaN for an exploratory one), `deviation` the spread of its differences over seeds. `pass_1` is the
+    summary of Pass@1, `matched` Pass@K at equal Pass@1. `moments[when, k]` are Pass@k at half time and at the
+    end, and `sets[name]` the summaries of Pass@1 and Pass@K on the other sets.
     """
 
     arm: str
@@ -61,100 +76,82 @@ class Compared:
     moments: Mapping[tuple[str, int], Difference]
     sets: Mapping[str, tuple[Difference, Difference]]
 
-
-def load_curve(path: Path) -> Curve:
-    """Raises RunFolderError for a file that is no curve."""
-    try:
-        return curve_of(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path}: holds no curves ({type(error).__name__}: {error})") from None
+    @property
+    def title(self) -> str:
+        return f"{self.arm} − {self.baseline}"
 
 
-def curve_of(found: Mapping[str, object]) -> Curve:
-    """The curve of a cell's record, as `research.study.loop` writes it."""
-    curves, steps = found["curves"], found["steps"]
+def curve_of(record: Mapping[str, object]) -> Curve:
+    """The curve of a cell's record, as `research.study.exact_curves` writes it.
+
+    Raises TypeError, KeyError or ValueError for another record.
+    """
+    curves, steps = record["curves"], record["steps"]
     if not isinstance(curves, dict) or not isinstance(steps, list):
         raise TypeError("curves and steps are not tables")
-    values = {name: _columns(points) for name, points in curves.items()}
-    return Curve(next(iter(values.values()))["step"], values, _columns(steps))
+    tables = {name: columns(points) for name, points in curves.items()}
+    values = {name: {key: c[:, None] for key, c in table.items()} for name, table in tables.items()}
+    return Curve(next(iter(tables.values()))["step"], values, columns(steps))
 
 
-def compare(curves: Curves, rules: Rules) -> list[Compared]:
-    """Every comparison of `rules` that has a seed in common, with Holm's correction over them."""
-    found = _all(curves, rules, rules.comparisons)
-    corrected = holm({str(i): c.primary.p for i, c in enumerate(found) if c.primary.seeds > 1})
-    return [replace(c, corrected=corrected.get(str(i), math.nan)) for i, c in enumerate(found)]
+def columns(points: Sequence[Mapping[str, float]]) -> dict[str, Array]:
+    return {name: np.array([p[name] for p in points], dtype=np.float64) for name in points[0]}
 
 
-def explore(curves: Curves, rules: Rules) -> list[Compared]:
-    """The exploratory comparisons that have a seed in common, uncorrected."""
-    return _all(curves, rules, rules.exploratory)
-
-
-def figure_of(curve: Curve, rules: Rules, k: int, name: str | None = None) -> Array:
-    """Pass@k (T,) on the watched set, or on the set `name`. Raises RunFolderError where there is no such
-    set."""
-    wanted = name or rules.watched
-    if wanted not in curve.values:
-        raise RunFolderError(f"design.watched ({wanted}) is none of the sets ({', '.join(curve.values)})")
-    return curve.values[wanted][f"pass@{k}"]
-
-
-def _all(curves: Curves, rules: Rules, pairs: Sequence[Pair]) -> list[Compared]:
+def compare(curves: Curves, design: Design, pairs: Sequence[Pair]) -> list[Compared]:
+    """Each of `pairs` that has a seed in common, uncorrected."""
     shared = [(a, b) for a, b in pairs if curves.get(a, {}).keys() & curves.get(b, {}).keys()]
-    return [_compared(curves, rules, arm, baseline) for arm, baseline in shared]
+    return [_compared(curves, design, *pair) for pair in shared]
 
 
-def _compared(curves: Curves, rules: Rules, arm: str, baseline: str) -> Compared:
+def decide(curves: Curves, design: Design) -> list[Compared]:
+    """The comparisons of `design`, with Holm's correction over them."""
+    found = compare(curves, design, design.comparisons)
+    corrected = holm([c.primary.p for c in found])
+    return [replace(c, corrected=p) for c, p in zip(found, corrected, strict=True)]
+
+
+def _compared(curves: Curves, design: Design, arm: str, baseline: str) -> Compared:
     seeds = sorted(curves[arm].keys() & curves[baseline].keys())
-    mine, theirs = ([curves[a][s] for s in seeds] for a in (arm, baseline))
+    sides = [[curves[a][seed] for seed in seeds] for a in (arm, baseline)]
+    watched, one, many = design.watched, "pass@1", f"pass@{design.pass_at}"
+    first = sides[0][0]
+    levels = [[c.mean(watched, many) for c in side] for side in sides]  # refuses a set that is not there
 
-    def areas(k: int, name: str | None = None) -> tuple[list[float], list[float]]:
-        mine_, theirs_ = (
-            [area(c.steps, figure_of(c, rules, k, name)) for c in side] for side in (mine, theirs)
-        )
-        return mine_, theirs_
+    def differ(of: Callable[[Curve], Array]) -> Difference:
+        return paired_difference(*([of(c) for c in side] for side in sides))
+
+    def summaries(name: str, figure: str) -> Difference:
+        return differ(lambda c: c.summary(name, figure))
 
     def at(place: int, k: int) -> Difference:
-        return paired_difference(*([figure_of(c, rules, k)[place] for c in side] for side in (mine, theirs)))
+        return differ(lambda c: c.values[watched][f"pass@{k}"][place])
 
-    wanted = areas(rules.pass_at)
-    half = len(mine[0].steps) // 2
-    others = [name for name in mine[0].values if name != rules.watched]
+    by_seed = np.diff([[c.summary(watched, many).mean() for c in side] for side in sides], axis=0)
     return Compared(
         arm,
         baseline,
-        primary=paired_difference(*wanted),
-        corrected=math.nan,
-        pass_1=paired_difference(*areas(1)),
-        matched=_matched(mine, theirs, rules),
-        deviation=float(np.diff(wanted, axis=0).std(ddof=1)) if len(seeds) > 1 else 0.0,
+        primary=summaries(watched, many),
+        corrected=np.nan,
+        pass_1=summaries(watched, one),
+        matched=_matched([[c.mean(watched, one) for c in side] for side in sides], levels),
+        deviation=float(by_seed.std(ddof=1)) if len(seeds) > 1 else 0.0,
         moments={
             (when, k): at(place, k)
-            for when, place in (("half", half), ("end", -1))
-            for k in (1, rules.pass_at, 256)
+            for when, place in first.moments.items()
+            for k in first.ks(design.pass_at)
+            if when != "start"
         },
-        sets={
-            name: (
-                paired_difference(*areas(1, name)),
-                paired_difference(*areas(rules.pass_at, name)),
-            )
-            for name in others
-        },
+        sets={n: (summaries(n, one), summaries(n, many)) for n in first.values if n != watched},
     )
 
 
-def _matched(mine: Sequence[Curve], theirs: Sequence[Curve], rules: Rules) -> Difference | None:
+def _matched(pass_1: list[list[Array]], pass_k: list[list[Array]]) -> Difference | None:
     """Pass@K where Pass@1 is the same: the level that both sides of every seed reach, the lowest of their
     highest."""
-    sides = [[figure_of(c, rules, 1) for c in side] for side in (mine, theirs)]
-    level = min(float(v.max()) for side in sides for v in side)
+    level = min(float(values.max()) for side in pass_1 for values in side)
     read = [
-        [at_matched(level, figure_of(c, rules, 1), figure_of(c, rules, rules.pass_at)) for c in side]
-        for side in (mine, theirs)
+        [at_matched(level, one, many) for one, many in zip(*both, strict=True)]
+        for both in zip(pass_1, pass_k, strict=True)
     ]
     return None if np.isnan(read).any() else paired_difference(*read)
-
-
-def _columns(points: Sequence[Mapping[str, float]]) -> dict[str, Array]:
-    return {name: np.array([p[name] for p in points], dtype=np.float64) for name in points[0]}

@@ -1,11 +1,11 @@
-"""The report of a study of curves: arms compared on the same seeds by rules that were written down before it
-ran.
+"""The report of a study: arms compared on the same seeds by rules that were written down before it ran.
 
 OUT/report.md   rules, comparisons, tables      OUT/*.png, *.svg   curves, frontier, forest, power
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,232 +14,202 @@ import numpy as np
 from hora_rl.evaluation.report.figures import save
 from hora_rl.evaluation.report.markdown import markdown_table
 from hora_rl.evaluation.run_folders import RunFolderError
-from research.report.curves import (
-    Array,
-    Compared,
-    Curve,
-    Curves,
-    Rules,
-    compare,
-    explore,
-    figure_of,
-    load_curve,
-)
-from research.report.curves_figures import (
-    forest_figure,
-    frontier_figure,
-    pass_rates_figure,
-    power_figure,
-)
-from research.report.paired import Difference, detectable, not_inferior
+from research.report.curves import Compared, Curve, Curves, compare, decide
+from research.report.figures import forest_figure, frontier_figure, pass_rates_figure, power_figure
+from research.report.statistics import Difference, detectable, not_inferior
+from research.study.cells import Design, Study
 
 NEAR_CEILING = 0.95
-"""Level of the baseline above which a bounded share leaves little room, and its differences are skewed."""
-
-
-def write_curves_report(out: Path, title: str, cells: Mapping[str, Mapping[int, Path]], rules: Rules) -> Path:
-    """Report on the finished cells (arm -> seed -> file of curves) in `out`; returns report.md.
-
-    Cells without curves are named as missing. Raises RunFolderError where no comparison has a seed in common,
-    or the watched set is not there.
-    """
-    curves = {
-        arm: {seed: load_curve(path) for seed, path in seeds.items() if path.exists()}
-        for arm, seeds in cells.items()
-    }
-    planned = {arm: len(seeds) for arm, seeds in cells.items()}
-    return report_curves(out, title, curves, planned, rules)
+"""Level of an arm above which a bounded share leaves little room, and its differences are skewed."""
 
 
 def report_curves(
-    out: Path, title: str, curves: Curves, planned: Mapping[str, int], rules: Rules, name: str = "report"
+    out: Path, study: Study, curves: Curves, notes: Sequence[str] = (), name: str = "report"
 ) -> Path:
-    """The same on curves at hand. `planned` is the number of seeds of each arm; files are called after
-    `name`."""
-    compared, explored = compare(curves, rules), explore(curves, rules)
+    """Report on the cells of `study` that have curves in `out`; returns NAME.md, which begins with `notes`.
+
+    Raises RunFolderError where no comparison has a seed in common, or the watched set is not there.
+    """
+    design = study.rules
+    compared, explored = decide(curves, design), compare(curves, design, design.exploratory)
     if not compared and not explored:
-        raise RunFolderError("no comparison has a finished seed in common: nothing to compare")
+        raise RunFolderError(
+            "\n".join(["no comparison has a finished seed in common: nothing to compare", *notes])
+        )
     out.mkdir(parents=True, exist_ok=True)
-    prefix = "" if name == "report" else f"{name}-"
     decided = {arm for c in compared for arm in (c.arm, c.baseline)}
-    shown = {arm: seeds for arm, seeds in curves.items() if arm in decided} if decided else curves
+    shown = {arm: list(of.values()) for arm, of in curves.items() if of and (arm in decided or not decided)}
     drawn = {
-        "curves": pass_rates_figure(_watched(shown, rules), rules.pass_at),
-        "frontier": frontier_figure(_watched(shown, rules), rules.pass_at),
-        "forest": forest_figure(
-            [(_title(c), c.primary) for c in compared], [(_title(c), c.primary) for c in explored]
-        ),
+        "curves": pass_rates_figure(shown, design),
+        "frontier": frontier_figure(shown, design),
+        "forest": forest_figure(compared, explored),
     }
     if spreads := [c.deviation for c in compared if c.deviation > 0.0]:
         drawn["power"] = power_figure(spreads)
     for kind, figure in drawn.items():
-        save(figure, out, f"{prefix}{kind}")
+        save(figure, out, kind if name == "report" else f"{name}-{kind}")
     path = out / f"{name}.md"
-    lines = _page(title, rules, curves, (compared, explored), planned)
+    lines = _page(study, curves, compared, explored, notes)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
-def _title(c: Compared) -> str:
-    return f"{c.arm} − {c.baseline}"
-
-
-def _watched(curves: Curves, rules: Rules) -> dict[str, dict[str, Array]]:
-    """Of each arm: `step` (T,), and Pass@1 and Pass@K (S, T) on the watched set."""
-    return {
-        arm: {
-            "step": next(iter(seeds.values())).steps,
-            **{
-                f"pass@{k}": np.stack([figure_of(c, rules, k) for c in seeds.values()])
-                for k in (1, rules.pass_at)
-            },
-        }
-        for arm, seeds in curves.items()
-        if seeds
-    }
-
-
 def _page(
-    title: str,
-    rules: Rules,
-    curves: Curves,
-    found: tuple[Sequence[Compared], Sequence[Compared]],
-    planned: Mapping[str, int],
+    study: Study, curves: Curves, compared: list[Compared], explored: list[Compared], notes: Sequence[str]
 ) -> list[str]:
-    compared, explored = found
-    lines = [f"# {title}", "", "## Written down before it ran", ""]
-    lines += [f"- {h}" for h in rules.hypotheses]
-    lines += [
-        f"- Primary: area under Pass@{rules.pass_at} over steps on the set `{rules.watched}`, differences "
-        f"paired by seed, Student's t, Holm over {len(compared)} comparisons.",
-        "- Pass@1 is not inferior when the interval of its area's difference excludes a loss of "
-        f"{100 * rules.margin:g} points.",
-        *(f"- Excluded: {e}" for e in rules.exclusions),
+    design, every = study.rules, [*compared, *explored]
+    cells = {arm: list(of.values()) for arm, of in curves.items() if of}
+    example = next(iter(cells.values()))[0]
+    return [
+        *(f"# {study.title or study.name}", ""),
+        *(line for note in notes for line in (note, "")),
+        *_written_down(design, example, len(compared)),
+        *_comparisons(compared, design, example),
+        *_exploratory(explored, design, example),
+        *("", f"## {'End' if example.ends_only else 'Half time and end'}", "", *_moments(every)),
+        *_other_sets(every, design, example),
+        *("", "## Arms", ""),
+        *(line for name in example.values for line in _levels(cells, name, example.ks(design.pass_at))),
+        *_caveats(cells, design),
+        *_missing(study, curves),
+    ]
+
+
+def _summary(example: Curve) -> str:
+    return "end" if example.ends_only else "area"
+
+
+def _written_down(design: Design, example: Curve, tests: int) -> list[str]:
+    primary = (
+        f"Pass@{design.pass_at} at the end"
+        if example.ends_only
+        else (f"area under Pass@{design.pass_at} over steps")
+    )
+    return [
+        "## Written down before it ran",
+        "",
+        *(f"- {h}" for h in design.hypotheses),
+        f"- Primary: {primary} on the set `{design.watched}`, differences paired by seed, Student's t, Holm "
+        f"over {tests} comparisons.",
+        f"- Pass@1 is not inferior when the interval of its {_summary(example)}'s difference excludes a loss "
+        f"of {100 * design.margin:g} points.",
+        *(f"- Excluded: {e}" for e in design.exclusions),
         "",
         "## Comparisons",
         "",
-        f"In points, with 95% intervals. `matched`: Pass@{rules.pass_at} at equal Pass@1. `detectable`: the "
+        f"In points, with 95% intervals. `matched`: Pass@{design.pass_at} at equal Pass@1. `detectable`: the "
         "difference that so many seeds see with 80% power, given how far these differences spread.",
         "",
-        *_comparisons(compared, rules),
     ]
-    if explored:
-        lines += [
-            "",
-            "## Exploratory comparisons",
-            "",
-            "Not corrected for their number: they suggest, and establish nothing.",
-            "",
-            *_comparisons(explored, rules),
-        ]
-    every = [*compared, *explored]
-    lines += ["", "## Half time and end", "", *_moments(every, rules)]
-    if every[0].sets:
-        lines += ["", "## Other sets, areas", "", *_other_sets(every, rules)]
-    lines += ["", "## Arms", "", *_levels(curves, rules)]
-    return [*lines, *_caveats(curves, rules), *_missing(curves, planned, rules)]
 
 
-def _comparisons(compared: Sequence[Compared], rules: Rules) -> list[str]:
-    k = rules.pass_at
+def _comparisons(compared: Sequence[Compared], design: Design, example: Curve) -> list[str]:
+    kind = _summary(example)
     heads = (
-        *("arm", "less", "seeds", f"Pass@{k}, area", "p (Holm)"),
-        *("Pass@1, area", "not inferior", "matched", "detectable"),
+        *("arm", "less", "seeds", f"Pass@{design.pass_at}, {kind}", "p (Holm)"),
+        *(f"Pass@1, {kind}", "not inferior", "matched", "detectable"),
     )
-    return markdown_table(heads, [_row(c, rules) for c in compared])
+    return markdown_table(heads, [_row(c, design) for c in compared])
 
 
-def _row(c: Compared, rules: Rules) -> tuple[str, ...]:
+def _row(c: Compared, design: Design) -> tuple[str, ...]:
     matched = points(c.matched) if c.matched else "—"
     least = f"{100 * detectable(c.deviation, c.primary.seeds):.1f}" if c.primary.seeds > 1 else "—"
-    kept = "yes" if not_inferior(c.pass_1, rules.margin) else "not shown"
-    p = "—" if np.isnan(c.corrected) else f"{c.corrected:.2g}"
+    kept = "yes" if not_inferior(c.pass_1, design.margin) else "not shown"
+    p = "—" if math.isnan(c.corrected) else f"{c.corrected:.2g}"
     return (
         *(c.arm, c.baseline, str(c.primary.seeds), points(c.primary), p),
         *(points(c.pass_1), kept, matched, least),
     )
 
 
-def _moments(compared: Sequence[Compared], rules: Rules) -> list[str]:
-    keys = [(when, k) for when in ("half", "end") for k in (1, rules.pass_at, 256)]
-    heads = ["arm", "less", *(f"{when} @{k}" for when, k in keys)]
-    rows = ([c.arm, c.baseline, *(points(c.moments[key]) for key in keys)] for c in compared)
-    return markdown_table(heads, rows)
-
-
-def _other_sets(compared: Sequence[Compared], rules: Rules) -> list[str]:
-    names = list(compared[0].sets)
-    heads = ["arm", "less", *(f"{name} @{k}" for name in names for k in (1, rules.pass_at))]
-    rows = ([c.arm, c.baseline, *(points(d) for n in names for d in c.sets[n])] for c in compared)
-    return markdown_table(heads, rows)
-
-
-def _levels(curves: Curves, rules: Rules) -> list[str]:
-    """Means over seeds: Pass@K of every set at half time and at the end, and what training sampled."""
-    ks = (1, rules.pass_at, 256)
-    sets = list(next(c for seeds in curves.values() for c in seeds.values()).values)
-    moments = (f"{when} @{k}" for when in ("start", "half", "end") for k in ks)
-    heads = ["arm", "seeds", *moments, "hits", "signal", "tokens", "entropy", "ways"]
-    lines = []
-    for name in sets:
-        rows = [_level(arm, list(seeds.values()), name, ks) for arm, seeds in curves.items() if seeds]
-        lines += [
-            f"Pass@K of `{name}`, %; shares of groups with a hit and with signal, %; tokens in thousands; "
-            "entropy of a completion in nats:",
-            "",
-            *markdown_table(heads, rows),
-            "",
-        ]
-    return lines
-
-
-def _level(arm: str, cells: Sequence[Curve], name: str, ks: Sequence[int]) -> list[str]:
-    def mean(figure: str, at: int) -> float:
-        return 100 * float(np.mean([c.values[name][figure][at] for c in cells]))
-
-    def trained(figure: str) -> float:
-        return float(np.mean([c.training[figure].mean() for c in cells]))
-
-    half = len(cells[0].steps) // 2
-    values = [f"{mean(f'pass@{k}', at):.1f}" for at in (0, half, -1) for k in ks]
-    shares = [f"{100 * trained(f):.1f}" for f in ("hits", "signal")]
-    steps = len(cells[0].training["tokens"])
-    entropy = trained("entropy")
-    spent = [f"{trained('tokens') * steps / 1000:.0f}", "—" if np.isnan(entropy) else f"{entropy:.2f}"]
-    return [arm, str(len(cells)), *values, *shares, *spent, f"{mean('ways', -1) / 100:.2f}"]
-
-
-def _caveats(curves: Curves, rules: Rules) -> list[str]:
-    """What the intervals do not say, where an arm has come near the ceiling."""
-    high = [
-        f"{arm} ({100 * level:.1f}%)"
-        for arm, seeds in curves.items()
-        if seeds
-        and (level := float(np.mean([figure_of(c, rules, rules.pass_at)[-1] for c in seeds.values()])))
-        > NEAR_CEILING
-    ]
-    if not high:
+def _exploratory(explored: Sequence[Compared], design: Design, example: Curve) -> list[str]:
+    if not explored:
         return []
+    said = "Not corrected for their number: they suggest, and establish nothing."
+    return ["", "## Exploratory comparisons", "", said, "", *_comparisons(explored, design, example)]
+
+
+def _moments(every: Sequence[Compared]) -> list[str]:
+    heads = ["arm", "less", *(f"{when} @{k}" for when, k in every[0].moments)]
+    return markdown_table(heads, ([c.arm, c.baseline, *map(points, c.moments.values())] for c in every))
+
+
+def _other_sets(every: Sequence[Compared], design: Design, example: Curve) -> list[str]:
+    names = list(every[0].sets)
+    if not names:
+        return []
+    heads = ["arm", "less", *(f"{name} @{k}" for name in names for k in (1, design.pass_at))]
+    rows = ([c.arm, c.baseline, *(points(d) for n in names for d in c.sets[n])] for c in every)
+    return ["", f"## Other sets, {_summary(example)}s", "", *markdown_table(heads, rows)]
+
+
+def _levels(cells: Mapping[str, Sequence[Curve]], name: str, ks: Sequence[int]) -> list[str]:
+    """Means over seeds: Pass@K of a set at half time and at the end, and what training sampled."""
+    rows = [_level(arm, of, name, ks) for arm, of in cells.items()]
     return [
-        f"Near the ceiling at the end: {', '.join(high)}. There Pass@{rules.pass_at} has little room left, "
-        "differences at the end are small whatever the arms do, and intervals by Student's t hold less than "
-        "they promise because differences are skewed. The area over all steps and half time say more.",
+        f"Pass@K of `{name}`, %; shares of groups with a hit and with signal, %; tokens in thousands; "
+        "entropy of a completion in nats:",
+        "",
+        *markdown_table([*rows[0]], (list(row.values()) for row in rows)),
         "",
     ]
 
 
-def _missing(curves: Curves, planned: Mapping[str, int], rules: Rules) -> list[str]:
-    none = [arm for arm in planned if not curves.get(arm)]
-    some = [
-        f"{arm} ({len(curves[arm])} of {n})"
-        for arm, n in planned.items()
-        if curves.get(arm) and len(curves[arm]) < n
+def _level(arm: str, cells: Sequence[Curve], name: str, ks: Sequence[int]) -> dict[str, str]:
+    """Column -> value."""
+
+    def mean(figure: str, at: int) -> float:
+        return float(np.mean([c.mean(name, figure)[at] for c in cells]))
+
+    def trained(figure: str) -> float:
+        return float(np.mean([c.training[figure].mean() for c in cells]))
+
+    first, entropy = cells[0], trained("entropy")
+    moments = [(when, at, k) for when, at in first.moments.items() for k in ks]
+    levels = {f"{when} @{k}": f"{100 * mean(f'pass@{k}', at):.1f}" for when, at, k in moments}
+    steps = len(first.training["tokens"])
+    return {
+        "arm": arm,
+        "seeds": str(len(cells)),
+        **levels,
+        **{figure: f"{100 * trained(figure):.1f}" for figure in ("hits", "signal")},
+        "tokens": f"{trained('tokens') * steps / 1000:.0f}",
+        "entropy": "—" if math.isnan(entropy) else f"{entropy:.2f}",
+        **({"ways": f"{mean('ways', -1):.2f}"} if "ways" in first.values[name] else {}),
+        **({"seconds": f"{trained('seconds') * steps:,.0f}"} if "seconds" in first.training else {}),
+    }
+
+
+def _caveats(cells: Mapping[str, Sequence[Curve]], design: Design) -> list[str]:
+    """A warning about the intervals where an arm has come near the ceiling."""
+    figure = f"pass@{design.pass_at}"
+    ends = {
+        arm: float(np.mean([c.mean(design.watched, figure)[-1] for c in of])) for arm, of in cells.items()
+    }
+    high = [f"{arm} ({100 * level:.1f}%)" for arm, level in ends.items() if level > NEAR_CEILING]
+    if not high:
+        return []
+    better = "The area over all steps and half time say more."
+    if next(iter(cells.values()))[0].ends_only:
+        better = "More problems help, more seeds do not."
+    return [
+        f"Near the ceiling at the end: {', '.join(high)}. There Pass@{design.pass_at} has little room left, "
+        "differences at the end are small whatever the arms do, and intervals by Student's t hold less than "
+        f"they promise because differences are skewed. {better}",
+        "",
     ]
+
+
+def _missing(study: Study, curves: Curves) -> list[str]:
+    counts, planned = {arm: len(curves.get(arm, {})) for arm in study.arms}, len(study.seeds)
+    none = [arm for arm, n in counts.items() if n == 0]
+    some = [f"{arm} ({n} of {planned})" for arm, n in counts.items() if 0 < n < planned]
     lines = [f"Not run: {', '.join(none)}"] if none else []
     return [*lines, *([f"Seeds missing: {', '.join(some)}"] if some else [])]
 
 
 def points(d: Difference) -> str:
     """In points, with half of the 95% interval."""
-    half = f" ± {100 * (d.high - d.low) / 2:.1f}" if d.seeds > 1 else ""
+    half = f" ± {100 * (d.high - d.low) / 2:.1f}" if d.known else ""
     return f"{100 * d.value:+.1f}{half}"

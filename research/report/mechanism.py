@@ -1,4 +1,5 @@
-"""Why allocation acts as it does: what batches of known success rates yield, foretold and found.
+"""Why allocation acts as it does: the yield of batches of known success rates, as found and as the allocator
+alone makes it.
 
 The loop of recall tasks records the exact success rate p of every sampled prompt. So both sides of the
 mechanism can be set against each other, group by group:
@@ -9,25 +10,30 @@ update  √(q(1−q)(n−1)/n) with q = c/n: how far `grpo` moves the logit of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hora_rl.allocator import Session
 from hora_rl.allocator.rules import needs_counts
+from hora_rl.common.config import Config
+from hora_rl.evaluation.report.markdown import markdown_table
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 EDGES = (0.0, 0.01, 0.03, 0.1, 0.3, 0.7, 0.9, 1.0)
 """Ends of the classes of success rate."""
+LABELS = [f"{low:g} to {high:g}" for low, high in pairwise(EDGES)]
+VALUES = {"share": "share of ∇log p realised", "update": "move of the success logit under grpo"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """N groups of one arm, whole batches one after the other: the batch of each, its prompt's success rate p,
-    size n, hits c, and the prior (N, 2) that its batch was divided by."""
+    """N groups of one arm, complete batches one after the other: the batch of each, its prompt's success rate
+    p, size n, hits c, and the prior (N, 2) of its batch's allocation."""
 
     batch: Int
     p: Float
@@ -48,73 +54,64 @@ class Groups:
         return moved
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How an arm divides Phase B: in `shards` parts of a batch, each on its own."""
-
-    rule: str
-    rounds: int
-    stop: str
-    group_size: int
-    pre_rollouts: int
-    shards: int = 1
-    max_group_size: int | None = None
-
-
-def foretold(groups: Groups, terms: Terms, draws: int, seed: int = 0) -> Groups:
-    """`draws` repetitions of the arm's batches by the allocator on prompts of the same rates, without any
-    model."""
+def redrawn(groups: Groups, config: Config, draws: int, seed: int = 0) -> Groups:
+    """`draws` repetitions of the batches by the allocator of `config` on prompts of the same rates, without
+    any model. A batch is one shard."""
     rng = np.random.default_rng(seed)
-    parts = [
-        _draw(rng, groups, shard, terms)
-        for rows in batches(groups)
-        for _ in range(draws)
-        for shard in np.split(rows, terms.shards)
-    ]
-    rows = np.concatenate([rows for rows in batches(groups) for _ in range(draws)])
-    sizes, hits = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Groups(groups.batch[rows], groups.p[rows], sizes, hits, groups.prior[rows])
-
-
-def batches(groups: Groups) -> Iterator[Int]:
-    """Rows of each batch."""
     ends = np.flatnonzero(np.diff(groups.batch)) + 1
-    yield from np.split(np.arange(len(groups.batch)), ends)
+    batches = np.split(np.arange(len(groups.batch)), ends)
+    rows = [batch for batch in batches for _ in range(draws)]
+    sizes, hits = zip(*(_draw(rng, groups, batch, config) for batch in rows), strict=True)
+    every = np.concatenate(rows)
+    return Groups(
+        groups.batch[every], groups.p[every], np.concatenate(sizes), np.concatenate(hits), groups.prior[every]
+    )
 
 
-def _draw(rng: np.random.Generator, groups: Groups, rows: Int, terms: Terms) -> tuple[Int, Int]:
-    """Sizes and hits (n,) of one shard drawn anew."""
-    p, n = groups.p[rows].clip(0.0, 1.0), len(rows)
-    alpha, beta = groups.prior[rows[0]].tolist()
-    budget = n * (terms.group_size - terms.pre_rollouts)
-    counted = needs_counts(terms.rule)
-    rounds, stop = (terms.rounds, terms.stop) if counted else (1, "none")
+def _draw(rng: np.random.Generator, groups: Groups, rows: Int, config: Config) -> tuple[Int, Int]:
+    """Sizes and hits (n,) of one batch drawn anew."""
+    p, n, first = groups.p[rows].clip(0.0, 1.0), len(rows), config.rollout.pre_rollouts
+    allocation, (alpha, beta) = config.allocation, groups.prior[rows[0]].tolist()
+    in_rounds = needs_counts(allocation.rule)
     session = Session(
         n,
-        budget,
-        rule=terms.rule,
+        n * (config.rollout.group_size - first),
+        rule=allocation.rule,
         prior=(alpha, beta),
-        rounds=rounds,
-        stop=stop,
-        max_group_size=terms.max_group_size,
+        rounds=allocation.rounds if in_rounds else 1,
+        stop=allocation.stop if in_rounds else "none",
     )
-    hits = rng.binomial(terms.pre_rollouts, p)
-    session.tell(hits.tolist(), terms.pre_rollouts)
-    sizes = np.full(n, terms.pre_rollouts)
-    for left in range(rounds, 0, -1):
+    session.tell(rng.binomial(first, p), first)
+    while not session.done:
         extra = session.ask()
-        found = rng.binomial(extra, p)
-        sizes, hits = sizes + extra, hits + found
-        if left > 1:
-            session.tell(found.tolist(), extra.tolist())
-    return sizes, hits
+        session.tell(rng.binomial(extra, p), extra)
+    return np.asarray(session.trials), np.asarray(session.successes)
 
 
-def by_difficulty(groups: Groups, values: Float) -> tuple[Float, Float, Int]:
-    """Of each class of EDGES: the mean of `values` (N,), its standard error, and the number of groups; NaN
-    where a class is empty."""
-    classes = np.clip(np.digitize(groups.p, EDGES) - 1, 0, len(EDGES) - 2)
-    columns = [values[classes == k] for k in range(len(EDGES) - 1)]
+def by_difficulty(groups: Groups, name: str) -> tuple[Float, Float]:
+    """Of each class of EDGES: the mean of `share` or `update` and its standard error; NaN where a class has
+    too few groups."""
+    values = getattr(groups, name)
+    classes = np.clip(np.digitize(groups.p, EDGES) - 1, 0, len(LABELS) - 1)
+    columns = [values[classes == k] for k in range(len(LABELS))]
     means = np.array([c.mean() if len(c) else np.nan for c in columns])
-    errors = np.array([c.std(ddof=1) / np.sqrt(len(c)) if len(c) > 1 else np.nan for c in columns])
-    return means, errors, np.array([len(c) for c in columns])
+    return means, np.array([c.std(ddof=1) / np.sqrt(len(c)) if len(c) > 1 else np.nan for c in columns])
+
+
+def mechanism_table(found: Mapping[str, Groups], expected: Mapping[str, Groups]) -> str:
+    """Share and update by success rate, found and expected, in Markdown."""
+    lines = [
+        "## Mechanism",
+        "",
+        "By the prompt's success rate when it was sampled: found in training / foretold by drawing the same "
+        "batches anew from the allocator and binomial outcomes alone.",
+    ]
+    for name, title in VALUES.items():
+        rows = ([arm, *_cells(found[arm], expected[arm], name)] for arm in found)
+        lines += ["", f"{title[0].upper()}{title[1:]}:", "", *markdown_table(["arm", *LABELS], rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(found: Groups, expected: Groups, name: str) -> list[str]:
+    columns = zip(*by_difficulty(found, name), by_difficulty(expected, name)[0], strict=True)
+    return [f"{m:.3f} ± {1.96 * e:.3f} / {x:.3f}" if np.isfinite(e) else "—" for m, e, x in columns]

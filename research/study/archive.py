@@ -20,21 +20,20 @@ from pathlib import Path
 
 import numpy as np
 
+from hora_rl.common.config import Config
 from hora_rl.common.errors import HoraError
-from hora_rl.common.load import load
 from hora_rl.evaluation.report.figures import save
 from research.report.curves import Curve, curve_of
 from research.report.curves_report import report_curves
-from research.report.mechanism import Groups, Terms, foretold
-from research.report.mechanism_figures import allocation_figure, mechanism_figure, mechanism_table
-from research.study.cells import Study, cells, load_study
-from research.study.exact_curves import CURVES
-from research.study.exact_report import rules_of
+from research.report.figures import allocation_figure, mechanism_figure
+from research.report.mechanism import Groups, mechanism_table, redrawn
+from research.study.cells import Study, cells, config_of, load_study
+from research.study.curve_sources import CURVES
 
-KEPT = ("step", "prompt_index", "p", "successes", "rounds", "round_hits", "tokens")
+PRIOR = ("prior_alpha", "prior_beta")
+KEPT = ("step", "prompt_index", "p", "successes", "rounds", "round_hits", "tokens", *PRIOR)
 """Columns of groups that others do not follow from: a group's size is G0 + Σ rounds, its hits are
 successes + Σ round_hits."""
-PRIOR = ("prior_alpha", "prior_beta")
 DIGITS = 5
 DIGITS_OF = {"p": 3, "success": 3}
 """Significant digits, by key: of success rates there are over a thousand a cell."""
@@ -62,30 +61,18 @@ class Archive:
     def groups(self, arm: str) -> Groups:
         """All groups of the arm, over its seeds, where they have rates."""
         tables = [t for r in self.records[arm].values() if isinstance(t := r["groups"], dict)]
-        columns = {name: [value for t in tables for value in t[name]] for name in (*KEPT, *PRIOR)}
+        columns = {name: [value for t in tables for value in t[name]] for name in KEPT}
         later, found = ([sum(counts) for counts in columns[name]] for name in ("rounds", "round_hits"))
         return Groups(
             batch=np.array(columns["step"]),
             p=np.array(columns["p"]),
-            size=self.terms(arm).pre_rollouts + np.array(later),
+            size=self.config(arm).rollout.pre_rollouts + np.array(later),
             hits=np.array(columns["successes"]) + np.array(found),
             prior=np.stack([columns[name] for name in PRIOR], axis=1),
         )
 
-    def terms(self, arm: str) -> Terms:
-        """How the arm divides Phase B."""
-        settings = {**self.study.set, **self.study.arms[arm]}
-        config = load(self.study.base, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
-        allocation, rollout = config.allocation, config.rollout
-        return Terms(
-            allocation.rule,
-            allocation.rounds,
-            allocation.stop,
-            rollout.group_size,
-            rollout.pre_rollouts,
-            rollout.shards,
-            allocation.max_group_size,
-        )
+    def config(self, arm: str) -> Config:
+        return config_of(self.study, arm)
 
 
 def pack(source: str, folder: Path, out: Path) -> int:
@@ -93,7 +80,7 @@ def pack(source: str, folder: Path, out: Path) -> int:
     how many it has now. Raises HoraError where there is none, and where it holds cells of other settings."""
     study = load_study(source)
     records = _kept_before(study, out)
-    for cell in cells(study, folder, held_out=False):
+    for cell in cells(study, folder, loop=True):
         if (cell.folder(folder) / CURVES).exists():
             records[cell.arm][str(cell.seed)] = _record(cell.folder(folder))
     count = sum(map(len, records.values()))
@@ -174,24 +161,21 @@ def report(path: Path) -> Path:
     """Every table and figure of one archive, beside it; returns its page."""
     archive, out = unpack(path), path.parent
     name = path.name.removesuffix(".json.xz")
-    study = archive.study
-    planned = dict.fromkeys(study.arms, len(study.seeds))
-    page = report_curves(out, study.title or study.name, archive.curves(), planned, rules_of(study), name)
-    arms = [arm for arm in _explained(study) if archive.has_rates(arm)]
-    if not arms:  # through the whole stack nobody knows the success rates that groups were sampled with
+    page = report_curves(out, archive.study, archive.curves(), name=name)
+    found = {arm: archive.groups(arm) for arm in _explained(archive.study) if archive.has_rates(arm)}
+    if not found:  # a run through the stack does not record the success rates of its groups
         return page
-    found = {arm: archive.groups(arm) for arm in arms}
-    told = {arm: foretold(found[arm], archive.terms(arm), DRAWS) for arm in arms}
-    save(mechanism_figure(found, told), out, f"{name}-mechanism")
+    expected = {arm: redrawn(groups, archive.config(arm), DRAWS) for arm, groups in found.items()}
+    save(mechanism_figure(found, expected), out, f"{name}-mechanism")
     save(allocation_figure(found), out, f"{name}-allocation")
-    page.write_text(f"{page.read_text()}\n{mechanism_table(found, told)}", encoding="utf-8")
+    page.write_text(f"{page.read_text()}\n{mechanism_table(found, expected)}", encoding="utf-8")
     return page
 
 
 def _record(folder: Path) -> dict[str, object]:
     found = json.loads((folder / CURVES).read_text())
     lines = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
-    columns = {name: [line[name] for line in lines] for name in lines[0] if name in (*KEPT, *PRIOR)}
+    columns = {name: [line[name] for line in lines] for name in lines[0] if name in KEPT}
     return _kept({**found, "groups": columns})
 
 
@@ -199,7 +183,7 @@ def _kept(record: Mapping[str, object]) -> dict[str, object]:
     """A cell's record as it is kept: floats cut, and no column of groups that follows from others."""
     kept, groups = {key: _short(value, key) for key, value in record.items()}, record["groups"]
     if isinstance(groups, Mapping):
-        kept["groups"] = {name: _short(groups[name], name) for name in groups if name in (*KEPT, *PRIOR)}
+        kept["groups"] = {name: _short(groups[name], name) for name in groups if name in KEPT}
     return kept
 
 

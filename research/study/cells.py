@@ -9,7 +9,7 @@ cell are counted again before the report is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,13 +56,13 @@ UNSEEN_ROLLOUT = (
 
 
 class Design(Section):
-    """The design of a study of curves, fixed before it runs (`hora study --loop`); the report prints it
-    first.
+    """The design of a study, fixed before it runs; the report prints it first.
 
-    The primary metric is the area under Pass@`pass_at` on the prompts of `watched`, paired by seed, with
-    Holm's correction over the comparisons. `comparisons` are pairs (arm, arm it is compared with); without
-    any, all arms with the baseline. `exploratory` pairs are reported separately, without correction and
-    without a claim. The arms in `first` are trained for all seeds before the others.
+    The primary metric is the area under Pass@`pass_at` over steps on the prompts of `watched`, paired by
+    seed, with Holm's correction over the comparisons; Pass@`pass_at` at the end where nothing is evaluated
+    between. `comparisons` are pairs (arm, arm it is compared with); without any, all arms with the
+    baseline. `exploratory` pairs are reported separately, without correction and without a claim. The arms
+    in `first` are trained for all seeds before the others.
     """
 
     hypotheses: tuple[str, ...] = ()
@@ -94,6 +94,12 @@ class Study(Section):
         """The arm that the others are compared with."""
         return self.baseline or next(iter(self.arms))
 
+    @property
+    def rules(self) -> Design:
+        """The design with its comparisons; by default every arm with the baseline."""
+        default = tuple((a, self.compared_with) for a in self.arms if a != self.compared_with)
+        return self.design.model_copy(update={"comparisons": self.design.comparisons or default})
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -120,15 +126,6 @@ class Cell:
                 f"{folder}: was run with other settings ({'; '.join(changed)}); choose another --out, or "
                 "remove it"
             )
-
-
-def folders(study: Study, out: Path) -> dict[str, dict[int, Path]]:
-    """The folders of all cells: arm -> seed -> folder."""
-    return {arm: {seed: out / _name(arm, seed) for seed in study.seeds} for arm in study.arms}
-
-
-def _name(arm: str, seed: int) -> str:
-    return f"{arm}-seed{seed}"
 
 
 def load_study(source: str) -> Study:
@@ -171,64 +168,68 @@ def _check_design(source: str, study: Study) -> None:
             )
 
 
-def cells(study: Study, out: Path, *, held_out: bool = True) -> list[Cell]:
-    """Every cell, seed by seed, so that an unfinished study has whole seeds to compare; those of
-    `design.first` before the others.
+def cells(study: Study, out: Path, *, loop: bool = False) -> list[Cell]:
+    """Every cell, seed by seed, so that an unfinished study has complete seeds to compare; those of
+    `design.first` before the others. A `loop` computes every success exactly.
 
-    Raises ConfigError for a study without held-out problems (unless its cells evaluate otherwise), and for an
-    arm that cannot be, equals another, or has another budget, model, data or evaluation than the first.
+    Raises ConfigError for a study without held-out problems (unless its success is exact), and for an arm
+    that is not valid, equals another, or has another budget, model, data or evaluation than the first.
     """
     made = [_cell(study, arm, seed, out) for seed in study.seeds for arm in study.arms]
     first = made[: len(study.arms)]
     made.sort(key=lambda cell: bool(study.design.first) and cell.arm not in study.design.first)
-    if held_out and first[0].config.evaluation.path is None and not has_exact_success(first[0].config):
+    exact = [loop or has_exact_success(cell.config) for cell in first]
+    if first[0].config.evaluation.path is None and not exact[0]:
         raise ConfigError(
             f"{study.name}: evaluation.path is not set: arms are compared on held-out problems; name a JSONL "
             "file or `arithmetic`"
         )
-    exact = [has_exact_success(cell.config) for cell in first]
-    if held_out and any(exact) and not all(exact):
+    if any(exact) and not all(exact):
         other = first[exact.index(not exact[0])]
         raise ConfigError(
             f"{study.name}: of arms {first[0].arm} and {other.arm} only one has its success computed from "
             "checkpoints: set evaluation.path for all, or use no adapter (learner.lora)"
         )
-    if not held_out or all(exact):
-        _check_watched(study, first[0].config)
+    _check_watched(study, first[0].config, exact[0])
     for i, cell in enumerate(first):
         check_paths(cell.config)
-        for other in first[:i]:
-            if not [d for d in differences(other.config, cell.config) if not d.startswith("run.")]:
-                raise ConfigError(f"{study.name}: arms {other.arm} and {cell.arm} are the same experiment")
-        unequal = [d for d in differences(first[0].config, cell.config) if d.startswith(COMMON)]
-        if unequal:
-            raise ConfigError(
-                f"{study.name}: arms {first[0].arm} and {cell.arm} cannot be compared: {'; '.join(unequal)}"
-            )
+        _check_comparable(study, cell, first[:i])
     return made
 
 
-def _check_watched(study: Study, config: Config) -> None:
-    """Raise ConfigError where the curves of the task will lack what the design compares."""
-    folder, design = Path(config.model.path).parent, study.design
-    if not (folder / TASK_FILE).is_file():
-        return  # the cell says so
-    sets = load_task(folder).sets
-    if design.watched not in sets:
-        raise ConfigError(
-            f"{study.name}: design.watched ({design.watched}) is none of the sets of {folder} "
-            f"({', '.join(sets)})"
-        )
-    if design.pass_at not in KS:
-        known = ", ".join(map(str, KS))
-        raise ConfigError(f"{study.name}: design.pass_at ({design.pass_at}) is none of {known}")
+def _check_comparable(study: Study, cell: Cell, before: Sequence[Cell]) -> None:
+    """Raise ConfigError where the arm equals one of `before`, or differs from the first in its budget."""
+    for other in before:
+        if not [d for d in differences(other.config, cell.config) if not d.startswith("run.")]:
+            raise ConfigError(f"{study.name}: arms {other.arm} and {cell.arm} are the same experiment")
+    for first in before[:1]:
+        if unequal := [d for d in differences(first.config, cell.config) if d.startswith(COMMON)]:
+            raise ConfigError(
+                f"{study.name}: arms {first.arm} and {cell.arm} cannot be compared: {'; '.join(unequal)}"
+            )
+
+
+def _check_watched(study: Study, config: Config, exact: bool) -> None:
+    """Raise ConfigError where the curves will lack what the design compares."""
+    sets, ks = [study.design.watched], tuple(config.evaluation.k)  # sampled: the problems of evaluation.path
+    if exact:
+        folder = Path(config.model.path).parent
+        if not (folder / TASK_FILE).is_file():
+            return  # the cell says so
+        sets, ks = [*load_task(folder).sets], KS
+    for key, value, known in (("watched", study.design.watched, sets), ("pass_at", study.design.pass_at, ks)):
+        if value not in known:
+            raise ConfigError(
+                f"{study.name}: design.{key} ({value}) is none of those of {config.model.path} and its "
+                f"evaluation ({', '.join(map(str, known))})"
+            )
 
 
 def has_exact_success(config: Config) -> bool:
     """Whether the run trains all weights of a recall task's model and nothing else evaluates it: then its
     success is computed from the checkpoints."""
-    whole = config.evaluation.path is None and config.learner.lora is None
-    return whole and (Path(config.model.path).parent / TASK_FILE).is_file()
+    unevaluated = config.evaluation.path is None and config.learner.lora is None
+    return unevaluated and (Path(config.model.path).parent / TASK_FILE).is_file()
 
 
 def same_at_step_0(a: Config, b: Config) -> bool:
@@ -239,23 +240,22 @@ def same_at_step_0(a: Config, b: Config) -> bool:
 
 def load_base(name: str, overrides: Sequence[str] = ()) -> Config:
     """A configuration by its file or its name here or among the product's presets, with `overrides`."""
-    own = PRESETS / f"{name}.yaml"
-    return load(str(own) if own.is_file() else name, overrides)
+    path = PRESETS / f"{name}.yaml"
+    return load(str(path) if path.is_file() else name, overrides)
+
+
+def config_of(study: Study, arm: str, **fixed: object) -> Config:
+    """The configuration of an arm, with `fixed` settings on top. Raises ConfigError naming the arm."""
+    settings: dict[str, object] = {**study.set, **study.arms[arm]}
+    if taken := [key for key in settings if key.startswith("run.")]:
+        raise ConfigError(f"{study.name}: arm {arm}: {taken[0]} is set by the study itself; remove it")
+    overrides = [f"{key}={yaml.safe_dump(value)}" for key, value in {**settings, **fixed}.items()]
+    try:
+        return load_base(study.base, overrides)
+    except ConfigError as error:
+        raise ConfigError(f"{study.name}: arm {arm}: {error}") from None
 
 
 def _cell(study: Study, arm: str, seed: int, out: Path) -> Cell:
-    settings: Mapping[str, object] = {**study.set, **study.arms[arm]}
-    fixed = [key for key in settings if key.startswith("run.")]
-    if fixed:
-        raise ConfigError(f"{study.name}: arm {arm}: {fixed[0]} is set by the study itself; remove it")
-    own = {
-        "run.name": _name(arm, seed),
-        "run.seed": seed,
-        "run.folder": str(out),
-        "telemetry.http_port": 0,
-    }
-    overrides = [f"{key}={yaml.safe_dump(value)}" for key, value in {**settings, **own}.items()]
-    try:
-        return Cell(arm, seed, load_base(study.base, overrides))
-    except ConfigError as error:
-        raise ConfigError(f"{study.name}: arm {arm}: {error}") from None
+    place = {"run.name": f"{arm}-seed{seed}", "run.seed": seed, "run.folder": str(out)}
+    return Cell(arm, seed, config_of(study, arm, **place, **{"telemetry.http_port": 0}))

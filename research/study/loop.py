@@ -41,7 +41,7 @@ from hora_rl.learner.engine import Engine
 from hora_rl.learner.estimator import estimator_of
 from hora_rl.learner.extensions import compile_extensions
 from hora_rl.learner.records import group_record
-from research.study.exact_curves import ExactCurves
+from research.study.curve_sources import ExactCurves
 from research.study.local_sampler import LocalSampler
 from research.study.merging import merged
 from research.tasks.recall import TRAINED, RecallTask, load_task

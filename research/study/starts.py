@@ -22,7 +22,7 @@ from scipy import stats
 
 from hora_rl.evaluation.report.figures import COLORS, MARKERS, save
 from research.report.curves import Array, Curve
-from research.report.paired import area
+from research.report.statistics import area
 from research.study.archive import unpack
 
 STARTS: Mapping[str, tuple[str, ...]] = {
@@ -41,10 +41,10 @@ COMPARISONS = (
     ("likelihood-stop", "grpo"),
 )
 METRICS: Mapping[str, Callable[[Curve, str], float]] = {
-    "Pass@16, area": lambda c, name: area(c.steps, c.values[name]["pass@16"]),
-    "Pass@16, end": lambda c, name: float(c.values[name]["pass@16"][-1]),
-    "Pass@1, area": lambda c, name: area(c.steps, c.values[name]["pass@1"]),
-    "Pass@1, end": lambda c, name: float(c.values[name]["pass@1"][-1]),
+    "Pass@16, area": lambda c, name: float(area(c.steps, c.mean(name, "pass@16"))),
+    "Pass@16, end": lambda c, name: float(c.mean(name, "pass@16")[-1]),
+    "Pass@1, area": lambda c, name: float(area(c.steps, c.mean(name, "pass@1"))),
+    "Pass@1, end": lambda c, name: float(c.mean(name, "pass@1")[-1]),
 }
 RATES = ("", "-fast")
 
@@ -168,7 +168,7 @@ def frontier(folder: Path, studies: Sequence[str], arms: Sequence[str]) -> Figur
 
 def _end(cells: Mapping[int, Curve], watched: str) -> tuple[float, float]:
     """Mean Pass@1 and Pass@16 over seeds after the last step, in percent."""
-    ends = [[100 * c.values[watched][f"pass@{k}"][-1] for k in (1, 16)] for c in cells.values()]
+    ends = [[100 * c.mean(watched, f"pass@{k}")[-1] for k in (1, 16)] for c in cells.values()]
     one, many = np.mean(ends, axis=0)
     return float(one), float(many)
 

@@ -79,14 +79,14 @@ def test_what_comes_out_of_an_archive_is_what_the_cells_wrote(folder: Path) -> N
     written = json.loads((folder / "cells" / "hora-seed101" / "curves.json").read_text())
     curve = archive.curves()["hora"][101]
     expected = [point["pass@16"] for point in written["curves"]["transfer"]]
-    np.testing.assert_allclose(curve.values["transfer"]["pass@16"], expected, rtol=1e-4)
+    np.testing.assert_allclose(curve.mean("transfer", "pass@16"), expected, rtol=1e-4)
     groups = archive.groups("stop")
     cells = [folder / "cells" / f"stop-seed{seed}" / "groups.jsonl" for seed in (100, 101)]
     lines = [json.loads(line) for cell in cells for line in cell.read_text().splitlines()]
     assert groups.size.tolist() == [line["size"] for line in lines]
     assert groups.hits.tolist() == [line["hits"] for line in lines]
     np.testing.assert_allclose(groups.p, [line["p"] for line in lines], rtol=5e-3)
-    assert archive.terms("stop").rounds == 2
+    assert archive.config("stop").allocation.rounds == 2
 
 
 def test_one_command_writes_every_table_and_figure_of_an_archive(folder: Path) -> None:

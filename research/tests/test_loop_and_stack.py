@@ -17,8 +17,8 @@ from scipy import stats
 
 from hora_rl.common.config import Config
 from research.study.cells import PRESETS, has_exact_success, load_base
+from research.study.curve_sources import write_stack_curves
 from research.study.loop import run_cell
-from research.study.stack_curves import write_stack_curves
 from research.tasks.build import build
 
 STEPS, WARM_START = 6, 800

@@ -8,9 +8,9 @@ import pytest
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import ROOT, load
-from research.study.cell_runner import study
 from research.study.cells import has_exact_success, load_base
-from research.study.stack_curves import check_kept, write_stack_curves
+from research.study.command import study
+from research.study.curve_sources import check_kept, write_stack_curves
 from research.tasks.catalogue import TASKS
 
 

@@ -32,6 +32,7 @@ STUDY = {
         "evaluation.samples": SAMPLES,
         "evaluation.k": [1, SAMPLES],
     },
+    "design": {"pass_at": SAMPLES},
     "arms": {"grpo": {"allocation.rule": "uniform"}, "hora": {"allocation.rule": "hit_utility"}},
 }
 CELLS = ("grpo-seed3", "hora-seed3", "grpo-seed4", "hora-seed4")
@@ -101,7 +102,7 @@ def test_an_interrupted_study_goes_on_to_a_report_at_equal_compute(tmp_path: Pat
     text = (out / "report" / "report.md").read_text()
     assert "all cells the same total" in text
     assert "Missing" not in text
-    assert f"{STEPS * PROMPTS * SIZE:,}" in text
+    assert "| hora | grpo | 2 |" in text
     for arm in STUDY["arms"]:
         assert f"| {arm} | 2 |" in text
-    assert (out / "report" / "report.html").read_text().count("</svg>") >= 4
+    assert {path.stem for path in (out / "report").glob("*.png")} >= {"curves", "frontier", "forest"}

@@ -19,9 +19,9 @@ from hora_rl.common.load import dump_yaml, load
 from hora_rl.deploy.checks import machine
 from hora_rl.deploy.checks.memory import run_target
 from hora_rl.deploy.machine.record import RunFile
-from research.study import cell_runner
-from research.study.cell_runner import is_finished, run_cells
+from research.study import command
 from research.study.cells import Cell, cells, load_study
+from research.study.stack_cells import is_finished, run_cells
 from tests.support.checks import H200
 
 STUDY = {"name": "mini", "base": "tiny", "seeds": [0], "arms": {"grpo": {"allocation.rule": "uniform"}}}
@@ -30,7 +30,7 @@ STUDY = {"name": "mini", "base": "tiny", "seeds": [0], "arms": {"grpo": {"alloca
 WAITING = """
 import subprocess, sys
 from pathlib import Path
-from research.study import cell_runner as study_run
+from research.study import stack_cells
 
 NOTE = Path(sys.argv[2])
 
@@ -39,7 +39,7 @@ def start(cell, out):
     NOTE.write_text(str(run.pid))
     return run
 
-study_run.start_cell = start
+stack_cells.start_cell = start
 sys.argv[1:] = [sys.argv[1], "--out", str(Path(sys.argv[2]).parent / "out"), "--parallel", "1"]
 from hora_rl.deploy.cli import main
 from research.__main__ import app
@@ -115,10 +115,10 @@ def test_a_cells_failure_is_that_of_this_attempt(tmp_path: Path, monkeypatch: py
                 [sys.executable, "-c", "raise ValueError('worse')"], stdout=file, stderr=file
             )
 
-    monkeypatch.setattr("research.study.cell_runner.start_cell", start)
+    monkeypatch.setattr("research.study.stack_cells.start_cell", start)
     with open(os.devnull, "w") as nowhere:
         failed = run_cells(plan, [cell], [cell], tmp_path, 1, Console(file=nowhere))
-    assert failed == [(cell, "ValueError: worse")]
+    assert failed == [(cell, f"ValueError: worse; log: {log}")]
 
 
 def test_the_cells_of_a_study_share_this_machines_cards_as_a_run_does(
@@ -131,9 +131,9 @@ def test_the_cells_of_a_study_share_this_machines_cards_as_a_run_does(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(machine, "gpus", lambda: [H200] * 8)
-    monkeypatch.setattr(cell_runner, "run_cells", never)
+    monkeypatch.setattr(command, "run_cells", never)
     with pytest.raises(SystemExit):
-        cell_runner.study(written(tmp_path), tmp_path / "out", None)
+        command.study(written(tmp_path), tmp_path / "out", None)
     [cell] = seen
     run = run_target(load("tiny", ["allocation.rule=uniform"])).config
     assert cell.config.generator.replicas + cell.config.learner.workers == 8

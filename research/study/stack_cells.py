@@ -1,4 +1,4 @@
-"""Runs the cells of a study as separate processes, several at a time, and continues an interrupted study."""
+"""The cells of a study through the whole stack: each is a `hora run`, several at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from hora_rl.common.config import Config
-from hora_rl.common.console import counting_bar, say
+from hora_rl.common.console import counting_bar
 from hora_rl.common.errors import RunError
 from hora_rl.common.load import dump_yaml
 from hora_rl.common.processes import processors
@@ -24,63 +24,13 @@ from hora_rl.deploy.checks.memory import run_target
 from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.machine.signals import heard_afterwards, undisturbed
 from hora_rl.evaluation.benchmarks import held_out
-from hora_rl.evaluation.run_folders import load_run
-from research.report.study_report import write_study_report
-from research.report.study_statistics import unmatched
-from research.study.cells import (
-    Cell,
-    Study,
-    cells,
-    folders,
-    has_exact_success,
-    load_study,
-    same_at_step_0,
-)
-from research.study.exact_curves import CURVES
-from research.study.exact_report import write_exact_report
-from research.study.folder import alone_in
-from research.study.stack_curves import check_kept, write_stack_curves
+from research.study.cells import Cell, Study, same_at_step_0
 
 STOP_LIMIT_S = 120.0
 POLL_S = 0.5
 
 
-def study(source: str, out: Path | None, parallel: int | None) -> bool:
-    """`hora study`: run the missing cells, then check and report. Returns False when a cell failed or the
-    budgets of two cells differ. An interrupt stops every running cell in order and exits with 130."""
-    console = Console()
-    plan = load_study(source)
-    folder = (out or Path("studies") / plan.name).resolve()
-    every = _on_this_machine(cells(plan, folder))
-    exact = has_exact_success(every[0].config)
-    for cell in every if exact else []:
-        check_kept(cell.config)
-    try:
-        with alone_in(folder):
-            todo = [c for c in every if not is_finished(c, folder)]
-            failed = run_cells(plan, todo, every, folder, parallel or at_once(todo), console)
-    except KeyboardInterrupt:
-        console.print("\nstopped; nothing is left running. The same command continues the study.")
-        raise SystemExit(130) from None
-    for cell, reason in failed:
-        say(console, f"{cell.name} failed: {reason}; log: {_log(cell, folder)}")
-    if exact:
-        path, problems = _report_exactly(plan, every, folder, console)
-    else:
-        path, problems = write_study_report(
-            folder / "report",
-            plan.title or plan.name,
-            folders(plan, folder),
-            plan.compared_with,
-        )
-    for problem in problems:
-        say(console, f"not compute-matched: {problem}")
-    console.print((path.parent / "report.md").read_text(), markup=False)
-    say(console, f"report: {path}")
-    return not failed and not problems
-
-
-def _on_this_machine(every: Sequence[Cell]) -> list[Cell]:
+def on_this_machine(every: Sequence[Cell]) -> list[Cell]:
     """With the numbers that `run.resources: auto` chooses here: the same for all seeds of an arm."""
     chosen: dict[str, Config] = {}
     for cell in every:
@@ -90,23 +40,6 @@ def _on_this_machine(every: Sequence[Cell]) -> list[Cell]:
         arm: {"generator": config.generator, "learner": config.learner} for arm, config in chosen.items()
     }
     return [replace(c, config=c.config.model_copy(update=parts[c.arm])) for c in every]
-
-
-def _report_exactly(
-    plan: Study, every: Sequence[Cell], folder: Path, console: Console
-) -> tuple[Path, list[str]]:
-    """The page of finished cells by their exact curves, and what is not compute-matched. A cell whose curve
-    has a hole is told, and missing in the report."""
-    finished = [cell for cell in every if is_finished(cell, folder)]
-    new = [cell for cell in finished if not (cell.folder(folder) / CURVES).exists()]
-    with counting_bar(console) as bar:
-        for cell in bar.track(new, description="exact curves"):
-            try:
-                write_stack_curves(cell.config)
-            except RunError as error:
-                say(bar.console, f"{cell.name} has no curve: {error}")
-    problems = unmatched({cell.name: load_run(cell.folder(folder)) for cell in finished})
-    return write_exact_report(plan, folder), problems
 
 
 def at_once(todo: Sequence[Cell]) -> int:
@@ -133,9 +66,10 @@ def is_finished(cell: Cell, out: Path) -> bool:
 
 
 def run_cells(
-    plan: Study, todo: list[Cell], every: Sequence[Cell], out: Path, parallel: int, console: Console
+    plan: Study, todo: list[Cell], every: Sequence[Cell], out: Path, parallel: int | None, console: Console
 ) -> list[tuple[Cell, str]]:
     """Run `todo` of `every` cell, `parallel` at a time. Returns the failed cells with their reasons."""
+    parallel = parallel or at_once(todo)
     (out / "logs").mkdir(parents=True, exist_ok=True)
     waiting, failed = list(todo), list[tuple[Cell, str]]()
     running: dict[subprocess.Popen[bytes], tuple[Cell, int]] = {}
@@ -220,9 +154,9 @@ def _reason(cell: Cell, out: Path, start: int) -> str:
     """The reason from the part of the log that begins at byte `start`: all attempts of a cell share one
     file."""
     lines = _log(cell, out).read_bytes()[start:].decode(errors="replace").strip().splitlines()
-    return next(
-        (line for line in reversed(lines) if line.startswith("hora:")), lines[-1] if lines else "no output"
-    )
+    last = lines[-1] if lines else "no output"
+    reason = next((line for line in reversed(lines) if line.startswith("hora:")), last)
+    return f"{reason}; log: {_log(cell, out)}"
 
 
 def _log_size(cell: Cell, out: Path) -> int:

@@ -1,0 +1,161 @@
+"""Where a cell's curve comes from: exact success of a recall task, in the loop or from a run's checkpoints,
+or Pass@K sampled by the evaluations of `hora run`.
+
+The groups of a run through the stack have no exact success rate of their prompt: the weights that sampled
+them are not all kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.files import replace_text
+from hora_rl.evaluation.benchmarks import held_out
+from hora_rl.evaluation.pass_at_k import pass_at_k
+from hora_rl.evaluation.results import Result
+from hora_rl.evaluation.run_folders import Run, RunFolderError, check_same_problems, records
+from research.report.curves import Curve, columns, curve_of
+from research.tasks.recall import KS, ExactSuccess, RecallTask, load_task
+
+CURVES = "curves.json"
+
+
+class ExactCurves:
+    """Pass@K of every set of a recall task over steps, and each prompt's success at the newest of them."""
+
+    def __init__(self, task: RecallTask, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.sets = {name: ExactSuccess(task, name, tokenizer) for name in task.sets}
+        self._curves: dict[str, list[dict[str, float]]] = {name: [] for name in self.sets}
+        self._success: dict[str, list[float]] = {}
+
+    def measure(self, model: PreTrainedModel, step: int) -> None:
+        """Add the figures of `model`, which is the policy after `step` steps."""
+        for name, exact in self.sets.items():
+            success = exact(model)
+            self._curves[name].append({"step": step, **_figures(success)})
+            self._success[name] = success.sum(axis=1).tolist()
+
+    def write(self, config: Config, steps: Sequence[Mapping[str, float]], **more: float) -> Path:
+        """Write the record of the cell that ran `config`, with the records of its optimizer steps and
+        `more`."""
+        found = {
+            "arm": config.run.name.rpartition("-seed")[0],
+            "seed": config.run.seed,
+            "curves": self._curves,
+            "success": self._success,
+            "steps": steps,
+            **more,
+        }
+        path = config.run.path / CURVES
+        replace_text(path, json.dumps(found))
+        return path
+
+
+def _figures(success: np.ndarray) -> dict[str, float]:
+    """Pass@K over prompts of success (n, R) by right answer, and how many right answers are in use (exp of
+    their entropy)."""
+    total = success.sum(axis=1)
+    share = success / np.maximum(total, 1e-300)[:, None]
+    ways = np.exp(-(share * np.log(np.maximum(share, 1e-300))).sum(axis=1))
+    return {
+        **{f"pass@{k}": float(np.mean(1 - (1 - total) ** k)) for k in KS},
+        "ways": float(ways.mean()),
+    }
+
+
+def exact_curve(config: Config) -> Curve:
+    """The exact curve of a finished cell, computed from its checkpoints where its folder lacks it."""
+    path = config.run.path / CURVES
+    if not path.exists():
+        write_stack_curves(config)
+    return curve_of(json.loads(path.read_text()))
+
+
+def check_kept(config: Config) -> None:
+    """Raise ConfigError where the run would drop checkpoints that its curve needs."""
+    needed, kept = len(_steps_of(config)), config.learner.keep_checkpoints
+    if kept < needed:
+        raise ConfigError(
+            f"{config.run.name}: learner.keep_checkpoints ({kept}) drops checkpoints of which the curve is "
+            f"made; set it to {needed}, or learner.checkpoint_every higher"
+        )
+
+
+def write_stack_curves(config: Config) -> Path:
+    """Write the curve of the finished run of `config` to its folder. Raises RunError where a checkpoint
+    between is not kept."""
+    torch.set_num_threads(config.learner.threads)  # more of them wait for each other on a busy machine
+    tokenizer = load_tokenizer(config.model.path, trust_remote_code=False)
+    curves = ExactCurves(load_task(Path(config.model.path).parent), tokenizer)
+    for step, model in _policies(config):
+        curves.measure(model, step)
+    return curves.write(config, _training(config.run.path))
+
+
+def _policies(config: Config) -> Iterator[tuple[int, PreTrainedModel]]:
+    """The policy before the first step and after each that has a checkpoint, with the number of steps."""
+    from hora_rl.learner.engine import load_model
+    from hora_rl.learner.export import checkpoint_weights
+
+    model = load_model(config.model, config.learner).eval()
+    yield 0, model
+    for step in _steps_of(config):
+        _, weights = checkpoint_weights(config.run.path, config.run.name, step)
+        for name, parameter in model.named_parameters():
+            parameter.data.copy_(weights[name])
+        yield step, model
+
+
+def _steps_of(config: Config) -> list[int]:
+    """The steps after which the run writes a checkpoint."""
+    every, last = config.learner.checkpoint_every, config.learner.steps
+    return [*range(every, last, every), last]
+
+
+def _training(folder: Path) -> list[dict[str, float]]:
+    """A learner's records of steps under the names of the loop's."""
+    return [
+        {
+            "step": record["step"],
+            "hits": record["groups/hit"],
+            "signal": 1.0 - record["groups/zero_signal"],
+            "entropy": record["entropy"] * record["tokens"] / record["rollouts"],
+            "seconds": record["time/step"],
+            **{name: record[name] for name in ("rollouts", "tokens", "grad_norm")},
+        }
+        for record in records(folder / "steps.jsonl")
+    ]
+
+
+class SampledCurves:
+    """Curves of runs evaluated on the same held-out problems, before and after training: an evaluation
+    between samples from several versions."""
+
+    def __init__(self, name: str) -> None:
+        """`name` is that of the set of problems."""
+        self._name, self._results = name, list[Result]()
+
+    def __call__(self, config: Config, run: Run) -> Curve:
+        """Raises RunFolderError for a run without both evaluations, or on other problems than the runs
+        before."""
+        name, steps = held_out(config.evaluation).name, (0, config.learner.steps)
+        found = {r.step: r for r in run.results if r.benchmark == name}
+        if absent := [step for step in steps if step not in found]:
+            raise RunFolderError(f"not evaluated at step {absent[0]}")
+        both = [found[step] for step in steps]
+        check_same_problems([*self._results, *both])
+        self._results += both
+        values = {
+            f"pass@{k}": np.stack([pass_at_k(r.correct, r.samples, k) for r in both])
+            for k in config.evaluation.k
+        }
+        return Curve(np.array(steps, float), {self._name: values}, columns(_training(config.run.path)))

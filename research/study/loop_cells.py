@@ -1,0 +1,63 @@
+"""The cells of `hora study FILE --loop`: each is trained in one process, without servers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from rich.console import Console
+
+from hora_rl.common.console import counting_bar
+from hora_rl.common.load import dump_yaml
+from hora_rl.common.processes import die_with_parent, processors
+from research.study.cells import Cell, Study
+from research.study.curve_sources import CURVES
+from research.study.loop import run_cell
+
+
+def is_measured(cell: Cell, out: Path) -> bool:
+    """Whether the cell has its curves. Raises ConfigError where they are of other settings."""
+    if not (cell.folder(out) / CURVES).exists():
+        return False
+    cell.refuse_another(out, "run.folder")
+    return True
+
+
+def run_loops(
+    plan: Study, todo: list[Cell], every: Sequence[Cell], out: Path, parallel: int | None, console: Console
+) -> list[tuple[Cell, str]]:
+    """Train `todo`, `parallel` at a time (default: a processor each). Returns the failed cells with their
+    reasons."""
+    failed = list[tuple[Cell, str]]()
+    context = multiprocessing.get_context("spawn")  # torch does not survive a fork
+    workers = max(1, min(parallel or processors(), len(todo)))
+    pool = ProcessPoolExecutor(workers, context, initializer=_obey, initargs=(os.getpid(),))
+    with counting_bar(console) as bar, pool:
+        task = bar.add_task("cells", total=len(todo))
+        started: dict[Future[Path], Cell] = {pool.submit(_run, c, plan.design.every): c for c in todo}
+        try:
+            for future in as_completed(started):
+                if error := future.exception():
+                    failed.append((started[future], f"{type(error).__name__}: {error}"))
+                bar.advance(task)
+        except KeyboardInterrupt:
+            for worker in multiprocessing.active_children():  # the pool's end would wait for their cells
+                worker.terminate()
+            raise
+    return failed
+
+
+def _obey(study: int) -> None:
+    """In a new worker: only the study hears Ctrl-C, and a worker ends with the study, killed or not."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(signal.SIGKILL, study)
+
+
+def _run(cell: Cell, every: int) -> Path:
+    cell.config.run.path.mkdir(parents=True, exist_ok=True)
+    (cell.config.run.path / "config.yaml").write_text(dump_yaml(cell.config))
+    return run_cell(cell.config, every)

@@ -1,0 +1,113 @@
+"""Paired comparisons of arms: against scipy, textbook values, and simulation."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from research.report.statistics import (
+    area,
+    at_matched,
+    detectable,
+    half_width,
+    holm,
+    not_inferior,
+    paired_difference,
+    power,
+)
+
+
+def test_a_difference_is_the_paired_t_test() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(1, 2, 12), rng.normal(0, 2, 12)
+    found, expected = paired_difference(a, b), stats.ttest_rel(a, b)
+    interval = expected.confidence_interval(0.95)
+    assert found.p == pytest.approx(expected.pvalue)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert found.value == pytest.approx((a - b).mean())
+    copies = paired_difference(np.tile(a[:, None], 3), np.tile(b[:, None], 3))  # problems without spread
+    assert (copies.p, copies.low) == pytest.approx((found.p, found.low))
+
+
+def test_one_seed_has_a_difference_and_no_interval_and_equal_arms_differ_by_nothing() -> None:
+    one = paired_difference([0.6], [0.5])
+    assert one.value == pytest.approx(0.1)
+    assert math.isnan(one.low)
+    assert math.isnan(one.p)
+    assert not not_inferior(one, 0.02)
+    equal = paired_difference([0.5, 0.6], [0.5, 0.6])
+    assert (equal.value, equal.low, equal.high, equal.p) == (0.0, 0.0, 0.0, 1.0)
+    with pytest.raises(ValueError, match="cannot be paired"):
+        paired_difference([0.6, 0.7], [0.5])
+
+
+# Standard deviations of seeds, problems and what is peculiar to a seed on a problem.
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize(
+    "spreads", [(0.05, 0.0, 0.02), (0.05, 0.05, 0.05), (0.04, 0.3, 0.1), (0.0, 0.3, 0.0), (0.0, 0.0, 0.1)]
+)
+def test_intervals_over_seeds_and_problems_cover_the_truth_as_promised(
+    seeds: int, spreads: tuple[float, float, float]
+) -> None:
+    random, trials = np.random.default_rng(3), 2000
+    a, b, both = spreads
+    values = random.normal(0, a, (trials, seeds, 1)) + random.normal(0, b, (trials, 1, 60))
+    values = np.moveaxis(values + random.normal(0, both, (trials, seeds, 60)), 0, 2)
+    held = np.abs(values.mean(axis=(0, 1))) <= half_width(values)  # the truth is 0
+    assert held.mean() >= 0.93
+
+
+def test_pairing_removes_what_problems_share_and_counts_the_rest_once() -> None:
+    random = np.random.default_rng(0)
+    hard = random.uniform(0, 0.9, (1, 40)) + random.normal(0, 0.01, (5, 40))
+    found = paired_difference(hard + 0.05 + random.normal(0, 1e-4, (5, 40)), hard)
+    assert (found.low, found.high) == pytest.approx((0.05, 0.05), abs=1e-3)
+    assert half_width(hard) > 0.05
+    noise = random.normal(0, 0.1, (5, 60, 2000))
+    of_seeds = stats.t.ppf(0.975, 4) * stats.sem(noise.mean(axis=1), axis=0)
+    assert half_width(noise).mean() < 1.1 * of_seeds.mean()
+
+
+def test_the_p_value_is_the_level_at_which_the_interval_reaches_zero() -> None:
+    rng = np.random.default_rng(2)
+    d = 0.03 + rng.normal(0, 0.05, (5, 1)) + rng.normal(0, 0.1, (1, 40)) + rng.normal(0, 0.1, (5, 40))
+    found = paired_difference(d, np.zeros_like(d))
+    assert float(half_width(d, found.p)) == pytest.approx(abs(found.value))
+
+
+def test_holm_steps_down_and_never_reverses_an_order() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == pytest.approx([1.0, 1.0])
+    assert holm([math.nan, 0.01, 0.02]) == pytest.approx([math.nan, 0.02, 0.02], nan_ok=True)
+    assert holm([]) == []
+
+
+def test_an_area_is_the_mean_height_whatever_the_spacing() -> None:
+    assert area([0, 1, 4], [0.5, 0.5, 0.5]) == pytest.approx(0.5)
+    assert area([0, 2, 4], [[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]]) == pytest.approx(np.array([0.5, 1.0]))
+    with pytest.raises(ValueError, match="two points"):
+        area([0], [1.0])
+
+
+def test_a_curve_is_read_where_another_first_reaches_a_level() -> None:
+    pass_1, pass_16 = [0.2, 0.4, 0.6, 0.5], [0.5, 0.7, 0.6, 0.4]
+    assert at_matched(0.5, pass_1, pass_16) == pytest.approx(0.65)
+    assert at_matched(0.1, pass_1, pass_16) == 0.5
+    assert math.isnan(at_matched(0.9, pass_1, pass_16))
+
+
+def test_power_is_how_often_simulated_studies_see_the_effect() -> None:
+    draws = np.random.default_rng(1).normal(0.8, 1.0, (20_000, 10))
+    seen = np.mean(stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05)
+    assert power(0.8, 1.0, 10) == pytest.approx(float(seen), abs=0.01)
+    assert detectable(2.0, 10) == pytest.approx(2 * detectable(1.0, 10))
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 20])
+def test_power_rises_to_one_and_is_a_number_everywhere(seeds: int) -> None:
+    found = [power(effect, 1.0, seeds) for effect in np.linspace(0, 60, 200)]
+    assert all(0.0 <= p <= 1.0 + 1e-12 for p in found)
+    assert found[0] == pytest.approx(0.05)
+    assert found[-1] > 0.99
+    assert power(detectable(0.07, seeds), 0.07, seeds) == pytest.approx(0.8, abs=1e-6)
