@@ -1,7 +1,6 @@
-"""What each advantage expects of a prompt's update, by success rate and by what decided the size of its
-group.
+"""Expected update of a prompt under each advantage, by success rate and by the rule that sizes its group.
 
-    python -m research.objectives [--shards 4000] [--markdown]
+    python -m research.objectives [--shards 4000]
 
 A shard of 15 prompts with rates of the paper's mix, Beta(0.323, 0.143); the first has the rate of the column,
 and its update is (1/n) Σ_j A_j ∂log π(outcome j)/∂logit. Uniform sampling gives G = 32; the others give G0 =
@@ -17,26 +16,31 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from hora_rl.allocator import Session
 from hora_rl.common.advantages import OBJECTIVES, Formula, formula, rloo_by_phase
+from hora_rl.evaluation.report.markdown import markdown_table
 
 PROMPTS, G0, G = 15, 8, 32
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.9, 0.99)
-ALLOCATIONS = {"uniform": None, "one round": (1, "none"), "stop at a hit, 4 rounds": (4, "hit")}
+UNBIASED = "rloo, phase_weight unbiased"
+ALLOCATIONS: dict[str, tuple[int, str, int] | None] = {  # rounds, stop, least rollouts of Phase B
+    "uniform": None,
+    "one round": (1, "none", 0),
+    "one round, Δ ≥ 1": (1, "none", 1),
+    "stop at a hit, 4 rounds": (4, "hit", 0),
+}
 K = {"pass_at_k": 4, "pkpo": 4}
 ADVANTAGES: dict[str, Formula] = {
     **{f"{name}, k = {K[name]}" if name in K else name: formula(name, K.get(name)) for name in OBJECTIVES},
-    "rloo, phase_weight unbiased": partial(rloo_by_phase, pre_rollouts=G0, share=G0 / G),
+    UNBIASED: partial(rloo_by_phase, pre_rollouts=G0, share=G0 / G),
     "likelihood, baseline wald": formula("likelihood", baseline=1 / G),
 }
-# What an estimator aims at in each group, over p(1 - p), given which groups hold a hit. The others have no
-# such form.
+# Target of an estimator in each group, over p(1 - p), given which groups hold a hit.
 Aim = Callable[[float, NDArray[np.bool_]], NDArray[np.float64]]
 TARGETS: dict[str, Aim] = {
     "rloo": lambda p, hit: np.ones(len(hit)),
-    "rloo, phase_weight unbiased": lambda p, hit: np.ones(len(hit)),
+    UNBIASED: lambda p, hit: np.ones(len(hit)),
     "max_rl": lambda p, hit: hit / p,
     "likelihood": lambda p, hit: hit / p,
     "likelihood, baseline wald": lambda p, hit: hit / p,
@@ -45,12 +49,17 @@ TARGETS: dict[str, Aim] = {
 }
 
 
-def group(rate: float, how: tuple[int, str] | None, rng: np.random.Generator) -> NDArray[np.float64]:
+def applies(name: str, allocation: str) -> bool:
+    """Unbiased phase weights need a rollout of Phase B in every group, and refuse several rounds."""
+    return allocation == "uniform" or (name == UNBIASED) == (allocation == "one round, Δ ≥ 1")
+
+
+def group(rate: float, how: tuple[int, str, int] | None, rng: np.random.Generator) -> NDArray[np.float64]:
     """Successes (n,) of the first prompt's group, Phase A first."""
     if how is None:
         return (rng.random(G) < rate).astype(np.float64)
     rates = np.concatenate([[rate], rng.beta(0.323, 0.143, PROMPTS - 1)])
-    session = Session(PROMPTS, PROMPTS * (G - G0), rounds=how[0], stop=how[1])
+    session = Session(PROMPTS, PROMPTS * (G - G0), rounds=how[0], stop=how[1], least_extra=how[2])
     mine, extra = [], np.full(PROMPTS, G0)
     while True:
         outcomes = rng.random(extra[0]) < rate
@@ -64,15 +73,16 @@ def group(rate: float, how: tuple[int, str] | None, rng: np.random.Generator) ->
 
 
 def updates(
-    rate: float, how: tuple[int, str] | None, shards: int
+    rate: float, allocation: str, shards: int
 ) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.bool_]]:
     """Over p(1 - p): each advantage's update (shards,), and which groups hold a hit (shards,)."""
     rng = np.random.default_rng(0)
-    groups = [group(rate, how, rng) for _ in range(shards)]
+    groups = [group(rate, ALLOCATIONS[allocation], rng) for _ in range(shards)]
     scale = rate * (1 - rate)
     values = {
         name: np.array([float((advantage(s) * (s - rate)).mean()) for s in groups]) / scale
         for name, advantage in ADVANTAGES.items()
+        if applies(name, allocation)
     }
     return values, np.array([s.any() for s in groups])
 
@@ -87,42 +97,22 @@ def ratio(values: NDArray[np.float64], aims: NDArray[np.float64]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shards", type=int, default=4000)
-    parser.add_argument("--markdown", action="store_true")
-    args = parser.parse_args()
-    found = {title: [updates(p, how, args.shards) for p in RATES] for title, how in ALLOCATIONS.items()}
+    shards = parser.parse_args().shards
+    found = {title: [updates(p, title, shards) for p in RATES] for title in ALLOCATIONS}
     weights, bias = [], []
     for name in ADVANTAGES:
-        for title, cells in found.items():
-            weights.append((name, title, [f"{values[name].mean():.2f}" for values, _ in cells]))
+        for title, cells in ((t, c) for t, c in found.items() if applies(name, t)):
+            weights.append([f"`{name}`", title, *(f"{values[name].mean():.2f}" for values, _ in cells)])
             if name in TARGETS and title != "uniform":
-                aims = [TARGETS[name](p, hit) for p, (_, hit) in zip(RATES, cells, strict=True)]
-                bias.append(
-                    (name, title, [ratio(v[name], aim) for (v, _), aim in zip(cells, aims, strict=True)])
-                )
-    out = Console(soft_wrap=True)
-    show(out, "Expected update over p(1 - p): the weight of ∇p", weights, args.markdown)
-    show(
-        out,
-        "Bias: expected update over what the advantage aims at (± one standard error)",
-        bias,
-        args.markdown,
-    )
-
-
-def show(out: Console, title: str, rows: list[tuple[str, str, list[str]]], markdown: bool) -> None:
-    out.print(f"\n{title}\n", markup=False)
+                both = zip(RATES, cells, strict=True)
+                shares = [ratio(values[name], TARGETS[name](p, hit)) for p, (values, hit) in both]
+                bias.append([f"`{name}`", title, *shares])
     head = ["advantage", "allocation", *(f"p = {p:g}" for p in RATES)]
-    if markdown:
-        out.print("| " + " | ".join(head) + " |\n|" + "---|" * len(head), markup=False)
-    else:
-        out.print(f"{head[0]:32s} {head[1]:24s} " + " ".join(f"{h:>12s}" for h in head[2:]), markup=False)
-    for name, allocation, cells in rows:
-        line = (
-            f"| `{name}` | {allocation} | " + " | ".join(cells) + " |"
-            if markdown
-            else f"{name:32s} {allocation:24s} " + " ".join(f"{c:>12s}" for c in cells)
-        )
-        out.print(line, markup=False)
+    for title, rows in (
+        ("Expected update over p(1 - p): the weight of ∇p", weights),
+        ("Bias: expected update over the target of the advantage (± one standard error)", bias),
+    ):
+        print(f"\n{title}\n", *markdown_table(head, rows), sep="\n")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from hora_rl.common.equality import math_equal, quick_verdict
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.common.processes import processors
 from hora_rl.common.weights.pretrained import model_folder
-from research.trl_cross_check_report import Cell, write_report
+from research.trl_cross_check_report import NAMES, OURS, TRL, Cell, cell_of, write_report
 
 SETTINGS = (
     "rollout.shards=1",
@@ -52,13 +52,11 @@ SETTINGS = (
     "evaluation.path=null",
     "telemetry.http_port=0",
 )
-SIDES = ("ours", "async", "trl")
 STALENESS = {"ours": 0, "async": 1}
 
 
 def prepare(out: Path, preset: str, overrides: Sequence[str]) -> Config:
-    """The comparison's own copy of model, prompts and configuration: none of them may change between
-    cells."""
+    """A copy of model, prompts and configuration for the comparison: none may change between cells."""
     path = out / "config.yaml"
     if path.exists():
         if overrides:
@@ -72,12 +70,13 @@ def prepare(out: Path, preset: str, overrides: Sequence[str]) -> Config:
     rows = load_dataset(config.data, gold_test(config.reward)).rows
     lines = [json.dumps({"problem": r.problem, "answer": r.answer}) for r in rows]
     (out / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-    data = config.data.model_copy(update={"path": str(out / "prompts.jsonl"), "prompt_field": "problem"})
-    data = data.model_copy(update={"answer_field": "answer"})
-    model = config.model.model_copy(update={"path": str(out / "model")})
-    run = config.run.model_copy(update={"folder": str(out / "runs")})
-    config = config.model_copy(update={"data": data, "model": model, "run": run})
-    path.write_text(dump_yaml(config, written=True))
+    copied = {
+        "data": {"path": str(out / "prompts.jsonl"), "prompt_field": "problem", "answer_field": "answer"},
+        "model": {"path": str(out / "model")},
+        "run": {"folder": str(out / "runs")},
+    }
+    sections = {key: getattr(config, key).model_copy(update=values) for key, values in copied.items()}
+    path.write_text(dump_yaml(config.model_copy(update=sections), written=True))
     return load(str(path))
 
 
@@ -87,24 +86,15 @@ def run_ours(out: Path, config: Config, side: str, seed: int) -> Cell:
 
     name, began = f"{side}-{seed}", time.time()
     hora = str(Path(sys.executable).with_name("hora"))
-    settings = ["-s", f"run.seed={seed}", "-s", f"run.name={name}"]
-    settings += ["-s", f"rollout.max_staleness={STALENESS[side]}"]
-    subprocess.run([hora, "run", str(out / "config.yaml"), "--fresh", *settings], check=True)
+    settings = (f"run.seed={seed}", f"run.name={name}", f"rollout.max_staleness={STALENESS[side]}")
+    options = [word for setting in settings for word in ("-s", setting)]
+    subprocess.run([hora, "run", str(out / "config.yaml"), "--fresh", *options], check=True)
     wall, folder = time.time() - began, out / "runs" / name
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
-    return Cell(
-        side=side,
-        seed=seed,
-        reward=[s["reward"] for s in steps],
-        accuracy=[s["reward/accuracy"] for s in steps],
-        grad_norm=[s["grad_norm"] for s in steps],
-        learning_rate=[s["learning_rate"] for s in steps],
-        length=[s["length/mean"] for s in steps],
-        ended=[e.wall_time - began for e in board.Scalars("reward")],
-        wall=wall,
-    )
+    ended = [e.wall_time - began for e in board.Scalars("reward")]
+    return cell_of(side, seed, steps, OURS, ended, wall)
 
 
 def run_trl(out: Path, config: Config, seed: int) -> Cell:
@@ -139,17 +129,7 @@ def run_trl(out: Path, config: Config, seed: int) -> Cell:
     )
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "reward" in entry]
-    return Cell(
-        side="trl",
-        seed=seed,
-        reward=[e["reward"] for e in logs],
-        accuracy=[e["rewards/accuracy/mean"] for e in logs],
-        grad_norm=[e["grad_norm"] for e in logs],
-        learning_rate=[e["learning_rate"] for e in logs],
-        length=[e["completions/mean_length"] for e in logs],
-        ended=ended,
-        wall=time.time() - began,
-    )
+    return cell_of("trl", seed, logs, TRL, ended, time.time() - began)
 
 
 def _ordered(config: Config, seed: int) -> list[Row]:
@@ -234,7 +214,7 @@ def run_cell(out: Path, config: Config, name: str) -> None:
     if path.exists():
         return
     side, _, seed = name.partition("-")
-    if side not in SIDES or not seed.isdigit():
+    if side not in NAMES or not seed.isdigit():
         raise SystemExit(f"no cell {name!r}: write ours-0, async-0 or trl-0")
     number = int(seed)
     cell = run_trl(out, config, number) if side == "trl" else run_ours(out, config, side, number)
@@ -259,12 +239,12 @@ def main() -> None:
     if options.cell:
         run_cell(out, config, options.cell)
     else:
-        for name in (f"{side}-{seed}" for seed in range(options.seeds) for side in SIDES):
+        for name in (f"{side}-{seed}" for seed in range(options.seeds) for side in NAMES):
             # Each in a process of its own: neither side finds the other's threads, caches or memory.
             command = [sys.executable, "-m", "research.trl_cross_check", str(out), "--cell", name]
             subprocess.run(command, check=True)
     cells = [json.loads(p.read_text()) for p in sorted((out / "cells").glob("*.json"))]
-    seeds = set.intersection(*({c["seed"] for c in cells if c["side"] == side} for side in SIDES))
+    seeds = set.intersection(*({c["seed"] for c in cells if c["side"] == side} for side in NAMES))
     if len(seeds) >= 2:
         print(write_report(out, config, [Cell(**c) for c in cells if c["seed"] in seeds]))
 

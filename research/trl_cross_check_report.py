@@ -1,14 +1,14 @@
-"""From the cells of `research.trl_cross_check` to what they say: intervals, figure, table.
+"""The report of `research.trl_cross_check`: intervals, figure, table.
 
 Seeds are paired: both sides meet the same prompts in the same order under one seed, so the difference of
 their rewards at a step is free of the prompts' difficulty. The intervals are Student's t over seeds; those of
-the windows hold together (Bonferroni), so that one of many windows does not cry wolf.
+the windows hold together (Bonferroni), so that one of many windows raises no false alarm.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,17 +16,27 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from mpmath import betainc, findroot
 from numpy.typing import NDArray
 
 from hora_rl.common.config import Config
+from hora_rl.evaluation.report.figures import COLORS
+from hora_rl.evaluation.report.markdown import markdown_table
+from research.report.statistics import ALPHA, paired_difference
 
 Array = NDArray[np.float64]
-WINDOWS, CONFIDENCE = 5, 0.95
+WINDOWS, RECENT = 5, 3
 NAMES = {"ours": "HORA, uniform", "async": "HORA, one step ahead", "trl": "TRL GRPOTrainer"}
+COLOR_OF = {"ours": COLORS[0], "async": COLORS[2], "trl": COLORS[1]}
 TIMES = (0.25, 0.5, 0.75, 1.0)
-RECENT = 3
-COLORS = {"ours": "#0072B2", "async": "#009E73", "trl": "#E69F00"}
+OURS = {
+    "reward": "reward",
+    "accuracy": "reward/accuracy",
+    "grad_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+    "length": "length/mean",
+}
+TRL = {**OURS, "accuracy": "rewards/accuracy/mean", "length": "completions/mean_length"}
+"""Names of a cell's metrics in the records of each side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +57,22 @@ class Cell:
     wall: float
 
 
+def cell_of(
+    side: str,
+    seed: int,
+    steps: Sequence[Mapping[str, float]],
+    names: Mapping[str, str],
+    ended: list[float],
+    wall: float,
+) -> Cell:
+    """The cell of a run's records."""
+    metrics = {name: [step[key] for step in steps] for name, key in names.items()}
+    return Cell(side=side, seed=seed, ended=ended, wall=wall, **metrics)
+
+
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """Mean reward of our side minus TRL's over steps first..last, with its interval."""
+class Window:
+    """Mean reward of our side and of TRL over steps first..last, and the difference with its interval."""
 
     first: int
     last: int
@@ -59,19 +82,6 @@ class Difference:
     low: float
     high: float
 
-    @property
-    def agrees(self) -> bool:
-        return self.low <= 0.0 <= self.high
-
-
-def t_quantile(p: float, freedom: int) -> float:
-    """The value that Student's t with `freedom` degrees falls below with probability p > 1/2."""
-
-    def excess(t: Any) -> Any:
-        return 1 - betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t), regularized=True) / 2 - p
-
-    return float(findroot(excess, (1.0, 20.0), solver="anderson"))
-
 
 def stacked(cells: Sequence[Cell], side: str, name: str) -> Array:
     """(seeds, S): one metric of one side, in the order of seeds."""
@@ -79,34 +89,21 @@ def stacked(cells: Sequence[Cell], side: str, name: str) -> Array:
     return np.array([getattr(c, name) for c in mine], dtype=np.float64)
 
 
-def difference(ours: Array, trl: Array, first: int, last: int, windows: int = 1) -> Difference:
-    """Of the means over steps first..last of `ours` and `trl` (seeds, S); the interval is one of
-    `windows`."""
-    a, b = ours[:, first : last + 1].mean(1), trl[:, first : last + 1].mean(1)
-    paired, n = a - b, len(a)
-    error = paired.std(ddof=1) / np.sqrt(n)
-    half = t_quantile(1 - (1 - CONFIDENCE) / 2 / windows, n - 1) * error
-    value = float(paired.mean())
-    return Difference(
-        first, last, float(a.mean()), float(b.mean()), value, value - float(half), value + float(half)
-    )
+def compare(ours: Array, trl: Array) -> tuple[Window, list[Window]]:
+    """Of rewards (seeds, S): over all steps, and over `WINDOWS` windows whose intervals hold together."""
 
+    def window(first: int, end: int, alpha: float) -> Window:
+        a, b = ours[:, first:end].mean(1), trl[:, first:end].mean(1)
+        d = paired_difference(a, b, alpha=alpha)
+        return Window(first, end - 1, float(a.mean()), float(b.mean()), d.value, d.low, d.high)
 
-def compare(ours: Array, trl: Array) -> tuple[Difference, list[Difference]]:
-    """Over all steps, and over `WINDOWS` windows whose intervals hold together."""
-    steps = ours.shape[1]
-    edges = np.linspace(0, steps, WINDOWS + 1).astype(int)
-    parts = [difference(ours, trl, int(a), int(b) - 1, WINDOWS) for a, b in pairwise(edges)]
-    return difference(ours, trl, 0, steps - 1), parts
+    edges = np.linspace(0, ours.shape[1], WINDOWS + 1).astype(int).tolist()
+    return window(0, edges[-1], ALPHA), [window(*part, ALPHA / WINDOWS) for part in pairwise(edges)]
 
 
 def rates(cells: Sequence[Cell], side: str, per_step: int) -> tuple[float, float]:
-    """Rollouts per second, mean over seeds: from the end of the first step to the last, and of the whole
-    command.
-
-    The first step is left out of the one because it holds start-up and one-time preparation; the other holds
-    all.
-    """
+    """Rollouts per second, mean over seeds: from the end of the first step, which holds one-time preparation,
+    to the last; and of the complete command."""
     mine = [c for c in cells if c.side == side]
     steady = [per_step * (len(c.ended) - 1) / (c.ended[-1] - c.ended[0]) for c in mine]
     return float(np.mean(steady)), float(np.mean([per_step * len(c.ended) / c.wall for c in mine]))
@@ -126,20 +123,19 @@ def success_by(cells: Sequence[Cell], side: str, second: float) -> float | None:
 def write_report(out: Path, config: Config, cells: Sequence[Cell]) -> str:
     """trl-cross-check.{json,md,png,svg} in `out`; returns the Markdown."""
     per_step = config.rollout.prompts_per_batch * config.rollout.group_size
-    ours, trl = stacked(cells, "ours", "reward"), stacked(cells, "trl", "reward")
-    whole, parts = compare(ours, trl)
+    compared = compare(stacked(cells, "ours", "reward"), stacked(cells, "trl", "reward"))
     speed = {side: rates(cells, side, per_step) for side in NAMES}
-    text = _markdown(config, cells, whole, parts, speed)
+    text = _markdown(config, cells, *compared, speed)
     found = {
         "settings": config.model_dump(mode="json", include={"rollout", "reward", "learner"}),
-        "whole": asdict(whole),
-        "windows": [asdict(p) for p in parts],
+        "whole": asdict(compared[0]),
+        "windows": [asdict(p) for p in compared[1]],
         "rollouts_per_second": {s: {"steady": a, "whole": b} for s, (a, b) in speed.items()},
         "cells": [asdict(c) for c in cells],
     }
     (out / "trl-cross-check.json").write_text(json.dumps(found, indent=1) + "\n")
     (out / "trl-cross-check.md").write_text(text)
-    figure = _figure(cells)
+    figure = _figure(cells, *compared)
     for kind in ("png", "svg"):
         figure.savefig(out / f"trl-cross-check.{kind}", dpi=150)
     return text
@@ -148,66 +144,68 @@ def write_report(out: Path, config: Config, cells: Sequence[Cell]) -> str:
 def _markdown(
     config: Config,
     cells: Sequence[Cell],
-    whole: Difference,
-    parts: Sequence[Difference],
-    speed: dict[str, tuple[float, float]],
+    every: Window,
+    parts: Sequence[Window],
+    speed: Mapping[str, tuple[float, float]],
 ) -> str:
     rollout, seeds = config.rollout, len({c.seed for c in cells})
-    lines = [
-        f"Γ = {rollout.prompts_per_batch}, G = {rollout.group_size}, {config.learner.steps} steps, "
-        f"learning rate {config.learner.optimizer.learning_rate:g}, {seeds} seeds a side, paired.",
-        "",
-        "| steps | HORA, uniform | TRL | difference | interval | contains 0 |",
-        "|---|---:|---:|---:|---:|---|",
-    ]
-    for d in (*parts, whole):
-        name = f"all {d.last + 1}" if d is whole else f"{d.first + 1}–{d.last + 1}"
-        lines.append(
-            f"| {name} | {d.ours:.3f} | {d.trl:.3f} | {d.value:+.4f} | {d.low:+.4f} to {d.high:+.4f} "
-            f"| {'yes' if d.agrees else 'no'} |"
+    places = [*(f"{d.first + 1}–{d.last + 1}" for d in parts), f"all {every.last + 1}"]
+    rows = [
+        (
+            *(place, f"{d.ours:.3f}", f"{d.trl:.3f}", f"{d.value:+.4f}", f"{d.low:+.4f} to {d.high:+.4f}"),
+            "yes" if d.low <= 0.0 <= d.high else "no",
         )
-    heads = " | ".join(NAMES.values())
-    lines += ["", f"| mean over steps and seeds | {heads} |", "|---|---:|---:|---:|"]
-    for name, title, digits in (
+        for place, d in zip(places, [*parts, every], strict=True)
+    ]
+    steady, overall = zip(*(speed[side] for side in NAMES), strict=True)
+    longest = max(c.wall for c in cells if c.side == "trl")
+    metrics = (
         ("accuracy", "accuracy", 3),
         ("length", "tokens of a completion", 1),
         ("grad_norm", "gradient norm before clipping", 4),
         ("learning_rate", "learning rate", 8),
-    ):
-        lines.append(_row(title, [stacked(cells, side, name).mean() for side in NAMES], digits))
-    steady, whole_command = zip(*(speed[side] for side in NAMES), strict=True)
-    lines.append(_row("rollouts/s after the first step, training included", steady, 1))
-    lines.append(_row("the same, of TRL's", [rate / speed["trl"][0] for rate in steady], 2))
-    lines.append(_row("rollouts/s of the whole command, start-up included", whole_command, 1))
-    longest = max(c.wall for c in cells if c.side == "trl")
-    for second in (part * longest for part in TIMES):
-        lines.append(_row(f"success after {second:.0f} s", [success_by(cells, s, second) for s in NAMES], 3))
+    )
+    means = [
+        *(_row(t, [stacked(cells, s, name).mean() for s in NAMES], digits) for name, t, digits in metrics),
+        _row("rollouts/s after the first step, training included", steady, 1),
+        _row("the same, of TRL's", [rate / speed["trl"][0] for rate in steady], 2),
+        _row("rollouts/s of the whole command, start-up included", overall, 1),
+        *(
+            _row(f"success after {second:.0f} s", [success_by(cells, s, second) for s in NAMES], 3)
+            for second in (part * longest for part in TIMES)
+        ),
+    ]
+    heads = ["steps", "HORA, uniform", "TRL", "difference", "interval", "contains 0"]
+    lines = [
+        f"Γ = {rollout.prompts_per_batch}, G = {rollout.group_size}, {config.learner.steps} steps, "
+        f"learning rate {config.learner.optimizer.learning_rate:g}, {seeds} seeds a side, paired.",
+        "",
+        *markdown_table(heads, rows, numbers=True),
+        "",
+        *markdown_table(["mean over steps and seeds", *NAMES.values()], means, numbers=True),
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _row(title: str, values: Sequence[float | None], digits: int) -> str:
-    return f"| {title} | {' | '.join('–' if v is None else f'{v:.{digits}f}' for v in values)} |"
+def _row(title: str, values: Sequence[Any], digits: int) -> list[str]:
+    return [title, *("–" if v is None else f"{v:.{digits}f}" for v in values)]
 
 
-def _figure(cells: Sequence[Cell]) -> Figure:
+def _figure(cells: Sequence[Cell], every: Window, parts: Sequence[Window]) -> Figure:
     figure = Figure(figsize=(9.6, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     for side, name in NAMES.items():
         values = stacked(cells, side, "reward")
         steps, mean, error = np.arange(1, values.shape[1] + 1), values.mean(0), values.std(0, ddof=1)
-        left.plot(steps, mean, color=COLORS[side], label=name)
-        left.fill_between(steps, mean - error, mean + error, color=COLORS[side], alpha=0.2, linewidth=0)
+        left.plot(steps, mean, color=COLOR_OF[side], label=name)
+        left.fill_between(steps, mean - error, mean + error, color=COLOR_OF[side], alpha=0.2, linewidth=0)
     left.set(xlabel="optimizer step", ylabel="mean reward", title="Learning curves; bands: ± 1 SD over seeds")
     left.legend(frameon=False, fontsize=8)
-    whole, parts = compare(stacked(cells, "ours", "reward"), stacked(cells, "trl", "reward"))
-    for d, color in ((whole, "#808080"), *((p, "#000000") for p in parts)):
-        place = (d.first + d.last) / 2 + 1
+    for d, color in ((every, "#808080"), *((part, "black") for part in parts)):
         right.hlines(d.value, d.first + 1, d.last + 1, color=color)
-        right.errorbar(
-            place, d.value, [[d.value - d.low], [d.high - d.value]], fmt="o", color=color, capsize=3
-        )
-    right.axhline(0.0, color="#D55E00", linewidth=0.8)
-    right.set(
-        xlabel="optimizer step", ylabel="reward, HORA - TRL", title="Paired difference (grey: all steps)"
-    )
+        bars = [[d.value - d.low], [d.high - d.value]]
+        right.errorbar((d.first + d.last) / 2 + 1, d.value, bars, fmt="o", color=color, capsize=3)
+    right.axhline(0.0, color=COLORS[4], linewidth=0.8)
+    title = "Paired difference (grey: all steps)"
+    right.set(xlabel="optimizer step", ylabel="reward, HORA - TRL", title=title)
     return figure

@@ -9,9 +9,10 @@ import json
 import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hora_rl.common.answers import load_extract
 from research.gradients.design import Design
@@ -70,8 +71,8 @@ def fill(folder: Path, design: Design, model: PreTrainedModel, tokenizer: PreTra
             return
         text = f"{SHOTS}Q: {question}\nA:"
         prompt = list(tokenizer(text, add_special_tokens=False).input_ids)
-        random_ = torch.Generator().manual_seed(1000 * design.seed + i)
-        completions = sample(model, prompt, design.samples, design.max_tokens, lines, random_)
+        seed = 1000 * design.seed + i
+        completions = sample(model, prompt, design.samples, design.max_tokens, lines, seed)
         right = [is_right(str(tokenizer.decode(c)).split("\n")[0], answer) for c in completions]
         with (folder / "bank.jsonl").open("a") as file:
             file.write(json.dumps(asdict(Sampled(text, answer, prompt, completions, right))) + "\n")
@@ -96,29 +97,26 @@ def kept(bank: list[Sampled], design: Design) -> list[Sampled]:
 
 @torch.no_grad()
 def sample(
-    model: PreTrainedModel, prompt: list[int], n: int, most: int, ends: torch.Tensor, random_: torch.Generator
+    model: PreTrainedModel, prompt: list[int], n: int, most: int, ends: list[int], seed: int
 ) -> list[list[int]]:
-    """`n` completions at temperature 1, each cut after its first token of `ends` (E,) or at `most` tokens."""
-    cache = DynamicCache()
-    logits = model(input_ids=torch.tensor([prompt]), past_key_values=cache, use_cache=True).logits[:, -1]
-    cache.reorder_cache(torch.zeros(n, dtype=torch.long))
-    logits = logits.expand(n, -1)
-    done: list[list[int]] = [[] for _ in range(n)]
-    rows = list(range(n))
-    for _ in range(most):
-        next_ = torch.multinomial(logits.float().softmax(-1), 1, generator=random_)
-        for row, token in zip(rows, next_[:, 0].tolist(), strict=True):
-            done[row].append(token)
-        open_ = ~torch.isin(next_[:, 0], ends)
-        rows = [row for row, more in zip(rows, open_.tolist(), strict=True) if more]
-        if not rows:
-            break
-        cache.reorder_cache(open_.nonzero()[:, 0])
-        logits = model(input_ids=next_[open_], past_key_values=cache, use_cache=True).logits[:, -1]
-    return done
+    """`n` completions at temperature 1, each cut after its first token of `ends` or at `most` tokens."""
+    torch.manual_seed(seed)
+    ids = torch.tensor([prompt])
+    options: dict[str, Any] = {
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "pad_token_id": ends[0],
+    }
+    options |= {"num_return_sequences": n, "max_new_tokens": most, "eos_token_id": ends}
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    rows = found[:, len(prompt) :].tolist()
+    stops = [next((i for i, token in enumerate(row) if token in ends), most) for row in rows]
+    return [row[: stop + 1] for row, stop in zip(rows, stops, strict=True)]
 
 
-def _line_ends(tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
-    """(E,) tokens that end a line or the text."""
+def _line_ends(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens that end a line or the text."""
     ends = [i for i in range(len(tokenizer)) if "\n" in str(tokenizer.decode([i]))]
-    return torch.tensor(sorted({*ends, int(tokenizer.eos_token_id)}))
+    return sorted({*ends, int(tokenizer.eos_token_id)})

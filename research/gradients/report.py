@@ -8,6 +8,7 @@ import numpy as np
 import yaml
 from scipy import stats
 
+from hora_rl.evaluation.report.markdown import markdown_table
 from research.gradients.bank import kept, read
 from research.gradients.design import FILE, Design
 from research.gradients.noise import (
@@ -81,50 +82,44 @@ def write(archive: Path, design: Design, page: Path) -> None:
 
 def _design() -> str:
     design = yaml.safe_load(FILE.read_text())
-    lines = ["## Written down before it ran", ""]
-    return "\n".join(
-        lines + [f"- {line}" for part in ("confirms", "refutes", "limits") for line in design[part]]
-    )
+    lines = [f"- {line}" for part in ("confirms", "refutes", "limits") for line in design[part]]
+    return "\n".join(["## Written down before it ran", "", *lines])
 
 
 def _noise(m: Moments, hits: Array, texts: Array) -> str:
     r, (low, high) = pooled_r(m), bootstrap(m, pooled_r)
     each = m.hit_noise / m.norms
     cosine = m.norms / (m.norms + m.hit_noise)
-    others = [m[at] for at in without(len(m.rate))]
-    half, of_r = jackknife(np.array([[overlap(part), pooled_r(part)] for part in others]))
+    half, of_r = jackknife(np.array([[overlap(m[at]), pooled_r(m[at])] for at in without(len(m.rate))]))
     trend = stats.spearmanr(m.rate, cosine)
     rows = [
-        f"| {p:.2f} | {c} | {t} | {x:.1f} | {s:.3f} |"
+        (f"{p:.2f}", str(c), str(t), f"{x:.1f}", f"{s:.3f}")
         for p, c, t, x, s in sorted(zip(m.rate, hits, texts, each, cosine, strict=True))
     ]
-    return "\n".join(
-        [
-            "## The noise of one hit",
-            "",
-            f"**r = {r:.1f} ({low:.1f} to {high:.1f}), pooled** (bootstrap over prompts; jackknife ± "
-            f"{of_r:.1f}); median "
-            f"of the prompts {np.median(each):.1f}. Overlap of different prompts: **{overlap(m):.2f} ± "
-            f"{half:.2f}** of |μ|². Rank correlation of success rate and cosine: {trend.statistic:+.2f} "
-            f"(p = {trend.pvalue:.2f}).",
-            "",
-            "| success rate | hits scored | different texts | r | cosine of two hits, 1/(1 + r) |",
-            "|---:|---:|---:|---:|---:|",
-            *rows,
-        ]
-    )
+    heads = ("success rate", "hits scored", "different texts", "r", "cosine of two hits, 1/(1 + r)")
+    lines = [
+        "## The noise of one hit",
+        "",
+        f"**r = {r:.1f} ({low:.1f} to {high:.1f}), pooled** (bootstrap over prompts; jackknife ± "
+        f"{of_r:.1f}); median of the prompts {np.median(each):.1f}. Overlap of different prompts: "
+        f"**{overlap(m):.2f} ± {half:.2f}** of |μ|². Rank correlation of success rate and cosine: "
+        f"{trend.statistic:+.2f} (p = {trend.pvalue:.2f}).",
+        "",
+        *markdown_table(heads, rows, numbers=True),
+    ]
+    return "\n".join(lines)
 
 
 def _misses(gram: Array, owner: Index, right: Mask, m: Moments) -> str:
     """All scores have mean 0, so hits and misses must point against each other by a known amount."""
     n = range(len(m.rate))
-    seen = [gram[np.ix_(right & (owner == i), ~right & (owner == i))].mean() for i in n]
-    foretold = -m.norms * m.rate / (1 - m.rate)
-    apart = np.array(seen) - foretold
+    seen = np.array([gram[np.ix_(right & (owner == i), ~right & (owner == i))].mean() for i in n])
+    expected = -m.norms * m.rate / (1 - m.rate)
+    apart = seen - expected
     half = jackknife(np.array([apart[at].sum() / m.norms[at].sum() for at in without(len(m.rate))]))
     return (
         f"A check of scores and sampler: Σ μ_hit·μ_miss is {np.sum(seen) / m.norms.sum():+.2f} of Σ|μ_hit|², "
-        f"and {foretold.sum() / m.norms.sum():+.2f} by p μ_hit + (1 - p) μ_miss = 0 (± {half:.2f}). "
+        f"and {expected.sum() / m.norms.sum():+.2f} by p μ_hit + (1 - p) μ_miss = 0 (± {half:.2f}). "
         f"Variance of one miss over that of one hit: {m.miss_noise.sum() / m.hit_noise.sum():.2f}."
     )
 
@@ -146,15 +141,16 @@ def _steps(title: str, m: Moments, design: Design) -> str:
         "− uniform: less the same objective under uniform. Bias² and variance over |M|², scaled so that "
         "E[x]·M = |M|². ± is half a 95% interval, jackknife over prompts. Orthogonal: with the overlap at 0.",
         "",
-        "| objective | rule | cosine | − uniform | bias² | variance | SNR | orthogonal |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
+    rows = []
     for j, objective in enumerate(objectives(r)):
         for i, rule in enumerate(rules(r, design.rounds)):
-            (cosine, bias2, variance, snr), (by, of_bias, of_variance, _) = found[i, j], half[i, j]
+            (cosine, *parts, snr), (by, *of_parts, _) = found[i, j], half[i, j]
             gain = f"{cosine - found[0, j, 0]:+.3f} ± {less[i, j, 0]:.3f}" if i else ""
-            lines.append(
-                f"| {objective} | {rule} | {cosine:.3f} ± {by:.3f} | {gain} | {bias2:.2f} ± {of_bias:.2f} | "
-                f"{variance:.2f} ± {of_variance:.2f} | {snr:.2f} | {alone[i, j, 0]:.3f} |"
-            )
-    return "\n".join(lines)
+            noise = [f"{x:.2f} ± {e:.2f}" for x, e in zip(parts, of_parts, strict=True)]
+            ends = f"{snr:.2f}", f"{alone[i, j, 0]:.3f}"
+            rows.append((objective, rule, f"{cosine:.3f} ± {by:.3f}", gain, *noise, *ends))
+    heads = ("objective", "rule", "cosine", "− uniform", "bias²", "variance", "SNR", "orthogonal")
+    table = markdown_table(heads, rows, numbers=True)
+    table[1] = table[1].replace("|---|---:|", "|---|---|", 1)  # the rule is a name
+    return "\n".join([*lines, *table])

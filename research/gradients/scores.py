@@ -81,11 +81,7 @@ def _in_turn(hits: list[int], misses: list[int]) -> list[tuple[float, int]]:
 
 def _errors(exact: list[Tensor], signs_: Tensor) -> Array:
     """(pairs,) error of sketched inner products over |x||y|, pairs of a vector with itself included."""
-    short = [sketch(x, signs_) for x in exact]
-    pairs = [(i, j) for i in range(len(exact)) for j in range(i + 1)]
-    return np.array(
-        [
-            float((short[i] @ short[j] - exact[i] @ exact[j]) / (exact[i].norm() * exact[j].norm()))
-            for i, j in pairs
-        ]
-    )
+    long, short = torch.stack(exact), torch.stack([sketch(x, signs_) for x in exact])
+    norms = long.norm(dim=1)
+    errors = (short @ short.T - long @ long.T) / norms[:, None] / norms
+    return errors[tuple(torch.tril_indices(*errors.shape))].double().numpy()

@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Mean difference over paired seeds with its 95% interval and p-value; NaN where one seed cannot tell."""
+    """Mean difference over paired seeds with its interval and p-value; NaN where one seed cannot tell."""
 
     value: float
     low: float
@@ -32,9 +32,9 @@ class Difference:
         return not math.isnan(self.low)
 
 
-def paired_difference(arm: ArrayLike, baseline: ArrayLike) -> Difference:
+def paired_difference(arm: ArrayLike, baseline: ArrayLike, *, alpha: float = ALPHA) -> Difference:
     """`arm` less `baseline`, both (S,) on the same seeds in the same order, or (S, P) on the same problems
-    too.
+    too, with the 1 - alpha interval.
 
     p is the level at which the interval reaches 0; for (S,) that is the paired t test. Raises ValueError for
     shapes that cannot be paired.
@@ -46,7 +46,7 @@ def paired_difference(arm: ArrayLike, baseline: ArrayLike) -> Difference:
     value = float(d.mean())
     if d.size == 1:
         return Difference(value, math.nan, math.nan, math.nan, 1)
-    half = float(half_width(d))
+    half = float(half_width(d, alpha))
     return Difference(value, value - half, value + half, _p_value(d, abs(value)), len(d))
 
 

@@ -111,8 +111,7 @@ def test_a_small_study_runs_through_and_goes_on_where_it_was_cut(tmp_path: Path)
         vocab_size=17, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
     )
     model = LlamaForCausalLM(config).eval()
-    lines, random = torch.tensor([0]), torch.Generator().manual_seed(0)
-    made = [bank.sample(model, [1, 2, k], 60, 2, lines, random) for k in (3, 4, 5)]
+    made = [bank.sample(model, [1, 2, k], 60, 2, [0], seed=k) for k in (3, 4, 5)]
     assert all(len(c) == 2 or c[-1] == 0 for group in made for c in group)
     assert all(0 not in c[:-1] for group in made for c in group)
     prompts = [
