@@ -6,9 +6,9 @@ Stands where the generators and the verifier stand in a run: `sample` is what `p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 
 import numpy as np
 import torch
@@ -16,11 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from hora_rl.actors.coordinator.shard import Draw
-from hora_rl.common.answers import format_reward
 from hora_rl.common.config import Config
-from hora_rl.common.data.user_rewards import Answer, is_group, user_reward
-from hora_rl.common.errors import ConfigError
-from hora_rl.common.reward_names import function_of, taken
 from hora_rl.common.types import Prompt, Rollout, VersionSpan
 from research.tasks.reward import one_of
 
@@ -35,14 +31,16 @@ class _Asked:
 
 
 class LocalSampler:
-    """Rollouts of prompts of equal length on the weights that `model` has now, which are version
-    `version`."""
+    """Rollouts of prompts of equal length on the present weights of `model`, which are version `version`.
+
+    The only reward is accuracy, by `research.tasks.reward`: answers of these tasks are digits.
+    """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
         self.version = 0
         self._model, self._tokenizer, self._config = model, tokenizer, config
         self._random = torch.Generator().manual_seed(config.run.seed)
-        self._rewards = {name: _reward(name) for name in config.reward.names}
+        self._text = cache(lambda tokens: str(tokenizer.decode(tokens)))  # few completions differ
         self._asked: list[_Asked] = []
 
     async def sample(self, prompt: Prompt, draw: Draw) -> list[Rollout]:
@@ -59,25 +57,12 @@ class LocalSampler:
         prompts = torch.from_numpy(np.stack([a.prompt.tokens for a in asked])).long()
         sampled = iter(self._decode(prompts, [a.draw.n for a in asked]))
         for a in asked:
-            known: dict[tuple[int, ...], dict[str, float]] = {}
-            a.answer.set_result([self._rollout(a, known, *next(sampled)) for _ in range(a.draw.n)])
+            a.answer.set_result([self._rollout(a, *next(sampled)) for _ in range(a.draw.n)])
 
-    def _rollout(
-        self,
-        asked: _Asked,
-        known: dict[tuple[int, ...], dict[str, float]],
-        tokens: list[int],
-        logprobs: list[float],
-    ) -> Rollout:
-        """`known` are the rewards of the completions of this prompt that were scored already."""
-        ended, key = tokens[-1] == self._tokenizer.eos_token_id, tuple(tokens)
-        if key not in known:
-            text = str(self._tokenizer.decode(tokens[:-1] if ended else tokens))
-            known[key] = {
-                name: reward(asked.prompt.text, text, asked.prompt.answer)
-                for name, reward in self._rewards.items()
-            }
-        rewards = dict(known[key])
+    def _rollout(self, asked: _Asked, tokens: list[int], logprobs: list[float]) -> Rollout:
+        ended = tokens[-1] == self._tokenizer.eos_token_id
+        text = self._text(tuple(tokens[:-1] if ended else tokens))
+        rewards = {"accuracy": one_of(asked.prompt.text, text, asked.prompt.answer)}
         return Rollout(
             tokens=np.array(tokens, dtype=np.int32),
             logprobs=np.array(logprobs, dtype=np.float32),
@@ -123,22 +108,3 @@ def _cut(tokens: Tensor, logprobs: Tensor, end: int) -> Sampled:
     return [
         (t[:n], p[:n]) for t, p, n in zip(tokens.tolist(), logprobs.tolist(), lengths.tolist(), strict=True)
     ]
-
-
-def _reward(name: str) -> Callable[[str, str, str], float]:
-    """The reward of this name. `accuracy` compares digits with digits: no answer of these tasks needs
-    math-verify."""
-    if name == "format":
-        return lambda prompt, text, gold: format_reward(text)
-    if name == "accuracy":
-        return one_of
-    if function_of(name) != name or is_group(name):
-        raise ConfigError(
-            f"reward {name!r}: a study's loop takes rewards of single completions that return one number"
-        )
-    return partial(_own, name)
-
-
-def _own(name: str, prompt: str, text: str, gold: str) -> float:
-    answer = Answer(prompt, text, gold)
-    return taken([name], user_reward(name, answer), answer.place)[name]

@@ -14,17 +14,14 @@ import asyncio
 import json
 import os
 import time
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import init_process_group, is_initialized
-from transformers import PreTrainedTokenizerBase
 
 from hora_rl.actors.coordinator.allocation import allocate_round
 from hora_rl.actors.coordinator.cycles import BatchAllocation
@@ -44,7 +41,7 @@ from hora_rl.learner.records import group_record
 from research.study.curve_sources import ExactCurves
 from research.study.local_sampler import LocalSampler
 from research.study.merging import merged
-from research.tasks.recall import TRAINED, RecallTask, load_task
+from research.tasks.recall import TRAINED, load_task
 
 
 @dataclass(slots=True)
@@ -79,17 +76,12 @@ def run_cell(config: Config, every: int) -> Path:
             if step == config.learner.steps:
                 break
             groups = loop.run_until_complete(_batch(parts, step))
-            rates = _success_rates(parts, groups)
+            places = [g.prompt_index for g in groups]
+            rates = parts.curves.sets[TRAINED](parts.engine.hf, places).sum(axis=1).tolist()
             steps.append(_train(parts, step, groups))
             lines = ({**group_record(step, g, config), "p": p} for g, p in zip(groups, rates, strict=True))
             records.writelines(json.dumps(line) + "\n" for line in lines)
     return parts.curves.write(config, steps, seconds=time.monotonic() - began)
-
-
-def run_cell_apart(config: Config, every: int) -> Path:
-    """`run_cell` in a separate process, because a learner leaves its process group and environment behind."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(run_cell, config, every).result()
 
 
 def _check(config: Config) -> None:
@@ -98,8 +90,10 @@ def _check(config: Config) -> None:
         "allocation.budget": (config.allocation.budget, "rollouts"),
         "allocation.warmup.enabled": (config.allocation.warmup.enabled and config.gate is not None, False),
         "rollout.max_staleness": (config.rollout.max_staleness, 0),
+        "rollout.shards": (config.rollout.shards, 1),
         "allocation.prior_state": (config.allocation.prior_state or "null", "null"),
         "reward.answer": (config.reward.answer, "tags"),
+        "reward.weights": (", ".join(config.reward.names), "accuracy"),
         "learner.workers": (config.learner.workers, 1),
         "data.sources": (", ".join(config.data.sources) or "empty", "empty"),
         "environment.path": (config.environment.path or "null", "null"),
@@ -108,15 +102,16 @@ def _check(config: Config) -> None:
     for key, (value, possible) in unlike.items():
         if value != possible:
             raise ConfigError(
-                f"{config.run.name}: {key} is {value}: a loop in one process has {possible} alone; set that, "
-                "or run the study without --loop"
+                f"{config.run.name}: {key} is {value}: a loop in one process has only {possible}; set "
+                "that, or run the study without --loop"
             )
 
 
 def _prepare(config: Config) -> Parts:
     task = load_task(Path(config.model.path).parent)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    prompts = training_prompts(config, task, tokenizer)
+    rows = [(task.questions[i], "|".join(task.right[i])) for i in task.sets[TRAINED]]
+    prompts = [Prompt(i, q, answer, render(tokenizer, q, config.data)) for i, (q, answer) in enumerate(rows)]
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it
     set_device(config.learner, config.run.seed, 0)
     compile_extensions(lambda _: None)  # under a lock: cells in other processes compile the same
@@ -134,11 +129,6 @@ def _prepare(config: Config) -> Parts:
     )
 
 
-def training_prompts(config: Config, task: RecallTask, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    rows = [(task.questions[i], "|".join(task.right[i])) for i in task.sets[TRAINED]]
-    return [Prompt(i, q, answer, render(tokenizer, q, config.data)) for i, (q, answer) in enumerate(rows)]
-
-
 async def _batch(parts: Parts, step: int) -> list[Group]:
     """The groups of batch `step`, sampled on the current weights; then the prior learns from it."""
     config, rollout = parts.config, parts.config.rollout
@@ -149,41 +139,28 @@ async def _batch(parts: Parts, step: int) -> list[Group]:
     rows = np.array([row for _, row in places], dtype=np.int64)
     as_if = config.learner.objective.group_weight.as_if
     batch = BatchAllocation(config.allocation.rule, rows, *parts.prior.predict(rows), as_if)
-    size, groups = rollout.prompts_per_shard, list[Group]()
-    for index in range(rollout.shards):
-        own = places[index * size : (index + 1) * size]
-        shard = Shard(
-            run=config.run.name,
-            batch=step,
-            index=index,
-            epochs=tuple(epoch for epoch, _ in own),
-            prompts=tuple(parts.prompts[row] for _, row in own),
-            pre_rollouts=rollout.pre_rollouts,
-            seed=config.run.seed,
-            tokenizer="",
-        )
-        groups += await _shard(parts, shard, batch)
-    parts.prior.update(rows, np.array([g.successes for g in groups], dtype=np.int64), rollout.pre_rollouts)
-    return groups
+    shard = Shard(
+        run=config.run.name,
+        batch=step,
+        index=0,
+        epochs=tuple(epoch for epoch, _ in places),
+        prompts=tuple(parts.prompts[row] for row in rows),
+        pre_rollouts=rollout.pre_rollouts,
+        seed=config.run.seed,
+        tokenizer="",
+    )
 
-
-async def _shard(parts: Parts, shard: Shard, batch: BatchAllocation) -> list[Group]:
     async def sample(draw: Draw) -> list[Rollout]:
         return await parts.sampler.sample(shard.prompts[draw.place], draw)
 
-    divide = partial(allocate_round, parts.config, batch, [p.index for p in shard.prompts])
+    divide = partial(allocate_round, config, batch, rows.tolist())
     plan = await phase_a(shard, sample, divide)
-    for _ in range(parts.config.allocation.under(batch.rule).rounds - 1):
+    for _ in range(config.allocation.under(batch.rule).rounds - 1):
         plan = await next_round(shard, plan, sample, divide)
-    order = {group: i for i, group in enumerate(shard.ids)}
-    return sorted([group async for group in phase_b(shard, plan, sample)], key=lambda g: order[g.id])
-
-
-def _success_rates(parts: Parts, groups: list[Group]) -> list[float]:
-    """The success probability of each group's prompt under the weights that sampled it."""
-    rows = [g.prompt_index for g in groups]
-    rates: list[float] = parts.curves.sets[TRAINED](parts.engine.hf, rows).sum(axis=1).tolist()
-    return rates
+    found = {group.id: group async for group in phase_b(shard, plan, sample)}
+    groups = [found[name] for name in shard.ids]
+    parts.prior.update(rows, np.array([g.successes for g in groups], dtype=np.int64), rollout.pre_rollouts)
+    return groups
 
 
 def _train(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:

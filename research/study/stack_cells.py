@@ -14,7 +14,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import TextColumn
 
-from hora_rl.common.config import Config
 from hora_rl.common.console import counting_bar
 from hora_rl.common.errors import RunError
 from hora_rl.common.load import dump_yaml
@@ -32,13 +31,8 @@ POLL_S = 0.5
 
 def on_this_machine(every: Sequence[Cell]) -> list[Cell]:
     """With the numbers that `run.resources: auto` chooses here: the same for all seeds of an arm."""
-    chosen: dict[str, Config] = {}
-    for cell in every:
-        if cell.arm not in chosen:
-            chosen[cell.arm] = run_target(cell.config).config
-    parts = {
-        arm: {"generator": config.generator, "learner": config.learner} for arm, config in chosen.items()
-    }
+    chosen = {arm: run_target(cell.config).config for arm, cell in {c.arm: c for c in every}.items()}
+    parts = {arm: {"generator": c.generator, "learner": c.learner} for arm, c in chosen.items()}
     return [replace(c, config=c.config.model_copy(update=parts[c.arm])) for c in every]
 
 
@@ -72,7 +66,7 @@ def run_cells(
     parallel = parallel or at_once(todo)
     (out / "logs").mkdir(parents=True, exist_ok=True)
     waiting, failed = list(todo), list[tuple[Cell, str]]()
-    running: dict[subprocess.Popen[bytes], tuple[Cell, int]] = {}
+    running: dict[subprocess.Popen[bytes], Cell] = {}
     with counting_bar(console, TextColumn("{task.fields[text]}")) as bar:
         task = bar.add_task(plan.name, total=sum(c.config.learner.steps for c in every), text="")
         try:
@@ -80,16 +74,15 @@ def run_cells(
                 while waiting and len(running) < parallel:
                     cell = waiting.pop(0)
                     _share_step_0(cell, every, out)
-                    before = _log_size(cell, out)
                     with heard_afterwards():
-                        running[start_cell(cell, out)] = cell, before
+                        running[start_cell(cell, out)] = cell
                 time.sleep(POLL_S)
                 for process in [p for p in running if p.poll() is not None]:
-                    cell, before = running.pop(process)
+                    cell = running.pop(process)
                     if process.returncode:
-                        failed.append((cell, _reason(cell, out, before)))
+                        failed.append((cell, _reason(cell, out)))
                     console.print(f"{cell.name}: {'failed' if process.returncode else 'finished'}")
-                names = ", ".join(c.name for c, _ in running.values())
+                names = ", ".join(c.name for c in running.values())
                 bar.update(task, completed=sum(_steps(c, out) for c in every), text=names)
         finally:
             with undisturbed():
@@ -104,7 +97,7 @@ def start_cell(cell: Cell, out: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", cli.__name__, "run", str(source)]
     if (folder / "config.yaml").exists():
         command.append("--resume")
-    with _log(cell, out).open("ab") as log:
+    with _log(cell, out).open("wb") as log:
         # A separate session: Ctrl-C reaches only the study, which stops its cells in order.
         return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
@@ -131,18 +124,15 @@ def _share_step_0(cell: Cell, every: Sequence[Cell], out: Path) -> None:
     """Copy the evaluation of the initial policy from a cell that drew the same one already."""
     name = f"{held_out(cell.config.evaluation).name}-step0"
     mine = cell.folder(out) / "evaluation"
+    if (mine / f"{name}.json").exists():
+        return
     for other in every:
         theirs = other.folder(out) / "evaluation"
-        if (
-            other.name == cell.name
-            or not (theirs / f"{name}.json").exists()
-            or (mine / f"{name}.json").exists()
-        ):
-            continue
-        if same_at_step_0(other.config, cell.config):
+        if (theirs / f"{name}.json").exists() and same_at_step_0(other.config, cell.config):
             mine.mkdir(parents=True, exist_ok=True)
             for file in sorted(theirs.glob(f"{name}.*"), key=lambda p: p.suffix == ".json"):
                 shutil.copy(file, mine)  # the .json last: it marks the others as complete
+            return
 
 
 def _steps(cell: Cell, out: Path) -> int:
@@ -150,19 +140,13 @@ def _steps(cell: Cell, out: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def _reason(cell: Cell, out: Path, start: int) -> str:
-    """The reason from the part of the log that begins at byte `start`: all attempts of a cell share one
-    file."""
-    lines = _log(cell, out).read_bytes()[start:].decode(errors="replace").strip().splitlines()
+def _reason(cell: Cell, out: Path) -> str:
+    lines = _log(cell, out).read_text(errors="replace").strip().splitlines()
     last = lines[-1] if lines else "no output"
     reason = next((line for line in reversed(lines) if line.startswith("hora:")), last)
     return f"{reason}; log: {_log(cell, out)}"
 
 
-def _log_size(cell: Cell, out: Path) -> int:
-    path = _log(cell, out)
-    return path.stat().st_size if path.exists() else 0
-
-
 def _log(cell: Cell, out: Path) -> Path:
+    """The log of the newest attempt at the cell."""
     return out / "logs" / f"{cell.name}.log"

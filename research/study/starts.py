@@ -1,4 +1,4 @@
-"""What to expect of a new task and warm start: differences of the studies, pooled over starts.
+"""Expected differences on a new task and warm start: those of the studies, pooled over starts.
 
     python -m research.study.starts research/results
 
@@ -12,16 +12,18 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from hora_rl.evaluation.report.figures import COLORS, MARKERS, save
-from research.report.curves import Array, Curve
+from hora_rl.evaluation.report.markdown import markdown_table
+from research.report.curves import Array, Curve, Curves, Pair
 from research.report.statistics import area
 from research.study.archive import unpack
 
@@ -40,12 +42,8 @@ COMPARISONS = (
     ("likelihood", "grpo"),
     ("likelihood-stop", "grpo"),
 )
-METRICS: Mapping[str, Callable[[Curve, str], float]] = {
-    "Pass@16, area": lambda c, name: float(area(c.steps, c.mean(name, "pass@16"))),
-    "Pass@16, end": lambda c, name: float(c.mean(name, "pass@16")[-1]),
-    "Pass@1, area": lambda c, name: float(area(c.steps, c.mean(name, "pass@1"))),
-    "Pass@1, end": lambda c, name: float(c.mean(name, "pass@1")[-1]),
-}
+METRICS = {f"Pass@{k}, {when}": (f"pass@{k}", when) for k in (16, 1) for when in ("area", "end")}
+ARMS = ("grpo", "hora", "max-rl", "likelihood", "likelihood-stop")
 RATES = ("", "-fast")
 
 
@@ -59,7 +57,7 @@ class Pooled:
     high: float
 
 
-def pool(values: Sequence[float], errors: Sequence[float]) -> Pooled:
+def pool(values: ArrayLike, errors: ArrayLike) -> Pooled:
     """Random effects over K ≥ 3 starts: `values` with their standard `errors`, in any unit. Raises ValueError
     for fewer."""
     y, s2 = np.asarray(values, float), np.asarray(errors, float) ** 2
@@ -78,49 +76,51 @@ def pool(values: Sequence[float], errors: Sequence[float]) -> Pooled:
     return Pooled(mean, float(stats.t.ppf(0.975, k - 1)) * error, mean - reach, mean + reach)
 
 
-class Start:
-    """The cells of one warm start, from its archives."""
-
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self._archives = [unpack(folder / f"{name}.json.xz") for name in names]
-
-    def differences(self, arm: str, baseline: str, metric: str) -> Array:
-        """Paired differences (S,) in points on the watched set, one a seed."""
-        by_seed: dict[int, list[float]] = {}
-        for archive in self._archives:
-            curves, watched = archive.curves(), archive.study.design.watched
-            mine, theirs = curves.get(arm, {}), curves.get(baseline, {})
-            for seed in mine.keys() & theirs.keys():
-                value = METRICS[metric](mine[seed], watched) - METRICS[metric](theirs[seed], watched)
-                by_seed.setdefault(seed, []).append(100 * value)
-        return np.array([np.mean(found) for _, found in sorted(by_seed.items())])
+Studies = Sequence[tuple[Curves, str]]
+"""Curves of the studies of one warm start, with the watched set of each."""
+Row = tuple[Array, Array, Pooled]
+"""Means (K,) and standard errors (K,) of the starts, and the pool."""
+Table = Mapping[Pair, Mapping[str, Row]]
 
 
-Table = Mapping[tuple[str, str], Mapping[str, tuple[Array, Array, Pooled]]]
+def load(folder: Path, name: str) -> tuple[Curves, str]:
+    archive = unpack(folder / f"{name}.json.xz")
+    return archive.curves(), archive.study.design.watched
 
 
-def table_of(starts: Mapping[str, Start]) -> Table:
-    """For each comparison and metric: means (K,) and standard errors (K,) of the starts, and the pool."""
-    made: dict[tuple[str, str], dict[str, tuple[Array, Array, Pooled]]] = {}
-    for pair in COMPARISONS:
-        made[pair] = {}
-        for metric in METRICS:
-            found = [start.differences(*pair, metric) for start in starts.values()]
-            means = np.array([d.mean() for d in found])
-            errors = np.array([stats.sem(d) for d in found])
-            made[pair][metric] = (means, errors, pool(means.tolist(), errors.tolist()))
-    return made
+def differences(studies: Studies, pair: Pair, metric: str) -> Array:
+    """Paired differences (S,) in points on the watched set, one a seed."""
+    figure, when = METRICS[metric]
+    by_seed: dict[int, list[float]] = {}
+    for curves, watched in studies:
+        mine, theirs = (curves.get(arm, {}) for arm in pair)
+        for seed in mine.keys() & theirs.keys():
+            both = [c.mean(watched, figure) for c in (mine[seed], theirs[seed])]
+            one, two = (values[-1] if when == "end" else area(mine[seed].steps, values) for values in both)
+            by_seed.setdefault(seed, []).append(100 * float(one - two))
+    return np.array([np.mean(found) for _, found in sorted(by_seed.items())])
+
+
+def table_of(starts: Sequence[Studies]) -> Table:
+    """The row of each comparison and metric."""
+
+    def row(pair: Pair, metric: str) -> Row:
+        found = [differences(studies, pair, metric) for studies in starts]
+        means, errors = np.array([d.mean() for d in found]), np.array([stats.sem(d) for d in found])
+        return means, errors, pool(means, errors)
+
+    return {pair: {metric: row(pair, metric) for metric in METRICS} for pair in COMPARISONS}
 
 
 def markdown(table: Table) -> str:
-    lines = ["| arm − baseline | " + " | ".join(METRICS) + " |", "|---|" + "---:|" * len(METRICS)]
-    for (arm, baseline), row in table.items():
-        cells = [f"{p.value:+.1f} ± {p.half:.1f} ({p.low:+.1f} to {p.high:+.1f})" for _, _, p in row.values()]
-        lines.append(f"| `{arm}` − `{baseline}` | " + " | ".join(cells) + " |")
-    text = "\n".join(lines)
-    return (
-        re.sub(r"[+-]0\.0\b", "0.0", text).replace("-", "−").replace("|−−−", "|---").replace("−−−:", "---:")
-    )
+    rows = [
+        [f"`{arm}` − `{baseline}`"]
+        + [f"{p.value:+.1f} ± {p.half:.1f} ({p.low:+.1f} to {p.high:+.1f})" for _, _, p in row.values()]
+        for (arm, baseline), row in table.items()
+    ]
+    head, rule, *lines = markdown_table(["arm − baseline", *METRICS], rows, numbers=True)
+    text = re.sub(r"[+-]0\.0\b", "0.0", "\n".join(lines))
+    return "\n".join([head, rule, re.sub(r"-(?=\d)", "−", text)])
 
 
 def forest(table: Table, names: Sequence[str]) -> Figure:
@@ -129,17 +129,14 @@ def forest(table: Table, names: Sequence[str]) -> Figure:
     figure = Figure(figsize=(8.4, 0.4 + 0.26 * len(table) * (len(names) + 2)), layout="constrained")
     axis = figure.subplots()
     labels, y = [], 0
-    for i, (pair, row) in enumerate(table.items()):
+    for (pair, row), color in zip(table.items(), COLORS, strict=False):
         means, errors, pooled = row["Pass@16, area"]
         for name, mean, error in zip(names, means, errors, strict=True):
-            axis.plot([mean - 2 * error, mean + 2 * error], [y, y], color=COLORS[i], linewidth=1.2)
-            axis.plot(mean, y, "o", color=COLORS[i], markersize=4)
+            axis.errorbar(mean, y, xerr=2 * error, fmt="o", color=color, markersize=4, linewidth=1.2)
             labels.append((y, name))
             y += 1
         axis.plot([pooled.low, pooled.high], [y, y], color="#808080", linewidth=1, linestyle=":")
-        reach = [pooled.value - pooled.half, pooled.value + pooled.half]
-        axis.plot(reach, [y, y], color="black", linewidth=3)
-        axis.plot(pooled.value, y, "D", color="black", markersize=5)
+        axis.errorbar(pooled.value, y, xerr=pooled.half, fmt="D", color="black", markersize=5, linewidth=3)
         labels.append((y, f"{pair[0]} − {pair[1]}: pooled"))
         y += 2
     axis.axvline(0, color="#808080", linewidth=1)
@@ -149,39 +146,37 @@ def forest(table: Table, names: Sequence[str]) -> Figure:
     return figure
 
 
-def frontier(folder: Path, studies: Sequence[str], arms: Sequence[str]) -> Figure:
+def frontier(studies: Mapping[str, tuple[Curves, str]]) -> Figure:
     """Where each arm ends, at the studies' learning rate and at three times it: Pass@16 against Pass@1."""
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
-    for axis, study in zip(figure.subplots(1, len(studies)), studies, strict=True):
-        archive = unpack(folder / f"{study}.json.xz")
-        curves, watched = archive.curves(), archive.study.design.watched
-        for i, arm in enumerate(arms):
+    for axis, (title, (curves, watched)) in zip(figure.subplots(1, 2), studies.items(), strict=True):
+        for arm, color in zip(ARMS, COLORS, strict=False):
             ends = [_end(curves[arm + rate], watched) for rate in RATES if curves.get(arm + rate)]
-            x, y = zip(*ends, strict=True)
-            axis.plot(x, y, color=COLORS[i % len(COLORS)], linewidth=1, label=arm)
+            axis.plot(*zip(*ends, strict=True), color=color, linewidth=1, label=arm)
             for at, marker in zip(ends, MARKERS, strict=False):
-                axis.plot(*at, color=COLORS[i % len(COLORS)], marker=marker, markersize=6)
-        axis.set(xlabel="Pass@1 at the end (%)", ylabel="Pass@16 at the end (%)", title=study.split("-")[0])
+                axis.plot(*at, color=color, marker=marker, markersize=6)
+        axis.set(xlabel="Pass@1 at the end (%)", ylabel="Pass@16 at the end (%)", title=title)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
 
-def _end(cells: Mapping[int, Curve], watched: str) -> tuple[float, float]:
-    """Mean Pass@1 and Pass@16 over seeds after the last step, in percent."""
-    ends = [[100 * c.mean(watched, f"pass@{k}")[-1] for k in (1, 16)] for c in cells.values()]
-    one, many = np.mean(ends, axis=0)
-    return float(one), float(many)
+def _end(cells: Mapping[int, Curve], watched: str) -> Array:
+    """Mean Pass@1 and Pass@16 (2,) over seeds after the last step, in percent."""
+    return 100 * np.mean(
+        [[c.mean(watched, f"pass@{k}")[-1] for k in (1, 16)] for c in cells.values()], axis=0
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    table = table_of({name: Start(folder, names) for name, names in STARTS.items()})
+    studies = {name: load(folder, name) for names in STARTS.values() for name in names}
+    table = table_of([[studies[name] for name in names] for names in STARTS.values()])
     print(markdown(table))
     save(forest(table, list(STARTS)), folder, "starts-forest")
-    arms = ("grpo", "hora", "max-rl", "likelihood", "likelihood-stop")
-    save(frontier(folder, ("facts-arms", "pairs-arms"), arms), folder, "starts-frontier")
+    ends = {"facts": studies["facts-arms"], "pairs": studies["pairs-arms"]}
+    save(frontier(ends), folder, "starts-frontier")
 
 
 if __name__ == "__main__":

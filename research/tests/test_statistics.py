@@ -16,6 +16,7 @@ from research.report.statistics import (
     paired_difference,
     power,
 )
+from research.study.starts import pool
 
 
 def test_a_difference_is_the_paired_t_test() -> None:
@@ -111,3 +112,23 @@ def test_power_rises_to_one_and_is_a_number_everywhere(seeds: int) -> None:
     assert found[0] == pytest.approx(0.05)
     assert found[-1] > 0.99
     assert power(detectable(0.07, seeds), 0.07, seeds) == pytest.approx(0.8, abs=1e-6)
+
+
+def test_equal_errors_give_the_mean_of_starts_with_their_own_spread() -> None:
+    values = np.array([1.0, 2.0, 6.0, 7.0])
+    found = pool(list(values), [0.5] * 4)
+    assert found.value == pytest.approx(4.0)
+    assert found.half == pytest.approx(stats.t.ppf(0.975, 3) * stats.sem(values))
+    between = values.var(ddof=1) - 0.25
+    reach = stats.t.ppf(0.975, 2) * np.sqrt(between + stats.sem(values) ** 2)
+    assert (found.low, found.high) == pytest.approx((4.0 - reach, 4.0 + reach))
+
+
+def test_starts_that_agree_are_no_surer_than_their_errors() -> None:
+    found = pool([1.0, 1.0, 1.0], [0.3, 0.3, 0.3])
+    assert found.half == pytest.approx(stats.t.ppf(0.975, 2) * 0.3 / np.sqrt(3))
+
+
+def test_two_starts_foretell_nothing() -> None:
+    with pytest.raises(ValueError, match="three"):
+        pool([1.0, 2.0], [0.1, 0.1])

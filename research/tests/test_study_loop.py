@@ -36,6 +36,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             "rollout.group_size": 4,
             "rollout.pre_rollouts": 2,
             "rollout.shards": 1,
+            "reward.weights": {"accuracy": 1.0},
             "rollout.max_staleness": 0,
             "rollout.max_response_tokens": 10,
             "allocation.warmup.enabled": False,

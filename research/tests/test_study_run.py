@@ -102,22 +102,17 @@ def test_a_finished_cell_may_have_been_moved_and_one_that_goes_on_may_not(tmp_pa
                 is_finished(cell, there)
 
 
-def test_a_cells_failure_is_that_of_this_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_cell_has_the_reason_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = load_study(written(tmp_path))
     [cell] = cells(plan, tmp_path)
     log = tmp_path / "logs" / f"{cell.name}.log"
-    log.parent.mkdir()
-    log.write_text("hora: the port was taken\n")
 
     def start(cell: Cell, out: Path) -> subprocess.Popen[bytes]:
-        with log.open("ab") as file:
-            return subprocess.Popen(
-                [sys.executable, "-c", "raise ValueError('worse')"], stdout=file, stderr=file
-            )
+        with log.open("wb") as file:
+            return subprocess.Popen([sys.executable, "-c", "raise ValueError('worse')"], stderr=file)
 
     monkeypatch.setattr("research.study.stack_cells.start_cell", start)
-    with open(os.devnull, "w") as nowhere:
-        failed = run_cells(plan, [cell], [cell], tmp_path, 1, Console(file=nowhere))
+    failed = run_cells(plan, [cell], [cell], tmp_path, 1, Console(quiet=True))
     assert failed == [(cell, f"ValueError: worse; log: {log}")]
 
 
