@@ -33,7 +33,7 @@ class _Asked:
 class LocalSampler:
     """Rollouts of prompts of equal length on the present weights of `model`, which are version `version`.
 
-    The only reward is accuracy, by `research.tasks.reward`: answers of these tasks are digits.
+    The only reward is `one_of`, which is accuracy for these tasks: their answers are digits.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
@@ -41,6 +41,7 @@ class LocalSampler:
         self._model, self._tokenizer, self._config = model, tokenizer, config
         self._random = torch.Generator().manual_seed(config.run.seed)
         self._text = cache(lambda tokens: str(tokenizer.decode(tokens)))  # few completions differ
+        self._reward = config.reward.names[0]
         self._asked: list[_Asked] = []
 
     async def sample(self, prompt: Prompt, draw: Draw) -> list[Rollout]:
@@ -62,7 +63,7 @@ class LocalSampler:
     def _rollout(self, asked: _Asked, tokens: list[int], logprobs: list[float]) -> Rollout:
         ended = tokens[-1] == self._tokenizer.eos_token_id
         text = self._text(tuple(tokens[:-1] if ended else tokens))
-        rewards = {"accuracy": one_of(asked.prompt.text, text, asked.prompt.answer)}
+        rewards = {self._reward: one_of(asked.prompt.text, text, asked.prompt.answer)}
         return Rollout(
             tokens=np.array(tokens, dtype=np.int32),
             logprobs=np.array(logprobs, dtype=np.float32),

@@ -43,6 +43,8 @@ from research.study.local_sampler import LocalSampler
 from research.study.merging import merged
 from research.tasks.recall import TRAINED, load_task
 
+ONE_OF = "research.tasks.reward:one_of"
+
 
 @dataclass(slots=True)
 class Parts:
@@ -63,7 +65,7 @@ def run_cell(config: Config, every: int) -> Path:
     The process must do nothing afterwards except run other cells. Raises ConfigError for a model that is not
     a recall task's, and for settings that a loop without servers cannot follow.
     """
-    _check(config)
+    check(config)
     folder = config.run.path
     folder.mkdir(parents=True, exist_ok=True)
     parts = _prepare(config)
@@ -84,7 +86,7 @@ def run_cell(config: Config, every: int) -> Path:
     return parts.curves.write(config, steps, seconds=time.monotonic() - began)
 
 
-def _check(config: Config) -> None:
+def check(config: Config) -> None:
     """Refuse settings that would silently mean something else here."""
     unlike = {
         "allocation.budget": (config.allocation.budget, "rollouts"),
@@ -93,7 +95,7 @@ def _check(config: Config) -> None:
         "rollout.shards": (config.rollout.shards, 1),
         "allocation.prior_state": (config.allocation.prior_state or "null", "null"),
         "reward.answer": (config.reward.answer, "tags"),
-        "reward.weights": (", ".join(config.reward.names), "accuracy"),
+        "reward.weights": (", ".join(config.reward.names).replace(ONE_OF, "accuracy"), "accuracy"),
         "learner.workers": (config.learner.workers, 1),
         "data.sources": (", ".join(config.data.sources) or "empty", "empty"),
         "environment.path": (config.environment.path or "null", "null"),

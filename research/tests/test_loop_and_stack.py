@@ -1,13 +1,11 @@
 """A study in one process stands for the whole stack: at `max_staleness: 0` both have the same gradients,
-yields and learning curves, within what seeds make of them."""
+yields and learning curves, within the spread of seeds."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -15,7 +13,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hora_rl.common.config import Config
 from research.study.cells import PRESETS, has_exact_success, load_base
 from research.study.curve_sources import write_stack_curves
 from research.study.loop import run_cell
@@ -27,29 +24,6 @@ LIMIT = 0.9995
 """Quantile of Student's t within which a difference must lie: seven figures are compared."""
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(2400)]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Of one run: per step gradient norm, shares of groups with a hit and with signal; Pass@K at the end."""
-
-    norm: list[float]
-    hits: list[float]
-    signal: list[float]
-    pass_1: float
-    pass_16: float
-
-    @property
-    def figures(self) -> Mapping[str, float]:
-        return {
-            "gradient of the first step": self.norm[0],
-            "gradient of the last step": self.norm[-1],
-            "mean gradient": float(np.mean(self.norm)),
-            "hits": float(np.mean(self.hits)),
-            "signal": float(np.mean(self.signal)),
-            "Pass@1 at the end": self.pass_1,
-            "Pass@16 at the end": self.pass_16,
-        }
 
 
 @pytest.fixture(scope="module")
@@ -79,43 +53,44 @@ def settings(task: Path, out: Path, seed: int) -> list[str]:
     return [f"{key}={json.dumps(value, default=str)}" for key, value in values.items()]
 
 
-def in_the_loop(configs: list[Config]) -> list[Curve]:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return [curve_of(pool.submit(run_cell, c, STEPS).result()) for c in configs]
-
-
-def curve_of(path: Path) -> Curve:
+def figures_of(path: Path) -> dict[str, float]:
+    """Gradient norms, shares of groups with a hit and with signal, and Pass@K at the end of one run."""
     one = json.loads(path.read_text())
-    return Curve(
-        [s["grad_norm"] for s in one["steps"]],
-        [s["hits"] for s in one["steps"]],
-        [s["signal"] for s in one["steps"]],
-        one["curves"]["trained"][-1]["pass@1"],
-        one["curves"]["trained"][-1]["pass@16"],
-    )
+    norm, hits, signal = ([s[key] for s in one["steps"]] for key in ("grad_norm", "hits", "signal"))
+    end = one["curves"]["trained"][-1]
+    return {
+        "gradient of the first step": norm[0],
+        "gradient of the last step": norm[-1],
+        "mean gradient": float(np.mean(norm)),
+        "hits": float(np.mean(hits)),
+        "signal": float(np.mean(signal)),
+        "Pass@1 at the end": end["pass@1"],
+        "Pass@16 at the end": end["pass@16"],
+    }
 
 
-def on_the_stack(task: Path, out: Path, seed: int) -> Curve:
-    arguments = [part for value in settings(task, out, seed) for part in ("-s", value)]
-    command = [str(Path(sys.executable).with_name("hora")), "run", str(PRESETS / "facts.yaml"), *arguments]
+def on_the_stack(task: Path, out: Path, seed: int) -> dict[str, float]:
+    given = settings(task, out, seed)
+    options = [part for value in given for part in ("-s", value)]
+    command = [str(Path(sys.executable).with_name("hora")), "run", str(PRESETS / "facts.yaml"), *options]
     environment = {**os.environ, "COLUMNS": "120"}
     result = subprocess.run(command, capture_output=True, text=True, timeout=700, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
-    config = load_base("facts", settings(task, out, seed))
+    config = load_base("facts", given)
     assert has_exact_success(config)
-    return curve_of(write_stack_curves(config))
+    return figures_of(write_stack_curves(config))
 
 
 def test_the_loop_learns_as_the_whole_stack_does(task: Path, tmp_path: Path) -> None:
     configs = [load_base("facts", settings(task, tmp_path / "loop", seed)) for seed in LOOP_SEEDS]
-    loop = [curve.figures for curve in in_the_loop(configs)]
-    stack = [on_the_stack(task, tmp_path / "stack", seed).figures for seed in STACK_SEEDS]
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        loop = [figures_of(pool.submit(run_cell, c, STEPS).result()) for c in configs]
+    stack = [on_the_stack(task, tmp_path / "stack", seed) for seed in STACK_SEEDS]
     bound, lines = float(stats.t.ppf(LIMIT, len(loop) + len(stack) - 2)), []
     for name in loop[0]:
         a, b = (np.array([figures[name] for figures in side]) for side in (loop, stack))
         t = float(stats.ttest_ind(a, b).statistic)
         lines.append(f"{name}: loop {a.mean():.4f} ± {a.std(ddof=1):.4f}, stack {b.mean():.4f}, t {t:+.2f}")
         assert abs(t) < bound, "\n".join(lines)
-    print("\n".join(lines))
     hits = np.mean([figures["hits"] for figures in loop])
     assert 0.2 < hits < 0.9, f"{hits:.0%} of groups have a hit: the comparison says nothing"
