@@ -1,9 +1,9 @@
-"""HORA's `uniform` rule beside TRL's GRPOTrainer: same learning curves, rollouts per second, and success by
+"""HORA's `uniform` rule and TRL's GRPOTrainer: same learning curves, rollouts per second, and success by
 wall-clock.
 
     python -m research.trl_cross_check OUT [--preset smollm2] [--seeds 3] [--cell async-0] [-s KEY=VALUE …]
 
-One cell is one side with one seed, in a process of its own, and the sides take turns: `ours-N` is `hora run`
+One cell is one side with one seed, in a separate process, and the sides take turns: `ours-N` is `hora run`
 (Redis, Serve, vLLM, verifier, DeepSpeed) with max_staleness 0, `async-N` the same with 1, `trl-N` is
 GRPOTrainer with transformers' generate. Cells that OUT holds are not run again. When all are there the
 figures are written.
@@ -13,7 +13,7 @@ temperature, the longest response, rollout.stop, rewards, their weights, advanta
 TRL's `dr_grpo` loss, which at equal group sizes is ours (1/Γ · 1/G · 1/max_response_tokens), AdamW with its
 betas, ε, weight decay and clipping, the learning rate of every step, precision (TRL's bfloat16 is autocast
 over float32 weights, ours bfloat16 weights with a float32 master copy), and all processors, which
-`run.resources: auto` divides. What differs: the random numbers of sampling.
+`run.resources: auto` divides. Different: the random numbers of sampling.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _ordered(config: Config, seed: int) -> list[Row]:
 
 def _rewards(config: Config, tokenizer: Any) -> list[Any]:
     """The rewards with a weight, of format and accuracy, as our verifier judges them, from the token ids:
-    TRL's own text lacks special tokens."""
+    TRL's text lacks special tokens."""
     extract = load_extract(config.reward.answer)
 
     def texts(completion_ids: list[list[int]]) -> list[str]:
@@ -209,7 +209,7 @@ def _arguments(out: Path, config: Config, seed: int) -> Any:
 
 
 def run_cell(out: Path, config: Config, name: str) -> None:
-    """Run a cell and keep it; a cell that is there is left alone."""
+    """Run a cell and keep it; a cell that is there is not run again."""
     path = out / "cells" / f"{name}.json"
     if path.exists():
         return

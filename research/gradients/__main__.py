@@ -1,4 +1,4 @@
-"""What an allocation does to one step's gradient where right completions differ: an offline study.
+"""The effect of an allocation on one step's gradient where right completions differ: an offline study.
 
     python -m research.gradients bank OUT       # sample word problems from the model
     python -m research.gradients scores OUT     # gradients of hits and misses, as sketches

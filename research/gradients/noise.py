@@ -2,10 +2,10 @@
 
 Given c, the c hits of a prompt are independent draws with mean μ = ∇log p and variance σ² (a trace), so
 their mean has noise σ²/c. Of the weights w_i that make Σ w_i (mean of i's hits) nearest to Σ μ_i in mean
-square, each is c/(c + r) with r = σ²/|μ|², if the μ_i of different prompts are orthogonal; it keeps c/(c + r)
-of |μ|². With overlap the weights also borrow from each other: w = (S + D)⁻¹ S 1, S the inner products of the
-μ_i and D the diagonal of σ_i²/c_i. A baseline takes from a group's noise what its hits and misses share:
-r(1 - c/n) in place of r where both are equally noisy, so nothing where hits are rare.
+square, each is c/(c + r) with r = σ²/|μ|², if the μ_i of different prompts are orthogonal; it keeps c/(c +
+r) of |μ|². With overlap the weights also borrow from each other: w = (S + D)⁻¹ S 1, S the inner products of
+the μ_i and D the diagonal of σ_i²/c_i. A baseline takes from a group's noise the part that its hits and
+misses share: r(1 - c/n) in place of r where both are equally noisy, so nothing where hits are rare.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from research.gradients.steps import objectives, rules, steps
 
 
 def pack(folder: Path, design: Design, archive: Path) -> None:
-    """Write what the figures need: inner products (N, N), prompt and kind of each score, counts."""
+    """Write the inputs of the figures: inner products (N, N), prompt and kind of each score, counts."""
     prompts = kept(read(folder), design)
     files = sorted(
         (f for f in (folder / "scores").glob("*.npy") if not f.name.endswith(".part.npy")),

@@ -1,7 +1,7 @@
 """The step of each rule and objective at equal rollouts, against M, the sum of ∇log p over the prompts.
 
 Rules are simulated on the bank's success rates; given the counts, a step's moments follow from those of the
-scores. Drawing scores from the bank again would take the noise of its own means for signal: with m hits |μ|²
+scores. Drawing scores from the bank again would take the noise of its means for signal: with m hits |μ|²
 would grow by r/m.
 """
 
@@ -67,7 +67,7 @@ def _learners(objective: str) -> Weights:
 
 
 def counts(rate: Array, design: Design, rule: tuple[str, int, str]) -> tuple[Index, Index]:
-    """Successes and sizes (batches, n) of groups, sampled as `rule` says; n · G rollouts in every batch."""
+    """Successes and sizes (batches, n) of groups, sampled by `rule`; n · G rollouts in every batch."""
     random = np.random.default_rng(design.seed)
     n, (name, rounds, stop) = len(rate), rule
     found = []

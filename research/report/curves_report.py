@@ -145,7 +145,7 @@ def _other_sets(every: Sequence[Compared], design: Design, example: Curve) -> li
 
 
 def _levels(cells: Mapping[str, Sequence[Curve]], name: str, ks: Sequence[int]) -> list[str]:
-    """Means over seeds: Pass@K of a set at half time and at the end, and what training sampled."""
+    """Means over seeds: Pass@K of a set at half time and at the end, and the yield of training."""
     rows = [_level(arm, of, name, ks) for arm, of in cells.items()]
     return [
         f"Pass@K of `{name}`, %; shares of groups with a hit and with signal, %; tokens in thousands; "

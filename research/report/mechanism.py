@@ -1,5 +1,5 @@
 """Why allocation acts as it does: the yield of batches of known success rates, as found and as the allocator
-alone makes it.
+makes it without a model.
 
 The loop of recall tasks records the exact success rate p of every sampled prompt. So both sides of the
 mechanism can be set against each other, group by group:

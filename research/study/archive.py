@@ -6,7 +6,7 @@ reports from such files.
 
 `pack` keeps of each finished cell its curves, its steps, the counts of every group and the success of every
 prompt at the end, and of the arms whose mechanism is reported the rate that each group was sampled with.
-Cells that OUT has already stay. `report` writes NAME.md and NAME-*.png beside each NAME.json.xz in a folder.
+Cells that OUT has already stay. `report` writes NAME.md and NAME-*.png next to each NAME.json.xz in a folder.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def unpack(path: Path) -> Archive:
 
 
 def report(path: Path) -> Path:
-    """Every table and figure of one archive, beside it; returns its page."""
+    """Every table and figure of one archive, next to it; returns its page."""
     archive, out = unpack(path), path.parent
     name = path.name.removesuffix(".json.xz")
     page = report_curves(out, archive.study, archive.curves(), name=name)

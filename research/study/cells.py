@@ -210,7 +210,7 @@ def _check_comparable(study: Study, cell: Cell, before: Sequence[Cell]) -> None:
 
 
 def _check_watched(study: Study, config: Config, exact: bool) -> None:
-    """Raise ConfigError where the curves will lack what the design compares."""
+    """Raise ConfigError where the curves will lack the set or the K of the design."""
     sets, ks = [study.design.watched], tuple(config.evaluation.k)  # sampled: the problems of evaluation.path
     if exact:
         folder = Path(config.model.path).parent

@@ -24,7 +24,7 @@ from hora_rl.evaluation.pass_at_k import pass_at_k
 from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, check_same_problems, records
 from research.report.curves import Curve, columns, curve_of
-from research.tasks.recall import KS, ExactSuccess, RecallTask, load_task
+from research.tasks.recall import ExactSuccess, RecallTask, load_task, pass_at_ks
 
 CURVES = "curves.json"
 
@@ -66,10 +66,7 @@ def _figures(success: np.ndarray) -> dict[str, float]:
     total = success.sum(axis=1)
     share = success / np.maximum(total, 1e-300)[:, None]
     ways = np.exp(-(share * np.log(np.maximum(share, 1e-300))).sum(axis=1))
-    return {
-        **{f"pass@{k}": float(np.mean(1 - (1 - total) ** k)) for k in KS},
-        "ways": float(ways.mean()),
-    }
+    return {**pass_at_ks(total), "ways": float(ways.mean())}
 
 
 def exact_curve(config: Config) -> Curve:

@@ -1,6 +1,6 @@
 """Samples completions of a tiny model in this process, all that are asked for at the same time in one batch.
 
-Stands where the generators and the verifier stand in a run: `sample` is what `phase_a` and `phase_b` call.
+Stands where the generators and the verifier stand in a run: `phase_a` and `phase_b` call `sample`.
 """
 
 from __future__ import annotations

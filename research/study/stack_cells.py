@@ -1,4 +1,4 @@
-"""The cells of a study through the whole stack: each is a `hora run`, several at a time."""
+"""The cells of a study through the full stack: each is a `hora run`, several at a time."""
 
 from __future__ import annotations
 

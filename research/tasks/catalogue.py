@@ -1,15 +1,12 @@
 """The recall tasks: facts, pairs of facts, facts with many right answers, and sums.
 
-`facts`  keys with a three-digit value each, remembered with probability log-uniform in 1/300..0.98. No skill
-is shared. Each key
-         is asked in two forms of which one is trained (transfer), and some keys are never trained (damage).
-`pairs`  a prompt asks for the values of two of 60 facts, so its success is the product of two memories:
-skills are shared, and
-         easy facts are needed in hard prompts. The held-out pairs test generalisation.
-`many`   as facts, with three right values of unequal probability: who trains on hits may lose the rarer ones.
-`sums`   two numbers of two digits, added by somebody who misremembers sums of digits. A sum of digits is
-needed in many
-         prompts, and the carry must be learned. The held-out sums test generalisation.
+facts   keys with a value of three digits, remembered with probability log-uniform in 1/300..0.98. No skill is
+        shared. Each key is asked in two forms, of which one is trained (transfer), and some in none (damage).
+pairs   the values of two of 60 facts, so success is the product of two memories: skills are shared, and easy
+        facts are needed in hard prompts. The held-out pairs test generalisation.
+many    as facts, with three right values of unequal probability: training on hits may lose the rarer ones.
+sums    two numbers of two digits, where half of the sums of digits are misremembered. A sum of digits is
+        needed in many prompts, and the carry must be learned. The held-out sums test generalisation.
 """
 
 from __future__ import annotations
@@ -28,12 +25,12 @@ RIGHT_SHARES = (0.70, 0.25, 0.05)
 KEYS, TRAINED_KEYS = 210, 150
 FACTS, TRAINED_PAIRS, HELD_OUT_PAIRS = 60, 300, 300
 DIGITS = 10
-PAIRS = [(a, b) for a in range(DIGITS) for b in range(DIGITS)]
+PAIRS = [divmod(k, DIGITS) for k in range(DIGITS**2)]
 Drawn = tuple[RecallTask, Demonstrations]
 
 
 def facts(seed: int) -> Drawn:
-    """Facts of one seed: what they are, and a sampler of what the warm start imitates."""
+    """Facts of one seed, and a sampler of the demonstrations that the warm start imitates."""
     rng = np.random.default_rng([seed, 1])
     keys, values = _keys(rng, KEYS), _values(rng, KEYS)
     rates = rng.permutation(np.geomspace(1 / 300, 0.98, KEYS))
@@ -46,8 +43,9 @@ def facts(seed: int) -> Drawn:
         "transfer": tuple(KEYS + i for i in trained),
         "never-trained": tuple(rest),
     }
-    task = RecallTask("facts", tuple(questions), tuple((v[0],) for v in [*values, *values]), sets)
-    return task, _by_share([*values, *values], np.concatenate([shares, shares]))
+    twice = [*values, *values]
+    task = RecallTask("facts", tuple(questions), tuple((v[0],) for v in twice), sets)
+    return task, _by_share(twice, np.concatenate([shares, shares]))
 
 
 def many(seed: int) -> Drawn:
@@ -68,16 +66,10 @@ def pairs(seed: int) -> Drawn:
     keys, values = _keys(rng, FACTS), _values(rng, FACTS)
     rates = _half_easy(rng, FACTS)
     shares = _with_wrong(rates)
-    both = [(a, b) for a in range(FACTS) for b in range(FACTS)]
-    numbers = tuple(rng.permutation(len(both))[: TRAINED_PAIRS + HELD_OUT_PAIRS].tolist())
-    sets = {TRAINED: numbers[:TRAINED_PAIRS], "held-out": numbers[TRAINED_PAIRS:]}
-    task = RecallTask(
-        "pairs",
-        tuple(f"{keys[a]}{keys[b]}=?" for a, b in both),
-        tuple((values[a][0] + values[b][0],) for a, b in both),
-        sets,
-    )
-    return task, _by_fact(values, shares)
+    both = [divmod(k, FACTS) for k in range(FACTS**2)]
+    questions = tuple(f"{keys[a]}{keys[b]}=?" for a, b in both)
+    right = tuple((values[a][0] + values[b][0],) for a, b in both)
+    return RecallTask("pairs", questions, right, _split(rng, len(both))), _by_fact(values, shares)
 
 
 def sums(seed: int) -> Drawn:
@@ -90,8 +82,7 @@ def sums(seed: int) -> Drawn:
     wrong = [rng.permutation([v for v in range(2 * DIGITS - 1) if v != a + b])[:3] for a, b in PAIRS]
     said = np.concatenate([np.array([[a + b] for a, b in PAIRS]), wrong], axis=1)
     shares = _with_wrong(rates)
-    numbers = tuple(rng.permutation(DIGITS**4)[: TRAINED_PAIRS + HELD_OUT_PAIRS].tolist())
-    sets = {TRAINED: numbers[:TRAINED_PAIRS], "held-out": numbers[TRAINED_PAIRS:]}
+    sets = _split(rng, DIGITS**4)
     each = [divmod(k, DIGITS**2) for k in range(DIGITS**4)]
     right = tuple((_ones_first(a + b),) for a, b in each)
     questions = tuple(f"{a:02}+{b:02}=?" for a, b in each)
@@ -99,6 +90,12 @@ def sums(seed: int) -> Drawn:
 
 
 TASKS: dict[str, Callable[[int], Drawn]] = {"facts": facts, "pairs": pairs, "many": many, "sums": sums}
+
+
+def _split(rng: np.random.Generator, count: int) -> dict[str, tuple[int, ...]]:
+    """300 trained and 300 held-out prompts of `count`."""
+    numbers = tuple(rng.permutation(count)[: TRAINED_PAIRS + HELD_OUT_PAIRS].tolist())
+    return {TRAINED: numbers[:TRAINED_PAIRS], "held-out": numbers[TRAINED_PAIRS:]}
 
 
 def _keys(rng: np.random.Generator, count: int) -> list[str]:
@@ -132,7 +129,7 @@ def _candidates(rng: np.random.Generator, below: NDArray) -> NDArray:
 
 def _by_share(values: Sequence[Sequence[str]], shares: NDArray) -> Demonstrations:
     """Draws (prompt, candidate) half by its share (n, 4) and half evenly, weighted so that the loss is that
-    of the shares: drawn by share alone a rare value would hardly be seen."""
+    of the shares: drawn only by share, a rare value would hardly be seen."""
     flat = shares.ravel() / shares.sum()
     chances = 0.5 * flat + 0.5 / flat.size
 

@@ -29,7 +29,7 @@ KS = (1, 4, 16, 64, 256)
 class RecallTask:
     """n prompts: their questions, and the right answers of each, as many for every prompt.
 
-    `sets` names subsets of the prompts by number; "trained" is what a run trains on, the others are only
+    `sets` names subsets of the prompts by number; a run trains on "trained", the others are only
     watched.
     """
 
@@ -46,6 +46,11 @@ class RecallTask:
         for name, prompts in self.sets.items():
             rows = ({"problem": self.questions[i], "answer": "|".join(self.right[i])} for i in prompts)
             (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def pass_at_ks(success: NDArray) -> dict[str, float]:
+    """Pass@K over prompts of `success` (n,)."""
+    return {f"pass@{k}": float(np.mean(1 - (1 - success) ** k)) for k in KS}
 
 
 def load_task(folder: Path) -> RecallTask:
@@ -65,7 +70,7 @@ def load_task(folder: Path) -> RecallTask:
 
 
 class Demonstrations(Protocol):
-    """Draws what the warm start imitates."""
+    """Draws demonstrations for the warm start."""
 
     def __call__(self, rng: np.random.Generator, count: int) -> tuple[list[int], list[str], NDArray]:
         """`count` prompts by number, an answer to each, and the weight of each (count,) in the loss."""

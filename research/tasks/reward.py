@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def completion(answer: str) -> str:
-    """A whole completion that gives `answer`."""
+    """A complete completion that gives `answer`."""
     return f"<think></think><answer>{answer}</answer>"
 
 

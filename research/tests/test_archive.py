@@ -1,4 +1,4 @@
-"""A study in one file: what comes out is what was measured, and all figures are drawn of it."""
+"""A study in one file: measurements come out as they went in, and all figures are drawn from it."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The offline study of one step's gradient: estimators against what they must find."""
+"""The offline study of one step's gradient: estimators against known values."""
 
 from __future__ import annotations
 

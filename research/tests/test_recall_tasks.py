@@ -1,4 +1,4 @@
-"""Recall tasks: what they hold, that their success is exact, and that a cell trains in one process."""
+"""Recall tasks: their content, that their success is exact, and that a cell trains in one process."""
 
 import asyncio
 import json
