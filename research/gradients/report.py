@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import yaml
 from scipy import stats
 
 from hora_rl.evaluation.report.markdown import markdown_table
 from research.gradients.bank import kept, read
-from research.gradients.design import FILE, Design
+from research.gradients.design import Design
 from research.gradients.noise import (
     Array,
     Index,
@@ -67,7 +66,7 @@ def write(archive: Path, design: Design, page: Path) -> None:
     )
     parts = [
         "# What an allocation does to one step's gradient where right completions differ",
-        _design(),
+        _design(design),
         f"{len(rate)} prompts of {int(saved['tried'])} candidates, {int(saved['samples'][0])} completions "
         f"each, {saved['tokens'].mean():.0f} tokens on average; scores of {scored[:, 0].sum()} hits and "
         f"{scored[:, 1].sum()} misses. Error of a sketched inner product over |x||y|: "
@@ -80,9 +79,8 @@ def write(archive: Path, design: Design, page: Path) -> None:
     page.write_text("\n\n".join(parts) + "\n")
 
 
-def _design() -> str:
-    design = yaml.safe_load(FILE.read_text())
-    lines = [f"- {line}" for part in ("confirms", "refutes", "limits") for line in design[part]]
+def _design(design: Design) -> str:
+    lines = [f"- {line}" for line in (*design.confirms, *design.refutes, *design.limits)]
     return "\n".join(["## Written down before it ran", "", *lines])
 
 

@@ -8,8 +8,8 @@ would grow by r/m.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ Weights = Callable[[int, int], tuple[float, float]]
 """Weight of one hit's and of one miss's score in the step, of a group with c hits among n."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A step x, scaled so that E[x]·M = |M|²; `bias2` and `variance` (a trace) are over |M|².
 
     cosine: E[x·M] over √(E|x|² |M|²), that is 1/√(1 + bias2 + variance). snr: |E[x]|² over the variance.
@@ -107,7 +106,7 @@ def steps(m: Moments, design: Design, r: float) -> Array:
     """(rules, objectives, 4) the figures of `Step`."""
     return np.array(
         [
-            [astuple(step(m, *sampled, weights)) for weights in objectives(r).values()]
+            [step(m, *sampled, weights) for weights in objectives(r).values()]
             for rule in rules(r, design.rounds).values()
             for sampled in [counts(m.rate, design, rule)]
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from research.gradients import bank, report, scores
-from research.gradients.design import Design, load
+from research.gradients.design import load
 from research.gradients.noise import Array, Moments, moments, overlap, pooled_r
 from research.gradients.steps import counts, objectives, rules, step
 
@@ -54,7 +54,7 @@ def test_inner_products_of_sketches_err_by_one_over_the_root_of_their_width() ->
 
 @pytest.mark.parametrize("rule", list(rules(15.0, DESIGN.rounds).values()), ids=lambda rule: rule[0])
 def test_every_rule_spends_the_same_rollouts(rule: tuple[str, int, str]) -> None:
-    c, size = counts(np.linspace(0.05, 0.8, 6), replace(DESIGN, batches=5), rule)
+    c, size = counts(np.linspace(0.05, 0.8, 6), DESIGN.but(batches=5), rule)
     assert (size.sum(1) == 6 * DESIGN.group_size).all()
     assert (size >= DESIGN.pre_rollouts).all()
     assert (c <= size).all()
@@ -67,7 +67,7 @@ def test_a_step_has_the_moments_of_drawn_scores(objective: str) -> None:
     mean = random.normal(size=(n, dim)) / np.sqrt(dim) + 0.05
     m = Moments(rate, mean @ mean.T, np.array([2.0, 1.0, 3.0]), np.array([1.0, 2.0, 1.0]))
     weights = objectives(15.0)[objective]
-    c, size = counts(rate, replace(DESIGN, batches=2000), ("uniform", 1, "none"))
+    c, size = counts(rate, DESIGN.but(batches=2000), ("uniform", 1, "none"))
     drawn = np.zeros((len(c), dim))
     for b, row in enumerate(c):
         for i, hits in enumerate(row):
@@ -110,7 +110,7 @@ def test_a_small_study_runs_through_and_goes_on_where_it_was_cut(tmp_path: Path)
     made = {k: bank.sample(model, [1, 2, k], 60, 2, [0], seed=k) for k in (3, 4, 5)}
     assert all(0 not in c[:-1] and (len(c) == 2 or c[-1] == 0) for group in made.values() for c in group)
     prompts = [bank.Sampled("", 0, [1, 2, k], group, [c[0] < 5 for c in group]) for k, group in made.items()]
-    small: Design = replace(DESIGN, hits=9, misses=3, width=101, batches=5, min_hits=3)
+    small = DESIGN.but(hits=9, misses=3, width=101, batches=5, min_hits=3)
     lines = "".join(json.dumps(asdict(prompt)) + "\n" for prompt in prompts)
     (tmp_path / "bank.jsonl").write_text(lines + '{"text": "cut')
     assert bank.read(tmp_path) == prompts
