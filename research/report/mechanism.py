@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hora_rl.allocator import Session
-from hora_rl.allocator.rules import needs_counts
 from hora_rl.common.config import Config
 from hora_rl.evaluation.report.markdown import markdown_table
 
@@ -71,21 +70,26 @@ def redrawn(groups: Groups, config: Config, draws: int, seed: int = 0) -> Groups
 def _draw(rng: np.random.Generator, groups: Groups, rows: Int, config: Config) -> tuple[Int, Int]:
     """Sizes and hits (n,) of one batch drawn anew."""
     p, n, first = groups.p[rows].clip(0.0, 1.0), len(rows), config.rollout.pre_rollouts
-    allocation, (alpha, beta) = config.allocation, groups.prior[rows[0]].tolist()
-    in_rounds = needs_counts(allocation.rule)
+    allocation = config.allocation.under(config.allocation.rule)
+    alpha, beta = groups.prior[rows[0]].tolist()
     session = Session(
         n,
         n * (config.rollout.group_size - first),
         rule=allocation.rule,
         prior=(alpha, beta),
-        rounds=allocation.rounds if in_rounds else 1,
-        stop=allocation.stop if in_rounds else "none",
+        rounds=allocation.rounds,
+        stop=allocation.stop,
     )
-    session.tell(rng.binomial(first, p), first)
+    simulate(session, p, first, rng)
+    return np.asarray(session.trials), np.asarray(session.successes)
+
+
+def simulate(session: Session, rates: Float, first: int, rng: np.random.Generator) -> None:
+    """Sample all of a session's rollouts, `first` in Phase A, from prompts of these success `rates` (n,)."""
+    session.tell(rng.binomial(first, rates), first)
     while not session.done:
         extra = session.ask()
-        session.tell(rng.binomial(extra, p), extra)
-    return np.asarray(session.trials), np.asarray(session.successes)
+        session.tell(rng.binomial(extra, rates), extra)
 
 
 def by_difficulty(groups: Groups, name: str) -> tuple[Float, Float]:
