@@ -8,9 +8,9 @@ import yaml
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import ROOT, check_paths, load
-from hora_rl.deploy.preflight.checks import target_of
-from hora_rl.deploy.preflight.configuration import context, model, names
-from hora_rl.deploy.preflight.sources import data
+from hora_rl.deploy.checks.configuration import context, model, names
+from hora_rl.deploy.checks.run_checks import target_of
+from hora_rl.deploy.checks.sources import data
 from research.study.cells import (
     PRESETS,
     STUDIES,

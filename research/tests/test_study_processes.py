@@ -17,15 +17,15 @@ from rich.console import Console
 
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import dump_yaml, load
+from hora_rl.deploy.checks import machine
+from hora_rl.deploy.checks.memory import run_target
 from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.machine.signals import GRACE_S
-from hora_rl.deploy.preflight import machine
-from hora_rl.deploy.preflight.memory import run_target
 from research.study import command
 from research.study.cells import Cell, cells, load_study
 from research.study.stack_cells import is_finished, run_cells
 from research.tasks.build import build
-from tests.support.preflight import H200
+from tests.support.checks import H200
 
 HORA = str(Path(sys.executable).with_name("hora"))
 ARMS = {"grpo": {"allocation.rule": "uniform"}, "hora": {"allocation.rule": "hit_utility"}}
