@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,15 +21,6 @@ Float = NDArray[np.float64]
 Outcomes = Sequence[tuple[Sequence[int], int | Sequence[int]]]
 
 
-class Fixed(TypedDict):
-    """Allocator arguments that stay the same in all rounds of a shard."""
-
-    rule: str
-    prior: tuple[ArrayLike, ArrayLike]
-    stop: str
-    max_group_size: int | None
-
-
 def allocate_round(
     config: Config,
     batch: BatchAllocation,
@@ -40,12 +31,12 @@ def allocate_round(
     """Allocate the next round of a shard with `prompts` (n,). `found` holds the results since the `earlier`
     rounds."""
     prior, allocation, rollout = batch.priors_of(prompts), config.allocation.under(batch.rule), config.rollout
-    fixed = Fixed(
-        rule=batch.rule,
-        prior=_shared(*prior),
-        stop=allocation.stop,
-        max_group_size=allocation.max_group_size,
-    )
+    fixed: dict[str, Any] = {
+        "rule": batch.rule,
+        "prior": _shared(*prior),
+        "stop": allocation.stop,
+        "max_group_size": allocation.max_group_size,
+    }
     trials: list[int | Sequence[int]] = [rollout.pre_rollouts, *(r.extra for r in earlier)]
     outcomes: Outcomes = list(zip([*(r.successes for r in earlier), found.successes], trials, strict=True))
     if allocation.budget == "tokens":
@@ -72,7 +63,7 @@ def _by_tokens(
     batch: BatchAllocation,
     outcomes: Outcomes,
     spent: Sequence[Sequence[int]],
-    fixed: Fixed,
+    fixed: dict[str, Any],
 ) -> Int:
     """Δ (n,) for a budget of n·G times the mean length in tokens. Before the first cycle, Phase A of this
     shard gives the mean."""

@@ -129,12 +129,10 @@ async def coordinate(work: Awaitable[None], client: AsyncRedis, keys: Keys) -> b
         return False
     if isinstance(error, redis.exceptions.RedisError | OSError):
         raise error
-    if isinstance(error, HoraError):
-        await give_up(client, keys, str(error))
-        return True
     # Calls were retried already, and a failing rule or prior would fail again after a restart.
     log.error("coordinator failed", exc_info=error)
-    await give_up(client, keys, f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+    short = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+    await give_up(client, keys, str(error) if isinstance(error, HoraError) else short)
     return True
 
 

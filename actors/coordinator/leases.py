@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from hora_rl.actors.concurrency import cancel
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis
 
@@ -49,8 +50,7 @@ class Leases:
             yield
         finally:
             over.set()  # A cancellation that arrives while redis-py reads a reply can be lost in redis-py.
-            renewal.cancel()
-            await asyncio.gather(renewal, return_exceptions=True)
+            await cancel([renewal])
             await self.release(name)
 
     async def _keep(self, name: str, over: asyncio.Event) -> None:

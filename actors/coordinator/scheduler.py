@@ -19,6 +19,7 @@ from functools import partial
 import numpy as np
 import structlog
 
+from hora_rl.actors.concurrency import cancel
 from hora_rl.actors.coordinator.allocation import allocate_round, fixed_draws, sizes_as_if
 from hora_rl.actors.coordinator.cycles import Cycles
 from hora_rl.actors.coordinator.group_rewards import Rank, unranked
@@ -107,9 +108,7 @@ class Coordination:
         try:
             await self._run()
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await cancel(self._tasks)
 
     async def _run(self) -> None:
         rollout, steps = self._config.rollout, self._config.learner.steps
@@ -182,9 +181,8 @@ class Coordination:
         """Run Phase A and the rounds of Phase B, push the groups, then store the shard's report."""
         started, name = time.monotonic(), f"{shard.batch}:{shard.index}"
         stored = await self._plans.load(name, shard.ids)
-        ahead = (
-            fixed_draws(self._config.rollout, self._services.cycles.of(shard.batch)) if stored is None else []
-        )
+        batch = self._services.cycles.of(shard.batch)
+        ahead = fixed_draws(self._config.rollout, batch) if stored is None else []
         async with prefetched(self._sampler(shard), ahead) as sample:
             allocate_next = self._allocate_next(shard)
             plan = stored or await self._plans.remember(name, await phase_a(shard, sample, allocate_next))

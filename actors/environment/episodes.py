@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from hora_rl.actors.concurrency import all_of
 from hora_rl.actors.coordinator.sampling import Generate
 from hora_rl.actors.environment.conversation import Conversation
 from hora_rl.actors.environment.episode_runner import run_episode
@@ -52,16 +53,10 @@ class Episodes:
     async def make(self, request: SamplingRequest, version: int, turns: Turns) -> list[Completion] | Failed:
         """`request.n` episodes on weights of version `version` or newer. Raises the errors of `turns`, except
         that a HoraError is returned as Failed, because a retry would not help."""
-        episodes = [
-            asyncio.ensure_future(self._until_made(request, i, version, turns)) for i in range(request.n)
-        ]
         try:
-            return await asyncio.gather(*episodes)
+            return await all_of(self._until_made(request, i, version, turns) for i in range(request.n))
         except HoraError as error:
             return Failed(str(error))
-        finally:
-            for episode in episodes:
-                episode.cancel()
 
     async def _until_made(
         self, request: SamplingRequest, number: int, version: int, turns: Turns

@@ -120,14 +120,10 @@ class VerifiersEnvironment:
             async with asyncio.timeout(START_S):
                 first = await process.stdout.readline()
             _loaded(first, named.python, named.taskset)
-        except TimeoutError:
+        except (TimeoutError, ConfigError) as error:
             await _ended(process)
-            raise ConfigError(
-                f"environment.verifiers: {named.taskset} was not loaded in {START_S:g} s"
-            ) from None
-        except ConfigError:
-            await _ended(process)
-            raise
+            late = ConfigError(f"environment.verifiers: {named.taskset} was not loaded in {START_S:g} s")
+            raise (late if isinstance(error, TimeoutError) else error) from None
         self._reading = asyncio.get_running_loop().create_task(self._read(process))
         return process
 

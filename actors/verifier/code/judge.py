@@ -51,15 +51,13 @@ class Program:
     def ask(self, what: str, target: Any, name: str | None, arguments: tuple, keywords: dict) -> Any:
         self.calls += 1
         try:
-            sent = (
-                [encode(one, _number) for one in arguments],
-                {k: encode(v, _number) for k, v in keywords.items()},
-            )
+            values = [encode(one, _number) for one in arguments]
+            named = {k: encode(v, _number) for k, v in keywords.items()}
         except Unsendable as error:
             if isinstance(error, TooDeep) and self.calls > 1:  # a result of the program, passed back
                 raise Unanswered(f"{error}") from None
             raise Unjudgeable(f"{error} to the program") from None
-        self.send([self.calls, what, target, name, *sent])
+        self.send([self.calls, what, target, name, values, named])
         kind, value, rest = self._reply()
         if kind == "error":
             raise _error(value, rest)

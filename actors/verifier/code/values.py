@@ -42,9 +42,8 @@ class TooDeep(Unsendable):
     """A value nested more than DEPTH times."""
 
 
-def encode(value: Any, keep: Keep | None = None, depth: int = 0) -> Any:
-    """A value as plain JSON. Other objects stay with the sender, under the number that `keep` returns. Raises
-    Unsendable for them without `keep`."""
+def encode(value: Any, keep: Keep, depth: int = 0) -> Any:
+    """A value as plain JSON. Other objects stay with the sender, under the number that `keep` returns."""
     kind = type(value)  # exact type: a subclass of int may equal everything
     if value is None or kind is bool or kind is str:
         return value
@@ -65,8 +64,6 @@ def encode(value: Any, keep: Keep | None = None, depth: int = 0) -> Any:
         return {"dict": [[encode(k, keep, depth + 1), encode(v, keep, depth + 1)] for k, v in pairs]}
     if kind.__name__ in COLLECTIONS and kind is COLLECTIONS[kind.__name__]:
         return {kind.__name__: [encode(one, keep, depth + 1) for one in value]}
-    if keep is None:
-        raise Unsendable(f"a {kind.__name__} cannot be sent")
     return {"kept": keep(value)}
 
 

@@ -92,17 +92,16 @@ class Sandbox:
                 raise SandboxError(why)
             otherwise.pop_all()
 
-    def run(
-        self, source: str, stdin: bytes = b"", limits: Limits = DEFAULT, pipes: Sequence[int] = ()
-    ) -> Outcome:
-        """Run a program to its end. `pipes` become its descriptors from 3 up. Raises SandboxLost."""
-        self.start(source, stdin, limits, pipes)
+    def run(self, source: str, stdin: bytes = b"", limits: Limits = DEFAULT) -> Outcome:
+        """Run a program to its end. Raises SandboxLost."""
+        self.start(source, stdin, limits)
         return self.wait()
 
     def start(
         self, source: str, stdin: bytes = b"", limits: Limits = DEFAULT, pipes: Sequence[int] = ()
     ) -> None:
-        """Start a program. Call `wait` before the next one. Raises SandboxLost."""
+        """Start a program. `pipes` become its descriptors from 3 up. Call `wait` before the next one. Raises
+        SandboxLost."""
         self._limits = limits
         files = [_sealed(stdin), _memory(), _memory(), _sealed(source.encode("utf-8", "surrogatepass"))]
         self._out, self._err = files[1:3]
