@@ -89,11 +89,7 @@ def _named(prompts: Iterable[Prompt]) -> str:
 
 
 def episode_calls(
-    handle: DeploymentHandle,
-    config: Config,
-    min_version: int,
-    *,
-    weights_come: bool = True,
+    handle: DeploymentHandle, config: Config, min_version: int, *, weights_come: bool = True
 ) -> Generate:
     """`generate` that returns episodes of the environment. Like `generator_calls` otherwise."""
     method = handle.options(method_name="sample")

@@ -30,6 +30,12 @@ from hora_rl.common.live.state import changed
 from hora_rl.common.records import ShardReport
 
 
+def rows_of(config: Config, mixture: Mixture, batch: int) -> list[tuple[int, int]]:
+    """(epoch, prompt) of each of the Γ prompts of `batch`, in order."""
+    n, seed = config.rollout.prompts_per_batch, config.run.seed
+    return mixed_rows(batch, n, mixture, seed, config.data.shuffle)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchAllocation:
     """Rule, per-prompt prior and expected lengths used to allocate one batch: α0 (Γ,) and β0 (Γ,) of its
@@ -134,13 +140,7 @@ class Cycles:
 
     def _now(self, batch: int) -> BatchAllocation:
         """Rule and prior of `batch` from the cycles observed so far."""
-        rows = mixed_rows(
-            batch,
-            self._config.rollout.prompts_per_batch,
-            self._mixture,
-            self._config.run.seed,
-            self._config.data.shuffle,
-        )
+        rows = rows_of(self._config, self._mixture, batch)
         prompts = np.array([row for _, row in rows], dtype=np.int64)
         rule, as_if = self._config.allocation.rule, self._config.learner.objective.group_weight.as_if
         if not self._gate.open:

@@ -47,11 +47,7 @@ class Coordinator:
     """`config` is a dumped `Config`. Deployment `policy` samples (`Config.policy`), `verifier` scores."""
 
     async def __init__(  # type: ignore[misc]
-        self,
-        config: dict[str, Any],
-        redis_url: str,
-        policy: DeploymentHandle,
-        verifier: DeploymentHandle,
+        self, config: dict[str, Any], redis_url: str, policy: DeploymentHandle, verifier: DeploymentHandle
     ) -> None:
         self._config = Config.model_validate(config)
         logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="coordinator")

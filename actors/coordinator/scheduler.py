@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,14 +21,13 @@ import structlog
 
 from hora_rl.actors.concurrency import cancel
 from hora_rl.actors.coordinator.allocation import allocate_round, fixed_draws, sizes_as_if
-from hora_rl.actors.coordinator.cycles import Cycles
+from hora_rl.actors.coordinator.cycles import Cycles, rows_of
 from hora_rl.actors.coordinator.group_rewards import Rank, unranked
 from hora_rl.actors.coordinator.identity import claim_identity, mixture_of
 from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.actors.coordinator.plans import Plans
 from hora_rl.actors.coordinator.sampling import Generate, Sampler, Score, prefetched
 from hora_rl.actors.coordinator.shard import (
-    AllocateRound,
     Allocation,
     PhaseCounts,
     Plan,
@@ -41,10 +40,9 @@ from hora_rl.actors.coordinator.shard import (
 )
 from hora_rl.common import logs
 from hora_rl.common.config import Config
-from hora_rl.common.data.prompt_order import mixed_rows
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Producer
-from hora_rl.common.live.redis import Answer, AsyncRedis, text_of
+from hora_rl.common.live.redis import AsyncRedis, text_of
 from hora_rl.common.live.staleness import may_start
 from hora_rl.common.live.state import SharedState, read_state_async
 from hora_rl.common.live.telemetry import Telemetry
@@ -74,12 +72,7 @@ class Coordination:
     """Runs the shards of one run, independent of Serve. `redis` is an asyncio client that returns bytes."""
 
     def __init__(
-        self,
-        config: Config,
-        prompts: list[Prompt],
-        tokenizer: str,
-        redis: AsyncRedis,
-        services: Services,
+        self, config: Config, prompts: list[Prompt], tokenizer: str, redis: AsyncRedis, services: Services
     ) -> None:
         self._config = config
         self._prompts, self._mixture = prompts, mixture_of(config.data.sources, prompts)
@@ -112,9 +105,8 @@ class Coordination:
 
     async def _run(self) -> None:
         rollout, steps = self._config.rollout, self._config.learner.steps
-        todo = [(b, s) for b in range(steps) for s in range(rollout.shards)]
-        done = {_pair(f) for f in await self._redis.hkeys(self._keys.shards)}
-        todo = [pair for pair in todo if pair not in done]
+        done = set(map(text_of, await self._redis.hkeys(self._keys.shards)))
+        todo = [(b, s) for b in range(steps) for s in range(rollout.shards) if f"{b}:{s}" not in done]
         while todo or self._tasks:
             await self._redo()
             self._collect()
@@ -123,8 +115,8 @@ class Coordination:
                 await self._pause()
                 continue
             todo.remove(taken)
-            self._start(self._run_leased(*taken))
-        while not await self._finished():
+            self._tasks.add(asyncio.create_task(self._run_leased(*taken)))
+        while (await self._state()).step < steps:
             await self._redo()
             self._collect()
             self._blocked = "" if self._tasks else "nothing: all batches are generated"
@@ -184,7 +176,7 @@ class Coordination:
         batch = self._services.cycles.of(shard.batch)
         ahead = fixed_draws(self._config.rollout, batch) if stored is None else []
         async with prefetched(self._sampler(shard), ahead) as sample:
-            allocate_next = self._allocate_next(shard)
+            allocate_next = partial(allocate_round, self._config, batch, [p.index for p in shard.prompts])
             plan = stored or await self._plans.remember(name, await phase_a(shard, sample, allocate_next))
             while len(plan.rounds) < self._config.allocation.under(plan.rule).rounds:
                 plan = await self._plans.remember(name, await next_round(shard, plan, sample, allocate_next))
@@ -192,10 +184,6 @@ class Coordination:
         await self._services.cycles.complete(_report(shard, plan, time.monotonic() - started))
         self._services.telemetry.allocation(plan.rule, plan.successes, plan.extra)
         await self._services.telemetry.flush()
-
-    def _allocate_next(self, shard: Shard) -> AllocateRound:
-        batch = self._services.cycles.of(shard.batch)
-        return partial(allocate_round, self._config, batch, [p.index for p in shard.prompts])
 
     async def _redo(self) -> None:
         """Sample groups with unusable messages again, with the sizes of their shard's plan."""
@@ -208,7 +196,7 @@ class Coordination:
             # Without a report the shard is still running, and will push the group.
             if report is not None:
                 self._again.add(group_id)
-                self._start(self._run_again(group_id, report))
+                self._tasks.add(asyncio.create_task(self._run_again(group_id, report)))
 
     async def _run_again(self, group_id: str, report: ShardReport) -> None:
         row = report["groups"].index(group_id)
@@ -268,13 +256,7 @@ class Coordination:
 
     def _shard(self, batch: int, index: int) -> Shard:
         rollout, n = self._config.rollout, self._config.rollout.prompts_per_shard
-        places = mixed_rows(
-            batch,
-            rollout.prompts_per_batch,
-            self._mixture,
-            self._config.run.seed,
-            self._config.data.shuffle,
-        )[index * n : (index + 1) * n]
+        places = rows_of(self._config, self._mixture, batch)[index * n : (index + 1) * n]
         return Shard(
             run=self._config.run.name,
             batch=batch,
@@ -288,9 +270,6 @@ class Coordination:
             priority=batch * rollout.shards + index,
         )
 
-    def _start(self, work: Awaitable[None]) -> None:
-        self._tasks.add(asyncio.ensure_future(work))
-
     def _collect(self) -> None:
         """Drop finished shards; raise the error of a failed one."""
         for task in [t for t in self._tasks if t.done()]:
@@ -303,16 +282,8 @@ class Coordination:
         else:
             await asyncio.sleep(POLL_S)
 
-    async def _finished(self) -> bool:
-        return (await self._state()).step >= self._config.learner.steps
-
     async def _state(self) -> SharedState:
         return await read_state_async(self._redis, self._config.run.name)
-
-
-def _pair(field: Answer) -> tuple[int, int]:
-    batch, shard = text_of(field).split(":")
-    return int(batch), int(shard)
 
 
 def _report(shard: Shard, plan: Plan, seconds: float) -> ShardReport:

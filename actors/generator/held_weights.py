@@ -214,8 +214,9 @@ class HeldWeights:
                 await self._install(info, version)
 
     async def _install(self, info: Mapping[str, Any], version: int) -> None:
-        receiving = self._engine.receive(info)
-        await self._guarded("receiving weights", receiving, unchanged=self._receives_aside())
+        # Then a failed transfer leaves the model unchanged in all workers.
+        aside = self._transport != "nccl" and self._config.generator.tensor_parallel == 1
+        await self._guarded("receiving weights", self._engine.receive(info), unchanged=aside)
         installed = await self._guarded("loading weights", self._engine.install(version))
         # Views compare replicas by version and checksum, so both change together.
         self.version, self._installed, self._damaged, self._notice = version, installed, None, ""
@@ -259,7 +260,3 @@ class HeldWeights:
         if lost or not broken_off:
             self.failure = f"{what} failed: {type(error).__name__}: {error}"
         raise error
-
-    def _receives_aside(self) -> bool:
-        """Whether a failed transfer leaves the model unchanged in all workers."""
-        return self._transport != "nccl" and self._config.generator.tensor_parallel == 1
