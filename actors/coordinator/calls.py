@@ -56,7 +56,7 @@ def generator_calls(
 
     The first try of a `session` goes to one replica, retries to any. A pinned request goes to its replica and
     raises PinLost if the pin has ended. Concurrent requests share calls of at most `together` completions;
-    pinned requests never do.
+    such requests must not be pinned.
     """
     method = handle.options(method_name="generate")
     first = handle.options(method_name="generate", session_id=session) if session else method

@@ -48,8 +48,8 @@ async def claim_identity(redis: AsyncRedis, config: Config, prompts: Sequence[Pr
         changed = differences(read_config(stored, name), config, below=Scope.START)
         if changed:
             raise RunError(
-                f"run {name!r} has begun with other settings: {'; '.join(changed)} (its own first): deploy "
-                "it with its own, or start again under another run.name"
+                f"run {name!r} has begun with other settings: {'; '.join(changed)} (the run's value first): "
+                "deploy it with the run's settings, or start again under another run.name"
             )
     here: dict[str, object] = {"n": len(prompts), "fingerprint": fingerprint(prompts), "schema": SCHEMA}
     if config.data.sources:  # for the audit
@@ -58,16 +58,15 @@ async def claim_identity(redis: AsyncRedis, config: Config, prompts: Sequence[Pr
     begun = json.loads(await redis.eval(CLAIM, 3, keys.config, keys.plans, keys.state, *args))
     if begun.get("schema") != SCHEMA:
         raise RunError(
-            f"run {name!r} was begun by another version of hora, whose groups have a schema older or newer "
-            f"than {SCHEMA}: end it with that version, or start again under another run.name"
+            f"run {name!r} was begun by another version of hora, whose groups do not have schema {SCHEMA}: "
+            "finish it with that version, or start again under another run.name"
         )
     if begun != here:
         paths = ", ".join(config.of(source).data.path for source in config.source_names)
         raise RunError(
-            f"run {name!r} has begun with {begun['n']} prompts (fingerprint {begun['fingerprint']}), and the "
-            f"data here gives {here['n']} others ({here['fingerprint']}): bring back its data "
-            f"({paths}) and tokenizer ({config.model.path}) as they were, or start again under "
-            "another run.name"
+            f"run {name!r} has begun with {begun['n']} prompts (fingerprint {begun['fingerprint']}), but the "
+            f"data here gives {here['n']} others ({here['fingerprint']}): restore the run's data ({paths}) "
+            f"and tokenizer ({config.model.path}), or start again under another run.name"
         )
 
 

@@ -79,4 +79,4 @@ def _check_layers(inner: Any, loras: Mapping[str, Any]) -> None:
         )
     torn = sorted(name for name, of in loras.items() if of.lora_a is None or of.lora_b is None)
     if torn:
-        raise ValueError(f"the adapter of {torn[0]} came without its A or B")
+        raise ValueError(f"the adapter lacks A or B of layer {torn[0]}")

@@ -239,7 +239,7 @@ class VerifierPool:
         except TimeoutError as error:
             raise VerifierUnavailable(
                 f"an answer did not get {seconds:g} s of processor time within {STALLED * seconds:g} s: the "
-                "machine has too little for verifier.processes"
+                "machine is overloaded; lower verifier.processes"
             ) from error
 
     def _killed(self, gold: str, why: str) -> bool:

@@ -183,16 +183,16 @@ def configured(asked: dict[str, Any]) -> vf.EnvConfig:
 def plain(body: dict[str, Any]) -> list[dict[str, str]]:
     """The messages of a request as role and text. Raises Misfit for any other content."""
     if body.get("tools"):
-        raise Misfit("offers tools, and a policy is asked for text alone here")
+        raise Misfit("offers tools, but only text is supported here")
     found = []
     for message in body.get("messages", []):
         content = message.get("content") or ""
         if isinstance(content, list):
             if any(part.get("type") != "text" for part in content):
-                raise Misfit("shows more than text")
+                raise Misfit("sends content other than text")
             content = "".join(part["text"] for part in content)
         if message.get("tool_calls"):
-            raise Misfit("calls tools, and a policy is asked for text alone here")
+            raise Misfit("calls tools, but only text is supported here")
         found.append({"role": message["role"], "content": content})
     return found
 

@@ -62,7 +62,7 @@ class Runner:
             if outcome.kind != "ok":
                 return Verdict(False, f"test {number}: {ended(outcome)}")
             if not same_output(pair.stdout, outcome.out.decode("utf-8", "replace")):
-                return Verdict(False, f"test {number}: another output")
+                return Verdict(False, f"test {number}: wrong output")
         return Verdict(True)
 
     def _assertions(self, program: str, tests: RowTests) -> Verdict:

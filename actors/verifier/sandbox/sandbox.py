@@ -120,7 +120,7 @@ class Sandbox:
         try:
             answer = self._receive(self._limits.wall + GRACE_S)
             if answer["trouble"]:
-                raise SandboxLost(f"the sandbox could not be closed around a program: {answer['trouble']}")
+                raise SandboxLost(f"the sandbox could not be set up for a program: {answer['trouble']}")
             out, err = (os.pread(file, self._limits.output, 0) for file in (self._out, self._err))
         finally:
             self._forget()
