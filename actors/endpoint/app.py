@@ -42,7 +42,7 @@ MISFITS = (
     TemplateError,
 )
 Answer = AsyncIterator[str] | BaseModel
-Handler = Callable[[dict[str, object]], Awaitable[Answer]]
+Handler = Callable[[Any], Awaitable[Answer]]
 
 
 class Handlers:
@@ -58,13 +58,10 @@ class Handlers:
             proxy, self.models, online_renderer=renderer, request_logger=None
         )
 
-        async def talk(body: dict[str, object]) -> Answer:
-            return await chat.create_chat_completion(ChatCompletionRequest.model_validate(body))
-
-        async def complete(body: dict[str, object]) -> Answer:
-            return await completion.create_completion(CompletionRequest.model_validate(body))
-
-        self._handlers: dict[Kind, Handler] = {"chat": talk, "completion": complete}
+        self._handlers: dict[Kind, tuple[type[BaseModel], Handler]] = {
+            "chat": (ChatCompletionRequest, chat.create_chat_completion),
+            "completion": (CompletionRequest, completion.create_completion),
+        }
 
     async def answer(self, raw: object, kind: Kind) -> Response:
         """Handle one request. All errors of vLLM's handlers become responses."""
@@ -72,7 +69,8 @@ class Handlers:
         try:
             asked = checked(raw, kind, self._limits, self._stops, name)
             watched = self._proxy.watched[name] = Watched(asked.version)
-            answer = await self._handlers[kind](asked.body)
+            request, handle = self._handlers[kind]
+            answer = await handle(request.model_validate(asked.body))
         except Exception as error:  # noqa: BLE001  no request ends this replica, whatever handlers raise
             self._proxy.watched.pop(name, None)
             return failed(error)

@@ -14,6 +14,7 @@ program. If the caller ends, the program and this process end too.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import importlib
 import json
@@ -196,8 +197,6 @@ def _enter_namespaces(sock: socket.socket) -> None:
 
 def _placed(descriptors: list[int], said: int, rules: int | None) -> tuple[int, int | None]:
     """Renumber the program's descriptors to 0, 1, 2, … and close all others except `said` and `rules`."""
-    import fcntl
-
     high = [fcntl.fcntl(one, fcntl.F_DUPFD, 100) for one in descriptors]
     high_said = fcntl.fcntl(said, fcntl.F_DUPFD, 100)
     high_rules = None if rules is None else fcntl.fcntl(rules, fcntl.F_DUPFD, 100)
