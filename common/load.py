@@ -62,24 +62,17 @@ def check_paths(config: Config) -> None:
     """Raise ConfigError if a local model folder or data file is missing, or no data set is named."""
     if not config.data.path and not config.data.sources:
         raise ConfigError("data.path is required: name a data set, or several in data.sources")
-    data = [("data.path", config.data.path)] if not config.data.sources else []
-    data += [(f"data.sources.{name}.path", source.path) for name, source in config.data.sources.items()]
+    model, state = config.model.path, config.allocation.prior_state
+    sources = {f"data.sources.{name}.path": source.path for name, source in config.data.sources.items()}
     for key, path, remedy in (
-        ("model.path", config.model.path, "name a Hugging Face folder or hub name such as Qwen/Qwen2.5-3B"),
-        *((key, path, f"name {SETS}") for key, path in data),
-        (
-            "allocation.prior_state",
-            config.allocation.prior_state,
-            "make it: python -m hora_rl.deploy.fit_prior",
-        ),
+        ("model.path", model, "name a Hugging Face folder or hub name such as Qwen/Qwen2.5-3B"),
+        *((key, path, f"name {SETS}") for key, path in (sources or {"data.path": config.data.path}).items()),
+        ("allocation.prior_state", state, "make it: python -m hora_rl.deploy.fit_prior"),
     ):
         if path is not None and _looks_local(path) and not Path(path).exists():
             raise ConfigError(f"{key} ({path}): no such file or folder; {remedy}")
-    if _looks_local(config.model.path) and not (Path(config.model.path) / "config.json").is_file():
-        raise ConfigError(
-            f"model.path ({config.model.path}): holds no config.json, so it is not a Hugging Face model "
-            "folder"
-        )
+    if _looks_local(model) and not (Path(model) / "config.json").is_file():
+        raise ConfigError(f"model.path ({model}): holds no config.json, so it is no Hugging Face model")
 
 
 def differences(

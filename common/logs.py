@@ -13,7 +13,7 @@ from typing import Literal
 
 import structlog
 from structlog.tracebacks import ExceptionDictTransformer
-from structlog.typing import EventDict, Processor
+from structlog.typing import Processor
 
 
 def configure(form: Literal["text", "json"], run: str, **always: str) -> None:
@@ -22,7 +22,7 @@ def configure(form: Literal["text", "json"], run: str, **always: str) -> None:
     They are not context variables, which threads and other tasks would not inherit."""
     structlog.configure(
         processors=[
-            _constant(run=run, **always),
+            lambda _logger, _method, event: {"run": run, **always, **event},
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -37,13 +37,6 @@ def configure(form: Literal["text", "json"], run: str, **always: str) -> None:
 def bound(**values: object) -> AbstractContextManager[None]:
     """Add `values` to all log lines of the current task in the block, e.g. shard="12:3", group="0:417"."""
     return structlog.contextvars.bound_contextvars(**values)
-
-
-def _constant(**values: str) -> Processor:
-    def add(_logger: object, _method: str, event: EventDict) -> EventDict:
-        return {**values, **event}
-
-    return add
 
 
 def _render(form: Literal["text", "json"]) -> list[Processor]:

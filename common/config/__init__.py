@@ -86,8 +86,7 @@ class Config(Section):
             )
         if self.learner.offload_optimizer and self.model.dtype == "float32" and not self.learner.zero_stage:
             raise ValueError(
-                "learner.offload_optimizer moves what ZeRO holds, and learner.zero_stage is 0 (in float32 "
-                "without ZeRO): set learner.zero_stage: 1 or more"
+                "learner.offload_optimizer needs ZeRO, and learner.zero_stage is 0: set it to 1 or more"
             )
         if self.learner.lora is not None:
             self.learner.lora.check_serving(
@@ -97,10 +96,8 @@ class Config(Section):
         check_sampling(self.learner.objective, self.rollout, self.allocation)
         cap = self.allocation.max_group_size
         if cap is not None and cap < self.rollout.group_size:
-            raise ValueError(
-                f"allocation.max_group_size ({cap}) must be at least rollout.group_size "
-                f"({self.rollout.group_size}), or a batch cannot hold its Γ·G rollouts"
-            )
+            least = f"rollout.group_size ({self.rollout.group_size})"
+            raise ValueError(f"allocation.max_group_size ({cap}) must be at least {least}")
         return self
 
     @model_validator(mode="after")
@@ -186,22 +183,15 @@ class Config(Section):
     def _evaluations(self) -> Self:
         evaluation, best = self.evaluation, self.learner.keep_best
         if evaluation.every is not None and evaluation.path is None:
-            raise ValueError(
-                f"evaluation.every ({evaluation.every}) needs held-out problems: name them in "
-                "evaluation.path, or set evaluation.every: null"
-            )
-        if best is None:
-            return self
-        if evaluation.every is None:
-            raise ValueError(
-                f"learner.keep_best ({best}) compares evaluations during training: set evaluation.every, or "
-                "learner.keep_best: null"
-            )
+            every = f"evaluation.every ({evaluation.every})"
+            raise ValueError(f"{every} needs held-out problems: name them in evaluation.path")
+        if best is not None and evaluation.every is None:
+            reason = "compares evaluations during training: set evaluation.every"
+            raise ValueError(f"learner.keep_best ({best}) {reason}")
         known = [f"pass@{k}" for k in evaluation.k]
-        if best not in known:
-            raise ValueError(
-                f"learner.keep_best ({best}) is not measured: it is one of {', '.join(known)} (evaluation.k)"
-            )
+        if best is not None and best not in known:
+            measured = f"{', '.join(known)} (evaluation.k)"
+            raise ValueError(f"learner.keep_best ({best}) is not measured: choose one of {measured}")
         return self
 
     @model_validator(mode="after")
@@ -249,17 +239,14 @@ class Config(Section):
         objective = self.learner.objective
         if self.environment.path is None:
             if of_episodes:
-                raise ValueError(
-                    f"reward {of_episodes[0]!r} is given by an environment, and environment.path is null: "
-                    "name the environment, or another reward"
-                )
+                reward = f"reward {of_episodes[0]!r} is given by an environment"
+                raise ValueError(f"{reward}, and environment.path is null: name the environment there")
         elif self.environment.history == "render":
             plain = [name for name in self.source_names if not self.of(name).data.chat]
             if plain:
                 key = f"data.sources.{plain[0]}.chat" if plain[0] else "data.chat"
                 raise ValueError(
-                    f"environment.history (render) shows what the chat template shows, and {key} is false: "
-                    "use environment.history: append"
+                    f"environment.history (render) shows the chat template, and {key} is false: use append"
                 )
             whole = [
                 key

@@ -95,8 +95,6 @@ class Environment(Section):
                 "package.module:function"
             )
         if self.max_replicas is not None and self.max_replicas < self.replicas:
-            raise ValueError(
-                f"environment.max_replicas ({self.max_replicas}) must be at least environment.replicas "
-                f"({self.replicas})"
-            )
+            least = f"environment.replicas ({self.replicas})"
+            raise ValueError(f"environment.max_replicas ({self.max_replicas}) must be at least {least}")
         return self

@@ -226,7 +226,7 @@ class Objective(Section):
         if self.k is None and self.advantage in ("pass_at_k", "pkpo"):
             raise ValueError(f"{name}.k (None) belongs to advantage pass_at_k or pkpo: set k")
         if self.advantage == "pkpo" and self.k == 1:
-            raise ValueError(f"{name}.k (1) must be at least 2 for pkpo: for Pass@1 use advantage rloo")
+            raise ValueError(f"{name}.k (1): pkpo takes its baseline from subsets of k - 1: use 2, or rloo")
         if self.phase_weight == "unbiased" and (self.advantage != "rloo" or self.aggregate != "group"):
             raise ValueError(
                 f"{name}.phase_weight (unbiased) needs advantage rloo with aggregate group, whose "
@@ -278,20 +278,15 @@ def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocatio
         )
     cache = objective.overlong_cache or 1
     if cache > rollout.max_response_tokens:
-        raise ValueError(
-            f"{name}.overlong_cache ({cache}) must be at most rollout.max_response_tokens "
-            f"({rollout.max_response_tokens})"
-        )
+        most = f"rollout.max_response_tokens ({rollout.max_response_tokens})"
+        raise ValueError(f"{name}.overlong_cache ({cache}) must be at most {most}")
     if objective.group_weight.as_if is not None and allocation.needs_counts:
         raise ValueError(
-            f"{name}.group_weight.as_if ({objective.group_weight.as_if}) stands for sizes that uniform "
-            f"sampling does not give, and allocation.rule is {rule}: set allocation.rule: uniform"
+            f"{name}.group_weight.as_if ({objective.group_weight.as_if}) weights uniform sampling, and "
+            f"allocation.rule is {rule}: set allocation.rule: uniform"
         )
     if objective.phase_weight == "unbiased" and rollout.pre_rollouts < 2:
-        raise ValueError(
-            f"{name}.phase_weight (unbiased) compares pre-rollouts with each other, and rollout.pre_rollouts "
-            "is 1: use at least 2"
-        )
+        raise ValueError(f"{name}.phase_weight (unbiased): rollout.pre_rollouts is 1: use at least 2")
     if objective.phase_weight == "unbiased":
         _check_phase_b_of_every_prompt(rollout, allocation)
 

@@ -47,15 +47,11 @@ class Rollout(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.pre_rollouts >= self.group_size:
-            raise ValueError(
-                f"rollout.pre_rollouts ({self.pre_rollouts}) must be smaller than rollout.group_size "
-                f"({self.group_size})"
-            )
+            size = f"rollout.group_size ({self.group_size})"
+            raise ValueError(f"rollout.pre_rollouts ({self.pre_rollouts}) must be smaller than {size}")
         if self.prompts_per_batch % self.shards:
-            raise ValueError(
-                f"rollout.shards ({self.shards}) must divide rollout.prompts_per_batch "
-                f"({self.prompts_per_batch})"
-            )
+            batch = f"rollout.prompts_per_batch ({self.prompts_per_batch})"
+            raise ValueError(f"rollout.shards ({self.shards}) must divide {batch}")
         return self
 
     @property

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue
 
 from hora_rl.common.config.base import Count, PerPart, Seconds, Section
 
@@ -58,22 +58,6 @@ class Generator(Section):
         "wait in pinned host memory, KV entries are recomputed. Needs a GPU.",
     )
 
-    @model_validator(mode="after")
-    def _sleeps_alone(self) -> Self:
-        replicas, parallel = self.replicas, self.tensor_parallel
-        if self.sleep != "none" and replicas * parallel > 1:
-            raise ValueError(
-                f"generator.sleep ({self.sleep}) needs one shared card, and generator.replicas {replicas} · "
-                f"generator.tensor_parallel {parallel} need {replicas * parallel}: set both to 1, or "
-                "generator.sleep: none"
-            )
-        if self.sleep != "none" and not self.clear_cache:
-            raise ValueError(
-                f"generator.sleep ({self.sleep}) drops the KV cache, and generator.clear_cache (false) keeps "
-                "it: set generator.clear_cache: true, or generator.sleep: none"
-            )
-        return self
-
     @property
     def cpu_kv_cache_gib(self) -> float:
         """KV cache of a replica on CPU, in GiB."""
@@ -81,24 +65,21 @@ class Generator(Section):
 
     def check_sharing(self, staleness: int, ranks: int, transport: str) -> None:
         """Raise ValueError if the engine cannot sleep while the learner steps."""
-        if self.sleep == "none":
-            return
-        sleeps = f"generator.sleep ({self.sleep})"
-        if staleness:
-            raise ValueError(
-                f"{sleeps} stops generation while the learner steps, and rollout.max_staleness ({staleness}) "
-                "lets it go on: set rollout.max_staleness: 0, or generator.sleep: none"
-            )
-        if ranks > 1:
-            raise ValueError(
-                f"{sleeps} is for one card that a replica and the learner share, and learner.workers is "
-                f"{ranks}: set it to 1, or generator.sleep: none"
-            )
-        if transport == "nccl":
-            raise ValueError(
-                f"{sleeps} is for one card, and weights.transport (nccl) joins processes on different "
-                "cards: use file or gloo, or generator.sleep: none"
-            )
+        replicas, parallel = self.replicas, self.tensor_parallel
+        cards = f"generator.replicas {replicas} · generator.tensor_parallel {parallel}"
+        obstacles = (
+            (
+                replicas * parallel > 1,
+                f"is for one card, and {cards} need {replicas * parallel}: set both to 1",
+            ),
+            (ranks > 1, f"is for one card, and learner.workers is {ranks}: set it to 1"),
+            (transport == "nccl", "is for one card: set weights.transport (nccl) to file or gloo"),
+            (not self.clear_cache, "drops the KV cache: set generator.clear_cache (false) to true"),
+            (staleness > 0, f"stops generation for a step: set rollout.max_staleness ({staleness}) to 0"),
+        )
+        for applies, obstacle in obstacles:
+            if self.sleep != "none" and applies:
+                raise ValueError(f"generator.sleep ({self.sleep}) {obstacle}, or generator.sleep: none")
 
 
 class Coordinator(Section):

@@ -90,7 +90,6 @@ class Evaluation(Section):
         bad = [k for k in self.k if not 1 <= k <= self.samples]
         if bad:
             raise ValueError(
-                f"evaluation.k ({bad[0]}) must be between 1 and evaluation.samples ({self.samples}): Pass@K "
-                "needs N >= K"
+                f"evaluation.k ({bad[0]}) must be between 1 and evaluation.samples ({self.samples}) = N"
             )
         return self

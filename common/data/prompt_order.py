@@ -132,9 +132,8 @@ def _begun(mixture: Mixture, start: _Position, turns: Sequence[int]) -> _Positio
         takes = turns.count(k)
         if takes > n:
             raise ValueError(
-                f"a batch takes {takes} rows of data source {k + 1} of {len(mixture.rows)}, which has {n} "
-                "usable ones, and would hold a prompt twice: lower its weight or rollout.prompts_per_batch, "
-                "or use more rows"
+                f"a batch takes {takes} rows of data source {k + 1} of {len(mixture.rows)}, which has "
+                f"{n} usable ones: lower its weight or rollout.prompts_per_batch, or use more rows"
             )
         if places[k] + takes > n:
             epochs[k], places[k] = epochs[k] + 1, 0

@@ -103,7 +103,7 @@ def _one_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
     if len(ids) != 1:
         parts = ", ".join(repr(tokenizer.decode([i])) for i in ids[:8])
         raise ConfigError(
-            f"rollout.stop: {text!r} is {len(ids)} tokens of {tokenizer.name_or_path} ({parts}), and one "
-            "token must end a completion: name a single token of its vocabulary"
+            f"rollout.stop: {text!r} is {len(ids)} tokens of {tokenizer.name_or_path} ({parts}): name a "
+            "single token of its vocabulary"
         )
     return int(ids[0])

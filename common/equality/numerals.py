@@ -7,9 +7,7 @@ import re
 from hora_rl.common.equality.texts import SPACE, bare, tight
 
 _NUMBER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.(\d*))?")
-_LISTED = re.compile(
-    r",(?:\s|~|\\[,;: ])"
-)  # a comma with space after it; `\!` in `10,\!080` is negative space
+_LISTED = re.compile(r",(?:\s|~|\\[,;: ])")  # not `\!`: in `10,\!080` it is negative space
 _GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:(?:{SPACE}|\{{(?:,|\\[,;:])\}})+\d{{3}})+(?!\d)")
 _GAP = re.compile(rf"(?:{SPACE}|\{{(?:,|\\[,;:])\}})+")
 _BASE = re.compile(r"[0-9A-Fa-f]+_\{?(\d+)\}?")

@@ -160,14 +160,13 @@ class Consumer:
 
     def pending(self) -> list[Entry]:
         """Claimed entries of this run without acknowledgement, oldest first: a restart begins here."""
-        entries: list[Entry] = []
-        last = "0"
-        while found := self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: last}, count=AT_ONCE)[0][
-            1
-        ]:
+        entries, last = list[Entry](), "0"
+        while True:
+            [[_, found]] = self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: last}, count=AT_ONCE)
+            if not found:
+                return entries
             entries += self._own([_entry(i, fields) for i, fields in found if fields])
             last = found[-1][0].decode()
-        return entries
 
     def _own(self, entries: list[Entry]) -> list[Entry]:
         """The entries that this run pushed; foreign ones are removed and counted."""
@@ -227,12 +226,9 @@ class Consumer:
         with self._redis.pipeline(transaction=False) as pipe:
             self._ask_start_of(pipe, [keys.pre_rollouts(entry.group), additional], DEAD_BYTES)
             pre_rollouts_start, additional_start = pipe.execute()
-        about = [entry.id, entry.group, reason[:1000], self._dead_letters]
-        batch = entry.batch if again else ""
-        self._bury(
-            keys=[keys.groups, keys.pushed, keys.redo, keys.dead, keys.counters, additional],
-            args=[*about, additional_start, GROUP, pre_rollouts_start, batch],
-        )
+        args: list[str | int | bytes] = [entry.id, entry.group, reason[:1000], self._dead_letters]
+        args += [additional_start, GROUP, pre_rollouts_start, entry.batch if again else ""]
+        self._bury([keys.groups, keys.pushed, keys.redo, keys.dead, keys.counters, additional], args)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,8 +123,8 @@ def _options(url: str) -> tuple[str, dict[str, object]]:
         raise ConfigError(f"queue.url ({hidden(url)}) must begin with redis://, rediss:// or unix://")
     if not _whole(parts):
         raise ConfigError(
-            f"queue.url ({hidden(url)}) cannot be read: percent-encode /, ?, # and @ in the password, or use "
-            "password_file"
+            f"queue.url ({hidden(url)}) cannot be read: percent-encode /, ?, # and @ in the password, or "
+            "use password_file"
         )
     query = dict(parse_qsl(parts.query))
     path = query.pop("password_file", None)

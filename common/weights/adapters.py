@@ -53,10 +53,8 @@ def read_adapter(folder: str) -> AdapterFolder:
             f"model.adapter ({folder}): vLLM serves plain LoRA alone, not {what}; merge it into its base"
         )
     if rank > VLLM_RANKS[-1]:
-        raise ConfigError(
-            f"model.adapter ({folder}): its rank {rank} exceeds {VLLM_RANKS[-1]}, the largest that vLLM "
-            "serves; merge it into its base"
-        )
+        too_large = f"its rank {rank} exceeds {VLLM_RANKS[-1]}, the largest that vLLM serves"
+        raise ConfigError(f"model.adapter ({folder}): {too_large}; merge it into its base")
     return AdapterFolder(path, base, noted.get("base_weights"), settings)
 
 
@@ -70,8 +68,7 @@ def check_base(model: Model) -> None:
         if adapter.base_weights != digest:
             raise ConfigError(
                 f"model.adapter ({adapter.path}): its base {adapter.base} had weights "
-                f"{adapter.base_weights}, and those of model.path ({here}) are {digest}: name the base that "
-                "it was trained on"
+                f"{adapter.base_weights}, and those of model.path ({here}) are {digest}: name its base"
             )
     elif adapter.base != here and Path(adapter.base).resolve() != Path(here).resolve():
         raise ConfigError(

@@ -76,9 +76,9 @@ def _compare(file: BinaryIO, info: Mapping[str, Any]) -> None:
         )
     found = digest_of(file)
     if found != info["digest"]:
+        wanted = info["digest"]
         raise DamagedWeights(
-            f"weights {info['path']}: checksum {found[:12]} is not the announced {info['digest'][:12]}; not "
-            "loaded"
+            f"weights {info['path']}: checksum {found[:12]} is not the announced {wanted[:12]}; not loaded"
         )
 
 

@@ -75,7 +75,7 @@ def test_weights_that_keep_the_expectation_need_a_phase_b_of_every_prompt() -> N
         ({"allocation": {"budget": "tokens"}}, "budget tokens leaves some without"),
         (
             {"allocation": {"rounds": 4}},
-            "holds for sizes that Phase A alone decides, and in 4 rounds",
+            "needs sizes that depend only on Phase A, not allocation.rounds 4",
         ),
         ({"rollout": {"pre_rollouts": 1}}, "rollout.pre_rollouts is 1: use at least 2"),
     ):
