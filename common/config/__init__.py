@@ -169,8 +169,8 @@ class Config(Section):
             )
         if allocation.stop != "none" and not allocation.needs_counts:
             raise ValueError(
-                f"allocation.stop ({allocation.stop}) needs successes, and allocation.rule: uniform ignores "
-                "them: use allocation.rule: even_sizes, or allocation.stop: none"
+                f"allocation.stop ({allocation.stop}) goes by successes, and allocation.rule: uniform does "
+                "not: use allocation.rule: even_sizes, or allocation.stop: none"
             )
         if allocation.stop == "mixed" and reward.success in BUILT_IN and reward.success_at <= 0:
             raise ValueError(
