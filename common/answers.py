@@ -167,7 +167,9 @@ def format_reward(completion: str, mode: str = "tags") -> float:
     `tags`: one thought, white space, one answer, nothing else. Other modes: no thought, or a closed one at
     the start; then an answer, if the mode is built in."""
     text = completion.strip()
-    return float(_tagged(text) if mode == "tags" else _thought_is_whole(text) and _answers(text, mode))
+    if mode == "tags":
+        return float(_tagged(text))
+    return float(_thought_is_whole(text) and (mode not in ANSWERS or ANSWERS[mode](text) is not None))
 
 
 def _tagged(text: str) -> bool:
@@ -183,10 +185,6 @@ def _tagged(text: str) -> bool:
 def _thought_is_whole(text: str) -> bool:
     counts = text.count("<think>"), text.count("</think>")
     return counts == (0, 0) or (counts == (1, 1) and text.startswith("<think>"))
-
-
-def _answers(text: str, mode: str) -> bool:
-    return mode not in ANSWERS or ANSWERS[mode](text) is not None
 
 
 def example(mode: str, answer: str, opened: str = "") -> str:
