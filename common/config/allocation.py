@@ -25,9 +25,7 @@ class WarmUp(Section):
         description="Reward of the warm-up gate. Without the format reward there is no warm-up by default.",
     )
     format_reward: float = Field(0.85, ge=0, le=1, description="Mean of this reward at which the gate opens.")
-    cycles: Count = Field(
-        3, description="Consecutive generation cycles at or above it before HORA takes over."
-    )
+    cycles: Count = Field(3, description="Consecutive cycles at or above it before HORA takes over.")
 
 
 class Allocation(Section):
@@ -42,12 +40,8 @@ class Allocation(Section):
         description="fixed, empirical, hidden-static, hidden-online, hidden-dual, mpnet-dual, gp or "
         "gp-pooled.",
     )
-    alpha: float = Field(
-        1.0, gt=0, description="α0 of the fixed Beta prior; of the empirical one before the first cycle."
-    )
-    beta: float = Field(
-        1.0, gt=0, description="β0 of the fixed Beta prior; of the empirical one before the first cycle."
-    )
+    alpha: float = Field(1.0, gt=0, description="α0 of the fixed prior; empirical: before the first cycle.")
+    beta: float = Field(1.0, gt=0, description="β0 of the fixed prior; empirical: before the first cycle.")
     rounds: Count = Field(
         1,
         description="R: allocation rounds of Phase B. Each uses the results of earlier ones. The paper uses "

@@ -55,9 +55,7 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "bfloat16", description="Precision of weights, in generator and learner."
     )
-    trust_remote_code: bool = Field(
-        False, description="Run code in the model folder. Leave off unless you trust it."
-    )
+    trust_remote_code: bool = Field(False, description="Run code in the model folder, if you trust it.")
 
 
 class Rows(Section):
@@ -113,9 +111,7 @@ class Source(Rows):
     """One of several data sets of a run."""
 
     weight: float = Field(1.0, gt=0, description="Share of a batch's prompts, relative to other sources.")
-    reward: Reward | None = Field(
-        None, description="A complete `reward` section for this source; none: the run's."
-    )
+    reward: Reward | None = Field(None, description="A complete `reward` section; none: the run's.")
 
     @model_validator(mode="after")
     def _has_path(self) -> Self:
@@ -126,9 +122,7 @@ class Source(Rows):
 
 class Data(Rows):
     shuffle: bool = Field(True, description="New order each epoch, a function of seed and epoch.")
-    benchmarks: tuple[str, ...] = Field(
-        (), description="JSONL benchmark files; training prompts are checked for leaks."
-    )
+    benchmarks: tuple[str, ...] = Field((), description="JSONL; training prompts are checked for leaks.")
     sources: dict[str, Source] = Field(
         {},
         description="Several named data sets instead of data.path, each with its weight, columns, messages "

@@ -44,9 +44,7 @@ class Environment(Section):
         description="guess, calculator, python, verifiers (with environment.verifiers), or "
         "`package.module:function`. null: a rollout is one completion.",
     )
-    verifiers: Verifiers | None = Field(
-        None, description="Environment of the library `verifiers`, if path is verifiers."
-    )
+    verifiers: Verifiers | None = Field(None, description="Environment of `verifiers`, if that is path.")
     max_turns: int = Field(8, ge=1, le=4096, description="Maximum number of policy turns in an episode.")
     max_turn_tokens: Count | None = Field(
         None,
@@ -76,9 +74,7 @@ class Environment(Section):
     max_replicas: PerStart[Count | None] = Field(
         None, description="Replicas are added on demand up to this number; none: no replica is added."
     )
-    episodes: PerStart[Count] = Field(
-        256, description="Concurrent episodes per replica. Further ones wait outside, unordered."
-    )
+    episodes: PerStart[Count] = Field(256, description="Concurrent episodes per replica; more wait outside.")
     cpus: PerStart[float] = Field(0.25, ge=0, description="CPUs reserved per replica, for Ray's placement.")
 
     @model_validator(mode="after")

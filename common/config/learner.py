@@ -13,9 +13,7 @@ from hora_rl.common.config.objective import Objective
 
 class Optimizer(Section):
     learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate.")
-    schedule: Literal["linear", "constant", "cosine"] = Field(
-        "linear", description="Decay over learner.steps."
-    )
+    schedule: Literal["linear", "constant", "cosine"] = Field("linear", description="Decay over `steps`.")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear increase at the start.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay.")
     betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="AdamW's betas.")
@@ -45,9 +43,7 @@ class Learner(Section):
         description="liger: RMSNorm, SwiGLU and rotary embedding from liger-kernel (in the GPU requirements)."
         "",
     )
-    lora: Lora | None = Field(
-        None, description="Train a low-rank adapter instead of the full weights; null: full weights."
-    )
+    lora: Lora | None = Field(None, description="Train a low-rank adapter; null: full weights.")
     optimizer: Optimizer = Optimizer()
     objective: Objective = Objective()
     checkpoint_every: PerStart[Count] = Field(10, description="Steps between durable checkpoints.")

@@ -156,9 +156,7 @@ class Objective(Section):
         description="Share of the batch's trained tokens, those with the highest entropy, in the loss; below "
         "1 costs a forward pass.",
     )
-    updates_per_batch: Count = Field(
-        1, description="Gradient updates on one batch; above 1, π_prox is recomputed once."
-    )
+    updates_per_batch: Count = Field(1, description="Updates on one batch; above 1, π_prox is recomputed.")
 
     @model_validator(mode="before")
     @classmethod

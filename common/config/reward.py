@@ -31,15 +31,9 @@ class CodeTests(Section):
         2**20, ge=1024, le=2**28, description="A program that writes more to stdout or stderr is wrong."
     )
     files: int = Field(64, ge=16, le=1024, description="Files that a program may have open at a time.")
-    tests_field: str = Field(
-        "tests", description="Column of the tests: pairs {input, output}, or assertions as text."
-    )
-    entry_field: str = Field(
-        "entry_point", description="Column with the name of the function passed to `check(candidate)`."
-    )
-    solution_field: str = Field(
-        "solution", description="Column with a correct program, on which `hora check` tries the tests."
-    )
+    tests_field: str = Field("tests", description="Column of tests: {input, output} pairs or assertions.")
+    entry_field: str = Field("entry_point", description="Column of the function for `check(candidate)`.")
+    solution_field: str = Field("solution", description="Column of a correct program for `hora check`.")
 
 
 class Reward(Section):

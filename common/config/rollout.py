@@ -11,9 +11,7 @@ from hora_rl.common.config.base import Count, PerStart, Seconds, Section
 
 class Rollout(Section):
     prompts_per_batch: Count = Field(60, description="Γ: prompts of one optimizer step.")
-    group_size: Count = Field(
-        32, description="G: mean rollouts per prompt; Γ·G is the budget of a batch under every rule."
-    )
+    group_size: Count = Field(32, description="G: mean rollouts per prompt; a batch has Γ·G by any rule.")
     pre_rollouts: int = Field(8, ge=1, description="G0: rollouts of Phase A for every prompt.")
     shards: Count = Field(4, description="Number of shards of a batch. Each is allocated separately.")
     shards_in_flight: PerStart[Count] = Field(8, description="Concurrent shards of one coordinator.")
@@ -24,9 +22,7 @@ class Rollout(Section):
         0.7, gt=0, le=2, description="Sampling temperature, in training and evaluation; vLLM takes at most 2."
     )
     max_prompt_tokens: Count = Field(2048, description="Longer prompts are reported and left out.")
-    max_response_tokens: Count = Field(
-        2048, description="A completion is cut here; Z of `constant` normalisation."
-    )
+    max_response_tokens: Count = Field(2048, description="Completion limit; Z of `constant` normalisation.")
     stop: tuple[str, ...] = Field(
         (),
         description="Further tokens that end a completion, as text, each one token. End tokens of the "

@@ -20,7 +20,5 @@ class Serve(Section):
     )
     max_samples: Count = Field(8, description="Maximum completions of one request (`n`, times its prompts).")
     max_body_kib: Count = Field(1024, description="A larger request is refused with 413.")
-    requests_per_minute: Count = Field(
-        600, description="Limit over all clients; further requests are refused with 429."
-    )
+    requests_per_minute: Count = Field(600, description="Limit over all clients; more are refused with 429.")
     cpus: float = Field(0.25, ge=0, description="CPUs reserved for the endpoint, for Ray's placement.")

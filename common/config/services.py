@@ -83,12 +83,8 @@ class Generator(Section):
 
 
 class Coordinator(Section):
-    replicas: PerPart[Count] = Field(
-        1, description="Coordinators; shards are leased through Redis, so several may run."
-    )
-    lease_s: Seconds = Field(
-        30.0, description="A coordinator that is silent for this long loses its shards to other coordinators."
-    )
+    replicas: PerPart[Count] = Field(1, description="Coordinators; they share shards by leases in Redis.")
+    lease_s: Seconds = Field(30.0, description="A coordinator silent for this long loses its shards.")
     cpus: float = Field(0.25, ge=0, description="CPUs reserved, for Ray's placement.")
 
 

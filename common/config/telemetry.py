@@ -21,18 +21,14 @@ class Telemetry(Section):
         300.0, description="Without progress for this long, the run reports the part it waits for."
     )
     http_host: str = Field("127.0.0.1", description="Address of the HTTP endpoint; loopback by default.")
-    http_names: tuple[str, ...] = Field(
-        (), description="Host names under which the page is served, besides localhost and addresses."
-    )
+    http_names: tuple[str, ...] = Field((), description="Page host names besides localhost and addresses.")
     http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP endpoint; 0: a free one.")
     rollouts: Literal["all", "sample", "none"] = Field(
         "all",
         description="Trained rollouts kept in RUN/rollouts: all, those of a share of the prompts, or none.",
     )
     rollouts_share: float = Field(0.1, gt=0, le=1, description="Share of the prompts that `sample` keeps.")
-    rollouts_logprobs: bool = Field(
-        False, description="Also keep token ids and log-probs: about three times the size."
-    )
+    rollouts_logprobs: bool = Field(False, description="Also keep token ids and log-probs: triple size.")
     rollouts_gib: float = Field(
         20.0,
         gt=0,
