@@ -97,10 +97,8 @@ def per_token(rule: str | Rule, lengths: Lengths) -> Rule:
         return chosen
 
     def table(posterior: Posterior, depth: int) -> Float:
-        return (
-            chosen.table(posterior, depth)
-            - np.log(lengths.of(posterior.successes, posterior.trials))[:, None]
-        )
+        expected = lengths.of(posterior.successes, posterior.trials)[:, None]
+        return chosen.table(posterior, depth) - np.log(expected)
 
     return replace(chosen, name=f"{chosen.name} per token", table=table, exact=None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,10 +143,10 @@ def load_run(folder: Path) -> Run:
             f"{folder}: holds neither groups.jsonl, steps.jsonl nor evaluation/*-step*.json; is it a run "
             "folder?"
         )
-    record = _record(folder / "run.json")
+    record = _mapping(folder / "run.json", json.loads)
     return Run(
         name=folder.resolve().name,
-        config=_config(folder / "config.yaml"),
+        config=_mapping(folder / "config.yaml", yaml.safe_load),
         groups={name: _column(folder / "groups.jsonl", groups, name) for name in GROUP_FIELDS},
         rules=np.array([str(g.get("rule", "")) for g in groups]),
         priors=tuple((float(g.get("prior_alpha", 1.0)), float(g.get("prior_beta", 1.0))) for g in groups),
@@ -251,22 +251,12 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
 
 
-def _record(path: Path) -> dict[str, Any]:
-    """run.json, or {}."""
+def _mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
+    """The mapping in a JSON or YAML file, or {}."""
     if not path.exists():
         return {}
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunFolderError(f"{path}: not JSON: {error}") from error
-    return record if isinstance(record, dict) else {}
-
-
-def _config(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise RunFolderError(f"{path}: not YAML: {error}") from error
-    return config if isinstance(config, dict) else {}
+        found = load(path.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError) as error:
+        raise RunFolderError(f"{path}: not {path.suffix[1:].upper()}: {error}") from error
+    return found if isinstance(found, dict) else {}

@@ -29,6 +29,7 @@ SAMPLES = 120
 WIDEN = 1.25
 """The bootstrap alone is too narrow: its deviations are multiplied by WIDEN, then PAD is added."""
 PAD = 0.003
+ENDS = ("", "_low", "_high")
 DIFFICULTY = (0.01, 0.05, 0.2, 0.8, 1.0)
 """Upper ends of the difficulty classes, in success rate."""
 ARMS = (
@@ -223,55 +224,48 @@ def _worth(arm: Arm, outcomes: dict[Arm, Outcome], weights: Float) -> tuple[floa
     if other not in outcomes:
         other = replace(arm, group_size=arm.group_size + max(1, arm.group_size // 8))
     here, there = outcomes[arm], outcomes.get(other) or outcome(other, weights)
-    step = float(weights @ (there.size - here.size))
-    return float(weights @ (there.hits - here.hits)) / step, float(
-        weights @ (there.signal - here.signal)
-    ) / step
+    size, hits, signal = (
+        float(weights @ (getattr(there, name) - getattr(here, name))) for name in ("size", "hits", "signal")
+    )
+    return hits / size, signal / size
 
 
 def _row(
     arm: Arm, found: Outcome, worth: tuple[float, float], basis: Basis, shifted: tuple[float, float]
 ) -> Row:
-    weights, over = basis.weights, found.size - arm.group_size
-    lengths, uniform = basis.lengths, basis.uniform[arm.group_size].hits
+    weights, lengths, size = basis.weights, basis.lengths, arm.group_size
+    uniform, over = basis.uniform[size], found.size - size
     hits = found.hits - worth[0] * over + shifted[0]
     signal = found.signal - worth[1] * over + shifted[1]
-    gain = hits - uniform
-    (hit, hit_low, hit_high), (more, more_low, more_high), (mix, mix_low, mix_high) = (
-        _interval(value, weights, basis.resampled) for value in (hits, gain, signal)
-    )
-    same, fewest, most = (
-        _same_as_uniform(float(weights @ uniform) + g, basis) if needs_counts(arm.rule) else arm.group_size
-        for g in (more, more_low, more_high)
-    )
+    shares = {
+        name + end: share
+        for name, value in (("hits", hits), ("gain", hits - uniform.hits), ("signal", signal))
+        for end, share in zip(ENDS, _interval(value, basis), strict=True)
+    }
+    same = {f"uniform_group_size{end}": size for end in ENDS}
+    if needs_counts(arm.rule):
+        plain = float(weights @ uniform.hits)
+        same = {
+            f"uniform_group_size{end}": _same_as_uniform(plain + shares[f"gain{end}"], basis) for end in ENDS
+        }
     return Row(
         rule=arm.rule,
         rounds=arm.rounds,
         stop=arm.stop,
-        group_size=arm.group_size,
+        group_size=size,
         pre_rollouts=arm.pre_rollouts,
-        hits=hit,
-        hits_low=hit_low,
-        hits_high=hit_high,
-        gain=more,
-        gain_low=more_low,
-        gain_high=more_high,
-        signal=mix,
-        signal_low=mix_low,
-        signal_high=mix_high,
-        rollouts=float(arm.group_size),
+        rollouts=float(size),
         tokens=None if lengths is None else float(weights @ ((found.size - weights @ over) * lengths)),
-        uniform_group_size=same,
-        uniform_group_size_low=fewest,
-        uniform_group_size_high=most,
-        by_difficulty=_classes(found, basis.uniform[arm.group_size], weights),
+        by_difficulty=_classes(found, uniform, weights),
+        **shares,
+        **same,
     )
 
 
-def _interval(value: Float, weights: Float, resampled: Float) -> tuple[float, float, float]:
+def _interval(value: Float, basis: Basis) -> tuple[float, float, float]:
     """The mean of `value` (K,) and its widened 90% interval."""
-    mean = float(weights @ value)
-    low, high = np.quantile(resampled @ value, [0.05, 0.95])
+    mean = float(basis.weights @ value)
+    low, high = np.quantile(basis.resampled @ value, [0.05, 0.95])
     return (
         mean,
         max(-1.0, mean - WIDEN * max(mean - float(low), 0) - PAD),

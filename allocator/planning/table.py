@@ -68,34 +68,26 @@ class Plan:
 
     def __str__(self) -> str:
         best, most = self.recommended, max(self.rows, key=lambda row: (row.group_size, row.hits))
-        heads = (
-            "rule",
-            "G",
-            "G0",
-            "equals uniform G",
-            "prompts with a hit",
-            "over uniform",
-            "groups with signal",
-        )
-        tokens = best.tokens is not None
+        heads = ["rule", "G", "G0", "equals uniform G", "prompts with a hit", "over uniform"]
+        heads += ["groups with signal", *(["tokens"] if best.tokens is not None else [])]
+        by_rate = [
+            (
+                f"{c.up_to:g}",
+                f"{100 * c.prompts:.1f}",
+                f"{100 * c.hits:.1f}",
+                f"{c.size:.1f}",
+                f"{c.update:.2f}",
+            )
+            for c in best.by_difficulty
+        ]
         lines = [
             f"Most hits: {most.name} at G = {most.group_size} equals uniform sampling at G {_same(most)}.",
             "Shares in %, with 90% intervals:",
-            *_columns([(*heads, "tokens") if tokens else heads, *(_cells(row) for row in self.rows)]),
+            *_columns([heads, *map(_cells, self.rows)]),
             "",
             f"{best.name}, G = {best.group_size}, G0 = {best.pre_rollouts}, by success rate:",
             *_columns(
-                [("rate up to", "prompts", "with a hit", "mean group", "GRPO update / uniform's")]
-                + [
-                    (
-                        f"{c.up_to:g}",
-                        f"{100 * c.prompts:.1f}",
-                        f"{100 * c.hits:.1f}",
-                        f"{c.size:.1f}",
-                        f"{c.update:.2f}",
-                    )
-                    for c in best.by_difficulty
-                ]
+                [("rate up to", "prompts", "with a hit", "mean group", "GRPO update / uniform's"), *by_rate]
             ),
             *(f"note: {note}" for note in self.notes),
         ]

@@ -89,10 +89,6 @@ def _padded(lists: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]
     """Tokens and mask (b, longest), padded on the right."""
     import torch
 
-    longest = max(len(tokens) for tokens in lists)
-    tokens = torch.zeros((len(lists), longest), dtype=torch.long)
-    mask = torch.zeros((len(lists), longest), dtype=torch.long)
-    for row, values in enumerate(lists):
-        tokens[row, : len(values)] = torch.tensor(list(values))
-        mask[row, : len(values)] = 1
-    return tokens, mask
+    rows = [torch.tensor(list(tokens), dtype=torch.long) for tokens in lists]
+    pad = torch.nn.utils.rnn.pad_sequence
+    return pad(rows, batch_first=True), pad([torch.ones_like(row) for row in rows], batch_first=True)

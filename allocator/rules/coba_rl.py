@@ -53,9 +53,8 @@ def value(ab: tuple[float, float], tau: float) -> Marginal:
         p = _clipped(posterior.successes / posterior.trials)[:, None]
         decay = p * (1 - p) / tau
         density = (a - 1) * np.log(p) + (b - 1) * np.log1p(-p) + constant
-        return np.asarray(
-            density - (posterior.trials[:, None] + np.arange(depth)) * decay + np.log(-np.expm1(-decay))
-        )
+        size = posterior.trials[:, None] + np.arange(depth)
+        return np.asarray(density - size * decay + np.log(-np.expm1(-decay)))
 
     return Marginal("coba_rl_value", table)
 
