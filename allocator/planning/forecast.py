@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -237,17 +238,14 @@ def _row(
     uniform, over = basis.uniform[size], found.size - size
     hits = found.hits - worth[0] * over + shifted[0]
     signal = found.signal - worth[1] * over + shifted[1]
-    shares = {
+    intervals: dict[str, Any] = {
         name + end: share
         for name, value in (("hits", hits), ("gain", hits - uniform.hits), ("signal", signal))
         for end, share in zip(ENDS, _interval(value, basis), strict=True)
     }
-    same = {f"uniform_group_size{end}": size for end in ENDS}
-    if needs_counts(arm.rule):
-        plain = float(weights @ uniform.hits)
-        same = {
-            f"uniform_group_size{end}": _same_as_uniform(plain + shares[f"gain{end}"], basis) for end in ENDS
-        }
+    for end in ENDS:
+        same = _same_as_uniform(float(weights @ uniform.hits) + intervals[f"gain{end}"], basis)
+        intervals[f"uniform_group_size{end}"] = same if needs_counts(arm.rule) else size
     return Row(
         rule=arm.rule,
         rounds=arm.rounds,
@@ -257,8 +255,7 @@ def _row(
         rollouts=float(size),
         tokens=None if lengths is None else float(weights @ ((found.size - weights @ over) * lengths)),
         by_difficulty=_classes(found, uniform, weights),
-        **shares,
-        **same,
+        **intervals,
     )
 
 
