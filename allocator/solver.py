@@ -19,7 +19,7 @@ import numpy as np
 
 from hora_rl.allocator.posterior import Float, Int, Posterior, posterior
 from hora_rl.allocator.rules import OwnRule
-from hora_rl.allocator.rules.base import Marginal
+from hora_rl.allocator.rules.base import Marginal, Mask
 
 NEAR = 1e-9
 """Log gains are sums of a few dozen terms of size up to 1e2. Their error stays below this."""
@@ -88,10 +88,9 @@ class Entries(NamedTuple):
     classes: Int
     levels: Int
 
-    def at_least(self, gain: float) -> Entries:
-        """The entries with a gain of at least `gain`."""
-        high = self.gains >= gain
-        return self if high.all() else Entries(*(column[high] for column in self))
+    def where(self, mask: Mask) -> Entries:
+        """Some of the entries."""
+        return Entries(self.gains[mask], self.classes[mask], self.levels[mask])
 
 
 def solve_classes(rule: Marginal, post: Posterior, room: Int, of: Int, budget: int) -> Int:
@@ -104,7 +103,7 @@ def solve_classes(rule: Marginal, post: Posterior, room: Int, of: Int, budget: i
     entries, cut = _tabulate(rule, post, room, members, budget)
     is_near = entries.gains <= cut + NEAR
     extra: Int = np.bincount(entries.classes[~is_near], minlength=len(post))[of]
-    near = Entries(*(column[is_near] for column in entries))
+    near = entries.where(is_near)
     prompts = _prompts_in_order(near, _ranks(rule, post, near), of, members)
     np.add.at(extra, prompts[: budget - int(extra.sum())], 1)
     return extra
@@ -132,10 +131,12 @@ def _tabulate(rule: Marginal, post: Posterior, room: Int, members: Int, budget: 
         if int(weights.sum()) >= budget:
             cut = _cut(np.concatenate([found.gains, gains.ravel()]), weights, budget)
         rows, levels = np.nonzero(gains >= cut - NEAR)
-        pairs = zip(
-            found.at_least(cut - NEAR), (gains[rows, levels], classes[rows], levels + first), strict=True
+        found = found.where(found.gains >= cut - NEAR)
+        found = Entries(
+            np.concatenate([found.gains, gains[rows, levels]]),
+            np.concatenate([found.classes, classes[rows]]),
+            np.concatenate([found.levels, levels + first]),
         )
-        found = Entries(*map(np.concatenate, pairs))
         deeper = (room_here > depth) & (table[:, -1] >= cut - NEAR)
         classes, first, depth = classes[deeper], depth, 4 * depth
     return found, cut

@@ -40,8 +40,9 @@ def by_source(run: Run) -> list[BySource]:
             what: run.steps.get(f"source/{source}/{what}", np.zeros(0))
             for what in ("groups", "rollouts", "tokens", "reward", "success")
         }
-        sums = (int(np.nansum(columns[what])) for what in ("groups", "rollouts", "tokens"))
-        rows.append(BySource(source, *sums, _ends(columns["reward"]), _ends(columns["success"])))
+        groups, rollouts, tokens = (int(np.nansum(columns[k])) for k in ("groups", "rollouts", "tokens"))
+        reward, success = _ends(columns["reward"]), _ends(columns["success"])
+        rows.append(BySource(source, groups, rollouts, tokens, reward, success))
     return rows
 
 
