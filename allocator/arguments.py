@@ -15,31 +15,28 @@ def check_whole(name: str, value: object, least: int) -> int:
     return int(value)
 
 
-def check_counts(name: str, values: ArrayLike) -> Int:
-    """`values` as integers (n,), n >= 1."""
-    array = np.asarray(values)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ValueError(f"{name} must be integers of shape (n,), not {array.dtype} of shape {array.shape}")
-    if array.size == 0:
-        raise ValueError(f"{name} is empty: there is no prompt to give rollouts to")
-    return array.astype(np.int64, copy=False)
+def check_counts(successes: ArrayLike) -> Int:
+    """`successes` as integers (n,), n >= 1."""
+    c = np.asarray(successes)
+    if c.ndim != 1 or (c.size and c.dtype.kind not in "iu"):
+        raise ValueError(f"successes must be integers of shape (n,), not {c.dtype} of shape {c.shape}")
+    if c.size == 0:
+        raise ValueError("successes is empty: there is no prompt to give rollouts to")
+    return c.astype(np.int64, copy=False)
 
 
-def check_trials(name: str, trials: ArrayLike, c: Int) -> Int:
+def check_trials(trials: ArrayLike, c: Int) -> Int:
     """`trials` as an integer or integers (n,), none below the successes `c` (n,)."""
     g0 = np.asarray(trials)
     if g0.dtype.kind not in "iu" or g0.ndim > 1 or (g0.ndim == 1 and g0.shape != c.shape):
-        raise ValueError(
-            f"{name} must be an int or integers of shape {c.shape}, not {g0.dtype} of shape {g0.shape}"
-        )
+        found = f"{g0.dtype} of shape {g0.shape}"
+        raise ValueError(f"trials must be an int or integers of shape {c.shape}, not {found}")
     g0 = g0.astype(np.int64, copy=False)
     if int(g0.min()) < 0:
-        raise ValueError(f"{name}[{int(np.argmin(g0))}] = {int(g0.min())} must not be negative")
+        raise ValueError(f"trials[{int(np.argmin(g0))}] = {int(g0.min())} must not be negative")
     if int(c.min()) < 0 or bool((c > g0).any()):
         i = int(np.flatnonzero((c < 0) | (c > g0))[0])
-        raise ValueError(
-            f"successes[{i}] = {c[i]} must be in 0..{name} = {int(np.broadcast_to(g0, c.shape)[i])}"
-        )
+        raise ValueError(f"successes[{i}] = {c[i]} must be in 0..trials = {np.broadcast_to(g0, c.shape)[i]}")
     return g0
 
 
@@ -51,9 +48,7 @@ def check_budget(budget: int, c: Int, g0: Int, cap: int | None) -> None:
     room = np.broadcast_to(cap - g0, c.shape)
     if int(room.min()) < 0:
         i = int(np.argmin(room))
-        raise ValueError(
-            f"max_group_size ({cap}) is below trials[{i}] = {int(np.broadcast_to(g0, c.shape)[i])}"
-        )
+        raise ValueError(f"max_group_size ({cap}) is below trials[{i}] = {np.broadcast_to(g0, c.shape)[i]}")
     if int(room.sum()) < budget:
         raise ValueError(
             f"budget ({budget}) exceeds what max_group_size ({cap}) leaves room for: {int(room.sum())}"

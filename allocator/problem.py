@@ -41,8 +41,8 @@ def allocate(
 
     Raises ValueError naming the argument and the first offending index.
     """
-    c = check_counts("successes", successes)
-    g0 = check_trials("trials", trials, c)
+    c = check_counts(successes)
+    g0 = check_trials(trials, c)
     check_budget(budget, c, g0, max_group_size)
     chosen = get_rule(rule)
     alpha_beta = check_prior(prior, len(c))

@@ -195,10 +195,10 @@ class Session:
         return int(prompt)
 
     def _tell_round(self, successes: ArrayLike, trials: ArrayLike) -> None:
-        c, before = check_counts("successes", successes), self._sampled
+        c, before = check_counts(successes), self._sampled
         if len(c) != len(before):
             raise ValueError(f"successes must be of shape ({len(before)},), not ({len(c)},)")
-        n = np.broadcast_to(check_trials("trials", trials, c), c.shape)
+        n = np.broadcast_to(check_trials(trials, c), c.shape)
         extra = before.extra + n if self._told else before.extra
         if int(extra.sum()) > self._budget:
             raise ValueError(

@@ -89,8 +89,8 @@ def reach(trials: Int) -> int:
 def _counts(
     successes: ArrayLike, trials: ArrayLike, tokens: ArrayLike | None
 ) -> tuple[Int, Int, Float | None]:
-    c = check_counts("successes", successes)
-    n = np.broadcast_to(check_trials("trials", trials, c), c.shape)
+    c = check_counts(successes)
+    n = np.broadcast_to(check_trials(trials, c), c.shape)
     if not n.all():
         raise ValueError(f"trials[{int(np.argmin(n))}] = 0 must be positive")
     if len(c) < LEAST_PROMPTS:

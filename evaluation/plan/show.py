@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from hora_rl.allocator.planning.table import Plan, Row
-from hora_rl.evaluation.report.figures import COLORS, MARKERS, save
+from hora_rl.evaluation.pass_at_k import Estimate
+from hora_rl.evaluation.report.figures import COLORS, MARKERS, band, save
 
 
 def as_json(plan: Plan) -> str:
@@ -49,8 +49,10 @@ def draw(plan: Plan, folder: Path) -> Path:
         panels, ("hits", "signal"), ("prompts with a hit", "groups with signal"), strict=True
     ):
         for i, (name, rows) in enumerate(best.items()):
-            line = sorted(rows.values(), key=lambda r: r.group_size)
-            _line(axis, line, key, name, i)
+            style = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i // len(COLORS) % len(MARKERS)]}
+            sizes = sorted(rows)
+            points = [_estimate(rows[size], key) for size in sizes]
+            band(axis, sizes, points, name, style)
         axis.set(xlabel="G", title=title)
         axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     panels[0].legend(frameon=False, fontsize=7)
@@ -59,11 +61,6 @@ def draw(plan: Plan, folder: Path) -> Path:
     return folder / "plan.png"
 
 
-def _line(axis, rows: Sequence[Row], key: str, name: str, i: int) -> None:  # type: ignore[no-untyped-def]
-    sizes = [row.group_size for row in rows]
-    color, marker = COLORS[i % len(COLORS)], MARKERS[i // len(COLORS) % len(MARKERS)]
-    axis.plot(
-        sizes, [getattr(row, key) for row in rows], label=name, color=color, marker=marker, markersize=4
-    )
-    low, high = ([getattr(row, f"{key}_{end}") for row in rows] for end in ("low", "high"))
-    axis.fill_between(sizes, low, high, color=color, alpha=0.08)
+def _estimate(row: Row, key: str) -> Estimate:
+    value, low, high = (getattr(row, key + end) for end in ("", "_low", "_high"))
+    return Estimate(row.group_size, value, low, high)

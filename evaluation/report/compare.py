@@ -19,7 +19,7 @@ from hora_rl.common.load import differing
 from hora_rl.evaluation.report.figures import curves_figure
 from hora_rl.evaluation.report.pages import inline_svg, write_page
 from hora_rl.evaluation.report.runs_report import by_name
-from hora_rl.evaluation.report.smoothing import moving_average
+from hora_rl.evaluation.report.smoothing import smoothed
 from hora_rl.evaluation.report.terminal_curves import Array, chart, colour
 from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 
@@ -87,7 +87,7 @@ def compare(folders: Sequence[Path], metrics: Sequence[str], over: str) -> Compa
     places = {name: _places(name, run, over) for name, run in runs.items()}
     curves = {
         metric: {
-            name: (places[name], _smooth(run.steps[metric]), run.steps[metric])
+            name: (places[name], smoothed(run.steps[metric]), run.steps[metric])
             for name, run in runs.items()
             if metric in run.steps
         }
@@ -138,10 +138,6 @@ def _places(name: str, run: Run, over: str) -> Array:
         raise RunFolderError(f"{name}: its steps.jsonl has no {column!r}, so --over {over} cannot be drawn")
     scale = 3600.0 if over == "hours" else 1.0
     return np.cumsum(np.nan_to_num(run.steps[column])) / scale
-
-
-def _smooth(values: Array) -> Array:
-    return moving_average(values, max(5, len(values) // 30))
 
 
 def _last(run: Run, metric: str) -> str:

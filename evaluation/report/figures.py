@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hora_rl.allocator.calibration import Reliability
 from hora_rl.evaluation.pass_at_k import Estimate
 from hora_rl.evaluation.phase_b import PhaseB, Share, classes
-from hora_rl.evaluation.report.smoothing import moving_average
+from hora_rl.evaluation.report.smoothing import moving_average, smoothed
 
 if TYPE_CHECKING:
     from hora_rl.evaluation.run_folders import Run
@@ -35,7 +35,7 @@ def pass_at_k_figure(panels: Mapping[str, Mapping[str, Sequence[Estimate]]]) -> 
     styles = _styles(methods)
     for axis, (title, lines) in zip(axes, panels.items(), strict=True):
         for name, points in lines.items():
-            _band(axis, [e.k for e in points], points, name, styles[name])
+            band(axis, [e.k for e in points], points, name, styles[name])
         ticks = sorted({e.k for points in lines.values() for e in points})
         axis.set_xscale("log", base=2)
         axis.set_xticks(ticks, [str(k) for k in ticks])
@@ -107,9 +107,8 @@ def metrics_figure(runs: Mapping[str, Run], metrics: Sequence[tuple[str, str]]) 
             if values is None or np.isnan(values).all():
                 continue
             steps = run.steps.get("step", np.arange(len(values), dtype=np.float64))
-            smooth = moving_average(values, max(5, len(values) // 30))
             axis.plot(steps, values, color=styles[name]["color"], alpha=0.2, linewidth=0.8)
-            axis.plot(steps, smooth, label=name, color=styles[name]["color"])
+            axis.plot(steps, smoothed(values), label=name, color=styles[name]["color"])
         _finish(axis, title=label, xlabel="optimizer step")
         if not axis.lines:
             axis.text(0.5, 0.5, f"no {metric} in steps.jsonl", ha="center", transform=axis.transAxes)
@@ -148,14 +147,12 @@ def during_training_figure(name: str, series: Mapping[str, Mapping[int, Sequence
         ks = sorted({e.k for found in by_step.values() for e in found})
         for k, style in zip(ks, _styles([f"K={k}" for k in ks]).values(), strict=False):
             points = {step: e for step, found in by_step.items() for e in found if e.k == k}
-            _band(axis, list(points), list(points.values()), f"K={k}", style)
+            band(axis, list(points), list(points.values()), f"K={k}", style)
         _finish(axis, percent=True, title=f"{title}: {name}", xlabel="optimizer step", ylabel="Pass@K")
     return figure
 
 
-def _band(
-    axis: Axes, x: Sequence[int], points: Sequence[Estimate], label: str, style: dict[str, Any]
-) -> None:
+def band(axis: Axes, x: Sequence[int], points: Sequence[Estimate], label: str, style: dict[str, Any]) -> None:
     """A line of estimates with their intervals as a band."""
     low, high = [e.low for e in points], [e.high for e in points]
     axis.fill_between(x, low, high, alpha=0.12, color=style["color"])

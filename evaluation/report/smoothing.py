@@ -6,6 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`values` (n,) averaged over max(5, n/30) points, the paper's window."""
+    return moving_average(values, max(5, len(values) // 30))
+
+
 def moving_average(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     """Centred mean over `window` points of `values` (n,), fewer at the ends, ignoring non-finite values.
 
