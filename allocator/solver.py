@@ -116,7 +116,7 @@ def _tabulate(rule: Marginal, post: Posterior, room: Int, members: Int, budget: 
     """
     classes, first, depth = np.flatnonzero(room), 0, max(8, FIRST_TABLE // len(post))
     found = Entries(np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
-    cut = -np.finfo(np.float64).max
+    cut = -float(np.finfo(np.float64).max)
     while classes.size:
         room_here = room[classes]
         depth = min(depth, int(room_here.max()))
