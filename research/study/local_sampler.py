@@ -18,7 +18,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from hora_rl.actors.coordinator.shard import Draw
 from hora_rl.common.config import Config
 from hora_rl.common.types import Prompt, Rollout, VersionSpan
-from research.tasks.reward import one_of
+from research.tasks.recall import TAGGED
 
 Sampled = list[tuple[list[int], list[float]]]
 
@@ -33,15 +33,18 @@ class _Asked:
 class LocalSampler:
     """Rollouts of prompts of equal length on the present weights of `model`, which are version `version`.
 
-    The only reward is `one_of`, which is accuracy for these tasks: their answers are digits.
+    The only reward is whether a completion is `form` with a right answer, which is accuracy for these tasks:
+    their answers are digits.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: Config, form: str = TAGGED
+    ) -> None:
         self.version = 0
         self._model, self._tokenizer, self._config = model, tokenizer, config
         self._random = torch.Generator().manual_seed(config.run.seed)
         self._text = cache(lambda tokens: str(tokenizer.decode(tokens)))  # few completions differ
-        self._reward = config.reward.names[0]
+        self._reward, self._form = config.reward.names[0], form
         self._asked: list[_Asked] = []
 
     async def sample(self, prompt: Prompt, draw: Draw) -> list[Rollout]:
@@ -63,7 +66,8 @@ class LocalSampler:
     def _rollout(self, asked: _Asked, tokens: list[int], logprobs: list[float]) -> Rollout:
         ended = tokens[-1] == self._tokenizer.eos_token_id
         text = self._text(tuple(tokens[:-1] if ended else tokens))
-        rewards = {self._reward: one_of(asked.prompt.text, text, asked.prompt.answer)}
+        right = [self._form.format(answer) for answer in asked.prompt.answer.split("|")]
+        rewards = {self._reward: float(text in right)}
         return Rollout(
             tokens=np.array(tokens, dtype=np.int32),
             logprobs=np.array(logprobs, dtype=np.float32),

@@ -37,6 +37,7 @@ from hora_rl.learner.device import set_device
 from hora_rl.learner.engine import Engine
 from hora_rl.learner.estimator import estimator_of
 from hora_rl.learner.extensions import compile_extensions
+from hora_rl.learner.prefixes import rows_of
 from hora_rl.learner.records import group_record
 from research.study.curve_sources import ExactCurves
 from research.study.local_sampler import LocalSampler
@@ -126,7 +127,7 @@ def _prepare(config: Config) -> Parts:
         prompts,
         make_prior(allocation.prior, len(prompts), allocation.alpha, allocation.beta),
         engine,
-        LocalSampler(engine.hf, tokenizer, config),
+        LocalSampler(engine.hf, tokenizer, config, task.form),
         ExactCurves(task, tokenizer),
     )
 
@@ -170,7 +171,8 @@ def _train(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
     config = parts.config
     estimator, objective = estimator_of(config), config.learner.objective
     samples = merged(samples_at(groups, estimator, config.rollout.prompts_per_batch, step), objective)
-    micro, _ = micro_batches([[s] for s in samples], config.learner.tokens_per_microbatch)
+    budget = config.learner.tokens_per_microbatch
+    micro, _ = micro_batches(rows_of(samples, budget, parts.engine.sharing), budget)
     update = parts.engine.step(micro)
     rewards = [estimator.rewards(g) for g in groups]
     return {

@@ -16,11 +16,19 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hora_rl.deploy.demo.build import MAX_TOKENS, descend, make_model, new_folder, save
 from hora_rl.deploy.demo.tokenizer import make_tokenizer
 from research.tasks.catalogue import TASKS
-from research.tasks.recall import ExactSuccess, encode_answer, encode_prompts, logprobs, pass_at_ks
+from research.tasks.recall import (
+    ExactSuccess,
+    RecallTask,
+    encode_completion,
+    encode_prompts,
+    logprobs,
+    pass_at_ks,
+)
 
 STEPS = {"facts": 1600, "pairs": 2000, "many": 1500, "sums": 2400}
 BATCH = 128
@@ -42,11 +50,18 @@ def build(name: str, out: Path, seed: int = 0, steps: int | None = None) -> dict
 
     def loss() -> torch.Tensor:
         chosen, answers, weights = demonstrations(rng, BATCH)
-        completions = torch.tensor([encode_answer(a, tokenizer) for a in answers])
+        completions = torch.tensor([encode_completion(task.form.format(a), tokenizer) for a in answers])
         nll = -logprobs(model, prompts[chosen], completions).sum(dim=1)
         return (torch.from_numpy(weights).float() * nll).mean()
 
     descend(model, loss, steps or STEPS[name], LEARNING_RATE, DECAY, report_every=200)
+    return save_task(model, tokenizer, task, out)
+
+
+def save_task(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: RecallTask, out: Path
+) -> dict[str, object]:
+    """Write the files of a task; returns its rates, as `build` does."""
     save(model, tokenizer, out / "model")
     task.save(out)
     success = {s: ExactSuccess(task, s, tokenizer)(model).sum(axis=1) for s in task.sets}

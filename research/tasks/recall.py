@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from hora_rl.common.errors import ConfigError
 from research.tasks.reward import completion
 
-TRAINED, TASK_FILE = "trained", "task.json"
+TRAINED, TASK_FILE, TAGGED = "trained", "task.json", completion("{}")
 KS = (1, 4, 16, 64, 256)
 """The K of Pass@K that curves have."""
 
@@ -30,19 +30,19 @@ class RecallTask:
     """n prompts: their questions, and the right answers of each, as many for every prompt.
 
     `sets` names subsets of the prompts by number; a run trains on "trained", the others are only
-    watched.
+    watched. `form` is a right completion with {} in place of the answer.
     """
 
     name: str
     questions: tuple[str, ...]
     right: tuple[tuple[str, ...], ...]
     sets: Mapping[str, tuple[int, ...]]
+    form: str = TAGGED
 
     def save(self, folder: Path) -> None:
         """Write the task, and its sets as JSONL data sets: `{"problem", "answer"}`, right answers joined by
         |."""
-        about = {"name": self.name, "questions": self.questions, "right": self.right, "sets": self.sets}
-        (folder / TASK_FILE).write_text(json.dumps(about))
+        (folder / TASK_FILE).write_text(json.dumps(asdict(self)))
         for name, prompts in self.sets.items():
             rows = ({"problem": self.questions[i], "answer": "|".join(self.right[i])} for i in prompts)
             (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -66,6 +66,7 @@ def load_task(folder: Path) -> RecallTask:
         tuple(about["questions"]),
         tuple(map(tuple, about["right"])),
         {name: tuple(prompts) for name, prompts in about["sets"].items()},
+        about.get("form", TAGGED),
     )
 
 
@@ -82,7 +83,8 @@ class ExactSuccess:
     def __init__(self, task: RecallTask, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
         prompts = task.sets[name]
         self._prompts = encode_prompts([task.questions[i] for i in prompts], tokenizer)
-        self._right = torch.tensor([[encode_answer(a, tokenizer) for a in task.right[i]] for i in prompts])
+        right = [[task.form.format(a) for a in task.right[i]] for i in prompts]
+        self._right = torch.tensor([[encode_completion(c, tokenizer) for c in row] for row in right])
 
     @torch.no_grad()
     def __call__(self, model: PreTrainedModel, rows: Sequence[int] | None = None) -> NDArray[np.float64]:
@@ -90,7 +92,7 @@ class ExactSuccess:
         at temperature 1."""
         chosen = torch.arange(len(self._prompts)) if rows is None else torch.tensor(rows)
         prompts, right = self._prompts[chosen], self._right[chosen]
-        columns = [logprobs(model, prompts, right[:, r]) for r in range(right.shape[1])]
+        columns = [_logprobs(model, prompts, right[:, r]) for r in range(right.shape[1])]
         return torch.stack([c.sum(dim=1).exp() for c in columns], dim=1).double().numpy()
 
 
@@ -98,6 +100,20 @@ def logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.T
     """(B, L) log-probs of completions (B, L) after prompts (B, P)."""
     logits = model(input_ids=torch.cat([prompts, completions], dim=1)).logits[:, prompts.shape[1] - 1 : -1]
     return torch.log_softmax(logits.float(), dim=-1).gather(-1, completions[..., None])[..., 0]
+
+
+def _logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
+    """`logprobs` without gradients: the tokens that all prompts begin with are computed once."""
+    differ = (prompts != prompts[0]).any(dim=0).nonzero()
+    shared, length = int(differ[0]) if len(differ) else 0, completions.shape[1]
+    if not shared:
+        return logprobs(model, prompts, completions)
+    cache = DynamicCache()
+    model(input_ids=prompts[:1, :shared], past_key_values=cache, use_cache=True, logits_to_keep=1)
+    cache.batch_repeat_interleave(len(prompts))
+    rest = torch.cat([prompts[:, shared:], completions], dim=1)
+    logits = model(input_ids=rest, past_key_values=cache, use_cache=True, logits_to_keep=length + 1).logits
+    return torch.log_softmax(logits[:, :-1].float(), dim=-1).gather(-1, completions[..., None])[..., 0]
 
 
 def encode_prompts(questions: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
@@ -111,6 +127,6 @@ def encode_prompts(questions: Sequence[str], tokenizer: PreTrainedTokenizerBase)
     return torch.tensor([tokenizer(text).input_ids for text in rendered])
 
 
-def encode_answer(answer: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens of the completion that gives `answer`, its end token included."""
-    return [*tokenizer(completion(answer)).input_ids, tokenizer.eos_token_id]
+def encode_completion(completion: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens of a completion, its end token included."""
+    return [*tokenizer(completion).input_ids, tokenizer.eos_token_id]

@@ -1,0 +1,70 @@
+"""A recall task for a pretrained language model: SmolLM2 adds and subtracts after three examples.
+
+    python -m research.tasks.pretrained OUT [--seed 0]
+
+No warm start: success rates are those of the model. All prompts have the same number of tokens, all right
+answers too, and a line break ends a completion, so success is exact by teacher forcing. OUT has the files of
+`research.tasks.build`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.load import load
+from hora_rl.common.weights.pretrained import obtain
+from hora_rl.deploy.demo.build import new_folder
+from research.tasks.build import save_task
+from research.tasks.recall import TRAINED, RecallTask
+
+EXAMPLES = "3 + 4 = 7\n52 - 17 = 35\n6 * 12 = 72\n"
+TEMPLATE = EXAMPLES + "{{ messages[-1]['content'] }} ="
+LINE_BREAK = "Ċ"
+"""The token of a line break in a vocabulary of bytes."""
+OF_EACH = 300
+"""Sums, and as many differences; half of each are trained."""
+
+
+def arithmetic(seed: int) -> RecallTask:
+    """Sums and differences of two numbers of two digits whose result has two digits."""
+    rng, numbers = np.random.default_rng([seed, 5]), range(10, 100)
+    added = [(f"{a} + {b}", a + b) for a in numbers for b in numbers if a + b < 100]
+    taken = [(f"{a} - {b}", a - b) for a in numbers for b in numbers if a - b >= 10]
+    drawn = [asked[i] for asked in (added, taken) for i in rng.permutation(len(asked))[:OF_EACH]]
+    sets = {TRAINED: tuple(range(0, 2 * OF_EACH, 2)), "held-out": tuple(range(1, 2 * OF_EACH, 2))}
+    questions, right = tuple(q for q, _ in drawn), tuple((str(value),) for _, value in drawn)
+    return RecallTask("smollm2", questions, right, sets, form=" {}")
+
+
+def build(out: Path, seed: int = 0) -> dict[str, object]:
+    """Make the task in the new folder `out`; returns its rates, as `research.tasks.build` does.
+
+    Raises FileExistsError when `out` holds files already, ConfigError where the model cannot be downloaded.
+    """
+    new_folder(out)
+    path = load("smollm2").model.path
+    obtain(path)
+    tokenizer = load_tokenizer(path)
+    tokenizer.chat_template, tokenizer.eos_token = TEMPLATE, LINE_BREAK
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model.config.eos_token_id = tokenizer.eos_token_id
+    return save_task(model, tokenizer, arithmetic(seed), out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build the recall task of SmolLM2.")
+    parser.add_argument("out", type=Path, help="new folder for the task")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    print(json.dumps(build(arguments.out, arguments.seed), indent=1))
+
+
+if __name__ == "__main__":
+    main()
