@@ -137,10 +137,15 @@ def _override(experiment: dict[str, Any], text: str) -> None:
         raise ConfigError(f"override {text!r:.80}: {value!r:.80} is not a YAML value") from None
 
 
+RENAMED = {"checkpoint_aside": "async_checkpoint"}
+"""Keys whose earlier names are not close to their new ones."""
+
+
 def _line(source: str, error: Any, args: Mapping[str, Any]) -> str:
     path = ".".join(str(p) for p in error["loc"]) or "configuration"
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(error["loc"][-1]), _known(error["loc"][:-1]), n=1)
+        key = str(error["loc"][-1])
+        near = difflib.get_close_matches(RENAMED.get(key, key), _known(error["loc"][:-1]), n=1)
         return f"{source}: {path}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
     if error["type"] == "missing":
         return f"{source}: {path}: is required"

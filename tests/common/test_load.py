@@ -37,6 +37,11 @@ def test_a_serve_file_carries_the_experiment_as_its_arguments(tmp_path: Path) ->
     ("section", "values", "line"),
     [
         ("rolout", {}, "rolout: unknown key; did you mean rollout?"),
+        (
+            "learner",
+            {"checkpoint_aside": True},
+            "learner.checkpoint_aside: unknown key; did you mean async_checkpoint?",
+        ),
         ("model", {}, "model.path: is required"),
         ("rollout", {"pre_rollouts": 32}, "rollout.pre_rollouts (32) must be smaller than"),
         ("rollout", {"temperature": 0}, "rollout.temperature (0): Input should be greater than 0"),
