@@ -71,6 +71,14 @@ def test_without_noise_the_worth_is_a_first_hit_and_with_much_the_number_of_hits
     assert allocate(counts, 8, 60, rule="expected_worth(1e9)").tolist() == [0, 0, 0, 0, 60]
 
 
+def test_a_flat_gain_at_the_cut_loses_no_rollout() -> None:
+    """The first two levels gain alike, so both are at the cut; trials differ, so prompts form classes."""
+    assert allocate([0, 0, 0, 0], [2, 2, 3, 3], 3, rule="first_hit(2)").tolist() == [2, 1, 0, 0]
+    many = allocate([0] * 400, [2, 3] * 200, 301, rule="first_hit(2)")
+    assert many.sum() == 301
+    assert many[1::2].sum() == 0
+
+
 def test_a_prompt_is_served_until_its_hits() -> None:
     session = Session(3, 40, "first_hit(2)", rounds=2)
     session.tell([0, 1, 2], 4)
