@@ -77,7 +77,7 @@ class Cycles:
         self._gate_mean: float | None = None
         self._observed = 0
         self._here = asyncio.Lock()  # several shards of this process may complete at once
-        self._batches: dict[int, BatchAllocation] = {}  # kept for the whole run: 24 bytes per prompt
+        self._batches: dict[int, BatchAllocation] = {}  # never dropped: 24 bytes per prompt
 
     def known(self, batch: int) -> bool:
         """Whether all cycles needed to allocate `batch` were observed. Its shards may start only then.

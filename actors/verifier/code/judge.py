@@ -124,9 +124,7 @@ class Names(dict):
         self._program = program
 
     def __missing__(self, name: str) -> Any:
-        if hasattr(
-            builtins, name
-        ):  # never the program's: a program could define an `all` that is always true
+        if hasattr(builtins, name):  # a program could define its own `all` that is always true
             raise KeyError(name)
         return Remote(self._program, name)
 
@@ -134,7 +132,7 @@ class Names(dict):
 def main() -> None:
     """Read a task from stdin and write `[nonce, verdict, reason]`. The verdict is pass, wrong or cannot."""
     task = json.loads(sys.stdin.buffer.read())
-    sys.stdout = sys.stderr  # the verdict alone goes to stdout
+    sys.stdout = sys.stderr  # only the verdict goes to stdout
     program = Program()
     try:
         program.send(task["program"])

@@ -59,7 +59,7 @@ def _special_rules(machine: str, pid: int, threads: bool) -> list[Instruction]:
         # reward must not depend on the machine.
         "open": _unless_any_bit(1, WRITING, errno.EROFS),
         "openat": _unless_any_bit(2, WRITING, errno.EROFS),
-        # One process per program: no fork bomb, no leftover process, and RLIMIT_AS bounds the whole memory.
+        # One process per program: no fork bomb, no leftover process, and RLIMIT_AS bounds all memory.
         # EAGAIN: fork's error for too many processes.
         "clone": _masked(0, CLONE_THREAD | NEW_NAMESPACES, CLONE_THREAD if threads else 1, errno.EAGAIN),
         "fork": [_error(errno.EAGAIN)],
