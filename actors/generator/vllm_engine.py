@@ -303,10 +303,7 @@ class Engine:
         except RuntimeError as error:
             if ELSEWHERE not in str(error):
                 raise
-            why = (
-                self._notes.reason()
-                or "one of its processes ended without an error; it may have been killed for memory"
-            )
+            why = self._notes.reason() or "one of its processes was killed, perhaps for memory"
             raise RunError(f"the vLLM engine does not start: {why}") from None
 
     @contextmanager
