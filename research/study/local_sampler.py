@@ -92,19 +92,30 @@ class LocalSampler:
         tokens, logprobs = torch.full((len(node), most), end), torch.zeros(len(node), most)
         logits = self._model(input_ids=prompts, past_key_values=cache, use_cache=True).logits[:, -1]
         for place in range(most):
-            log_probs = torch.log_softmax(logits.float() / self._config.rollout.temperature, dim=-1)[node]
-            next_ = torch.multinomial(log_probs.exp(), 1, generator=self._random)
-            tokens[rows, place], logprobs[rows, place] = next_[:, 0], log_probs.gather(1, next_)[:, 0]
-            open_ = next_[:, 0] != end
+            log_probs = torch.log_softmax(logits.float() / self._config.rollout.temperature, dim=-1)
+            next_ = self._next(log_probs, node)
+            tokens[rows, place], logprobs[rows, place] = next_, log_probs[node, next_]
+            open_ = next_ != end
             rows = rows[open_]
             if not len(rows) or place == most - 1:
                 break
             words = logits.shape[1]
-            begun, node = torch.unique(node[open_] * words + next_[open_, 0], return_inverse=True)
+            begun, node = torch.unique(node[open_] * words + next_[open_], return_inverse=True)
             cache.reorder_cache(begun // words)
             inputs = (begun % words)[:, None]
             logits = self._model(input_ids=inputs, past_key_values=cache, use_cache=True).logits[:, -1]
         return _cut(tokens, logprobs, end)
+
+    def _next(self, log_probs: Tensor, node: Tensor) -> Tensor:
+        """A token (n,) for each completion: the i-th at a row of `log_probs` (R, V) gets its i-th draw."""
+        counts = torch.bincount(node, minlength=len(log_probs))
+        draws = torch.multinomial(
+            log_probs.exp(), int(counts.max()), replacement=True, generator=self._random
+        )
+        order = torch.argsort(node, stable=True)
+        place = torch.empty_like(node)
+        place[order] = torch.arange(len(node)) - (counts.cumsum(0) - counts)[node[order]]
+        return draws[node, place]
 
 
 def _cut(tokens: Tensor, logprobs: Tensor, end: int) -> Sampled:

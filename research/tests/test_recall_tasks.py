@@ -23,6 +23,7 @@ from research.study.local_sampler import LocalSampler
 from research.study.loop import run_cell
 from research.tasks.build import build
 from research.tasks.catalogue import TASKS
+from research.tasks.pretrained import arithmetic
 from research.tasks.recall import ExactSuccess, encode_prompts, load_task, logprobs
 from research.tasks.reward import answer_of, completion, one_of
 
@@ -39,6 +40,31 @@ def test_a_task_is_pure_in_its_seed_and_its_sets_are_apart(name: str) -> None:
     right = [a in task.right[i] for i, a in zip(prompts, answers, strict=True)]
     assert 0.05 < np.average(right, weights=weights) < 0.9
     assert np.mean(weights) == pytest.approx(1.0, abs=0.1)
+
+
+def test_sums_and_differences_of_two_digits_are_apart_and_have_answers_of_two_digits() -> None:
+    task = arithmetic(0)
+    assert task == arithmetic(0) != arithmetic(1)
+    assert [len(s) for s in task.sets.values()] == [300, 300]
+    assert len(set(task.questions)) == 600
+    for question, (answer,) in zip(task.questions, task.right, strict=True):
+        a, sign, b = question.split()
+        assert int(answer) == (int(a) + int(b) if sign == "+" else int(a) - int(b))
+        assert len(a) == len(b) == len(answer) == 2
+
+
+def test_success_is_the_same_where_all_prompts_begin_alike() -> None:
+    tokenizer, (task, _) = make_tokenizer(MAX_TOKENS), TASKS["facts"](0)
+    model = make_model(tokenizer, 0)
+    exact = ExactSuccess(task, "trained", tokenizer)
+    apart = exact(model, range(40))
+    exact._prompts = torch.cat([torch.full((len(exact._prompts), 7), 9), exact._prompts], dim=1)
+    together = exact(model, range(40))
+    with torch.no_grad():
+        prompts, right = exact._prompts[:40], exact._right[:40, 0]
+        plain = logprobs(model, prompts, right).sum(dim=1).exp().double().numpy()
+    np.testing.assert_allclose(together[:, 0], plain, rtol=1e-4, atol=0.0)
+    assert not np.allclose(together, apart, rtol=1e-3, atol=0.0)
 
 
 def test_no_right_answer_of_a_key_is_right_for_another_form_of_it_alone() -> None:
