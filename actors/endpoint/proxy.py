@@ -17,8 +17,6 @@ from hora_rl.actors.generator.vllm_engine import spans_of
 from hora_rl.common.errors import NoRoom
 from hora_rl.common.types import VersionSpan
 
-Spans = tuple[VersionSpan, ...]
-
 
 @dataclass(slots=True)
 class Watched:
@@ -26,7 +24,7 @@ class Watched:
     completions by (prompt, completion) number, and the error of a replica that refused the request."""
 
     version: int
-    spans: dict[tuple[int, int], Spans] = field(default_factory=dict)
+    spans: dict[tuple[int, int], tuple[VersionSpan, ...]] = field(default_factory=dict)
     failure: Exception | None = None
 
 

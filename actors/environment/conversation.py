@@ -19,7 +19,6 @@ from hora_rl.common.errors import EnvironmentFault
 from hora_rl.common.types import Completion, Tokens, Turn, VersionSpan
 
 History = Literal["append", "render"]
-EMPTY: Tokens = np.zeros(0, dtype=np.int32)
 
 
 class Conversation:
@@ -35,7 +34,6 @@ class Conversation:
         self._template, self._history = template, history
         self._messages = [_kept(message) for message in opening]
         self._context = prompt
-        self._given = EMPTY
         self._answers: list[Completion] = []
         self._turns: list[Turn] = []
 

@@ -52,13 +52,15 @@ class Environment:
         self._open = AsyncExitStack()
         function = await self._open.enter_async_context(environment_of(self._config.environment, run))
         tokenizer = load_tokenizer(model.path, model.trust_remote_code)
-        self._tools = SandboxTools(SANDBOXES)
+        tools = SandboxTools(SANDBOXES)
+        self._open.callback(tools.close)
         self._telemetry, self._counts = Telemetry(self._redis, run), Counter[str]()
-        self._episodes = Episodes(self._config, tokenizer, function, self._tools, self._count)
+        self._episodes = Episodes(self._config, tokenizer, function, tools, self._count)
         self._redis_url = redis_url
-        self._watchdog = Watchdog(self._config.environment.time_limit_s, self._end_blocked)
+        watchdog = Watchdog(self._config.environment.time_limit_s, self._end_blocked)
+        self._open.callback(watchdog.stop)
         beating = keep_beating(self._redis, run, self._name, self._state)
-        self._beat = asyncio.get_running_loop().create_task(beating)
+        self._open.push_async_callback(stop_beating, asyncio.get_running_loop().create_task(beating))
 
     async def sample(
         self, request: SamplingRequest, min_version: int, temperature: float, weights_come: bool
@@ -115,11 +117,5 @@ class Environment:
         }
 
     async def __del__(self) -> None:
-        if hasattr(self, "_beat"):
-            await stop_beating(self._beat)
-        if hasattr(self, "_watchdog"):
-            self._watchdog.stop()
-        if hasattr(self, "_tools"):
-            self._tools.close()
         if hasattr(self, "_open"):
             await self._open.aclose()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -220,14 +219,14 @@ class GlooWeightTransferEngine(_Arriving):
 
     def _receive(self, info: NCCLWeightTransferUpdateInfo) -> list[tuple[str, torch.Tensor]]:
         received = []
-        with ExitStack() as on_failure:
-            # Gloo broadcasts along a tree: members below this one would wait for missing tensors.
-            on_failure.callback(self.shutdown)
+        try:
             for name, dtype, shape in zip(info.names, info.dtype_names, info.shapes, strict=True):
                 tensor = torch.empty(shape, dtype=getattr(torch, dtype))
                 self._group.broadcast(tensor, 0).wait()
                 received.append((name, tensor))
-            on_failure.pop_all()
+        except BaseException:
+            self.shutdown()  # Gloo broadcasts along a tree: members below would wait for missing tensors
+            raise
         return received
 
     def shutdown(self) -> None:

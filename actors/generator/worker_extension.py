@@ -4,7 +4,6 @@ worker already has."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,11 +22,11 @@ class WorkerExtension:
 
     def weights_arrived(self) -> bool:
         """Whether all weights of the current update have arrived. An error ends the update, as in vLLM."""
-        with ExitStack() as on_failure:
-            on_failure.callback(self._end_update)
-            arrived = bool(self.weight_transfer_engine.arrived())
-            on_failure.pop_all()
-        return arrived
+        try:
+            return bool(self.weight_transfer_engine.arrived())
+        except BaseException:
+            self._end_update()
+            raise
 
     def install_adapter(self, settings: Mapping[str, object]) -> int:
         """Install the received adapter and return its number of layers. vLLM's `finish_weight_update` would

@@ -96,7 +96,6 @@ class VerifierPool:
         memory_bytes: int = MEMORY_BYTES,
         sources: Mapping[str, Reward] | None = None,
     ) -> None:
-        self._reward = reward
         self._processes = processes
         self._memory_bytes = memory_bytes
         self._source_rewards: list[SourceRewards] = []
