@@ -24,13 +24,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-ConfigPath = Annotated[
-    str, typer.Argument(help="Configuration: a YAML file, a Serve file, or the name of a preset.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", help="Change one value, e.g. -s rollout.group_size=32. May be repeated."),
-]
+ConfigPath = Annotated[str, typer.Argument(help="A YAML file, a Serve file, or the name of a preset.")]
+SET = "Change one value, e.g. -s rollout.group_size=32. May be repeated."
+Overrides = Annotated[list[str] | None, typer.Option("--set", "-s", help=SET)]
 
 
 def _print_version(asked: bool) -> None:
@@ -56,12 +52,9 @@ def run(
     config: ConfigPath,
     set_: Overrides = None,
     resume: Annotated[bool, typer.Option(help="Resume the run of this name.")] = False,
-    fresh: Annotated[
-        bool, typer.Option(help="Set an older run of this name aside instead of refusing.")
-    ] = False,
+    fresh: Annotated[bool, typer.Option(help="Set an older run of this name aside.")] = False,
     resume_or_start: Annotated[
-        bool,
-        typer.Option(help="Resume the run of this name if there is one: for a job that is queued again."),
+        bool, typer.Option(help="Resume the run of this name if there is one: for requeued jobs.")
     ] = False,
 ) -> None:
     """Train on this machine: starts Redis, Ray, Serve and the learner, and stops them again."""
@@ -91,15 +84,10 @@ def init(
     file: Annotated[Path, typer.Argument(help="Configuration to write.")],
     task: Annotated[
         Literal["math", "mine", "code"],
-        typer.Option(
-            help="mine: problems and a reward of your own, as examples. code: programs, judged by tests."
-        ),
+        typer.Option(help="mine: example problems and an example reward. code: programs, judged by tests."),
     ] = "math",
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder, hub name, GGUF file or `smollm2`; by default one that this machine holds."
-        ),
+        str | None, typer.Option(help="Folder, hub name, GGUF file or `smollm2`; by default one that fits.")
     ] = None,
 ) -> None:
     """Write a commented configuration for this machine that `hora check` accepts and `hora run` trains."""
@@ -114,8 +102,7 @@ def check(
     config: ConfigPath,
     set_: Overrides = None,
     elsewhere: Annotated[
-        bool,
-        typer.Option(help="Check only configuration, model and data: the run is for another machine."),
+        bool, typer.Option(help="Check only configuration, model and data, for another machine.")
     ] = False,
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Also print the tokens, FLOPs and bytes of a step.")
@@ -142,9 +129,7 @@ def monitor(
     page: Annotated[bool, typer.Option("--page", help="Serve the web page instead, without Serve.")] = False,
     host: Annotated[str, typer.Option(help="Address of --page.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of --page.")] = 8080,
-    name: Annotated[
-        list[str] | None, typer.Option(help="A further host name that --page answers to.")
-    ] = None,
+    name: Annotated[list[str] | None, typer.Option(help="Another host name of --page.")] = None,
 ) -> None:
     """Watch a run live: queue, rates, replicas and their weight versions, learner. A run folder also shows
     the final state of a run that has ended."""
@@ -165,9 +150,7 @@ def monitor(
 def redis(
     folder: Annotated[Path, typer.Argument(help="Folder of the data and the password.")],
     host: Annotated[str, typer.Option(help="Address to listen on, with --port.")] = "127.0.0.1",
-    port: Annotated[
-        int | None, typer.Option(help="Port to listen on; by default only a Unix socket in the folder.")
-    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port; by default only a Unix socket.")] = None,
 ) -> None:
     """Start a Redis for `hora train` with a generated password and every write synced. Ctrl-C stops it."""
     from hora_rl.deploy.machine.redis_server import serve_redis
@@ -181,24 +164,17 @@ def redis(
 def evaluate(
     model: Annotated[str, typer.Argument(help="Model or adapter folder, e.g. runs/tiny/model, or hub name.")],
     benchmark: Annotated[
-        str,
-        typer.Option(help="math500, amc23, aime24, aime25, a JSONL file or a hub name; several with commas."),
+        str, typer.Option(help="Names, JSONL files or hub names, with commas.")
     ] = "math500,amc23,aime24,aime25",
     samples: Annotated[int | None, typer.Option(help="N; the paper's for each benchmark by default.")] = None,
     k: Annotated[str | None, typer.Option(help="K of Pass@K, with commas; the paper's by default.")] = None,
     config: Annotated[
         str | None,
-        typer.Option(
-            help="Configuration for prompts, limits and replicas; that of the run whose RUN/model it is, "
-            "else tiny."
-        ),
+        typer.Option(help="Prompts, limits, replicas; by default the run's of RUN/model, or tiny."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of samples and results.")] = Path("evaluations"),
     step: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Optimizer steps behind the weights; by default as the model folder says, or 0."
-        ),
+        int | None, typer.Option(min=0, help="Optimizer steps of the weights; by default the recorded ones.")
     ] = None,
     set_: Overrides = None,
 ) -> None:
@@ -261,18 +237,11 @@ def sample(
 
 @app.command()
 def plan(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help="Counts (JSONL of id, successes, trials, tokens), a run's folder, or a result of `hora "
-            "eval`."
-        ),
-    ],
+    source: Annotated[Path, typer.Argument(help="Counts (JSONL), a run folder, or a result of `hora eval`.")],
     group_size: Annotated[str | None, typer.Option(help="G, several with commas.")] = None,
     pre_rollouts: Annotated[str | None, typer.Option(help="G0, several with commas; 4,8 by default.")] = None,
     rules: Annotated[
-        str | None,
-        typer.Option(help="Rules with commas, a stop behind a slash: hit_utility,hit_utility/hit."),
+        str | None, typer.Option(help="Rules with commas, with a stop: hit_utility,hit_utility/hit.")
     ] = None,
     rounds: Annotated[str, typer.Option(help="Rounds of Phase B, several with commas.")] = "1,4",
     shard: Annotated[
@@ -308,9 +277,7 @@ def stop(run: RunFolder) -> None:
 def export(
     run: RunFolder,
     out: Annotated[Path, typer.Argument(help="Folder to write; must not exist or be empty.")],
-    step: Annotated[
-        int | None, typer.Option(min=0, help="A checkpoint's step; the newest by default.")
-    ] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Checkpoint; the newest by default.")] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Write only the LoRA adapter.")] = False,
 ) -> None:
     """Write a checkpoint's model as a Hugging Face folder. Needs neither a GPU nor a cluster."""

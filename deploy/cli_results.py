@@ -16,13 +16,9 @@ Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 def report(
     runs: Runs,
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
-    compare: Annotated[
-        bool,
-        typer.Option("--compare", help="Show curves and configuration differences in the terminal."),
-    ] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Curves in the terminal.")] = False,
     metric: Annotated[
-        list[str] | None,
-        typer.Option(help="With --compare: a metric of steps.jsonl; may be repeated."),
+        list[str] | None, typer.Option(help="With --compare: a metric of steps.jsonl; may be repeated.")
     ] = None,
     over: Annotated[str, typer.Option(help="With --compare: step, rollouts, tokens or hours.")] = "step",
 ) -> None:

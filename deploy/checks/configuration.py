@@ -28,12 +28,13 @@ from hora_rl.common.reward_names import function_of
 from hora_rl.common.user_code import is_user_function, working_folder
 from hora_rl.common.weights.adapters import check_base, refuse_to_train
 from hora_rl.common.weights.model_files import own_configuration
-from hora_rl.deploy.checks.allocation_size import rounds
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should
 from hora_rl.deploy.checks.machine import gpus, model_gib
 from hora_rl.learner.kernels import check_liger_family, check_liger_here
 from hora_rl.learner.user_advantage import try_advantage
 
+TOKEN_BYTES = 8
+"""A token and its log-prob in a message."""
 OWN_FAULTS = (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 
 
@@ -86,7 +87,6 @@ def names(target: Target) -> Iterator[Finding]:
         f"rule {allocation.rule}, prior {allocation.prior}; {gate if config.gate else 'no warm-up'}; "
         f"success: {success}",
     )
-    yield from rounds(target)
     if allocation.rounds > 1 and allocation.stop == "none" and allocation.rule == "hit_utility":
         yield should(
             False,
@@ -169,6 +169,32 @@ def _check_entropy_target(target: float | None, vocabulary: int | None, path: st
             f"{math.log(vocabulary):.2f} nats, the entropy of a uniform choice from the vocabulary of "
             f"{path}: lower it"
         )
+
+
+def group_size(target: Target) -> Iterator[Finding]:
+    """Warn if one prompt can get a group larger than `queue.max_group_bytes`. Such a group is refused each
+    time it is sampled."""
+    if not target.trains:
+        return
+    config, limit = target.config, target.config.queue.max_group_bytes
+    rollouts = largest_group(config.rollout, config.allocation)
+    each = TOKEN_BYTES * (config.longest - config.rollout.max_prompt_tokens)
+    says = f"{rollouts:,} rollouts of one prompt, at most {rollouts * each / 2**20:,.0f} MiB"
+    yield should(
+        rollouts * each <= limit,
+        "largest group",
+        f"{says}; a message may have {limit / 2**20:,.0f} (queue.max_group_bytes)",
+        "a larger one is refused whenever it comes: set allocation.max_group_size to at most "
+        f"{limit // each:,}, or use more rollout.shards",
+    )
+
+
+def largest_group(rollout: Rollout, allocation: Allocation) -> int:
+    """The most rollouts of one prompt: G0 and all of its shard's Phase B, up to `max_group_size`."""
+    if not allocation.needs_counts:
+        return rollout.group_size
+    whole = rollout.pre_rollouts + rollout.shard_budget
+    return min(whole, allocation.max_group_size or whole)
 
 
 def packages(target: Target) -> Iterator[Finding]:

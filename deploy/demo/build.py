@@ -10,7 +10,6 @@ rollout. On one thread of the same machine and package versions, every build giv
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
@@ -19,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+import typer
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
@@ -39,13 +39,13 @@ Shown = tuple[str, str]
 """A problem and the completion to imitate."""
 
 
-def build(out: str | Path, seed: int = 0, steps: int = STEPS) -> dict[str, object]:
+def build(out: Path, seed: int = 0, steps: int = STEPS) -> None:
     """Train for `steps` steps of 128 worked problems and save a Hugging Face folder to `out`.
 
-    Returns the results of `measure` on held-out problems, also written to `out/measured.json`. Takes about
-    six minutes on one CPU thread. Raises FileExistsError if `out` contains files.
+    Prints the results of `measure` on held-out problems, also written to `out/measured.json`. Takes about six
+    minutes on one CPU thread. Raises FileExistsError if `out` contains files.
     """
-    out = new_folder(Path(out))
+    new_folder(out)
     tokenizer = make_tokenizer(MAX_TOKENS)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -57,15 +57,14 @@ def build(out: str | Path, seed: int = 0, steps: int = STEPS) -> dict[str, objec
         torch.set_num_threads(threads)
     save(model, tokenizer, out)
     (out / "measured.json").write_text(json.dumps(measured, indent=1) + "\n")
-    return measured
+    print(json.dumps(measured, indent=1))
 
 
-def new_folder(out: Path) -> Path:
+def new_folder(out: Path) -> None:
     """Create `out` if needed. Raises FileExistsError if it contains files."""
     if out.is_dir() and any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty: name a new folder")
     out.mkdir(parents=True, exist_ok=True)
-    return out
 
 
 def make_model(
@@ -204,13 +203,5 @@ def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, out: Path)
     tokenizer.save_pretrained(out)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Build the demo model by supervised warm start.")
-    parser.add_argument("out", type=Path, help="new folder for the model")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    print(json.dumps(build(arguments.out, arguments.seed), indent=1))
-
-
 if __name__ == "__main__":
-    main()
+    typer.run(build)

@@ -8,11 +8,11 @@ OUT/held-out.jsonl. Built `deploy/demo/programs`; takes a few minutes on one CPU
 
 from __future__ import annotations
 
-import argparse
 import random
 from pathlib import Path
 
 import torch
+import typer
 
 from hora_rl.deploy.demo import programs_task as programs
 from hora_rl.deploy.demo.build import MAX_TOKENS, imitate, make_model, new_folder, save
@@ -38,13 +38,5 @@ def build(out: Path, seed: int = 0, steps: int = STEPS) -> None:
     save(model, tokenizer, out / "model")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Build the code task: model and data sets.")
-    parser.add_argument("out", type=Path, help="new folder for the task")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    build(arguments.out, arguments.seed)
-
-
 if __name__ == "__main__":
-    main()
+    typer.run(build)

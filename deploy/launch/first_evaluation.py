@@ -16,10 +16,9 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import redis
 from rich.console import Console
@@ -28,8 +27,8 @@ from hora_rl.common.config import Config
 from hora_rl.common.errors import HoraError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
+from hora_rl.deploy.launch.cancellable import Cancellable
 from hora_rl.deploy.launch.evaluation import evaluate_run, is_missing
-from hora_rl.evaluation.evaluate import Counts
 
 HOLD_S, RENEW_S = 120, 10.0
 Up = Callable[[threading.Event], bool]
@@ -41,11 +40,8 @@ class FirstEvaluation:
 
     def __init__(self, config: Config, url: str, run_dir: Path, console: Console, up: Up) -> None:
         self._config, self._url, self._run_dir, self._console = config, url, run_dir, console
-        self._up = up
-        self._over, self._here = threading.Event(), threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[Counts] | None = None
-        self._stopped = self._complete = False
+        self._up, self._sampling = up, Cancellable()
+        self._over, self._complete = threading.Event(), False
         self.error: Exception | None = None
 
     def run(self) -> None:
@@ -54,10 +50,11 @@ class FirstEvaluation:
         try:
             with suppress(asyncio.CancelledError):
                 if self._up(self._over):
-                    evaluate_run(self._config, self._url, self._run_dir, 0, self._console, self._draw)
+                    run = self._sampling.run
+                    evaluate_run(self._config, self._url, self._run_dir, 0, self._console, run)
                     self._complete = True
         except (HoraError, OSError, redis.exceptions.RedisError) as error:
-            if not self._stopped:
+            if not self._sampling.cancelled:
                 self.error = error
                 os.kill(os.getpid(), signal.SIGINT)
         finally:
@@ -68,10 +65,7 @@ class FirstEvaluation:
 
     def close(self) -> None:
         """Stop the evaluation from another thread. Samples are kept."""
-        with self._here:
-            self._stopped = True
-            if self._loop is not None and self._task is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._task.cancel)
+        self._sampling.cancel()
         self._over.set()
 
     def hold(self) -> None:
@@ -81,15 +75,6 @@ class FirstEvaluation:
             client.set(key, 1, ex=HOLD_S)
         if self._complete:
             client.delete(key)
-
-    def _draw(self, sampling: Coroutine[Any, Any, Counts]) -> Counts:
-        with asyncio.Runner() as runner:
-            loop = runner.get_loop()
-            with self._here:
-                self._loop, self._task = loop, loop.create_task(sampling)
-                if self._stopped:
-                    self._task.cancel()
-            return loop.run_until_complete(self._task)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from hora_rl.common.live.state import read_state_async
 from hora_rl.common.live.telemetry import keep_beating, stop_beating
 from hora_rl.common.types import BELOW_TRAINING, Completion, Pinned, Prompt, SamplingRequest
 from hora_rl.deploy.launch.best import promote_best
+from hora_rl.deploy.launch.cancellable import Cancellable
 from hora_rl.deploy.launch.evaluation import (
     about_sampling,
     application_calls,
@@ -98,32 +99,23 @@ class LiveEvaluation:
         self._passed: set[int] = set()  # skipped or failed steps: not tried again
         self._told: set[int] = set()
         self._state: dict[str, Any] = {"state": "starting"}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._stopped, self._here = False, threading.Lock()
+        self._work = Cancellable()
 
     def run(self) -> None:
         """Evaluate until `stop` or an error, which is printed in one line."""
         with suppress(asyncio.CancelledError):
-            asyncio.run(self._main())
+            self._work.run(self._main())
 
     def stop(self) -> None:
         """Stop from another thread."""
-        with self._here:
-            self._stopped = True
-            if self._loop is not None and self._task is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._task.cancel)
+        self._work.cancel()
 
     async def _main(self) -> None:
-        with self._here:
-            if self._stopped:
-                return
-            self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         client = connect_async(self._url)
         self._pins = Pinning(self._config, client, self._say)
         beating = asyncio.create_task(keep_beating(client, self._config.run.name, PART, lambda: self._state))
         try:
-            await self._work(client)
+            await self._evaluate_all(client)
         except (HoraError, OSError, redis.exceptions.RedisError) as error:
             self._say(f"evaluation during training has ended: {error}")
         finally:
@@ -131,14 +123,14 @@ class LiveEvaluation:
             with suppress(redis.exceptions.RedisError):
                 await self._pins.release()
             await client.aclose()
-        while not self._stopped:  # after an error the learner still writes candidates
+        while not self._work.cancelled:  # after an error the learner still writes candidates
             await asyncio.to_thread(self._promote, self._config.learner.steps)
             await asyncio.sleep(POLL_S)
 
-    async def _work(self, client: AsyncRedis) -> None:
+    async def _evaluate_all(self, client: AsyncRedis) -> None:
         problems = await asyncio.to_thread(run_problems, self._config, self._console)
         self._results = read_run_results(self._config.evaluation, self._run_dir)
-        while not self._stopped:  # on Python 3.11 a Redis call may swallow a cancellation
+        while not self._work.cancelled:  # on Python 3.11 a Redis call may swallow a cancellation
             version = await self._version(client)
             step = self._next(version)
             self._promote(version)
@@ -167,7 +159,7 @@ class LiveEvaluation:
         self._forget_newer(step, version)
         self._state = {"state": f"evaluating step {step}", "step": step}
         pinned = await self._pins.hold(step)
-        if self._stopped:
+        if self._work.cancelled:
             return
         watching = asyncio.create_task(self._watch(client, step))
         try:

@@ -14,7 +14,6 @@ from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import changed
-from hora_rl.common.live.telemetry import SILENT_S
 from hora_rl.deploy.app import APP
 from hora_rl.deploy.machine.beside import beside
 from hora_rl.deploy.monitor.reading import read_run
@@ -91,14 +90,7 @@ def _shares(config: Config, client: redis.Redis) -> list[Share]:
         up, stopping = states.get("RUNNING", 0), states.get("STOPPING", 0)
         each = {"CPU": getattr(config, name).cpus, "GPU": gpus if name == "generator" else 0.0}
         found.append(Share(name, sum(states.values()) - stopping, up, each))
-    alive = any(p.silent_s < SILENT_S for p in read_run(client, config.run.name).of("learner"))
+    alive = any(p.alive for p in read_run(client, config.run.name).of("learner"))
     ranks = config.learner.workers
-    return [
-        *found,
-        Share(
-            "learner rank",
-            ranks,
-            ranks * alive,
-            {"CPU": 1.0, "GPU": float(on_gpus) * (config.learner.gpus or 1.0)},
-        ),
-    ]
+    each = {"CPU": 1.0, "GPU": float(on_gpus) * (config.learner.gpus or 1.0)}
+    return [*found, Share("learner rank", ranks, ranks * alive, each)]

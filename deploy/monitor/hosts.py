@@ -73,12 +73,10 @@ def _with_headers(send: Send) -> Send:
 
 
 async def _refuse(send: Send, hosts: Sequence[str]) -> None:
-    detail = (
-        f"this server is not {hosts[0][:100]!r}: ask for it by address or as localhost, or name it in "
-        "telemetry.http_names"
-        if hosts
-        else "the request has no Host header"
-    )
+    detail = "the request has no Host header"
+    if hosts:
+        ask = "ask for it by address or as localhost, or name it in telemetry.http_names"
+        detail = f"this server is not {hosts[0][:100]!r}: {ask}"
     problem = {"type": "about:blank", "title": "Misdirected Request", "status": 421, "detail": detail}
     headers = [(b"content-type", b"application/problem+json"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": 421, "headers": headers})

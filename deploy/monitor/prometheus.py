@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from ray.util.metrics import Counter, Gauge
 
-from hora_rl.common.live.telemetry import SILENT_S
 from hora_rl.deploy.monitor.run_state import Kind, RunState
 
 # name -> (description with unit, tags besides `run`)
@@ -19,58 +18,33 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "hora_queue_capacity_groups": ("Groups the queue holds before producers wait.", ()),
     "hora_queue_oldest_seconds": ("Age of the oldest group in the queue.", ()),
     "hora_step": ("Optimizer steps done.", ()),
-    "hora_step_age_seconds": (
-        "Time since the last optimizer step, the learner's start or the end of a pause, whichever was last.",
-        (),
-    ),
+    "hora_step_age_seconds": ("Time since the last step, the learner's start or the end of a pause.", ()),
     "hora_weight_version": ("Published weight version.", ()),
     "hora_staleness_bound_steps": ("rollout.max_staleness.", ()),
-    "hora_lag_steps": (
-        "Steps between the weights that sampled a token and the last step; up to twice the bound.",
-        ("stat",),
-    ),
+    "hora_lag_steps": ("Steps from the sampling weights to the last step; up to twice the bound.", ("stat",)),
     "hora_reward": ("Mean reward of the last step, by name.", ("name",)),
     "hora_source": (
-        "Figures of the last step by data source, where a run has several: groups, rollouts, tokens, reward, "
-        "success, groups/hit.",
+        "Figures of the last step by data source: groups, rollouts, tokens, reward, success, groups/hit.",
         ("source", "stat"),
     ),
     "hora_entropy_nats": ("Entropy of the policy at the last step.", ()),
     "hora_response_tokens": ("Length of completions at the last step.", ("stat",)),
     "hora_step_seconds": ("Time of the last step, by part.", ("part",)),
-    "hora_phase_a_prompts": (
-        "Prompts by successes in Phase A, since the start; from zero again when the warm-up ends.",
-        ("successes",),
-    ),
-    "hora_phase_b_rollouts": (
-        "Phase B rollouts by successes in Phase A, since the start; from zero again when the warm-up ends.",
-        ("successes",),
-    ),
+    "hora_phase_a_prompts": ("Prompts by successes in Phase A; reset after the warm-up.", ("successes",)),
+    "hora_phase_b_rollouts": ("Phase B rollouts by successes in Phase A; reset likewise.", ("successes",)),
     "hora_pass_at_k": ("Pass@K of the newest evaluation.", ("k",)),
-    "hora_evaluation_version": (
-        "Step of the newest evaluation, and the oldest and newest weight version that it sampled.",
-        ("stat",),
-    ),
+    "hora_evaluation_version": ("Step, and oldest and newest version, of the newest evaluation.", ("stat",)),
     "hora_replica_version": ("Weight version of a generator replica.", ("replica",)),
     "hora_replica_requests": ("Requests of a generator replica.", ("replica", "state")),
     "hora_replica_cache_ratio": ("Used share of a replica's KV cache.", ("replica",)),
-    "hora_replicas_behind": (
-        "Replicas behind by more than the staleness bound, without one that is pinned for an evaluation.",
-        (),
-    ),
+    "hora_replicas_behind": ("Replicas behind by more than the staleness bound, without a pinned one.", ()),
     "hora_replica_pinned": ("1 while a generator replica is pinned for an evaluation.", ("replica",)),
-    "hora_verifier_answers_per_second": ("Answers that a verifier replica judged.", ("replica",)),
+    "hora_verifier_answers_per_second": ("Answers that a verifier replica judges.", ("replica",)),
     "hora_verifier_waiting_answers": ("Answers that wait in a verifier replica.", ("replica",)),
-    "hora_verifier_killed_answers": (
-        "Answers that cost their process, since the replica's start.",
-        ("replica",),
-    ),
+    "hora_verifier_killed_answers": ("Answers whose process was killed, since the start.", ("replica",)),
     "hora_parts_alive": ("Parts seen in the last ten seconds, by kind.", ("kind",)),
     "hora_learner_starving": ("1 while the learner waits for groups a quarter of its time or more.", ()),
-    "hora_weights_disagree": (
-        "1 while generators and learner, or replicas of one version, hold different weights.",
-        (),
-    ),
+    "hora_weights_disagree": ("1 while parts hold different weights of one version.", ()),
     "hora_warning": ("1 while there is a warning of this kind.", ("kind",)),
     "hora_dead_letters": ("Messages that could not be used, since the start.", ()),
     "hora_paused": ("1 while paused by an operator.", ()),
@@ -200,7 +174,7 @@ def _parts(state: RunState) -> Iterator[Value]:
     behind = 0
     for part in state.of("generator"):
         version = part.state.get("version", 0)
-        behind += part.behind(state.version) > state.max_staleness and part.silent_s < SILENT_S
+        behind += part.behind(state.version) > state.max_staleness and part.alive
         yield "hora_replica_version", {"replica": part.name}, version
         yield "hora_replica_pinned", {"replica": part.name}, int("pinned" in part.state)
         yield "hora_replica_cache_ratio", {"replica": part.name}, part.state.get("cache", 0.0)
@@ -213,5 +187,4 @@ def _parts(state: RunState) -> Iterator[Value]:
         yield "hora_verifier_waiting_answers", tags, part.state.get("waiting", 0)
         yield "hora_verifier_killed_answers", tags, part.state.get("killed", 0)
     for kind in ("generator", "verifier", "coordinator", "learner"):
-        alive = sum(p.silent_s < SILENT_S for p in state.of(kind))
-        yield "hora_parts_alive", {"kind": kind}, alive
+        yield "hora_parts_alive", {"kind": kind}, sum(p.alive for p in state.of(kind))

@@ -19,7 +19,7 @@ from hora_rl.common.config import Generator, Learner, WarmUp
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import depth_of
 from hora_rl.common.live.state import SharedState, read_config
-from hora_rl.common.live.telemetry import FLOWS, SILENT_S
+from hora_rl.common.live.telemetry import FLOWS
 from hora_rl.deploy.monitor.balance import KEPT, Split, balance, split_of
 from hora_rl.deploy.monitor.run_state import Gate, Part, RunState
 from hora_rl.deploy.monitor.warnings import warnings
@@ -141,7 +141,7 @@ def _fetch(client: redis.Redis, keys: Keys, now: float) -> _Raw:
 
 def _split(generator: Generator, learner: Learner, state: SharedState, parts: Sequence[Part]) -> Split | None:
     """The split between the sides; None if the number of living generators differs from the configuration."""
-    alive = sum(p.kind == "generator" and p.silent_s < SILENT_S for p in parts)
+    alive = sum(p.kind == "generator" and p.alive for p in parts)
     return split_of(generator, learner, state.device) if alive == generator.replicas else None
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from hora_rl.common.live.telemetry import TELEMETRY
+from hora_rl.common.live.telemetry import SILENT_S, TELEMETRY
 from hora_rl.deploy.monitor.balance import Balance
 from hora_rl.evaluation.phase_b import Share
 
@@ -57,6 +57,11 @@ class Part:
     name: str
     silent_s: float
     state: dict[str, Any]
+
+    @property
+    def alive(self) -> bool:
+        """Whether the last heartbeat is recent."""
+        return self.silent_s < SILENT_S
 
     def behind(self, version: int) -> int:
         """How many versions a generator is behind; 0 if an evaluation pins it or has just released it."""

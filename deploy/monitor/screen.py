@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from hora_rl.common.console import plain_table
-from hora_rl.common.live.telemetry import SILENT_S
 from hora_rl.deploy.monitor.run_state import Part, RunState
 from hora_rl.evaluation.results import span
 
@@ -97,11 +96,8 @@ def _flows(state: RunState, width: int) -> Table:
             flow = f"{what}_{direction}"
             rate = f"{_number(state.rates[flow])}/s"
             table.add_row(f"{what} {direction}", rate, Text(sparkline(state.sparks[flow], spark), colour))
-    ages = (
-        f"oldest group {_span(state.oldest_group_s)}, lag {state.lag['mean']:.2f} mean "
-        f"{state.lag['max']:.0f} max"
-    )
-    table.add_row("age", "", f"{ages} (bound {state.max_staleness})")
+    lag = f"lag {state.lag['mean']:.2f} mean {state.lag['max']:.0f} max (bound {state.max_staleness})"
+    table.add_row("age", "", f"oldest group {_span(state.oldest_group_s)}, {lag}")
     return table
 
 
@@ -203,12 +199,8 @@ def _table(kind: str, names: Sequence[str]) -> Table:
 def _generator(part: Part, state: RunState) -> list[Text]:
     said = part.state
     version = f"v{said.get('version', '?')}" + (" pinned" if "pinned" in said else "")
-    return [
-        Text(version, "red" if _behind(part, state) else ""),
-        Text(str(said.get("running", ""))),
-        Text(str(said.get("waiting", ""))),
-        Text(f"{said.get('cache', 0):.0%}"),
-    ]
+    work = [str(said.get("running", "")), str(said.get("waiting", "")), f"{said.get('cache', 0):.0%}"]
+    return [Text(version, "red" if _behind(part, state) else ""), *map(Text, work)]
 
 
 def _verifier(part: Part, _state: RunState) -> list[Text]:
@@ -226,7 +218,7 @@ def _behind(part: Part, state: RunState) -> bool:
 
 
 def _silent(part: Part, state: RunState) -> bool:
-    return part.silent_s >= SILENT_S and not state.ended
+    return not part.alive and not state.ended
 
 
 def _troubled(part: Part, state: RunState) -> bool:
@@ -261,13 +253,8 @@ def _allocation(state: RunState, width: int) -> Table:
     table.add_row(*(Text(t, "dim") for t in ("c", "prompts", "", "Phase B", "")))
     for s in state.shares:
         a, b = s.prompts or 0.0, s.phase_b or 0.0
-        table.add_row(
-            s.name,
-            f"{a:.1%}",
-            Text("█" * round(a * bar), "cyan"),
-            f"{b:.1%}",
-            Text("█" * round(b * bar), "magenta"),
-        )
+        bars = Text("█" * round(a * bar), "cyan"), Text("█" * round(b * bar), "magenta")
+        table.add_row(s.name, f"{a:.1%}", bars[0], f"{b:.1%}", bars[1])
     return table
 
 

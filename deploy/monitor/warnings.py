@@ -5,7 +5,7 @@ Views show the text; Prometheus, alerts and the page's logic use the kind.
 
 from __future__ import annotations
 
-from hora_rl.common.live.telemetry import SILENT_S, TELEMETRY
+from hora_rl.common.live.telemetry import TELEMETRY
 from hora_rl.deploy.monitor.balance import IDLES, LEAST_S
 from hora_rl.deploy.monitor.run_state import Kind, Part, RunState, Warning
 
@@ -40,7 +40,7 @@ def _foreign(state: RunState) -> list[Warning]:
     kinds: dict[int, set[str]] = {}
     for part in state.parts:
         version = part.state.get("telemetry", 1)
-        if version != TELEMETRY and part.silent_s < SILENT_S:
+        if version != TELEMETRY and part.alive:
             kinds.setdefault(version, set()).add(part.kind)
     return [
         Warning(
@@ -96,7 +96,7 @@ def _silent(state: RunState) -> list[Warning]:
             found += [
                 Warning(Kind.SILENT, f"{kind} {p.name} is silent for {p.silent_s:.0f} s")
                 for p in parts
-                if p.silent_s >= SILENT_S
+                if not p.alive
             ]
     return found
 
@@ -106,7 +106,7 @@ def notices(state: RunState) -> list[Warning]:
     said = [
         Warning(Kind.NOTICE, f"{p.kind} {p.name}: {p.state['notice']}")
         for p in state.parts
-        if _speaks(p) and p.state.get("notice")
+        if p.alive and p.state.get("notice")
     ]
     return _starting(state) + said
 
@@ -189,11 +189,7 @@ def _lacking(state: RunState) -> str:
 
 
 def _alive(state: RunState, kind: str) -> list[Part]:
-    return [p for p in state.of(kind) if _speaks(p)]
-
-
-def _speaks(part: Part) -> bool:
-    return part.silent_s < SILENT_S
+    return [p for p in state.of(kind) if p.alive]
 
 
 def _waits(state: RunState) -> str:

@@ -80,16 +80,12 @@ def _work(found: StepArithmetic, measured: Measured) -> list[Row]:
     """Values that depend only on configuration and shape."""
     lengths = "differs as far as lengths do"
     flops = measured.of("flops")
+    trained = None if flops is None else flops / 1e12
+    without = f"{lengths}; groups without signal cost nothing"
     return [
         Row("Rollouts of a step", "", found.rollouts, measured.of("rollouts")),
         Row("Response tokens of a step", "", found.responses, measured.of("tokens"), lengths),
-        Row(
-            "Model FLOPs of the learner",
-            "TFLOPs",
-            found.flops / 1e12,
-            None if flops is None else flops / 1e12,
-            f"{lengths}; groups without signal cost nothing",
-        ),
+        Row("Model FLOPs of the learner", "TFLOPs", found.flops / 1e12, trained, without),
         Row("Micro-batches of a rank", "", found.micro_batches, measured.of("micro_batches"), lengths),
         Row("A weight update", "bytes", found.published * GIB, measured.of("weights/bytes")),
     ]

@@ -12,7 +12,7 @@ from hora_rl.common.errors import ConfigError
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT
 from hora_rl.deploy.checks import configuration, machine, services
-from hora_rl.deploy.checks.allocation_size import group_size, rounds
+from hora_rl.deploy.checks.configuration import group_size
 from hora_rl.deploy.checks.estimate import ModelShape, checkpoint_gib, host_needs, rank_need
 from hora_rl.deploy.checks.findings import Finding, Target
 from hora_rl.deploy.checks.memory import fits_host, memory
@@ -230,24 +230,6 @@ def test_a_model_folder_without_weights_would_stop_a_run(config: Make, tmp_path:
     (tmp_path / "config.json").write_text("{}")
     [finding] = one(configuration.model, Target(config(model={"path": str(tmp_path)}))).values()
     assert finding.level == "fail"
-
-
-@pytest.mark.parametrize(("prompts", "full"), [(60, False), (120, True)])
-def test_rounds_that_leave_places_of_the_engines_empty_are_said(
-    prompts: int, full: bool, config: Make
-) -> None:
-    one_round = config(rollout={"prompts_per_batch": prompts, "shards": 2})
-    assert list(rounds(Target(one_round))) == []
-    eight = config(
-        rollout={"prompts_per_batch": prompts, "shards": 2, "group_size": 32, "pre_rollouts": 8},
-        allocation={"rounds": 8, "stop": "hit"},
-    )
-    [found] = rounds(Target(eight))
-    at_once = 4 * (prompts // 2 * 24 // 8)
-    assert found.level == "ok"
-    assert f"those of 4 shards in flight ask for at most {at_once} rollouts at once" in found.says
-    assert "the engines have 256 places" in found.says
-    assert ("would keep these full" not in found.says) is full
 
 
 @pytest.mark.parametrize(("tokens", "level"), [(8192, "ok"), (32768, "warn")])
