@@ -32,7 +32,7 @@ PROBLEMS = 64
 
 TEMPLATE = """\
 # A run of HORA on this machine ({machine}).
-#   hora check {file}    what it would do, or the first thing that would stop it
+#   hora check {file}    what the run would use, or the first problem that would stop it
 #   hora run {file}      trains; Ctrl-C stops it, --resume continues
 # docs/reference/configuration.md has every key.
 {note}run:
@@ -44,9 +44,9 @@ data:
 {data}
 rollout:
   prompts_per_batch: {prompts}   # Γ: prompts of one optimizer step
-  group_size: 16          # G: Γ·G rollouts make a batch, whatever the rule
+  group_size: 16          # G: a batch has Γ·G rollouts under every rule
   pre_rollouts: 4         # G0: rollouts of Phase A; the others go where one more is most likely to be a hit
-  shards: 4               # parts of a batch that are allocated on their own, so that they overlap
+  shards: 4               # parts of a batch, allocated separately so that they overlap
   max_staleness: 1        # generation may run one step ahead; 0 is the synchronous algorithm
   max_prompt_tokens: {prompt_tokens}
   max_response_tokens: {response_tokens}
@@ -61,11 +61,11 @@ allocation:
 """
 
 REWARD = '''\
-"""A reward of your own. It runs in a process of its own, once for each completion."""
+"""An example reward. It runs in a separate process, once per completion."""
 
 
 def score(problem: str, completion: str, answer: str) -> float:
-    """1.0 where the completion ends with the answer, else 0.0. Change it to what your task asks for."""
+    """1.0 if the completion ends with the answer, else 0.0. Adapt it to your task."""
     found = completion.replace("</answer>", "").strip()
     return float(found.endswith(answer))
 '''

@@ -52,7 +52,7 @@ def _synced(client: redis.Redis) -> str:
 
 
 def ray_token(target: Target) -> Iterator[Finding]:
-    """Whether only the owner can read Ray's token, which allows to start programs in the cluster."""
+    """Whether only the owner can read Ray's token, which allows starting programs in the cluster."""
     file = token_file()
     if file.is_file():
         exposed = open_to_others(file)

@@ -1,4 +1,4 @@
-"""Permissions of Ray's token file. The token allows to start programs on the cluster, and Ray writes it with
+"""Permissions of Ray's token file. The token allows starting programs on the cluster, and Ray writes it with
 the umask's permissions, readable by all users on most machines."""
 
 from __future__ import annotations
