@@ -25,6 +25,7 @@ from research.study.curve_sources import check_kept, write_stack_curves
 from research.study.loop import check
 from research.study.stack_cells import at_once
 from research.tasks.catalogue import TASKS
+from research.tasks.pretrained import arithmetic
 from tests.support.pages import blocks
 
 GOOD = {
@@ -45,12 +46,12 @@ ON_THE_STACK = ("facts-stack", "facts-stack-sync", "hora-vs-grpo")
 @pytest.fixture
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with every task as `python -m research.tasks.build` makes it, with an untrained model."""
-    for name, make in TASKS.items():
-        for built in (name, f"{name}-again"):
-            task = tmp_path / "tasks" / built
-            task.mkdir(parents=True)
-            (task / "model").symlink_to(ROOT / "deploy" / "demo" / "model")
-            make(0)[0].save(task)
+    made = {f"{name}{again}": make(0)[0] for name, make in TASKS.items() for again in ("", "-again")}
+    for name, task in {**made, "smollm2": arithmetic(0)}.items():
+        folder = tmp_path / "tasks" / name
+        folder.mkdir(parents=True)
+        (folder / "model").symlink_to(ROOT / "deploy" / "demo" / "model")
+        task.save(folder)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
