@@ -30,36 +30,20 @@ def record_step(
     if parts.records is None:
         return
     groups = mine if parts.world == 1 else parts.reader.read_all(step)
-    timing = parts.publisher.timing
+    norm, rate = update.grad_norm, update.learning_rate
     metrics = step_metrics(
-        step,
-        groups,
-        sums,
-        parts.config,
-        ranks=parts.world,
-        grad_norm=update.grad_norm,
-        learning_rate=update.learning_rate,
+        step, groups, sums, parts.config, ranks=parts.world, grad_norm=norm, learning_rate=rate
     )
-    metrics |= times | {
-        "time/gather": timing.gather,
-        "time/transfer": timing.transfer,
-        "time/load": timing.load,
-        "time/checksum": timing.checksum,
-        "time/checkpoint": parts.checkpoints.seconds,  # of the newest, which was after an earlier step
-        "weights/bytes": float(timing.bytes),
-    }
+    metrics |= times | parts.publisher.metrics
+    metrics["time/checkpoint"] = parts.checkpoints.seconds  # of the newest, which was after an earlier step
     metrics["tokens_per_second"] = metrics["tokens"] / max(1e-9, times["time/forward_backward"])
     metrics["flops"] = parts.config.learner.objective.updates_per_batch * sums["packing/flops"]
     metrics["micro_batches"] = sums["packing/micro_batches_max"]
     metrics["mfu"] = _mfu(parts, metrics["flops"], times["time/forward_backward"])
     metrics["applied"] = float(update.applied)
     if metrics.get("drift", 0.0) > parts.config.weights.drift_alarm:
-        log.error(
-            "generator and learner disagree on the same weights",
-            step=step,
-            drift=metrics["drift"],
-            tokens=metrics["drift/tokens"],
-        )
+        found = {"drift": metrics["drift"], "tokens": metrics["drift/tokens"]}
+        log.error("generator and learner disagree on the same weights", step=step, **found)
     metrics |= parts.records.idle()
     known = {k: v for k, v in metrics.items() if not math.isnan(v)}
     parts.records.step(step, trained, known, groups)

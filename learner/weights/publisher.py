@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,18 +35,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 HELD_POLL_S = 0.1
-
-
-@dataclass(slots=True)
-class Timing:
-    """Seconds of the newest publication: the learner's copy, transfer, the longest pause to load, and within
-    such a pause the checksum. All but the first are known one step later. And the bytes of one version."""
-
-    gather: float = 0.0
-    transfer: float = 0.0
-    load: float = 0.0
-    checksum: float = 0.0
-    bytes: int = 0
+METRICS = ("time/gather", "time/transfer", "time/load", "time/checksum", "weights/bytes")
 
 
 class Publisher:
@@ -66,7 +52,8 @@ class Publisher:
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
         self._announced = 0
         self._newest: Snapshot | None = None  # the version that was published last
-        self.timing = Timing()
+        self.metrics = dict.fromkeys(METRICS, 0.0)
+        """Of the newest publication. All but the first and the last are known one step later."""
         self._file = FileTransport(
             run_dir / "weights",
             config.run.name,
@@ -88,11 +75,11 @@ class Publisher:
         began = time.monotonic()
         self._newest = None
         tensors = self._copy.snapshot()
-        self.timing.gather = time.monotonic() - began
-        self.timing.bytes = sum(t.nbytes for _, t in tensors)
+        self.metrics["time/gather"] = time.monotonic() - began
+        self.metrics["weights/bytes"] = float(sum(t.nbytes for _, t in tensors))
         if self._rank == 0:
             self._newest = Snapshot(version, tensors, self._device)
-            self._shipping = self._background.submit(self._when_free, partial(self._bring, self._newest))
+            self._shipping = self._background.submit(self._bring_when_free, self._newest)
 
     def refresh(self) -> None:
         """Bring the newest version to replicas that started after its broadcast, or on a machine that does
@@ -127,21 +114,21 @@ class Publisher:
         self._background.shutdown()
         self._aside.shutdown()
 
-    def _when_free(self, bring: Callable[[], None]) -> None:
-        """`bring` weights to the replicas as soon as no evaluation needs those that they have."""
+    def _bring_when_free(self, weights: Snapshot) -> None:
+        """Bring weights to the replicas as soon as no evaluation needs those that they have."""
         while self._redis.exists(Keys(self._config.run.name).hold):
             time.sleep(HELD_POLL_S)
-        bring()
+        self._bring(weights)
 
     def _bring(self, weights: Snapshot) -> None:
-        if self._group is None:
-            self._ship(weights)
-        else:
-            self._send(self._group, weights)
-
-    def _ship(self, weights: Snapshot) -> None:
-        """Write the file and announce it. A separate thread tells the replicas to load it at once, so a hung
-        replica blocks neither the learner nor the next version."""
+        """Broadcast them; or write the file and announce it. A separate thread tells the replicas to load it
+        at once, so a hung replica blocks neither the learner nor the next version."""
+        if self._group is not None:
+            began = time.monotonic()
+            confirmed = self._group.send(weights)
+            advance(self._redis, self._config.run.name, weights.version)
+            self._loaded(confirmed, time.monotonic() - began)
+            return
         manifest = self._file.write(weights)
         self._file.announce(manifest)
         self._announced = manifest.version
@@ -158,16 +145,11 @@ class Publisher:
         announce(self._redis, manifest)
         advance(self._redis, self._config.run.name, manifest.version)
 
-    def _send(self, group: TransferGroup, weights: Snapshot) -> None:
-        began = time.monotonic()
-        confirmed = group.send(weights)
-        advance(self._redis, self._config.run.name, weights.version)
-        self._loaded(confirmed, time.monotonic() - began)
-
     def _loaded(self, confirmed: list[Confirmation], seconds: float) -> None:
-        self.timing.load = max((c["pause_s"] for c in confirmed), default=0.0)
-        self.timing.checksum = max((c["checksum_s"] for c in confirmed), default=0.0)
-        self.timing.transfer = max(0.0, seconds - self.timing.load)
+        pause = max((c["pause_s"] for c in confirmed), default=0.0)
+        self.metrics["time/load"] = pause
+        self.metrics["time/checksum"] = max((c["checksum_s"] for c in confirmed), default=0.0)
+        self.metrics["time/transfer"] = max(0.0, seconds - pause)
 
 
 def _log_failed_push(push: Future[None]) -> None:

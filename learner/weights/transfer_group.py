@@ -27,13 +27,16 @@ from ray.exceptions import RayError
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
 from hora_rl.common.config import Config
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.telemetry import beats
 from hora_rl.learner.weights.broadcast import BroadcastClient, Confirmation
 from hora_rl.learner.weights.group_engines import ENGINES, Meeting
 from hora_rl.learner.weights.host_copy import Snapshot
-from hora_rl.learner.weights.lagging import Lagging
 
 log = structlog.get_logger(__name__)
 ATTEMPTS = 3
+RESEND_S = 5.0  # shortest time between two sendings of one version
+LAG_S = 1.0  # difference of clocks of two machines
 # A replica that dies after the roll call makes the others wait this long, and they do not decode meanwhile.
 JOIN_S = 30.0
 
@@ -88,7 +91,8 @@ class TransferGroup:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._config, self._broadcast = config, broadcast
-        self._lagging = Lagging(config.run.name, config.learner.steps, client, clock)
+        self._redis, self._clock = client, clock
+        self._sent_at = 0.0
         self._limit = config.weights.update_limit_s
         self._nccl = config.weights.transport == "nccl"
         self._engine: Any = None
@@ -111,12 +115,20 @@ class TransferGroup:
                     "a broadcast broke off", version=weights.version, attempt=attempt, error=str(error)[:300]
                 )
         # Replicas that still hold less are sent it again while the learner waits for their rollouts.
-        self._lagging.sent()
+        self._sent_at = self._clock()
         return confirmed
 
     def is_behind(self, version: int) -> bool:
         """Whether a replica with a heartbeat since the last broadcast holds less than `version`."""
-        return self._lagging.behind(version)
+        if self._clock() < self._sent_at + RESEND_S:
+            return False
+        replicas = beats(self._redis.hgetall(Keys(self._config.run.name).parts), "generator")
+        due = [r for r in replicas if self._is_last(version) or "pinned" not in r]
+        return any(r["version"] < version for r in due if r["seen"] > self._sent_at + LAG_S)
+
+    def _is_last(self, version: int) -> bool:
+        """Whether no version follows. It ends every pin, because nobody could send it later."""
+        return version >= self._config.learner.steps
 
     @contextmanager
     def _over_nccl(self, weights: Snapshot) -> Iterator[None]:
@@ -131,7 +143,7 @@ class TransferGroup:
     def _lacking(self, version: int) -> tuple[str, ...]:
         """The running replicas that hold less and may take it. A learner that repeats steps after a crash
         must not take the others back to an older version."""
-        held = self._broadcast.roll_call(version, pinned=self._lagging.is_last(version))
+        held = self._broadcast.roll_call(version, pinned=self._is_last(version))
         return tuple(sorted(name for name, of in held.items() if of < version))
 
     def _send(self, weights: Snapshot, members: tuple[str, ...]) -> list[Confirmation]:
@@ -165,20 +177,18 @@ class TransferGroup:
             self._engine = None
 
 
-class _watchdog:
+@contextmanager
+def _watchdog(limit_s: float, what: str) -> Iterator[None]:
     """End the process when the block takes longer than `limit_s`."""
 
-    def __init__(self, limit_s: float, what: str) -> None:
-        self._timer = threading.Timer(limit_s, self._end)
-        self._what = what
-
-    def __enter__(self) -> None:
-        self._timer.daemon = True
-        self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def _end(self) -> None:
-        log.error("deadline passed; this rank ends and restarts from its checkpoint", what=self._what)
+    def end() -> None:
+        log.error("deadline passed; this rank ends and restarts from its checkpoint", what=what)
         os._exit(1)
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -12,7 +12,7 @@ from hora_rl.learner.checkpoint import Checkpoints
 from hora_rl.learner.engine import load_model
 from hora_rl.learner.flops import Shape
 from hora_rl.learner.lora import IDENTITY, add_adapter, check_identity, merge, without_adapter, write_adapter
-from hora_rl.learner.weights.file_names import differ
+from hora_rl.learner.weights.host_copy import differ
 from tests.learner.test_checkpoint import Weights
 from tests.support.adapters import policy_with_adapter, published
 from tests.support.families import glm4_moe
@@ -101,7 +101,9 @@ def test_a_run_does_not_start_from_an_adapter() -> None:
 def checkpoint(folder: Path, *overrides: str) -> Path:
     """A checkpoint as a run of this configuration writes it, but for DeepSpeed's part."""
     config = load("tiny", ["run.name=c", *overrides])
-    Checkpoints(config, folder, rank=0, world=1).save(Weights(), 2)  # type: ignore[arg-type]
+    checkpoints = Checkpoints(config, folder, rank=0, world=1)
+    checkpoints.begin(Weights(), 2)  # type: ignore[arg-type]
+    checkpoints.finished(wait=True)
     return folder / "checkpoints" / "step-00000002"
 
 
