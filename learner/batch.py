@@ -17,7 +17,6 @@ from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.packing import bins
 from hora_rl.learner.prefixes import Row, length
 from hora_rl.learner.sample import Sample
-from hora_rl.learner.totals import Totals
 from hora_rl.learner.turns import sequences
 
 
@@ -46,25 +45,18 @@ class MicroBatch:
         return replace(self, **{name: v.to(device) for name, v in values.items() if v is not None})
 
 
-def samples_at(
-    groups: list[Group], estimator: Estimator, prompts_per_batch: int, step: int, totals: Totals | None = None
-) -> list[Sample]:
-    """The samples of `groups` for step `step`. `totals` are sums over all ranks' groups; without them these
-    are all."""
-    if estimator.objective.over_batch:
-        estimator = replace(estimator, totals=totals or estimator.sums(groups))
-    return samples_of(groups, estimator, prompts_per_batch, version=step)
-
-
 def samples_of(
-    groups: Iterable[Group], estimator: Estimator, prompts_per_batch: int, version: int
+    groups: Sequence[Group], estimator: Estimator, prompts_per_batch: int, version: int
 ) -> list[Sample]:
-    """Samples of the groups, in their order. `version` is that of the weights the step starts from.
+    """Samples of the groups, in their order. `version` is that of the weights the step starts from. An
+    estimator that needs totals and has none gets those of `groups`.
 
     Rollouts whose advantage is zero teach nothing and are left out, unless a term without advantage acts on
     them too.
     """
-    objective, samples = estimator.objective, []
+    objective, samples = estimator.objective, list[Sample]()
+    if objective.over_batch and estimator.totals is None:
+        estimator = replace(estimator, totals=estimator.sums(groups))
     every = objective.kl > 0.0 or objective.rewards_entropy
     for group in groups:
         for rollout, a in zip(group.rollouts, estimator.advantages(group), strict=True):
@@ -94,23 +86,10 @@ def _samples(group: Group, rollout: Rollout, advantage: float, scale: float, ver
     match = np.zeros(len(rollout.tokens), dtype=bool)
     for span in rollout.spans:
         match[span.start : span.end] = span.version == version
-    if not rollout.turns:
-        return [Sample(group.prompt_tokens, rollout.tokens, rollout.logprobs, advantage, scale, match)]
-    samples = []
-    for sequence in sequences(group.prompt_tokens, rollout):
-        own = slice(sequence.start, sequence.start + len(sequence.places))
-        samples.append(
-            Sample(
-                prompt=sequence.prompt,
-                tokens=sequence.tokens,
-                logprobs=rollout.logprobs[own],
-                advantage=advantage,
-                scale=scale,
-                match=match[own],
-                places=sequence.places,
-            )
-        )
-    return samples
+    return [
+        Sample(s.prompt, s.tokens, rollout.logprobs[s.span], advantage, scale, match[s.span], s.places)
+        for s in sequences(group.prompt_tokens, rollout)
+    ]
 
 
 def micro_batches(rows: Sequence[Row], budget: int) -> tuple[list[MicroBatch], dict[str, float]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hora_rl.common.config import Learner
-from hora_rl.learner.origin import step_of
+from hora_rl.learner.origin import step_of, steps_in
 
 BEST = "best"
 CANDIDATES = "candidates"
@@ -27,9 +27,8 @@ def candidate(run_dir: Path, step: int) -> Path:
 
 
 def candidates_in(run_dir: Path) -> dict[int, Path]:
-    """The candidates that are whole, by step."""
-    named = ((p.name.removeprefix("step-"), p) for p in (run_dir / CANDIDATES).glob("step-*"))
-    return {int(step): path for step, path in named if step.isdecimal()}
+    """The complete candidates, by step."""
+    return steps_in(run_dir / CANDIDATES)
 
 
 def best_step(run_dir: Path) -> int | None:

@@ -21,7 +21,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import structlog
 import torch
@@ -41,21 +40,14 @@ from hora_rl.learner.manifest import (
     read_manifest,
     read_secret,
 )
+from hora_rl.learner.origin import steps_in
+from hora_rl.learner.totals import T, gathered
 
 log = structlog.get_logger(__name__)
-T = TypeVar("T")
 TAG = "state"
 SEEN_S = 90.0  # NFS caches a folder for up to a minute
 WRITER = re.compile(r"(?:pp_rank_|random-)(\d+)[_.]")
 """In the name of a file that one rank writes; rank 0 writes all others."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """What a rank writes: DeepSpeed's files, and its random state."""
-
-    write: Callable[[], None]
-    random: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +57,6 @@ class _Written:
 
     digests: dict[str, tuple[int, str]]
     troubles: dict[int, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Writing:
-    step: int
-    folder: Path
-    written: Future[_Written]
 
 
 class Checkpoints:
@@ -84,7 +69,7 @@ class Checkpoints:
         self._verified: set[int] = set()  # read back after they were written
         self.refused: list[str] = []
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._writing: _Writing | None = None
+        self._writing: tuple[int, Future[_Written]] | None = None  # step
         self.seconds = 0.0
         """How long the newest kept the step."""
         if rank == 0:
@@ -95,18 +80,11 @@ class Checkpoints:
 
     def newest(self) -> int:
         """Step of the newest checkpoint that this machine sees; 0 when there is none."""
-        return max(checkpoints_in(self._folder), default=0)
-
-    def save(self, engine: Engine, step: int) -> int:
-        """`begin`, and wait until it is durable."""
-        self.begin(engine, step)
-        needed_from = self.finished(wait=True)
-        assert needed_from is not None
-        return needed_from
+        return max(steps_in(self._folder), default=0)
 
     def begin(self, engine: Engine, step: int) -> None:
         """Take the state after `step` steps and have it written aside. No other may be under way."""
-        began, folder = time.monotonic(), self._folder / f"partial-{step:08d}"
+        began, folder = time.monotonic(), self._partial(step)
         assert self._writing is None
         if self._rank == 0:
             # Left by a learner that died while it wrote or deleted a checkpoint.
@@ -117,9 +95,9 @@ class Checkpoints:
                 (folder / IDENTITY).write_text(json.dumps(identity(self._config.model.path, lora)))
         self._barrier()
         older = [s for s in self._there() if s < step and s not in self._verified]
-        files = _Files(engine.save(folder, TAG), torch.get_rng_state())
         look = older[: self._config.learner.keep_checkpoints - 1]
-        self._writing = _Writing(step, folder, self._aside.submit(self._write, files, folder, look))
+        job = self._aside.submit(self._write, folder, engine.save(folder, TAG), torch.get_rng_state(), look)
+        self._writing = step, job
         self.seconds = time.monotonic() - began
 
     def finished(self, *, wait: bool = False) -> int | None:
@@ -129,15 +107,15 @@ class Checkpoints:
 
         Each kept checkpoint was compared with its manifest once more, while the one after it was written.
         """
-        if self._writing is None or not all(self._gather(wait or self._writing.written.done())):
+        if self._writing is None or not all(self._gather(wait or self._writing[1].done())):
             return None
-        writing, self._writing = self._writing, None
-        own = writing.written.result()
+        (step, job), self._writing = self._writing, None
+        own = job.result()
         written = self._gather(own)
         if self._rank == 0:
             files = {name: found for of_rank in written for name, found in of_rank.digests.items()}
-            folder, place = writing.folder, self._of(writing.step)
-            Manifest(self._config.run.name, writing.step, self._world, files).write(folder, self._secret)
+            folder, place = self._partial(step), self._of(step)
+            Manifest(self._config.run.name, step, self._world, files).write(folder, self._secret)
             sync(folder / NAME, folder)
             if place.exists():  # groups may have been let go for what it contains: it stays
                 self._remove(folder)
@@ -145,17 +123,19 @@ class Checkpoints:
                 folder.rename(place)
             sync(self._folder)
         looked = {
-            step: next((w.troubles[step] for w in written if w.troubles[step]), "") for step in own.troubles
+            old: next((w.troubles[old] for w in written if w.troubles[old]), "") for old in own.troubles
         }
-        return self._prune(writing.step, looked)
+        return self._prune(step, looked)
 
     def close(self) -> None:
         self._aside.shutdown()
 
-    def _write(self, files: _Files, folder: Path, look: list[int]) -> _Written:
+    def _write(
+        self, folder: Path, write: Callable[[], None], random: torch.Tensor, look: list[int]
+    ) -> _Written:
         """This rank's part, on a thread: no collective. Also reads its share of the checkpoints `look`."""
-        files.write()
-        torch.save({"cpu": files.random}, folder / f"random-{self._rank}.pt")
+        write()
+        torch.save({"cpu": random}, folder / f"random-{self._rank}.pt")
         sync_tree(folder)  # by every rank: a machine has only its own writes to sync
         digests = self._own_digests(folder)
         return _Written(digests, {step: _refusal(partial(self._read_share, step)) for step in look})
@@ -192,7 +172,7 @@ class Checkpoints:
 
     def _there(self) -> list[int]:
         """The steps of the checkpoints that rank 0 sees, the newest first."""
-        return self._gather(sorted(checkpoints_in(self._folder), reverse=True))[0]
+        return self._gather(sorted(steps_in(self._folder), reverse=True))[0]
 
     def _prune(self, newest: int, looked: Mapping[int, str]) -> int:
         """Keep the newest learner.keep_checkpoints that match their manifests. Returns the step of the oldest
@@ -258,6 +238,9 @@ class Checkpoints:
     def _of(self, step: int) -> Path:
         return self._folder / f"step-{step:08d}"
 
+    def _partial(self, step: int) -> Path:
+        return self._folder / f"partial-{step:08d}"
+
     def _wait_for(self, file: Path, what: str) -> None:
         """Files that another machine wrote to a shared disk may become visible some seconds later."""
         deadline = time.monotonic() + SEEN_S
@@ -271,22 +254,11 @@ class Checkpoints:
             time.sleep(0.5)
 
     def _gather(self, value: T) -> list[T]:
-        """Every rank's value, in rank order."""
-        if self._world == 1:
-            return [value]
-        every: list[T] = [value] * self._world
-        torch.distributed.all_gather_object(every, value)
-        return every
+        return gathered(value, self._world)
 
     def _barrier(self) -> None:
         if self._world > 1:
             torch.distributed.barrier()
-
-
-def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """The checkpoints of a run that were not set aside, by step."""
-    named = ((path.name.removeprefix("step-"), path) for path in folder.glob("step-*"))
-    return {int(step): path for step, path in named if step.isdecimal()}
 
 
 def _refusal(look: Callable[[], object]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hora_rl.common.config import Objective
+from hora_rl.learner.totals import gathered
 
 
 class EntropyControl:
@@ -50,18 +51,6 @@ class EntropyControl:
 def threshold(entropies: Sequence[torch.Tensor], share: float, world: int) -> float:
     """The entropy that `share` of all ranks' tokens reach: their (1 - share) quantile. A collective where
     `world` > 1."""
-    own = torch.cat(list(entropies)).float()
-    every = own if world == 1 else _gathered(own, world)
-    return float(np.quantile(every.cpu().numpy(), 1.0 - share)) if len(every) else 0.0
-
-
-def _gathered(own: torch.Tensor, world: int) -> torch.Tensor:
-    """Every rank's values, one after the other; ranks have different numbers of them."""
-    counts = torch.zeros(world, dtype=torch.int64, device=own.device)
-    counts[torch.distributed.get_rank()] = len(own)
-    torch.distributed.all_reduce(counts)
-    padded = torch.zeros(int(counts.max()), device=own.device)
-    padded[: len(own)] = own
-    parts = [torch.empty_like(padded) for _ in range(world)]
-    torch.distributed.all_gather(parts, padded)
-    return torch.cat([part[:n] for part, n in zip(parts, counts.tolist(), strict=True)])
+    own = torch.cat(list(entropies)).float().cpu().numpy()
+    every = np.concatenate(gathered(own, world))
+    return float(np.quantile(every, 1.0 - share)) if len(every) else 0.0

@@ -10,26 +10,27 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from hora_rl.common.config import Config, Model
+from hora_rl.common.config import Config, Lora
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.files import sync_tree
 from hora_rl.common.weights.adapter_names import PARAMETER, published_name
 from hora_rl.common.weights.model_files import weights_digest
-from hora_rl.learner.checkpoint import TAG, checkpoints_in
+from hora_rl.learner.checkpoint import TAG
 from hora_rl.learner.engine import DTYPES, Engine, load_model
 from hora_rl.learner.lora import merge, write_adapter
 from hora_rl.learner.manifest import Refused, read_secret, verified
-from hora_rl.learner.origin import write_origin
+from hora_rl.learner.origin import steps_in, write_origin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Tensors = Mapping[str, torch.Tensor]
 OF_ENGINE = "hf."
 """What a checkpoint's names begin with: the engine holds the policy as `hf`."""
 
@@ -39,16 +40,15 @@ def export(
 ) -> None:
     """Write the engine's policy, which is that after `step` steps, to `folder`, and with `learner.lora` its
     adapter to the folder `adapter` if one is named. A collective; rank 0 writes, whole or not at all."""
-    tensors = dict(engine.gathered()) if rank == 0 else {name: None for name, _ in engine.gathered()}
+    tensors = {name: tensor for name, tensor in engine.gathered() if rank == 0}
     if rank != 0:
         return
-    if config.learner.lora is None:
-        _write(engine.hf, tensors, config.model, config.run.name, step, folder)
+    if (lora := config.learner.lora) is None:
+        _write(engine.hf, tensors, config, step, folder)
         return
-    whole = {name: t for name, t in tensors.items() if t is not None}
     if adapter is not None:
-        _write_adapter(whole, config, step, adapter)
-    _write_merged(whole, config, step, folder)
+        _write_adapter(tensors, lora, config, step, adapter)
+    _write_merged(tensors, lora, config, step, folder)
 
 
 def export_checkpoint(
@@ -68,17 +68,13 @@ def export_checkpoint(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder}: exists and is not empty; choose another folder")
     chosen, weights = checkpoint_weights(run_dir, config.run.name, step)
-    if config.learner.lora is not None:
-        tensors = {
-            published_name(name): t.to(DTYPES[config.model.dtype])
-            for name, t in weights.items()
-            if PARAMETER.match(name)
-        }
-        (_write_adapter if adapter else _write_merged)(tensors, config, chosen, folder)
+    weights = {name: t.to(DTYPES[config.model.dtype]) for name, t in weights.items()}
+    if (lora := config.learner.lora) is not None:
+        tensors = {published_name(name): t for name, t in weights.items() if PARAMETER.match(name)}
+        (_write_adapter if adapter else _write_merged)(tensors, lora, config, chosen, folder)
         return chosen
     model = load_model(config.model, config.learner, attention="sdpa")  # only for its names and shapes
-    named = {name: weights[name].to(DTYPES[config.model.dtype]) for name, _ in model.named_parameters()}
-    _write(model, named, config.model, config.run.name, chosen, folder)
+    _write(model, {name: weights[name] for name, _ in model.named_parameters()}, config, chosen, folder)
     return chosen
 
 
@@ -88,7 +84,7 @@ def checkpoint_weights(run_dir: Path, run: str, step: int | None) -> tuple[int, 
     Raises RunError when it is missing or was changed. DeepSpeed's state contains pickles, so nothing is
     loaded before the manifest is verified.
     """
-    found = checkpoints_in(run_dir / "checkpoints")
+    found = steps_in(run_dir / "checkpoints")
     if not found:
         raise RunError(
             f"{run_dir}: has no checkpoint yet (learner.checkpoint_every says when one is written)"
@@ -127,42 +123,27 @@ def _weights(state: Path) -> dict[str, torch.Tensor]:
         )
 
 
-def _write_merged(tensors: Mapping[str, torch.Tensor], config: Config, step: int, folder: Path) -> None:
-    lora = config.learner.lora
-    assert lora is not None
+def _write_merged(tensors: Tensors, lora: Lora, config: Config, step: int, folder: Path) -> None:
     model = load_model(config.model, config.learner, attention="sdpa")
     merge(model, tensors, lora.scale)
-    _write(model, dict(model.named_parameters()), config.model, config.run.name, step, folder)
+    _write(model, dict(model.named_parameters()), config, step, folder)
 
 
-def _write_adapter(tensors: Mapping[str, torch.Tensor], config: Config, step: int, folder: Path) -> None:
-    lora = config.learner.lora
-    assert lora is not None
-    partial = _partial(folder)
-    partial.mkdir(parents=True)
+def _write_adapter(tensors: Tensors, lora: Lora, config: Config, step: int, folder: Path) -> None:
     base = config.model.path
-    write_adapter(partial, tensors, base, lora)
-    _finish(partial, config.run.name, step, folder, weights_digest(Path(base)))
+    with _complete(folder, config.run.name, step, weights_digest(Path(base))) as partial:
+        write_adapter(partial, tensors, base, lora)
 
 
-def _write(
-    hf: PreTrainedModel,
-    tensors: Mapping[str, torch.Tensor | None],
-    model: Model,
-    run: str,
-    step: int,
-    folder: Path,
-) -> None:
+def _write(hf: PreTrainedModel, tensors: Tensors, config: Config, step: int, folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    partial = _partial(folder)
-    hf.save_pretrained(partial, state_dict={**tensors, **_buffers(hf)})
-    trusted = model.trust_remote_code
-    AutoTokenizer.from_pretrained(model.path, trust_remote_code=trusted).save_pretrained(partial)
-    generation = Path(model.path) / "generation_config.json"
-    if generation.is_file():
-        shutil.copy(generation, partial / "generation_config.json")
-    _finish(partial, run, step, folder)
+    path, trusted = config.model.path, config.model.trust_remote_code
+    with _complete(folder, config.run.name, step) as partial:
+        hf.save_pretrained(partial, state_dict={**tensors, **_buffers(hf)})
+        AutoTokenizer.from_pretrained(path, trust_remote_code=trusted).save_pretrained(partial)
+        if (generation := Path(path) / "generation_config.json").is_file():
+            shutil.copy(generation, partial)
 
 
 def _buffers(hf: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -172,13 +153,13 @@ def _buffers(hf: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: t.detach().cpu() for name, t in hf.state_dict().items() if name not in parameters}
 
 
-def _partial(folder: Path) -> Path:
+@contextlib.contextmanager
+def _complete(folder: Path, run: str, step: int, base: str | None = None) -> Iterator[Path]:
+    """A folder to write into, which replaces `folder` at the end of the block: complete or not at all."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    return partial
-
-
-def _finish(partial: Path, run: str, step: int, folder: Path, base: str | None = None) -> None:
+    partial.mkdir(parents=True)
+    yield partial
     write_origin(partial, run, step, base)
     sync_tree(partial)
     shutil.rmtree(folder, ignore_errors=True)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
+from types import MappingProxyType
 
 import redis
 
@@ -28,37 +28,28 @@ from hora_rl.common.live.telemetry import LEADER, Heartbeat
 from hora_rl.common.types import Group
 from hora_rl.common.wire import decode_group
 from hora_rl.learner.admission import Foreign, Vocabulary, admitted
+from hora_rl.learner.packing import spread
 
 POLL_S = 0.05
 CLAIM_S = 0.5
 
 
-@dataclass(slots=True)
-class GroupCache(Mapping[str, Group]):
+class GroupCache(dict[str, Group]):
     """Groups by entry, at most `limit` bytes of messages. A group that does not fit is read again when it is
     needed."""
 
-    limit: int
-    _groups: dict[str, tuple[Group, int]] = field(default_factory=dict)
-    _bytes: int = 0
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit, self._sizes = limit, dict[str, int]()
 
     def add(self, entry: str, group: Group, size: int) -> None:
-        if self._bytes + size <= self.limit:
-            self._groups[entry] = (group, size)
-            self._bytes += size
+        if sum(self._sizes.values()) + size <= self._limit:
+            self[entry], self._sizes[entry] = group, size
 
     def drop(self, entries: Iterable[str]) -> None:
         for entry in entries:
-            self._bytes -= self._groups.pop(entry, (None, 0))[1]
-
-    def __getitem__(self, entry: str) -> Group:
-        return self._groups[entry][0]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._groups)
-
-    def __len__(self) -> int:
-        return len(self._groups)
+            self.pop(entry, None)
+            self._sizes.pop(entry, None)
 
 
 class Planner:
@@ -229,10 +220,9 @@ class Reader:
         config: Config,
         rank: int,
         world: int,
-        kept: Mapping[str, Group] | None = None,
+        kept: Mapping[str, Group] = MappingProxyType({}),
     ) -> None:
-        self._config, self._rank, self._world = config, rank, world
-        self._kept = {} if kept is None else kept
+        self._config, self._rank, self._world, self._kept = config, rank, world, kept
         self._redis = client
         self._ledger = Ledger(client, config.run.name)
         self._consumer = Consumer(client, config.run.name, config.queue)
@@ -271,13 +261,7 @@ class Reader:
 def divide(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
     """Whole groups over ranks, balanced by cost: the largest first, each to the rank with the least.
     Deterministic, so all ranks agree; within a rank the ledger's order is kept."""
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
-    for i in sorted(range(len(rows)), key=lambda i: (-rows[i].cost, i)):
-        rank = loads.index(min(loads))
-        shares[rank].append(i)
-        loads[rank] += rows[i].cost
-    return [[rows[i] for i in sorted(share)] for share in shares]
+    return [[rows[i] for i in share] for share in spread([r.cost for r in rows], ranks)]
 
 
 def wait_while_held(client: redis.Redis, run: str, heart: Heartbeat) -> None:

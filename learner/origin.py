@@ -1,5 +1,5 @@
-"""Where an exported model folder comes from: `hora.json` beside its weights, for those who measure it
-later."""
+"""Weights in folders: which steps a run has, and `hora.json` beside exported weights, which says where they
+come from."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ def write_origin(folder: Path, run: str, step: int, base_weights: str | None = N
     which base."""
     about = {"run": run, "step": step, **({"base_weights": base_weights} if base_weights else {})}
     (folder / ORIGIN).write_text(json.dumps(about) + "\n")
+
+
+def steps_in(folder: Path) -> dict[int, Path]:
+    """The folders `step-*` in `folder`, by step; partial and refused ones have other names."""
+    named = ((path.name.removeprefix("step-"), path) for path in folder.glob("step-*"))
+    return {int(step): path for step, path in named if step.isdecimal()}
 
 
 def step_of(model: str) -> int | None:

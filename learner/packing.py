@@ -1,4 +1,5 @@
-"""Cut rows of unequal length into micro-batches of a token budget. Pure and deterministic.
+"""Cut rows of unequal length into micro-batches of a token budget, and spread costs evenly. Pure and
+deterministic.
 
 Near-equal lengths lie side by side, padded at the right: causal attention never looks there, and it costs as
 much as for each row alone.
@@ -31,3 +32,15 @@ def bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
         found[-1].append(i)
         tokens += lengths[i]
     return found
+
+
+def spread(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Indices of `sizes` in `count` parts of about equal sums: the largest first, each to the smallest part.
+    Indices rise within a part."""
+    parts: list[list[int]] = [[] for _ in range(count)]
+    sums = [0] * count
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        part = sums.index(min(sums))
+        parts[part].append(i)
+        sums[part] += sizes[i]
+    return [sorted(part) for part in parts]

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hora_rl.learner.packing import spread
 from hora_rl.learner.sample import Sample
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def divide(prompt: int, completions: Sequence[int], budget: int, even: float) ->
     total = sum(completions)
     count = max(1, round(total / math.sqrt(prompt * (prompt + even))))
     while count < len(completions):
-        rows = _spread(completions, count)
+        rows = spread(completions, count)
         widths = [prompt + sum(completions[i] for i in row) for row in rows]
         if max(widths) <= budget:
             shared = sum(w * (even + w) for w in widths)
@@ -82,17 +83,6 @@ def divide(prompt: int, completions: Sequence[int], budget: int, even: float) ->
             return rows if shared <= (1.0 - SAVING) * single else alone
         count += 1
     return alone
-
-
-def _spread(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Indices in `count` parts of about equal sums: the largest first, each to the smallest part."""
-    parts: list[list[int]] = [[] for _ in range(count)]
-    sums = [0] * count
-    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        part = sums.index(min(sums))
-        parts[part].append(i)
-        sums[part] += sizes[i]
-    return [sorted(part) for part in parts]
 
 
 def mask_of(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

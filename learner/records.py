@@ -98,14 +98,10 @@ def log_evaluation(config: Config, run_dir: Path, version: int, values: Mapping[
 def records_of(step: int, mine: Sequence[Group], config: Config, world: int) -> list[GroupRecord]:
     """One record for each group that step `step` was trained on, from the rank that trained on it,
     independent of the ledger. `mine` are this rank's; every rank calls this and gets all of them."""
-    own = [group_record(step, g, config) for g in mine]
-    if world == 1:
-        return own
-    import torch
+    from hora_rl.learner.totals import gathered  # torch, and the launcher needs none
 
-    every: list[list[GroupRecord]] = [[] for _ in range(world)]
-    torch.distributed.all_gather_object(every, own)
-    return [record for records in every for record in records]
+    own = [group_record(step, g, config) for g in mine]
+    return [record for records in gathered(own, world) for record in records]
 
 
 def group_record(step: int, group: Group, config: Config) -> GroupRecord:

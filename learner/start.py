@@ -18,7 +18,7 @@ from hora_rl.common.live.state import changed
 from hora_rl.common.live.telemetry import Heartbeat
 from hora_rl.common.types import Group
 from hora_rl.learner.admission import Vocabulary
-from hora_rl.learner.batch import samples_at
+from hora_rl.learner.batch import samples_of
 from hora_rl.learner.checkpoint import Checkpoints
 from hora_rl.learner.drift import Drift
 from hora_rl.learner.engine import Engine
@@ -50,30 +50,18 @@ def prepare(
     starting("the newest checkpoint to be verified and loaded")
     checkpoints = Checkpoints(config, run_dir, rank, world)
     start = checkpoints.restore(engine)
-    if notices := [*_refused(checkpoints, start), *_unshared(engine)]:
-        heart.note("; ".join(notices))
+    if notices := "; ".join(_notices(checkpoints.refused, start, engine.unshared)):
+        heart.note(notices)
     publisher = Publisher(config, engine, client, run_dir, rank)
     planner, records = (
         _plan_and_records(config, client, engine, run_dir, start) if rank == 0 else (None, None)
     )
     reader = Reader(client, config, rank, world, planner.kept if planner else {})
-    parts = Parts(
-        config,
-        client,
-        engine,
-        reader,
-        publisher,
-        checkpoints,
-        planner,
-        records,
-        run_dir,
-        rank,
-        world,
-        heart,
-        Drift(config.weights.drift_limit),
-        SharedCard(config, heart, BroadcastClient(config.weights.update_limit_s)),
-    )
-    parts.card.give()
+    drift = Drift(config.weights.drift_limit)
+    card = SharedCard(config, heart, BroadcastClient(config.weights.update_limit_s))
+    objects = (engine, reader, publisher, checkpoints, planner, records)
+    parts = Parts(config, client, *objects, run_dir, rank, world, heart, drift, card)
+    card.give()
     starting("the newest weights to be published")
     publish_newest(parts, start)
     return parts, start
@@ -88,7 +76,7 @@ def _plan_and_records(
     estimator = estimator_of(config)
 
     def cost(group: Group) -> float:
-        samples = samples_at([group], estimator, per_batch, start)
+        samples = samples_of([group], estimator, per_batch, start)
         return engine.shape.flops(rows_of(samples, budget, engine.sharing))
 
     planner = Planner(
@@ -107,14 +95,8 @@ def _plan_and_records(
     return planner, Records(config, client, run_dir, start, rollouts)
 
 
-def _refused(checkpoints: Checkpoints, start: int) -> Iterator[str]:
-    if checkpoints.refused:
-        yield (
-            f"set aside as refused-step-*: {'; '.join(checkpoints.refused)}; the run continues after step "
-            f"{start}"
-        )
-
-
-def _unshared(engine: Engine) -> Iterator[str]:
-    if engine.unshared:
-        yield f"each rollout computes its prompt again: {engine.unshared}"
+def _notices(refused: list[str], start: int, unshared: str) -> Iterator[str]:
+    if refused:
+        yield f"set aside as refused-step-*: {'; '.join(refused)}; the run continues after step {start}"
+    if unshared:
+        yield f"each rollout computes its prompt again: {unshared}"

@@ -31,14 +31,9 @@ class StopReason:
 
     def agree(self, world: int) -> str | None:
         """The reason that any of the `world` ranks found, on every rank; None to train. A collective."""
-        import torch
+        from hora_rl.learner.totals import gathered  # torch, and the launcher needs none
 
-        mine = self._read()
-        if world == 1:
-            return mine
-        every: list[str | None] = [None] * world
-        torch.distributed.all_gather_object(every, mine)
-        return next((reason for reason in every if reason is not None), None)
+        return next((reason for reason in gathered(self._read(), world) if reason is not None), None)
 
     def _read(self) -> str | None:
         """A Redis that does not answer is a reason too: every attempt would wait as long for it."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +31,7 @@ class Totals:
 
 def over_ranks(own: Totals, device: torch.device) -> Totals:
     """The sums over all ranks. A collective."""
-    sums = torch.tensor(astuple(own), dtype=torch.float64, device=device)
-    torch.distributed.all_reduce(sums)
-    return Totals(*sums.tolist())
+    return Totals(**sums_over_ranks(asdict(own), device))
 
 
 def sums_over_ranks(sums: dict[str, float], device: torch.device) -> dict[str, float]:
@@ -41,3 +42,11 @@ def sums_over_ranks(sums: dict[str, float], device: torch.device) -> dict[str, f
     torch.distributed.all_reduce(tensor)
     torch.distributed.all_reduce(top, op=torch.distributed.ReduceOp.MAX)
     return {n: float(m if n.endswith("max") else s) for n, s, m in zip(names, tensor, top, strict=True)}
+
+
+def gathered(own: T, world: int) -> list[T]:
+    """Every rank's value, in rank order. A collective where `world` > 1."""
+    every = [own] * world
+    if world > 1:
+        torch.distributed.all_gather_object(every, own)
+    return every

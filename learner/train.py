@@ -11,6 +11,7 @@ group when there is more than one rank, and Redis. Rank 0 plans, records and pub
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from hora_rl.common.files import check_room
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import STEPPING, Heartbeat
 from hora_rl.common.types import Group
-from hora_rl.learner.batch import MicroBatch, measurable, micro_batches, samples_at
+from hora_rl.common.wire import encode_group
+from hora_rl.learner.batch import MicroBatch, measurable, micro_batches, samples_of
 from hora_rl.learner.candidates import candidate, is_candidate, is_missing
 from hora_rl.learner.drift import ENOUGH
 from hora_rl.learner.engine import Update
@@ -34,7 +36,7 @@ from hora_rl.learner.prefixes import rows_of
 from hora_rl.learner.republish import help_replicas, publish_with_rank_0
 from hora_rl.learner.start import prepare
 from hora_rl.learner.step_record import record_step
-from hora_rl.learner.totals import Totals, over_ranks, sums_over_ranks
+from hora_rl.learner.totals import over_ranks, sums_over_ranks
 
 log = structlog.get_logger(__name__)
 
@@ -110,8 +112,8 @@ def train_step(parts: Parts, step: int) -> Update:
         waited = parts.planner.plan(step, partial(_wait, parts, parts.planner, step))
     parts.heart.update(state=STEPPING, step=step)
     groups = parts.reader.read(step, partial(publish_with_rank_0, parts, step))
-    estimator, per_batch = estimator_of(config), config.rollout.prompts_per_batch
-    samples = samples_at(groups, estimator, per_batch, step, totals_at(parts, estimator, groups))
+    estimator = with_totals(parts, estimator_of(config), groups)
+    samples = samples_of(groups, estimator, config.rollout.prompts_per_batch, step)
     rows = rows_of(samples, config.learner.tokens_per_microbatch, parts.engine.sharing)
     micro, packing = micro_batches(rows, config.learner.tokens_per_microbatch)
     flops = parts.engine.shape.flops(rows)
@@ -144,17 +146,14 @@ def _fresh(parts: Parts, step: int) -> MicroBatch | None:
     return max(micro, key=lambda m: int(m.match.sum()), default=None)
 
 
-def totals_at(parts: Parts, estimator: Estimator, groups: list[Group]) -> Totals | None:
-    """Sums over the groups of all ranks, where the objective needs them and there are several ranks; then a
-    collective."""
-    if parts.world == 1 or not parts.config.learner.objective.over_batch:
-        return None
-    return over_ranks(estimator.sums(groups), parts.engine.device)
+def with_totals(parts: Parts, estimator: Estimator, groups: list[Group]) -> Estimator:
+    """`estimator` with the sums over all ranks' groups, where the objective needs them. Then a collective."""
+    if parts.world == 1 or not estimator.objective.over_batch:
+        return estimator
+    return replace(estimator, totals=over_ranks(estimator.sums(groups), parts.engine.device))
 
 
 def _keep_for_inspection(parts: Parts, step: int, groups: list[Group]) -> None:
-    from hora_rl.common.wire import encode_group
-
     folder = parts.run_dir / "bad-steps" / f"step-{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
     for group in groups:

@@ -14,18 +14,21 @@ from hora_rl.common.types import Rollout, Tokens, Turn
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequence:
-    """`tokens` (L,) after `prompt`; `places` (N,) are those of the sampled ones in `tokens`, which are number
-    `start` and following of the rollout's."""
+    """`tokens` (L,) after `prompt`. `places` (N,) are the indices of the sampled tokens in `tokens`; None:
+    all. `span` are their indices in the rollout."""
 
     prompt: Tokens
     tokens: Tokens
-    places: NDArray[np.int64]
-    start: int
+    places: NDArray[np.int64] | None
+    span: slice
 
 
 def sequences(prompt: Tokens, rollout: Rollout) -> Iterator[Sequence]:
-    """The sequences of a rollout of several turns, in order: the first after the group's `prompt`, and one
-    for each turn whose context is its own."""
+    """The sequences of a rollout, in order: the first after the group's `prompt`, and one for each turn whose
+    context is its own."""
+    if not rollout.turns:
+        yield Sequence(prompt, rollout.tokens, None, slice(None))
+        return
     starts = accumulate((turn.sampled for turn in rollout.turns), initial=0)
     part: list[tuple[int, Turn]] = []
     for start, turn in zip(starts, rollout.turns, strict=False):
@@ -46,4 +49,6 @@ def _sequence(prompt: Tokens, rollout: Rollout, part: list[tuple[int, Turn]]) ->
         length += len(given)
         places.append(np.arange(length, length + turn.sampled))
         length += turn.sampled
-    return Sequence(prompt, np.concatenate(pieces), np.concatenate(places), part[0][0])
+    start, (last, turn) = part[0][0], part[-1]
+    span = slice(start, last + turn.sampled)
+    return Sequence(prompt, np.concatenate(pieces), np.concatenate(places), span)

@@ -32,7 +32,7 @@ from hora_rl.common.data.prompt_order import batch_rows
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Group, Prompt, Rollout
-from hora_rl.learner.batch import micro_batches, samples_at
+from hora_rl.learner.batch import micro_batches, samples_of
 from hora_rl.learner.device import set_device
 from hora_rl.learner.engine import Engine
 from hora_rl.learner.estimator import estimator_of
@@ -170,7 +170,7 @@ def _train(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
     """One optimizer step on `groups`; returns its record."""
     config = parts.config
     estimator, objective = estimator_of(config), config.learner.objective
-    samples = merged(samples_at(groups, estimator, config.rollout.prompts_per_batch, step), objective)
+    samples = merged(samples_of(groups, estimator, config.rollout.prompts_per_batch, step), objective)
     budget = config.learner.tokens_per_microbatch
     micro, _ = micro_batches(rows_of(samples, budget, parts.engine.sharing), budget)
     update = parts.engine.step(micro)

@@ -63,7 +63,10 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 def save(checkpoints: Checkpoints, step: int, state: str) -> int:
     weights: Any = Weights()
     weights.state = state
-    return checkpoints.save(weights, step)
+    checkpoints.begin(weights, step)
+    needed_from = checkpoints.finished(wait=True)
+    assert needed_from is not None
+    return needed_from
 
 
 def restored(checkpoints: Checkpoints) -> tuple[int, str]:
