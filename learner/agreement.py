@@ -17,7 +17,7 @@ import torch
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.weights.model_files import own_configuration
-from hora_rl.learner.batch import MicroBatch, make_micro_batch
+from hora_rl.learner.batch import make_micro_batch
 from hora_rl.learner.head import unsupported
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.lora import check_targets
@@ -46,24 +46,30 @@ def check_agreement(
     call this function. What the precision makes of the same completions in padded rows widens the allowance,
     up to ten times.
     """
+
+    @torch.no_grad()
+    def scored(rows: Sequence[Row], *, own: bool = False) -> torch.Tensor:
+        micro = make_micro_batch(rows).to(device)
+        chunk = max(1, len(micro.targets) // 3)  # several chunks
+        return score(micro, temperature, chunk, own=own)[0]
+
     rows = _rows(policy.hf.config.get_text_config().vocab_size)
     single = [[sample] for row in rows for sample in row]
     # First, and the one as in training last: after two alike forward passes without a backward one, ZeRO-3
     # would take these for the order in which a step uses its parameters, and gather more from then on.
     try:
-        shared, misfit = _scored(temperature, score, rows, device), ""
+        shared, misfit = scored(rows), ""
     except MISFITS as error:
         misfit = " ".join(str(error).split())[:200]
     try:
-        alone = torch.cat([_scored(temperature, score, [row], device, own=True) for row in single])
-        padded = _scored(temperature, score, single, device, own=True)
-        ours = _scored(temperature, score, single, device)
+        alone = torch.cat([scored([row], own=True) for row in single])
+        padded, ours = scored(single, own=True), scored(single)
     except MISFITS as error:
         text = " ".join(str(error).split())[:200]
         raise unsupported(policy.hf, f"its forward has another shape ({text})") from None
     floor = ALLOWED[next(policy.hf.parameters()).dtype]
-    allowed = min(max(floor, 3.0 * _gap(padded, alone)), 10.0 * floor)
-    found = _gap(ours, alone)
+    allowed = min(max(floor, 3.0 * float((padded - alone).abs().mean())), 10.0 * floor)
+    found = float((ours - alone).abs().mean())
     if not found <= allowed:
         raise unsupported(
             policy.hf,
@@ -72,7 +78,7 @@ def check_agreement(
         )
     if misfit:
         return f"its forward takes no such mask ({misfit})"
-    differs = _gap(shared, alone)
+    differs = float((shared - alone).abs().mean())
     return "" if differs <= allowed else f"its log-probs would differ by {differs:.2e} in the mean"
 
 
@@ -83,10 +89,8 @@ def check_family(config: Config) -> tuple[str, str]:
     A model of the same family with two layers and a small vocabulary is compared; where such a model cannot
     be made, its structure alone is looked at, and the learner compares at its start.
     """
-    if not torch.cuda.is_available():
-        os.environ.setdefault(
-            "DS_ACCELERATOR", "cpu"
-        )  # transformers loads DeepSpeed, which would print what it found
+    if not torch.cuda.is_available():  # transformers loads DeepSpeed, which would print what it found
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from transformers import AutoModelForCausalLM
 
     trusted, attention = config.model.trust_remote_code, config.learner.attention
@@ -127,24 +131,6 @@ def _rows(vocabulary: int) -> list[list[Sample]]:
     return rows
 
 
-@torch.no_grad()
-def _scored(
-    temperature: float,
-    score: Scorer,
-    rows: Sequence[Row],
-    device: torch.device,
-    *,
-    own: bool = False,
-) -> torch.Tensor:
-    micro: MicroBatch = make_micro_batch(rows).to(device)
-    chunk = max(1, len(micro.targets) // 3)  # several chunks
-    return score(micro, temperature, chunk, own=own)[0]
-
-
-def _gap(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found - wanted).abs().mean())
-
-
 LAYERS, VOCABULARY, WIDTH = 2, 128, 64
 MOST = 300_000_000  # parameters of a small model; mixtures of many experts have more
 
@@ -165,9 +151,8 @@ def _small(config: PreTrainedConfig, trusted: bool) -> PreTrainedModel:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for weight in (p for p in small.parameters() if p.dim() > 1):
-            weight.normal_(
-                std=weight.shape[-1] ** -0.5
-            )  # logits of about 1: with smaller ones all families agree
+            # Logits of about 1: with smaller ones all families agree.
+            weight.normal_(std=weight.shape[-1] ** -0.5)
     return small
 
 

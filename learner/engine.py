@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -72,20 +72,18 @@ class Engine:
         import deepspeed
 
         self._config, self._rank, self._world = config, rank, world
-        self.device = (
-            torch.device("cuda", torch.cuda.current_device())
-            if torch.cuda.is_available()
-            else torch.device("cpu")
-        )
+        self.device = torch.device("cpu")
+        if torch.cuda.is_available():
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self._stage = effective_stage(config.learner, config.model.dtype)
+        self._settings = deepspeed_config(config.learner, config.model.dtype)
         self._lora = config.learner.lora
         hf = self._load()
         if self._lora is not None:
             add_adapter(hf, config.run.seed, self._lora)
         self._policy = Policy(hf)
-        self._reference = (
-            self._frozen_policy() if config.learner.objective.kl and self._lora is None else None
-        )
+        second = config.learner.objective.kl and self._lora is None
+        self._reference = self._frozen_policy() if second else None
         self._policy.head.entropy_gradient = config.learner.objective.rewards_entropy
         self._entropy = EntropyControl(config.learner.objective)
         settings = config.learner.optimizer
@@ -105,7 +103,7 @@ class Engine:
             model=self._policy,
             optimizer=self._adam,
             lr_scheduler=lambda opt: torch.optim.lr_scheduler.LambdaLR(opt, schedule(config.learner)),
-            config=deepspeed_config(config.learner, config.model.dtype),
+            config=self._settings,
             dist_init_required=False,
         )
         self._writer: CheckpointWriter | None = None
@@ -124,8 +122,7 @@ class Engine:
         model, learner, hf = self._config.model, self._config.learner, None
         if self._stage == 3:
             refuse_to_train(model)
-            settings = deepspeed_config(learner, model.dtype)
-            hf = load_by_part(model, learner.attention, DTYPES[model.dtype], settings, self.device)
+            hf = load_by_part(model, learner.attention, DTYPES[model.dtype], self._settings, self.device)
         hf = load_model(model, learner) if hf is None else for_training(hf, learner)
         if learner.kernels == "liger":
             use_liger(hf, self.device)
@@ -141,9 +138,10 @@ class Engine:
         policy = Policy(self._load()).requires_grad_(False).eval()
         if self._stage != 3:
             return policy.to(self.device)
-        settings = deepspeed_config(self._config.learner, self._config.model.dtype)
-        sharded: Forward = deepspeed.initialize(model=policy, config=settings, dist_init_required=False)[0]
-        return sharded
+        engine: Forward = deepspeed.initialize(model=policy, config=self._settings, dist_init_required=False)[
+            0
+        ]
+        return engine
 
     @property
     def device_name(self) -> str:
@@ -177,20 +175,11 @@ class Engine:
             done = self._apply(finite)
             applied = applied and done
             bad = bad or not (done or (finite and self._config.model.dtype == "float16"))
-            for name, value in update_sums.items():
-                old, n = sums.get(name, 0.0), objective.updates_per_batch
-                sums[name] = max(old, value) if name.endswith("max") else old + value / n
-        norm = (
-            self._adam.norm if isinstance(self._adam, ClippedAdamW) else self._engine.get_global_grad_norm()
-        )
-        return Update(
-            applied=applied,
-            bad=bad,
-            grad_norm=float(norm) if norm is not None else math.nan,
-            learning_rate=rate,
-            sums=sums,
-            seconds=time.monotonic() - started,
-        )
+            _add(sums, update_sums, 1.0 / objective.updates_per_batch)
+        adam = self._adam
+        norm = adam.norm if isinstance(adam, ClippedAdamW) else self._engine.get_global_grad_norm()
+        norm = math.nan if norm is None else float(norm)
+        return Update(applied, bad, norm, rate, sums, seconds=time.monotonic() - started)
 
     def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What is published: every parameter by its Hugging Face name, or with `learner.lora` the adapter's
@@ -237,11 +226,8 @@ class Engine:
         return int(shared.item())
 
     def load(self, folder: Path, tag: str) -> None:
-        _, state = self._engine.load_checkpoint(
-            str(folder),
-            tag=tag,
-            load_module_strict=self._lora is None,  # the base is not in it
-        )
+        strict = self._lora is None  # else the base is not in it
+        _, state = self._engine.load_checkpoint(str(folder), tag=tag, load_module_strict=strict)
         if "entropy" in state:
             self._entropy.load_state_dict(state["entropy"])
 
@@ -273,17 +259,15 @@ class Engine:
 
     def _accumulate(self, tasks: list[Task]) -> tuple[dict[str, float], bool]:
         objective, sums, finite = self._config.learner.objective, dict[str, float](), True
-        acted = (
-            self._over_ranks(sum(float(t.acted.sum()) for t in tasks)) if objective.rewards_entropy else 0.0
-        )
+        acted = 0.0
+        if objective.rewards_entropy:
+            acted = self._over_ranks(sum(float(t.acted.sum()) for t in tasks))
         for task in tasks:
             logprobs, entropy = self._forward(self._engine, task.micro)
             loss, stats = task.loss(logprobs, entropy, objective, self._entropy.coefficient, acted)
             finite = finite and bool(torch.isfinite(loss))
             self._engine.backward(loss * self._world)
-            for name, value in stats.items():
-                old = sums.get(name, 0.0)
-                sums[name] = max(old, value) if name.endswith("max") else old + value
+            _add(sums, stats)
         finite = self._everywhere(finite)
         if acted and finite:
             self._entropy.observe(self._over_ranks(sums["entropy_acted"]))
@@ -329,6 +313,13 @@ class Engine:
         return self._forward(module, micro)
 
 
+def _add(sums: dict[str, float], more: Mapping[str, float], factor: float = 1.0) -> None:
+    """Add `more` to `sums`; of values whose name ends with `max` keep the larger."""
+    for name, value in more.items():
+        old = sums.get(name, 0.0)
+        sums[name] = max(old, value) if name.endswith("max") else old + factor * value
+
+
 def effective_stage(learner: Learner, dtype: str) -> int:
     """The ZeRO stage in use. Stage 0 is only for float32; in 16 bits it is stage 2. There DeepSpeed's stage 0
     divides gradients by a loss scale that was never applied, or takes a step before the first, and stage 1
@@ -349,12 +340,10 @@ def load_model(model: Model, learner: Learner, attention: str | None = None) -> 
             attn_implementation=attention or learner.attention,
             trust_remote_code=model.trust_remote_code,
         )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path ({model.path}): {' '.join(str(error).split())[:300]}") from None
-    except ImportError as error:
-        raise ConfigError(
-            f"learner.attention ({learner.attention}): {' '.join(str(error).split())[:300]}"
-        ) from None
+    except (OSError, ValueError, ImportError) as error:
+        packages = isinstance(error, ImportError)
+        key = f"learner.attention ({learner.attention})" if packages else f"model.path ({model.path})"
+        raise ConfigError(f"{key}: {' '.join(str(error).split())[:300]}") from None
     return for_training(hf, learner)
 
 

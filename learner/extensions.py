@@ -92,9 +92,16 @@ def owned(place: Path, doing: Callable[[str], None] = lambda _: None) -> Iterato
 def builds_in(place: Path) -> Iterator[None]:
     """Where torch builds, with the programs of this Python's environment found first: ninja is one of them,
     and `.venv/bin/hora` is often called by its path."""
-    programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
-    with _environment(ROOT, str(place)), _environment("PATH", programs):
+    before = {name: os.environ.get(name) for name in (ROOT, "PATH")}
+    programs = os.pathsep.join((str(Path(sys.executable).parent), before["PATH"] or os.defpath))
+    os.environ |= {ROOT: str(place), "PATH": programs}
+    try:
         yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
 
 
 def busy(place: Path) -> str | None:
@@ -135,16 +142,3 @@ def _target(link: str) -> str:
         return os.readlink(link)
     except OSError:  # closed by now, or another user's process
         return ""
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -57,11 +57,8 @@ class Shape:
         head = config.vocab_size * config.hidden_size
         look_up = 0 if config.tie_word_embeddings else head
         heads = config.num_attention_heads
-        width = (
-            config.num_hidden_layers
-            * heads
-            * (getattr(config, "head_dim", None) or config.hidden_size // heads)
-        )
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        width = config.num_hidden_layers * heads * head_size
         return cls(weights - head - look_up, head, width, trained if trained < weights else None)
 
     @property
@@ -94,14 +91,12 @@ def _pairs(row: Row) -> int:
 
 def _used(parameter: torch.Tensor, config: PretrainedConfig) -> int:
     """The weights of `parameter` that act on one token: of fused experts (E, …) those of one token's."""
-    shape, whole = (
-        getattr(parameter, "ds_shape", parameter.shape),
-        getattr(parameter, "ds_numel", parameter.numel()),
-    )
+    shape = getattr(parameter, "ds_shape", parameter.shape)
+    whole = int(getattr(parameter, "ds_numel", parameter.numel()))
     experts = next((n for key in EXPERTS if (n := getattr(config, key, None))), 0)
     if len(shape) != 3 or shape[0] != experts:
-        return int(whole)
-    return int(whole) * int(config.num_experts_per_tok) // experts
+        return whole
+    return whole * int(config.num_experts_per_tok) // experts
 
 
 def peak_flops(device: str, dtype: str) -> float | None:

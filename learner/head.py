@@ -33,12 +33,7 @@ class OwnPath:
         names = [name for name, module in hf.named_children() if module is head]
         if type(head) is not torch.nn.Linear or not names or not hasattr(hf, self._backbone):
             raise unsupported(hf, "its head is not a linear layer over the output of one backbone")
-        self._head = names[0]
-
-    @property
-    def head(self) -> torch.nn.Linear:
-        linear: torch.nn.Linear = getattr(self._hf, self._head)
-        return linear
+        self.head, self._head = head, names[0]
 
     def backbone(self, **inputs: object) -> torch.Tensor:
         """Hidden states (B, T, H) of the last layer."""
@@ -47,9 +42,11 @@ class OwnPath:
 
     def logits(self, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Logits (N, V) of hidden states (N, H)."""
-        model = _Given(self._hf)
-        model.give(self._backbone, lambda *args, **kwargs: _Output(states[None]))
-        model.give(self._head, lambda hidden: functional.linear(hidden, weight, bias))
+        given: dict[str, object] = {
+            self._backbone: lambda *args, **kwargs: _Output(states[None]),
+            self._head: lambda hidden: functional.linear(hidden, weight, bias),
+        }
+        model = _Given(self._hf, given)
         logits: torch.Tensor = type(self._hf).forward(model, input_ids=None, use_cache=False).logits
         return logits[0]
 
@@ -70,11 +67,8 @@ class _Output:
 class _Given:
     """A model with some of its parts given; all else is looked up on the model itself."""
 
-    def __init__(self, hf: PreTrainedModel) -> None:
-        self._hf = hf
-
-    def give(self, name: str, part: object) -> None:
-        self.__dict__[name] = part
+    def __init__(self, hf: PreTrainedModel, given: dict[str, object]) -> None:
+        self.__dict__.update(given, _hf=hf)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._hf, name)
@@ -165,14 +159,8 @@ class _Chunks(torch.autograd.Function):
             for total, gradient in zip(sums, got, strict=True):
                 total += gradient
         rest = iter(sums)
-        return (
-            None,
-            None,
-            None,
-            None,
-            of_states,
-            *(next(rest).to(states.dtype) if on else None for on in wanted),
-        )
+        of_head = (next(rest).to(states.dtype) if on else None for on in wanted)
+        return None, None, None, None, of_states, *of_head
 
 
 def scored(

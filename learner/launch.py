@@ -27,8 +27,9 @@ CONTROLLERS = 3
 NODE_MEMORY = re.compile(
     r"Memory on the node \(IP: (?P<ip>[^,]*),.*?\) was (?P<used>[\d.]+)GB used / (?P<limit>[\d.]+)GB limit"
 )
-SELECTED = re.compile(r"^Selected to kill: .*$", re.MULTILINE)
-KILLED = re.compile(r"task name=(?P<name>[^,]*),.*?pid=(?P<pid>\d+), actual memory used=(?P<held>[\d.]+)GB")
+KILLED = re.compile(
+    r"Selected to kill: .*task name=(?P<name>[^,]*),.*pid=(?P<pid>\d+), actual memory used=(?P<held>[\d.]+)GB"
+)
 # Ray Train takes a minute for each attempt to place all ranks, so busy resources have five minutes to become
 # free.
 PLACEMENTS = 4
@@ -202,11 +203,10 @@ def short_of_memory(text: str) -> str | None:
     node = NODE_MEMORY.search(text)
     if node is None:
         return None
-    killed = [entry for line in SELECTED.findall(text) for entry in KILLED.finditer(line)]
-    largest = max(killed, key=lambda entry: float(entry["held"]), default=None)
-    process = (
-        f"process {largest['pid']} ({largest['name']}), which held {largest['held']} GB," if largest else "it"
-    )
+    largest = max(KILLED.finditer(text), key=lambda entry: float(entry["held"]), default=None)
+    process = "it"
+    if largest:
+        process = f"process {largest['pid']} ({largest['name']}), which held {largest['held']} GB,"
     return (
         f"Ray's memory monitor ended {process} because {node['used']} of {node['limit']} GB of the machine "
         f"{node['ip']} were in use: lower learner.tokens_per_microbatch, learner.workers, generator.replicas "

@@ -9,9 +9,7 @@ device and real buffers, and each parameter is read and sharded on its own.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,12 +45,16 @@ def load_by_part(
         warnings.warn(f"ZeRO-3: every rank loads the model whole, because {reason}", stacklevel=2)
         return None
     _load_buffers(model, names, device)
-    shards, made = _Shards(settings), dict[Parameter, Parameter]()
+    made, first = dict[Parameter, Parameter](), torch.distributed.get_rank() == 0
     of = {p: name for name, p in model.named_parameters(remove_duplicate=False) if name in names}
     for module in model.modules():
         for name, old in list(module.named_parameters(recurse=False)):
             if old not in made:
-                made[old] = shards.add(names.read(of[old]) if _is_first() else None, old, dtype, device)
+                whole = torch.empty(old.shape, dtype=dtype, device=device)
+                if first:
+                    whole.copy_(names.read(of[old]))
+                made[old] = Parameter(whole, old.requires_grad)
+                _shard(made[old], next(iter(made.values())), settings)
             setattr(module, name, made[old])
     return model
 
@@ -62,20 +64,12 @@ def skeleton(source: Model, attention: str, dtype: torch.dtype) -> PreTrainedMod
     from transformers import AutoModelForCausalLM
 
     whole, trusted = own_configuration(source), source.trust_remote_code
-    with _parameters_on_meta(), torch.random.fork_rng(devices=[]):
+    hook = register_module_parameter_registration_hook(_on_meta)  # type: ignore[arg-type]  # may return one
+    with hook, torch.random.fork_rng(devices=[]):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             whole, dtype=dtype, attn_implementation=attention, trust_remote_code=trusted
         )
     return model.eval()
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    hook = register_module_parameter_registration_hook(_on_meta)  # type: ignore[arg-type]  # may return one
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def _on_meta(module: Module, name: str, parameter: Parameter | None) -> Parameter | None:
@@ -97,8 +91,8 @@ class _Files:
     def __contains__(self, name: str) -> bool:
         return name in self._of
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._of)
+    def names(self) -> set[str]:
+        return set(self._of)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._of[name].get_slice(name).get_shape())
@@ -113,11 +107,7 @@ def _weight_files(path: str) -> Sequence[str]:
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
     from transformers.utils.hub import get_checkpoint_shard_files
 
-    if Path(path).is_dir():
-        index: str | None = str(Path(path) / SAFE_WEIGHTS_INDEX_NAME)
-        index = index if Path(str(index)).is_file() else None
-    else:
-        index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
     if index is not None:
         files: Sequence[str] = get_checkpoint_shard_files(path, index)[0]
         return files
@@ -139,9 +129,9 @@ def _misfit(model: PreTrainedModel, files: _Files, dtype: torch.dtype) -> str:
     )
     if kept and dtype != torch.float32:
         return f"{', '.join(sorted(kept))} stay in float32"
-    if unknown := sorted(set(files) - known - buffers):
+    if unknown := sorted(files.names() - known - buffers):
         return f"{unknown[0]} of its files is no parameter's name"
-    if missing := sorted(buffers - set(files)):
+    if missing := sorted(buffers - files.names()):
         return f"{missing[0]} is not in its files"
     for parameter, names in parameters.items():
         found = [name for name in names if name in files]
@@ -161,32 +151,14 @@ def _load_buffers(model: PreTrainedModel, files: _Files, device: torch.device) -
         setattr(model.get_submodule(place), own, buffer.to(device))
 
 
-class _Shards:
-    """Turns whole parameters into ZeRO-3's, each broadcast from rank 0 and cut."""
+def _shard(parameter: Parameter, first: Parameter, settings: Mapping[str, object]) -> None:
+    """Shard a whole parameter as ZeRO-3 does: broadcast it from rank 0 and keep this rank's part. `first` is
+    the model's first parameter and must be sharded first. A collective."""
+    import deepspeed
 
-    def __init__(self, settings: Mapping[str, object]) -> None:
-        self._settings = settings
-        self._first: Parameter | None = None
-
-    def add(
-        self, whole: torch.Tensor | None, like: Parameter, dtype: torch.dtype, device: torch.device
-    ) -> Parameter:
-        """A collective; `whole` is rank 0's."""
-        import deepspeed
-
-        made = torch.empty(like.shape, dtype=dtype, device=device)
-        if whole is not None:
-            made.copy_(whole)
-        parameter = Parameter(made, like.requires_grad)
-        if self._first is None:
-            holder = Module()
-            holder.register_parameter("first", parameter)
-            deepspeed.zero.Init(module=holder, config_dict_or_path=dict(self._settings))
-            self._first = parameter
-        else:  # as DeepSpeed adds to a model that is sharded already
-            self._first.convert_to_zero_parameters(param_list=[parameter])  # type: ignore[attr-defined]
-        return parameter
-
-
-def _is_first() -> bool:
-    return torch.distributed.get_rank() == 0
+    if parameter is first:
+        holder = Module()
+        holder.register_parameter("first", parameter)
+        deepspeed.zero.Init(module=holder, config_dict_or_path=dict(settings))
+    else:  # as DeepSpeed adds to a model that is sharded already
+        first.convert_to_zero_parameters(param_list=[parameter])  # type: ignore[attr-defined]

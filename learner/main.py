@@ -47,10 +47,7 @@ def main() -> None:
 def _refuse(transport: str, every: int | None, *, no_ray: bool) -> None:
     """Raise ConfigError for settings that these launchers would silently leave out."""
     if no_ray and transport != "file":
-        raise ConfigError(
-            f"--no-ray publishes over weights.transport file alone, not {transport}: set "
-            "that, or leave --no-ray out"
-        )
+        raise ConfigError(f"--no-ray needs weights.transport: file, not {transport}: change one of them")
     if every is not None:  # learner.keep_best needs it
         raise ConfigError(
             f"evaluation.every ({every}) is kept by `hora run` and `hora train`, whose "

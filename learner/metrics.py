@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from hora_rl.common.config import Config, Reward
 from hora_rl.common.data.rewards import total
 from hora_rl.common.types import Group, Rollout
+
+COEFFICIENT = "entropy_coefficient_max"
 
 
 def step_metrics(
@@ -31,54 +34,55 @@ def step_metrics(
     rollouts = [r for g in groups for r in g.rollouts]
     sources = {name: config.of(name).reward for name in config.source_names}
     rewards = [_totals(g, sources) for g in groups]
+    names = dict.fromkeys(name for g in groups for name in g.rollouts[0].rewards)  # sources may have others
     lengths = np.array([len(r.tokens) for r in rollouts])
     lags = np.array([step - s.version for r in rollouts for s in r.spans for _ in range(s.end - s.start)])
-    n = sums.get("tokens_trained", 0.0) or math.nan
     matched = sums.get("drift_tokens", 0.0) or math.nan
+
+    def per_token(name: str) -> float:
+        return sums.get(name, math.nan) / (sums.get("tokens_trained", 0.0) or math.nan)
+
     return {
         "step": step,
         "loss": sums.get("loss", math.nan),
         "grad_norm": grad_norm,
         "learning_rate": learning_rate,
-        "reward": float(np.mean([r.mean() for r in rewards])),
-        **{f"reward/{name}": _over_prompts(groups, name) for name in _names(groups)},
+        "reward": mean(r.mean() for r in rewards),
+        **{f"reward/{name}": _over_prompts(groups, name) for name in names},
         **(_by_source(groups, sources) if config.data.sources else {}),
-        "advantage/mean": sums.get("advantage", math.nan) / n,
-        "advantage/rms": math.sqrt(sums.get("advantage_square", math.nan) / n),
-        "clip/share": sums.get("clip", math.nan) / n,
-        "importance/mean": sums.get("importance", math.nan) / n,
-        "importance/rms": math.sqrt(sums.get("importance_square", math.nan) / n),
+        "advantage/mean": per_token("advantage"),
+        "advantage/rms": math.sqrt(per_token("advantage_square")),
+        "clip/share": per_token("clip"),
+        "importance/mean": per_token("importance"),
+        "importance/rms": math.sqrt(per_token("importance_square")),
         "importance/max": sums.get("importance_max", math.nan),
-        "kl/generator": sums.get("kl_generator", math.nan) / n,
+        "kl/generator": per_token("kl_generator"),
         # An estimate from all sampled tokens. The exact mean over trained ones leaves out groups without a
         # signal, whose tokens are the surest, and rules differ in how many they leave.
         "entropy": -float(np.mean(np.concatenate([r.logprobs for r in rollouts]))),
-        "entropy/trained": sums.get("entropy", math.nan) / n,
-        **_coefficient(sums),
+        "entropy/trained": per_token("entropy"),
+        **({"entropy/coefficient": sums[COEFFICIENT]} if COEFFICIENT in sums else {}),
         "drift": sums.get("drift", math.nan) / matched,
         "drift/tokens": matched,
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
         **({} if config.environment.path is None else _turns(rollouts)),
-        "length/cut": float(np.mean([r.finish_reason == "length" for r in rollouts])),
+        "length/cut": mean(r.finish_reason == "length" for r in rollouts),
         "rollouts": len(rollouts),
         "tokens": int(lengths.sum()),
         "tokens_trained": sums.get("tokens_trained", 0.0),
         "lag/mean": float(lags.mean()),
         "lag/max": float(lags.max()),
-        **_groups(groups, rewards),
+        "groups/zero_signal": mean(np.ptp(r) == 0.0 for r in rewards),
+        "groups/size_one": mean(len(r) == 1 for r in rewards),
+        "groups/mixed_phases": mean(g.mixed_phases for g in groups),
         **_successes(groups, sources),
         **_packing(sums, ranks),
     }
 
 
-def _groups(groups: Sequence[Group], rewards: Sequence[np.ndarray]) -> dict[str, float]:
-    """Shares of the groups, whose rollouts earned `rewards` (G_i,) each."""
-    return {
-        "groups/zero_signal": float(np.mean([np.ptp(r) == 0.0 for r in rewards])),
-        "groups/size_one": float(np.mean([len(r) == 1 for r in rewards])),
-        "groups/mixed_phases": float(np.mean([g.mixed_phases for g in groups])),
-    }
+def mean(values: Iterable[float | np.floating[Any]]) -> float:
+    return float(np.mean([*values]))
 
 
 def _packing(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
@@ -91,17 +95,11 @@ def _packing(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
     }
 
 
-def _coefficient(sums: Mapping[str, float]) -> dict[str, float]:
-    """Coefficient of the entropy bonus, where there is one."""
-    found = sums.get("entropy_coefficient_max")
-    return {} if found is None else {"entropy/coefficient": found}
-
-
 def _turns(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """The policy's turns, and the tokens given between them, in the mean over episodes."""
     return {
-        "turns/mean": float(np.mean([len(r.turns) or 1 for r in rollouts])),
-        "turns/given_tokens": float(np.mean([r.given for r in rollouts])),
+        "turns/mean": mean(len(r.turns) or 1 for r in rollouts),
+        "turns/given_tokens": mean(r.given for r in rollouts),
     }
 
 
@@ -112,8 +110,8 @@ def _successes(groups: Sequence[Group], sources: Mapping[str, Reward]) -> dict[s
     if not counted:
         return {}
     return {
-        "success": float(np.mean([g.hits / g.size for g in counted])),
-        "groups/hit": float(np.mean([g.hits > 0 for g in counted])),
+        "success": mean(g.hits / g.size for g in counted),
+        "groups/hit": mean(g.hits > 0 for g in counted),
     }
 
 
@@ -121,11 +119,6 @@ def _totals(group: Group, sources: Mapping[str, Reward]) -> np.ndarray:
     """The weighted reward of each rollout (G_i,), by the weights of its source."""
     weights = sources[group.source].weights
     return np.array([total(r.rewards, weights) for r in group.rollouts])
-
-
-def _names(groups: Sequence[Group]) -> list[str]:
-    """Every reward of the step; sources may have different ones."""
-    return list(dict.fromkeys(name for g in groups for name in g.rollouts[0].rewards))
 
 
 def _by_source(groups: Sequence[Group], sources: Mapping[str, Reward]) -> dict[str, float]:
@@ -138,11 +131,11 @@ def _by_source(groups: Sequence[Group], sources: Mapping[str, Reward]) -> dict[s
         if own:
             found[f"{key}/rollouts"] = sum(g.size for g in own)
             found[f"{key}/tokens"] = sum(g.tokens for g in own)
-            found[f"{key}/reward"] = float(np.mean([_totals(g, sources).mean() for g in own]))
+            found[f"{key}/reward"] = mean(_totals(g, sources).mean() for g in own)
             found |= {f"{key}/{name}": value for name, value in _successes(own, sources).items()}
     return found
 
 
 def _over_prompts(groups: Sequence[Group], name: str) -> float:
     own = [g for g in groups if name in g.rollouts[0].rewards]
-    return float(np.mean([np.mean([r.rewards[name] for r in g.rollouts]) for g in own]))
+    return mean(mean(r.rewards[name] for r in g.rollouts) for g in own)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -27,15 +27,9 @@ CLOSING_S = 30.0
 EVALUATION = "evaluation"
 
 
-class Tracker(Protocol):
-    """Takes the numbers of optimizer steps, or of weight versions."""
-
-    def log(self, values: Mapping[str, float], step: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def trackers(config: Config, run_dir: Path, start: int = 0, *, evaluation: bool = False) -> list[Tracker]:
+def trackers(
+    config: Config, run_dir: Path, start: int = 0, *, evaluation: bool = False
+) -> list[Board | Wandb | MLflow]:
     """Those of the learner that begins with step `start`; or of Pass@K, which is logged from elsewhere.
 
     Pass@K has a TensorBoard folder and a W&B run of its own: a learner that starts at step s makes
@@ -43,7 +37,7 @@ def trackers(config: Config, run_dir: Path, start: int = 0, *, evaluation: bool 
     """
     name = f"{config.run.name}-{EVALUATION}" if evaluation else config.run.name
     board = run_dir / "tensorboard"
-    found: list[Tracker] = [Board(board / EVALUATION) if evaluation else Board(board, start)]
+    found: list[Board | Wandb | MLflow] = [Board(board / EVALUATION) if evaluation else Board(board, start)]
     if config.learner.wandb:
         found.append(Wandb(config, run_dir, name))
     if config.learner.mlflow:
@@ -112,6 +106,7 @@ class MLflow:
             self._say(f"{self._waiting.qsize()} records were not sent in {CLOSING_S:g} s")
 
     def _work(self) -> None:
+        from mlflow.entities import Metric
         from mlflow.exceptions import MlflowException
 
         client, run = None, ""
@@ -120,7 +115,9 @@ class MLflow:
                 if client is None:
                     client = mlflow_client(self._run_dir)
                     run = _run_id(client, self._config, self._run_dir)
-                client.log_batch(run, metrics=_metrics(*record))
+                values, step, milliseconds = record
+                named = {n.replace("/", ".").replace("@", "_at_"): value for n, value in values.items()}
+                client.log_batch(run, metrics=[Metric(n, v, milliseconds, step) for n, v in named.items()])
                 self._said = False
             except (MlflowException, OSError) as error:  # its store, or the network
                 self._say(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
@@ -155,13 +152,3 @@ def _run_id(client: Any, config: Config, run_dir: Path) -> str:
             client.log_param(run, f"{section}.{key}", value)
     kept.write_text(f"{run}\n")
     return run
-
-
-def _name(name: str) -> str:
-    return name.replace("/", ".").replace("@", "_at_")
-
-
-def _metrics(values: Mapping[str, float], step: int, milliseconds: int) -> list[Any]:
-    from mlflow.entities import Metric
-
-    return [Metric(_name(name), value, milliseconds, step) for name, value in values.items()]

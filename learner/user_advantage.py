@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,23 +13,17 @@ from hora_rl.common.errors import ConfigError
 from hora_rl.common.user_code import load_function
 
 
-class UserAdvantage(Protocol):
-    def __call__(
-        self, rewards: NDArray[np.float64], successes: NDArray[np.float64], phases: NDArray[np.str_], /
-    ) -> ArrayLike: ...
-
-
 @cache
-def load_advantage(name: str) -> UserAdvantage:
-    """The function `name`. Raises ConfigError."""
+def _load(name: str) -> Callable[..., ArrayLike]:
     return load_function("learner.objective.advantage", name)
 
 
 def user_advantage(
     name: str, rewards: NDArray[np.float64], successes: NDArray[np.float64], phases: NDArray[np.str_]
 ) -> NDArray[np.float64]:
-    """The function's advantages (n,) for one group. Raises ConfigError when they are not n finite numbers."""
-    given = load_advantage(name)(rewards, successes, phases)
+    """The function's advantages (n,) for one group. Raises ConfigError when it cannot be loaded or they are
+    not n finite numbers."""
+    given = _load(name)(rewards, successes, phases)
     where = f"learner.objective.advantage ({name})"
     try:
         values = np.asarray(given, dtype=np.float64)

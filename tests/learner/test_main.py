@@ -20,7 +20,7 @@ def words(*settings: str) -> list[str]:
     [
         (EVALUATED[:1], LINE),
         (EVALUATED, LINE),
-        (("weights.transport=gloo",), "--no-ray publishes over weights.transport file alone, not gloo"),
+        (("weights.transport=gloo",), "--no-ray needs weights.transport: file, not gloo"),
         (("learner.step=5",), "learner.step"),
     ],
 )
