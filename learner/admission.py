@@ -1,7 +1,7 @@
-"""Which groups of the queue may be trained on: groups of this run, of its prompts, with rewards that its
+"""Decides which queued groups may be trained on: groups of this run, of its prompts, with rewards that its
 configuration can give.
 
-A refused group becomes a dead letter and is part of no step. A group that cannot belong to the run is not
+A refused group becomes a dead letter and never enters a step. A group that cannot belong to the run is not
 sampled again.
 """
 
@@ -20,7 +20,7 @@ from hora_rl.learner.turns import sequences as sequences_of
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The meaning of token ids here: the tokenizer's fingerprint and the model's number of tokens."""
+    """Meaning of token ids: the tokenizer's fingerprint and the model's vocabulary size."""
 
     fingerprint: str
     size: int
@@ -33,11 +33,11 @@ class Foreign(WireError):
 def admitted(
     config: Config, vocabulary: Vocabulary, prompts: int | None, entry: Entry, messages: tuple[bytes, bytes]
 ) -> Group:
-    """The group of `entry`. `prompts` is the run's number of prompts, None before a coordinator has written
-    it.
+    """Decode and check the group of `entry`. `prompts` is the run's number of prompts, None until a
+    coordinator has written that number.
 
-    Raises WireError for a group that cannot be trained on, and Foreign for a group of a prompt that the run
-    does not have.
+    Raises WireError for a group that cannot be trained on, and Foreign for one of an unknown prompt or data
+    source.
     """
     group = decode_group(
         *messages,
@@ -76,8 +76,8 @@ def _check_lengths(group: Group, config: Config) -> None:
 
 
 def _check_rewards(group: Group, reward: Reward) -> None:
-    """Names and success as in the `reward` of its source; the built-in rewards are from 0 to 1, a user's any
-    number."""
+    """Check names and success against the source's `reward`. Built-in rewards lie in [0, 1]; a user's may be
+    any number."""
     names = set(reward.names)
     for i, rollout in enumerate(group.rollouts):
         if rollout.rewards.keys() != names:

@@ -1,8 +1,8 @@
-"""Does the learner compute the log-probs that the model itself would give? Asked once, before the first step.
+"""Checks once, before the first step, that the learner computes the model's log-probs correctly.
 
-A family may scale or cap its logits or take positions from a mask. Then the learner would train on wrong
-log-probs without an error, so the first engine of a run compares a few tokens. The same comparison says
-whether completions of a family can share their prompt: a state that runs through all tokens mixes them.
+A family may scale or cap its logits, or read positions from a mask. The learner would then train on wrong
+log-probs without an error, so the first engine of a run compares a few tokens. The same comparison shows
+whether completions of a family can share their prompt: a recurrent state would mix them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Mean |difference| of log-probs that is always allowed, by the precision of the weights.
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
 PROMPTS = {4: (20, 7), 6: (12,)}  # tokens of completions by those of their prompt: rows of unequal sizes
-# What a forward raises that does not fit `OwnPath`. Memory and devices raise RuntimeError.
+# Errors of a forward that does not fit `OwnPath`. Memory and device errors are RuntimeErrors.
 MISFITS = (AttributeError, TypeError, ValueError, LookupError, NotImplementedError)
 
 Scorer = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -39,12 +39,11 @@ Scorer = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 def check_agreement(
     dtype: str, temperature: float, policy: Policy, score: Scorer, device: torch.device
 ) -> str:
-    """Raise ConfigError unless the policy's log-probs are those of the model's own forward, each completion
-    alone. Returns why completions cannot share a prompt; empty where they can.
+    """Raise ConfigError unless the policy's log-probs match the model's own forward on each single
+    completion. Returns why completions cannot share a prompt; empty if they can.
 
-    `dtype` is the model's. `score` calls `policy`; under ZeRO-3 it must be the engine, and every rank must
-    call this function. What the precision makes of the same completions in padded rows widens the allowance,
-    up to ten times.
+    `dtype` is the model's. `score` calls `policy`; under ZeRO-3 pass the engine, and call this on every rank.
+    Rounding differences in padded rows widen the tolerance, up to ten times.
     """
 
     @torch.no_grad()
@@ -55,8 +54,8 @@ def check_agreement(
 
     rows = _rows(policy.hf.config.get_text_config().vocab_size)
     single = [[sample] for row in rows for sample in row]
-    # First, and the one as in training last: after two alike forward passes without a backward one, ZeRO-3
-    # would take these for the order in which a step uses its parameters, and gather more from then on.
+    # This forward is first and the one as in training last: after two equal forwards without a backward,
+    # ZeRO-3 would record them as the parameter order of a step and prefetch more from then on.
     try:
         shared, misfit = scored(rows), ""
     except MISFITS as error:
@@ -83,13 +82,13 @@ def check_agreement(
 
 
 def check_family(config: Config) -> tuple[str, str]:
-    """The name of the family of `config.model.path`, and why its completions do not share a prompt (empty:
-    they do). Raises ConfigError when the learner cannot train it. Needs no weights.
+    """Return the family name of `config.model.path`, and why its completions do not share a prompt (empty if
+    they do). Raises ConfigError when the learner cannot train this family. Needs no weights.
 
-    A model of the same family with two layers and a small vocabulary is compared; where such a model cannot
-    be made, its structure alone is looked at, and the learner compares at its start.
+    Compares a model of the same family with two layers and a small vocabulary. If no such model can be made,
+    only the structure is checked, and the learner compares at its start.
     """
-    if not torch.cuda.is_available():  # transformers loads DeepSpeed, which would print what it found
+    if not torch.cuda.is_available():  # keeps DeepSpeed, which transformers loads, from printing
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from transformers import AutoModelForCausalLM
 
@@ -119,7 +118,7 @@ def check_family(config: Config) -> tuple[str, str]:
 
 
 def _rows(vocabulary: int) -> list[list[Sample]]:
-    """Random tokens: what they mean is no matter."""
+    """Samples of random tokens."""
     rng, rows = np.random.default_rng(0), []
     for size, lengths in PROMPTS.items():
         prompt = rng.integers(0, vocabulary, size).astype(np.int32)
@@ -136,7 +135,7 @@ MOST = 300_000_000  # parameters of a small model; mixtures of many experts have
 
 
 def _small(config: PreTrainedConfig, trusted: bool) -> PreTrainedModel:
-    """A small random float32 model of the family of `config`; None where that cannot be made."""
+    """A small random float32 model of the family of `config`; None if none can be made."""
     from transformers import AutoModelForCausalLM
 
     try:

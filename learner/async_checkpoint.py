@@ -1,8 +1,8 @@
-"""DeepSpeed's writer of checkpoints, cut in two: a copy in host memory, for which the step waits, and the
-files, which a thread writes.
+"""DeepSpeed's checkpoint writer in two stages: the step waits for a copy to host memory, and a thread writes
+the files.
 
-DeepSpeed's own asynchronous writers do not serve here: its decoupled one needs DeepSpeed's launcher and
-commits within a later step, and its fast one needs an accelerator.
+DeepSpeed's asynchronous writers do not fit. The decoupled one needs DeepSpeed's launcher and commits within a
+later step; the fast one needs an accelerator.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hora_rl.learner.host_block import HostBlock, size_of
 
 
 class HostState:
-    """Copies of training states in host memory, in a block a name that every checkpoint reuses."""
+    """Copies of training states in host memory. Each name has one block, reused by every checkpoint."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, HostBlock] = {}
 
     def copy(self, name: str, state: object) -> object:
-        """`state` as it is now, whatever is changed in it later. Valid until the next copy of that name.
-        A tensor under two names, as a tied weight, is copied and later written once."""
+        """Copy `state`. Valid until the next copy of that name. A tensor under two names, such as a tied
+        weight, is copied and written once."""
         tensors = list(tensors_in(state))
         distinct = {_place(tensor): tensor for tensor in tensors}
         block = self._block(name, list(distinct.values()))
@@ -60,7 +60,7 @@ def tensors_in(state: object) -> Iterator[torch.Tensor]:
 
 
 class CheckpointWriter(TorchCheckpointEngine):
-    """Takes the place of `DeepSpeedEngine.checkpoint_engine`: the same files, written when `taken` is
+    """Replaces `DeepSpeedEngine.checkpoint_engine`. Writes the same files, but only when `taken`'s result is
     called."""
 
     def __init__(self, settings: object) -> None:
@@ -73,10 +73,10 @@ class CheckpointWriter(TorchCheckpointEngine):
         self._writes.append(partial(super().save, held, path))
 
     def taken(self) -> Callable[[], None]:
-        """What writes the files of the checkpoint that was just saved, on any thread."""
+        """Return a function that writes the files of the last saved checkpoint, on any thread."""
         writes, self._writes = self._writes, []
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # copies to pinned memory return before they are done
+            torch.cuda.synchronize()  # copies to pinned memory are asynchronous
 
         def write() -> None:
             for each in writes:

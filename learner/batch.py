@@ -1,7 +1,7 @@
-"""From groups to what the policy is run on: samples with advantages and weights, in rows that share a prompt,
-cut into micro-batches.
+"""From groups to model inputs: samples with advantages and weights, in rows that share a prompt, cut into
+micro-batches.
 
-Letters: B rows of T tokens of a micro-batch, N sampled tokens in it, G_i rollouts of a group.
+Letters: B rows of T tokens of a micro-batch, N sampled tokens in a micro-batch, G_i rollouts of a group.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from hora_rl.learner.turns import sequences
 class MicroBatch:
     """Samples as B rows of T tokens, padded at the right.
 
-    `input_ids`, `position_ids`, `segments` (B, T); all others (N,), one entry per sampled token. `sources[k]`
-    is the place in the B·T tokens whose hidden state predicts token `targets[k]`; `sequence` numbers the
-    samples. `segments` number the completions of a row from 1 on, its prompt is 0; None: one in each row.
+    `input_ids`, `position_ids`, `segments` are (B, T); all other tensors are (N,), one entry per sampled
+    token. `sources[k]` is the index in the B·T tokens whose hidden state predicts token `targets[k]`;
+    `sequence` numbers the samples. `segments` is 0 in a row's prompt and numbers its completions from 1; None
+    if every row has one.
     """
 
     input_ids: torch.Tensor
@@ -48,11 +49,10 @@ class MicroBatch:
 def samples_of(
     groups: Sequence[Group], estimator: Estimator, prompts_per_batch: int, version: int
 ) -> list[Sample]:
-    """Samples of the groups, in their order. `version` is that of the weights the step starts from. An
-    estimator that needs totals and has none gets those of `groups`.
+    """Samples of the groups, in order. `version` is the weight version that the step starts from. If the
+    objective needs totals and `estimator` has none, they are computed from `groups`.
 
-    Rollouts whose advantage is zero teach nothing and are left out, unless a term without advantage acts on
-    them too.
+    Rollouts with advantage zero are dropped, unless a loss term without advantage acts on them.
     """
     objective, samples = estimator.objective, list[Sample]()
     if objective.over_batch and estimator.totals is None:
@@ -67,8 +67,8 @@ def samples_of(
 
 
 def measurable(groups: Iterable[Group], version: int, enough: int) -> list[Sample]:
-    """Sequences with tokens of `version`, as few as hold `enough` of these, or all; without weight: to be
-    measured and not learned from."""
+    """Samples with tokens of `version`: the first ones that hold `enough` such tokens, or all. Their loss
+    weight is zero: they only measure drift."""
     found: list[Sample] = []
     tokens = 0
     for group, rollout in ((g, r) for g in groups for r in g.rollouts):
@@ -82,7 +82,7 @@ def measurable(groups: Iterable[Group], version: int, enough: int) -> list[Sampl
 
 
 def _samples(group: Group, rollout: Rollout, advantage: float, scale: float, version: int) -> list[Sample]:
-    """The sequences of one rollout: one, and one more for each turn whose context is its own."""
+    """The sequences of one rollout: one, plus one per turn with a fresh context."""
     match = np.zeros(len(rollout.tokens), dtype=bool)
     for span in rollout.spans:
         match[span.start : span.end] = span.version == version
@@ -93,8 +93,8 @@ def _samples(group: Group, rollout: Rollout, advantage: float, scale: float, ver
 
 
 def micro_batches(rows: Sequence[Row], budget: int) -> tuple[list[MicroBatch], dict[str, float]]:
-    """Micro-batches of at most `budget` tokens each, padding included, and figures of the cut for this rank.
-    Rows of one sample stay among themselves: they need no mask, and the model's own keeps its windows."""
+    """Micro-batches of at most `budget` tokens each, padding included, and packing metrics of this rank. Rows
+    of one sample are batched separately: they need no mask, so the model applies its attention windows."""
     micro: list[MicroBatch] = []
     for part in ([r for r in rows if len(r) > 1], [r for r in rows if len(r) == 1]):
         micro += [make_micro_batch([part[i] for i in b]) for b in bins([length(r) for r in part], budget)]
@@ -106,7 +106,7 @@ def micro_batches(rows: Sequence[Row], budget: int) -> tuple[list[MicroBatch], d
 
 
 def make_micro_batch(rows: Sequence[Row]) -> MicroBatch:
-    """One micro-batch. The positions of every completion continue its prompt's."""
+    """One micro-batch. The positions of every completion continue those of its prompt."""
     width = max(map(length, rows))
     ids = np.zeros((len(rows), width), dtype=np.int64)
     positions = np.zeros_like(ids)
@@ -143,7 +143,7 @@ def make_micro_batch(rows: Sequence[Row]) -> MicroBatch:
 
 
 def empty_micro_batch(device: torch.device) -> MicroBatch:
-    """One token of weight zero: keeps a rank in step with collectives when it has nothing to compute."""
+    """One token of weight zero: keeps an idle rank in step with collectives."""
     one = np.zeros(1, dtype=np.int32)
     sample = Sample(one, one, np.zeros(1, np.float32), 0.0, 0.0, np.zeros(1, dtype=bool))
     return make_micro_batch([[sample]]).to(device)

@@ -1,7 +1,7 @@
-"""Weights that may turn out to be the best: RUN/candidates/step-00000020, the policy of each evaluated step.
+"""Weights that may be the best: RUN/candidates/step-00000020, the policy of each evaluated step.
 
-The learner writes one before any checkpoint that contains its step, so that a restart has either the folder
-or repeats the step. The launcher compares evaluations, moves the best to RUN/best and removes the others.
+The learner writes a candidate before any checkpoint that contains its step, so a restart finds the folder or
+repeats the step. The launcher compares evaluations, moves the best to RUN/best and deletes the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ CANDIDATES = "candidates"
 
 
 def is_candidate(learner: Learner, every: int | None, step: int) -> bool:
-    """Whether the weights after `step` steps are evaluated (`every` so many), and the best of these kept."""
+    """Whether the weights after `step` steps are evaluated (every `every` steps) and may be kept as the
+    best."""
     if learner.keep_best is None or every is None:
         return False
     return step % every == 0 or step == learner.steps
@@ -32,7 +33,7 @@ def candidates_in(run_dir: Path) -> dict[int, Path]:
 
 
 def best_step(run_dir: Path) -> int | None:
-    """The step of the weights in RUN/best; None where there are none."""
+    """The step of the weights in RUN/best; None without any."""
     return step_of(str(run_dir / BEST))
 
 

@@ -1,12 +1,12 @@
-"""Durable checkpoints: complete or absent, verified before they are loaded, the newest N kept.
+"""Durable checkpoints: complete or absent, verified before loading, the newest N kept.
 
     RUN/checkpoints/step-00000010/   DeepSpeed's state (weights, optimizer, schedule), random state per rank,
                                      manifest.json
 
-A checkpoint is written under a temporary name, synced, signed, then renamed, so a folder named step-* was
+A checkpoint is written under a temporary name, synced, signed, then renamed. So a folder named step-* was
 complete once. A thread of each rank writes, syncs and hashes; the step waits only for the copy in host
-memory. When every rank's thread is done, the ranks sign and rename, after a later step. A checkpoint that no
-longer matches its manifest is renamed to refused-step-*, and the one before is used. So the queue drops
+memory. When all threads are done, the ranks sign and rename, at the end of a later step. A checkpoint that no
+longer matches its manifest is renamed to refused-step-*, and the previous one is used. So the queue drops
 groups only when the oldest kept checkpoint contains their step.
 """
 
@@ -47,31 +47,31 @@ log = structlog.get_logger(__name__)
 TAG = "state"
 SEEN_S = 90.0  # NFS caches a folder for up to a minute
 WRITER = re.compile(r"(?:pp_rank_|random-)(\d+)[_.]")
-"""In the name of a file that one rank writes; rank 0 writes all others."""
+"""Rank in the name of a file; files without one are written by rank 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What a rank wrote, [bytes, BLAKE3] by path, and what is wrong with its share of older checkpoints, by
-    step."""
+    """Result of one rank: [bytes, BLAKE3] of its files by path, and by step the damage found in its share of
+    older checkpoints."""
 
     digests: dict[str, tuple[int, str]]
     troubles: dict[int, str]
 
 
 class Checkpoints:
-    """Checkpoints of one run. All methods except `newest`, and the constructor, are collectives of all
+    """Checkpoints of one run. The constructor and all methods except `newest` are collectives of all
     ranks."""
 
     def __init__(self, config: Config, run_dir: Path, rank: int, world: int) -> None:
         self._folder = run_dir / "checkpoints"
         self._config, self._rank, self._world = config, rank, world
-        self._verified: set[int] = set()  # read back after they were written
+        self._verified: set[int] = set()  # read again after writing
         self.refused: list[str] = []
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: tuple[int, Future[_Written]] | None = None  # step
         self.seconds = 0.0
-        """How long the newest kept the step."""
+        """How long the newest checkpoint blocked its step."""
         if rank == 0:
             make_secret(run_dir)
         self._barrier()
@@ -79,15 +79,16 @@ class Checkpoints:
         self._secret = read_secret(run_dir)
 
     def newest(self) -> int:
-        """Step of the newest checkpoint that this machine sees; 0 when there is none."""
+        """Step of the newest checkpoint visible on this machine; 0 without any."""
         return max(steps_in(self._folder), default=0)
 
     def begin(self, engine: Engine, step: int) -> None:
-        """Take the state after `step` steps and have it written aside. No other may be under way."""
+        """Copy the state after `step` steps and write the files in the background. No other write may be in
+        progress."""
         began, folder = time.monotonic(), self._partial(step)
         assert self._writing is None
         if self._rank == 0:
-            # Left by a learner that died while it wrote or deleted a checkpoint.
+            # Left by a learner that died while writing or deleting a checkpoint.
             for torn in self._folder.glob("partial-*"):
                 shutil.rmtree(torn)
             folder.mkdir(parents=True)
@@ -101,11 +102,11 @@ class Checkpoints:
         self.seconds = time.monotonic() - began
 
     def finished(self, *, wait: bool = False) -> int | None:
-        """None while no checkpoint is under way or some rank still writes. Once it is durable, the step of
-        the oldest checkpoint that a restart may have to take, 0 for the initial policy: groups of the steps
-        before it are needed no more.
+        """None while nothing is being written or some rank still writes. Once the checkpoint is durable,
+        returns the step of the oldest checkpoint that a restart may need, 0 for the initial policy. Groups of
+        earlier steps may be dropped.
 
-        Each kept checkpoint was compared with its manifest once more, while the one after it was written.
+        While a checkpoint is written, each kept one is compared with its manifest again.
         """
         if self._writing is None or not all(self._gather(wait or self._writing[1].done())):
             return None
@@ -117,7 +118,7 @@ class Checkpoints:
             folder, place = self._partial(step), self._of(step)
             Manifest(self._config.run.name, step, self._world, files).write(folder, self._secret)
             sync(folder / NAME, folder)
-            if place.exists():  # groups may have been let go for what it contains: it stays
+            if place.exists():  # its groups may have been dropped already: keep the old one
                 self._remove(folder)
             else:
                 folder.rename(place)
@@ -136,16 +137,16 @@ class Checkpoints:
         """This rank's part, on a thread: no collective. Also reads its share of the checkpoints `look`."""
         write()
         torch.save({"cpu": random}, folder / f"random-{self._rank}.pt")
-        sync_tree(folder)  # by every rank: a machine has only its own writes to sync
+        sync_tree(folder)  # on every rank: each machine syncs its files
         digests = self._own_digests(folder)
         return _Written(digests, {step: _refusal(partial(self._read_share, step)) for step in look})
 
     def restore(self, engine: Engine) -> int:
-        """Load the newest checkpoint that matches its manifest. All ranks load the one that rank 0 finds.
-        Returns its step, 0 when there is none. Others are set aside and listed in `refused`.
+        """Load the newest checkpoint that matches its manifest. All ranks load the one that rank 0 chooses.
+        Returns its step, 0 without any. Damaged ones are renamed and listed in `refused`.
 
-        Raises RunError when a machine does not see it, and ConfigError when it was written by another number
-        of ranks.
+        Raises RunError when a machine does not see that checkpoint, and ConfigError when the number of ranks
+        differs.
         """
         while step := engine.agree(self.newest()):
             trouble = self._trouble(step)
@@ -171,12 +172,12 @@ class Checkpoints:
             torch.set_rng_state(torch.load(random, weights_only=True)["cpu"])
 
     def _there(self) -> list[int]:
-        """The steps of the checkpoints that rank 0 sees, the newest first."""
+        """Steps of the checkpoints that rank 0 sees, newest first."""
         return self._gather(sorted(steps_in(self._folder), reverse=True))[0]
 
     def _prune(self, newest: int, looked: Mapping[int, str]) -> int:
         """Keep the newest learner.keep_checkpoints that match their manifests. Returns the step of the oldest
-        of them, 0 while there are fewer. `looked`: what was found wrong with those that were read already."""
+        of them, 0 while there are fewer. `looked` holds the damage found by step in those already read."""
         keep, kept = self._config.learner.keep_checkpoints, [newest]
         known = {**looked, **dict.fromkeys(self._verified, "")}
         for step in (s for s in self._there() if s < newest):
@@ -192,8 +193,8 @@ class Checkpoints:
         return kept[-1] if len(kept) == keep else 0
 
     def _trouble(self, step: int) -> str:
-        """What is wrong with the checkpoint of `step`; empty when it is correct. Rank 0 checks names, sizes
-        and signature, then each rank reads its share of the files."""
+        """Why the checkpoint of `step` is refused; empty when correct. Rank 0 checks names, sizes and
+        signature, then each rank reads its share of the files."""
         folder = self._of(step)
         first = self._gather(_refusal(lambda: self._manifest(step)) if self._rank == 0 else "")[0]
         if first:
@@ -210,7 +211,7 @@ class Checkpoints:
         check_files(self._of(step), manifest, largest_first[self._rank :: self._world])
 
     def _set_aside(self, step: int, trouble: str) -> None:
-        """Rename it so that it no longer counts as a checkpoint."""
+        """Rename a damaged checkpoint to refused-step-*."""
         folder = self._of(step)
         aside = folder.with_name(f"refused-{folder.name}")
         self.refused.append(f"{folder.name}: {trouble}")
@@ -223,7 +224,7 @@ class Checkpoints:
         self._barrier()
 
     def _own_digests(self, folder: Path) -> dict[str, tuple[int, str]]:
-        """[bytes, BLAKE3] of each file in `folder` that this rank wrote, by its path there."""
+        """[bytes, BLAKE3] by relative path of the files in `folder` that this rank wrote."""
         own = {}
         for path in (p for p in folder.rglob("*") if p.is_file()):
             writer = WRITER.search(path.name)
@@ -232,7 +233,7 @@ class Checkpoints:
         return own
 
     def _remove(self, folder: Path) -> None:
-        """Rename a folder before deleting it, so that a half deleted one never looks complete."""
+        """Rename a folder before deletion, so a partly deleted one never looks complete."""
         shutil.rmtree(folder.rename(self._folder / f"partial-removed-{folder.name}"))
 
     def _of(self, step: int) -> Path:
@@ -242,7 +243,7 @@ class Checkpoints:
         return self._folder / f"partial-{step:08d}"
 
     def _wait_for(self, file: Path, what: str) -> None:
-        """Files that another machine wrote to a shared disk may become visible some seconds later."""
+        """Wait for a file of another machine, which may take seconds to appear on a shared disk."""
         deadline = time.monotonic() + SEEN_S
         while not file.exists():
             if time.monotonic() > deadline:

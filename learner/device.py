@@ -10,7 +10,7 @@ from hora_rl.common.config import Learner
 
 
 def set_device(learner: Learner, seed: int, local_rank: int) -> str:
-    """Choose this rank's device and threads; returns the backend of its process group."""
+    """Set this rank's device and threads; return the backend of its process group."""
     torch.manual_seed(seed)
     torch.set_num_threads(learner.threads)
     if torch.cuda.is_available():
@@ -25,7 +25,7 @@ def set_device(learner: Learner, seed: int, local_rank: int) -> str:
 
 
 def expand_segments() -> None:
-    """Let CUDA's allocator grow its blocks: micro-batches of changing shape would leave gaps between them.
-    The user's own settings stay. To be called before the first allocation."""
+    """Let CUDA's allocator grow its blocks: micro-batches of varying shape would fragment memory. Call before
+    the first allocation. A user's settings are kept."""
     if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")

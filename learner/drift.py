@@ -1,6 +1,6 @@
-"""Drift: the mean |difference| of the log-probs that generators and learner give to the same tokens on the
-same weights. A wrong engine or model shows it at once, and stops the run in its first steps; later drift is
-an alarm, for a run must not end by one bad step."""
+"""Drift: the mean |difference| of generator and learner log-probs of the same tokens under the same weights.
+A wrong engine or model causes a large drift at once and stops the run in its first steps. Later drift only
+raises an alarm."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hora_rl.common.errors import RunError
 
 FIRST = 5  # measurements after each start of the learner
 ENOUGH = 200
-"""Tokens of a measurement. Differences of single tokens have a long tail, in 16 bits above all: the mean of
-twenty says little."""
+"""Tokens per measurement. Single tokens differ with a long tail, above all in 16 bits: a mean of twenty is
+noise."""
 
 
 class Drift:
-    """Tokens of one step after the other, until they are `ENOUGH` for a measurement, which starts anew then.
-    `limit` is `weights.drift_limit`, applied to the first measurements."""
+    """Accumulates tokens over steps until `ENOUGH` make a measurement, then starts again. `limit` is
+    `weights.drift_limit`, applied to the first measurements."""
 
     def __init__(self, limit: float | None) -> None:
         self._limit = limit
@@ -22,8 +22,9 @@ class Drift:
         self._sum = self._tokens = 0.0
 
     def add(self, step: int, sums: dict[str, float]) -> dict[str, float]:
-        """`sums` of step `step` over all ranks, with the drift of the measurement that ends with it, or with
-        none. The same on every rank. Raises RunError for one of the first above the limit."""
+        """Return `sums` of step `step` over all ranks, with the drift of a measurement that ends at this
+        step, else with zeros. The same on every rank. Raises RunError if one of the first measurements
+        exceeds the limit."""
         self._sum += sums.get("drift", 0.0)
         self._tokens += sums.get("drift_tokens", 0.0)
         if self._tokens < ENOUGH:

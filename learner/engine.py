@@ -1,9 +1,9 @@
-"""The only file that trains with DeepSpeed: build the engine, run one optimizer step on this rank's
+"""The only file that trains with DeepSpeed: builds the engine and runs one optimizer step on this rank's
 micro-batches.
 
-The loss is a sum over tokens, already weighted by 1/(Γ G_i Z_ij). Summed over micro-batches and ranks it is
-the objective, however the batch is cut. DeepSpeed averages over ranks, so the loss is multiplied by their
-number. We mark the boundary of accumulation (`managed_gradient_accumulation: false`), so ranks may have
+The loss is a sum over tokens, already weighted by 1/(Γ G_i Z_ij). Summed over micro-batches and ranks, this
+is the objective for any cut of the batch. DeepSpeed averages over ranks, so the loss is multiplied by their
+number. We mark the accumulation boundary (`managed_gradient_accumulation: false`), so ranks may have
 different numbers of micro-batches. Ranks with fewer run empty ones, because ZeRO-3 gathers parameters in
 every forward.
 """
@@ -48,10 +48,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The outcome of one optimizer step. `sums` are this rank's sums of the objective's statistics.
+    """Outcome of one optimizer step. `sums` are this rank's sums of the objective's statistics.
 
-    `bad`: a loss or gradient was not finite. In float16 that is normal for gradients while the loss scale is
-    being found; DeepSpeed raises when it can become no smaller.
+    `bad`: a loss or gradient was not finite. In float16 non-finite gradients are normal while the loss scale
+    is being found; DeepSpeed raises at the smallest scale.
     """
 
     applied: bool
@@ -63,7 +63,7 @@ class Update:
 
 
 class Engine:
-    """DeepSpeed around the policy of `config.model.path`. Needs an initialised process group.
+    """DeepSpeed engine of the policy at `config.model.path`. Needs an initialised process group.
 
     Raises ConfigError for a model whose log-probs the learner would compute wrongly.
     """
@@ -118,7 +118,7 @@ class Engine:
         self.sharing = Sharing(self.shape.even, window_of(self.hf.config)) if alike else None
 
     def _load(self) -> PreTrainedModel:
-        """The initial policy; under ZeRO-3 sharded already, where it can be loaded by part."""
+        """Load the initial policy; under ZeRO-3 parameter by parameter if possible."""
         model, learner, hf = self._config.model, self._config.learner, None
         if self._stage == 3:
             refuse_to_train(model)
@@ -126,13 +126,13 @@ class Engine:
         hf = load_model(model, learner) if hf is None else for_training(hf, learner)
         if learner.kernels == "liger":
             use_liger(hf, self.device)
-        # Under ZeRO-3 every rank looks at its own part.
+        # Under ZeRO-3 every rank checks its shards.
         own = ((name, getattr(p, "ds_tensor", p)) for name, p in hf.named_parameters())
         refuse_not_finite(not_finite(own), model.path)
         return hf
 
     def _frozen_policy(self) -> Forward:
-        """The reference of a KL term; under ZeRO-3 sharded like the policy."""
+        """The reference policy of a KL term; under ZeRO-3 sharded like the policy."""
         import deepspeed
 
         policy = Policy(self._load()).requires_grad_(False).eval()
@@ -156,12 +156,12 @@ class Engine:
     def step(
         self, micro_batches: Sequence[MicroBatch], fresh: Callable[[], MicroBatch | None] = lambda: None
     ) -> Update:
-        """One batch: `updates_per_batch` gradient updates on it. With several, π_prox is computed once before
+        """Run `updates_per_batch` gradient updates on one batch. With several, π_prox is computed once before
         the first.
 
-        When no rank has tokens of the weights' own version, drift is measured on the samples that `fresh`
-        returns on any rank, just before the weights change: a generator that keeps up with the learner
-        samples on these weights during the step.
+        If no rank has tokens of the current version, drift is measured on the samples that `fresh` returns on
+        any rank, just before the weights change: a generator that keeps up samples on these weights during
+        the step.
         """
         started, rate = time.monotonic(), float(self._engine.get_lr()[0])
         objective = self._config.learner.objective
@@ -182,12 +182,10 @@ class Engine:
         return Update(applied, bad, norm, rate, sums, seconds=time.monotonic() - started)
 
     def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What is published: every parameter by its Hugging Face name, or with `learner.lora` the adapter's
-        alone by their names in its file. Whole, one after the other, on the device and until the next is
-        asked for.
+        """Yield every published parameter with its Hugging Face name; with `learner.lora` only the adapter's,
+        with their names in the adapter file. Each is unsharded, on the device, and valid until the next.
 
-        A collective under ZeRO-3: all ranks must iterate to the end. At most one gathered layer exists at a
-        time.
+        A collective under ZeRO-3: all ranks must iterate to the end. Only one layer is gathered at a time.
         """
         import deepspeed
 
@@ -200,14 +198,14 @@ class Engine:
                 yield name, parameter.detach()
 
     def gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """As `whole`, copied to host memory on rank 0; the other ranks take part and copy nothing."""
+        """Like `whole`, copied to host memory on rank 0; other ranks only take part in the collective."""
         dtype = DTYPES[self._config.model.dtype]
         for name, parameter in self.whole():
             yield name, parameter.to(dtype=dtype, copy=True).cpu() if self._rank == 0 else parameter
 
     def save(self, folder: Path, tag: str) -> Callable[[], None]:
-        """Take the state as it is now; what is returned writes this rank's files, on any thread, before the
-        next call. A collective. Without `learner.async_checkpoint` they are written already."""
+        """Capture the current state. The returned function writes this rank's files, on any thread, before
+        the next call. A collective. Without `learner.async_checkpoint` the files are written at once."""
         self._engine.save_checkpoint(
             str(folder),
             tag=tag,
@@ -226,18 +224,18 @@ class Engine:
         return int(shared.item())
 
     def load(self, folder: Path, tag: str) -> None:
-        strict = self._lora is None  # else the base is not in it
+        strict = self._lora is None  # a LoRA checkpoint lacks the base
         _, state = self._engine.load_checkpoint(str(folder), tag=tag, load_module_strict=strict)
         if "entropy" in state:
             self._entropy.load_state_dict(state["entropy"])
 
     def _aligned(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
-        """The largest number of micro-batches of any rank, at least one."""
+        """Pad with empty micro-batches to the largest number of any rank, at least one."""
         count = int(self._over_ranks(max(1, len(micro_batches)), torch.distributed.ReduceOp.MAX))
         return micro_batches + [empty_micro_batch(self.device)] * (count - len(micro_batches))
 
     def _tasks(self, rounds: list[MicroBatch]) -> list[Task]:
-        """The micro-batches with the log-probs that are needed before the first update."""
+        """Attach the log-probs that are needed before the first update to each micro-batch."""
         objective = self._config.learner.objective
         several, share = objective.updates_per_batch > 1, objective.top_entropy_quantile
         frozen = [self._frozen(self._engine, m) for m in rounds] if several or share < 1.0 else []
@@ -251,7 +249,8 @@ class Engine:
         return [Task(*parts) for parts in zip(rounds, prox, reference, keep, strict=True)]
 
     def _reference_logprobs(self, rounds: list[MicroBatch]) -> list[torch.Tensor]:
-        """Log-probs of the initial policy: a second model, or with an adapter the same one without it."""
+        """Log-probs of the initial policy, from a second model or, with LoRA, with the adapter switched
+        off."""
         if self._reference is not None:
             return [self._frozen(self._reference, m)[0] for m in rounds]
         with without_adapter(self.hf):
@@ -274,19 +273,19 @@ class Engine:
         return sums, finite
 
     def _drift(self, micro: MicroBatch | None) -> dict[str, float]:
-        """Sums of the drift on `micro`. Every rank runs one forward, because ZeRO-3 gathers parameters in
-        it."""
+        """Drift sums on `micro`. Every rank runs one forward, because ZeRO-3 gathers parameters there."""
         micro = empty_micro_batch(self.device) if micro is None else micro.to(self.device)
         gap = (self._frozen(self._engine, micro)[0] - micro.logprobs)[micro.match]
         return {"drift": float(gap.abs().sum()), "drift_tokens": float(gap.numel())}
 
     def _apply(self, finite: bool) -> bool:
-        """The optimizer step. If some rank's loss was not finite, all ranks drop their gradients instead."""
+        """Take the optimizer step. If any rank's loss was not finite, all ranks drop their gradients
+        instead."""
         if finite or self._stage > 0:
             self._engine.step()  # The optimizers themselves refuse gradients that are not finite.
             applied = bool(self._engine.was_step_applied())
             if not applied and self._config.learner.offload_optimizer and self._stage in (1, 2):
-                # DeepSpeed keeps the refused sum there, and every later gradient would be added to it.
+                # DeepSpeed keeps the refused sum there and would add every later gradient to that.
                 kept = self._optimizer.averaged_gradients
                 kept.update(dict.fromkeys(kept))
             return finite and applied
@@ -299,7 +298,7 @@ class Engine:
     def _over_ranks(
         self, value: float, op: torch.distributed.ReduceOp.RedOpType = torch.distributed.ReduceOp.SUM
     ) -> float:
-        """The sum over all ranks, or what `op` makes of their values. A collective."""
+        """Reduce `value` over all ranks, by default to the sum. A collective."""
         total = torch.tensor([value], dtype=torch.float64, device=self.device)
         if self._world > 1:
             torch.distributed.all_reduce(total, op=op)
@@ -314,22 +313,22 @@ class Engine:
 
 
 def _add(sums: dict[str, float], more: Mapping[str, float], factor: float = 1.0) -> None:
-    """Add `more` to `sums`; of values whose name ends with `max` keep the larger."""
+    """Add `factor` times `more` to `sums`; values whose name ends with `max` are maximised instead."""
     for name, value in more.items():
         old = sums.get(name, 0.0)
         sums[name] = max(old, value) if name.endswith("max") else old + factor * value
 
 
 def effective_stage(learner: Learner, dtype: str) -> int:
-    """The ZeRO stage in use. Stage 0 is only for float32; in 16 bits it is stage 2. There DeepSpeed's stage 0
-    divides gradients by a loss scale that was never applied, or takes a step before the first, and stage 1
-    keeps float32 gradients unsharded. On one rank stage 2 costs nothing."""
+    """The ZeRO stage in use. Stage 0 becomes 2 in 16 bits. There DeepSpeed's stage 0 divides gradients by a
+    loss scale that was never applied, or takes a step before the first, and stage 1 keeps float32 gradients
+    unsharded. On one rank stage 2 costs nothing."""
     return 2 if learner.zero_stage == 0 and dtype != "float32" else learner.zero_stage
 
 
 def load_model(model: Model, learner: Learner, attention: str | None = None) -> PreTrainedModel:
-    """The initial policy in training form, with `learner.attention` or another. Raises ConfigError when the
-    folder holds no causal language model, or the attention's package is missing."""
+    """Load the initial policy for training, with attention `attention` or `learner.attention`. Raises
+    ConfigError when the folder holds no causal language model, or the attention's package is missing."""
     from transformers import AutoModelForCausalLM
 
     refuse_to_train(model)
@@ -348,7 +347,7 @@ def load_model(model: Model, learner: Learner, attention: str | None = None) -> 
 
 
 def for_training(hf: PreTrainedModel, learner: Learner) -> PreTrainedModel:
-    """`hf` without cache and dropout, with gradient checkpointing as the configuration says."""
+    """Configure `hf` without cache and dropout, and with gradient checkpointing if configured."""
     if learner.gradient_checkpointing:
         hf.gradient_checkpointing_enable()
     hf.config.use_cache = False
@@ -364,8 +363,7 @@ def deepspeed_config(learner: Learner, dtype: str) -> dict[str, object]:
     if dtype != "float32":
         precision = {
             "bf16" if dtype == "bfloat16" else "fp16": {"enabled": True},
-            # In 16 bits the last bits of a micro-batch would be lost, because it is small against the sum of
-            # many.
+            # In 16 bits the sum of many micro-batches would lose the last bits of each.
             "data_types": {"grad_accum_dtype": "fp32"},
         }
         if stage == 1:  # the sum is sent once a step, and would be rounded to 16 bits first

@@ -1,5 +1,5 @@
-"""Entropy of the policy as part of the objective: a bonus, its coefficient, and the share of tokens with the
-highest."""
+"""Entropy of the policy in the objective: the bonus coefficient, and the entropy threshold of the trained
+tokens."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hora_rl.learner.totals import gathered
 
 
 class EntropyControl:
-    """Coefficient of the entropy bonus: constant, or moved towards `entropy_target` after every update.
+    """Coefficient of the entropy bonus: constant, or adapted towards `entropy_target` after every update.
 
-    As in TRL (Skywork-OR1, 2505.22312): it grows by entropy_coef_delta while the mean entropy of the last
-    update is at most the target and falls by it above, within its bounds; above the target and before the
-    first update no bonus is paid.
+    As in TRL (Skywork-OR1, 2505.22312): the coefficient grows by entropy_coef_delta if the mean entropy of
+    the last update is at most the target and shrinks by the same amount otherwise, within its bounds. Above
+    the target and before the first update there is no bonus.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -27,12 +27,12 @@ class EntropyControl:
 
     @property
     def coefficient(self) -> float:
-        """What the next update pays for one nat of mean entropy."""
+        """Bonus of the next update per nat of mean entropy."""
         target = self._objective.entropy_target
         return self._coefficient if target is None or self._last <= target else 0.0
 
     def observe(self, entropy: float) -> None:
-        """Take in the mean entropy (nats) of the tokens of one update, over all ranks."""
+        """Record the mean entropy (nats) of one update's tokens, over all ranks."""
         objective = self._objective
         if objective.entropy_target is None:
             return
@@ -49,8 +49,7 @@ class EntropyControl:
 
 
 def threshold(entropies: Sequence[torch.Tensor], share: float, world: int) -> float:
-    """The entropy that `share` of all ranks' tokens reach: their (1 - share) quantile. A collective where
-    `world` > 1."""
+    """The (1 - share) quantile of the entropies of all ranks' tokens. A collective where `world` > 1."""
     own = torch.cat(list(entropies)).float().cpu().numpy()
     every = np.concatenate(gathered(own, world))
     return float(np.quantile(every, 1.0 - share)) if len(every) else 0.0

@@ -1,5 +1,4 @@
-"""From one group to the advantages of its rollouts: which rewards and successes enter, and by which
-formula."""
+"""Computes the advantages of a group's rollouts: chooses the rewards, successes and formula."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ from hora_rl.learner.user_advantage import user_advantage
 class Estimator:
     """Advantages under `objective`.
 
-    `weights` are the rewards', `success` names the one that decides success (None: none does), `group_size`
-    is G, `max_response` the longest completion; `totals` are those of the step where the objective needs
-    them. `sources` are the estimators of the run's data sources, where it has several.
+    `weights` are the rewards' weights, `success` names the reward that decides success (None: no reward
+    does), `group_size` is G, `max_response` the longest completion. `totals` are those of the step if the
+    objective needs them. `sources` are the estimators of the data sources of a run with several.
     """
 
     objective: Objective
@@ -41,15 +40,15 @@ class Estimator:
         return self._of(group)._unweighted(group) * weight
 
     def _of(self, group: Group) -> Estimator:
-        """The one of its source, with the totals of the whole step."""
+        """The estimator of the group's source, with the totals of the step."""
         own = self.sources.get(group.source)
         return self if own is None else replace(own, totals=self.totals)
 
     def _unweighted(self, group: Group) -> Values:
         """A (G_i,) by the formula.
 
-        An advantage of successes takes each success as 1 and the rest as 0; every other reward that has a
-        weight is centred in the group and added with its weight.
+        A formula on successes uses 1 for a success and 0 otherwise. Every other weighted reward is centred in
+        the group and added.
         """
         if is_user_function(self.objective.advantage):
             phases = np.array([r.phase for r in group.rollouts])
@@ -76,8 +75,7 @@ class Estimator:
         return formula(self.objective.advantage, self.objective.k, baseline, self.objective.lambda_)
 
     def rewards(self, group: Group) -> Values:
-        """R (G_i,): the weighted sum of its rewards, or of its rewards each normalised in the group
-        (GDPO)."""
+        """R (G_i,): the weighted sum of rewards, optionally each normalised in the group first (GDPO)."""
         if self.objective.multi_objective_aggregation == "sum_then_normalize":
             return _weighted(group, self.weights) - self._overlong(group)
         terms = [
@@ -86,7 +84,7 @@ class Estimator:
         return np.sum([*terms, grpo(-self._overlong(group))], axis=0)
 
     def trains(self, rollout: Rollout) -> bool:
-        """Whether the rollout's tokens are in the loss: a masked one counts in its group alone."""
+        """Whether the rollout's tokens are in the loss. A masked rollout only counts in its group."""
         return not (self.objective.overlong == "mask" and rollout.finish_reason == "length")
 
     def scale(self, group: Group, rollout: Rollout, prompts: int) -> float:
@@ -98,13 +96,13 @@ class Estimator:
         return 1.0 / (prompts * group.size * z)
 
     def sums(self, groups: Sequence[Group]) -> Totals:
-        """What `groups` add to the totals of their step."""
+        """The contribution of `groups` to the totals of their step."""
         values = np.concatenate([np.zeros(0), *(self._of(group).rewards(group) for group in groups)])
         trained = [len(r.tokens) for group in groups for r in group.rollouts if self.trains(r)]
         return Totals(float(sum(trained)), float(len(values)), float(values.sum()), float((values**2).sum()))
 
     def _overlong(self, group: Group) -> Values:
-        """DAPO's soft penalty (2503.14476, equation 13): from 0 to 1 over the last tokens before the
+        """DAPO's soft penalty (2503.14476, equation 13): rises from 0 to 1 over the last tokens before the
         limit."""
         if self.objective.overlong != "soft":
             return np.zeros(group.size)

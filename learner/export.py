@@ -2,7 +2,7 @@
 
 `export` writes RUN/model from the live engine at the end of a run. `export_checkpoint` writes any checkpoint
 of a finished or running run, on one CPU, without a process group, queue or cluster. With `learner.lora`
-RUN/model is the merged model, and the adapter lies beside it in RUN/adapter.
+RUN/model is the merged model, and RUN/adapter holds the adapter.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, torch.Tensor]
 OF_ENGINE = "hf."
-"""What a checkpoint's names begin with: the engine holds the policy as `hf`."""
+"""Prefix of parameter names in a checkpoint: the engine holds the policy as `hf`."""
 
 
 def export(
     engine: Engine, config: Config, folder: Path, rank: int, step: int, adapter: Path | None = None
 ) -> None:
-    """Write the engine's policy, which is that after `step` steps, to `folder`, and with `learner.lora` its
-    adapter to the folder `adapter` if one is named. A collective; rank 0 writes, whole or not at all."""
+    """Write the engine's policy after `step` steps to `folder`, and with `learner.lora` its adapter to
+    `adapter` if given. A collective; rank 0 writes. The folders are complete or absent."""
     tensors = {name: tensor for name, tensor in engine.gathered() if rank == 0}
     if rank != 0:
         return
@@ -54,11 +54,11 @@ def export(
 def export_checkpoint(
     run_dir: Path, config: Config, step: int | None, folder: Path, *, adapter: bool = False
 ) -> int:
-    """Write the model of the checkpoint of `step` (default: the newest) to `folder`; returns its step. A run
-    with `learner.lora` gives the merged model, or with `adapter` the adapter alone.
+    """Write the model of the checkpoint of `step` (default: the newest) to `folder`; returns its step. With
+    `learner.lora` this is the merged model, or with `adapter` only the adapter.
 
-    Raises RunError when the checkpoint is missing or was changed, and when the folder is not empty, and
-    ConfigError for an adapter of a run that trained full weights.
+    Raises RunError when the checkpoint is missing or damaged, or the folder is not empty, and ConfigError for
+    an adapter of a run that trained full weights.
     """
     if adapter and config.learner.lora is None:
         raise ConfigError(
@@ -81,8 +81,8 @@ def export_checkpoint(
 def checkpoint_weights(run_dir: Path, run: str, step: int | None) -> tuple[int, dict[str, torch.Tensor]]:
     """The step (default: the newest) and the trained parameters of a checkpoint, by the policy's names.
 
-    Raises RunError when it is missing or was changed. DeepSpeed's state contains pickles, so nothing is
-    loaded before the manifest is verified.
+    Raises RunError when the checkpoint is missing or damaged. DeepSpeed's state contains pickles, so nothing
+    is loaded before the manifest is verified.
     """
     found = steps_in(run_dir / "checkpoints")
     if not found:
@@ -106,16 +106,16 @@ def checkpoint_weights(run_dir: Path, run: str, step: int | None) -> tuple[int, 
 
 
 def _weights(state: Path) -> dict[str, torch.Tensor]:
-    """Every trained parameter of a verified checkpoint, whole, by the engine's names."""
+    """All trained parameters of a verified checkpoint, unsharded, by the engine's names."""
     if not list(state.glob("*_optim_states.pt")):  # without ZeRO one file holds all
         # Unpickling can execute code from the file, and DeepSpeed's state holds objects that weights_only
-        # refuses. It is safe here: the caller has compared every file with the checksums of a manifest that
-        # is signed with the run's secret, so this run's learner wrote the file.
+        # refuses. Loading is safe here: the caller has compared every file with the checksums of a manifest
+        # that is signed with the run's secret, so this run's learner wrote the file.
         saved = torch.load(state / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
         return dict(saved["module"])
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it finds
+    with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints progress
         return dict(
             get_fp32_state_dict_from_zero_checkpoint(
                 str(state.parent), tag=state.name, exclude_frozen_parameters=True
@@ -147,15 +147,16 @@ def _write(hf: PreTrainedModel, tensors: Tensors, config: Config, step: int, fol
 
 
 def _buffers(hf: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """What the model's file holds besides parameters, such as a router's correction. They are not trained,
-    and whole under ZeRO-3; without them a loaded model would have those of a new one."""
+    """State besides parameters, such as a router's correction. Buffers are neither trained nor sharded by
+    ZeRO-3; without them a loaded model would start with new ones."""
     parameters = {name for name, _ in hf.named_parameters(remove_duplicate=False)}
     return {name: t.detach().cpu() for name, t in hf.state_dict().items() if name not in parameters}
 
 
 @contextlib.contextmanager
 def _complete(folder: Path, run: str, step: int, base: str | None = None) -> Iterator[Path]:
-    """A folder to write into, which replaces `folder` at the end of the block: complete or not at all."""
+    """A temporary folder that replaces `folder` at the end of the block, so `folder` is complete or
+    unchanged."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

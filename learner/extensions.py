@@ -1,8 +1,8 @@
-"""DeepSpeed's C++ extension for CPUs, built under a lock that the kernel frees when its owner dies.
+"""DeepSpeed's C++ extension for CPUs, compiled under a lock that the kernel releases when the owner dies.
 
-torch guards a build with a file, `lock`, that a killed process leaves behind; every later process then waits
-for ever. Here builds are in a folder of HORA's, and only the holder of its flock compiles there. So a `lock`
-file in it has no owner.
+torch guards a build with a file named `lock`. A killed process leaves this file behind, and every later
+process waits for ever. Here builds have a separate folder, and only the holder of its flock compiles there.
+So a `lock` file in that folder is always stale.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ SAY_S = 60.0
 
 
 def build_folder() -> Path:
-    """The folder of builds for this Python, torch and DeepSpeed; below TORCH_EXTENSIONS_DIR where that is
-    set."""
+    """The build folder for this Python, torch and DeepSpeed, below TORCH_EXTENSIONS_DIR if set."""
     spec = find_spec("deepspeed")
     what = [platform.python_version(), importlib.metadata.version("torch"), spec.origin if spec else ""]
     key = hashlib.blake2b(repr(what).encode(), digest_size=6).hexdigest()
@@ -43,9 +42,9 @@ def build_folder() -> Path:
 
 
 def compile_extensions(doing: Callable[[str], None]) -> None:
-    """Load DeepSpeed's extension for CPUs into this process, and compile it first if it never was.
+    """Load DeepSpeed's extension for CPUs into this process; compile first if needed.
 
-    `doing` is called with what this process waits for. Raises RunError when the extension cannot be compiled
+    `doing` receives a description of the current wait. Raises RunError when the extension cannot be compiled
     here.
     """
     import deepspeed
@@ -70,8 +69,8 @@ def compile_extensions(doing: Callable[[str], None]) -> None:
 
 @contextmanager
 def owned(place: Path, doing: Callable[[str], None] = lambda _: None) -> Iterator[None]:
-    """Hold `place` exclusively while the block runs. Waits for the process that holds it, and reports which
-    one to `doing` and the log."""
+    """Hold `place` exclusively while the block runs. Waits for a process that holds the lock, and reports
+    that process to `doing` and the log."""
     place.mkdir(parents=True, exist_ok=True)
     with (place / OWNER).open("a+") as file:
         began = said = time.monotonic()
@@ -90,8 +89,8 @@ def owned(place: Path, doing: Callable[[str], None] = lambda _: None) -> Iterato
 
 @contextmanager
 def builds_in(place: Path) -> Iterator[None]:
-    """Where torch builds, with the programs of this Python's environment found first: ninja is one of them,
-    and `.venv/bin/hora` is often called by its path."""
+    """Make torch build in `place`, with the programs of this Python's environment first on PATH: ninja is one
+    of them, and `.venv/bin/hora` is often called by its path."""
     before = {name: os.environ.get(name) for name in (ROOT, "PATH")}
     programs = os.pathsep.join((str(Path(sys.executable).parent), before["PATH"] or os.defpath))
     os.environ |= {ROOT: str(place), "PATH": programs}
@@ -114,8 +113,8 @@ def busy(place: Path) -> str | None:
 
 
 def abandoned_locks() -> list[Path]:
-    """torch's lock files below its folder of builds that no process of this machine has open: users of these
-    builds wait for ever. HORA's own are left out, because its next start removes them."""
+    """torch's lock files below the user's build folder that no process of this machine has open: users of
+    these builds wait for ever. HORA's are left out, because the next start removes them."""
     found = [Path(p) for p in (*glob.glob(f"{_root()}/*/{BATON}"), *glob.glob(f"{_root()}/*/*/{BATON}"))]
     opened = {_target(link) for link in glob.iglob("/proc/[0-9]*/fd/*")} if found else set()
     return [p for p in found if str(p.resolve()) not in opened]

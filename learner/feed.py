@@ -1,10 +1,10 @@
-"""This rank's groups of each step: planned by rank 0, fixed in the ledger, read from Redis by id.
+"""Reads this rank's groups of each step: planned by rank 0, fixed in the ledger, read from Redis by id.
 
 Rank 0 claims entries, validates each once (an unusable one becomes a dead letter and is sampled again),
-chooses the step's Γ groups by the staleness rule and writes them to the ledger before any rank trains. The
-ranks share only the ledger: each computes the same division of the groups and reads its own part. Rank 0
-caches what it validated until the step, so it reads nothing twice. After a crash the ledger repeats the same
-steps, and groups that no ledgered step took are still in the stream.
+selects the step's Γ groups by the staleness rule and writes them to the ledger before any rank trains. The
+ranks share only the ledger: each computes the same division of the groups and reads its part. Rank 0 caches
+validated groups until their step, so it reads nothing twice. After a crash the ledger repeats the same steps;
+groups that no ledgered step took are still in the stream.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLAIM_S = 0.5
 
 
 class GroupCache(dict[str, Group]):
-    """Groups by entry, at most `limit` bytes of messages. A group that does not fit is read again when it is
+    """Groups by entry, at most `limit` bytes of messages. Groups beyond the limit are read again when
     needed."""
 
     def __init__(self, limit: int) -> None:
@@ -53,8 +53,8 @@ class GroupCache(dict[str, Group]):
 
 
 class Planner:
-    """Rank 0's part. `start` is the step of the restored checkpoint. `cost` is a group's cost in training in
-    any unit; the ranks' shares are balanced by it."""
+    """Rank 0's planning. `start` is the step of the restored checkpoint. `cost` is the training cost of a
+    group in any unit, used to balance the ranks."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class Planner:
         self._take_up(start)
 
     def _take_up(self, start: int) -> None:
-        """Sort the groups that a crash left: in the ledger and contained in the checkpoint, in the ledger and
-        to be repeated, or free.
+        """Sort the groups that a crash left: in the ledger and the checkpoint, in the ledger and to be
+        repeated, or free.
 
         Raises RunError when this Redis did not plan the checkpoint's steps.
         """
@@ -107,9 +107,9 @@ class Planner:
         self._planned = {step: rows for step, rows in self._planned.items() if step >= self._durable}
 
     def plan(self, step: int, waiting: Callable[[], None]) -> float:
-        """Fix step `step` in the ledger, waiting for groups if need be; returns the seconds waited.
+        """Fix step `step` in the ledger, waiting for groups if needed; returns the seconds waited.
 
-        Raises RunError when nothing usable arrives within learner.wait_limit_s, or the coordinator gave up.
+        Raises RunError when nothing usable arrives within learner.wait_limit_s, or the coordinator stopped.
         """
         self.kept.drop(r.entry for r in self._training)
         self._training = []
@@ -138,13 +138,12 @@ class Planner:
         return time.monotonic() - began
 
     def look(self) -> None:
-        """Claim the entries that arrived meanwhile, without waiting."""
+        """Claim newly arrived entries without waiting."""
         for entry in self._consumer.claim(0.0):
             self._admit(entry)
 
     def missing(self, step: int) -> tuple[int, int]:
-        """How many groups step `step`, the next to be planned, lacks at least, and the oldest incomplete
-        batch."""
+        """How many groups the next step `step` still lacks at least, and the oldest incomplete batch."""
         per_batch, limit = self._config.rollout.prompts_per_batch, step - self._config.rollout.max_staleness
         held = self._trained + Counter(r.batch for r, _ in self._ready.values())
         # The step before took the rest of the batches before `limit`.
@@ -153,7 +152,7 @@ class Planner:
         return max(overdue, per_batch - len(self._ready)), oldest
 
     def _unheard(self) -> list[Entry]:
-        """Entries that are claimed in Redis but unknown here, because the reply to a claim was lost."""
+        """Entries claimed in Redis but unknown here, because the reply to a claim was lost."""
         planned = [r.entry for rows in self._planned.values() for r in rows]
         if self._consumer.claimed() <= len(self._ready) + len(planned):
             return []
@@ -161,7 +160,7 @@ class Planner:
         return [entry for entry in self._consumer.pending() if entry.id not in known]
 
     def durable(self, step: int) -> None:
-        """The first `step` steps are durable: acknowledge their entries."""
+        """Acknowledge the entries of the first `step` steps, which are durable."""
         if step <= self._durable:
             return
         done = [s for s in self._planned if s < step]
@@ -189,14 +188,14 @@ class Planner:
         self.kept.add(entry.id, group, sum(map(len, messages)))
 
     def _prompts(self) -> int | None:
-        """The number of prompts of the run. The first coordinator writes it before it pushes a group."""
+        """The run's number of prompts, which the first coordinator writes before the first group."""
         if self._prompts_known is None:
             said = read_state(self._redis, self._config.run.name).prompts
             self._prompts_known = said.n if said else None
         return self._prompts_known
 
     def _check(self, step: int, silent: float) -> bool:
-        """Whether an operator paused the run or the initial policy is measured; then waiting has no limit.
+        """Whether waiting has no limit now: the run is paused, or the initial policy is being evaluated.
         Raises RunError when the coordinator stopped or groups are overdue."""
         state = read_state(self._redis, self._config.run.name)
         if state.error:
@@ -212,7 +211,7 @@ class Planner:
 
 
 class Reader:
-    """One rank's part: its share of a ledgered step. Groups in `kept` are not read again."""
+    """Reads one rank's share of a ledgered step. Groups in `kept` are not read again."""
 
     def __init__(
         self,
@@ -228,12 +227,12 @@ class Reader:
         self._consumer = Consumer(client, config.run.name, config.queue)
 
     def read(self, step: int, waiting: Callable[[], None] = lambda: None) -> list[Group]:
-        """The groups of step `step` for this rank. Waits until rank 0 has written the step to the ledger."""
+        """This rank's groups of step `step`. Waits until rank 0 has written the step to the ledger."""
         parts, heard = Keys(self._config.run.name).parts, time.monotonic()
         said: object = None
         while (rows := self._ledger.step(step)) is None:
-            # A separate thread writes rank 0's heartbeat. So only a waiting rank 0 counts as alive each time;
-            # any other state counts only when it changes.
+            # A separate thread writes rank 0's heartbeat. So a beat counts as life while rank 0 waits; in any
+            # other state only a change counts.
             beat = json.loads(self._redis.hget(parts, LEADER) or "{}")
             told = beat if beat.get("state") == "waiting" else (beat.get("state"), beat.get("step"))
             if told != said:
@@ -259,13 +258,13 @@ class Reader:
 
 
 def divide(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
-    """Whole groups over ranks, balanced by cost: the largest first, each to the rank with the least.
-    Deterministic, so all ranks agree; within a rank the ledger's order is kept."""
+    """Divide whole groups among ranks, balanced by cost. Deterministic, so all ranks agree; within a rank the
+    ledger's order is kept."""
     return [[rows[i] for i in share] for share in spread([r.cost for r in rows], ranks)]
 
 
 def wait_while_held(client: redis.Redis, run: str, heart: Heartbeat) -> None:
-    """Wait while the launcher measures the initial policy, whose weights the generators keep until then."""
+    """Wait while the launcher evaluates the initial policy: generators must keep its weights."""
     while client.exists(Keys(run).hold):
         heart.update(state="ready", waiting_for="the evaluation of the initial policy")
         time.sleep(POLL_S)

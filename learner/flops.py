@@ -1,12 +1,10 @@
-"""Model FLOPs of a training step and the peak of a device: the two numbers of MFU, and what balances the
-ranks.
+"""Model FLOPs of a training step and the peak of a device, for MFU and for balancing the ranks.
 
 Forward and backward cost 6 FLOPs per weight and token, and attention's two products 12 · layers · width per
-pair of tokens, of which a sequence of L tokens needs L²/2 (PaLM, appendix B). A prompt that completions share
-counts once. The embedding look-up costs nothing, and the head runs on completion tokens alone. A frozen
-weight costs 4: its own gradient is not computed. What is computed a second time (gradient checkpointing,
-the chunked head) and the forward passes of π_prox and the reference are not model FLOPs of the update and are
-not counted.
+pair of tokens, of which a sequence of L tokens needs L²/2 (PaLM, appendix B). A shared prompt counts once.
+The embedding look-up is free, and the head runs on completion tokens only. A frozen weight costs 4: its
+gradient is not computed. Recomputation (gradient checkpointing, the chunked head) and the forward passes of
+π_prox and the reference are not model FLOPs of the update and are not counted.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What configurations call the number of experts."""
+"""Configuration keys for the number of experts."""
 
 # Dense bfloat16 tensor-core FLOP/s by the makers' data sheets, found by the first name that occurs in the
 # device's.
@@ -39,9 +37,9 @@ PEAK_BF16 = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a model computes per token: weights of the body and of the head, and layers x heads x head size.
-    Of a mixture's experts those count that a token is sent to. `trained`: those of the body that are trained,
-    None where all are, the head's too."""
+    """Size of a model per token: weights of the body and of the head, and layers x heads x head size. Only
+    the experts that a token is sent to count. `trained`: trained weights of the body; None if all weights are
+    trained, the head's included."""
 
     body: int
     head: int
@@ -50,7 +48,8 @@ class Shape:
 
     @classmethod
     def of(cls, hf: PreTrainedModel) -> Shape:
-        """The shape of a Hugging Face causal language model; under ZeRO-3 of the whole, not of the shards."""
+        """The shape of a Hugging Face causal language model; under ZeRO-3 of the full model, not of the
+        shards."""
         config = hf.config.get_text_config()
         size = {p: _used(p, config) for p in hf.parameters()}
         weights, trained = sum(size.values()), sum(n for p, n in size.items() if p.requires_grad)
@@ -63,13 +62,13 @@ class Shape:
 
     @property
     def per_token(self) -> float:
-        """Forward and backward of the body for one token, without attention's products."""
+        """Forward and backward FLOPs of the body for one token, without attention's products."""
         trained = self.body if self.trained is None else self.trained
         return 6.0 * trained + 4.0 * (self.body - trained)
 
     @property
     def even(self) -> float:
-        """Tokens of a row whose products with all of the row cost as much as the body."""
+        """Row length at which one token's attention products with the full row cost as much as the body."""
         return self.per_token / (12.0 * self.width)
 
     def flops(self, rows: Iterable[Row]) -> float:
@@ -84,13 +83,13 @@ class Shape:
 
 
 def _pairs(row: Row) -> int:
-    """Twice the pairs of tokens that see one another."""
+    """Twice the number of token pairs that see one another."""
     prompt = len(row[0].prompt)
     return sum(s.length**2 for s in row) - (len(row) - 1) * prompt**2
 
 
 def _used(parameter: torch.Tensor, config: PretrainedConfig) -> int:
-    """The weights of `parameter` that act on one token: of fused experts (E, …) those of one token's."""
+    """The weights of `parameter` that act on one token: of fused experts (E, …) only the routed ones."""
     shape = getattr(parameter, "ds_shape", parameter.shape)
     whole = int(getattr(parameter, "ds_numel", parameter.numel()))
     experts = next((n for key in EXPERTS if (n := getattr(config, key, None))), 0)
@@ -100,7 +99,7 @@ def _used(parameter: torch.Tensor, config: PretrainedConfig) -> int:
 
 
 def peak_flops(device: str, dtype: str) -> float | None:
-    """FLOP/s that the device of this name can reach in `dtype`; None where it is not written down here."""
+    """Peak FLOP/s of the device with this name in `dtype`; None if unknown."""
     if dtype not in ("bfloat16", "float16") or "MIG" in device:  # a slice of a card has a part of its peak
         return None
     return next((peak for name, peak in PEAK_BF16.items() if name in device), None)

@@ -1,6 +1,6 @@
 """The factor of a group's advantages (`learner.objective.group_weight`). Under `grpo` a rare prompt's
-expected update grows with the root of its group's size: these weights give that without unequal groups, take
-it away, or go by difficulty."""
+expected update grows with the root of its group's size. These weights apply that without unequal groups,
+remove that effect, or weight by difficulty."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hora_rl.common.types import Group
 
 
 def group_weight(group: Group, weight: GroupWeight, group_size: int) -> float:
-    """The factor of `group`, where G is `group_size`. Raises RunError for a group without the size that as_if
+    """The factor of `group`, with G = `group_size`. Raises RunError for a group without the size that as_if
     needs."""
     if weight.kind == "sqrt_size":
         return float(size_weight(group.size, group_size))

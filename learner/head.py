@@ -1,8 +1,8 @@
-"""The head of a causal language model: from hidden states to log-probs, a chunk of tokens at a time.
+"""The head of a causal language model: from hidden states to log-probs, one chunk of tokens at a time.
 
-Families differ in what follows the head's product: Granite divides the logits, Cohere multiplies them,
-Gemma-2 caps them. So the path from hidden states to logits is the model class's own `forward`, run with the
-backbone's output given (`OwnPath`). A family whose `forward` has another shape is refused by name.
+Families differ after the head's product: Granite divides the logits, Cohere multiplies them, Gemma-2 caps
+them. So the path from hidden states to logits is the model class's `forward`, run with the backbone's output
+supplied (`OwnPath`). A family whose `forward` has another shape is refused by name.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class OwnPath:
-    """Stands for `self` in the `forward` of a Hugging Face model, to run what comes after the backbone.
+    """Replaces `self` in the `forward` of a Hugging Face model, to run only the part after the backbone.
 
-    The backbone returns the hidden states it was given, the head multiplies by weight and bias without a
-    module call, and everything else is the model's. Under ZeRO-3 no hook of a module runs here, so no rank
-    waits for another.
+    The backbone returns the supplied hidden states, the head multiplies by weight and bias without a module
+    call, and everything else is the model's. Under ZeRO-3 no module hook runs here, so no rank waits for
+    another.
     """
 
     def __init__(self, hf: PreTrainedModel) -> None:
@@ -52,7 +52,7 @@ class OwnPath:
 
 
 class _Output:
-    """What a backbone returns: hidden states (B, T, H), also as its first item. Every other field is None."""
+    """A backbone's output: hidden states (B, T, H), also as the first item. Every other field is None."""
 
     def __init__(self, states: torch.Tensor) -> None:
         self.last_hidden_state = states
@@ -65,7 +65,7 @@ class _Output:
 
 
 class _Given:
-    """A model with some of its parts given; all else is looked up on the model itself."""
+    """A model with some parts replaced; every other attribute is the model's."""
 
     def __init__(self, hf: PreTrainedModel, given: dict[str, object]) -> None:
         self.__dict__.update(given, _hf=hf)
@@ -75,11 +75,10 @@ class _Given:
 
 
 class Head(torch.nn.Module):
-    """Log-probs and entropy of hidden states. It shares the parameters of the model's own head.
+    """Log-probs and entropy of hidden states. Shares the parameters of the model's head.
 
-    One call of this module is one forward pass, however many chunks are inside. Under ZeRO-3 every call of a
-    module that holds parameters is a collective, so a call per chunk would hang ranks whose numbers of chunks
-    differ.
+    One call of this module is one forward pass, for any number of chunks. Under ZeRO-3 every call of a module
+    with parameters is a collective, so one call per chunk would hang ranks with different numbers of chunks.
     """
 
     def __init__(self, path: OwnPath) -> None:
@@ -91,10 +90,10 @@ class Head(torch.nn.Module):
     def forward(
         self, states: torch.Tensor, targets: torch.Tensor, temperature: float, chunk: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """log π(targets) (N,) float32 at `temperature` and entropy (N,) float32 for states (N, H); the
-        entropy has a gradient where `entropy_gradient` is set.
+        """log π(targets) (N,) float32 at `temperature` and entropy (N,) float32 for states (N, H). The
+        entropy has a gradient if `entropy_gradient` is set.
 
-        Logits of at most `chunk` tokens exist at a time; the backward pass computes them again.
+        Logits of at most `chunk` tokens exist at a time; the backward pass recomputes them.
         """
         found: tuple[torch.Tensor, torch.Tensor] = _Chunks.apply(
             self, chunk, temperature, targets, states, self.weight, self.bias
@@ -109,10 +108,10 @@ class Head(torch.nn.Module):
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `forward`, with all logits at once."""
+        """Like `forward`, with all logits at once."""
         return scored(self._path.logits(states, weight, bias), targets, temperature, self.entropy_gradient)
 
-    # The parameters are saved and loaded under the names of the model's own head.
+    # Parameters are saved and loaded as those of the model's head.
     def _save_to_state_dict(self, *args: object, **kwargs: object) -> None:
         return
 
@@ -121,8 +120,8 @@ class Head(torch.nn.Module):
 
 
 class _Chunks(torch.autograd.Function):
-    """A head over chunks of tokens. The chunks' gradients of weight and bias are added up in float32: in 16
-    bits one that is small beside the sum would be lost."""
+    """A head over chunks of tokens. Gradients of weight and bias are accumulated over chunks in float32: in
+    16 bits small ones would be lost in the sum."""
 
     @staticmethod
     def forward(
@@ -142,7 +141,7 @@ class _Chunks(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         head, wanted, outputs = ctx.head, ctx.needs_input_grad[5:], 1 + ctx.head.entropy_gradient
         targets, states = ctx.saved_tensors
-        # The parameters as they are now: ZeRO-3 gathers them anew for the backward pass.
+        # Read the parameters again: ZeRO-3 gathers them anew for the backward pass.
         pairs = zip((head.weight, head.bias), wanted, strict=True)
         leaves = [p.detach().requires_grad_(on) for p, on in pairs if p is not None]
         trained = [p for p in leaves if p.requires_grad]
@@ -176,7 +175,7 @@ def scored(
 
 
 def unsupported(hf: PreTrainedModel, reason: str) -> ConfigError:
-    """The refusal of a model's family, by name."""
+    """The error that refuses a model's family by name."""
     return ConfigError(
         f"model.path ({hf.config.name_or_path or type(hf).__name__}): the learner cannot train "
         f"{type(hf).__name__} (model_type {hf.config.model_type}): {reason}; use another model"

@@ -1,4 +1,4 @@
-"""Host memory that is allocated once and reused: new memory for each copy costs more than the copy."""
+"""Host memory that is allocated once and reused: allocating for each copy costs more than the copy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ALIGNED = 64
 
 
 def size_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of a block for these; a parameter that ZeRO-3 sharded counts whole."""
+    """Bytes of a block for these tensors; a parameter sharded by ZeRO-3 counts in full."""
     return sum(_aligned(getattr(t, "ds_numel", t.numel()) * t.element_size()) for t in tensors)
 
 
 class HostBlock:
-    """One block of `size` bytes, filled from its begin. `pinned`: a GPU copies into it asynchronously.
+    """One block of `size` bytes, filled from the start. `pinned`: GPUs copy into the block asynchronously.
 
-    torch's own allocator of pinned memory rounds every block up to a power of two.
+    torch's allocator of pinned memory would round every block up to a power of two.
     """
 
     def __init__(self, size: int, *, pinned: bool) -> None:
@@ -32,12 +32,12 @@ class HostBlock:
             weakref.finalize(self, _unregister, whole).atexit = False
 
     def restart(self) -> None:
-        """The next place is the first again; what was there is overwritten."""
+        """Fill from the start again, overwriting the old content."""
         self._at = 0
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The next place, with the shape and type of `tensor`; its content is undefined. It is a storage of
-        its own: `torch.save` writes whole storages, and refuses one of several types."""
+        """The next tensor in the block, uninitialised, with the shape and type of `tensor`. Each has a
+        separate storage: `torch.save` writes full storages, and refuses one with several types."""
         end = self._at + tensor.nbytes
         if end > self.size:
             raise ValueError(f"a block of {self.size} bytes has no room for {end}")

@@ -1,8 +1,8 @@
-"""Liger's Triton kernels in place of the model's own RMSNorm, SwiGLU and rotary embedding.
+"""Liger's Triton kernels instead of the model's RMSNorm, SwiGLU and rotary embedding.
 
-The head stays the learner's own (learner/head.py). Liger's fused linear log-prob returns what the loss needs,
-per token and with entropy, but only for bfloat16 on Hopper is it a kernel. Elsewhere it adds the chunks'
-gradients of the head in 16 bits, and it knows neither a bias nor logits that a family scales.
+The head stays the learner's (learner/head.py). Liger's fused linear log-prob returns log-probs per token and
+entropy, but only for bfloat16 on Hopper is it a kernel. Elsewhere it adds the chunks' gradients of the head
+in 16 bits, and supports neither a bias nor scaled logits.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 FAMILIES = ("granite", "llama", "mistral", "phi3", "qwen2", "qwen3")
-"""Whose log-probs and gradients with Liger's kernels are those of torch."""
+"""Families whose log-probs and gradients with Liger's kernels match torch."""
 SILU = ("silu", "swish")
 
 
 def check_liger_family(model: PreTrainedConfig) -> None:
-    """Raise ConfigError for a model that Liger would leave alone, or compute with another activation."""
+    """Raise ConfigError for a model that Liger does not patch, or patches with another activation."""
     kind, activation = model.model_type, getattr(model, "hidden_act", None)
     if kind not in FAMILIES or activation not in SILU:
         raise ConfigError(
@@ -32,7 +32,7 @@ def check_liger_family(model: PreTrainedConfig) -> None:
 
 
 def check_liger_here(*, cards: bool) -> None:
-    """Raise ConfigError where the package, or a GPU to run it on, is missing."""
+    """Raise ConfigError if the package or a GPU is missing."""
     if find_spec("liger_kernel") is None:
         raise ConfigError(
             "learner.kernels (liger): the package liger-kernel is not installed; make setup HORA_SET=gpu "
@@ -46,14 +46,14 @@ def check_liger_here(*, cards: bool) -> None:
 
 
 def use_liger(hf: PreTrainedModel, device: torch.device) -> None:
-    """Give `hf`, and every later model of its family in this process, Liger's kernels. Raises ConfigError
-    where that cannot be."""
+    """Patch `hf`, and every later model of its family in this process, with Liger's kernels. Raises
+    ConfigError if that is impossible."""
     check_liger_family(hf.config)
     check_liger_here(cards=device.type == "cuda")
     from liger_kernel.backends import set_impl
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
-    set_impl("nvidia-triton")  # of several that Liger would choose from by the card
+    set_impl("nvidia-triton")  # else Liger chooses by the card
     MODEL_TYPE_TO_APPLY_LIGER_FN[hf.config.model_type](
         model=hf,
         rope=True,

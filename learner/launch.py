@@ -1,5 +1,4 @@
-"""The learner under Ray Train: one worker per rank, restarted together from the newest checkpoint when one
-dies."""
+"""The learner under Ray Train: one worker per rank. When one dies, all restart from the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -30,15 +29,14 @@ NODE_MEMORY = re.compile(
 KILLED = re.compile(
     r"Selected to kill: .*task name=(?P<name>[^,]*),.*pid=(?P<pid>\d+), actual memory used=(?P<held>[\d.]+)GB"
 )
-# Ray Train takes a minute for each attempt to place all ranks, so busy resources have five minutes to become
-# free.
+# Ray Train takes a minute per attempt to place all ranks, so busy resources have five minutes to free up.
 PLACEMENTS = 4
 
 
 def run(config: Config, redis_url: str, run_dir: str) -> None:
-    """Train `config` to its end on the Ray cluster this process is attached to. Blocks.
+    """Train `config` to its end on the Ray cluster of this process. Blocks.
 
-    Raises RunError with the learner's reason when it cannot continue.
+    Raises RunError with the reason when the learner cannot continue.
     """
     import ray
     from ray.exceptions import RayError
@@ -57,7 +55,7 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
     except (TrainingFailedError, RayError) as error:
         raise RunError(reason(error)) from error
     finally:
-        # Ray Train leaves its own handler installed, which would swallow Ctrl-C for the rest of the process.
+        # Ray Train leaves a handler installed that would swallow Ctrl-C for the rest of the process.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, on_interrupt)
     if stopped is not None:
@@ -67,9 +65,9 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
 def fit(make: Callable[[], Any], steps: Callable[[], int]) -> str | None:
     """Train to the end, or until the ranks return a reason to stop, which is returned.
 
-    Ray Train restarts its workers. Its controller is an actor, and its ranks end with it; this function
-    starts another, whose ranks continue from the newest checkpoint. Both have limits, which count anew when a
-    start made a step: a run of weeks may meet any number of deaths.
+    Ray Train restarts its workers. Its controller is an actor whose ranks die with it; this function starts
+    another, which continues from the newest checkpoint. Both limits count anew after a start that completed a
+    step: a run of weeks may survive any number of deaths.
     """
     from ray.exceptions import OutOfMemoryError, RayActorError
     from ray.train import WorkerGroupError
@@ -95,15 +93,15 @@ def fit(make: Callable[[], Any], steps: Callable[[], int]) -> str | None:
 
 
 def gpu_share(gpus: float | None, resources: Mapping[str, float]) -> float:
-    """What a rank reserves of a GPU in Ray, `gpus` or a whole one: none where Ray has none."""
+    """GPUs that a rank reserves in Ray: `gpus`, by default one, and none if Ray has none."""
     if resources.get("GPU", 0) <= 0:
         return 0.0
     return 1.0 if gpus is None else gpus
 
 
 def backend(resources: Mapping[str, float]) -> str:
-    """The process group's: NCCL where there are real cards. Ray may have a resource GPU without one; it names
-    the type of those that it found."""
+    """The process group's backend: NCCL with real GPUs. Ray may have a GPU resource without a GPU, but names
+    the type only of those that it found."""
     import torch
 
     found = any(name.startswith("accelerator_type:") for name in resources)
@@ -140,7 +138,7 @@ def _trainer(config: Config, redis_url: str, run_dir: str, share: float, start: 
 
 
 def _worker(arguments: dict[str, Any]) -> str | None:
-    """One rank. Returns the reason where another attempt would fail as the one before."""
+    """Run one rank. Returns the reason to stop if another attempt would fail the same way."""
     from ray import train as ray_train
 
     from hora_rl.learner.device import set_device
@@ -160,8 +158,8 @@ def _worker(arguments: dict[str, Any]) -> str | None:
         train(config, redis_url, Path(arguments["run_dir"]), rank, world)
     except HoraError as error:
         # The error ends the other ranks, which may be waiting in a collective. Ray Train then restarts all
-        # ranks. Another attempt would fail the same way, so they find the reason and return it, and the
-        # launcher raises it.
+        # ranks. Another attempt would fail the same way, so the new ranks read this reason and return, and
+        # the launcher raises.
         stop.write(str(error))
         raise
     return None
@@ -181,8 +179,8 @@ def _unplaced(workers: int, error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """The innermost message of Ray Train's error, in one line; where Ray's memory monitor ended the learner,
-    its figures."""
+    """The innermost message of Ray Train's error, in one line; if Ray's memory monitor ended the learner, its
+    figures."""
     seen: list[str] = []
     current: BaseException | None = error
     while current is not None:
@@ -198,8 +196,8 @@ def reason(error: BaseException) -> str:
 
 
 def short_of_memory(text: str) -> str | None:
-    """The report of Ray's memory monitor in `text`: the process it ended (of several the one with the most
-    memory), the memory of that process and of the machine, and the remedy; None without a report."""
+    """Summary of a report of Ray's memory monitor in `text`: the killed process (the largest of several), the
+    memory of that process and of the machine, and the remedy. None without a report."""
     node = NODE_MEMORY.search(text)
     if node is None:
         return None

@@ -1,9 +1,9 @@
-"""Loads a model for ZeRO-3 one parameter at a time: a rank never holds more than its shards and one whole
-parameter, so a model that fits no rank can be trained.
+"""Loads a model for ZeRO-3 one parameter at a time. A rank never holds more than its shards and one full
+parameter, so a model that fits no single rank can be trained.
 
-`deepspeed.zero.Init` as a context would also cast what modules compute at their construction, such as the
-frequencies of rotary embeddings, to 16 bits. So the model is built outside of it, with parameters on the meta
-device and real buffers, and each parameter is read and sharded on its own.
+The context manager `deepspeed.zero.Init` would also cast buffers computed in constructors, such as rotary
+frequencies, to 16 bits. So the model is built without that context, with parameters on the meta device and
+real buffers; each parameter is then read and sharded separately.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def load_by_part(
     settings: Mapping[str, object],
     device: torch.device,
 ) -> PreTrainedModel | None:
-    """The model of `source.path` with every parameter sharded over the ranks, as `from_pretrained` and ZeRO-3
-    make it. A collective; rank 0 reads the weights. `settings` are DeepSpeed's.
+    """The model of `source.path` with every parameter sharded over the ranks, equal to `from_pretrained`
+    under ZeRO-3. A collective; rank 0 reads the weights. `settings` are DeepSpeed's.
 
-    None where it must be loaded whole: its files are not safetensors, or have other names, shapes or
-    precisions than the model's parameters, which `from_pretrained` converts.
+    None if every rank must load the full model: the files are not safetensors, or `from_pretrained` converts
+    names, shapes or precisions.
     """
     try:
         model = skeleton(source, attention, dtype)
         names = _Files(source.path)
     except (OSError, ValueError, ImportError):
-        return None  # loading it whole says why
+        return None  # loading the full model reports the reason
     if reason := _misfit(model, names, dtype):
         warnings.warn(f"ZeRO-3: every rank loads the model whole, because {reason}", stacklevel=2)
         return None
@@ -60,7 +60,7 @@ def load_by_part(
 
 
 def skeleton(source: Model, attention: str, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with parameters on the meta device and buffers as its modules make them."""
+    """The model with parameters on the meta device and real buffers."""
     from transformers import AutoModelForCausalLM
 
     whole, trusted = own_configuration(source), source.trust_remote_code
@@ -73,14 +73,15 @@ def skeleton(source: Model, attention: str, dtype: torch.dtype) -> PreTrainedMod
 
 
 def _on_meta(module: Module, name: str, parameter: Parameter | None) -> Parameter | None:
-    """One that is on meta already may be shared with another module, and stays the same object."""
+    """Move a parameter to the meta device. One already there may be shared with another module and stays the
+    same object."""
     if parameter is None or parameter.is_meta:
         return None
     return Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
 
 
 class _Files:
-    """The tensors of a folder's or a hub model's safetensors by name; read one at a time."""
+    """Tensors by name in the safetensors of a folder or hub model; read one at a time."""
 
     def __init__(self, path: str) -> None:
         from safetensors import safe_open
@@ -103,7 +104,7 @@ class _Files:
 
 
 def _weight_files(path: str) -> Sequence[str]:
-    """Raises OSError where there are no safetensors."""
+    """Paths of the safetensors. Raises OSError without any."""
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
     from transformers.utils.hub import get_checkpoint_shard_files
 
@@ -118,7 +119,7 @@ def _weight_files(path: str) -> Sequence[str]:
 
 
 def _misfit(model: PreTrainedModel, files: _Files, dtype: torch.dtype) -> str:
-    """Why the tensors of `files` are not the model's, one for one; empty where they are."""
+    """Why the tensors of `files` do not match the model's parameters one to one; empty if they do."""
     parameters: dict[Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         parameters.setdefault(parameter, []).append(name)
@@ -143,7 +144,7 @@ def _misfit(model: PreTrainedModel, files: _Files, dtype: torch.dtype) -> str:
 
 
 def _load_buffers(model: PreTrainedModel, files: _Files, device: torch.device) -> None:
-    """Every buffer on `device`; those of the files as they are there."""
+    """Put every buffer on `device`, with the value in the files if there is one."""
     for name, buffer in list(model.named_buffers(remove_duplicate=False)):
         if name in files:
             buffer.copy_(files.read(name))

@@ -1,7 +1,7 @@
-"""Log-probs and entropy of the tokens that were sampled, without ever holding all logits.
+"""Log-probs and entropy of the sampled tokens, without ever holding all logits.
 
-The backbone runs once over the tokens; the head and its softmax run over `chunk` tokens at a time and are
-recomputed in the backward pass, so float32 logits of at most `chunk` x vocabulary exist at any moment.
+The backbone runs once over the tokens. The head and its softmax run over `chunk` tokens at a time and again
+in the backward pass, so float32 logits of at most `chunk` x vocabulary exist at any moment.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Policy(torch.nn.Module):
-    """A causal language model that answers with log-probs. Everything goes through modules, as ZeRO-3 needs.
+    """A causal language model that returns log-probs. Everything runs inside modules, as ZeRO-3 requires.
 
-    Raises ConfigError for a family whose log-probs it cannot compute.
+    Raises ConfigError for an unsupported family.
     """
 
     def __init__(self, hf: PreTrainedModel) -> None:
@@ -33,13 +33,13 @@ class Policy(torch.nn.Module):
     def forward(
         self, micro: MicroBatch, temperature: float, chunk: int, own: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32, with gradient where the
-        head's `entropy_gradient` is set.
+        """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32, with gradient if the head's
+        `entropy_gradient` is set.
 
-        With `own` all logits exist at once and come from the model's own forward, for comparison.
+        With `own` all logits exist at once and come from the model's forward, for comparison.
         """
         where: dict[str, torch.Tensor] = {}
-        if micro.segments is not None:  # else padding stands where causal attention never looks
+        if micro.segments is not None:  # else padding is at the right, where causal attention never looks
             mask = mask_of(micro.segments, self.hf.dtype)
             where = {"position_ids": micro.position_ids, "attention_mask": mask}
         if own:
@@ -52,10 +52,10 @@ class Policy(torch.nn.Module):
 
 
 def without_dropout(hf: PreTrainedModel) -> PreTrainedModel:
-    """`hf` for training: one input has one output, and gradient checkpointing works.
+    """Prepare `hf` for training: deterministic outputs, and gradient checkpointing works.
 
-    Dropout would make log-probs that no sampler used. Layers recompute activations only while they are in
-    training mode, so these keep it, with dropout of their own set to 0.
+    Dropout would give log-probs that no sampler used. Layers recompute activations only in training mode, so
+    they stay in that mode with their dropout set to 0.
     """
     hf.eval()
     for module in hf.modules():

@@ -1,7 +1,8 @@
-"""A low-rank adapter in the policy: put into the model, switched off for the reference, written and merged.
+"""A low-rank adapter in the policy: injected into the model, switched off for the reference, written and
+merged.
 
-The adapter's parameters are the only ones that are trained, published and kept in checkpoints. Its base is
-the model of `model.path`, which never changes.
+Only the adapter's parameters are trained, published and saved in checkpoints. Its base, the model of
+`model.path`, never changes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 IDENTITY = "adapter.json"
-"""In a checkpoint's folder: what its adapter belongs to. A checkpoint of full weights has none."""
+"""File of the adapter's identity in a checkpoint. A checkpoint of full weights has none."""
 SHOWN = 12
 
 
@@ -49,8 +50,8 @@ def check_targets(hf: PreTrainedModel, lora: Lora) -> None:
 
 
 def add_adapter(hf: PreTrainedModel, seed: int, lora: Lora) -> None:
-    """Put a new adapter into `hf` and freeze everything else. A is random and follows from `seed` alone; B
-    is zero, so the policy is still its base."""
+    """Inject a new adapter into `hf` and freeze everything else. A is random, determined by `seed`; B is
+    zero, so the policy still equals its base."""
     from peft import LoraConfig, inject_adapter_in_model
 
     check_targets(hf, lora)
@@ -71,8 +72,8 @@ def add_adapter(hf: PreTrainedModel, seed: int, lora: Lora) -> None:
 
 
 def _drop_frozen(hf: torch.nn.Module, state: dict[str, object], prefix: str, _: object) -> None:
-    """Checkpoints hold no part of the base. DeepSpeed leaves out frozen parameters itself, but for the second
-    name of a tied one."""
+    """Keep the base out of checkpoints. DeepSpeed drops frozen parameters, except the second name of a tied
+    one."""
     for name, parameter in hf.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad:
             state.pop(prefix + name, None)
@@ -94,7 +95,7 @@ def without_adapter(hf: PreTrainedModel) -> Iterator[None]:
 
 
 def identity(base: str, lora: Lora) -> dict[str, object]:
-    """What the checkpoint of an adapter of the model at `base` belongs to."""
+    """Identity of an adapter of the model at `base`, stored in its checkpoints."""
     return {
         "base": base,
         "base_weights": weights_digest(Path(base)),
@@ -105,8 +106,8 @@ def identity(base: str, lora: Lora) -> dict[str, object]:
 
 
 def check_identity(folder: Path, base: str, lora: Lora | None) -> None:
-    """Raise ConfigError when the checkpoint in `folder` is of full weights and the run trains an adapter, or
-    the other way round, or its adapter is another or of another base."""
+    """Raise ConfigError if the checkpoint in `folder` does not match the run: full weights instead of an
+    adapter or vice versa, another adapter, or another base."""
     file = folder / IDENTITY
     found = json.loads(file.read_text()) if file.exists() else None
     if lora is None:

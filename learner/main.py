@@ -1,10 +1,10 @@
-"""The same learner under other launchers, reading the same queue:
+"""The learner under other launchers, reading the same queue:
 
     torchrun --nproc-per-node 2 -m hora_rl.learner.main --config hora.yaml --redis redis://host:6379
     deepspeed --num_gpus 2 --module hora_rl.learner.main --config hora.yaml --redis redis://host:6379
 
-Rank 0 attaches to the Ray cluster, only to publish weights; with --no-ray and `weights.transport: file` it
-writes them for replicas to pull.
+Rank 0 attaches to the Ray cluster only to publish weights. With --no-ray and `weights.transport: file` rank 0
+writes files for replicas to pull.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def main() -> None:
 
 
 def _refuse(transport: str, every: int | None, *, no_ray: bool) -> None:
-    """Raise ConfigError for settings that these launchers would silently leave out."""
+    """Raise ConfigError for settings that these launchers would silently ignore."""
     if no_ray and transport != "file":
         raise ConfigError(f"--no-ray needs weights.transport: file, not {transport}: change one of them")
-    if every is not None:  # learner.keep_best needs it
+    if every is not None:  # as with learner.keep_best
         raise ConfigError(
             f"evaluation.every ({every}) is kept by `hora run` and `hora train`, whose "
             "launcher evaluates: use one of these, or set evaluation.every and learner.keep_best to null"

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: size and digest of every file, signed (HMAC-SHA256) with the run's secret.
 
-DeepSpeed's state contains pickles, and loading a pickle executes code from it. So nothing of a checkpoint is
-loaded before the manifest's signature and every file's checksum were verified.
+DeepSpeed's state contains pickles, and loading a pickle executes code. So nothing is loaded before the
+manifest's signature and every file's checksum were verified.
 
     RUN/secret                                written once, readable by its owner only
     RUN/checkpoints/step-00000010/manifest.json
@@ -31,8 +31,8 @@ class Refused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Files of the checkpoint of `run` after `step` steps on `world` ranks: [bytes, digest] by path within
-    its folder."""
+    """Files of the checkpoint of `run` after `step` steps on `world` ranks: [bytes, digest] by relative
+    path."""
 
     run: str
     step: int
@@ -45,8 +45,9 @@ class Manifest:
 
 
 def read_manifest(folder: Path, secret: bytes, run: str, step: int) -> Manifest:
-    """The manifest of `folder`, whose files are all there and of the right size. Raises Refused when it is
-    not signed with `secret` for this run and step, or when a file is missing, unknown, or of another size."""
+    """The manifest of `folder`, after checking that its files exist with the right sizes. Raises Refused if
+    the manifest is not signed with `secret` for this run and step, or if a file is missing, unknown, or of
+    another size."""
     manifest = _signed(folder / NAME, secret)
     if (manifest.run, manifest.step) != (run, step):
         raise Refused(f"{NAME} is of run {manifest.run!r}, step {manifest.step}")
@@ -61,21 +62,21 @@ def read_manifest(folder: Path, secret: bytes, run: str, step: int) -> Manifest:
 
 
 def check_files(folder: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """Raise Refused when one of these files differs from its checksum."""
+    """Raise Refused if one of these files differs from its checksum."""
     for name in names:
         if digest(folder / name) != tuple(manifest.files[name]):
             raise Refused(f"{name} is not what was written: its digest is another")
 
 
 def verified(folder: Path, secret: bytes, run: str, step: int) -> Manifest:
-    """The manifest of a checkpoint after all files were compared with it. Raises Refused."""
+    """The manifest of a checkpoint, after comparing all files. Raises Refused."""
     manifest = read_manifest(folder, secret, run, step)
     check_files(folder, manifest, sorted(manifest.files))
     return manifest
 
 
 def digest(path: Path) -> tuple[int, str]:
-    """Size and digest of a file. Raises Refused when it cannot be read."""
+    """Size and digest of a file. Raises Refused if the file cannot be read."""
     try:
         with path.open("rb") as file:
             found = digest_of(file)
@@ -85,8 +86,8 @@ def digest(path: Path) -> tuple[int, str]:
 
 
 def make_secret(run_dir: Path) -> None:
-    """Create the run's secret if there is none. Raises RunError when it is missing but checkpoints signed
-    with it exist."""
+    """Create the run's secret if there is none. Raises RunError if the secret is missing but checkpoints
+    signed with that secret exist."""
     file = run_dir / SECRET
     if not file.exists() and any((run_dir / "checkpoints").glob(f"step-*/{NAME}")):
         raise RunError(
@@ -97,7 +98,7 @@ def make_secret(run_dir: Path) -> None:
 
 
 def read_secret(run_dir: Path) -> bytes:
-    """The key of the run's manifests. Raises RunError when it is missing or belongs to another user."""
+    """The key of the run's manifests. Raises RunError if the file is missing or belongs to another user."""
     file = run_dir / SECRET
     try:
         text, owner = file.read_text().strip(), file.stat().st_uid

@@ -1,4 +1,4 @@
-"""From sums over micro-batches and ranks to the metrics of one step, by the names every view uses."""
+"""Computes the metrics of one step from sums over micro-batches and ranks. Every view uses these names."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def step_metrics(
     grad_norm: float,
     learning_rate: float,
 ) -> dict[str, float]:
-    """Metrics of step `step`: `groups` all Γ of it, `sums` the objective's added up over ranks.
+    """Metrics of step `step`. `groups` are all Γ groups, `sums` the objective's sums over ranks.
 
-    Rewards are means over prompts of each group's mean, as the objective weighs them: HORA samples hard
-    prompts more often, so a mean over rollouts would fall with the rule and not with the policy. Figures of
-    the objective are means over trained tokens; NaN where there was none.
+    Rewards are means over prompts of each group's mean, weighted as in the objective: HORA samples hard
+    prompts more often, so a mean over rollouts would depend on the allocation rule. Objective statistics are
+    means over trained tokens; NaN without any.
     """
     rollouts = [r for g in groups for r in g.rollouts]
     sources = {name: config.of(name).reward for name in config.source_names}
     rewards = [_totals(g, sources) for g in groups]
-    names = dict.fromkeys(name for g in groups for name in g.rollouts[0].rewards)  # sources may have others
+    names = dict.fromkeys(name for g in groups for name in g.rollouts[0].rewards)  # sources may differ
     lengths = np.array([len(r.tokens) for r in rollouts])
     lags = np.array([step - s.version for r in rollouts for s in r.spans for _ in range(s.end - s.start)])
     matched = sums.get("drift_tokens", 0.0) or math.nan
@@ -86,8 +86,8 @@ def mean(values: Iterable[float | np.floating[Any]]) -> float:
 
 
 def _packing(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
-    """Share of padding among the processed tokens, and by how much the busiest rank computes more than the
-    mean rank."""
+    """Share of padding among the processed tokens, and relative excess FLOPs of the busiest rank over the
+    mean."""
     busiest, processed = sums.get("packing/rank_flops_max", 0.0), sums.get("packing/processed")
     return {
         "padding/share": 1.0 - sums["packing/tokens"] / processed if processed else 0.0,
@@ -96,7 +96,7 @@ def _packing(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
 
 
 def _turns(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """The policy's turns, and the tokens given between them, in the mean over episodes."""
+    """Mean number of the policy's turns per episode, and of the tokens given between them."""
     return {
         "turns/mean": mean(len(r.turns) or 1 for r in rollouts),
         "turns/given_tokens": mean(r.given for r in rollouts),
@@ -104,8 +104,8 @@ def _turns(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _successes(groups: Sequence[Group], sources: Mapping[str, Reward]) -> dict[str, float]:
-    """Share of successes, a mean over prompts, and of groups with one; nothing where no reward says what
-    success is."""
+    """Mean success rate over prompts, and share of groups with a success. Empty if no reward defines
+    success."""
     counted = [g for g in groups if sources[g.source].success is not None]
     if not counted:
         return {}
@@ -122,7 +122,7 @@ def _totals(group: Group, sources: Mapping[str, Reward]) -> np.ndarray:
 
 
 def _by_source(groups: Sequence[Group], sources: Mapping[str, Reward]) -> dict[str, float]:
-    """Figures of each data source."""
+    """Metrics of each data source."""
     found: dict[str, float] = {}
     for source in sources:
         own = [g for g in groups if g.source == source]

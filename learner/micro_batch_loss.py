@@ -1,4 +1,4 @@
-"""A micro-batch with what is fixed while its batch is trained, and its share of the loss."""
+"""A micro-batch with its fixed log-probs, and its share of the loss."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hora_rl.learner.objective import policy_loss
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """N tokens, π_prox and π_ref (N,), and which tokens move the policy (N,). None: the policy itself, no KL
-    term, all."""
+    """N tokens with π_prox and π_ref (N,), and a mask of the tokens with a policy gradient (N,). None means:
+    the policy itself, no KL term, all tokens."""
 
     micro: MicroBatch
     prox: torch.Tensor | None = None
@@ -23,7 +23,7 @@ class Task:
 
     @property
     def acted(self) -> torch.Tensor:
-        """Which tokens the entropy bonus is paid for (N,): those that move the policy, padding left out."""
+        """Mask (N,) of the tokens with an entropy bonus: those with a policy gradient, without padding."""
         real = self.micro.scale > 0
         return real if self.keep is None else real & self.keep
 
@@ -37,8 +37,7 @@ class Task:
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """Loss (scalar) and sums of this micro-batch, from `logprobs` and `entropy` (N,).
 
-        `acted` is the number of tokens of the whole batch that the entropy bonus is paid for; 0: there is no
-        bonus.
+        `acted` is the number of tokens in the batch with an entropy bonus; 0 without a bonus.
         """
         prox = logprobs.detach() if self.prox is None else self.prox
         loss, sums = policy_loss(logprobs, prox, self.micro, objective, self.reference, self.keep)

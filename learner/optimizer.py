@@ -12,11 +12,10 @@ from hora_rl.common.config import Learner
 
 
 class ClippedAdamW(torch.optim.AdamW):
-    """AdamW that clips the global gradient norm to `max_norm` first and keeps it in `norm`.
+    """AdamW that first clips the global gradient norm to `max_norm`, and keeps the norm in `norm`.
 
-    Gradients whose norm is not finite are refused, as ZeRO's optimizers do: clipping would multiply every
-    weight's gradient by NaN. DeepSpeed reads `overflow` and then neither counts the step nor moves the
-    schedule.
+    Non-finite gradients are refused, as in ZeRO's optimizers: clipping would multiply every gradient by NaN.
+    DeepSpeed reads `overflow` and then neither counts the step nor advances the schedule.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], *, max_norm: float, **settings: Any) -> None:
@@ -33,8 +32,8 @@ class ClippedAdamW(torch.optim.AdamW):
 
 
 def schedule(learner: Learner) -> Callable[[int], float]:
-    """Factor of the learning rate at each update: linear warm-up over warmup_steps, then the configured decay
-    over learner.steps. Each step has updates_per_batch updates."""
+    """Learning-rate factor of each update: linear warm-up over warmup_steps, then the configured decay until
+    learner.steps. Each step has updates_per_batch updates."""
     settings, each = learner.optimizer, learner.objective.updates_per_batch
     warmup, total = settings.warmup_steps * each, learner.steps * each
 

@@ -1,5 +1,4 @@
-"""Weights in folders: which steps a run has, and `hora.json` beside exported weights, which says where they
-come from."""
+"""Folders of weights by step, and `hora.json`, which records the run and step of exported weights."""
 
 from __future__ import annotations
 
@@ -11,23 +10,23 @@ from hora_rl.common.weights.model_files import ORIGIN
 
 
 def write_origin(folder: Path, run: str, step: int, base_weights: str | None = None) -> None:
-    """Say that the weights in `folder` are those of `run` after `step` optimizer steps; of an adapter, for
-    which base."""
+    """Record that the weights in `folder` are those of `run` after `step` optimizer steps, and an adapter's
+    base."""
     about = {"run": run, "step": step, **({"base_weights": base_weights} if base_weights else {})}
     (folder / ORIGIN).write_text(json.dumps(about) + "\n")
 
 
 def steps_in(folder: Path) -> dict[int, Path]:
-    """The folders `step-*` in `folder`, by step; partial and refused ones have other names."""
+    """The folders `step-*` in `folder`, by step. Partial and refused ones have other names."""
     named = ((path.name.removeprefix("step-"), path) for path in folder.glob("step-*"))
     return {int(step): path for step, path in named if step.isdecimal()}
 
 
 def step_of(model: str) -> int | None:
-    """The optimizer steps behind the weights of a model folder; None for one that no run exported, and for a
-    hub name.
+    """The optimizer steps behind the weights of a model folder; None for a hub name or a folder that no run
+    exported.
 
-    Raises ConfigError for a file that does not say it.
+    Raises ConfigError for a file without a step.
     """
     path = Path(model) / ORIGIN
     if not path.is_file():

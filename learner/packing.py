@@ -1,8 +1,8 @@
-"""Cut rows of unequal length into micro-batches of a token budget, and spread costs evenly. Pure and
+"""Cuts rows of unequal length into micro-batches of a token budget, and spreads costs evenly. Pure and
 deterministic.
 
-Near-equal lengths lie side by side, padded at the right: causal attention never looks there, and it costs as
-much as for each row alone.
+Rows of similar length share a micro-batch, padded at the right. Causal attention never looks there, and costs
+as much as for separate rows.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ REAL = 0.95
 
 
 def bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of `lengths` in bins, longest first; ties by index. In a bin count times longest is at most
-    `budget` and at least 95% of that is real tokens. Raises ConfigError for a length above the budget."""
+    """Indices of `lengths` in bins, longest first; ties by index. In each bin, count times longest is at most
+    `budget`, and at least 95% of that are real tokens. Raises ConfigError for a length above the budget."""
     if lengths and max(lengths) > budget:
         raise ConfigError(
             f"a prompt with its completion has {max(lengths)} tokens, learner.tokens_per_microbatch is "

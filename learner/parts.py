@@ -1,4 +1,4 @@
-"""What one rank trains with."""
+"""The objects with which one rank trains."""
 
 from __future__ import annotations
 

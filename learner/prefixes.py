@@ -1,13 +1,13 @@
-"""Completions of one prompt in one row, so that the prompt is computed once for all of them.
+"""Puts completions of one prompt in one row, so the prompt is computed once for all of them.
 
-A row of tokens is [prompt, c_1, …, c_m]: every completion has positions from the prompt's end on, and a mask
-lets a token see the prompt and its own completion alone. One call of the model computes the row, so its hooks
-run as for any other input. A row with one completion needs no mask.
+A row of tokens is [prompt, c_1, …, c_m]. Positions of every completion continue the prompt's, and a mask
+limits a token to the prompt and its completion. One call of the model computes the row, so module hooks run
+as usual. A row with one completion needs no mask.
 
-Kernels that take a mask compute all T² products of a row, also those that it forbids. So the completions of a
-long group are cut into several rows, each with the prompt again; and groups lie in rows one above the other
-and not end to end in one, where each would pay for all the others. With S tokens of completions in k rows, C
-per token and A per product of attention, the cost is
+Kernels with a mask compute all T² products of a row, masked ones included. So a long group is cut into
+several rows, each repeating the prompt. Groups are stacked as rows rather than concatenated in one, where
+each would pay for all others. With S tokens of completions in k rows, C per token and A per product of
+attention, the cost is
 
     C (kP + S) + A (kP + S)² / k,    least at k = S / sqrt(P² + P C/A)
 """
@@ -27,32 +27,31 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 SAVING = 0.1
-"""Prompts are shared where that saves this part of the cost: less is lost to the mask and to rows cut
-otherwise."""
+"""Prompts are shared if that saves this share of the cost; mask and row lengths use up smaller savings."""
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
 ALIGNED = 8
 
 Row = Sequence[Sample]
-"""Samples of one prompt, which are computed together."""
+"""Samples of one prompt, computed together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """`even`: C/A, the row length T at which attention costs as much as all else. `window`: longest sequence
-    whose every token sees all before it; None: any."""
+    """`even`: C/A, the row length T at which attention costs as much as everything else. `window`: the
+    longest sequence in which every token sees all earlier ones; None: unlimited."""
 
     even: float
     window: int | None = None
 
 
 def length(row: Row) -> int:
-    """Tokens that are computed for `row`."""
+    """Number of tokens computed for `row`."""
     return len(row[0].prompt) + sum(len(s.tokens) for s in row)
 
 
 def rows_of(samples: Sequence[Sample], budget: int, sharing: Sharing | None) -> list[Row]:
-    """`samples` in rows of at most `budget` tokens, as far as single samples allow it. Without `sharing` each
-    is alone. Deterministic."""
+    """Pack `samples` in rows of at most `budget` tokens, unless a single sample exceeds that. Without
+    `sharing` each sample has its row. Deterministic."""
     if sharing is None:
         return [[s] for s in samples]
     groups: dict[bytes, list[Sample]] = {}
@@ -69,8 +68,8 @@ def rows_of(samples: Sequence[Sample], budget: int, sharing: Sharing | None) -> 
 
 
 def divide(prompt: int, completions: Sequence[int], budget: int, even: float) -> list[list[int]]:
-    """Indices of `completions`, lengths after one prompt, in rows of about equal length and least cost; each
-    alone where sharing saves too little."""
+    """Indices of `completions` (lengths, after one prompt) in rows of similar length and least cost; one per
+    row if sharing saves too little."""
     alone = [[i] for i in range(len(completions))]
     total = sum(completions)
     count = max(1, round(total / math.sqrt(prompt * (prompt + even))))
@@ -86,12 +85,12 @@ def divide(prompt: int, completions: Sequence[int], budget: int, even: float) ->
 
 
 def mask_of(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What is added to the scores of attention (B, 1, T, T): 0 where a token may look, else the least number.
-    `segments` (B, T) are 0 for the prompt and number the completions and the padding of a row.
+    """Additive attention mask (B, 1, T, T): 0 where a token may look, else the minimum of `dtype`. `segments`
+    (B, T) are 0 for the prompt and number the completions and the padding of a row.
 
-    Added numbers suit every implementation: `eager` adds it, and SDPA would make them of a boolean mask in
-    each layer anew. Lines begin at multiples of 8 numbers, which CUDA's memory-efficient kernel asks for:
-    otherwise it copies the mask in each layer. (Flash attention takes no mask.)
+    Every implementation accepts an additive mask: `eager` adds the mask, and SDPA would convert a boolean one
+    in each layer. Lines start at multiples of 8 numbers, as CUDA's memory-efficient kernel requires;
+    otherwise each layer copies the mask. (Flash attention takes no mask.)
     """
     import torch
 
@@ -105,7 +104,7 @@ def mask_of(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def window_of(config: PreTrainedConfig) -> int | None:
-    """The least number of tokens that some layer looks back; None where all look back to the start."""
+    """The smallest attention window of any layer; None if all layers look back to the start."""
     text = config.get_text_config()
     found = [getattr(text, name, None) for name in WINDOWS]
     return min((n for n in found if isinstance(n, int)), default=None)

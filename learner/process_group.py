@@ -1,6 +1,7 @@
-"""The process group of the learner's ranks on one machine: they meet in a file, so nobody listens.
+"""The process group of learner ranks on one machine. The ranks rendezvous through a file, so no port is
+opened.
 
-Ray Train's own way is torch's TCPStore, which listens on all interfaces and asks for no password.
+Ray Train would use torch's TCPStore, which listens on all interfaces without a password.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ray.train.torch.config import (
 
 class FileBackend(_TorchBackend):
     def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
-        """Form the group of `worker_group`, which is on this machine; called again after each restart."""
+        """Create the process group of `worker_group`, on this machine; called again after each restart."""
         session = Path(ray._private.worker._global_node.get_session_dir_path())
         worker_group.execute(_set_torch_distributed_env_vars)
         size = len(worker_group)
@@ -45,7 +46,7 @@ class FileConfig(TorchConfig):
 
 
 def torch_config(backend: str) -> TorchConfig:
-    """`backend` over a file where Ray's node is on loopback, as `hora run` starts it; else over a port of
-    rank 0's machine."""
+    """Config of `backend`, through a file if Ray's node is on loopback, as under `hora run`; else through a
+    port of rank 0's machine."""
     local = is_localhost(ray.util.get_node_ip_address())
     return FileConfig(backend=backend) if local else TorchConfig(backend=backend)

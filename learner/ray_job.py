@@ -1,5 +1,5 @@
-"""Which runs train on a Ray cluster. A learner names its run in the metadata of its Ray job. Ray notices when
-a job ends, even by SIGKILL."""
+"""Which runs train on a Ray cluster. A learner puts its run's name into the metadata of its Ray job. Ray
+notices when a job ends, even by SIGKILL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RUN = "hora_run"
 
 
 def job_of(run: str) -> JobConfig:
-    """For `ray.init` of the process that trains `run`."""
+    """The job config for `ray.init` of the process that trains `run`."""
     from ray.job_config import JobConfig
 
     return JobConfig(metadata={RUN: run})
@@ -33,8 +33,8 @@ def training_runs() -> set[str]:
 
 
 def refuse_beside_another(run: str) -> None:
-    """Raise ConfigError where a learner of another run trains on the Ray cluster of this process: `run` would
-    take its generators, because a cluster has one application."""
+    """Raise ConfigError if a learner of another run trains on the Ray cluster of this process: `run` would
+    replace its application, because a cluster has only one."""
     others = sorted(training_runs() - {run})
     if others:
         raise ConfigError(

@@ -1,6 +1,5 @@
-"""The learner's records: one line per trained group, one per step; in JSONL, in the trackers
-(`learner.trackers`), and in Redis for the live views. The names are the same everywhere, also those of
-Pass@K."""
+"""The learner's records: one line per trained group and per step, in JSONL, in the trackers
+(`learner.trackers`), and in Redis for the live views. All use the same names, also for Pass@K."""
 
 from __future__ import annotations
 
@@ -42,8 +41,8 @@ class Records:
         self._looks: tuple[int, int] | None = None
 
     def idle(self) -> dict[str, float]:
-        """`generators/idle`: the share of time in which generators had no request since the call before;
-        nothing at the first call."""
+        """`generators/idle`: the share of time since the last call without a request at the generators; empty
+        at the first call."""
         found = self._redis.hmget(Keys(self._config.run.name).counters, LOOKS)
         before, self._looks = self._looks, (int(found[0] or 0), int(found[1] or 0))
         if before is None or self._looks[0] == before[0]:
@@ -57,7 +56,8 @@ class Records:
         metrics: Mapping[str, float],
         trained: Sequence[Group] = (),
     ) -> None:
-        """`groups` are the records of all Γ of the step, made by `records_of`; `trained` are these groups."""
+        """Write one step. `groups` are the records of all Γ groups, made by `records_of`; `trained` are these
+        groups."""
         if self._rollouts is not None:
             self._rollouts.write(step, trained)
         _append(self._groups, groups)
@@ -75,8 +75,8 @@ class Records:
         self._redis.hset(Keys(name).state, mapping=changed(step=step + 1))
 
     def sync(self) -> None:
-        """Lines and rollouts of the steps that a checkpoint is about to contain cannot be written again, so
-        they are synced to the disk first."""
+        """Sync lines and rollouts to disk before a checkpoint: steps that a checkpoint contains are not
+        written again."""
         if self._rollouts is not None:
             self._rollouts.flush()
         sync(*(path for path in (self._groups, self._steps) if path.exists()))
@@ -89,15 +89,15 @@ class Records:
 
 
 def log_evaluation(config: Config, run_dir: Path, version: int, values: Mapping[str, float]) -> None:
-    """Pass@K of weight version `version` to every tracker, as `pass@1` and so on."""
+    """Log Pass@K of weight version `version` to every tracker, as `pass@1` and so on."""
     for tracker in trackers(config, run_dir, evaluation=True):
         tracker.log(values, version)
         tracker.close()
 
 
 def records_of(step: int, mine: Sequence[Group], config: Config, world: int) -> list[GroupRecord]:
-    """One record for each group that step `step` was trained on, from the rank that trained on it,
-    independent of the ledger. `mine` are this rank's; every rank calls this and gets all of them."""
+    """The records of all groups that step `step` was trained on, independent of the ledger. `mine` are this
+    rank's groups. A collective: every rank gets all records."""
     from hora_rl.learner.totals import gathered  # torch, and the launcher needs none
 
     own = [group_record(step, g, config) for g in mine]

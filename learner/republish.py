@@ -1,4 +1,4 @@
-"""Weights that replicas lack although they were published: at a start, and after a file was found damaged."""
+"""Republishes weights that replicas lack: at a start, and after a file was found damaged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 
 
 def publish_newest(parts: Parts, start: int) -> None:
-    """Replicas get the weights after `start` steps, if they do not hold them. A collective."""
+    """Publish the weights after `start` steps if replicas lack them. A collective."""
     config, client, agree = parts.config, parts.redis, parts.engine.agree
     run, transport = config.run.name, config.weights.transport
     parts.published = agree(available(client, run, transport) if parts.rank == 0 else 0)
@@ -28,7 +28,7 @@ def publish_newest(parts: Parts, start: int) -> None:
 
 
 def help_replicas(parts: Parts, step: int) -> None:
-    """Bring the weights of version `step` to replicas that lack them. Rank 0 alone calls it."""
+    """Send the weights of version `step` to replicas that lack them. For rank 0 only."""
     parts.publisher.refresh()
     if parts.publisher.is_damaged():
         log.error("a replica found the newest weights damaged; publishing them again", version=step)
@@ -39,7 +39,7 @@ def help_replicas(parts: Parts, step: int) -> None:
 
 
 def publish_with_rank_0(parts: Parts, step: int) -> None:
-    """Publish again together with rank 0, which waits for groups of step `step` too: gathering is a
+    """Publish again together with rank 0, which also waits for groups of step `step`: gathering is a
     collective."""
     number = read_state(parts.redis, parts.config.run.name).republished
     if number > parts.republished:

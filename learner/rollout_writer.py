@@ -1,12 +1,12 @@
-"""Writes RUN/rollouts: what each step was trained on, by rank 0, while the next step trains.
+"""Writes RUN/rollouts: the rollouts of each step, by rank 0, while the next step trains.
 
     train step ─► write(step, groups) ─► thread: text, table, Parquet ─► replaces step-N.parquet
-    checkpoint ─► flush(): every file is on the disk before the groups are let go
+    checkpoint ─► flush(): every file is on the disk before the groups are dropped
 
-A restarted learner repeats the steps that its checkpoint lacks, on the same groups, and replaces their files:
-no rollout of a trained group is missing or doubled, whatever is killed. The learner writes because it alone
-knows the step, and because its folder is where the run's other records are; with `gloo` and `nccl` a
-coordinator need not share a disk with anybody.
+A restarted learner repeats the steps that its checkpoint lacks, on the same groups, and replaces their files.
+So no rollout of a trained group is missing or duplicated after any crash. The learner writes, because only
+the learner knows the step, and its folder has the run's other records. With `gloo` and `nccl` a coordinator
+need not share a disk.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ROW_GROUP = 128
-"""Rows that are compressed together: few, so that one prompt can be read without the rest of a step."""
+"""Rows compressed together: few, so one prompt can be read without the rest of a step."""
 UNIQUE = ("completion", "versions", "logprob", *ARRAYS)
-"""Columns whose values hardly repeat: a dictionary of them would only take time."""
+"""Columns without dictionary encoding, because their values hardly repeat."""
 GIB = 2**30
 
 
@@ -56,8 +56,8 @@ class RolloutFiles:
         self._sizes = {step: path.stat().st_size for step, path in files.items()}
 
     def write(self, step: int, groups: Sequence[Group]) -> None:
-        """Write the file of step `step` in the background. Waits for the one before, and raises the OSError
-        that ended it."""
+        """Write the file of step `step` in the background. Waits for the previous file, and raises its
+        OSError if that failed."""
         self._wait()
         telemetry, seed = self._config.telemetry, self._config.run.seed
         kept = [g for g in groups if keeps(telemetry, seed, g.prompt_index)]
@@ -65,7 +65,7 @@ class RolloutFiles:
             self._writing = self._thread.submit(self._write, step, kept)
 
     def flush(self) -> None:
-        """Return when all that was written is on the disk."""
+        """Return when all files are on disk."""
         self._wait()
         if self._unsynced:
             sync(*(path for path in self._unsynced if path.exists()), self._run_dir / FOLDER)
@@ -91,7 +91,7 @@ class RolloutFiles:
         self._forget()
 
     def _forget(self) -> None:
-        """Remove the oldest files while all of them are too large; the newest stays."""
+        """Remove the oldest files while the total exceeds the limit; the newest stays."""
         limit, total_size = self._config.telemetry.rollouts_gib * GIB, sum(self._sizes.values())
         for step in sorted(self._sizes)[:-1]:
             if total_size <= limit:
@@ -101,18 +101,18 @@ class RolloutFiles:
 
 
 class Texts:
-    """Text of prompts and completions, as generators and rewards had it."""
+    """Text of prompts and completions, as seen by generators and rewards."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer, self._silent = tokenizer, silent_tokens(tokenizer)
 
     def prompt(self, tokens: Tokens) -> str:
-        """With its special tokens: the prompt as the model got it."""
+        """The prompt with its special tokens, as sent to the model."""
         return spoken(self._tokenizer, frozenset(), tokens.tolist())
 
     def completion(self, rollout: Rollout) -> str:
-        """Without the token that ended it, and without special tokens. Of several turns all, with what was
-        given between them as the model got it."""
+        """The completion without its final token and without special tokens. Several turns are joined, with
+        the text given between them as sent to the model."""
         if rollout.turns:
             return "".join(self._turns(rollout))
         return completed(self._tokenizer, self._silent, rollout.tokens.tolist(), rollout.finish_reason)
@@ -126,7 +126,7 @@ class Texts:
 
 
 def table_of(step: int, groups: Sequence[Group], config: Config, texts: Texts) -> pa.Table:
-    """The rows of one step, by rising prompt index."""
+    """The rows of one step, in order of prompt index."""
     earned = (name for g in groups for r in g.rollouts for name in r.rewards)
     names = list(dict.fromkeys([*config.reward_names, *earned]))
     form = schema(names, logprobs=config.telemetry.rollouts_logprobs)

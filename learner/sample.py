@@ -1,4 +1,4 @@
-"""One sequence to learn from."""
+"""One training sequence."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hora_rl.common.types import LogProbs, Tokens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A rollout, or one sequence of those of several turns. `tokens` (L,) follow `prompt`, and `places` are
-    those of the N sampled ones in `tokens`; None: all are (N = L). `logprobs` and `match` have (N,): log
-    π_gen, and whether the token is of the learner's own version. `scale` is a sampled token's weight in the
-    loss; those given between turns are not in the loss."""
+    """A rollout, or one sequence of a rollout of several turns. `tokens` (L,) follow `prompt`. `places` are
+    the indices of the N sampled tokens in `tokens`; None: all (N = L). `logprobs` and `match` have (N,): log
+    π_gen, and whether the token is of the learner's current version. `scale` is a sampled token's weight in
+    the loss; tokens given between turns are not in the loss."""
 
     prompt: Tokens
     tokens: Tokens
@@ -30,8 +30,8 @@ class Sample:
         return len(self.prompt) + len(self.tokens)
 
     def sources(self, start: int) -> NDArray[np.int64]:
-        """Places in a row (N,) whose hidden states predict the sampled tokens, where `tokens` begin at
-        `start`: those before them, and the prompt's last for the first."""
+        """Indices in a row (N,) whose hidden states predict the sampled tokens, if `tokens` begin at `start`.
+        The first token is predicted at the prompt's end, every other one at the token before."""
         places = np.arange(len(self.tokens)) if self.places is None else self.places
         return np.where(places == 0, len(self.prompt), places + start) - 1
 

@@ -1,5 +1,5 @@
-"""A card that the learner shares with a generator whose engine can sleep: the learner has it alone during a
-step. Publishing the next version wakes the engine (`actors/generator/sleep.py` has the replica's side)."""
+"""A GPU shared with a generator whose engine can sleep: only the learner uses the GPU during a step.
+Publishing the next version wakes the engine (`actors/generator/sleep.py` is the replica's side)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class SharedCard:
-    """Of a run with `generator.sleep`; without it neither method does anything."""
+    """The shared GPU of a run with `generator.sleep`; otherwise both methods do nothing."""
 
     config: Config
     heart: Heartbeat
@@ -28,8 +28,8 @@ class SharedCard:
     def acquire(
         self, step: int, version: Callable[[], int], meanwhile: Callable[[], None]
     ) -> dict[str, float]:
-        """Return when the engines sleep at the newest version, the seconds as a metric. A replica that starts
-        is waited for: it would take the memory that the step needs. `meanwhile` is called between two
+        """Wait until the engines sleep at the newest version; returns the seconds as a metric. A starting
+        replica is awaited too: it would take memory that the step needs. `meanwhile` is called between
         attempts.
 
         Raises RunError after learner.wait_limit_s.
@@ -51,6 +51,6 @@ class SharedCard:
         return {"time/sleep": time.monotonic() - began}
 
     def give(self) -> None:
-        """Free what only a step needs, before the next version wakes the engine."""
+        """Free memory used only during a step, before the next version wakes the engine."""
         if self.config.generator.sleep != "none" and torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a rank that is ready for its first step."""
+"""Builds the parts of a rank that is ready for its first step."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from hora_rl.learner.weights.publisher import Publisher
 def prepare(
     config: Config, client: redis.Redis, heart: Heartbeat, run_dir: Path, rank: int, world: int
 ) -> tuple[Parts, int]:
-    """Load the model and its newest checkpoint, and publish it where replicas lack it. Returns the step to
-    start from too. A collective."""
+    """Load the model and its newest checkpoint, and publish the weights if replicas lack them. Also returns
+    the step to start from. A collective."""
 
     def starting(waits_for: str) -> None:
         heart.update(state="starting", waiting_for=waits_for)

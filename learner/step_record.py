@@ -1,4 +1,4 @@
-"""What a finished step leaves in the records, trackers and live views."""
+"""Writes a finished step to the records, trackers and live views."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record_step(
         step, groups, sums, parts.config, ranks=parts.world, grad_norm=norm, learning_rate=rate
     )
     metrics |= times | parts.publisher.metrics
-    metrics["time/checkpoint"] = parts.checkpoints.seconds  # of the newest, which was after an earlier step
+    metrics["time/checkpoint"] = parts.checkpoints.seconds  # of an earlier step
     metrics["tokens_per_second"] = metrics["tokens"] / max(1e-9, times["time/forward_backward"])
     metrics["flops"] = parts.config.learner.objective.updates_per_batch * sums["packing/flops"]
     metrics["micro_batches"] = sums["packing/micro_batches_max"]
@@ -51,6 +51,6 @@ def record_step(
 
 
 def _mfu(parts: Parts, flops: float, seconds: float) -> float:
-    """Model FLOPs of a step over the peak of the ranks' devices; NaN where the peak is unknown."""
+    """Model FLOPs of a step over the peak of the ranks' devices; NaN if the peak is unknown."""
     peak = peak_flops(parts.engine.device_name, parts.config.model.dtype)
     return flops / (max(1e-9, seconds) * peak * parts.world) if peak else math.nan

@@ -1,4 +1,4 @@
-"""Why one start of the learner must end: a line in Redis, because all ranks see that alike.
+"""Why one start of the learner must end: a value in Redis, because all ranks see the same one.
 
 A file in the run's folder would not do: NFS may show another machine an old folder for up to a minute. A rank
 that misses the reason would wait in a collective for ranks that have returned.
@@ -18,25 +18,26 @@ from hora_rl.common.live.redis import connect, text_of
 
 @dataclass(frozen=True, slots=True)
 class StopReason:
-    """The reason of the start with id `start` of `run`; reasons of earlier starts are never taken for it."""
+    """The reason of the start with id `start` of `run`. Reasons of earlier starts are ignored."""
 
     url: str
     run: str
     start: str
 
     def write(self, reason: str) -> None:
-        """Keep `reason`, unless there is one already. Without Redis it is lost, which `agree` finds out."""
+        """Store `reason`, unless one is stored already. Without Redis the reason is lost, but `agree` then
+        finds Redis down."""
         with suppress(HoraError, redis.exceptions.RedisError):
             connect(self.url).hsetnx(Keys(self.run).stopped, self.start, reason)
 
     def agree(self, world: int) -> str | None:
-        """The reason that any of the `world` ranks found, on every rank; None to train. A collective."""
+        """The reason found by any of the `world` ranks, on every rank; None to train. A collective."""
         from hora_rl.learner.totals import gathered  # torch, and the launcher needs none
 
         return next((reason for reason in gathered(self._read(), world) if reason is not None), None)
 
     def _read(self) -> str | None:
-        """A Redis that does not answer is a reason too: every attempt would wait as long for it."""
+        """An unreachable Redis is a reason too: every attempt would wait as long."""
         try:
             client = connect(self.url, patient=True)
         except HoraError as error:

@@ -1,4 +1,4 @@
-"""Sums over all ranks of a step, which none can know from its own groups."""
+"""Sums and values of a step over all ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def over_ranks(own: Totals, device: torch.device) -> Totals:
 
 
 def sums_over_ranks(sums: dict[str, float], device: torch.device) -> dict[str, float]:
-    """The sums over all ranks; of those whose name ends with `max` the largest. A collective."""
+    """The sums over all ranks; the maximum for names that end with `max`. A collective."""
     names = sorted(sums)
     tensor = torch.tensor([sums[n] for n in names], dtype=torch.float64, device=device)
     top = tensor.clone()

@@ -1,8 +1,8 @@
-"""Where a run's numbers go beside its own files: TensorBoard always, Weights & Biases and MLflow where the
-configuration names a project or an experiment. One interface, the same names everywhere.
+"""Trackers of a run's metrics besides its files: always TensorBoard, and Weights & Biases and MLflow if the
+configuration names a project or an experiment. All have one interface and use the same names.
 
 Each works without a network: W&B with WANDB_MODE=offline, MLflow by default, in RUN/mlflow. A service that is
-away costs the run nothing: W&B keeps what it could not send, and MLflow is written by a thread of its own.
+down does not delay the run: W&B keeps unsent records, and a separate thread writes to MLflow.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from hora_rl.common.config import Config
 
 log = structlog.get_logger(__name__)
 SECRETS: Any = {"queue": {"url"}, "telemetry": {"on_alert"}}
-"""Keys that may hold a password: they are not sent."""
+"""Keys that may hold a password and are not sent."""
 CLOSING_S = 30.0
-"""How long the end of a run waits for MLflow to take what is left."""
+"""How long the end of a run waits for MLflow to accept the remaining records."""
 EVALUATION = "evaluation"
 
 
 def trackers(
     config: Config, run_dir: Path, start: int = 0, *, evaluation: bool = False
 ) -> list[Board | Wandb | MLflow]:
-    """Those of the learner that begins with step `start`; or of Pass@K, which is logged from elsewhere.
+    """The trackers of a learner that begins with step `start`, or with `evaluation` those of Pass@K, logged
+    by another process.
 
-    Pass@K has a TensorBoard folder and a W&B run of its own: a learner that starts at step s makes
-    TensorBoard forget everything in its folder from s on, and W&B takes no step below the last one.
+    Pass@K has a separate TensorBoard folder and W&B run. A learner that starts at step s makes TensorBoard
+    purge its folder from s on, and W&B accepts no step below the last one.
     """
     name = f"{config.run.name}-{EVALUATION}" if evaluation else config.run.name
     board = run_dir / "tensorboard"
@@ -46,7 +47,7 @@ def trackers(
 
 
 class Board:
-    """TensorBoard's files in `folder`; what they hold of steps from `start` on is forgotten."""
+    """TensorBoard's files in `folder`; records of steps from `start` on are purged."""
 
     def __init__(self, folder: Path, start: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -62,8 +63,7 @@ class Board:
 
 
 class Wandb:
-    """A run of W&B with `name` as its id, in the group of the run's name; one that is there already is
-    continued."""
+    """A W&B run with `name` as its id, in the group of the run's name. An existing one is continued."""
 
     def __init__(self, config: Config, run_dir: Path, name: str) -> None:
         import wandb
@@ -85,9 +85,9 @@ class Wandb:
 
 
 class MLflow:
-    """A run of MLflow, continued where RUN/mlflow-run names one. MLFLOW_TRACKING_URI says where; else it is
-    kept in RUN/mlflow. Names are `length.mean` for `length/mean`, as a folder of MLflow's cannot hold both
-    `reward` and `reward/format`, and `pass_at_8` for `pass@8`."""
+    """An MLflow run; the one named in RUN/mlflow-run is continued. MLFLOW_TRACKING_URI is the server, by
+    default the folder RUN/mlflow. `length/mean` becomes `length.mean`, because a folder of MLflow cannot hold
+    both `reward` and `reward/format`, and `pass@8` becomes `pass_at_8`."""
 
     def __init__(self, config: Config, run_dir: Path) -> None:
         self._config, self._run_dir = config, run_dir
@@ -123,7 +123,7 @@ class MLflow:
                 self._say(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
     def _say(self, trouble: str) -> None:
-        """Once, until records are taken again."""
+        """Warn once, until records are accepted again."""
         if not self._said:
             self._said = True
             log.warning("MLflow does not take records; steps.jsonl has them all", error=trouble)

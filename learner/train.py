@@ -4,8 +4,8 @@
         ─► record ─► publish v+1
                └─► checkpoint ─► acknowledge
 
-Runs on every rank, under Ray Train, torchrun or DeepSpeed's launcher alike: it needs an initialised process
-group when there is more than one rank, and Redis. Rank 0 plans, records and publishes.
+Runs on every rank, under Ray Train, torchrun or DeepSpeed's launcher. Needs Redis, and an initialised process
+group if there are several ranks. Rank 0 plans, records and publishes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) 
 
 def _train(parts: Parts, start: int) -> None:
     config, run_dir, bad_in_a_row = parts.config, parts.run_dir, 0
-    if config.generator.sleep != "none":  # a step would have the engines sleep
+    if config.generator.sleep != "none":  # a step would put the engines to sleep
         wait_while_held(parts.redis, config.run.name, parts.heart)
     _keep_candidate(parts, start)
     for step in range(start, config.learner.steps):
@@ -72,7 +72,7 @@ def _train(parts: Parts, start: int) -> None:
         _keep_candidate(parts, step + 1)
         last = step + 1 == config.learner.steps
         if last or (update.applied and (step + 1) % config.learner.checkpoint_every == 0):
-            _acknowledge(parts, wait=True)  # the one before, where it is still being written
+            _acknowledge(parts, wait=True)  # the previous one, if still being written
             if parts.records is not None:
                 parts.records.sync()
             parts.checkpoints.begin(parts.engine, step + 1)
@@ -90,14 +90,14 @@ def _train(parts: Parts, start: int) -> None:
 
 
 def _acknowledge(parts: Parts, *, wait: bool) -> None:
-    """Let go of the groups that a checkpoint makes needless, when one has become durable on every rank."""
+    """When a checkpoint has become durable on every rank, drop the groups that no restart can need."""
     needed_from = parts.checkpoints.finished(wait=wait)
     if needed_from is not None and parts.planner is not None:
         parts.planner.durable(needed_from)
 
 
 def _keep_candidate(parts: Parts, step: int) -> None:
-    """Write the weights after `step` steps, in case their evaluation finds them the best. A collective."""
+    """Write the weights after `step` steps if their evaluation may find them best. A collective."""
     if not is_candidate(parts.config.learner, parts.config.evaluation.every, step):
         return
     if parts.engine.agree(int(is_missing(parts.run_dir, step))):
@@ -105,7 +105,7 @@ def _keep_candidate(parts: Parts, step: int) -> None:
 
 
 def train_step(parts: Parts, step: int) -> Update:
-    """`step` is the number of steps done; the step starts from weights of version `step`."""
+    """Run one optimizer step, from weights of version `step` (the number of finished steps)."""
     config, began = parts.config, time.monotonic()
     waited = 0.0
     if parts.planner is not None:
@@ -136,7 +136,7 @@ def train_step(parts: Parts, step: int) -> Update:
 
 
 def _fresh(parts: Parts, step: int) -> MicroBatch | None:
-    """Rollouts sampled on version `step` that arrived while step `step` was trained; rank 0 has them."""
+    """Rollouts sampled on version `step` that arrived while step `step` was trained; only rank 0 has them."""
     if parts.planner is None:
         return None
     parts.planner.look()
@@ -147,7 +147,7 @@ def _fresh(parts: Parts, step: int) -> MicroBatch | None:
 
 
 def with_totals(parts: Parts, estimator: Estimator, groups: list[Group]) -> Estimator:
-    """`estimator` with the sums over all ranks' groups, where the objective needs them. Then a collective."""
+    """Add the sums over all ranks' groups to `estimator` if the objective needs them. Then a collective."""
     if parts.world == 1 or not estimator.objective.over_batch:
         return estimator
     return replace(estimator, totals=over_ranks(estimator.sums(groups), parts.engine.device))

@@ -1,4 +1,4 @@
-"""From the turns of a rollout to the sequences that the policy is run on. Pure."""
+"""From the turns of a rollout to the sequences on which the policy runs. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Sequence:
 
 
 def sequences(prompt: Tokens, rollout: Rollout) -> Iterator[Sequence]:
-    """The sequences of a rollout, in order: the first after the group's `prompt`, and one for each turn whose
-    context is its own."""
+    """The sequences of a rollout, in order: the first after the group's `prompt`, and one per turn with a
+    fresh context."""
     if not rollout.turns:
         yield Sequence(prompt, rollout.tokens, None, slice(None))
         return
@@ -44,7 +44,7 @@ def _sequence(prompt: Tokens, rollout: Rollout, part: list[tuple[int, Turn]]) ->
     places: list[NDArray[np.int64]] = []
     length = 0
     for start, turn in part:
-        given = turn.given[:0] if turn.anew else turn.given  # it is the prompt
+        given = turn.given[:0] if turn.anew else turn.given  # a fresh context is the prompt
         pieces += [given, rollout.tokens[start : start + turn.sampled]]
         length += len(given)
         places.append(np.arange(length, length + turn.sampled))

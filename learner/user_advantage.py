@@ -1,5 +1,5 @@
-"""A user's own advantage: `package.module:function` of (rewards (n,), successes (n,), phases (n,) "A" or "B")
--> (n,)."""
+"""A user-defined advantage: `package.module:function` of (rewards (n,), successes (n,), phases (n,) "A" or
+"B") -> (n,)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _load(name: str) -> Callable[..., ArrayLike]:
 def user_advantage(
     name: str, rewards: NDArray[np.float64], successes: NDArray[np.float64], phases: NDArray[np.str_]
 ) -> NDArray[np.float64]:
-    """The function's advantages (n,) for one group. Raises ConfigError when it cannot be loaded or they are
-    not n finite numbers."""
+    """The function's advantages (n,) for one group. Raises ConfigError if the function cannot be loaded or
+    does not return n finite numbers."""
     given = _load(name)(rewards, successes, phases)
     where = f"learner.objective.advantage ({name})"
     try:
@@ -44,7 +44,7 @@ def user_advantage(
 
 
 def try_advantage(name: str, pre_rollouts: int, group_size: int) -> None:
-    """Call the function on groups that every run meets: none right, all right, mixed, with and without Phase
+    """Call the function on groups that every run meets: no hit, one hit, all hits, with and without Phase
     B."""
     for size in (pre_rollouts, group_size):
         phases = np.array(["A"] * pre_rollouts + ["B"] * (size - pre_rollouts))

@@ -15,8 +15,8 @@ Ask = Callable[..., list[Any]]
 
 
 class Confirmation(TypedDict):
-    """A replica's answer to `confirm`: the version it holds, its checksum ("" for the initial policy), the
-    seconds that generation stood still for it, and of these the seconds of the checksum."""
+    """A replica's answer to `confirm`: its version, checksum ("" for the initial policy), the seconds that
+    generation was paused, and the checksum's part of them."""
 
     replica: str
     version: int
@@ -26,28 +26,28 @@ class Confirmation(TypedDict):
 
 
 class BroadcastClient:
-    """Each call goes to every running replica and has `limit_s` seconds.
+    """Calls every running replica, with a limit of `limit_s` seconds.
 
-    Serve restarts a replica that fails. The new one pulls the newest version or is sent it; the other
-    replicas continue. `ask` is what calls them: see `ask_replicas`.
+    Serve restarts a replica that fails. The new one pulls the newest version or receives a broadcast; the
+    other replicas continue. `ask` makes the calls, by default `ask_replicas`.
     """
 
     def __init__(self, limit_s: float, ask: Ask | None = None) -> None:
         self._all = ask or partial(ask_replicas, limit_s)
 
     def roll_call(self, coming: int, *, pinned: bool) -> dict[str, int]:
-        """The healthy replicas that answer now, each with the version it holds, before version `coming` is
-        sent. Those that an evaluation keeps at a version are among them only with `pinned`."""
+        """The healthy replicas that answer, with their versions, before version `coming` is sent. Replicas
+        pinned by an evaluation are included only with `pinned`."""
         answers = self._all("answer_roll_call", coming)
         return {a["replica"]: a["version"] for a in answers if pinned or not a["pinned"]}
 
     def join(self, info: dict[str, Any], members: tuple[str, ...], group: str) -> None:
-        """Have the replicas `members` join the transfer group `group`, each at its place among them. The
-        others leave the group they are in."""
+        """Make the replicas `members` join the transfer group `group`, each with its index as rank. All other
+        replicas leave their group."""
         self._all("init_weight_transfer_engine", info, members, group)
 
     def update(self, info: dict[str, Any], version: int, group: str = "") -> None:
-        """Have the replicas receive and load `version`; over `gloo` and `nccl` the members of `group`."""
+        """Make the replicas receive and load `version`; over `gloo` and `nccl` the members of `group`."""
         self._all("update_weights", info, version, group)
 
     def confirm(self, version: int) -> list[Confirmation]:
@@ -62,13 +62,12 @@ class BroadcastClient:
         return confirmed
 
     def sleep(self, version: int) -> list[str]:
-        """Have the replicas free their cards at weights `version`; the names of those that did."""
+        """Make the replicas free their GPUs at version `version`; returns the names of those that did."""
         return self._all("sleep", version)
 
 
 def ask_replicas(limit_s: float, method: str, *args: Any) -> list[Any]:
-    """What the generator replicas that run answer to `method` within `limit_s` seconds; failures are
-    logged."""
+    """The running replicas' answers to `method` within `limit_s` seconds; failures are logged."""
     import ray
     from ray import serve
     from ray.exceptions import RayError

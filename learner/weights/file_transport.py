@@ -1,11 +1,11 @@
-"""The `file` transport: one version is one safetensors file, which is announced; replicas read it.
+"""The `file` transport: each version is one safetensors file, announced in Redis and read by the replicas.
 
-On one machine the file is in memory and has no name: replicas open it at /proc/PID/fd/N, and the kernel frees
-it with the last process that has it open, whatever is killed. Otherwise it is in the run's folder: where the
-learner and the replicas may be on several machines, where memory is short, and for the run's last version,
-which outlives the learner.
+On one machine the file is in anonymous memory. Replicas open /proc/PID/fd/N, and the kernel frees the memory
+with the last process that has the file open, after any crash. Otherwise the file is in the run's folder: if
+learner and replicas may be on several machines, if memory is short, and for the run's last version, which
+outlives the learner.
 
-It needs nothing of vLLM's. The worker side is `actors.generator.weight_engine`.
+Independent of vLLM. The worker side is `actors.generator.weight_engine`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SAFETENSORS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 ASK_S = 5.0
 SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 Written = AbstractContextManager[tuple[str, BinaryIO]]
-"""Path of a new file, and the file to write, which is whole at the end of the block."""
+"""Path of a new file, and the open file, which is complete at the end of the block."""
 
 
 def on_one_machine() -> bool:
-    """Whether every replica sees this process and its memory: Ray has one node."""
+    """Whether every replica can read this process's memory: Ray has one node."""
     import ray
 
     return ray.is_initialized() and sum(node["Alive"] for node in ray.nodes()) == 1
@@ -45,7 +45,7 @@ def on_one_machine() -> bool:
 
 class FileTransport:
     """The files of `run`, in `folder` or in memory. `publish` announces a file; `last` is the run's last
-    version. `shared` says whether memory reaches all replicas."""
+    version. `shared` tells whether all replicas can read this process's memory."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class FileTransport:
         self._ask_again_at = 0.0
 
     def write(self, weights: Snapshot) -> Manifest:
-        """Write `weights` to a file of their own. Safe on any thread."""
+        """Write `weights` to a new file. Safe on any thread."""
         header = _header(weights, self._dtype)
         size = len(header) + sum(_bytes(self._dtype, shape) for _, _, shape in weights.shapes())
         digest = hasher()
@@ -75,8 +75,8 @@ class FileTransport:
         return Manifest(self._run, weights.version, path, digest.hexdigest(), size)
 
     def announce(self, manifest: Manifest) -> None:
-        """Announce the file, from when replicas can pull it. Let go of the others, also newer ones of a run
-        that was lost, except those that replicas may still be reading."""
+        """Announce the file, so replicas can pull. Delete all other files, also newer ones of a lost run,
+        except those that replicas may still be reading."""
         self._publish(manifest)
         if manifest.path != self._newest:
             self._before, self._newest = self._newest, manifest.path
@@ -87,13 +87,13 @@ class FileTransport:
             Path(path).unlink(missing_ok=True)
 
     def push(self, manifest: Manifest) -> list[Confirmation]:
-        """Have every replica load the file now; the answers of those that did."""
+        """Make every replica load the file now; returns the answers of those that did."""
         self._pushed = manifest.path
         self._broadcast.update(manifest.update_info(), manifest.version)
         return self._broadcast.confirm(manifest.version)
 
     def out_of_reach(self) -> bool:
-        """Whether the announced file is in memory that a new machine's replicas do not see. It asks Ray every
+        """Whether the announced file is in memory that replicas on a new machine cannot read. Asks Ray every
         few seconds."""
         if self._newest not in self._memory or time.monotonic() < self._ask_again_at:
             return False
@@ -101,7 +101,7 @@ class FileTransport:
         return not self._shared()
 
     def _file(self, version: int, size: int) -> Written:
-        # As much again stays free, for replicas that load it.
+        # Leave as much memory free for replicas that load the file.
         fits = version < self._last and self._shared() and 2 * size <= free_memory()
         return self._in_memory(version) if fits else self._on_disk(version)
 
@@ -131,7 +131,7 @@ def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _header(weights: Snapshot, dtype: str) -> bytes:
-    """What a safetensors file begins with: the length of the header, and the header."""
+    """Start of a safetensors file: the length of the header, and the header."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, _, shape in weights.shapes():

@@ -1,7 +1,7 @@
-"""Rank 0's side of the `gloo` and `nccl` transports: it broadcasts every parameter to the replicas, from host
+"""Rank 0's side of the `gloo` and `nccl` transports: broadcasts every parameter to the replicas, from host
 memory over the network, or from GPU to GPU.
 
-An update has the phases of vLLM's NCCL engine. How the members meet is ours, and the same for both.
+An update has the phases of vLLM's NCCL engine. Only the rendezvous is HORA's, the same for both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hora_rl.common.weights.member_group import Backend, PackedGroup, member_gro
 
 @dataclass
 class Meeting(TrainerInitInfo):
-    """Address of rank 0, size of the group, and the limits in seconds of each step of joining and of each
+    """Address of rank 0, size of the group, and limits in seconds of each step of joining and of each
     call."""
 
     backend: ClassVar[str] = "hora-group"  # vLLM asks for a name
@@ -39,7 +39,7 @@ class Meeting(TrainerInitInfo):
 
 
 class GroupEngine(NCCLTrainerWeightTransferEngine):
-    """Rank 0 of the group; no other rank of the learner is in it."""
+    """Rank 0 of the group, and the only rank of the learner there."""
 
     init_info_cls = Meeting
     backend: ClassVar[Backend]
@@ -109,8 +109,8 @@ ENGINES: dict[str, type[GroupEngine]] = {"gloo": GlooEngine, "nccl": NcclEngine}
 
 
 def _store_at(address: str, limit: timedelta) -> TCPStore:
-    """A store that listens on `address` alone, on a port that the system chooses and this socket holds.
-    torch's own socket would listen on all interfaces."""
+    """A store that listens only on `address`, on a port that the system chooses and this socket holds.
+    torch's socket would listen on all interfaces."""
     listening = socket.create_server((address, 0), family=socket.getaddrinfo(address, 0)[0][0])
     port = listening.getsockname()[1]
     return TCPStore(

@@ -1,4 +1,4 @@
-"""The newest weights in rank 0's host memory. They are written or sent from there while the next step
+"""The newest weights in rank 0's host memory, from where they are written or sent while the next step
 trains."""
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Snapshot:
 
 
 class HostCopy:
-    """A whole model in host memory, in a block that every version reuses. Only rank 0 has it. `converts`: the
-    model's files have other names or shapes than its parameters."""
+    """A full model in host memory, in a block that every version reuses. Only rank 0 has a copy. `converts`:
+    names or shapes differ between the model's files and its parameters."""
 
     def __init__(self, engine: Engine, rank: int) -> None:
         self._engine, self._rank = engine, rank
@@ -39,7 +39,7 @@ class HostCopy:
         self.converts = differ(engine.hf)
 
     def snapshot(self) -> list[tuple[str, torch.Tensor]]:
-        """The weights as they are now, by their names in a model's files; empty on the other ranks.
+        """The current weights, by their names in a model's files; empty on the other ranks.
 
         They are valid until the next call. Under ZeRO-3 a collective of all ranks.
         """
@@ -61,11 +61,11 @@ class HostCopy:
 
 
 def in_files(hf: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """All of a model's parameters, by their names in memory, as `save_pretrained` would write them. Results
-    are views or copies.
+    """All parameters of a model, from their names in memory to those that `save_pretrained` would write.
+    Results are views or copies.
 
-    In memory transformers may hold them otherwise: the experts of a layer as one tensor, the language model
-    of a multimodal one under another prefix. A module that transformers did not make has the same names.
+    In memory transformers may merge a layer's experts into one tensor, or use another prefix for a multimodal
+    language model. A module that transformers did not make has the same names.
     """
     if not isinstance(hf, PreTrainedModel):
         return tensors
@@ -74,8 +74,8 @@ def in_files(hf: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str,
 
 
 def differ(hf: torch.nn.Module) -> bool:
-    """Whether the model's files have other names or shapes than its parameters. False with an adapter, which
-    goes out by names of its own."""
+    """Whether the model's files have other names or shapes than its parameters. False for an adapter, which
+    is published by separate names."""
     shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in hf.named_parameters()}
     if any(PARAMETER.match(name) for name in shapes):
         return False

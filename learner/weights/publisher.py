@@ -1,13 +1,13 @@
-"""Publishing weights: from the DeepSpeed engine to every generator replica.
+"""Publishes weights: from the DeepSpeed engine to every generator replica.
 
     copy to rank 0's host memory (ZeRO-3 layer by layer) ─► file ─► announced, state.version ─► replicas load
                                                          └─► Gloo or NCCL ─► replicas load ─► state.version
 
-The learner waits only for its copy. Writing, announcing, sending and loading happen in the background while
-the next step trains. `file`: a file in memory, or in RUN/weights. `gloo`, `nccl`: vLLM's weight-transfer API
+The learner waits only for its copy. Writing, announcing, sending and loading run in the background while the
+next step trains. `file`: a file in memory, or in RUN/weights. `gloo`, `nccl`: vLLM's weight-transfer API
 broadcasts to a group of rank 0 and the running replicas. Over `file` a version counts as published when its
-file is announced, because a replica that holds less pulls it before it serves; over the others, when it was
-sent. So with max_staleness 0 no token of the next batch can come from older weights.
+file is announced, because an older replica pulls before it serves; otherwise when the version was sent. So
+with max_staleness 0 no token of the next batch can come from older weights.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ METRICS = ("time/gather", "time/transfer", "time/load", "time/checksum", "weight
 
 class Publisher:
     """Publishes versions in order. `publish` is called on every rank; rank 0 drives. While the launcher
-    measures the initial policy (`Keys.hold`), a version stays with the learner."""
+    evaluates the initial policy (`Keys.hold`), a version stays with the learner."""
 
     def __init__(self, config: Config, engine: Engine, client: redis.Redis, run_dir: Path, rank: int) -> None:
         self._config, self._redis, self._rank = config, client, rank
@@ -53,7 +53,7 @@ class Publisher:
         self._announced = 0
         self._newest: Snapshot | None = None  # the version that was published last
         self.metrics = dict.fromkeys(METRICS, 0.0)
-        """Of the newest publication. All but the first and the last are known one step later."""
+        """Of the newest publication. Transfer, load and checksum are known one step later."""
         self._file = FileTransport(
             run_dir / "weights",
             config.run.name,
@@ -64,7 +64,7 @@ class Publisher:
         )
         self._group: TransferGroup | None = None
         if config.weights.transport in ("gloo", "nccl"):
-            # Imported here because it needs vLLM, which costs seconds and hundreds of MiB.
+            # Imported here because vLLM costs seconds and hundreds of MiB.
             from hora_rl.learner.weights.transfer_group import TransferGroup
 
             self._group = TransferGroup(config, client, broadcast)
@@ -82,9 +82,9 @@ class Publisher:
             self._shipping = self._background.submit(self._bring_when_free, self._newest)
 
     def refresh(self) -> None:
-        """Bring the newest version to replicas that started after its broadcast, or on a machine that does
-        not see its file. Rank 0 calls this while it waits for groups: otherwise a batch could wait for a
-        version that is never sent again."""
+        """Send the newest version to replicas that started after its broadcast, or on a machine that cannot
+        read its file. Rank 0 calls this while waiting for groups: otherwise a batch could wait for a version
+        that is never sent again."""
         if self._shipping is not None and not self._shipping.done():
             return
         self.wait()
@@ -95,7 +95,7 @@ class Publisher:
             self._shipping = self._background.submit(self._bring, newest)
 
     def is_damaged(self) -> bool:
-        """Whether a replica reports that the newest file, as it is now, differs from its announcement."""
+        """Whether a replica reports that the current newest file differs from its announcement."""
         manifest = newest_now(self._redis, self._config.run.name)
         if self._config.weights.transport != "file" or manifest is None:
             return False
@@ -104,7 +104,7 @@ class Publisher:
         return any(json.loads(part).get("damaged") == found for part in parts)
 
     def wait(self) -> None:
-        """Wait until the version in flight is published. Raises what its publication raised."""
+        """Wait for the publication in progress, and raise its error."""
         shipping, self._shipping = self._shipping, None
         if shipping is not None:
             shipping.result()
@@ -115,14 +115,14 @@ class Publisher:
         self._aside.shutdown()
 
     def _bring_when_free(self, weights: Snapshot) -> None:
-        """Bring weights to the replicas as soon as no evaluation needs those that they have."""
+        """Send weights to the replicas as soon as no evaluation needs their current ones."""
         while self._redis.exists(Keys(self._config.run.name).hold):
             time.sleep(HELD_POLL_S)
         self._bring(weights)
 
     def _bring(self, weights: Snapshot) -> None:
-        """Broadcast them; or write the file and announce it. A separate thread tells the replicas to load it
-        at once, so a hung replica blocks neither the learner nor the next version."""
+        """Broadcast the weights, or write and announce a file. A separate thread tells the replicas to load
+        the file, so a hung replica blocks neither the learner nor the next version."""
         if self._group is not None:
             began = time.monotonic()
             confirmed = self._group.send(weights)
@@ -153,7 +153,7 @@ class Publisher:
 
 
 def _log_failed_push(push: Future[None]) -> None:
-    """A failed push is no failure of the learner: replicas pull a version before they serve a request that
-    needs it."""
+    """Log a failed push. The learner continues: replicas pull a version before they serve a request that
+    needs that version."""
     if not push.cancelled() and (error := push.exception()) is not None:
         log.error("replicas were not asked to load a version", exc_info=error)

@@ -1,11 +1,11 @@
-"""A group of the learner's rank 0 and the running replicas, over which every version is broadcast (`gloo`,
+"""The group of the learner's rank 0 and the running replicas, over which every version is broadcast (`gloo`,
 `nccl`).
 
     roll call ─► group of the replicas that answered ─► broadcast ─► …
         ─► a replica came, left or died ─► roll call ─► new group
 
-The broadcast reads a copy in the learner's host memory. So the next step need not wait for it, a broken
-broadcast can be repeated, and a replica that starts between two versions is sent the newest again.
+The broadcast reads a copy in the learner's host memory. So the next step need not wait, a broken broadcast
+can be repeated, and a replica that starts between two versions receives the newest again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 ATTEMPTS = 3
 RESEND_S = 5.0  # shortest time between two sendings of one version
 LAG_S = 1.0  # difference of clocks of two machines
-# A replica that dies after the roll call makes the others wait this long, and they do not decode meanwhile.
+# If a replica dies after the roll call, the rest wait this long without decoding.
 JOIN_S = 30.0
 
 
@@ -66,14 +66,14 @@ class _Update:
     confirmed: list[Confirmation] = field(default_factory=list)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """vLLM sends one payload with rank offset 1; each member adds its own place."""
+        """vLLM sends one payload with rank offset 1; each member adds its index."""
         self.broadcast.join(init_info, self.members, self.group)
 
     def start_weight_update(self) -> None:
         """Nothing to do: a replica opens its model when the weights have arrived."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """A member receives and loads by itself, so an update that was started needs no further call."""
+        """Members receive and load by themselves, so a started update needs no further call."""
         self.broadcast.update(update_info, self.version, self.group)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
@@ -100,8 +100,8 @@ class TransferGroup:
         self._name = ""
 
     def send(self, weights: Snapshot) -> list[Confirmation]:
-        """Broadcast to the running replicas that hold less; the answers of those that hold it now. A group
-        that loses a member on the way is formed again without it."""
+        """Broadcast to the running replicas with an older version; returns the answers of those that now hold
+        this one. If a member dies, the group is formed again without that member."""
         confirmed: list[Confirmation] = []
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -114,7 +114,7 @@ class TransferGroup:
                 log.warning(
                     "a broadcast broke off", version=weights.version, attempt=attempt, error=str(error)[:300]
                 )
-        # Replicas that still hold less are sent it again while the learner waits for their rollouts.
+        # Replicas still behind receive this version again while the learner waits for their rollouts.
         self._sent_at = self._clock()
         return confirmed
 
@@ -127,22 +127,22 @@ class TransferGroup:
         return any(r["version"] < version for r in due if r["seen"] > self._sent_at + LAG_S)
 
     def _is_last(self, version: int) -> bool:
-        """Whether no version follows. It ends every pin, because nobody could send it later."""
+        """Whether no version follows. The last version ends every pin, because no later one could."""
         return version >= self._config.learner.steps
 
     @contextmanager
     def _over_nccl(self, weights: Snapshot) -> Iterator[None]:
-        """On a separate CUDA stream, so the step computes meanwhile. The learner's collectives may run at the
-        same time as the group's: no rank of the learner waits for a replica, and no replica waits for the
-        learner's other ranks."""
+        """Send on a separate CUDA stream, so the step computes meanwhile. The learner's and the group's
+        collectives may overlap: no learner rank waits for a replica, and no replica waits for the other
+        learner ranks."""
         aside = torch.cuda.stream(torch.cuda.Stream(weights.device))
         # Every wait of the group has a limit; the watchdog is for a driver that does not return.
         with _watchdog(2 * self._limit, f"publishing version {weights.version}"), aside:
             yield
 
     def _lacking(self, version: int) -> tuple[str, ...]:
-        """The running replicas that hold less and may take it. A learner that repeats steps after a crash
-        must not take the others back to an older version."""
+        """The running replicas that hold an older version and may be updated. A learner that repeats steps
+        after a crash must not take a replica back to an older version."""
         held = self._broadcast.roll_call(version, pinned=self._is_last(version))
         return tuple(sorted(name for name, of in held.items() if of < version))
 
