@@ -110,19 +110,17 @@ def check_identity(folder: Path, base: str, lora: Lora | None) -> None:
     adapter or vice versa, another adapter, or another base."""
     file = folder / IDENTITY
     found = json.loads(file.read_text()) if file.exists() else None
-    if lora is None:
-        if found is not None:
+    wanted = None if lora is None else identity(base, lora)
+    if found is None or wanted is None:
+        if found is not wanted:
+            there, here = (
+                f"an adapter of rank {x['rank']}" if x else "full weights" for x in (found, wanted)
+            )
             raise ConfigError(
-                f"{folder} holds an adapter of rank {found['rank']}, and learner.lora is null: set "
-                "learner.lora as it was, or start anew under another run.name"
+                f"{folder} holds {there}, and learner.lora asks for {here}: set learner.lora back, or start "
+                "anew under another run.name"
             )
         return
-    if found is None:
-        raise ConfigError(
-            f"{folder} holds full weights, and learner.lora asks for an adapter of rank {lora.rank}: set "
-            "learner.lora: null, or start anew under another run.name"
-        )
-    wanted = identity(base, lora)
     same_base = found["base_weights"] is not None and found["base_weights"] == wanted["base_weights"]
     ignored = {"base"} if same_base else set()  # a folder that was moved is still the same base
     for key in sorted(wanted.keys() - ignored):

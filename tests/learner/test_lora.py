@@ -111,7 +111,7 @@ def checkpoint(folder: Path, *overrides: str) -> Path:
     ("then", "now", "line"),
     [
         ([], ["learner.lora.rank=8"], "holds full weights, and learner.lora asks for an adapter of rank 8"),
-        (["learner.lora.rank=8"], [], "holds an adapter of rank 8, and learner.lora is null"),
+        (["learner.lora.rank=8"], [], "holds an adapter of rank 8, and learner.lora asks for full weights"),
         (["learner.lora.rank=8"], ["learner.lora.rank=4"], "rank is 8 there and 4 here"),
         (["learner.lora.rank=8"], ["learner.lora.rank=8", "learner.lora.targets=[q_proj]"], "targets is"),
         (["learner.lora.rank=8"], ["learner.lora.rank=8", "model.path=/tmp/other"], "base is .* there and"),
