@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -27,11 +27,6 @@ class Totals:
             return 0.0
         mean = self.rewards / self.rollouts
         return math.sqrt(max(0.0, self.squares - self.rollouts * mean * mean) / (self.rollouts - 1))
-
-
-def over_ranks(own: Totals, device: torch.device) -> Totals:
-    """The sums over all ranks. A collective."""
-    return Totals(**sums_over_ranks(asdict(own), device))
 
 
 def sums_over_ranks(sums: dict[str, float], device: torch.device) -> dict[str, float]:

@@ -11,7 +11,7 @@ group if there are several ranks. Rank 0 plans, records and publishes.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from hora_rl.learner.prefixes import rows_of
 from hora_rl.learner.republish import help_replicas, publish_with_rank_0
 from hora_rl.learner.start import prepare
 from hora_rl.learner.step_record import record_step
-from hora_rl.learner.totals import over_ranks, sums_over_ranks
+from hora_rl.learner.totals import Totals, sums_over_ranks
 
 log = structlog.get_logger(__name__)
 
@@ -150,7 +150,8 @@ def with_totals(parts: Parts, estimator: Estimator, groups: list[Group]) -> Esti
     """Add the sums over all ranks' groups to `estimator` if the objective needs them. Then a collective."""
     if parts.world == 1 or not estimator.objective.over_batch:
         return estimator
-    return replace(estimator, totals=over_ranks(estimator.sums(groups), parts.engine.device))
+    totals = sums_over_ranks(asdict(estimator.sums(groups)), parts.engine.device)
+    return replace(estimator, totals=Totals(**totals))
 
 
 def _keep_for_inspection(parts: Parts, step: int, groups: list[Group]) -> None:
