@@ -37,33 +37,17 @@ def step_metrics(
     names = dict.fromkeys(name for g in groups for name in g.rollouts[0].rewards)  # sources may differ
     lengths = np.array([len(r.tokens) for r in rollouts])
     lags = np.array([step - s.version for r in rollouts for s in r.spans for _ in range(s.end - s.start)])
-    matched = sums.get("drift_tokens", 0.0) or math.nan
-
-    def per_token(name: str) -> float:
-        return sums.get(name, math.nan) / (sums.get("tokens_trained", 0.0) or math.nan)
-
     return {
         "step": step,
-        "loss": sums.get("loss", math.nan),
         "grad_norm": grad_norm,
         "learning_rate": learning_rate,
         "reward": mean(r.mean() for r in rewards),
         **{f"reward/{name}": _over_prompts(groups, name) for name in names},
         **(_by_source(groups, sources) if config.data.sources else {}),
-        "advantage/mean": per_token("advantage"),
-        "advantage/rms": math.sqrt(per_token("advantage_square")),
-        "clip/share": per_token("clip"),
-        "importance/mean": per_token("importance"),
-        "importance/rms": math.sqrt(per_token("importance_square")),
-        "importance/max": sums.get("importance_max", math.nan),
-        "kl/generator": per_token("kl_generator"),
+        **_objective(sums),
         # An estimate from all sampled tokens. The exact mean over trained ones leaves out groups without a
         # signal, whose tokens are the surest, and rules differ in how many they leave.
         "entropy": -float(np.mean(np.concatenate([r.logprobs for r in rollouts]))),
-        "entropy/trained": per_token("entropy"),
-        **({"entropy/coefficient": sums[COEFFICIENT]} if COEFFICIENT in sums else {}),
-        "drift": sums.get("drift", math.nan) / matched,
-        "drift/tokens": matched,
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
         **({} if config.environment.path is None else _turns(rollouts)),
@@ -83,6 +67,29 @@ def step_metrics(
 
 def mean(values: Iterable[float | np.floating[Any]]) -> float:
     return float(np.mean([*values]))
+
+
+def _objective(sums: Mapping[str, float]) -> dict[str, float]:
+    """Statistics of the objective, means over trained tokens; drift over the tokens that count for it."""
+    matched = sums.get("drift_tokens", 0.0) or math.nan
+
+    def per_token(name: str) -> float:
+        return sums.get(name, math.nan) / (sums.get("tokens_trained", 0.0) or math.nan)
+
+    return {
+        "loss": sums.get("loss", math.nan),
+        "advantage/mean": per_token("advantage"),
+        "advantage/rms": math.sqrt(per_token("advantage_square")),
+        "clip/share": per_token("clip"),
+        "importance/mean": per_token("importance"),
+        "importance/rms": math.sqrt(per_token("importance_square")),
+        "importance/max": sums.get("importance_max", math.nan),
+        "kl/generator": per_token("kl_generator"),
+        "entropy/trained": per_token("entropy"),
+        **({"entropy/coefficient": sums[COEFFICIENT]} if COEFFICIENT in sums else {}),
+        "drift": sums.get("drift", math.nan) / matched,
+        "drift/tokens": matched,
+    }
 
 
 def _packing(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
