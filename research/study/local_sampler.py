@@ -18,7 +18,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from hora_rl.actors.coordinator.shard import Draw
 from hora_rl.common.config import Config
 from hora_rl.common.types import Prompt, Rollout, VersionSpan
-from research.tasks.recall import TAGGED
+from research.tasks.reward import TAGGED, is_right
 
 Sampled = list[tuple[list[int], list[float]]]
 
@@ -66,8 +66,7 @@ class LocalSampler:
     def _rollout(self, asked: _Asked, tokens: list[int], logprobs: list[float]) -> Rollout:
         ended = tokens[-1] == self._tokenizer.eos_token_id
         text = self._text(tuple(tokens[:-1] if ended else tokens))
-        right = [self._form.format(answer) for answer in asked.prompt.answer.split("|")]
-        rewards = {self._reward: float(text in right)}
+        rewards = {self._reward: float(is_right(text, asked.prompt.answer, self._form))}
         return Rollout(
             tokens=np.array(tokens, dtype=np.int32),
             logprobs=np.array(logprobs, dtype=np.float32),

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from hora_rl.common.errors import ConfigError
-from research.tasks.reward import completion
+from research.tasks.reward import TAGGED
 
-TRAINED, TASK_FILE, TAGGED = "trained", "task.json", completion("{}")
+TRAINED, TASK_FILE = "trained", "task.json"
 KS = (1, 4, 16, 64, 256)
 """The K of Pass@K that curves have."""
 

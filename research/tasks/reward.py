@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+TAGGED = "<think></think><answer>{}</answer>"
+"""The form of a completion, with {} in place of the answer."""
+
 
 def completion(answer: str) -> str:
     """A complete completion that gives `answer`."""
-    return f"<think></think><answer>{answer}</answer>"
+    return TAGGED.format(answer)
 
 
-def answer_of(text: str) -> str | None:
-    """The answer of a completion that `completion` could have made, else None."""
-    start, end = completion("\0").split("\0")
-    return text[len(start) : -len(end)] if text.startswith(start) and text.endswith(end) else None
+def answer_of(text: str, form: str = TAGGED) -> str | None:
+    """The answer of a completion of this form, else None."""
+    start, end = form.split("{}")
+    is_of_form = text.startswith(start) and text.endswith(end)
+    return text[len(start) : len(text) - len(end)] if is_of_form else None
+
+
+def is_right(text: str, gold: str, form: str = TAGGED) -> bool:
+    """Whether the answer of a completion is one of the right ones, which `gold` joins by |."""
+    return answer_of(text, form) in gold.split("|")
 
 
 def one_of(prompt: str, text: str, gold: str) -> float:
-    """Reward: 1.0 where the answer is one of the right ones, which `gold` joins by |."""
-    return float(answer_of(text) in gold.split("|"))
+    """Reward: 1.0 where a tagged answer is right."""
+    return float(is_right(text, gold))
