@@ -59,8 +59,10 @@ def build_run(config: Config, *, drain: bool) -> Application:
     url = redis_url(config.queue)
     plain = config.model_dump(mode="json")
     policy = _policy(config, plain, url, drain=drain)
-    verifier = _verifier(config).bind(plain, url)
-    coordinator = _coordinator(config).bind(plain, url, policy, verifier)
+    verifier = _verifier(config.verifier.replicas, config.verifier.cpus).bind(plain, url)
+    coordinator = _coordinator(config.coordinator.replicas, config.coordinator.cpus).bind(
+        plain, url, policy, verifier
+    )
     # Each open page holds a stream; Serve's default of five requests would block further clients.
     options = {"num_cpus": 0}
     ingress = _deployment(Ingress, "ingress", ray_actor_options=options, max_ongoing_requests=1000)
@@ -106,7 +108,8 @@ def build_sampler(config: Config) -> Application:
     url = redis_url(config.queue)
     policy = _policy(config, plain, url, drain=False)
     root = _deployment(Sampler, "sampler", ray_actor_options={"num_cpus": 0})
-    return root.bind(policy, _verifier(config).bind(plain, url))
+    verifier = _verifier(config.verifier.replicas, config.verifier.cpus).bind(plain, url)
+    return root.bind(policy, verifier)
 
 
 def _policy(config: Config, plain: dict[str, object], url: str, *, drain: bool) -> Application:
@@ -166,26 +169,26 @@ def environment_deployment(environment: Episodes, rollout: Rollout) -> serve.Dep
     )
 
 
-def _verifier(config: Config) -> serve.Deployment:
+def _verifier(replicas: int, cpus: float) -> serve.Deployment:
     return _deployment(
         Verifier,
         "verifier",
-        num_replicas=config.verifier.replicas,
+        num_replicas=replicas,
         max_ongoing_requests=256,
-        ray_actor_options={"num_cpus": config.verifier.cpus},
+        ray_actor_options={"num_cpus": cpus},
         health_check_period_s=5.0,
         graceful_shutdown_timeout_s=10.0,
         graceful_shutdown_wait_loop_s=1.0,
     )
 
 
-def _coordinator(config: Config) -> serve.Deployment:
+def _coordinator(replicas: int, cpus: float) -> serve.Deployment:
     environment = {"env_vars": KEEP_FREED_MEMORY}
     return _deployment(
         Coordinator,
         "coordinator",
-        num_replicas=config.coordinator.replicas,
-        ray_actor_options={"num_cpus": config.coordinator.cpus, "runtime_env": environment},
+        num_replicas=replicas,
+        ray_actor_options={"num_cpus": cpus, "runtime_env": environment},
         health_check_period_s=2.0,
         graceful_shutdown_timeout_s=5.0,
         graceful_shutdown_wait_loop_s=0.5,

@@ -27,7 +27,8 @@ NODE_MEMORY = re.compile(
     r"Memory on the node \(IP: (?P<ip>[^,]*),.*?\) was (?P<used>[\d.]+)GB used / (?P<limit>[\d.]+)GB limit"
 )
 KILLED = re.compile(
-    r"Selected to kill: .*task name=(?P<name>[^,]*),.*pid=(?P<pid>\d+), actual memory used=(?P<held>[\d.]+)GB"
+    r"(?m)^Selected to kill: .*?task name=(?P<name>[^,]*),"
+    r".*?pid=(?P<pid>\d+), actual memory used=(?P<held>[\d.]+)GB"
 )
 # Ray Train takes a minute per attempt to place all ranks, so busy resources have five minutes to free up.
 PLACEMENTS = 4
