@@ -117,6 +117,10 @@ class Engine:
         alike = self._everywhere(not self.unshared)  # all ranks cut their groups in the same way
         self.sharing = Sharing(self.shape.even, window_of(self.hf.config)) if alike else None
 
+    def close(self) -> None:
+        """Let go of the model in a process that goes on: hooks of DeepSpeed's ZeRO optimizers hold it."""
+        self._engine.destroy()
+
     def _load(self) -> PreTrainedModel:
         """Load the initial policy; under ZeRO-3 parameter by parameter if possible."""
         model, learner, hf = self._config.model, self._config.learner, None

@@ -11,6 +11,7 @@ short.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import time
@@ -69,10 +70,15 @@ def run_cell(config: Config, every: int) -> Path:
     check(config)
     folder = config.run.path
     folder.mkdir(parents=True, exist_ok=True)
+    gc.collect()  # the engine of the cell before is a circle
     parts = _prepare(config)
     steps, began = [], time.monotonic()
     # asyncio.run for each step would look up the SIGINT handler, which prints the result of the step before.
-    with (folder / "groups.jsonl").open("w") as records, closing(asyncio.new_event_loop()) as loop:
+    with (
+        (folder / "groups.jsonl").open("w") as records,
+        closing(asyncio.new_event_loop()) as loop,
+        closing(parts.engine),
+    ):
         for step in range(config.learner.steps + 1):
             if step % every == 0 or step == config.learner.steps:
                 parts.curves.measure(parts.engine.hf, step)
