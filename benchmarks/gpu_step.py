@@ -151,8 +151,6 @@ def measure(engine: Engine, samples: Sequence[Sample], budget: int, steps: int) 
 
 def join_alone(backend: str) -> None:
     """A process group of one, meeting in a file: no port is needed. DeepSpeed takes it over."""
-    import deepspeed
-
     for name, value in {
         "RANK": "0",
         "WORLD_SIZE": "1",
@@ -164,4 +162,3 @@ def join_alone(backend: str) -> None:
         torch.distributed.init_process_group(
             backend, init_method=f"file://{store.name}", rank=0, world_size=1
         )
-    deepspeed.init_distributed(dist_backend=backend)

@@ -31,7 +31,4 @@ if [ -n "$lacking" ]; then
   exit 1
 fi
 .venv/bin/python -c 'import vllm' >/dev/null 2>&1 || { echo "vllm does not import; run .venv/bin/python -c 'import vllm' to see why"; exit 1; }
-# The learner's C++ extension is compiled once for each environment: now, and not while the first run waits for it.
-.venv/bin/python -c 'from hora_rl.learner.extensions import compile_extensions as c; c(lambda _: None)' >/dev/null 2>&1 ||
-  echo "DeepSpeed's extension could not be compiled, and a learner needs it; \`hora run\` says why"
 touch ".venv/.ready-$set_name"

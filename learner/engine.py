@@ -71,6 +71,8 @@ class Engine:
     def __init__(self, config: Config, rank: int, world: int) -> None:
         import deepspeed
 
+        # Only inference calls this all-reduce in shared memory, and compiling it needs a C++ compiler.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self._config, self._rank, self._world = config, rank, world
         self.device = torch.device("cpu")
         if torch.cuda.is_available():

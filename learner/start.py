@@ -23,7 +23,6 @@ from hora_rl.learner.checkpoint import Checkpoints
 from hora_rl.learner.drift import Drift
 from hora_rl.learner.engine import Engine
 from hora_rl.learner.estimator import estimator_of
-from hora_rl.learner.extensions import compile_extensions
 from hora_rl.learner.feed import Planner, Reader
 from hora_rl.learner.parts import Parts
 from hora_rl.learner.prefixes import rows_of
@@ -44,7 +43,6 @@ def prepare(
     def starting(waits_for: str) -> None:
         heart.update(state="starting", waiting_for=waits_for)
 
-    compile_extensions(starting)
     starting("the model to be loaded")
     engine = Engine(config, rank, world)
     starting("the newest checkpoint to be verified and loaded")

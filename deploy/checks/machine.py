@@ -20,7 +20,6 @@ from hora_rl.common.load import ROOT
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, should
 from hora_rl.deploy.machine.ports import check_port
 from hora_rl.deploy.machine.record import RunFile
-from hora_rl.learner import extensions
 
 GIB = 2**30
 SHARED_GIB = 1.0
@@ -147,19 +146,6 @@ def check_writable(path: Path, keys: str) -> None:
         raise ConfigError(
             f"{keys} ({path}): cannot be written ({error.strerror}); choose a folder of yours"
         ) from None
-
-
-def build_lock(target: Target) -> Iterator[Finding]:
-    """Locks of DeepSpeed's builds that delay the learner or block other programs."""
-    if not target.trains:
-        return
-    place = extensions.build_folder()
-    for lock in extensions.abandoned_locks():
-        says = f"a killed process left {lock}: other programs that use this build wait for ever"
-        yield should(False, "build lock", says, f"rm {lock}")
-    owner = extensions.busy(place)
-    compiles = f"{owner} compiles in {place} now; a learner that starts waits for it"
-    yield ok("DeepSpeed's build", compiles if owner else f"{place} is free")
 
 
 def model_gib(path: str) -> float:

@@ -65,7 +65,6 @@ CHECKS: tuple[Check, ...] = (
     machine.limits,
     machine.port,
     disk.disk,
-    machine.build_lock,
     sandbox,
     sources.data,
     configuration.evaluation,

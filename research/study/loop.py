@@ -37,7 +37,6 @@ from hora_rl.learner.batch import micro_batches, samples_of
 from hora_rl.learner.device import set_device
 from hora_rl.learner.engine import Engine
 from hora_rl.learner.estimator import estimator_of
-from hora_rl.learner.extensions import compile_extensions
 from hora_rl.learner.prefixes import rows_of
 from hora_rl.learner.records import group_record
 from research.study.curve_sources import ExactCurves
@@ -123,7 +122,6 @@ def _prepare(config: Config) -> Parts:
     prompts = [Prompt(i, q, answer, render(tokenizer, q, config.data)) for i, (q, answer) in enumerate(rows)]
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it
     set_device(config.learner, config.run.seed, 0)
-    compile_extensions(lambda _: None)  # under a lock: cells in other processes compile the same
     if not is_initialized():
         init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     engine = Engine(config, rank=0, world=1)

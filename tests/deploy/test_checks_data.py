@@ -1,7 +1,6 @@
 """Checks before a start: rules, rows of data, benchmarks, locks, and the commands that use the list."""
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +10,9 @@ from rich.console import Console
 
 from hora_rl.common.errors import ConfigError, HoraError
 from hora_rl.common.load import ROOT, load
-from hora_rl.deploy.checks import configuration, machine, sources
+from hora_rl.deploy.checks import configuration, sources
 from hora_rl.deploy.checks.findings import Finding, Target
 from hora_rl.deploy.checks.run_checks import CHECKS, check_all, examine, require, target_of
-from hora_rl.learner import extensions
 from tests.support.checks import Make, one
 
 NO_FUNCTION = "a text"
@@ -103,22 +101,6 @@ def test_training_problems_of_a_benchmark_are_a_warning(config: Make) -> None:
     assert len(leaks) == 5
     assert "30 training rows equal benchmark problems; Pass@K on these measures memory" in warned
     assert [f.level for f in sources.data(Target(config()))] == ["ok"], "arithmetic is in none"
-
-
-def test_the_lock_of_a_build_that_was_killed_is_named(
-    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    target = Target(config())
-    assert one(machine.build_lock, target)["DeepSpeed's build"].says.endswith("is free")
-    lock = tmp_path / "py311_cpu" / "deepspeed_shm_comm" / "lock"
-    lock.parent.mkdir(parents=True)
-    lock.touch()
-    found = one(machine.build_lock, target)
-    assert (found["build lock"].level, found["build lock"].fix) == ("warn", f"rm {lock}")
-    with extensions.owned(extensions.build_folder()):
-        found = one(machine.build_lock, target)
-    assert f"process {os.getpid()} of" in found["DeepSpeed's build"].says
 
 
 def test_check_all_shows_every_finding_with_what_to_do(

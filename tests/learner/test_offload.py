@@ -15,10 +15,8 @@ RANK = """
 import sys, torch
 from hora_rl.common.load import load
 from hora_rl.learner.engine import Engine
-from hora_rl.learner.extensions import compile_extensions
 from tests.learner.test_bad_input import micro_batch
 
-compile_extensions(lambda doing: None)
 store = f"file://{sys.argv[1]}/store"
 torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
 fused, stepped = torch._fused_adamw_, []

@@ -29,7 +29,6 @@ from hora_rl.learner import engine as engines
 from hora_rl.learner.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.device import set_device
 from hora_rl.learner.engine import DTYPES, Engine, load_model
-from hora_rl.learner.extensions import compile_extensions
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.objective import policy_loss
 from hora_rl.learner.sample import Sample
@@ -138,7 +137,6 @@ def main() -> None:
     backend = set_device(config.learner, config.run.seed, int(os.environ.get("LOCAL_RANK", "0")))
     for name, value in {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}.items():
         os.environ.setdefault(name, value)
-    compile_extensions(lambda doing: None)
     torch.distributed.init_process_group(backend, rank=rank, world_size=world)
     for (
         stage

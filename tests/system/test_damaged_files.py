@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from hora_rl.learner import extensions
-
 SOME_STEPS, FEW_STEPS = 10, 8
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -91,20 +89,3 @@ def test_when_both_checkpoints_are_damaged_the_run_ends_once_and_says_so(
     )
     assert "Traceback" not in run.said()
     assert json.loads((run.run / "run.json").read_text())["state"] == "failed"
-
-
-def test_a_learner_killed_while_it_compiles_keeps_no_later_one_waiting(
-    live_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "builds"))
-    foreign = tmp_path / "builds" / "py311_cpu" / "deepspeed_shm_comm" / "lock"
-    foreign.parent.mkdir(parents=True)
-    foreign.touch()  # what a killed learner of another program, or of an older version, leaves behind
-    lock = extensions.build_folder() / "deepspeed_shm_comm" / "lock"
-    run = live_run(FEW_STEPS)
-    run.until_there(lock)
-    run.kill("learner", random.Random(0), within_s=0.0)
-    assert lock.exists(), "it was killed while it compiled"
-    run.finish()
-    run.assert_exact()
-    assert not lock.exists()
