@@ -13,27 +13,18 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 CASES = """
 import json, sys
 from pathlib import Path
-import numpy as np
 import torch
 from hora_rl.common.load import load
-from hora_rl.learner.sample import Sample
-from hora_rl.learner.batch import make_micro_batch
 from hora_rl.learner.checkpoint import Checkpoints
 from hora_rl.learner.device import set_device
 from hora_rl.learner.engine import Engine
+from tests.support.samples import random_micro_batch
 
 folder = Path(sys.argv[1])
 
 
-def micro(seed):
-    rng = np.random.default_rng(seed)
-    ids, match = rng.integers(4, 60, 44).astype(np.int32), np.ones(40, dtype=bool)
-    sample = Sample(ids[:4], ids[4:], np.full(40, -3.0, np.float32), (-1.0) ** seed, 0.01, match)
-    return make_micro_batch([[sample]])
-
-
 def step(engine, seed):
-    return engine.step([micro(seed), micro(seed + 100)]).grad_norm
+    return engine.step([random_micro_batch(40, s, 60) for s in (seed, seed + 100)]).grad_norm
 
 
 def weights(engine):

@@ -8,7 +8,8 @@ import torch
 
 from hora_rl.common.load import load
 from hora_rl.learner.batch import MicroBatch, make_micro_batch
-from hora_rl.learner.sample import Sample
+from hora_rl.learner.engine import Engine
+from tests.support.samples import sample
 
 NEEDS_FLOAT16 = pytest.mark.skipif(
     not torch.cuda.is_available() and not torch.ops.mkldnn._is_mkldnn_fp16_supported(),
@@ -18,18 +19,9 @@ NEEDS_FLOAT16 = pytest.mark.skipif(
 
 def micro_batch(*advantages: float) -> MicroBatch:
     rng = np.random.default_rng(0)
-    samples = [
-        Sample(
-            np.arange(4, 9, dtype=np.int32),
-            rng.integers(4, 60, 8).astype(np.int32),
-            np.full(8, -2.0, np.float32),
-            advantage,
-            0.1,
-            np.ones(8, dtype=bool),
-        )
-        for advantage in advantages
-    ]
-    return make_micro_batch([[s] for s in samples])
+    return make_micro_batch(
+        [[sample(range(4, 9), rng.integers(4, 60, 8), -2.0, each, 0.1)] for each in advantages]
+    )
 
 
 class Exploding(torch.autograd.Function):
@@ -62,8 +54,6 @@ def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def test_a_loss_or_gradient_not_finite_leaves_the_weights_and_the_schedule_alone(
     process_group: None, wrong: str, stage: int
 ) -> None:
-    from hora_rl.learner.engine import Engine
-
     engine = Engine(load("tiny", [f"learner.zero_stage={stage}"]), 0, 1)
     assert engine.step([micro_batch(1.0, -1.0)]).applied
     before = {name: tensor.clone() for name, tensor in engine.gathered()}
@@ -86,8 +76,6 @@ def test_a_loss_or_gradient_not_finite_leaves_the_weights_and_the_schedule_alone
 def test_a_refused_step_leaves_nothing_where_the_moments_are_on_the_host(
     process_group: None, stage: int
 ) -> None:
-    from hora_rl.learner.engine import Engine
-
     settings = ["model.dtype=bfloat16", f"learner.zero_stage={stage}", "learner.offload_optimizer=true"]
     norms = list[float]()
     for between in (False, True):
@@ -105,7 +93,6 @@ def test_a_refused_step_leaves_nothing_where_the_moments_are_on_the_host(
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=NEEDS_FLOAT16)])
 def test_a_first_update_in_16_bits_is_as_large_as_in_32(process_group: None, dtype: str) -> None:
     """Whatever the optimizer that DeepSpeed chooses for stage 0: one of them forgets its loss scale."""
-    from hora_rl.learner.engine import Engine
 
     def moved(kind: str) -> float:
         rate = "learner.optimizer.learning_rate=0.01"  # far above what 16 bits round away
@@ -122,8 +109,6 @@ def test_a_first_update_in_16_bits_is_as_large_as_in_32(process_group: None, dty
 @pytest.mark.system
 def test_a_loss_scale_that_is_too_large_is_no_bad_loss(process_group: None) -> None:
     """float16 begins with a scale of 65,536 and halves it until the gradients are finite."""
-    from hora_rl.learner.engine import Engine
-
     engine = Engine(load("tiny", ["model.dtype=float16"]), 0, 1)
     overflowing = [micro_batch(1e4, -1.0)]
     updates = [engine.step(overflowing) for _ in range(3)]

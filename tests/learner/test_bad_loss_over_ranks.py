@@ -10,32 +10,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 RANK = """
 import os, sys
-import numpy as np
 import torch
 from hora_rl.common.load import load
-from hora_rl.learner.sample import Sample
-from hora_rl.learner.batch import make_micro_batch
 from hora_rl.learner.device import set_device
 from hora_rl.learner.engine import Engine
+from tests.learner.test_bad_input import micro_batch
 
 stage, rank = sys.argv[1], int(os.environ["RANK"])
 config = load("tiny", [f"learner.zero_stage={stage}", "learner.workers=2"])
 torch.distributed.init_process_group(set_device(config.learner, config.run.seed, rank))
 engine = Engine(config, rank, 2)
 
-def micro(advantage):
-    tokens = np.arange(10, 18, dtype=np.int32)
-    logprobs, match = np.full(8, -2.0, np.float32), np.ones(8, dtype=bool)
-    return make_micro_batch([[Sample(tokens[:4], tokens, logprobs, advantage, 0.1, match)]])
-
 def weights():
     return {name: tensor.clone() for name, tensor in engine.gathered()}
 
-assert engine.step([micro(1.0)]).applied
+assert engine.step([micro_batch(1.0)]).applied
 before = weights()
-refused = engine.step([micro(float("nan") if rank == 1 else 1.0)])
+refused = engine.step([micro_batch(float("nan") if rank == 1 else 1.0)])
 after = weights()
-again = engine.step([micro(1.0)])
+again = engine.step([micro_batch(1.0)])
 moved = weights()
 assert not refused.applied, "one rank's loss was not finite"
 assert all(torch.equal(before[n], after[n]) for n in before)

@@ -21,6 +21,9 @@ from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.prefixes import rows_of, window_of
 from hora_rl.learner.sample import Sample
 from tests.support.families import GROUPED, SETTINGS, TOKENS, VOCABULARY, model_of, write_model
+from tests.support.formula import logprobs_of
+from tests.support.groups import rollout
+from tests.support.samples import sample
 from tests.support.sharing import ALWAYS
 
 REFUSED = {"opt": "OPTForCausalLM", "mamba": "MambaForCausalLM", "bloom": "BloomForCausalLM"}
@@ -32,24 +35,18 @@ def rows() -> list[list[Sample]]:
     """Rows of 49, 17 and 31 tokens, two of them with several completions."""
     rng, made = np.random.default_rng(0), []
     for prompt, lengths in [(3, (20, 7, 16)), (5, (12,)), (1, (20, 10))]:
-        ids = rng.integers(0, VOCABULARY, prompt).astype(np.int32)
-        row = []
-        for n in lengths:
-            tokens, zeros = rng.integers(0, VOCABULARY, n).astype(np.int32), np.zeros(n, np.float32)
-            row.append(Sample(ids, tokens, zeros, 1.0, 1.0, np.ones(n, dtype=bool)))
-        made.append(row)
+        ids = rng.integers(0, VOCABULARY, prompt)
+        made.append([sample(ids, rng.integers(0, VOCABULARY, n)) for n in lengths])
     return made
 
 
 def samples() -> list[Sample]:
-    return [sample for row in rows() for sample in row]
+    return [one for row in rows() for one in row]
 
 
-def own(hf: Any, sample: Sample) -> torch.Tensor:
+def own(hf: Any, one: Sample) -> torch.Tensor:
     """Log-probs of the model's own forward on one completion alone."""
-    ids = torch.from_numpy(np.concatenate([sample.prompt, sample.tokens])).long()[None]
-    logits = hf(ids).logits[0, len(sample.prompt) - 1 : -1] / TEMPERATURE
-    return torch.log_softmax(logits, -1).gather(-1, ids[0, len(sample.prompt) :, None])[:, 0]
+    return logprobs_of(hf, one.prompt, rollout(one.tokens), TEMPERATURE)
 
 
 def gradient(hf: Any, logprobs: torch.Tensor) -> torch.Tensor:

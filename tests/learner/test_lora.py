@@ -16,7 +16,7 @@ from hora_rl.learner.weights.host_copy import differ
 from tests.learner.test_checkpoint import Weights
 from tests.support.adapters import policy_with_adapter, published
 from tests.support.families import glm4_moe
-from tests.support.tiny_qwen2 import SHAPES, without_weights
+from tests.support.samples import sized
 
 CONFIG = load("tiny", ["run.name=c", "learner.lora.rank=4", "learner.lora.alpha=8"])
 LORA = CONFIG.learner.lora
@@ -142,25 +142,11 @@ def test_a_frozen_weight_costs_four_flops_a_token_and_a_trained_one_six() -> Non
     adapter = sum(p.numel() for p in hf.parameters() if p.requires_grad)
     shape = Shape.of(hf)
     assert (shape.body, shape.head, shape.trained) == (full.body + adapter, full.head, adapter)
-    from tests.learner.test_flops import sample
-
-    tokens = [[sample(20, 30)]]
+    tokens = [[sized(20, 30)]]
     attention = 6.0 * full.width * 50**2
     wanted = 50 * (4 * full.body + 6 * adapter) + 30 * 4 * full.head + attention
     assert shape.flops(tokens) == pytest.approx(wanted)
     assert 0.6 < shape.flops(tokens) / full.flops(tokens) < 0.75
-
-
-def test_an_update_of_a_7b_model_at_rank_16_is_below_a_hundredth_of_its_weights() -> None:
-    config = load("tiny", ["learner.lora.rank=16"])
-    assert config.learner.lora is not None
-    with torch.device("meta"):
-        hf = without_weights(*SHAPES["7B"])
-        full = sum(p.numel() for p in hf.parameters())
-        add_adapter(hf, config.run.seed, config.learner.lora)
-    adapter = sum(p.numel() for p in hf.parameters() if p.requires_grad)
-    assert full == pytest.approx(7.6e9, rel=0.01)
-    assert 0.004 < adapter / full < 0.01
 
 
 def test_targets_that_are_fused_experts_are_refused() -> None:

@@ -21,37 +21,22 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 RANK = """
 import json, os, sys
 from pathlib import Path
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from hora_rl.common.load import load
-from hora_rl.learner import engine as module
-from hora_rl.learner.sample import Sample
-from hora_rl.learner.batch import make_micro_batch
 from hora_rl.learner.device import set_device
 from hora_rl.learner.engine import Engine
+from tests.support.ranks import gather_everything
+from tests.support.samples import random_micro_batch
 
 folder, tokens, cases = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
-rank, made = int(os.environ["RANK"]), module.deepspeed_config
-
-
-def gathering_all(*arguments):
-    settings = made(*arguments)
-    settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
-    return settings
-
-
-module.deepspeed_config = gathering_all
-
-
-def micro(length, seed):
-    ids = np.random.default_rng(seed).integers(0, 2048, length + 4).astype(np.int32)
-    logprobs, match = np.full(length, -7.0, np.float32), np.ones(length, dtype=bool)
-    return make_micro_batch([[Sample(ids[:4], ids[4:], logprobs, (-1.0) ** seed, 0.01, match)]])
+rank = int(os.environ["RANK"])
+gather_everything()
 
 
 def step(engine):
-    return engine.step([micro(n, 10 * rank + i) for i, n in enumerate(tokens[rank])]).grad_norm
+    batch = [random_micro_batch(n, 10 * rank + i, 2048) for i, n in enumerate(tokens[rank])]
+    return engine.step(batch).grad_norm
 
 
 def published(engine):
@@ -88,11 +73,12 @@ for number, (stage, checkpointing, kl) in enumerate(cases):
 print(f"rank {rank} done", flush=True)
 """
 Case = tuple[int, bool, float]
+Found = tuple[Path, dict[Case, tuple[list[float], bool]]]
 CASES: list[Case] = [(0, False, 0.1), (2, False, 0.0), (2, False, 0.1), (3, True, 0.1)]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[Case, tuple[list[float], bool]]]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """(folder of all checkpoints, [gradient norms of three steps, whether the third was repeated] by
     case)."""
     folder = tmp_path_factory.mktemp("lora")
@@ -104,34 +90,26 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[Case, tu
     return folder, {(c[0], c[1], c[2]): (f[0], f[1]) for c, f in lines}
 
 
-def test_every_stage_takes_the_same_steps(
-    found: tuple[Path, dict[Case, tuple[list[float], bool]]],
-) -> None:
+def test_every_stage_takes_the_same_steps(found: Found) -> None:
     norms = {case: n for case, (n, _) in found[1].items() if case[2]}
     first = norms[0, False, 0.1]
     assert first[0] > 0
     assert all(n == pytest.approx(first, rel=1e-4) for n in norms.values()), norms
 
 
-def test_the_reference_is_the_policy_without_its_adapter(
-    found: tuple[Path, dict[Case, tuple[list[float], bool]]],
-) -> None:
+def test_the_reference_is_the_policy_without_its_adapter(found: Found) -> None:
     """It is the policy itself before the first step, so the KL term acts from the second on."""
     without, with_kl = (found[1][2, False, kl][0] for kl in (0.0, 0.1))
     assert with_kl[0] == pytest.approx(without[0], rel=1e-4)
     assert abs(with_kl[2] / without[2] - 1) > 1e-3
 
 
-def test_a_step_after_a_checkpoint_is_repeated_bit_by_bit(
-    found: tuple[Path, dict[Case, tuple[list[float], bool]]],
-) -> None:
+def test_a_step_after_a_checkpoint_is_repeated_bit_by_bit(found: Found) -> None:
     assert all(same for _, same in found[1].values()), found[1]
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_a_checkpoint_holds_the_adapter_and_nothing_of_the_base(
-    found: tuple[Path, dict[Case, tuple[list[float], bool]]], number: int
-) -> None:
+def test_a_checkpoint_holds_the_adapter_and_nothing_of_the_base(found: Found, number: int) -> None:
     folder = found[0] / str(number)
     restored = load_file(folder / "restored.safetensors")
     weights = _weights(folder / "state")

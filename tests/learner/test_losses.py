@@ -1,6 +1,7 @@
 """Every loss option: its value against plain numpy, its gradient against finite differences, its sums over
 any cut."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from hora_rl.common.config import Objective
 from hora_rl.learner.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.objective import policy_loss
-from hora_rl.learner.sample import Sample
+from tests.support.samples import sample
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -41,13 +42,12 @@ class Case:
     def micro(self, which: list[int]) -> MicroBatch:
         ends = np.cumsum(LENGTHS)
         samples = [
-            Sample(
-                np.ones(1, np.int32),
-                np.ones(LENGTHS[i], np.int32),
+            sample(
+                [1],
+                np.ones(LENGTHS[i]),
                 self.generator[ends[i] - LENGTHS[i] : ends[i]],
                 float(np.float32(self.advantage[i])),
                 float(np.float32(self.scale[i])),
-                np.ones(LENGTHS[i], dtype=bool),
             )
             for i in which
         ]
@@ -68,6 +68,12 @@ class Case:
 
 
 ALL = list(range(len(LENGTHS)))
+
+
+def micro(advantage: float, length: int) -> MicroBatch:
+    """One completion with scale 1/8 and log π_gen = -1, of which every other token is of this version."""
+    one = sample([1], np.ones(length), -1.0, advantage, 0.125)
+    return make_micro_batch([[replace(one, match=np.arange(length) % 2 == 0)]])
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -126,12 +132,9 @@ def test_clip_dual_bounds_the_ratio_of_negative_advantages_alone(
     advantage: float, ratio: float, gain: float
 ) -> None:
     objective = Objective(clip_dual=3.0, importance="none")
-    sample = Sample(
-        np.ones(1, np.int32), np.ones(1, np.int32), np.zeros(1, np.float32), advantage, 1.0, np.ones(1, bool)
-    )
-    micro = make_micro_batch([[sample]])
-    loss, _ = policy_loss(torch.tensor([np.log(ratio)]), torch.zeros(1), micro, objective)
-    assert loss.item() == pytest.approx(-gain, rel=1e-6)
+    prox = torch.full((1,), -1.0)
+    loss, _ = policy_loss(prox + np.log(ratio), prox, micro(advantage, 1), objective)
+    assert loss.item() == pytest.approx(-0.125 * gain, rel=1e-6)
 
 
 def test_tokens_that_are_not_kept_move_the_policy_by_kl_alone() -> None:
@@ -168,3 +171,36 @@ def test_loss_and_sums_add_up_over_any_cut(options: dict[str, Any]) -> None:
         for which, (_, _, own) in zip(cut, parts, strict=True):
             assert own.grad is not None
             torch.testing.assert_close(own.grad, case.part(logprobs.grad.numpy(), which))
+
+
+@pytest.mark.parametrize(
+    ("advantage", "shift", "moves"), [(1, 0.5, False), (1, -0.5, True), (-1, 0.5, True), (-1, -0.5, False)]
+)
+def test_a_token_stops_moving_only_beyond_the_bound_it_is_pushed_over(
+    advantage: float, shift: float, moves: bool
+) -> None:
+    logprobs = torch.full((1,), -1.0 + shift, requires_grad=True)
+    loss, stats = policy_loss(logprobs, torch.full((1,), -1.0), micro(advantage, 1), Objective())
+    loss.backward()
+    assert logprobs.grad is not None
+    assert bool(logprobs.grad.item() != 0.0) is moves
+    assert stats["clip"] == (not moves)
+
+
+def test_kl_is_the_k3_estimate_and_pulls_towards_the_reference() -> None:
+    logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
+    reference = torch.tensor([-1.5, -1.0])
+    objective = Objective(kl=0.3)
+    loss, _ = policy_loss(logprobs, logprobs.detach(), micro(0.0, 2), objective, reference)
+    gap = (reference - logprobs.detach()).numpy()
+    assert float(loss) == pytest.approx(0.3 * 0.125 * float((np.exp(gap) - gap - 1).sum()), rel=1e-5)
+    loss.backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad[0] > 0 > logprobs.grad[1]
+
+
+def test_drift_counts_only_tokens_of_the_learners_own_version() -> None:
+    logprobs = torch.tensor([-1.5, -9.0, -0.5, -9.0])
+    _, stats = policy_loss(logprobs, logprobs, micro(1.0, 4), Objective())
+    assert stats["drift_tokens"] == 2
+    assert stats["drift"] == pytest.approx(1.0)

@@ -9,8 +9,8 @@ from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.metrics import step_metrics
 from hora_rl.learner.packing import bins
 from hora_rl.learner.prefixes import SAVING, Sharing, divide, rows_of
-from hora_rl.learner.sample import Sample
 from tests.support.groups import group, rollout
+from tests.support.samples import sized
 from tests.support.sharing import ALWAYS
 
 CONFIG = Config.model_validate({"model": {"path": "m"}, "data": {"path": "arithmetic"}})
@@ -68,9 +68,6 @@ def test_the_tensors_of_ragged_groups_are_95_percent_real_and_the_metric_says_ho
 def test_a_completion_that_no_bin_can_hold_is_named_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"has 101 tokens, learner.tokens_per_microbatch is 100"):
         bins([5, 101], 100)
-
-
-def test_nothing_to_cut_is_no_bins() -> None:
     assert bins([], 100) == []
 
 
@@ -106,13 +103,7 @@ def test_rows_stay_within_the_budget_though_more_would_cost_less() -> None:
 
 
 def test_a_sequence_longer_than_a_window_is_alone() -> None:
-    samples = [sample(4, n) for n in (5, 6, 7, 8)]
+    samples = [sized(4, n) for n in (5, 6, 7, 8)]
     found = rows_of(samples, 1000, Sharing(even=1e9, window=10))
     assert sorted(len(row) for row in found) == [1, 1, 2]
     assert {len(s.tokens) for row in found for s in row if len(row) == 2} == {5, 6}
-
-
-def sample(prompt: int, length: int) -> Sample:
-    zeros = np.zeros(length, np.float32)
-    ids = np.ones(prompt + length, np.int32)
-    return Sample(ids[:prompt], ids[prompt:], zeros, 1.0, 1.0, zeros == 0)

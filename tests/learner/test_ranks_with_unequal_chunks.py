@@ -24,10 +24,10 @@ import json, os, sys
 import numpy as np
 import torch
 from hora_rl.common.load import load
-from hora_rl.learner.sample import Sample
 from hora_rl.learner.batch import make_micro_batch
 from hora_rl.learner.device import set_device
 from hora_rl.learner.engine import Engine
+from tests.support.samples import sample
 
 tokens, cases = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 rank = int(os.environ["RANK"])
@@ -35,9 +35,8 @@ rank = int(os.environ["RANK"])
 
 def micro(length, seed):
     # Two completions after one prompt: on rank 0 they share it, on rank 1 each is alone.
-    ids = np.random.default_rng(seed).integers(0, 2048, length + 4).astype(np.int32)
-    logprobs, match = np.full(length // 2, -7.0, np.float32), np.ones(length // 2, dtype=bool)
-    row = [Sample(ids[:4], part, logprobs, (-1.0) ** seed, 0.01, match) for part in np.split(ids[4:], 2)]
+    ids = np.random.default_rng(seed).integers(0, 2048, length + 4)
+    row = [sample(ids[:4], part, -7.0, (-1.0) ** seed, 0.01) for part in np.split(ids[4:], 2)]
     return make_micro_batch([row] if rank == 0 else [[s] for s in row])
 
 

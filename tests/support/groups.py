@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -67,3 +68,18 @@ def group(
         rollouts=(rollout(), rollout(phase="B")) if rollouts is None else tuple(rollouts),
         size_as_if=size_as_if,
     )
+
+
+def in_turns(made: Rollout, rng: np.random.Generator, anew: float, vocabulary: int) -> Rollout:
+    """The rollout cut into up to four turns, with tokens given between them; `anew` is the chance of a turn
+    to have a context of its own."""
+    n = len(made.tokens)
+    cuts = sorted(set(rng.integers(1, n, 3).tolist())) if n > 1 else []
+    if not cuts:
+        return made
+    turns = [Turn(cuts[0], np.zeros(0, np.int32))]
+    for start, end in zip(cuts, [*cuts[1:], n], strict=True):
+        of_its_own = bool(rng.random() < anew)
+        given = rng.integers(0, vocabulary, int(rng.integers(of_its_own, 6))).astype(np.int32)
+        turns.append(Turn(end - start, given, of_its_own))
+    return replace(made, turns=tuple(turns))

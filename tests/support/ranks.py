@@ -36,3 +36,17 @@ def run_ranks(script: str, folder: Path, *args: str, ranks: int = 2, limit_s: fl
 def cases_of(printed: str) -> list[Any]:
     """The lines that are JSON lists of lists: what a script found, case by case."""
     return [json.loads(line) for line in printed.splitlines() if line.startswith("[[")]
+
+
+def gather_everything() -> None:
+    """Make ZeRO-3 gather every parameter in this process; by default small ones are whole on every rank."""
+    from hora_rl.learner import engine
+
+    made = engine.deepspeed_config
+
+    def gathering(*arguments: Any) -> dict[str, Any]:
+        settings: dict[str, Any] = made(*arguments)
+        settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        return settings
+
+    engine.deepspeed_config = gathering

@@ -1,0 +1,71 @@
+"""Equation 1 by its formula: one completion at a time, nothing packed or shared."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from hora_rl.common.config import Objective
+from hora_rl.common.types import Group, Rollout, Tokens, Turn
+
+
+def logprobs_of(model: torch.nn.Module, prompt: Tokens, made: Rollout, temperature: float) -> torch.Tensor:
+    """One forward pass for every turn, straight from what `Turn` says: the context, then what was sampled."""
+    context, at, found = prompt, 0, []
+    for turn in made.turns or (Turn(len(made.tokens), prompt[:0]),):
+        context = turn.given if turn.anew else np.concatenate([context, turn.given])
+        own = made.tokens[at : at + turn.sampled]
+        ids = torch.from_numpy(np.concatenate([context, own])).long()[None]
+        logits = model(ids).logits[0, len(context) - 1 : -1] / temperature
+        found.append(torch.log_softmax(logits, -1).gather(-1, ids[0, len(context) :, None])[:, 0])
+        context, at = ids[0].numpy(), at + turn.sampled
+    return torch.cat(found)
+
+
+def add_gradient(
+    model: torch.nn.Module,
+    group: Group,
+    objective: Objective,
+    weights: Mapping[str, float],
+    *,
+    temperature: float,
+    longest: int,
+    prompts: int,
+    prox: list[torch.Tensor] | None = None,
+) -> None:
+    """Add the gradient of one of `prompts` groups to the parameters of `model`. `prox` are the log-probs of
+    each rollout before the first update; None: this is the first."""
+    rewards = np.array([sum(w * r.rewards[n] for n, w in weights.items()) for r in group.rollouts])
+    if rewards.std() == 0:
+        return
+    n, centred = len(rewards), rewards - rewards.mean()
+    advantages = {
+        "grpo": centred / (rewards.std(ddof=1) + 1e-4),
+        "dr_grpo": centred,
+        "rloo": rewards - (rewards.sum() - rewards) / (n - 1),
+    }[objective.advantage]
+    for j, (r, a) in enumerate(zip(group.rollouts, advantages, strict=True)):
+        logprobs = logprobs_of(model, group.prompt_tokens, r, temperature)
+        old = logprobs.detach() if prox is None else prox[j]
+        ratio, off = torch.exp(logprobs - old), torch.exp(old - torch.from_numpy(r.logprobs))
+        cap = objective.importance_cap
+        weight = {
+            "token_truncate": off.clamp(max=cap),
+            "token_mask": off * (off <= cap),
+            "sequence_mask": off.prod() * (off.prod() <= cap) * torch.ones_like(off),
+            "none": torch.ones_like(off),
+        }[objective.importance]
+        clipped = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
+        z = longest if objective.normalisation == "constant" else len(r.tokens)
+        loss = -(weight * torch.minimum(ratio * a, clipped * a)).sum()
+        (loss / (prompts * n * z)).backward()
+
+
+def flat(model: torch.nn.Module) -> torch.Tensor:
+    """The gradient of all parameters of `model`."""
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """|found - wanted| over |wanted|."""
+    return float((found - wanted).norm() / wanted.norm())
