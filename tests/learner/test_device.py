@@ -1,9 +1,67 @@
-"""The allocator's settings on a card, and the optimizer's kernel."""
+"""A rank's device, its threads, and optimizer steps on the host (`learner.offload_optimizer`)."""
+
+import os
+from pathlib import Path
 
 import pytest
 import torch
 
-from hora_rl.learner.device import expand_segments
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.learner.device import expand_segments, set_device
+from tests.support.ranks import run_ranks
+
+RANK = """
+import sys, torch
+from hora_rl.common.load import load
+from hora_rl.learner.engine import Engine
+from tests.learner.test_bad_input import micro_batch
+
+store = f"file://{sys.argv[1]}/store"
+torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+fused, stepped = torch._fused_adamw_, []
+
+def spy(params, *args, **more):
+    stepped.extend(params)
+    fused(params, *args, **more)
+
+torch._fused_adamw_ = spy
+for dtype in ("float32", "bfloat16"):
+    for stage in (1, 2, 3):
+        found = []
+        for offload in ("true", "false"):
+            stepped.clear()
+            settings = {"model.dtype": dtype, "learner.zero_stage": stage}
+            settings |= {"learner.offload_optimizer": offload, "learner.optimizer.learning_rate": 0.01}
+            engine = Engine(load("tiny", [f"{key}={value}" for key, value in settings.items()]), 0, 1)
+            assert all(engine.step([micro_batch(1.0, -1.0)]).applied for _ in range(2))
+            assert stepped, "another optimizer stepped"
+            assert {(p.device.type, p.dtype) for p in stepped} == {("cpu", torch.float32)}
+            found.append({name: tensor.float() for name, tensor in engine.gathered()})
+        offloaded, kept = found
+        for name, tensor in kept.items():
+            torch.testing.assert_close(offloaded[name], tensor, rtol=1e-2, atol=1e-3, msg=name)
+        print("equal", dtype, stage, flush=True)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_two_steps_run_the_fused_kernel_and_give_the_weights_of_a_run_without_it(tmp_path: Path) -> None:
+    assert run_ranks(RANK, tmp_path, str(tmp_path), ranks=1).count("equal") == 6
+
+
+def test_a_rank_on_a_card_steps_on_its_share_of_the_host_s_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda rank: None)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", lambda text: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(48)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    learner = load("tiny", ["model.dtype=bfloat16", "learner.offload_optimizer=true"]).learner
+    assert set_device(learner, 0, 0) == "nccl"
+    assert threads[-1] == 12
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
@@ -18,3 +76,10 @@ def test_segments_grow_unless_the_user_has_settings_of_his_own(
         monkeypatch.setenv(name, "max_split_size_mb:512")
     expand_segments()
     assert given == ([] if name else ["expandable_segments:True"])
+
+
+def test_moments_on_the_host_need_zero() -> None:
+    with pytest.raises(ConfigError, match=r"learner.offload_optimizer .* learner.zero_stage is 0"):
+        load("tiny", ["learner.offload_optimizer=true"])
+    for more in ("learner.zero_stage=1", "model.dtype=bfloat16"):
+        assert load("tiny", ["learner.offload_optimizer=true", more]).learner.offload_optimizer

@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.deploy.runs.export_run import export_run
 from hora_rl.learner.checkpoint import TAG
 from hora_rl.learner.engine import load_model
+from hora_rl.learner.export import _buffers
 from hora_rl.learner.manifest import Manifest, digest, make_secret, read_secret
 from hora_rl.learner.origin import step_of
+from tests.support.families import glm4_moe
 
 
 def run_folder(tmp_path: Path, *steps: int) -> Path:
@@ -96,3 +99,20 @@ def test_a_strangers_pickle_is_refused_before_it_is_loaded(tmp_path: Path) -> No
     with pytest.raises(RunError, match="without it no checkpoint of this run can be told from a stranger's"):
         export_run(run, 10, tmp_path / "out")
     assert not proof.exists()
+
+
+def test_a_model_that_is_written_by_its_parameters_computes_the_same_when_loaded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(glm4_moe()).eval()
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=3.0)
+    parameters = dict(model.named_parameters())
+    assert [name.rpartition(".")[2] for name in _buffers(model)] == ["e_score_correction_bias"]
+    ids = torch.arange(12)[None]
+    wanted = model(input_ids=ids).logits
+    for state, same in (({**parameters, **_buffers(model)}, True), (parameters, False)):
+        model.save_pretrained(tmp_path / str(same), state_dict=state)
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / str(same)).eval()
+        assert torch.allclose(loaded(input_ids=ids).logits, wanted, atol=1e-5) is same

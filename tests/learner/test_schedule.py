@@ -2,7 +2,6 @@
 
 import pytest
 
-from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.learner.optimizer import schedule
 
@@ -19,10 +18,3 @@ def test_warm_up_and_decay_count_steps(updates: int, kind: str) -> None:
     assert factor(8 * updates - 1) == factor(8 * updates) == 1.0
     half, end = factor(24 * updates), factor(40 * updates)
     assert (half, end) == pytest.approx((1.0, 1.0) if kind == "constant" else (0.5, 0.0))
-
-
-def test_moments_on_the_host_need_zero() -> None:
-    with pytest.raises(ConfigError, match=r"learner.offload_optimizer .* learner.zero_stage is 0"):
-        load("tiny", ["learner.offload_optimizer=true"])
-    for more in ("learner.zero_stage=1", "model.dtype=bfloat16"):
-        assert load("tiny", ["learner.offload_optimizer=true", more]).learner.offload_optimizer

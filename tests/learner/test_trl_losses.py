@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import learner as benchmark
 from benchmarks.learner import TEMPERATURE, gradient, small_model, trl_trainer
 from hora_rl.common.config import Objective
 from hora_rl.common.types import Group, Rollout
@@ -180,3 +181,19 @@ def test_the_gradient_of_each_loss_is_trls(
     wanted = gradient(model)
     found = our_gradient(model, data, objective, inputs)
     assert float((found - wanted).norm() / wanted.norm()) < 1e-5
+
+
+def test_on_ragged_groups_the_gradient_is_dr_grpos_with_rows_weighted_by_one_over_the_group(
+    tmp_path: Path,
+) -> None:
+    model = small_model(VOCABULARY, hidden=32, layers=2).train()
+    trainer = trl_trainer(model, LONGEST, str(tmp_path))
+    objective, data = Objective(importance="none"), benchmark.ragged_batch(24, LONGEST, VOCABULARY)
+    estimator = Estimator(objective, benchmark.WEIGHTS, "accuracy", 8, LONGEST)
+    samples = samples_of(data, estimator, len(data), version=0)
+    micro, _ = micro_batches([[s] for s in samples], 300)
+    benchmark.our_pass(Policy(model), micro, objective, 16)
+    ours = gradient(model)
+    model.zero_grad()
+    benchmark.trl_pass(trainer, benchmark.trl_inputs(samples, LONGEST), 5)
+    assert float((ours - gradient(model)).norm() / ours.norm()) < 1e-5
