@@ -1,10 +1,7 @@
-"""How exactly micro-batches' gradients add up in 16 bits, at every ZeRO stage: in the model's dtype, and in
-float32.
+"""How exactly micro-batches' gradients add up in bfloat16, at every ZeRO stage: in the model's dtype, and in
+float32. Started as `python -m tests.support.gradient_accumulation` on each rank.
 
-    python -m tests.support.gradient_accumulation
-    torchrun --standalone --nproc-per-node 2 -m tests.support.gradient_accumulation
-
-One step of the demo's model over N micro-batches of one completion each. The gradient is read from the
+One step of the demo's model over 64 micro-batches of one completion each. The gradient is read from the
 float32 master weights after a plain step along it, and compared with the sum in float64 of the same
 micro-batches' own gradients in the same precision. So the figures are of the adding alone, not of what 16
 bits cost in one backward pass.
@@ -12,7 +9,6 @@ bits cost in one backward pass.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -28,25 +24,21 @@ from hora_rl.common.load import load
 from hora_rl.learner import engine as engines
 from hora_rl.learner.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.device import set_device
-from hora_rl.learner.engine import DTYPES, Engine, load_model
+from hora_rl.learner.engine import Engine, load_model
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.objective import policy_loss
-from hora_rl.learner.sample import Sample
+from tests.support.samples import sample
 
 EPSILON, RATIO, LENGTH = 1e6, 1e4, 24
-SIDES: dict[str, dict[str, Any] | None] = {
-    "own dtype": {},
-    "learner": None,  # as the learner sets DeepSpeed up
-    "sent in float32": {"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"},
-}
+STAGES, COUNT = (1, 2, 3), 64
 
 
-def configuration(dtype: str, stage: int, world: int) -> Config:
+def configuration(stage: int, world: int) -> Config:
     """AdamW with betas 0 and a huge epsilon: a step moves the weights by RATIO times the gradient."""
     return load(
         "tiny",
         [
-            f"model.dtype={dtype}",
+            "model.dtype=bfloat16",
             f"learner.zero_stage={stage}",
             f"learner.workers={world}",
             "learner.optimizer.betas=[0.0, 0.0]",
@@ -62,11 +54,9 @@ def micro_batches_of(count: int, alike: bool, rank: int, world: int) -> list[Mic
     up."""
     made = []
     for i in range(rank, count, world):
-        ids = np.random.default_rng(i).integers(4, 60, 8 + LENGTH).astype(np.int32)
+        ids = np.random.default_rng(i).integers(4, 60, 8 + LENGTH)
         advantage = 1.0 if alike or i % 2 else -1.0
-        zeros, match = np.zeros(LENGTH, np.float32), np.ones(LENGTH, dtype=bool)
-        sample = Sample(ids[:8], ids[8:], zeros, advantage, 1.0 / (count * LENGTH), match)
-        made.append(make_micro_batch([[sample]]))
+        made.append(make_micro_batch([[sample(ids[:8], ids[8:], 0.0, advantage, 1.0 / (count * LENGTH))]]))
     return made
 
 
@@ -102,18 +92,13 @@ def found(config: Config, micros: Sequence[MicroBatch], rank: int, world: int) -
 
 
 @contextmanager
-def accumulation(settings: dict[str, Any] | None) -> Iterator[None]:
-    """DeepSpeed with these settings of the dtypes in which gradients are added up and sent; None: the
-    learner's."""
+def accumulation(*, own_dtype: bool) -> Iterator[None]:
+    """DeepSpeed that adds up and sends gradients in the model's dtype, or as the learner sets it up."""
     build = engines.deepspeed_config
 
     def changed(*arguments: Any) -> dict[str, Any]:
-        made = build(*arguments)
-        if settings is None:
-            return made
-        return {
-            k: v for k, v in made.items() if k not in ("data_types", "communication_data_type")
-        } | settings
+        left_out = ("data_types", "communication_data_type") if own_dtype else ()
+        return {key: value for key, value in build(*arguments).items() if key not in left_out}
 
     with mock.patch.object(engines, "deepspeed_config", changed):
         yield
@@ -125,43 +110,25 @@ def relative(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--counts", type=int, nargs="+", default=[8, 64, 512])
-    parser.add_argument(
-        "--dtypes", nargs="+", default=["bfloat16"], choices=sorted(set(DTYPES) - {"float32"})
-    )
-    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
-    options = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    config = configuration("bfloat16", 2, world)
+    config = configuration(2, world)
     backend = set_device(config.learner, config.run.seed, int(os.environ.get("LOCAL_RANK", "0")))
-    for name, value in {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}.items():
-        os.environ.setdefault(name, value)
+    if world == 1:
+        os.environ["MASTER_PORT"] = "29511"
     torch.distributed.init_process_group(backend, rank=rank, world_size=world)
-    for (
-        stage
-    ) in options.stages:  # the first step under ZeRO-3 computes in another order, which bfloat16 shows
-        found(
-            configuration("bfloat16", stage, world), micro_batches_of(world, True, rank, world), rank, world
-        )
-    for dtype in options.dtypes:
-        for alike in (True, False):
-            for count in options.counts:
-                report(dtype, alike, count, options.stages, rank, world)
+    for stage in STAGES:  # the first step under ZeRO-3 computes in another order, which bfloat16 shows
+        found(configuration(stage, world), micro_batches_of(world, True, rank, world), rank, world)
+    for alike in (True, False):
+        wanted = exact(configuration(2, world), micro_batches_of(COUNT, alike, 0, 1))
+        mine = micro_batches_of(COUNT, alike, rank, world)
+        for stage in STAGES:
+            errors = {}
+            for side in ("own dtype", "learner"):
+                with accumulation(own_dtype=side == "own dtype"):
+                    errors[side] = relative(found(configuration(stage, world), mine, rank, world), wanted)
+            if rank == 0:
+                print(json.dumps([[stage, alike], errors]), flush=True)
     torch.distributed.destroy_process_group()
-
-
-def report(dtype: str, alike: bool, count: int, stages: Sequence[int], rank: int, world: int) -> None:
-    wanted = exact(configuration(dtype, 2, world), micro_batches_of(count, alike, 0, 1))
-    mine = micro_batches_of(count, alike, rank, world)
-    for stage in stages:
-        config, errors = configuration(dtype, stage, world), {}
-        for side, settings in SIDES.items():
-            with accumulation(settings):
-                errors[side] = relative(found(config, mine, rank, world), wanted)
-        if rank == 0:
-            row = {"dtype": dtype, "ranks": world, "alike": alike, "micro_batches": count, "stage": stage}
-            print(json.dumps(row | {side: round(e, 6) for side, e in errors.items()}), flush=True)
 
 
 if __name__ == "__main__":
