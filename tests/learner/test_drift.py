@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
-from hora_rl.common.load import load
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.learner.drift import ENOUGH, FIRST, Drift
 from tests.support.filling import fill
-from tests.support.real_learner import recorded, said, start
+from tests.support.real_learner import recorded, said, small_run, start
 
 
 def sums(drift: float, tokens: float = float(ENOUGH)) -> dict[str, float]:
@@ -42,29 +40,16 @@ def test_twenty_tokens_are_no_measurement_and_count_by_their_number_in_the_next(
     assert drift.add(2, sums(0.1))["drift_tokens"] == ENOUGH
 
 
-def test_few_tokens_a_step_stop_a_run_in_the_end() -> None:
-    drift = Drift(0.5)
-    for step in range(9):
-        drift.add(step, sums(0.6, tokens=20.0))
-    with pytest.raises(RunError, match="step 9"):
-        drift.add(9, sums(0.6, tokens=20.0))
-
-
 def test_without_a_limit_nothing_stops_the_run() -> None:
     assert Drift(None).add(0, sums(9.0)) == sums(9.0)
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
-    small = ["rollout.prompts_per_batch=2", "rollout.shards=1", "learner.steps=1"]
-    return load("tiny", ["run.name=r", f"run.folder={tmp_path}", *small])
 
 
 @pytest.mark.system
 @pytest.mark.timeout(300)
 def test_a_learner_fed_by_another_policy_stops_in_its_first_step(
-    tmp_path: Path, config: Config, redis_server: RedisServer
+    tmp_path: Path, redis_server: RedisServer
 ) -> None:
+    config = small_run(tmp_path, 2, "learner.steps=1")
     # Recorded log-probs are random numbers: nats away from those of the tiny model.
     fill(config, redis_server, recorded(config, [[60, 70, 60, 70]] * 2, per_batch=2))
     process = start(config, redis_server, tmp_path, drift_limit=0.5)

@@ -6,7 +6,7 @@ outcomes of one prompt's group; what decides its length sees counts only, as the
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import numpy as np
@@ -147,25 +147,29 @@ def test_one_over_the_groups_own_size_is_no_such_baseline() -> None:
     assert np.abs(kept - moved).max() > 0.01
 
 
-@pytest.mark.parametrize("n", [2, 3, 6])
-def test_likelihood_on_equal_groups_is_the_harmonic_mixture_of_pass_at_k_to_order_n(n: int) -> None:
-    wanted = sum((1 - SUCCESS) ** (k - 1) for k in range(1, n + 1))[:, None] * of_success()
-    for baseline in (0.0, 1 / n):
-        found = expected(paths(fixed(n)), lambda successes, b=baseline: likelihood(successes, b))  # type: ignore[misc]
-        assert np.abs(found - wanted).max() < 1e-10
+def harmonic(order: int) -> np.ndarray:
+    """Σ of the first `order` terms of 1/p = Σ (1-p)^(k-1): the mixture of the gradients of Pass@K."""
+    return sum((1 - SUCCESS) ** (k - 1) for k in range(1, order + 1))
 
 
-@pytest.mark.parametrize("n", [2, 3, 6])
-def test_max_rl_on_equal_groups_is_the_harmonic_mixture_below_order_n(n: int) -> None:
-    """Its zero for a group without a hit takes the last term."""
-    wanted = sum((1 - SUCCESS) ** (k - 1) for k in range(1, n))[:, None] * of_success()
-    assert np.abs(expected(paths(fixed(n)), max_rl) - wanted).max() < 1e-10
+# A group without a hit, whose advantage is zero, takes the last term of `max_rl`.
+EQUAL: list[tuple[Callable[[Values], Values], int, np.ndarray]] = [
+    *((likelihood, n, harmonic(n)) for n in (2, 3, 6)),
+    *((partial(likelihood, baseline=1 / n), n, harmonic(n)) for n in (2, 3, 6)),
+    *((max_rl, n, harmonic(n - 1)) for n in (2, 3, 6)),
+    *(
+        (partial(pkpo, k=k), n, k * (1 - SUCCESS) ** (k - 1))
+        for n, k in ((2, 2), (4, 2), (6, 2), (5, 4), (6, 6))
+    ),
+    *((rloo, n, np.ones(len(RATES))) for n in (2, 6)),
+]
 
 
-@pytest.mark.parametrize(("n", "k"), [(2, 2), (4, 2), (6, 2), (5, 4), (6, 6)])
-def test_pkpo_on_equal_groups_is_the_gradient_of_pass_at_k(n: int, k: int) -> None:
-    wanted = k * (1 - SUCCESS[:, None]) ** (k - 1) * of_success()
-    assert np.abs(expected(paths(fixed(n)), lambda s: pkpo(s, k)) - wanted).max() < 1e-10
+@pytest.mark.parametrize(("advantage", "n", "weight"), EQUAL)
+def test_on_equal_groups_each_advantage_is_its_weight_times_the_gradient_of_p(
+    advantage: Callable[[Values], Values], n: int, weight: np.ndarray
+) -> None:
+    assert np.abs(expected(paths(fixed(n)), advantage) - weight[:, None] * of_success()).max() < 1e-10
 
 
 def test_pkpo_is_the_gradient_of_the_expected_maximum_of_continuous_rewards() -> None:
@@ -182,11 +186,6 @@ def test_pkpo_is_the_gradient_of_the_expected_maximum_of_continuous_rewards() ->
                 per = np.bincount(outcomes, pkpo(value[outcomes], k) / n, minlength=3)
                 found += chance * (per - per.sum() * RATES)
     assert np.abs(found - wanted).max() < 1e-10
-
-
-@pytest.mark.parametrize("n", [2, 6])
-def test_rloo_on_equal_groups_is_the_gradient_of_p(n: int) -> None:
-    assert np.abs(expected(paths(fixed(n)), rloo) - of_success()).max() < 1e-10
 
 
 def test_rloo_is_biased_once_the_size_depends_on_counts() -> None:

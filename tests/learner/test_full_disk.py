@@ -6,10 +6,9 @@ import pytest
 
 from hora_rl.common.errors import RunError
 from hora_rl.common.files import check_room
-from hora_rl.common.load import load
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.filling import fill
-from tests.support.real_learner import recorded, said, start
+from tests.support.real_learner import recorded, said, small_run, start
 from tests.support.small_disk import fill_up, small_disk
 
 GAMMA = 2
@@ -28,13 +27,7 @@ def test_a_disk_is_full_or_it_is_not(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_learner_on_a_full_disk_says_so_once_and_ends(tmp_path: Path, redis_server: RedisServer) -> None:
     with small_disk(tmp_path / "disk", 100) as disk:
-        settings = [
-            "run.name=r",
-            f"run.folder={disk}",
-            f"rollout.prompts_per_batch={GAMMA}",
-            "rollout.shards=1",
-        ]
-        config = load("tiny", [*settings, "learner.steps=4", "learner.checkpoint_every=1"])
+        config = small_run(disk, GAMMA, "learner.steps=4", "learner.checkpoint_every=1")
         fill(config, redis_server, recorded(config, [[9, 12]] * 4 * GAMMA, per_batch=GAMMA))
         fill_up(disk, leaving=8)
         assert start(config, redis_server, tmp_path).wait(200) == 1

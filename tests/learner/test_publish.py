@@ -16,6 +16,9 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
 from hora_rl.common.weights.versions import newest_now
 from hora_rl.deploy.machine.redis_server import RedisServer
+from hora_rl.learner.weights.broadcast import BroadcastClient
+from hora_rl.learner.weights.file_transport import FileTransport
+from hora_rl.learner.weights.publisher import Publisher
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]  # it imports DeepSpeed
 
@@ -31,8 +34,6 @@ class Weights:
 
 def first_version(url: str, folder: Path) -> tuple[Any, Any]:
     """(publisher that has published version 1, client of its Redis)."""
-    from hora_rl.learner.weights.publisher import Publisher
-
     client, engine = connect(url), cast(Any, Weights())
     publisher = Publisher(load("tiny", ["run.name=r"]), engine, client, folder, rank=0)
     publisher.publish(1)
@@ -42,8 +43,6 @@ def first_version(url: str, folder: Path) -> tuple[Any, Any]:
 def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_version(
     tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hora_rl.learner.weights.broadcast import BroadcastClient
-
     goes_on, told = threading.Event(), list[int]()
 
     def stands_still(client: BroadcastClient, info: Any, version: int) -> None:
@@ -72,8 +71,6 @@ def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_vers
 def test_no_version_leaves_the_learner_while_the_initial_policy_is_measured(
     tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hora_rl.learner.weights.broadcast import BroadcastClient
-
     told = list[int]()
     monkeypatch.setattr(BroadcastClient, "update", lambda client, info, version: told.append(version))
     held = Keys("r").hold
@@ -96,8 +93,6 @@ def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    from hora_rl.learner.weights.broadcast import BroadcastClient
-
     def fails(client: BroadcastClient, info: Any, version: int) -> None:
         raise ValueError("of Serve's own making")
 
@@ -112,8 +107,6 @@ def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
 def test_the_next_step_waits_for_no_file_and_does_not_change_what_is_written(
     tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hora_rl.learner.weights.file_transport import FileTransport
-
     goes_on, write = threading.Event(), FileTransport.write
 
     def slow(*arguments: Any) -> Any:

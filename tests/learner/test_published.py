@@ -12,11 +12,10 @@ from hora_rl.common.errors import DamagedWeights
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import heartbeat_now
-from hora_rl.common.load import load
 from hora_rl.common.weights.versions import check_file, mark_of, newest_now
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.filling import fill
-from tests.support.real_learner import finish, recorded, start
+from tests.support.real_learner import finish, recorded, small_run, start
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(280)]
 GAMMA = 2
@@ -25,13 +24,7 @@ GAMMA = 2
 def test_a_version_that_was_announced_and_not_counted_is_counted_by_the_next_learner(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    settings = [
-        "run.name=r",
-        f"run.folder={tmp_path}",
-        f"rollout.prompts_per_batch={GAMMA}",
-        "rollout.shards=1",
-    ]
-    config = load("tiny", [*settings, "learner.steps=1", "rollout.max_staleness=0"])
+    config = small_run(tmp_path, GAMMA, "learner.steps=1", "rollout.max_staleness=0")
     client, state = connect(redis_server.url), Keys("r").state
     fill(config, redis_server, recorded(config, [[9, 12]] * GAMMA, per_batch=GAMMA))
     finish(start(config, redis_server, tmp_path), tmp_path)
@@ -46,16 +39,8 @@ def test_weights_that_a_replica_found_damaged_are_published_again_while_their_ba
     tmp_path: Path, ranks: int, stage: int, redis_server: RedisServer
 ) -> None:
     """Without staleness nobody could sample the next batch, and no step could make another version."""
-    settings = [
-        "run.name=r",
-        f"run.folder={tmp_path}",
-        f"rollout.prompts_per_batch={GAMMA}",
-        "rollout.shards=1",
-        "rollout.max_staleness=0",
-        f"learner.workers={ranks}",
-        f"learner.zero_stage={stage}",
-    ]
-    config = load("tiny", [*settings, "learner.steps=2"])
+    settings = ("rollout.max_staleness=0", f"learner.workers={ranks}", f"learner.zero_stage={stage}")
+    config = small_run(tmp_path, GAMMA, *settings, "learner.steps=2")
     client, groups = connect(redis_server.url), recorded(config, [[9, 12]] * 2 * GAMMA, per_batch=GAMMA)
     fill(config, redis_server, groups[:GAMMA])
     learner = start(config, redis_server, tmp_path)

@@ -1,7 +1,6 @@
 """The real learner process on real queues: killed anywhere, cut over any ranks, it ends with the same
 weights."""
 
-import json
 import os
 import random
 import signal
@@ -17,35 +16,22 @@ from safetensors.torch import load_file
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
-from hora_rl.common.load import load
 from hora_rl.common.types import Group
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.rollout_table import read_rollouts
 from hora_rl.learner.export import export_checkpoint
 from hora_rl.learner.origin import step_of
 from tests.support.filling import fill
-from tests.support.real_learner import finish, recorded, said, start, trained
+from tests.support.jsonl import lines
+from tests.support.real_learner import finish, recorded, said, small_run, start, trained
 
 STEPS, GAMMA = 6, 4
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def configuration(folder: Path, *more: str) -> Config:
-    return load(
-        "tiny",
-        [
-            "run.name=r",
-            f"run.folder={folder}",
-            f"learner.steps={STEPS}",
-            "learner.checkpoint_every=2",
-            f"rollout.prompts_per_batch={GAMMA}",
-            "rollout.shards=1",
-            "rollout.group_size=6",
-            "rollout.max_staleness=1",
-            "learner.tokens_per_microbatch=512",
-            *more,
-        ],
-    )
+    settings = (f"learner.steps={STEPS}", "learner.checkpoint_every=2", "learner.tokens_per_microbatch=512")
+    return small_run(folder, GAMMA, *settings, "rollout.group_size=6", "rollout.max_staleness=1", *more)
 
 
 def groups(config: Config, lag: int = 0) -> list[Group]:
@@ -75,8 +61,6 @@ ENTROPY = tuple(
     f"learner.objective.{option}"
     for option in ("entropy_target=3.0", "entropy_coef=0.01", "top_entropy_quantile=0.5", "aggregate=token")
 )
-
-
 LORA = ("learner.lora.rank=4", "learner.objective.kl=0.01", "learner.zero_stage=2")
 
 
@@ -101,14 +85,11 @@ def test_a_learner_killed_at_random_moments_ends_with_the_same_weights_bit_by_bi
     found = finish(start(config, redis_server, folder), folder)
     assert client.xlen(keys.groups) == 0, "everything is in the last checkpoint"
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    lines = [json.loads(line) for line in (folder / "r" / "groups.jsonl").read_text().splitlines()]
-    assert sorted(g["prompt_index"] for g in lines) == list(range(STEPS * GAMMA)), (
-        "each group in one surviving step"
-    )
-    steps = [json.loads(line)["step"] for line in (folder / "r" / "steps.jsonl").read_text().splitlines()]
-    assert steps == list(range(STEPS))
+    of_groups = lines(folder / "r" / "groups.jsonl")
+    assert sorted(g["prompt_index"] for g in of_groups) == list(range(STEPS * GAMMA)), "each in one step"
+    assert [s["step"] for s in lines(folder / "r" / "steps.jsonl")] == list(range(STEPS))
     table = whole_table(config)
-    trained_in = {(line["step"], line["group_id"]) for line in lines}
+    trained_in = {(g["step"], g["group_id"]) for g in of_groups}
     assert {*zip(table["step"].to_pylist(), table["group"].to_pylist(), strict=True)} == trained_in
 
 
@@ -127,20 +108,14 @@ def test_ranks_and_zero_stages_train_the_same_model(tmp_path: Path, ranks: int, 
     apart = torch.cat([(alone[n] - other[n]).flatten() for n in alone]).norm()
     assert moved > 0
     assert apart / moved < 1e-4
-    lines = [
-        json.loads(line) for line in (tmp_path / "other" / "r" / "groups.jsonl").read_text().splitlines()
-    ]
-    assert sorted(g["prompt_index"] for g in lines) == list(range(STEPS * GAMMA)), (
-        "each by the rank that has it"
-    )
-    whole_table(configuration(tmp_path / "other"))
-    export_checkpoint(
-        tmp_path / "other" / "r", configuration(tmp_path / "other"), None, tmp_path / "exported"
-    )
+    run, config = tmp_path / "other" / "r", configuration(tmp_path / "other")
+    recorded_by_ranks = sorted(g["prompt_index"] for g in lines(run / "groups.jsonl"))
+    assert recorded_by_ranks == list(range(STEPS * GAMMA)), "each by the rank that has it"
+    whole_table(config)
+    export_checkpoint(run, config, None, tmp_path / "exported")
     exported = load_file(tmp_path / "exported" / "model.safetensors")
     assert all(torch.equal(exported[n], other[n]) for n in other), "the last checkpoint is the run's model"
-    assert step_of(str(tmp_path / "exported")) == configuration(tmp_path).learner.steps
-    assert step_of(str(tmp_path / "other" / "r" / "model")) == configuration(tmp_path).learner.steps
+    assert step_of(str(tmp_path / "exported")) == step_of(str(run / "model")) == STEPS
 
 
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 3)])
@@ -152,8 +127,7 @@ def test_drift_is_measured_though_no_token_of_a_step_is_of_its_version_and_nothi
     config = configuration(tmp_path / "late", *settings)
     late = trained(config, groups(config, lag=1), tmp_path / "late")
     assert all(torch.equal(late[n], on_time[n]) for n in late)
-    lines = (tmp_path / "late" / "r" / "steps.jsonl").read_text().splitlines()
-    steps = [json.loads(line) for line in lines]
+    steps = lines(tmp_path / "late" / "r" / "steps.jsonl")
     assert [s["lag/max"] for s in steps] == [0] + [1] * (STEPS - 1)
     assert [s["step"] for s in steps if s.get("drift", 0.0) > 0.1] == list(range(STEPS - 1)), (
         "no group of the version of the last step was ever sampled"

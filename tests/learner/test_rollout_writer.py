@@ -44,6 +44,13 @@ def groups_of(config: Config, tokenizer, step: int, n: int = 3) -> list[Group]:
     return made
 
 
+def written(config: Config, tokenizer, folder: Path, *steps: list[Group]) -> None:
+    files = RolloutFiles(config, tokenizer, folder)
+    for step, groups in enumerate(steps):
+        files.write(step, groups)
+    files.close()
+
+
 def test_a_row_says_what_was_sampled_by_whom_when_and_what_it_earned(tmp_path: Path, tokenizer) -> None:
     config = configuration(tmp_path, "telemetry.rollouts_logprobs=true")
     files = RolloutFiles(config, tokenizer, tmp_path)
@@ -72,18 +79,13 @@ def test_a_row_says_what_was_sampled_by_whom_when_and_what_it_earned(tmp_path: P
 
 def test_without_a_wish_for_them_tokens_and_log_probs_are_not_kept(tmp_path: Path, tokenizer) -> None:
     config = configuration(tmp_path)
-    files = RolloutFiles(config, tokenizer, tmp_path)
-    files.write(0, groups_of(config, tokenizer, 0))
-    files.close()
+    written(config, tokenizer, tmp_path, groups_of(config, tokenizer, 0))
     assert not {"tokens", "logprobs"} & set(read_rollouts(tmp_path).column_names)
 
 
 def test_a_learner_killed_while_it_writes_neither_loses_nor_doubles_a_row(tmp_path: Path, tokenizer) -> None:
     config = configuration(tmp_path)
-    first = RolloutFiles(config, tokenizer, tmp_path)
-    for step in range(4):
-        first.write(step, groups_of(config, tokenizer, step))
-    first.close()
+    written(config, tokenizer, tmp_path, *(groups_of(config, tokenizer, step) for step in range(4)))
     half = path_of(tmp_path, 4).with_name("step-00000004.parquet.new")
     half.write_bytes(b"PAR1 and no end")
     path_of(tmp_path, 3).write_bytes(path_of(tmp_path, 3).read_bytes()[:-7])  # the disk lost its end
@@ -107,28 +109,21 @@ def test_a_learner_killed_while_it_writes_neither_loses_nor_doubles_a_row(tmp_pa
 
 def test_a_sample_is_of_prompts_and_none_writes_nothing(tmp_path: Path, tokenizer) -> None:
     sampled = configuration(tmp_path, "telemetry.rollouts=sample", "telemetry.rollouts_share=0.3")
-    files = RolloutFiles(sampled, tokenizer, tmp_path / "s")
     everything = [replace(g, epoch=step) for step in (0, 1) for g in groups_of(sampled, tokenizer, 0, 60)]
-    files.write(0, everything)
-    files.close()
+    written(sampled, tokenizer, tmp_path / "s", everything)
     table = read_rollouts(tmp_path / "s")
     kept = {epoch: set() for epoch in (0, 1)}
     for epoch, prompt in zip(table["epoch"].to_pylist(), table["prompt"].to_pylist(), strict=True):
         kept[epoch].add(prompt)
     assert kept[0] == kept[1]
     assert 6 <= len(kept[0]) <= 32
-    none = configuration(tmp_path, "telemetry.rollouts=none")
-    files = RolloutFiles(none, tokenizer, tmp_path / "n")
-    files.write(0, everything)
-    files.close()
+    written(configuration(tmp_path, "telemetry.rollouts=none"), tokenizer, tmp_path / "n", everything)
     assert not (tmp_path / "n" / FOLDER).exists()
 
 
 def test_the_oldest_steps_go_when_the_folder_is_full(tmp_path: Path, tokenizer) -> None:
     config = configuration(tmp_path)
-    files = RolloutFiles(config, tokenizer, tmp_path)
-    files.write(0, groups_of(config, tokenizer, 0))
-    files.close()
+    written(config, tokenizer, tmp_path, groups_of(config, tokenizer, 0))
     size = path_of(tmp_path, 0).stat().st_size
     small = configuration(tmp_path, f"telemetry.rollouts_gib={2.5 * size / 2**30}")
     files = RolloutFiles(small, tokenizer, tmp_path, start=1)  # what an earlier start wrote counts
@@ -149,12 +144,10 @@ def test_a_file_that_cannot_be_written_ends_the_run_at_the_next_step(tmp_path: P
 
 def test_a_reward_that_gives_further_numbers_has_a_column_for_each(tmp_path: Path, tokenizer) -> None:
     config = configuration(tmp_path)
-    files = RolloutFiles(config, tokenizer, tmp_path)
-    files.write(0, groups_of(config, tokenizer, 0, 1))
     (whole,) = groups_of(config, tokenizer, 1, 1)
     more = [replace(r, rewards={**r.rewards, "mine/depth": 2.5}) for r in whole.rollouts]
-    files.write(1, [replace(whole, rollouts=tuple(more))])
-    files.close()
+    first = groups_of(config, tokenizer, 0, 1)
+    written(config, tokenizer, tmp_path, first, [replace(whole, rollouts=tuple(more))])
     table = read_rollouts(tmp_path, columns=["step", "reward/mine/depth"], order="oldest")
     assert table["reward/mine/depth"].to_pylist() == [None] * 3 + [2.5] * 3
     chosen = read_rollouts(tmp_path, columns=["step", "reward/mine/depth"], order="oldest", limit=2)

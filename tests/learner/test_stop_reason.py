@@ -3,6 +3,7 @@
 import socket
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ray import train as ray_train
@@ -12,17 +13,6 @@ from hora_rl.common.live import redis as connections
 from hora_rl.common.load import load
 from hora_rl.learner import device, launch, train
 from tests.support.ranks import cases_of, run_ranks
-
-
-class OneRank:
-    def get_world_rank(self) -> int:
-        return 0
-
-    def get_world_size(self) -> int:
-        return 1
-
-    def get_local_rank(self) -> int:
-        return 0
 
 
 @pytest.fixture
@@ -37,7 +27,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(train, "train", fail)
     monkeypatch.setattr(device, "set_device", lambda *_: "gloo")
     monkeypatch.setattr(launch.logs, "configure", lambda form, run, part: None)
-    monkeypatch.setattr(ray_train, "get_context", OneRank)
+    values = {"get_world_rank": 0, "get_world_size": 1, "get_local_rank": 0}
+    one_rank = Mock(**{f"{name}.return_value": value for name, value in values.items()})
+    monkeypatch.setattr(ray_train, "get_context", lambda: one_rank)
     monkeypatch.setenv("LOCAL_RANK", "0")
     return folders
 

@@ -10,6 +10,8 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.load import load
 from hora_rl.deploy.machine.redis_server import RedisServer
+from hora_rl.learner.weights.broadcast import BroadcastClient
+from hora_rl.learner.weights.host_copy import Snapshot
 
 pytestmark = pytest.mark.system  # vLLM takes seconds to import
 
@@ -19,9 +21,7 @@ def client(redis_server: RedisServer) -> Any:
     return connect(redis_server.url)
 
 
-def _snapshot(version: int) -> Any:
-    from hora_rl.learner.weights.host_copy import Snapshot
-
+def _snapshot(version: int) -> Snapshot:
     return Snapshot(version, [], torch.device("cpu"))
 
 
@@ -37,7 +37,6 @@ class Clock:
 
 def group(client: Any, sent_s_ago: float, clock: Clock | None = None) -> Any:
     """A group that broadcast a version then, when no replica was there."""
-    from hora_rl.learner.weights.broadcast import BroadcastClient
     from hora_rl.learner.weights.transfer_group import TransferGroup
 
     config = load("tiny", ["run.name=again", "weights.transport=gloo"])
@@ -62,8 +61,6 @@ def test_a_version_is_sent_again_when_a_replica_that_runs_holds_less(client: Any
 def test_a_pinned_replica_is_neither_called_nor_late_until_the_last_version(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hora_rl.learner.weights.broadcast import BroadcastClient
-
     answers = [
         {"replica": "generator/a", "version": 6, "pinned": False},
         {"replica": "generator/b", "version": 4, "pinned": True},
@@ -93,8 +90,6 @@ def test_a_pinned_replica_is_neither_called_nor_late_until_the_last_version(
 
 
 def test_what_a_pinned_replica_holds_is_no_confirmation() -> None:
-    from hora_rl.learner.weights.broadcast import BroadcastClient
-
     said = [
         {"replica": f"generator/{v}", "version": v, "checksum": str(v), "pause_s": v, "checksum_s": 0}
         for v in (4, 7)

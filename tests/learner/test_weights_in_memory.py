@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -13,27 +13,26 @@ from safetensors.torch import load_file
 
 from hora_rl.common.errors import StaleWeights
 from hora_rl.common.weights.versions import Manifest, check_file, path_of
+from hora_rl.learner.weights import file_transport
+from hora_rl.learner.weights.file_transport import FileTransport
+from hora_rl.learner.weights.host_copy import Snapshot
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]  # it imports DeepSpeed
 LAST = 9
 SHAPE = (64, 1024)
 
 
-def transport(folder: Path, announced: list[Manifest], shared: bool = True) -> Any:
-    from hora_rl.learner.weights.file_transport import FileTransport
-
-    nobody = cast(Any, None)
+def transport(folder: Path, announced: list[Manifest], shared: bool = True) -> FileTransport:
+    nobody: Any = None
     return FileTransport(folder, "r", "float32", announced.append, nobody, LAST, lambda: shared)
 
 
-def snapshot(version: int) -> Any:
-    from hora_rl.learner.weights.host_copy import Snapshot
-
+def snapshot(version: int) -> Snapshot:
     return Snapshot(version, [("w", torch.full(SHAPE, float(version)))], torch.device("cpu"))
 
 
-def published(files: Any, version: int) -> Manifest:
-    manifest: Manifest = files.write(snapshot(version))
+def published(files: FileTransport, version: int) -> Manifest:
+    manifest = files.write(snapshot(version))
     files.announce(manifest)
     return manifest
 
@@ -88,8 +87,6 @@ def test_the_last_version_outlives_the_learner_and_replaces_what_was_in_memory(t
 def test_several_machines_and_short_memory_get_files_in_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hora_rl.learner.weights import file_transport
-
     assert not in_memory(published(transport(tmp_path, [], shared=False), 1))
     needed = 4 * SHAPE[0] * SHAPE[1]
     monkeypatch.setattr(file_transport, "free_memory", lambda: 2 * needed)
@@ -101,12 +98,9 @@ def test_several_machines_and_short_memory_get_files_in_the_folder(
 def test_a_version_in_memory_is_published_again_once_another_machine_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hora_rl.learner.weights import file_transport
-    from hora_rl.learner.weights.file_transport import FileTransport
-
     monkeypatch.setattr(file_transport, "ASK_S", 0.0)
     machines = [1]
-    nobody = cast(Any, None)
+    nobody: Any = None
     files = FileTransport(tmp_path, "r", "float32", lambda _: None, nobody, LAST, lambda: len(machines) == 1)
     published(files, 1)
     assert not files.out_of_reach()

@@ -14,11 +14,17 @@ from safetensors.torch import load_file
 
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import fingerprint, load_tokenizer, render
-from hora_rl.common.load import dump_yaml
+from hora_rl.common.load import dump_yaml, load
 from hora_rl.common.types import Group
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.filling import fill
 from tests.support.groups import group, rollout
+
+
+def small_run(folder: Path, prompts: int, *more: str) -> Config:
+    """The run `r` in `folder`, with batches of so many prompts."""
+    batch = [f"rollout.prompts_per_batch={prompts}", "rollout.shards=1"]
+    return load("tiny", ["run.name=r", f"run.folder={folder}", *batch, *more])
 
 
 def recorded(
