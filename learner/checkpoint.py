@@ -74,7 +74,7 @@ class Checkpoints:
         """How long the newest checkpoint blocked its step."""
         if rank == 0:
             make_secret(run_dir)
-        self._barrier()
+        self._gather(None)
         self._wait_for(run_dir / "secret", "the run's secret")
         self._secret = read_secret(run_dir)
 
@@ -94,7 +94,7 @@ class Checkpoints:
             folder.mkdir(parents=True)
             if (lora := self._config.learner.lora) is not None:
                 (folder / IDENTITY).write_text(json.dumps(identity(self._config.model.path, lora)))
-        self._barrier()
+        self._gather(None)
         older = [s for s in self._there() if s < step and s not in self._verified]
         look = older[: self._config.learner.keep_checkpoints - 1]
         job = self._aside.submit(self._write, folder, engine.save(folder, TAG), torch.get_rng_state(), look)
@@ -189,7 +189,7 @@ class Checkpoints:
             else:
                 kept.append(step)
         self._verified = set(kept[1:])
-        self._barrier()
+        self._gather(None)
         return kept[-1] if len(kept) == keep else 0
 
     def _trouble(self, step: int) -> str:
@@ -221,7 +221,7 @@ class Checkpoints:
             folder.rename(aside)
             sync(self._folder)
             log.error("a checkpoint is refused", checkpoint=str(folder), reason=trouble, now=aside.name)
-        self._barrier()
+        self._gather(None)
 
     def _own_digests(self, folder: Path) -> dict[str, tuple[int, str]]:
         """[bytes, BLAKE3] by relative path of the files in `folder` that this rank wrote."""
@@ -255,11 +255,8 @@ class Checkpoints:
             time.sleep(0.5)
 
     def _gather(self, value: T) -> list[T]:
+        """Every rank's value; with None, only wait for all ranks."""
         return gathered(value, self._world)
-
-    def _barrier(self) -> None:
-        if self._world > 1:
-            torch.distributed.barrier()
 
 
 def _refusal(look: Callable[[], object]) -> str:

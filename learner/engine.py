@@ -36,6 +36,7 @@ from hora_rl.learner.lora import add_adapter, without_adapter
 from hora_rl.learner.micro_batch_loss import Task
 from hora_rl.learner.optimizer import ClippedAdamW, schedule
 from hora_rl.learner.prefixes import Sharing, window_of
+from hora_rl.learner.totals import T, gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -116,7 +117,7 @@ class Engine:
         dtype, temperature = config.model.dtype, config.rollout.temperature
         self.unshared = check_agreement(dtype, temperature, self._policy, self._engine, self.device)
         self.shape = Shape.of(self.hf)
-        alike = self._everywhere(not self.unshared)  # all ranks cut their groups in the same way
+        alike = all(self._of_ranks(not self.unshared))  # all ranks cut their groups in the same way
         self.sharing = Sharing(self.shape.even, window_of(self.hf.config)) if alike else None
 
     def close(self) -> None:
@@ -144,9 +145,8 @@ class Engine:
         policy = Policy(self._load()).requires_grad_(False).eval()
         if self._stage != 3:
             return policy.to(self.device)
-        engine: Forward = deepspeed.initialize(model=policy, config=self._settings, dist_init_required=False)[
-            0
-        ]
+        engine: Forward
+        engine, *_ = deepspeed.initialize(model=policy, config=self._settings, dist_init_required=False)
         return engine
 
     @property
@@ -176,7 +176,7 @@ class Engine:
         applied, bad = True, False
         for update in range(objective.updates_per_batch):
             update_sums, finite = self._accumulate(tasks)
-            if update == 0 and self._everywhere(update_sums["drift_tokens"] == 0.0):
+            if update == 0 and all(self._of_ranks(update_sums["drift_tokens"] == 0.0)):
                 update_sums |= self._drift(fresh())
             done = self._apply(finite)
             applied = applied and done
@@ -223,11 +223,7 @@ class Engine:
 
     def agree(self, value: int) -> int:
         """Rank 0's `value`, on every rank. A collective."""
-        if self._world == 1:
-            return value
-        shared = torch.tensor([value], device=self.device)
-        torch.distributed.broadcast(shared, src=0)
-        return int(shared.item())
+        return self._of_ranks(value)[0]
 
     def load(self, folder: Path, tag: str) -> None:
         strict = self._lora is None  # a LoRA checkpoint lacks the base
@@ -237,7 +233,7 @@ class Engine:
 
     def _aligned(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
         """Pad with empty micro-batches to the largest number of any rank, at least one."""
-        count = int(self._over_ranks(max(1, len(micro_batches)), torch.distributed.ReduceOp.MAX))
+        count = max(1, *self._of_ranks(len(micro_batches)))
         return micro_batches + [empty_micro_batch(self.device)] * (count - len(micro_batches))
 
     def _tasks(self, rounds: list[MicroBatch]) -> list[Task]:
@@ -266,16 +262,16 @@ class Engine:
         objective, sums, finite = self._config.learner.objective, dict[str, float](), True
         acted = 0.0
         if objective.rewards_entropy:
-            acted = self._over_ranks(sum(float(t.acted.sum()) for t in tasks))
+            acted = sum(self._of_ranks(sum(float(t.acted.sum()) for t in tasks)))
         for task in tasks:
             logprobs, entropy = self._forward(self._engine, task.micro)
             loss, stats = task.loss(logprobs, entropy, objective, self._entropy.coefficient, acted)
             finite = finite and bool(torch.isfinite(loss))
             self._engine.backward(loss * self._world)
             _add(sums, stats)
-        finite = self._everywhere(finite)
+        finite = all(self._of_ranks(finite))
         if acted and finite:
-            self._entropy.observe(self._over_ranks(sums["entropy_acted"]))
+            self._entropy.observe(sum(self._of_ranks(sums["entropy_acted"])))
         return sums, finite
 
     def _drift(self, micro: MicroBatch | None) -> dict[str, float]:
@@ -298,17 +294,9 @@ class Engine:
         self._engine.zero_grad()
         return False
 
-    def _everywhere(self, ok: bool) -> bool:
-        return bool(self._over_ranks(ok, torch.distributed.ReduceOp.MIN))
-
-    def _over_ranks(
-        self, value: float, op: torch.distributed.ReduceOp.RedOpType = torch.distributed.ReduceOp.SUM
-    ) -> float:
-        """Reduce `value` over all ranks, by default to the sum. A collective."""
-        total = torch.tensor([value], dtype=torch.float64, device=self.device)
-        if self._world > 1:
-            torch.distributed.all_reduce(total, op=op)
-        return float(total.item())
+    def _of_ranks(self, value: T) -> list[T]:
+        """Every rank's `value`. A collective."""
+        return gathered(value, self._world)
 
     def _forward(self, module: Forward, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         return module(micro, self._config.rollout.temperature, self._config.learner.logit_chunk)

@@ -29,14 +29,10 @@ class Totals:
         return math.sqrt(max(0.0, self.squares - self.rollouts * mean * mean) / (self.rollouts - 1))
 
 
-def sums_over_ranks(sums: dict[str, float], device: torch.device) -> dict[str, float]:
+def sums_over_ranks(sums: dict[str, float], world: int) -> dict[str, float]:
     """The sums over all ranks; the maximum for names that end with `max`. A collective."""
-    names = sorted(sums)
-    tensor = torch.tensor([sums[n] for n in names], dtype=torch.float64, device=device)
-    top = tensor.clone()
-    torch.distributed.all_reduce(tensor)
-    torch.distributed.all_reduce(top, op=torch.distributed.ReduceOp.MAX)
-    return {n: float(m if n.endswith("max") else s) for n, s, m in zip(names, tensor, top, strict=True)}
+    every = gathered(sums, world)
+    return {n: (max if n.endswith("max") else sum)(own[n] for own in every) for n in sums}
 
 
 def gathered(own: T, world: int) -> list[T]:

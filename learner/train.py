@@ -28,7 +28,7 @@ from hora_rl.learner.batch import MicroBatch, measurable, micro_batches, samples
 from hora_rl.learner.candidates import candidate, is_candidate, is_missing
 from hora_rl.learner.drift import ENOUGH
 from hora_rl.learner.engine import Update
-from hora_rl.learner.estimator import Estimator, estimator_of
+from hora_rl.learner.estimator import estimator_of
 from hora_rl.learner.export import export
 from hora_rl.learner.feed import Planner, wait_while_held
 from hora_rl.learner.parts import Parts
@@ -112,7 +112,10 @@ def train_step(parts: Parts, step: int) -> Update:
         waited = parts.planner.plan(step, partial(_wait, parts, parts.planner, step))
     parts.heart.update(state=STEPPING, step=step)
     groups = parts.reader.read(step, partial(publish_with_rank_0, parts, step))
-    estimator = with_totals(parts, estimator_of(config), groups)
+    estimator = estimator_of(config)
+    if estimator.objective.over_batch:
+        totals = sums_over_ranks(asdict(estimator.sums(groups)), parts.world)
+        estimator = replace(estimator, totals=Totals(**totals))
     samples = samples_of(groups, estimator, config.rollout.prompts_per_batch, step)
     rows = rows_of(samples, config.learner.tokens_per_microbatch, parts.engine.sharing)
     micro, packing = micro_batches(rows, config.learner.tokens_per_microbatch)
@@ -123,8 +126,7 @@ def train_step(parts: Parts, step: int) -> Update:
     update = parts.engine.step(micro, partial(_fresh, parts, step))
     if update.bad:
         _keep_for_inspection(parts, step, groups)
-    own = {**update.sums, **packing}
-    sums = parts.drift.add(step, own if parts.world == 1 else sums_over_ranks(own, parts.engine.device))
+    sums = parts.drift.add(step, sums_over_ranks(update.sums | packing, parts.world))
     parts.card.give()
     if step + 1 > parts.published:
         parts.publisher.publish(step + 1)
@@ -144,14 +146,6 @@ def _fresh(parts: Parts, step: int) -> MicroBatch | None:
     budget = parts.config.learner.tokens_per_microbatch
     micro, _ = micro_batches(rows_of(samples, budget, parts.engine.sharing), budget)
     return max(micro, key=lambda m: int(m.match.sum()), default=None)
-
-
-def with_totals(parts: Parts, estimator: Estimator, groups: list[Group]) -> Estimator:
-    """Add the sums over all ranks' groups to `estimator` if the objective needs them. Then a collective."""
-    if parts.world == 1 or not estimator.objective.over_batch:
-        return estimator
-    totals = sums_over_ranks(asdict(estimator.sums(groups)), parts.engine.device)
-    return replace(estimator, totals=Totals(**totals))
 
 
 def _keep_for_inspection(parts: Parts, step: int, groups: list[Group]) -> None:
