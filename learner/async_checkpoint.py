@@ -8,12 +8,13 @@ later step; the fast one needs an accelerator.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+from torch.utils._pytree import tree_leaves
 
 from hora_rl.learner.host_block import HostBlock, size_of
 
@@ -27,7 +28,7 @@ class HostState:
     def copy(self, name: str, state: object) -> object:
         """Copy `state`. Valid until the next copy of that name. A tensor under two names, such as a tied
         weight, is copied and written once."""
-        tensors = list(tensors_in(state))
+        tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
         distinct = {_place(tensor): tensor for tensor in tensors}
         block = self._block(name, list(distinct.values()))
         copies = {place: block.like(tensor) for place, tensor in distinct.items()}
@@ -45,18 +46,6 @@ class HostState:
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
-
-
-def tensors_in(state: object) -> Iterator[torch.Tensor]:
-    """The tensors in nested dictionaries, lists and tuples."""
-    if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, dict):
-        for value in state.values():
-            yield from tensors_in(value)
-    elif isinstance(state, list | tuple):
-        for value in state:
-            yield from tensors_in(value)
 
 
 class CheckpointWriter(TorchCheckpointEngine):

@@ -20,7 +20,12 @@ def group_weight(group: Group, weight: GroupWeight, group_size: int) -> float:
     if weight.kind == "difficulty":
         return by_difficulty(group.hits / group.size, weight)
     if weight.kind == "as_if":
-        return float(size_weight(_size_as_if(group, weight), group_size))
+        if not group.size_as_if:
+            raise RunError(
+                f"group {group.id} does not say its size under rule {weight.as_if} "
+                "(learner.objective.group_weight.as_if): it was sampled under another configuration"
+            )
+        return float(size_weight(group.size_as_if, group_size))
     return 1.0
 
 
@@ -29,12 +34,3 @@ def by_difficulty(rate: float, weight: GroupWeight) -> float:
     if rate == 0.0:
         return weight.hi
     return min(weight.hi, max(weight.lo, (weight.tau / rate) ** weight.gamma))
-
-
-def _size_as_if(group: Group, weight: GroupWeight) -> int:
-    if not group.size_as_if:
-        raise RunError(
-            f"group {group.id} does not say its size under rule {weight.as_if} "
-            "(learner.objective.group_weight.as_if): it was sampled under another configuration"
-        )
-    return group.size_as_if

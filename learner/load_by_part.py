@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import Module, Parameter
@@ -80,26 +80,20 @@ def _on_meta(module: Module, name: str, parameter: Parameter | None) -> Paramete
     return Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
 
 
-class _Files:
-    """Tensors by name in the safetensors of a folder or hub model; read one at a time."""
+class _Files(dict[str, Any]):
+    """The open safetensors of a folder or hub model, by the name of a tensor; read one at a time."""
 
     def __init__(self, path: str) -> None:
         from safetensors import safe_open
 
         opened = [safe_open(file, framework="pt") for file in _weight_files(path)]
-        self._of = {name: file for file in opened for name in file.keys()}  # noqa: SIM118  # no mapping
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._of
-
-    def names(self) -> set[str]:
-        return set(self._of)
+        super().__init__({name: file for file in opened for name in file.keys()})  # noqa: SIM118
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._of[name].get_slice(name).get_shape())
+        return tuple(self[name].get_slice(name).get_shape())
 
     def read(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._of[name].get_tensor(name)
+        tensor: torch.Tensor = self[name].get_tensor(name)
         return tensor
 
 
@@ -130,9 +124,9 @@ def _misfit(model: PreTrainedModel, files: _Files, dtype: torch.dtype) -> str:
     )
     if kept and dtype != torch.float32:
         return f"{', '.join(sorted(kept))} stay in float32"
-    if unknown := sorted(files.names() - known - buffers):
+    if unknown := sorted(files.keys() - known - buffers):
         return f"{unknown[0]} of its files is no parameter's name"
-    if missing := sorted(buffers - files.names()):
+    if missing := sorted(buffers - files.keys()):
         return f"{missing[0]} is not in its files"
     for parameter, names in parameters.items():
         found = [name for name in names if name in files]

@@ -10,8 +10,7 @@ can be repeated, and a replica that starts between two versions receives the new
 
 from __future__ import annotations
 
-import os
-import threading
+import faulthandler
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -135,10 +134,14 @@ class TransferGroup:
         """Send on a separate CUDA stream, so the step computes meanwhile. The learner's and the group's
         collectives may overlap: no learner rank waits for a replica, and no replica waits for the other
         learner ranks."""
-        aside = torch.cuda.stream(torch.cuda.Stream(weights.device))
-        # Every wait of the group has a limit; the watchdog is for a driver that does not return.
-        with _watchdog(2 * self._limit, f"publishing version {weights.version}"), aside:
-            yield
+        # Every wait of the group has a limit. If the driver does not return, this rank exits and restarts
+        # from its checkpoint.
+        faulthandler.dump_traceback_later(2 * self._limit, exit=True, file=2)
+        try:
+            with torch.cuda.stream(torch.cuda.Stream(weights.device)):
+                yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def _lacking(self, version: int) -> tuple[str, ...]:
         """The running replicas that hold an older version and may be updated. A learner that repeats steps
@@ -175,20 +178,3 @@ class TransferGroup:
         if self._engine is not None:
             self._engine.shutdown()
             self._engine = None
-
-
-@contextmanager
-def _watchdog(limit_s: float, what: str) -> Iterator[None]:
-    """End the process when the block takes longer than `limit_s`."""
-
-    def end() -> None:
-        log.error("deadline passed; this rank ends and restarts from its checkpoint", what=what)
-        os._exit(1)
-
-    timer = threading.Timer(limit_s, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

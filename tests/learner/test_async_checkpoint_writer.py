@@ -5,8 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from hora_rl.learner.async_checkpoint import HostState, tensors_in
+from hora_rl.learner.async_checkpoint import HostState
+
+
+def tensors_in(found: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
 
 
 class Scaler:
