@@ -73,9 +73,6 @@ class Learner(Section):
         1800.0, description="The learner stops, with the reason, after this long without a group."
     )
     wandb: PerStart[str | None] = Field(None, description="Weights & Biases project; none: off.")
-    mlflow: PerStart[str | None] = Field(
-        None, description="MLflow experiment; none: off. Location: MLFLOW_TRACKING_URI, else RUN/mlflow."
-    )
 
 
 class Weights(Section):

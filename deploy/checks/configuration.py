@@ -212,11 +212,9 @@ def packages(target: Target) -> Iterator[Finding]:
         program = shlex.split(hook)[0]
         fix = f"there is no program {program!r}: give its path, or make it executable"
         yield must(shutil.which(program) is not None, "telemetry.on_alert", hook, fix)
-    trackers = (("wandb", learner.wandb, "wandb"), ("mlflow", learner.mlflow, "mlflow-skinny"))
-    for name, project, package in trackers if target.trains else ():
-        if project:
-            fix = f"{name} is not installed: .venv/bin/pip install '{package}', or set it to null"
-            yield must(find_spec(name) is not None, f"learner.{name}", project, fix)
+    if learner.wandb and target.trains:
+        fix = "wandb is not installed: .venv/bin/pip install wandb, or set it to null"
+        yield must(find_spec("wandb") is not None, "learner.wandb", learner.wandb, fix)
 
 
 def evaluation(target: Target) -> Iterator[Finding]:
