@@ -27,7 +27,7 @@ from hora_rl.common.weights.adapters import refuse_to_train
 from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 from hora_rl.learner.agreement import check_agreement
 from hora_rl.learner.batch import MicroBatch, empty_micro_batch
-from hora_rl.learner.entropy import EntropyControl, threshold
+from hora_rl.learner.entropy import threshold
 from hora_rl.learner.flops import Shape
 from hora_rl.learner.kernels import use_liger
 from hora_rl.learner.load_by_part import load_by_part
@@ -88,7 +88,6 @@ class Engine:
         second = config.learner.objective.kl and self._lora is None
         self._reference = self._frozen_policy() if second else None
         self._policy.head.entropy_gradient = config.learner.objective.rewards_entropy
-        self._entropy = EntropyControl(config.learner.objective)
         settings = config.learner.optimizer
         # Without ZeRO in float32 DeepSpeed clips but reports no norm; its other optimizers do both.
         plain = partial(ClippedAdamW, max_norm=settings.max_grad_norm)
@@ -215,7 +214,6 @@ class Engine:
         self._engine.save_checkpoint(
             str(folder),
             tag=tag,
-            client_state={"entropy": self._entropy.state_dict()},
             save_latest=False,
             exclude_frozen_parameters=self._lora is not None,
         )
@@ -227,9 +225,7 @@ class Engine:
 
     def load(self, folder: Path, tag: str) -> None:
         strict = self._lora is None  # a LoRA checkpoint lacks the base
-        _, state = self._engine.load_checkpoint(str(folder), tag=tag, load_module_strict=strict)
-        if "entropy" in state:
-            self._entropy.load_state_dict(state["entropy"])
+        self._engine.load_checkpoint(str(folder), tag=tag, load_module_strict=strict)
 
     def _aligned(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
         """Pad with empty micro-batches to the largest number of any rank, at least one."""
@@ -265,14 +261,11 @@ class Engine:
             acted = sum(self._of_ranks(sum(float(t.acted.sum()) for t in tasks)))
         for task in tasks:
             logprobs, entropy = self._forward(self._engine, task.micro)
-            loss, stats = task.loss(logprobs, entropy, objective, self._entropy.coefficient, acted)
+            loss, stats = task.loss(logprobs, entropy, objective, acted)
             finite = finite and bool(torch.isfinite(loss))
             self._engine.backward(loss * self._world)
             _add(sums, stats)
-        finite = all(self._of_ranks(finite))
-        if acted and finite:
-            self._entropy.observe(sum(self._of_ranks(sums["entropy_acted"])))
-        return sums, finite
+        return sums, all(self._of_ranks(finite))
 
     def _drift(self, micro: MicroBatch | None) -> dict[str, float]:
         """Drift sums on `micro`. Every rank runs one forward, because ZeRO-3 gathers parameters there."""

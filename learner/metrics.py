@@ -12,8 +12,6 @@ from hora_rl.common.config import Config, Reward
 from hora_rl.common.data.rewards import total
 from hora_rl.common.types import Group, Rollout
 
-COEFFICIENT = "entropy_coefficient_max"
-
 
 def step_metrics(
     step: int,
@@ -86,7 +84,6 @@ def _objective(sums: Mapping[str, float]) -> dict[str, float]:
         "importance/max": sums.get("importance_max", math.nan),
         "kl/generator": per_token("kl_generator"),
         "entropy/trained": per_token("entropy"),
-        **({"entropy/coefficient": sums[COEFFICIENT]} if COEFFICIENT in sums else {}),
         "drift": sums.get("drift", math.nan) / matched,
         "drift/tokens": matched,
     }

@@ -32,7 +32,6 @@ class Task:
         logprobs: torch.Tensor,
         entropy: torch.Tensor,
         objective: Objective,
-        coefficient: float = 0.0,
         acted: float = 0.0,
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """Loss (scalar) and sums of this micro-batch, from `logprobs` and `entropy` (N,).
@@ -43,7 +42,5 @@ class Task:
         loss, sums = policy_loss(logprobs, prox, self.micro, objective, self.reference, self.keep)
         sums["entropy"] = float(entropy.detach()[self.micro.scale > 0].sum())
         if acted:
-            bonus = entropy[self.acted].sum() / acted
-            loss = loss - coefficient * bonus
-            sums |= {"entropy_acted": float(bonus.detach()), "entropy_coefficient_max": coefficient}
+            loss = loss - objective.entropy_coef * entropy[self.acted].sum() / acted
         return loss, sums

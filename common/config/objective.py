@@ -137,18 +137,7 @@ class Objective(Section):
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
         "k3", description="With d = log π_ref/π: -d (zero expected gradient), d²/2, or exp(d) - d - 1."
     )
-    entropy_coef: float = Field(
-        0.0,
-        ge=0,
-        description="Coefficient of the bonus for mean token entropy; with entropy_target, its initial value."
-        "",
-    )
-    entropy_target: float | None = Field(
-        None, gt=0, description="Mean entropy (nats) below which the coefficient grows; none: it is constant."
-    )
-    entropy_coef_min: float = Field(0.0, ge=0, description="Minimum coefficient with entropy_target.")
-    entropy_coef_max: float = Field(1.0, gt=0, description="Maximum coefficient with entropy_target.")
-    entropy_coef_delta: float = Field(0.005, gt=0, description="Change of the coefficient after an update.")
+    entropy_coef: float = Field(0.0, ge=0, description="Coefficient of the bonus for mean token entropy.")
     top_entropy_quantile: float = Field(
         1.0,
         gt=0,
@@ -184,13 +173,6 @@ class Objective(Section):
             raise ValueError(
                 f"{name}.clip_dual ({self.clip_dual}) belongs to loss clip and must exceed 1 + clip_high = "
                 f"{1 + self.clip_high}, and {name}.loss is {self.loss}"
-            )
-        if self.entropy_target is not None and not (
-            self.entropy_coef_min <= self.entropy_coef <= self.entropy_coef_max
-        ):
-            raise ValueError(
-                f"{name}.entropy_coef ({self.entropy_coef}) must start within entropy_coef_min and "
-                f"entropy_coef_max ({self.entropy_coef_min} to {self.entropy_coef_max})"
             )
         return self
 
@@ -246,8 +228,8 @@ class Objective(Section):
 
     @property
     def rewards_entropy(self) -> bool:
-        """Whether there can be an entropy bonus."""
-        return self.entropy_coef > 0.0 or self.entropy_target is not None
+        """Whether there is an entropy bonus."""
+        return self.entropy_coef > 0.0
 
     @property
     def over_batch(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import shlex
 import shutil
@@ -143,8 +142,6 @@ def context(target: Target) -> Iterator[Finding]:
         raise ConfigError(
             f"{target.config.longest_in_words} exceed the {positions} positions of {model.path}: lower one"
         )
-    wanted = target.config.learner.objective.entropy_target
-    _check_entropy_target(wanted, getattr(found, "vocab_size", None), model.path)
     yield ok("context", f"{needed} tokens of {positions or 'unbounded'} positions")
 
 
@@ -158,17 +155,6 @@ def family(target: Target) -> Iterator[Finding]:
             check_liger_family(own_configuration(target.config.model))
         prompts = f"each rollout computes its prompt again: {unshared}" if unshared else "prompts are shared"
         yield ok("family", f"{name}: log-probs are those of the model's own forward; {prompts}")
-
-
-def _check_entropy_target(target: float | None, vocabulary: int | None, path: str) -> None:
-    """Raise ConfigError if the target entropy exceeds log(vocabulary): the coefficient would grow without
-    bound."""
-    if target is not None and vocabulary and target > math.log(vocabulary):
-        raise ConfigError(
-            f"learner.objective.entropy_target ({target}) exceeds log({vocabulary}) = "
-            f"{math.log(vocabulary):.2f} nats, the entropy of a uniform choice from the vocabulary of "
-            f"{path}: lower it"
-        )
 
 
 def group_size(target: Target) -> Iterator[Finding]:

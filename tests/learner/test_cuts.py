@@ -106,7 +106,7 @@ def gradient(objective: Objective, budget: int, sharing: Sharing | None, ranks: 
     acted = sum(float(t.acted.sum()) for t in tasks) if objective.rewards_entropy else 0.0
     for task in tasks:
         logprobs, entropy = model(task.micro, 0.7, 16)
-        task.loss(logprobs, entropy, objective, objective.entropy_coef, acted)[0].backward()
+        task.loss(logprobs, entropy, objective, acted)[0].backward()
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 

@@ -104,7 +104,7 @@ def our_gradient(model: Any, data: list[Group], objective: Objective, inputs: di
     model.zero_grad()
     for task in tasks:
         logprobs, entropy = policy(task.micro, TEMPERATURE, 16)
-        task.loss(logprobs, entropy, objective, objective.entropy_coef, acted)[0].backward()
+        task.loss(logprobs, entropy, objective, acted)[0].backward()
     return gradient(model)
 
 
