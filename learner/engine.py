@@ -33,7 +33,7 @@ from hora_rl.learner.kernels import use_liger
 from hora_rl.learner.load_by_part import load_by_part
 from hora_rl.learner.logprobs import Policy, without_dropout
 from hora_rl.learner.lora import add_adapter, without_adapter
-from hora_rl.learner.micro_batch_loss import Task
+from hora_rl.learner.objective import Task
 from hora_rl.learner.optimizer import ClippedAdamW, schedule
 from hora_rl.learner.prefixes import Sharing, window_of
 from hora_rl.learner.totals import T, gathered

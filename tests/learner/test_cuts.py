@@ -14,7 +14,7 @@ from hora_rl.learner.batch import MicroBatch, empty_micro_batch, micro_batches, 
 from hora_rl.learner.entropy import threshold
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.micro_batch_loss import Task
+from hora_rl.learner.objective import Task
 from hora_rl.learner.prefixes import Sharing, rows_of
 from hora_rl.learner.totals import Totals
 from tests.support.groups import group, rollout

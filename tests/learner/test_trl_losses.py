@@ -16,7 +16,7 @@ from hora_rl.learner.batch import micro_batches, samples_of
 from hora_rl.learner.entropy import threshold
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.micro_batch_loss import Task
+from hora_rl.learner.objective import Task
 from tests.support.groups import group, rollout
 
 LONGEST, VOCABULARY, GROUPS, SIZE = 16, 48, 4, 4
