@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hora_rl.common.advantages import centred, grpo, likelihood, max_rl, rloo
+from hora_rl.common.advantages import centred, likelihood, max_rl, rloo
 from hora_rl.common.config import Objective
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Group
@@ -51,30 +51,6 @@ def test_all_wrong_groups_of_equal_form_teach_nothing_under_likelihood_and_all_u
     assert not estimate(wrong, advantage="likelihood").any()
     assert estimate(wrong, advantage="weighted_reinforce") == pytest.approx([-1.0] * 3)
     assert estimate(wrong, advantage="likelihood", baseline="wald") == pytest.approx([-3 / 4] * 3)
-
-
-def test_gdpo_normalises_each_reward_in_its_group_and_their_sum_over_the_batch() -> None:
-    other = rewarded([1.0, 0.0, 0.0], [0.0, 0.0, 1.0])
-    estimator = Estimator(
-        Objective(multi_objective_aggregation="normalize_then_sum"), WEIGHTS, "accuracy", 4, 10
-    )
-    summed = [
-        0.5 * grpo([1, 0, 0, 1]) + 0.25 * grpo([1, 1, 0, 1]),
-        0.5 * grpo([1, 0, 0]) + 0.25 * grpo([0, 0, 1]),
-    ]
-    totals = estimator.sums([MIXED, other])
-    deviation = np.concatenate(summed).std(ddof=1)
-    assert totals.deviation == pytest.approx(deviation)
-    found = estimate(MIXED, totals, multi_objective_aggregation="normalize_then_sum")
-    assert found == pytest.approx(summed[0] / (deviation + 1e-4))
-
-
-def test_scale_batch_divides_by_the_deviation_of_all_rewards_and_none_by_nothing() -> None:
-    rewards = np.array([0.75, 0.25, 0.0, 0.75])
-    totals = Estimator(Objective(), WEIGHTS, "accuracy", 4, 10).sums([MIXED])
-    centred = rewards - rewards.mean()
-    assert estimate(MIXED, totals, scale="batch") == pytest.approx(centred / (rewards.std(ddof=1) + 1e-4))
-    assert estimate(MIXED, scale="none") == pytest.approx(centred)
 
 
 def test_the_soft_penalty_grows_over_the_last_tokens_before_the_limit() -> None:

@@ -2,6 +2,7 @@
 be read so."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,29 +51,29 @@ def test_parameters_are_on_meta_and_tied_as_in_the_whole_model(family: str, tmp_
     assert misfit(config) == ""
 
 
-def test_files_that_from_pretrained_would_convert_are_not_read_by_part(tmp_path: Path) -> None:
-    config = written("qwen2", tmp_path)
-    file = tmp_path / "model.safetensors"
+FIRST = "model.layers.0.mlp.up_proj.weight"
+CHANGES: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
+    "old.name of its files is no parameter's name": lambda t: {FIRST: t, "old.name": t.clone()},
+    f"{FIRST} has another shape in its files": lambda t: {FIRST: t[:3].contiguous()},
+    f"{FIRST} is not in its files": lambda t: {},
+}
+
+
+@pytest.mark.parametrize("reason", CHANGES)
+def test_files_that_from_pretrained_would_convert_are_not_read_by_part(tmp_path: Path, reason: str) -> None:
+    config, file = written("qwen2", tmp_path), tmp_path / "model.safetensors"
     tensors = load_file(file)
-    first = "model.layers.0.mlp.up_proj.weight"
-    for change, reason in (
-        ({"old.name": tensors[first].clone()}, "old.name of its files is no parameter's name"),
-        ({first: tensors[first][:3].contiguous()}, f"{first} has another shape in its files"),
-    ):
-        save_file({**tensors, **change}, file, {"format": "pt"})
-        assert misfit(config) == reason
-    save_file({name: t for name, t in tensors.items() if name != first}, file, {"format": "pt"})
-    assert misfit(config) == f"{first} is not in its files"
+    changed = CHANGES[reason](tensors.pop(FIRST))
+    save_file({**tensors, **changed}, file, {"format": "pt"})
+    assert misfit(config) == reason
 
 
-def test_a_family_whose_files_have_other_names_is_loaded_whole(tmp_path: Path) -> None:
-    assert misfit(written("gpt_neox", tmp_path)) == "embed_out.weight of its files is no parameter's name"
-
-
-def test_a_tied_weight_that_is_there_twice_is_not_read_by_part(tmp_path: Path) -> None:
-    config = written("qwen2", tmp_path)
-    settings = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
+def test_other_names_and_a_tied_weight_that_is_there_twice_are_not_read_by_part(tmp_path: Path) -> None:
+    names = misfit(written("gpt_neox", tmp_path / "names"))
+    assert names == "embed_out.weight of its files is no parameter's name"
+    config = written("qwen2", tmp_path / "tied")
+    file = tmp_path / "tied" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "tie_word_embeddings": True}))
     assert "are both in its files" in misfit(config)
 
 
