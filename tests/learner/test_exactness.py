@@ -1,17 +1,18 @@
 """The gradient of a batch is the formula's, however the batch is cut."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from hora_rl.common.config import Objective
 from hora_rl.common.types import Group
-from hora_rl.learner.batch import empty_micro_batch, micro_batches, samples_of
+from hora_rl.learner.batch import samples_of
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.objective import policy_loss
-from hora_rl.learner.prefixes import Sharing, rows_of
-from tests.support.formula import add_gradient, apart, flat
+from hora_rl.learner.prefixes import Sharing
+from tests.support.formula import apart, by_cut, by_formula
 from tests.support.groups import group, rollout
 from tests.support.sharing import ALWAYS
 from tests.support.tiny_qwen2 import tiny_qwen2
@@ -37,36 +38,12 @@ def batch(*sizes: int) -> list[Group]:
     return [ragged(rng, i, n) for i, n in enumerate(sizes)] + [ragged(rng, 9, 4, all_right=True)]
 
 
-def by_formula(groups: list[Group], objective: Objective) -> torch.Tensor:
-    policy = Policy(tiny_qwen2(VOCABULARY))
-    for g in groups:
-        add_gradient(
-            policy.hf,
-            g,
-            objective,
-            WEIGHTS,
-            temperature=TEMPERATURE,
-            longest=LONGEST,
-            prompts=len(groups),
-        )
-    return flat(policy)
+def policy() -> Policy:
+    return Policy(tiny_qwen2(VOCABULARY))
 
 
-def estimator(objective: Objective) -> Estimator:
-    return Estimator(objective, WEIGHTS, "accuracy", 8, LONGEST)
-
-
-def by_cut(
-    groups: list[Group], objective: Objective, budget: int, sharing: Sharing | None, ranks: int = 1
-) -> torch.Tensor:
-    policy = Policy(tiny_qwen2(VOCABULARY))
-    for rank in range(ranks):
-        samples = samples_of(groups[rank::ranks], estimator(objective), len(groups), version=0)
-        micro, _ = micro_batches(rows_of(samples, budget, sharing), budget)
-        for m in [*micro, empty_micro_batch(torch.device("cpu"))]:
-            logp, _ = policy(m, TEMPERATURE, 64)
-            policy_loss(logp, logp.detach(), m, objective)[0].backward()
-    return flat(policy)
+def estimator(**objective: Any) -> Estimator:
+    return Estimator(Objective.model_validate(objective), WEIGHTS, "accuracy", 8, LONGEST)
 
 
 BATCH = batch(1, 2, 5, 23, 60)
@@ -74,7 +51,7 @@ BATCH = batch(1, 2, 5, 23, 60)
 
 @pytest.fixture(scope="module")
 def expected() -> torch.Tensor:
-    return by_formula(BATCH, Objective())
+    return by_formula(policy(), BATCH, estimator(), TEMPERATURE)
 
 
 @pytest.mark.parametrize(
@@ -88,19 +65,19 @@ def expected() -> torch.Tensor:
 def test_the_gradient_does_not_depend_on_micro_batches_or_ranks(
     budget: int, sharing: Sharing | None, ranks: int, expected: torch.Tensor
 ) -> None:
-    assert apart(by_cut(BATCH, Objective(), budget, sharing, ranks), expected) < 1e-5
+    found = by_cut(policy(), BATCH, estimator(), TEMPERATURE, budget, sharing, ranks)
+    assert apart(found, expected) < 1e-5
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
 @pytest.mark.parametrize("normalisation", ["constant", "sequence"])
 @pytest.mark.parametrize("importance", ["token_truncate", "token_mask", "sequence_mask", "none"])
 def test_every_estimator_is_its_formula(advantage: str, normalisation: str, importance: str) -> None:
-    objective = Objective.model_validate(
-        {"advantage": advantage, "normalisation": normalisation, "importance": importance}
-    )
+    chosen = estimator(advantage=advantage, normalisation=normalisation, importance=importance)
     groups = batch(1, 2, 5)
-    assert apart(by_cut(groups, objective, 300, ALWAYS), by_formula(groups, objective)) < 1e-5
+    wanted = by_formula(policy(), groups, chosen, TEMPERATURE)
+    assert apart(by_cut(policy(), groups, chosen, TEMPERATURE, 300, ALWAYS), wanted) < 1e-5
 
 
 def test_groups_of_one_and_of_equal_rewards_contribute_exactly_nothing() -> None:
-    assert samples_of(batch(1), estimator(Objective()), 2, version=0) == []
+    assert samples_of(batch(1), estimator(), 2, version=0) == []

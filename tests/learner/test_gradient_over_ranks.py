@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from hora_rl.common.config import Config
 from hora_rl.common.types import Group
+from hora_rl.learner.estimator import estimator_of
 from tests.support.formula import add_gradient, logprobs_of
 from tests.support.groups import in_turns
 from tests.support.real_learner import recorded, small_run, trained
@@ -53,15 +54,13 @@ def groups(config: Config) -> list[Group]:
 def descend(config: Config, data: list[Group], ratio: float, updates: int) -> dict[str, torch.Tensor]:
     """The weights after `updates` plain steps along the formula's gradient, in float64."""
     model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float64)
-    objective, temperature = config.learner.objective, config.rollout.temperature
+    estimator, temperature = estimator_of(config), config.rollout.temperature
     with torch.no_grad():
         prox = [[logprobs_of(model, g.prompt_tokens, r, temperature) for r in g.rollouts] for g in data]
     for _ in range(updates):
         model.zero_grad()
         for group, old in zip(data, prox, strict=True):
-            sizes = {"longest": LONGEST, "prompts": len(data)}
-            weights = config.reward.weights
-            add_gradient(model, group, objective, weights, temperature=temperature, prox=old, **sizes)
+            add_gradient(model, group, estimator, temperature, len(data), old)
         with torch.no_grad():
             for p in model.parameters():
                 p -= ratio * p.grad

@@ -28,19 +28,17 @@ def _snapshot(version: int) -> Snapshot:
 class Clock:
     """The time, `ago` seconds before now."""
 
-    def __init__(self, ago: float) -> None:
-        self.ago = ago
+    ago = 0.0
 
     def __call__(self) -> float:
         return time.time() - self.ago
 
 
-def group(client: Any, sent_s_ago: float, clock: Clock | None = None) -> Any:
+def group(client: Any, sent_s_ago: float, clock: Clock) -> Any:
     """A group that broadcast a version then, when no replica was there."""
     from hora_rl.learner.weights.transfer_group import TransferGroup
 
     config = load("tiny", ["run.name=again", "weights.transport=gloo"])
-    clock = clock or Clock(0.0)
     clock.ago = sent_s_ago
     made = TransferGroup(config, client, BroadcastClient(1.0), clock)
     assert made.send(_snapshot(7)) == []
@@ -49,7 +47,7 @@ def group(client: Any, sent_s_ago: float, clock: Clock | None = None) -> Any:
 
 
 def test_a_version_is_sent_again_when_a_replica_that_runs_holds_less(client: Any) -> None:
-    sent = group(client, sent_s_ago=30.0)
+    sent = group(client, 30.0, Clock())
     assert not sent.is_behind(7), "no replica, nobody to send to"
     heartbeat_now(client, "again", "generator/a", {"version": 7})
     heartbeat_now(client, "again", "verifier/c", {"version": 0})
@@ -69,7 +67,7 @@ def test_a_pinned_replica_is_neither_called_nor_late_until_the_last_version(
     assert broadcast.roll_call(7, pinned=False) == {"generator/a": 6}
     assert broadcast.roll_call(7, pinned=True) == {"generator/a": 6, "generator/b": 4}
 
-    clock = Clock(0.0)
+    clock = Clock()
     sent = group(client, 30.0, clock)
     heartbeat_now(client, "again", "generator/a", {"version": 7})
     heartbeat_now(client, "again", "generator/b", {"version": 4, "pinned": 4})
@@ -100,4 +98,4 @@ def test_what_a_pinned_replica_holds_is_no_confirmation() -> None:
 @pytest.mark.parametrize("sent_s_ago", [1.0, -30.0])
 def test_nothing_is_sent_again_too_soon_or_for_a_word_from_before(client: Any, sent_s_ago: float) -> None:
     heartbeat_now(client, "again", "generator/b", {"version": 0})
-    assert not group(client, sent_s_ago).is_behind(7)
+    assert not group(client, sent_s_ago, Clock()).is_behind(7)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from hora_rl.common.config import Objective
 from hora_rl.common.errors import WireError
@@ -14,19 +13,17 @@ from hora_rl.common.load import load
 from hora_rl.common.types import Group, Turn
 from hora_rl.common.wire import encode_extra, encode_pre_rollouts
 from hora_rl.learner.admission import Vocabulary, admitted
-from hora_rl.learner.batch import empty_micro_batch, measurable, micro_batches, samples_of
+from hora_rl.learner.batch import measurable, samples_of
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.objective import policy_loss
-from hora_rl.learner.prefixes import Sharing, rows_of
 from hora_rl.learner.turns import sequences
-from tests.support.formula import add_gradient, apart, flat
+from tests.support.formula import apart, by_cut, by_formula
 from tests.support.groups import group, in_turns, rollout
 from tests.support.sharing import ALWAYS
 from tests.support.tiny_qwen2 import tiny_qwen2
 
 VOCABULARY, TEMPERATURE, LONGEST = 48, 0.7, 40
-WEIGHTS = {"accuracy": 0.5, "format": 0.5}
+ESTIMATOR = Estimator(Objective(), {"accuracy": 0.5, "format": 0.5}, "accuracy", 5, LONGEST)
 
 
 def policy() -> Policy:
@@ -51,41 +48,22 @@ def batch(anew: float) -> list[Group]:
     return found
 
 
-def reference(groups: list[Group]) -> torch.Tensor:
-    model, sizes = policy(), {"longest": LONGEST, "prompts": len(groups)}
-    for g in groups:
-        add_gradient(model.hf, g, Objective(), WEIGHTS, temperature=TEMPERATURE, **sizes)
-    return flat(model)
-
-
-def cut_gradient(groups: list[Group], budget: int, sharing: Sharing | None, ranks: int) -> torch.Tensor:
-    model, estimator = policy(), Estimator(Objective(), WEIGHTS, "accuracy", 5, LONGEST)
-    for rank in range(ranks):
-        samples = samples_of(groups[rank::ranks], estimator, len(groups), version=0)
-        micro, _ = micro_batches(rows_of(samples, budget, sharing), budget)
-        for m in [*micro, empty_micro_batch(torch.device("cpu"))]:
-            logp, _ = model(m, TEMPERATURE, 16)
-            policy_loss(logp, logp.detach(), m, Objective())[0].backward()
-    return flat(model)
-
-
 @pytest.mark.parametrize("anew", [0.0, 0.5, 1.0])
 def test_the_gradient_is_the_formulas_over_cuts_and_ranks(anew: float) -> None:
     groups = batch(anew)
     assert any(len(r.turns) > 2 for g in groups for r in g.rollouts)
-    wanted = reference(groups)
+    wanted = by_formula(policy(), groups, ESTIMATOR, TEMPERATURE)
     for budget, sharing, ranks in ((80, None, 1), (90, ALWAYS, 2), (1000, ALWAYS, 1), (1000, None, 3)):
-        found = cut_gradient(groups, budget, sharing, ranks)
+        found = by_cut(policy(), groups, ESTIMATOR, TEMPERATURE, budget, sharing, ranks)
         assert apart(found, wanted) < 1e-5, (budget, sharing, ranks)
 
 
 def test_tokens_that_were_given_change_the_gradient_by_their_context_alone() -> None:
     groups = batch(0.0)
     without = [replace(g, rollouts=tuple(replace(r, turns=()) for r in g.rollouts)) for g in groups]
-    with_given, plain = (cut_gradient(g, 1000, ALWAYS, 1) for g in (groups, without))
+    with_given, plain = (by_cut(policy(), g, ESTIMATOR, TEMPERATURE, 1000, ALWAYS) for g in (groups, without))
     assert apart(with_given, plain) > 0.01
-    estimator = Estimator(Objective(), {"accuracy": 1.0}, "accuracy", 5, LONGEST)
-    many, few = (samples_of(g, estimator, 4, 0) for g in (groups, without))
+    many, few = (samples_of(g, ESTIMATOR, 4, 0) for g in (groups, without))
     assert sum(len(s.logprobs) for s in many) == sum(len(s.logprobs) for s in few)
     assert sum(s.length for s in many) > sum(s.length for s in few)
 

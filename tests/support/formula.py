@@ -1,12 +1,14 @@
-"""Equation 1 by its formula: one completion at a time, nothing packed or shared."""
-
-from collections.abc import Mapping
+"""The gradient of equation 1: by its formula, one completion at a time, and as the learner cuts a batch."""
 
 import numpy as np
 import torch
 
-from hora_rl.common.config import Objective
 from hora_rl.common.types import Group, Rollout, Tokens, Turn
+from hora_rl.learner.batch import empty_micro_batch, micro_batches, samples_of
+from hora_rl.learner.estimator import Estimator
+from hora_rl.learner.logprobs import Policy
+from hora_rl.learner.objective import policy_loss
+from hora_rl.learner.prefixes import Sharing, rows_of
 
 
 def logprobs_of(model: torch.nn.Module, prompt: Tokens, made: Rollout, temperature: float) -> torch.Tensor:
@@ -25,16 +27,14 @@ def logprobs_of(model: torch.nn.Module, prompt: Tokens, made: Rollout, temperatu
 def add_gradient(
     model: torch.nn.Module,
     group: Group,
-    objective: Objective,
-    weights: Mapping[str, float],
-    *,
+    estimator: Estimator,
     temperature: float,
-    longest: int,
     prompts: int,
     prox: list[torch.Tensor] | None = None,
 ) -> None:
     """Add the gradient of one of `prompts` groups to the parameters of `model`. `prox` are the log-probs of
     each rollout before the first update; None: this is the first."""
+    objective, weights = estimator.objective, estimator.weights
     rewards = np.array([sum(w * r.rewards[n] for n, w in weights.items()) for r in group.rollouts])
     if rewards.std() == 0:
         return
@@ -56,7 +56,7 @@ def add_gradient(
             "none": torch.ones_like(off),
         }[objective.importance]
         clipped = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
-        z = longest if objective.normalisation == "constant" else len(r.tokens)
+        z = estimator.max_response if objective.normalisation == "constant" else len(r.tokens)
         loss = -(weight * torch.minimum(ratio * a, clipped * a)).sum()
         (loss / (prompts * n * z)).backward()
 
@@ -64,6 +64,31 @@ def add_gradient(
 def flat(model: torch.nn.Module) -> torch.Tensor:
     """The gradient of all parameters of `model`."""
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def by_formula(policy: Policy, groups: list[Group], estimator: Estimator, temperature: float) -> torch.Tensor:
+    for group in groups:
+        add_gradient(policy.hf, group, estimator, temperature, len(groups))
+    return flat(policy)
+
+
+def by_cut(
+    policy: Policy,
+    groups: list[Group],
+    estimator: Estimator,
+    temperature: float,
+    budget: int,
+    sharing: Sharing | None,
+    ranks: int = 1,
+) -> torch.Tensor:
+    """The gradient as the learner computes it, summed over `ranks` ranks with an empty micro-batch each."""
+    for rank in range(ranks):
+        samples = samples_of(groups[rank::ranks], estimator, len(groups), version=0)
+        micro, _ = micro_batches(rows_of(samples, budget, sharing), budget)
+        for m in [*micro, empty_micro_batch(torch.device("cpu"))]:
+            logprobs, _ = policy(m, temperature, 64)
+            policy_loss(logprobs, logprobs.detach(), m, estimator.objective)[0].backward()
+    return flat(policy)
 
 
 def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
