@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from types import MappingProxyType
 
@@ -32,24 +32,6 @@ from hora_rl.learner.packing import spread
 
 POLL_S = 0.05
 CLAIM_S = 0.5
-
-
-class GroupCache(dict[str, Group]):
-    """Groups by entry, at most `limit` bytes of messages. Groups beyond the limit are read again when
-    needed."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self._limit, self._sizes = limit, dict[str, int]()
-
-    def add(self, entry: str, group: Group, size: int) -> None:
-        if sum(self._sizes.values()) + size <= self._limit:
-            self[entry], self._sizes[entry] = group, size
-
-    def drop(self, entries: Iterable[str]) -> None:
-        for entry in entries:
-            self.pop(entry, None)
-            self._sizes.pop(entry, None)
 
 
 class Planner:
@@ -72,7 +54,7 @@ class Planner:
         self._vocabulary = vocabulary
         self._prompts_known: int | None = None
         self._dead_in_a_row = 0
-        self.kept = GroupCache(int(config.learner.group_cache_gib * 2**30))
+        self.kept: dict[str, Group] = {}  # validated groups by entry, until their step has ended
         self._training: list[Row] = []  # the step planned last
         self._ready: dict[str, tuple[Ready, int]] = {}
         self._planned = self._ledger.steps()
@@ -111,7 +93,8 @@ class Planner:
 
         Raises RunError when nothing usable arrives within learner.wait_limit_s, or the coordinator stopped.
         """
-        self.kept.drop(r.entry for r in self._training)
+        for row in self._training:
+            self.kept.pop(row.entry, None)
         self._training = []
         if step in self._planned:
             return 0.0
@@ -185,7 +168,7 @@ class Planner:
             return
         self._dead_in_a_row = 0
         self._ready[entry.id] = (Ready(entry.id, group.id, group.batch), self._cost(group))
-        self.kept.add(entry.id, group, sum(map(len, messages)))
+        self.kept[entry.id] = group
 
     def _prompts(self) -> int | None:
         """The run's number of prompts, which the first coordinator writes before the first group."""

@@ -62,11 +62,6 @@ class Learner(Section):
         description="pass@K with a K of evaluation.k: RUN/best keeps the weights with its highest value. "
         "Needs evaluation.every.",
     )
-    group_cache_gib: PerStart[float] = Field(
-        4.0,
-        ge=0,
-        description="Host memory in which rank 0 keeps validated groups until their step, to read them once.",
-    )
     max_dead_in_a_row: PerStart[Count] = Field(10, description="Unusable groups in a row that stop the run.")
     max_bad_losses: PerStart[Count] = Field(3, description="Steps without a finite loss that stop the run.")
     wait_limit_s: PerStart[Seconds] = Field(

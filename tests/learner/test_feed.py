@@ -157,21 +157,18 @@ def test_a_redis_that_lost_what_the_checkpoint_contains_is_an_error(redis_server
         planner(redis_server, start=2)
 
 
-@pytest.mark.parametrize(("cache", "kept"), [(1.0, GAMMA), (0.0, 0)])
-def test_what_rank_0_keeps_is_not_read_again_and_let_go_after_its_step(
-    redis_server: RedisServer, cache: float, kept: int
-) -> None:
+def test_what_rank_0_keeps_is_not_read_again_and_let_go_after_its_step(redis_server: RedisServer) -> None:
     push(redis_server, *(of_run(i) for i in range(2 * GAMMA)))
-    feed = planner(redis_server, group_cache_gib=cache)
+    feed = planner(redis_server)
     feed.plan(0, lambda: None)
-    assert len(feed.kept) == 2 * kept
+    assert len(feed.kept) == 2 * GAMMA
     client = connect(redis_server.url)
-    if kept:  # what is read again would not be found
-        client.delete(*client.scan_iter("*additional:*"), *client.scan_iter("*pre_rollouts:*"))
+    # What is read again would not be found.
+    client.delete(*client.scan_iter("*additional:*"), *client.scan_iter("*pre_rollouts:*"))
     reader = Reader(client, config(), 0, 1, feed.kept)
     assert [g.prompt_index for g in reader.read(0)] == [0, 1, 2]
     feed.plan(1, lambda: None)
-    assert len(feed.kept) == kept
+    assert len(feed.kept) == GAMMA
     assert [g.prompt_index for g in reader.read(1)] == [3, 4, 5]
 
 
