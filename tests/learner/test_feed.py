@@ -3,7 +3,6 @@ groups."""
 
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +66,14 @@ def trained(redis_server: RedisServer, step: int) -> list[str]:
     return sorted(g.id for g in Reader(connect(redis_server.url), config(), 0, 1).read(step))
 
 
+REWARDS = [  # that the run's rewards cannot give
+    {"accuracy": 7.0, "format": 1.0},
+    {"accuracy": 1.0, "format": -0.5},
+    {"accuracy": 0.0, "format": 1.0},
+    {"accuracy": 1.0},
+]
+
+
 def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_goes_on(
     redis_server: RedisServer,
 ) -> None:
@@ -81,13 +88,13 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
         of_run(91, run="other"),
         of_run(92, prompt=[99]),
         of_run(93, rollouts=(rollout([1]), long)),
+        *(of_run(94 + i, rollouts=(rollout(), rollout(phase="B", rewards=r))) for i, r in enumerate(REWARDS)),
     ]
     push(redis_server, *bad, *(of_run(i) for i in range(GAMMA)))
-    feed = planner(redis_server)
-    feed.plan(0, lambda: None)
+    planner(redis_server, max_dead_in_a_row=20).plan(0, lambda: None)
     assert trained(redis_server, 0) == ["0:0", "0:1", "0:2"]
     reasons = [fields[b"reason"].decode() for _, fields in client.xrange(keys.dead)]
-    assert len(reasons) == 8
+    assert len(reasons) == 12
     for words in (
         "came as",
         "not a message",
@@ -97,10 +104,14 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
         "is of run 'other'",
         "outside the vocabulary of 9",
         "max_response_tokens",
+        "rollout 1: reward accuracy is 7, it gives 0 to 1",
+        "rollout 1: reward format is -0.5, it gives 0 to 1",
+        "rollout 1: success is True, and reward.success",
+        "its rewards must be accuracy, format",
     ):
         assert any(words in r for r in reasons), words
-    assert client.hget(keys.counters, "dead_letters") == b"8"
-    assert sorted(client.hkeys(keys.redo)) == [b"0:%d" % i for i in (76, 77, 78, 90, 91, 92, 93)]
+    assert client.hget(keys.counters, "dead_letters") == b"12"
+    assert sorted(client.hkeys(keys.redo)) == [b"0:%d" % i for i in (76, 77, 78, *range(90, 98))]
 
 
 def test_a_prompt_that_the_run_does_not_have_is_a_dead_letter_and_not_asked_for_again(
@@ -115,27 +126,6 @@ def test_a_prompt_that_the_run_does_not_have_is_a_dead_letter_and_not_asked_for_
     assert letter[b"reason"] == b"group 0:90: this run has 90 prompts, and none of index 90"
     assert client.hkeys(keys.redo) == []
     assert not client.hexists(keys.pushed, "0:90")
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"rewards": {"accuracy": 7.0, "format": 1.0}}, "rollout 1: reward accuracy is 7, it gives 0 to 1"),
-        ({"rewards": {"accuracy": 1.0, "format": -0.5}}, "rollout 1: reward format is -0.5, it gives 0 to 1"),
-        ({"rewards": {"accuracy": 0.0, "format": 1.0}}, "rollout 1: success is True, and reward.success"),
-        ({"rewards": {"accuracy": 1.0}}, "its rewards must be accuracy, format"),
-    ],
-)
-def test_rewards_that_the_run_s_rewards_cannot_give_are_a_dead_letter(
-    redis_server: RedisServer, changes: dict[str, Any], reason: str
-) -> None:
-    client, keys, good = connect(redis_server.url), Keys("f"), of_run(50)
-    bad = replace(good, rollouts=(good.rollouts[0], replace(good.rollouts[1], **changes)))
-    push(redis_server, bad, *(of_run(i) for i in range(GAMMA)))
-    planner(redis_server).plan(0, lambda: None)
-    ((_, letter),) = client.xrange(keys.dead)
-    assert reason in letter[b"reason"].decode()
-    assert client.hkeys(keys.redo) == [b"0:50"], "it is sampled again"
 
 
 def test_a_claim_whose_answer_was_lost_is_found_again(redis_server: RedisServer) -> None:
