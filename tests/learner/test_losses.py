@@ -146,7 +146,7 @@ def test_kl_is_the_k3_estimate_and_pulls_towards_the_reference() -> None:
     objective = Objective(kl=0.3)
     loss, _ = policy_loss(logprobs, logprobs.detach(), micro(0.0, 2), objective, reference)
     gap = (reference - logprobs.detach()).numpy()
-    assert float(loss) == pytest.approx(0.3 * 0.125 * float((np.exp(gap) - gap - 1).sum()), rel=1e-5)
+    assert loss.item() == pytest.approx(0.3 * 0.125 * float((np.exp(gap) - gap - 1).sum()), rel=1e-5)
     loss.backward()
     assert logprobs.grad is not None
     assert logprobs.grad[0] > 0 > logprobs.grad[1]

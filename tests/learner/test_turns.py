@@ -1,8 +1,6 @@
 """Rollouts of several turns: the gradient is that of their sampled tokens, each in the context it was sampled
 in, however the batch is cut and shared out."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,7 @@ from hora_rl.common.load import load
 from hora_rl.common.types import Group, Turn
 from hora_rl.common.wire import encode_extra, encode_pre_rollouts
 from hora_rl.learner.admission import Vocabulary, admitted
-from hora_rl.learner.batch import measurable, samples_of
+from hora_rl.learner.batch import measurable
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.turns import sequences
@@ -56,16 +54,6 @@ def test_the_gradient_is_the_formulas_over_cuts_and_ranks(anew: float) -> None:
     for budget, sharing, ranks in ((80, None, 1), (90, ALWAYS, 2), (1000, ALWAYS, 1), (1000, None, 3)):
         found = by_cut(policy(), groups, ESTIMATOR, TEMPERATURE, budget, sharing, ranks)
         assert apart(found, wanted) < 1e-5, (budget, sharing, ranks)
-
-
-def test_tokens_that_were_given_change_the_gradient_by_their_context_alone() -> None:
-    groups = batch(0.0)
-    without = [replace(g, rollouts=tuple(replace(r, turns=()) for r in g.rollouts)) for g in groups]
-    with_given, plain = (by_cut(policy(), g, ESTIMATOR, TEMPERATURE, 1000, ALWAYS) for g in (groups, without))
-    assert apart(with_given, plain) > 0.01
-    many, few = (samples_of(g, ESTIMATOR, 4, 0) for g in (groups, without))
-    assert sum(len(s.logprobs) for s in many) == sum(len(s.logprobs) for s in few)
-    assert sum(s.length for s in many) > sum(s.length for s in few)
 
 
 def test_each_sampled_token_is_in_one_sequence_once() -> None:
