@@ -7,6 +7,8 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from hora_rl.common.errors import WireError
 from hora_rl.common.msgpack_count import count_objects
@@ -37,14 +39,21 @@ def whole_group() -> Group:
     return group(17, [sampled(), sampled(), sampled("B", 7)], **place, **planned)
 
 
-def damaged(change, message: bytes | None = None) -> bytes:  # type: ignore[no-untyped-def]
+Change = Callable[[dict[str, Any]], object]
+
+
+def damaged(change: Change, message: bytes | None = None) -> bytes:
     raw = msgpack.unpackb(message or encode_group(whole_group()))
     change(raw)
     return msgpack.packb(raw)
 
 
-def damaged_additional(change) -> bytes:  # type: ignore[no-untyped-def]
-    return damaged(change, encode_extra(whole_group()))
+def damaged_extra(change: Change) -> tuple[bytes, bytes]:
+    return encode_pre_rollouts(whole_group()), damaged(change, encode_extra(whole_group()))
+
+
+def first(raw: dict[str, Any], **values: object) -> None:
+    raw["rollouts"][0].update(values)
 
 
 RANKS = {"a:rank": [2.0, 1.0], "a:rank[share]": [0.5, 0.0]}
@@ -80,25 +89,6 @@ def test_a_group_whose_only_rewards_rank_it_travels_too() -> None:
     assert [r.rewards for r in found.rollouts] == [r.rewards for r in group.rollouts]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "reason"),
-    [
-        ([1.0], "ranked must be 1 to 64 lists by name"),
-        ({}, "ranked must be 1 to 64 lists by name"),
-        ({"a:rank": [1.0]}, "'a:rank' ranks not all 2 of its pre-rollouts"),
-        ({"a:rank": 1.0}, "'a:rank' ranks not all 2"),
-        ({"a:rank": [1.0, float("nan")]}, "must be a finite number"),
-        ({"": [1.0, 1.0]}, "rewards must be text of 1 to"),
-    ],
-)
-def test_ranks_that_are_none_are_a_dead_letter(ranks: Any, reason: str) -> None:
-    def change(raw: dict[str, Any]) -> None:
-        raw["ranked"] = ranks
-
-    with pytest.raises(WireError, match=reason):
-        decode_group(encode_pre_rollouts(whole_group()), damaged_additional(change))
-
-
 def test_a_rollout_knows_where_and_when_it_was_sampled_where_that_was_noted() -> None:
     origin = Origin("generator-7", 1.5, 2.0, 3.25, 4.0)
     noted = replace(
@@ -124,13 +114,6 @@ def test_a_group_comes_back_as_it_was_from_one_message_and_from_two(encodings) -
             assert getattr(ours, name) == getattr(theirs, name), name
 
 
-def test_the_pre_rollouts_are_a_group_by_themselves() -> None:
-    found = decode_group(encode_pre_rollouts(whole_group()))
-    assert (found.id, found.size, found.extra, found.tokens) == ("2:17", 2, 0, 10)
-    whole = decode_group(encode_pre_rollouts(found), encode_extra(found))
-    assert whole.size == 2, "a group without extra rollouts"
-
-
 def in_rounds() -> Group:
     drawn = [replace(sampled("B", n), round=number) for n, number in ((4, 1), (5, 1), (6, 3))]
     return replace(whole_group(), rollouts=(*whole_group().rollouts[:2], *drawn))
@@ -140,7 +123,9 @@ def test_rollouts_know_the_round_they_were_drawn_in() -> None:
     found = decode_group(encode_group(in_rounds()))
     assert [r.round for r in found.rollouts] == [0, 0, 1, 1, 3]
     assert found.rounds == (2, 0, 1)
-    assert decode_group(encode_pre_rollouts(in_rounds())).rounds == ()
+    alone = decode_group(encode_pre_rollouts(in_rounds()))
+    assert (alone.rounds, alone.size) == ((), 2)
+    assert decode_group(encode_pre_rollouts(alone), encode_extra(alone)).size == 2, "no extra rollouts"
 
 
 def test_each_round_may_come_in_a_message_of_its_own() -> None:
@@ -152,14 +137,8 @@ def test_each_round_may_come_in_a_message_of_its_own() -> None:
     found = decode_group(encode_pre_rollouts(whole), first, last)
     assert [(r.round, len(r.tokens)) for r in found.rollouts[2:]] == [(1, 4), (1, 5), (3, 6)]
     size = len(encode_pre_rollouts(whole)) + len(first) + len(last)
-    with pytest.raises(WireError, match="exceeds the limit"):
+    with pytest.raises(WireError, match=f"{size} bytes exceeds the limit of {size - 1}"):
         decode_group(encode_pre_rollouts(whole), first, last, max_bytes=size - 1)
-
-
-@pytest.mark.parametrize("number", [0, -1, 65_537, "2", True])
-def test_a_round_that_cannot_be_is_refused(number: object) -> None:
-    with pytest.raises(WireError, match="round must be"):
-        decode_group(encode_pre_rollouts(whole_group()), damaged_additional(lambda r: first(r, round=number)))
 
 
 def test_turns_come_back_as_they_were_and_a_rollout_of_one_turn_says_nothing_of_them() -> None:
@@ -176,53 +155,52 @@ def test_turns_come_back_as_they_were_and_a_rollout_of_one_turn_says_nothing_of_
     assert "turns" not in msgpack.unpackb(encode_group(whole_group()))["rollouts"][0]
 
 
-TWO = [[2, b"", False], [3, b"\7\0\0\0", False]]
-
-
-@pytest.mark.parametrize(
-    ("turns", "message"),
-    [
-        ([], "turns must be 2 to 4096, or not there, not 0"),
-        (TWO[:1], "turns must be 2 to 4096, or not there, not 1"),
-        ([[1, b"", False]] * 5000, "turns must be 2 to 4096"),
-        (5, "turns must be a list"),
-        ([TWO[0], [2, b"", False]], "turns cover 4 of 5 tokens"),
-        ([[2, b"\7\0\0\0", False], TWO[1]], "the first of its turns must follow the prompt"),
-        ([TWO[0], [0, b"", False], TWO[1]], "turn 1 has no sampled token"),
-        ([TWO[0], [3, b"", True]], "turn 1 has no context"),
-        ([TWO[0], [3, b"abc", False]], "turns must be a buffer of 4-byte values"),
-        ([TWO[0], [3, b"\x09\0\0\0", False]], "a token id is outside the vocabulary of 9"),
-        ([TWO[0], [3, b""]], r"turns must be \[sampled, given, anew\]"),
-        ([TWO[0], [True, b"", False]], "turns must be a whole number"),
-    ],
-)
-def test_turns_that_cannot_be_are_refused(turns: object, message: str) -> None:
-    with pytest.raises(WireError, match=message):
-        decode_group(damaged(lambda r: first(r, turns=turns)), vocabulary=9)
-
-
-def test_additional_rollouts_of_another_group_or_of_both_phases_are_refused() -> None:
+def test_additional_rollouts_of_another_group_or_draw_are_refused() -> None:
     other = encode_extra(replace(whole_group(), prompt_index=18))
     with pytest.raises(WireError, match="group 2:17: its extra rollouts are of group '2:18'"):
         decode_group(encode_pre_rollouts(whole_group()), other)
-    with pytest.raises(WireError, match="exactly G0 = 2 rollouts of Phase A"):
-        decode_group(encode_pre_rollouts(whole_group()), damaged_additional(lambda r: first(r, phase="A")))
     with pytest.raises(WireError, match="drawn to other pre-rollouts"):
         decode_group(encode_pre_rollouts(replace(whole_group(), sampling="2")), encode_extra(whole_group()))
-    with pytest.raises(WireError, match="schema version 99"):
-        decode_group(encode_pre_rollouts(whole_group()), damaged_additional(lambda r: r.update(schema=99)))
-    with pytest.raises(WireError, match="rollouts must be a list"):
-        decode_group(encode_pre_rollouts(whole_group()), damaged_additional(lambda r: r.pop("rollouts")))
-
-
-def first(raw, **values):  # type: ignore[no-untyped-def]
-    raw["rollouts"][0].update(values)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda r: first(r, phase="A"), "exactly G0 = 2 rollouts of Phase A"),
         (lambda r: r.update(schema=99), "schema version 99"),
+        (lambda r: r.pop("rollouts"), "rollouts must be a list"),
+        *((lambda r, n=n: first(r, round=n), "round must be") for n in (0, 65_537, "2", True)),
+        (lambda r: r.update(ranked={}), "ranked must be 1 to 64 lists by name"),
+        (lambda r: r.update(ranked={"a:rank": [1.0]}), "'a:rank' ranks not all 2 of its pre-rollouts"),
+        (lambda r: r.update(ranked={"a:rank": 1.0}), "'a:rank' ranks not all 2"),
+        (lambda r: r.update(ranked={"a:rank": [1.0, float("nan")]}), "must be a finite number"),
+        (lambda r: r.update(ranked={"": [1.0, 1.0]}), "rewards must be text of 1 to"),
+    ],
+)
+def test_a_message_of_phase_b_that_cannot_be_is_refused(change: Change, message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        decode_group(*damaged_extra(change))
+
+
+TWO = [[2, b"", False], [3, b"\7\0\0\0", False]]
+REFUSED_TURNS = [
+    (TWO[:1], "turns must be 2 to 4096, or not there, not 1"),
+    ([[1, b"", False]] * 5000, "turns must be 2 to 4096"),
+    (5, "turns must be a list"),
+    ([TWO[0], [2, b"", False]], "turns cover 4 of 5 tokens"),
+    ([[2, b"\7\0\0\0", False], TWO[1]], "the first of its turns must follow the prompt"),
+    ([TWO[0], [0, b"", False], TWO[1]], "turn 1 has no sampled token"),
+    ([TWO[0], [3, b"", True]], "turn 1 has no context"),
+    ([TWO[0], [3, b"abc", False]], "turns must be a buffer of 4-byte values"),
+    ([TWO[0], [3, b"\x09\0\0\0", False]], "a token id is outside the vocabulary of 9"),
+    ([TWO[0], [3, b""]], r"turns must be \[sampled, given, anew\]"),
+    ([TWO[0], [True, b"", False]], "turns must be a whole number"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
         (lambda r: r.update(schema=3), "schema version 3, this reader knows 4: use one version of hora"),
         (lambda r: r.pop("schema"), "schema version None"),
         (lambda r: r.update(epoch=-1), "epoch must be a whole number"),
@@ -242,7 +220,6 @@ def first(raw, **values):  # type: ignore[no-untyped-def]
         (lambda r: first(r, finish="abort"), "finish must be stop or length"),
         (lambda r: first(r, rewards=[]), "rewards must be 0 to 64 values by name"),
         (lambda r: first(r, rewards={str(i): 1.0 for i in range(65)}), "rewards must be 0 to 64 values by"),
-        (lambda r: r["rollouts"][0].pop("success"), "success must be true or false, not None"),
         (lambda r: first(r, origin=["g", 1.0, 2.0, 3.0]), "origin must be"),
         (lambda r: first(r, origin=["", 1.0, 2.0, 3.0, 4.0]), "origin must be text"),
         (lambda r: first(r, origin=["g", 1.0, 2.0, float("nan"), 4.0]), "origin must be a finite number"),
@@ -251,21 +228,14 @@ def first(raw, **values):  # type: ignore[no-untyped-def]
         (lambda r: first(r, rewards={"accuracy": float("nan"), "format": 1.0}), "a finite number"),
         (lambda r: first(r, tokens=np.array([1, 2, 3, 4, 9], "<i4").tobytes()), "outside the vocabulary of"),
         (lambda r: first(r, tokens=np.array([1, -2, 3, 4, 5], "<i4").tobytes()), "outside the vocabulary"),
+        *((lambda r, t=turns: first(r, turns=t), said) for turns, said in REFUSED_TURNS),
         (lambda r: r.update(run="other"), "is of run 'other', not 'run'"),
         (lambda r: r.update(tokenizer="other"), "was written with tokenizer 'other'"),
     ],
 )
-def test_what_a_learner_could_not_train_on_is_refused_with_the_reason(change, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_a_learner_could_not_train_on_is_refused_with_the_reason(change: Change, message: str) -> None:
     with pytest.raises(WireError, match=message):
         decode_group(damaged(change), run="run", tokenizer="tok", vocabulary=9)
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"\xc1", b"\x93\x01", b"\xdd\xff\xff\xff\xff", b"\x81" * 5000, b"pickle"]
-)
-def test_what_is_no_message_is_refused_without_taking_memory(data: bytes) -> None:
-    with pytest.raises(WireError):
-        decode_group(data)
 
 
 def nested(depth: int, value: Any = None) -> Any:
@@ -289,6 +259,7 @@ LONG_TEXT = b"\x81\xa1t\xdb" + (3 * 2**20).to_bytes(4, "big") + b"a" * (3 * 2**2
         (TEXTS_IN_OPEN_LISTS, 2**16),
         (LISTS_THAT_TAKE_ROOM, MAX_OBJECTS),
         (LONG_TEXT, MAX_OBJECTS),
+        *((data, MAX_OBJECTS) for data in (b"", b"\xc1", b"\x93\x01", b"\x81" * 5000, b"pickle")),
     ],
 )
 def test_a_message_that_would_grow_in_memory_is_refused_without_taking_it(
@@ -304,67 +275,46 @@ def test_a_message_that_would_grow_in_memory_is_refused_without_taking_it(
         tracemalloc.stop()
 
 
-def test_objects_are_counted_as_the_decoder_makes_them() -> None:
+LEAVES = st.none() | st.floats() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=300)
+LEAVES |= st.sampled_from([b"x" * 255, b"x" * 256, b"x" * 65_536, "t" * 65_535, "t" * 65_536])
+LEAVES |= st.sampled_from([1, 2, 3, 4, 8, 16, 256, 65_536]).map(lambda n: msgpack.ExtType(5, bytes(n)))
+
+
+@settings(max_examples=300, deadline=None)
+@example([None] * 70_000)
+@example(dict.fromkeys(map(str, range(70_000))))
+@given(st.recursive(LEAVES, lambda some: st.lists(some) | st.dictionaries(st.text(), some)))
+def test_objects_are_counted_as_the_decoder_makes_them(value: Any) -> None:
     def made(value: Any) -> int:
         if isinstance(value, dict):
             return 1 + sum(made(k) + made(v) for k, v in value.items())
         return 1 + sum(map(made, value)) if isinstance(value, list) else 1
 
-    rng = random.Random(0)
-    leaves: list[Callable[[], Any]] = [
-        lambda: rng.choice([None, True, 0.5]),
-        lambda: rng.choice([-1, 1]) * rng.randrange(2 ** rng.choice([4, 8, 16, 32, 63])),
-        lambda: "t" * rng.choice([0, 31, 32, 255, 256, 65_536]),
-        lambda: bytes(rng.choice([0, 255, 256, 65_536])),
-        lambda: msgpack.ExtType(5, bytes(rng.choice([1, 2, 3, 4, 8, 16, 256, 65_536]))),
-    ]
-
-    def value(depth: int) -> Any:
-        n = rng.choice([0, 3, 16, 70_000 if depth == 0 and rng.random() < 0.1 else 1])
-        kind = rng.randrange(4) if depth else 2
-        if kind == 0:
-            return {f"key {i}": value(depth - 1) for i in range(n)}
-        return [value(depth - 1) for _ in range(n)] if kind == 1 else rng.choice(leaves)()
-
-    values = [value(4) for _ in range(500)] + [[None] * 70_000, dict.fromkeys(map(str, range(70_000)))]
-    for one in [*values, msgpack.unpackb(encode_group(whole_group()))]:
-        data, count = msgpack.packb(one), made(one)
-        assert count_objects(data, count) == count
-        assert count_objects(data, count - 1) > count - 1
-        assert count_objects(data[: len(data) // 2], count) <= count
+    data, count = msgpack.packb(value), made(value)
+    assert count_objects(data, count) == count
+    assert count_objects(data, count - 1) > count - 1
+    assert count_objects(data[: len(data) // 2], count) <= count
 
 
-@pytest.mark.parametrize("field", ["schema", "run", "epoch", "prior", "rollouts", "sampling", "rule"])
+GROUP_FIELDS = ["schema", "run", "epoch", "prior", "rollouts", "sampling", "rule"]
+EXTRA_FIELDS = ["schema", "group", "rollouts", "sampling"]
+
+
+@pytest.mark.parametrize(
+    ("made", "field"),
+    [*((damaged, f) for f in GROUP_FIELDS), *((damaged_extra, f) for f in EXTRA_FIELDS)],
+)
 @pytest.mark.parametrize("value", [nested(1000), b"x" * 2**22, {"a": 2**63}], ids=["deep", "long", "map"])
-def test_an_error_about_a_deep_or_long_value_does_not_write_it_out(field: str, value: Any) -> None:
-    refused_in_little(damaged(lambda r: r.update({field: value})))
-    if field in ("schema", "rollouts", "sampling"):
-        refused_in_little(
-            encode_pre_rollouts(whole_group()), damaged_additional(lambda r: r.update({field: value}))
-        )
-        refused_in_little(
-            encode_pre_rollouts(whole_group()), damaged_additional(lambda r: r.update(group=value))
-        )
-
-
-def refused_in_little(*parts: bytes) -> None:
+def test_an_error_about_a_deep_or_long_value_does_not_write_it_out(made: Any, field: str, value: Any) -> None:
+    found = made(lambda r: r.update({field: value}))
     tracemalloc.start()
     try:
         with pytest.raises(WireError) as refused:
-            decode_group(*parts)
+            decode_group(*([found] if isinstance(found, bytes) else found))
         assert tracemalloc.get_traced_memory()[1] < 6 * 2**20, "the value itself, once"
     finally:
         tracemalloc.stop()
     assert len(str(refused.value)) < 300
-
-
-def test_a_message_above_the_limit_is_refused_before_it_is_read() -> None:
-    data = encode_group(whole_group())
-    with pytest.raises(WireError, match=f"{len(data)} bytes exceeds the limit of 10"):
-        decode_group(data, max_bytes=10)
-    both = len(encode_pre_rollouts(whole_group())) + len(encode_extra(whole_group()))
-    with pytest.raises(WireError, match=f"{both} bytes exceeds the limit of {both - 1}"):
-        decode_group(encode_pre_rollouts(whole_group()), encode_extra(whole_group()), max_bytes=both - 1)
 
 
 def test_twenty_thousand_mutations_decode_or_are_refused() -> None:
