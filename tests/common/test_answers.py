@@ -9,7 +9,6 @@ import pytest
 from hora_rl.common.answers import (
     ANSWERS,
     FORMAT_INSTRUCTIONS,
-    extract_tags,
     format_reward,
     instructions,
     load_extract,
@@ -17,159 +16,110 @@ from hora_rl.common.answers import (
     user_answer,
 )
 
-
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "<think>a</think><answer>b</answer>",
-        "<think>a\n\nb</think>\n \t<answer>1\n2</answer>",
-        "<think></think><answer></answer>",
-        "<think>1 < 2 > 0</think><answer>x</answer>",
-        " \n<think>a</think><answer>b</answer>\n",
-    ],
-)
-def test_a_completion_of_one_think_and_one_answer_has_the_format(completion: str) -> None:
-    assert format_reward(completion) == 1.0
-
-
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "",
-        "<answer>b</answer>",
-        "<think>a</think>",
-        "<think>a</think>so<answer>b</answer>",
-        "<think>a</think><answer>b</answer>.",
-        "<think>a</think><answer>b</answer><answer>c</answer>",
-        "<think>a<think>b</think><answer>c</answer>",
-        "<think>a</think><think>b</think><answer>c</answer>",
-        "<answer>b</answer><think>a</think>",
-        "<think>a<answer>b</think></answer>",
-        "<think>a</answer></think><answer>",
-    ],
-)
-def test_anything_else_does_not(completion: str) -> None:
-    assert format_reward(completion) == 0.0
-
-
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        "<think>" * 200_000,
-        "<think>" + "</think>" * 200_000 + "</answer>",
-        "<think></think>" + " " * 300_000 + "<answer></answer>x",
-        "<think></think>" + "<answer>" * 200_000 + "</answer>",
-    ],
-)
-def test_format_and_answer_are_found_in_linear_time(hostile: str) -> None:
-    start = time.perf_counter()
-    format_reward(hostile)
-    extract_tags(hostile)
-    assert time.perf_counter() - start < 1.0
-
-
-@pytest.mark.parametrize(
-    ("completion", "answer"),
-    [
-        ("<think>a</think><answer> 7 \n</answer>", "7"),
-        ("no tags 7", None),
-        ("<answer>7", None),
-        ("</answer>7<answer>", None),
-        ("<answer>  </answer>", None),
-        ("<answer>1</answer> no, <answer>2</answer>", "2"),
-    ],
-)
-def test_the_answer_is_the_last_complete_tag(completion: str, answer: str | None) -> None:
-    assert extract_tags(completion) == answer
-
-
-@pytest.mark.parametrize(
-    ("completion", "answer"),
-    [
-        (r"so \boxed{5}", "5"),
-        (r"\boxed{4}, no: $\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),
-        (r"\boxed{7} and \boxed{8", "7"),
-        (r"\boxed{\boxed{9}}", r"\boxed{9}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{(0, 1\}}", r"(0, 1\}"),
-        (r"\boxed{a \\ b}", r"a \\ b"),
-        (r"\fbox{3} \boxed {4}", "4"),
-        (r"} } \boxed{6}", "6"),
-        (r"\boxed{}", None),
-        ("no box: 5", None),
-        (r"<think>\boxed{1}</think> \boxed{2}", "2"),
-        (r"<think>\boxed{1}", None),
-        (r"<think>\boxed{1}</think> nothing", None),
-    ],
-)
-def test_the_boxed_answer_is_the_last_balanced_one_after_the_thought(
-    completion: str, answer: str | None
-) -> None:
-    assert ANSWERS["boxed"](completion) == answer
-
-
-@pytest.mark.parametrize(
-    ("completion", "answer"),
-    [
-        ("We add.\nThe answer is 12", "12"),
-        ("The answer is 11. No.\n**Final Answer:** 12\nThat is all.", "12"),
-        ("It follows that\n\n  42 \n\n", "42"),
-        ("The answer is:\n$7$", "$7$"),
-        ("The answer is **72**.", "72"),
-        ("The answer is *72*.", "72"),
-        ("The answer is __72__.", "72"),
-        ("**The answer is 72**.", "72"),
-        ("It is\n**72**.", "72"),
-        ("The answer is 1.5", "1.5"),
-        ("Answer:\n\\[\n72\n\\]", r"\[ 72 \]"),
-        ("Answer:\n$$\n72\n$$", "$$ 72 $$"),
-        ("Answer:\n\\(\n72\n\\)", r"\( 72 \)"),
-        ("The answer is \\[\n72\n\\].", r"\[ 72 \]"),
-        ("\\[\n1\n\\]\nso\n\\[\nx =\n72\n\\]\n", r"\[ x = 72 \]"),
-        ("72\n\\]", r"\]"),
-        ("So 72.\n#### 72", "72"),
-        ("So\n## **72**", "72"),
-        ("### Answer: 72", "72"),
-        ("So\n#5", "#5"),
-        ("<think>the answer is 3</think>\n4", "4"),
-        ("<think>the answer is 3", None),
-        ("", None),
-    ],
-)
-def test_the_final_answer_is_what_is_said_to_be_it_or_the_last_line(
-    completion: str, answer: str | None
-) -> None:
-    assert ANSWERS["final"](completion) == answer
-
-
-def test_auto_takes_the_tag_before_the_box_before_the_last_line() -> None:
-    auto = ANSWERS["auto"]
-    assert auto(r"\boxed{1} <answer>2</answer> the answer is 3") == "2"
-    assert auto(r"\boxed{1} the answer is 3") == "1"
-    assert auto("the answer is 3") == "3"
+WELL_FORMED = [
+    "<think>a</think><answer>b</answer>",
+    "<think>a\n\nb</think>\n \t<answer>1\n2</answer>",
+    "<think></think><answer></answer>",
+    "<think>1 < 2 > 0</think><answer>x</answer>",
+    " \n<think>a</think><answer>b</answer>\n",
+]
+MALFORMED = [
+    "",
+    "<answer>b</answer>",
+    "<think>a</think>",
+    "<think>a</think>so<answer>b</answer>",
+    "<think>a</think><answer>b</answer>.",
+    "<think>a</think><answer>b</answer><answer>c</answer>",
+    "<think>a<think>b</think><answer>c</answer>",
+    "<answer>b</answer><think>a</think>",
+    "<think>a<answer>b</think></answer>",
+]
 
 
 @pytest.mark.parametrize(
     ("completion", "mode", "reward"),
     [
+        *((completion, "tags", 1.0) for completion in WELL_FORMED),
+        *((completion, "tags", 0.0) for completion in MALFORMED),
         (r"<think>a</think> so \boxed{1}", "boxed", 1.0),
         (r" so \boxed{1} ", "boxed", 1.0),
         (r"<think>a \boxed{1}</think> so", "boxed", 0.0),
         (r"<think>a <think> b</think> \boxed{1}", "boxed", 0.0),
         (r"hm <think>a</think> \boxed{1}", "boxed", 0.0),
         (r"a</think> \boxed{1}", "boxed", 0.0),
-        (r"<think>a</think> \boxed{1", "boxed", 0.0),
         ("<think>a</think> 1", "final", 1.0),
         ("<think>a</think>", "final", 0.0),
-        ("<think>a 1", "final", 0.0),
         ("<think>a</think>", "my.module:answer", 1.0),
         ("<think>a", "my.module:answer", 0.0),
     ],
 )
-def test_format_without_tags_is_a_whole_thought_and_an_answer_after_it(
+def test_the_format_is_a_whole_thought_and_the_answer_of_its_mode(
     completion: str, mode: str, reward: float
 ) -> None:
     assert format_reward(completion, mode) == reward
+
+
+TAGS = [
+    ("<think>a</think><answer> 7 \n</answer>", "7"),
+    ("no tags 7", None),
+    ("<answer>7", None),
+    ("</answer>7<answer>", None),
+    ("<answer>  </answer>", None),
+    ("<answer>1</answer> no, <answer>2</answer>", "2"),
+]
+BOXED = [
+    (r"so \boxed{5}", "5"),
+    (r"\boxed{4}, no: $\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),
+    (r"\boxed{7} and \boxed{8", "7"),
+    (r"\boxed{\boxed{9}}", r"\boxed{9}"),
+    (r"\boxed{(0, 1\}}", r"(0, 1\}"),
+    (r"\boxed{a \\ b}", r"a \\ b"),
+    (r"\fbox{3} \boxed {4}", "4"),
+    (r"} } \boxed{6}", "6"),
+    (r"\boxed{}", None),
+    ("no box: 5", None),
+    (r"<think>\boxed{1}</think> \boxed{2}", "2"),
+    (r"<think>\boxed{1}", None),
+    (r"<think>\boxed{1}</think> nothing", None),
+]
+FINAL = [
+    ("We add.\nThe answer is 12", "12"),
+    ("The answer is 11. No.\n**Final Answer:** 12\nThat is all.", "12"),
+    ("It follows that\n\n  42 \n\n", "42"),
+    ("The answer is:\n$7$", "$7$"),
+    ("The answer is **72**.", "72"),
+    ("**The answer is 72**.", "72"),
+    ("It is\n__72__.", "72"),
+    ("The answer is 1.5", "1.5"),
+    ("Answer:\n$$\n72\n$$", "$$ 72 $$"),
+    ("Answer:\n\\(\n72\n\\)", r"\( 72 \)"),
+    ("The answer is \\[\n72\n\\].", r"\[ 72 \]"),
+    ("\\[\n1\n\\]\nso\n\\[\nx =\n72\n\\]\n", r"\[ x = 72 \]"),
+    ("72\n\\]", r"\]"),
+    ("So\n## **72**", "72"),
+    ("### Answer: 72", "72"),
+    ("So\n#5", "#5"),
+    ("<think>the answer is 3</think>\n4", "4"),
+    ("<think>the answer is 3", None),
+    ("", None),
+]
+AUTO = [
+    (r"\boxed{1} <answer>2</answer> the answer is 3", "2"),
+    (r"\boxed{1} the answer is 3", "1"),
+    ("the answer is 3", "3"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mode", "completion", "answer"),
+    [
+        (mode, *case)
+        for mode, cases in (("tags", TAGS), ("boxed", BOXED), ("final", FINAL), ("auto", AUTO))
+        for case in cases
+    ],
+)
+def test_each_mode_finds_the_last_answer_of_its_kind(mode: str, completion: str, answer: str | None) -> None:
+    assert ANSWERS[mode](completion) == answer
 
 
 @pytest.mark.parametrize(
@@ -197,6 +147,9 @@ def test_a_thought_that_the_template_opens_belongs_to_the_completion(prompt: str
         r"\boxed" + " " * 300_000,
         "answer" + " " * 300_000,
         "answer is " * 50_000,
+        "<think>" + "</think>" * 200_000 + "</answer>",
+        "<think></think>" + " " * 300_000 + "<answer></answer>x",
+        "<think></think>" + "<answer>" * 200_000 + "</answer>",
         "\n" * 300_000,
         "$$\n" * 100_000,
         "#" * 300_000,
