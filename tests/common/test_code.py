@@ -8,8 +8,6 @@ import pytest
 
 from hora_rl.common.config.reward import Reward
 from hora_rl.common.data.code import Pair, RowTests, code_block, extract_code, read_tests, same_output
-from hora_rl.common.errors import ConfigError
-from hora_rl.common.load import load
 
 
 @pytest.mark.parametrize(
@@ -55,7 +53,8 @@ PAIRS = RowTests(pairs=(Pair("1\n", "2\n"), Pair("", "0")))
     [
         [{"input": "1\n", "output": "2\n"}, {"input": "", "output": "0"}],
         {"inputs": ["1\n", ""], "outputs": ["2\n", "0"]},
-        {"input": ["1\n", ""], "output": ["2\n", "0"]},
+        {"stdin": ["1\n", ""], "stdout": ["2\n", "0"]},
+        [{"stdin": "1\n", "stdout": "2\n"}, {"stdin": "", "stdout": "0"}],
         '{"inputs": ["1\\n", ""], "outputs": ["2\\n", "0"]}',
         ' [{"input": "1\\n", "output": "2\\n"}, {"input": "", "output": "0", "kind": "hidden"}]',
     ],
@@ -77,15 +76,12 @@ def test_assertions_are_one_text() -> None:
     [
         (None, "holds no tests"),
         ([], "holds no tests"),
-        (7, "holds no tests"),
-        ("", "nothing in it can fail"),
         ("x = 1", "nothing in it can fail"),
         ("assert f(1) =", "is neither JSON nor Python"),
         ({"inputs": ["1"], "outputs": []}, "lists of equal length"),
         ({"inputs": [], "outputs": []}, "inputs is empty"),
         ({"fn_name": "f", "inputs": [[1]], "outputs": [[2]]}, "write its tests as assertions"),
         ([{"input": 1, "output": 2}], "must be texts"),
-        ([{"in": "1"}], "is no test"),
         ([{"stdin": "1"}], "is no test"),
         ([["1", "2"]], "is no test"),
     ],
@@ -117,27 +113,3 @@ def test_it_is_the_success_where_it_has_a_weight_and_accuracy_has_none() -> None
     assert Reward(weights={"code_tests": 1.0, "a.b:c": 1.0}).success == "code_tests"
     assert Reward(weights={"code_tests": 1.0, "accuracy": 1.0}).success == "accuracy"
     assert Reward(weights={"format": 1.0}, success="code_tests").names == ("format", "code_tests")
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("seconds", 0),
-        ("seconds", 601),
-        ("memory_mib", 8),
-        ("output_bytes", 2**40),
-        ("files", 3),
-        ("cores", 2),
-    ],
-)
-def test_limits_out_of_range_are_one_line(key: str, value: float) -> None:
-    with pytest.raises(ConfigError) as error:
-        load("tiny", [f"reward.code_tests.{key}={value}"])
-    assert f"reward.code_tests.{key}" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_stdin_and_stdout_are_names_of_input_and_output() -> None:
-    pairs = read_tests([{"input": "1", "output": "2"}, {"input": "", "output": "3"}])
-    assert read_tests([{"stdin": "1", "stdout": "2"}, {"stdin": "", "stdout": "3"}]) == pairs
-    assert read_tests({"stdin": ["1", ""], "stdout": ["2", "3"]}) == pairs

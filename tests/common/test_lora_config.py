@@ -17,34 +17,6 @@ from hora_rl.common.weights.model_files import ORIGIN
 MODEL = load("tiny").model.path
 
 
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        (["learner.lora.rank=600"], r"learner.lora.rank \(600\) exceeds 512, the largest rank that vLLM"),
-        (["learner.lora.dropout=0.1"], r"learner.lora.dropout \(0.1\) must be 0"),
-        (
-            ["learner.lora.rank=16", "learner.lora.alpha=24", "model.dtype=bfloat16"],
-            r"alpha / learner.lora.rank = 24/16 = 1.5 is not a power of two",
-        ),
-        (["learner.lora.rank=8", "weights.transport=nccl"], r"transport \(nccl\).*use file or gloo"),
-        (["learner.lora.rank=8", "generator.clear_cache=false"], r"generator.clear_cache \(false\) with"),
-        (["learner.lora.rnak=8"], r"learner.lora.rnak: unknown key; did you mean rank\?"),
-    ],
-)
-def test_what_cannot_be_served_is_refused(overrides: list[str], line: str) -> None:
-    with pytest.raises(ConfigError, match=line) as caught:
-        load("tiny", overrides)
-    assert "\n" not in str(caught.value)
-
-
-def test_what_rounds_nothing_is_accepted() -> None:
-    lora = load("tiny", ["learner.lora.rank=16", "learner.lora.alpha=24"]).learner.lora  # float32
-    assert lora is not None
-    assert lora.scale == 1.5
-    assert load("tiny").learner.lora is None
-    assert load("tiny", ["learner.lora.alpha=8", "learner.lora=null"]).learner.lora is None
-
-
 @pytest.mark.parametrize(("rank", "served"), [(1, 1), (2, 8), (8, 8), (20, 32), (300, 320), (512, 512)])
 def test_the_rank_is_rounded_up_to_one_that_vllm_has(rank: int, served: int) -> None:
     assert Lora(rank=rank).served_rank == served

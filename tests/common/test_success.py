@@ -90,8 +90,3 @@ def test_a_model_is_asked_for_what_its_rewards_look_for_unless_the_user_says_som
     assert config(reward={"weights": {OWN: 1.0}, "success": OWN}).data.system is None
     for begun in (config(), config(data=own | {"system": None})):
         assert Config.model_validate(begun.model_dump()) == begun, "on its way to the replicas"
-
-
-@pytest.mark.parametrize(("key", "value"), [("success", "acuracy"), ("success", ""), ("answer", "boxed ")])
-def test_what_is_no_reward_and_no_way_to_find_answers_is_refused_by_name(key: str, value: str) -> None:
-    assert repr(value) in refused(reward={key: value})
