@@ -123,6 +123,14 @@ def test_each_mode_finds_the_last_answer_of_its_kind(mode: str, completion: str,
 
 
 @pytest.mark.parametrize(
+    "answer", [r"\frac{1}{2}", r"x^2 + 2x", "(3, 4)", r"\text{Evelyn}", r"5\text{ red apples}"]
+)
+@pytest.mark.parametrize("form", ["<answer>{}</answer>", "\\boxed{{{}}}", "The answer is {}", "{}"])
+def test_lenient_leaves_an_answer_without_words_around_it_as_it_is(form: str, answer: str) -> None:
+    assert ANSWERS["lenient"](form.format(answer)) == answer
+
+
+@pytest.mark.parametrize(
     ("prompt", "found"),
     [
         ("<|im_start|>assistant\n<think>\n", "<think>\n"),
@@ -194,5 +202,6 @@ def test_what_is_asked_for_is_what_the_rewards_look_for() -> None:
     assert instructions("tags", ("format", "accuracy")) == FORMAT_INSTRUCTIONS
     assert "<think>" not in (instructions("tags", ("accuracy",)) or "<think>")
     assert r"\boxed{}" in (instructions("boxed", ("format", "accuracy")) or "")
+    assert "The answer is" in (instructions("lenient", ("accuracy",)) or "")
     assert instructions("my.module:answer", ("accuracy",)) is None
     assert instructions("tags", ("my.module:reward",)) is None

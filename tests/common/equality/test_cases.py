@@ -1,4 +1,7 @@
-"""Answers that are right and answers that are wrong, gold answer by gold answer, in `cases.jsonl`."""
+"""Answers that are right and answers that are wrong, gold answer by gold answer, in `cases.jsonl`.
+
+Those about `lenient` are completions, some of SmolLM2-135M-Instruct cut after eight tokens: the mode takes
+the last number or expression of natural text."""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hora_rl.common.answers import ANSWERS
 from hora_rl.common.equality import bounded, gold_fault, math_equal, quick_verdict
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("cases.jsonl").read_text("utf-8").splitlines()]
@@ -25,8 +29,10 @@ CLASSES = {
 
 @pytest.mark.parametrize(("about", "gold", "answer", "right"), PAIRS)
 def test_an_answer_is_judged_as_the_table_says(about: str, gold: str, answer: str, right: bool) -> None:
+    if about == "lenient":
+        answer = ANSWERS["lenient"](answer) or ""
     assert math_equal(gold, answer) is right
-    if about in CLASSES and right:
+    if about in CLASSES | {"lenient"} and right:
         assert bounded(answer, 2000)
         assert gold_fault(gold) is None
     if about == "notation" and right:
