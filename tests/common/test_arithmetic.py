@@ -27,14 +27,9 @@ def test_every_problem_of_one_and_two_digits_is_on_exactly_one_side_and_so_is_it
     assert 0.18 < shares[1] < 0.22
 
 
-def test_the_same_seed_and_split_give_the_same_problems_and_another_seed_others():
-    assert generate(3, "train", 50) == generate(3, "train", 50)
-    assert generate(3, "train", 50) != generate(4, "train", 50)
-
-
-def test_a_larger_data_set_starts_with_the_smaller_one_and_repeats_nothing():
+def test_a_seed_gives_the_same_problems_a_larger_set_begins_with_the_smaller_one_and_nothing_repeats():
     small, large = generate(0, "train", 100), generate(0, "train", 1000)
-    assert large[:100] == small
+    assert large[:100] == small != generate(4, "train", 100)
     assert len(set(large)) == 1000
 
 
@@ -46,13 +41,10 @@ def test_digits_come_in_the_shares_asked_for():
     assert {p.digits for p in generate(0, "train", 100, {3: 1.0, 5: 0.0})} == {3}
 
 
-def test_both_numbers_have_the_same_count_of_digits():
-    assert all(len(str(p.a)) == len(str(p.b)) == p.digits for p in generate(0, "train", 500))
-
-
 def test_the_worked_solution_leads_to_the_answer():
     assert Addition(37, 58).completion == "<think>7+8+0=15,3+5+1=9</think><answer>95</answer>"
     for p in generate(2, "train", 300):
+        assert len(str(p.a)) == len(str(p.b)) == p.digits
         columns = [column.split("=") for column in p.solution.split(",")]
         totals = [int(total) for _, total in columns]
         assert all(sum(map(int, left.split("+"))) == int(total) for left, total in columns)

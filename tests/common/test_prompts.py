@@ -25,24 +25,17 @@ def tokenizer():
 
 def test_a_chat_prompt_goes_through_the_template_with_its_system_message(tokenizer):
     data = Data(path="arithmetic", system="Add.", template="Q: {problem}")
-    assert render_text(tokenizer, "1+2=?", data) == "Add.\nQ: 1+2=?\n"
     tokens = render(tokenizer, "1+2=?", data)
     assert tokens.dtype == np.int32
     assert tokenizer.decode(tokens) == "Add.\nQ: 1+2=?\n"
 
 
-def test_a_plain_prompt_is_the_text_alone(tokenizer):
-    data = Data(path="arithmetic", chat=False, template="{problem}\n")
-    assert render_text(tokenizer, "1+2=?", data) == "1+2=?\n"
-    with_system = data.model_copy(update={"system": "Add."})
-    assert tokenizer.decode(render(tokenizer, "1+2=?", with_system)) == "Add.\n\n1+2=?\n"
-
-
-def test_braces_of_latex_survive_the_template(tokenizer):
-    data = Data(path="x", chat=False, template="\\boxed{} {problem}")
-    assert (
-        render_text(tokenizer, "\\frac{1}{2} {0} {problem}", data) == "\\boxed{} \\frac{1}{2} {0} {problem}"
-    )
+def test_a_plain_prompt_is_the_text_alone_and_keeps_the_braces_of_latex(tokenizer):
+    data = Data(path="x", chat=False, template="\\boxed{} {problem}\n")
+    written = "\\boxed{} \\frac{1}{2} {0} {problem}\n"
+    assert render_text(tokenizer, "\\frac{1}{2} {0} {problem}", data) == written
+    with_system = Data(path="x", chat=False, system="Add.")
+    assert tokenizer.decode(render(tokenizer, "1+2=?", with_system)) == "Add.\n\n1+2=?"
 
 
 def test_a_chat_prompt_needs_a_chat_template(tmp_path):

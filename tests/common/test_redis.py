@@ -6,8 +6,8 @@ from urllib.parse import quote_plus
 
 import pytest
 
-from hora_rl.common.errors import RunError
-from hora_rl.common.live.redis import connect
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.live.redis import connect, hidden
 from hora_rl.deploy.machine.redis_server import RedisServer
 
 
@@ -36,3 +36,13 @@ def test_patience_does_not_help_a_wrong_password(tmp_path):
         with pytest.raises(RunError, match="refuses the password"):
             connect(server.url.replace(quote_plus(str(tmp_path / "password")), str(wrong)), patient=True)
     assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize("password", ["12/ss", "pa#ss", "a?b", "a@b", "abc/def", "plain", "p%40ss"])
+def test_what_is_shown_of_an_address_has_no_password(password):
+    assert hidden(f"redis://:{password}@host:6379/0?x=1") == "redis://host:6379/0"
+    assert hidden(f"rediss://user:{password}@host:6379") == "rediss://host:6379"
+    if set("/#?") & set(password):
+        with pytest.raises(ConfigError, match=r"queue\.url \(redis://host:6379\) cannot be read:") as said:
+            connect(f"redis://:{password}@host:6379")
+        assert password not in str(said.value)

@@ -27,11 +27,7 @@ def refused(**sections: Any) -> str:
 def test_accuracy_is_success_by_default_also_without_a_weight() -> None:
     reward = config(reward={"weights": {"format": 1.0}}).reward
     assert (reward.success, reward.names) == ("accuracy", ("format", "accuracy"))
-    assert [reward.succeeded({"accuracy": a, "format": 1.0}) for a in (0.0, 0.99, 1.0)] == [
-        False,
-        False,
-        True,
-    ]
+    assert [reward.succeeded({"accuracy": a, "format": 1.0}) for a in (0.99, 1.0)] == [False, True]
 
 
 def test_a_users_reward_is_success_at_the_value_that_they_name() -> None:
@@ -65,6 +61,7 @@ def test_what_was_decided_survives_the_way_to_the_replicas() -> None:
     for begun in (
         config(reward={"weights": {OWN: 1.0}}, allocation={"rule": "uniform"}),
         config(reward={"weights": {OWN: 1.0}, "success": "accuracy"}),
+        config(data={"path": "d.jsonl", "system": None}),
     ):
         assert Config.model_validate(begun.model_dump()) == begun
         assert Config.model_validate_json(begun.model_dump_json()) == begun
@@ -88,5 +85,3 @@ def test_a_model_is_asked_for_what_its_rewards_look_for_unless_the_user_says_som
     assert config(data=own | {"template": "Add {problem}."}).data.system is None
     assert config(data={"path": "arithmetic:2-3"}).data.system is None
     assert config(reward={"weights": {OWN: 1.0}, "success": OWN}).data.system is None
-    for begun in (config(), config(data=own | {"system": None})):
-        assert Config.model_validate(begun.model_dump()) == begun, "on its way to the replicas"
