@@ -25,7 +25,7 @@ from rich.console import Console
 
 from hora_rl.actors.coordinator.sampling import sample_seed
 from hora_rl.common.config import Config
-from hora_rl.common.data.prompt_order import batch_rows
+from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
@@ -105,7 +105,7 @@ def direct(config: Config, batches: int) -> Speed:
         await engine.begin()
 
         async def batch(number: int) -> int:
-            rows = batch_rows(number, rollout.prompts_per_batch, len(prompts), seed)
+            rows = mixed_rows(number, rollout.prompts_per_batch, Mixture((len(prompts),)), seed)
             work = [
                 engine.generate(
                     prompts[row].tokens, n, sample_seed(seed, e, row, phase, 0), rollout.temperature

@@ -33,7 +33,7 @@ from typing import Any
 from hora_rl.common.answers import format_reward, load_extract
 from hora_rl.common.config import Config
 from hora_rl.common.data.datasets import Row, load_dataset
-from hora_rl.common.data.prompt_order import batch_rows
+from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.data.prompts import load_tokenizer, render, render_text
 from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.data.stop_tokens import stop_tokens
@@ -136,7 +136,7 @@ def _ordered(config: Config, seed: int) -> list[Row]:
     """The prompts of all steps, batch after batch, as the coordinator meets them."""
     rows = load_dataset(config.data, gold_test(config.reward)).rows
     size, shuffle = config.rollout.prompts_per_batch, config.data.shuffle
-    batches = (batch_rows(b, size, len(rows), seed, shuffle) for b in range(config.learner.steps))
+    batches = (mixed_rows(b, size, Mixture((len(rows),)), seed, shuffle) for b in range(config.learner.steps))
     return [rows[row] for batch in batches for _, row in batch]
 
 

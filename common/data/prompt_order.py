@@ -13,32 +13,6 @@ from numpy.typing import NDArray
 _LOCK = Lock()
 
 
-def batch_rows(
-    batch: int, prompts_per_batch: int, n: int, seed: int, shuffle: bool = True
-) -> list[tuple[int, int]]:
-    """The Γ prompts of a batch as (epoch, row), no row twice.
-
-    An epoch is floor(n / Γ) batches of a new permutation; its last n mod Γ rows are left out, different ones
-    each epoch. Raises ValueError if Γ > n."""
-    if prompts_per_batch > n:
-        raise ValueError(
-            f"rollout.prompts_per_batch ({prompts_per_batch}) must not exceed the {n} usable rows of the "
-            "data set, or a batch would hold a prompt twice: lower it or use more rows"
-        )
-    epoch, place = divmod(batch, n // prompts_per_batch)
-    first = place * prompts_per_batch
-    rows = order(n, seed, epoch, shuffle)[first : first + prompts_per_batch]
-    return [(epoch, int(row)) for row in rows]
-
-
-@lru_cache(maxsize=4)
-def order(n: int, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
-    """The permutation (n,) of rows 0..n-1 in one epoch."""
-    if not shuffle:
-        return np.arange(n, dtype=np.int64)
-    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(n).astype(np.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """Usable rows of each data source, and weights in a batch. Rows are numbered source after source."""
@@ -54,20 +28,18 @@ class Mixture:
 def mixed_rows(
     batch: int, prompts_per_batch: int, mixture: Mixture, seed: int, shuffle: bool = True
 ) -> list[tuple[int, int]]:
-    """The Γ prompts of a batch as (epoch of its source, row), no row twice; with one source, `batch_rows`.
+    """The Γ prompts of a batch as (epoch of its source, row), no row twice.
 
     Each place of the run goes to the source furthest behind its weight, so every stretch has the sources in
-    proportion. Each source has separate epochs: if fewer rows are left than a batch takes, they are left out,
-    different ones each epoch. Determined by seed, weights, rows and batch. Raises ValueError if a batch takes
-    more rows than a source has."""
-    if len(mixture.rows) == 1:
-        return batch_rows(batch, prompts_per_batch, mixture.rows[0], seed, shuffle)
+    proportion. Each source has separate epochs, and each epoch a new order. Rows that are too few for a batch
+    are left out, different ones each epoch. Determined by seed, weights, rows and batch. Raises ValueError if
+    a batch takes more rows than a source has."""
     start = _position(batch, prompts_per_batch, mixture)
     turns = _turns(mixture, start.used, prompts_per_batch)
     begun = _begun(mixture, start, turns)
     firsts = [sum(mixture.rows[:k]) for k in range(len(mixture.rows))]
     met = [
-        iter(_order_of(k, n, seed, begun.epochs[k], shuffle)[begun.places[k] :])
+        iter(order(n, seed, begun.epochs[k], shuffle, k)[begun.places[k] :])
         for k, n in enumerate(mixture.rows)
     ]
     return [(begun.epochs[k], firsts[k] + int(next(met[k]))) for k in turns]
@@ -141,8 +113,9 @@ def _begun(mixture: Mixture, start: _Position, turns: Sequence[int]) -> _Positio
 
 
 @lru_cache(maxsize=64)
-def _order_of(source: int, n: int, seed: int, epoch: int, shuffle: bool) -> NDArray[np.int64]:
-    """The permutation (n,) of one source's rows in one epoch."""
-    if not source or not shuffle:
-        return order(n, seed, epoch, shuffle)
-    return np.random.Generator(np.random.PCG64([seed, epoch, source])).permutation(n).astype(np.int64)
+def order(n: int, seed: int, epoch: int, shuffle: bool = True, source: int = 0) -> NDArray[np.int64]:
+    """The permutation (n,) of a source's rows 0..n-1 in one epoch."""
+    if not shuffle:
+        return np.arange(n, dtype=np.int64)
+    key = [seed, epoch, source] if source else [seed, epoch]
+    return np.random.Generator(np.random.PCG64(key)).permutation(n).astype(np.int64)

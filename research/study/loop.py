@@ -29,7 +29,7 @@ from hora_rl.actors.coordinator.cycles import BatchAllocation
 from hora_rl.actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
 from hora_rl.allocator.priors import Prior, make_prior
 from hora_rl.common.config import Config
-from hora_rl.common.data.prompt_order import batch_rows
+from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Group, Prompt, Rollout
@@ -140,9 +140,8 @@ async def _batch(parts: Parts, step: int) -> list[Group]:
     """The groups of batch `step`, sampled on the current weights; then the prior learns from it."""
     config, rollout = parts.config, parts.config.rollout
     parts.sampler.version = step
-    places = batch_rows(
-        step, rollout.prompts_per_batch, len(parts.prompts), config.run.seed, config.data.shuffle
-    )
+    mixture = Mixture((len(parts.prompts),))
+    places = mixed_rows(step, rollout.prompts_per_batch, mixture, config.run.seed, config.data.shuffle)
     rows = np.array([row for _, row in places], dtype=np.int64)
     as_if = config.learner.objective.group_weight.as_if
     batch = BatchAllocation(config.allocation.rule, rows, *parts.prior.predict(rows), as_if)

@@ -19,7 +19,7 @@ from benchmarks.learner import (
     trl_trainer,
 )
 from hora_rl.common.config import Objective
-from hora_rl.common.data.prompt_order import batch_rows
+from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.learner.batch import micro_batches, samples_of
 from hora_rl.learner.estimator import Estimator
@@ -32,7 +32,7 @@ def test_both_sides_get_the_same_prompts_rewards_and_settings(tmp_path: Path) ->
     config = prepare(tmp_path / "out", "tiny", ["learner.steps=3", *small])
     assert prepare(tmp_path / "out", "tiny", []) == config
     rows = _ordered(config, seed=5)
-    indices = [row for b in range(3) for _, row in batch_rows(b, 16, 2000, 5)]
+    indices = [row for b in range(3) for _, row in mixed_rows(b, 16, Mixture((2000,)), 5)]
     assert [r.index for r in rows] == indices
     arguments = _arguments(tmp_path, config, seed=5)
     assert arguments.learning_rate == config.learner.optimizer.learning_rate

@@ -12,7 +12,7 @@ import pytest
 
 from hora_rl.actors.coordinator.scheduler import Coordination
 from hora_rl.allocator import allocate
-from hora_rl.common.data.prompt_order import batch_rows
+from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
@@ -80,7 +80,7 @@ def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_learner(
     keys, client, made = Keys(config.run.name), connect(redis_url), list[Coordination]()
     run = Coordination.run
     monkeypatch.setattr(Coordination, "run", lambda self: (made.append(self), run(self))[1])
-    first = {row for _, row in batch_rows(0, PROMPTS, 17, config.run.seed)[: PROMPTS // 3]}
+    first = {row for _, row in mixed_rows(0, PROMPTS, Mixture((17,)), config.run.seed)[: PROMPTS // 3]}
 
     async def slow_score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         await asyncio.sleep(60.0 if part == "verifiers" and prompt.index in first else 0.0)
@@ -255,7 +255,7 @@ def test_requests_are_numbered_by_their_shards_place_in_the_run_so_that_the_olde
             await work
 
     asyncio.run(scenario())
-    rows = [row for b in (0, 1) for _, row in batch_rows(b, PROMPTS, 17, config.run.seed)]
+    rows = [row for b in (0, 1) for _, row in mixed_rows(b, PROMPTS, Mixture((17,)), config.run.seed)]
     per_shard = PROMPTS // config.rollout.shards
     assert seen == {(row, place // per_shard) for place, row in enumerate(rows)}
 

@@ -13,7 +13,7 @@ from hora_rl.allocator.posterior import Float, Int
 from hora_rl.allocator.priors.base import State
 from hora_rl.allocator.priors.fixed import FixedPrior
 from hora_rl.common.config import Config
-from hora_rl.common.data.prompt_order import Mixture, batch_rows
+from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.live.redis import connect_async
 from hora_rl.common.load import load
 
@@ -60,7 +60,7 @@ class Counting:
 
 
 def rows(config: Config, batch: int, shard: int) -> list[int]:
-    places = batch_rows(batch, GAMMA, N, config.run.seed, config.data.shuffle)
+    places = mixed_rows(batch, GAMMA, Mixture((N,)), config.run.seed, config.data.shuffle)
     return [row for _, row in places][shard * 2 : shard * 2 + 2]
 
 
