@@ -1,6 +1,8 @@
 """Each advantage against its published definition, worked out by hand or by enumerating subsets."""
 
+from functools import partial
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,43 +24,29 @@ from hora_rl.common.advantages import (
 )
 
 
-def test_grpo_divides_by_the_sample_deviation() -> None:
-    rewards = np.array([1.0, 0.5, 0.0, 0.5])
-    assert grpo(rewards) == pytest.approx((rewards - 0.5) / (rewards.std(ddof=1) + 1e-4))
-
-
-def test_rloo_compares_with_the_mean_of_the_others() -> None:
-    assert rloo([1.0, 0.0, 0.0]) == pytest.approx([1.0, -0.5, -0.5])
-
-
-def test_dr_grpo_only_centres() -> None:
-    assert centred([1.0, 0.0, 0.5]) == pytest.approx([0.5, -0.5, 0.0])
+@pytest.mark.parametrize(
+    ("advantage", "rewards", "wanted"),
+    [
+        (grpo, [1.0, 0.5, 0.0, 0.5], np.array([0.5, 0.0, -0.5, 0.0]) / (np.sqrt(0.5 / 3) + 1e-4)),
+        (rloo, [1.0, 0.0, 0.0], [1.0, -0.5, -0.5]),
+        (centred, [1.0, 0.0, 0.5], [0.5, -0.5, 0.0]),
+        (max_rl, [1, 0, 0, 0], [3, -1, -1, -1]),
+        (likelihood, [1, 0, 0, 1], [2, 0, 0, 2]),
+        (likelihood, [1], [1]),
+        (likelihood, [0, 0, 0], [0, 0, 0]),
+        (partial(likelihood, baseline=1 / 6), [0, 0, 0], [-0.5] * 3),
+        (partial(likelihood, baseline=1 / 6), [1, 0, 0], [2.5, -0.5, -0.5]),
+        (partial(weighted_reinforce, positive=0.1), [1, 0], [0.1, -1.0]),
+    ],
+)
+def test_each_advantage_is_as_published(advantage: Any, rewards: list[float], wanted: Any) -> None:
+    assert advantage(rewards) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("advantage", [grpo, centred, rloo, max_rl])
 @pytest.mark.parametrize("rewards", [[0.7], [0.5] * 200, [0.1, 0.1, 0.1]])
-def test_no_comparison_is_exactly_no_signal(advantage, rewards: list[float]) -> None:  # type: ignore[no-untyped-def]
+def test_no_comparison_is_exactly_no_signal(advantage: Any, rewards: list[float]) -> None:
     assert not advantage(rewards).any()
-
-
-def test_max_rl_divides_by_the_mean() -> None:
-    assert max_rl([1, 0, 0, 0]) == pytest.approx([3, -1, -1, -1])
-    assert max_rl([1, 1, 0, 0]) == pytest.approx([1, 1, -1, -1])
-
-
-def test_likelihood_takes_hits_alone_and_a_group_of_one_hit_teaches() -> None:
-    assert likelihood([1, 0, 0, 1]) == pytest.approx([2, 0, 0, 2])
-    assert likelihood([1]) == pytest.approx([1])
-    assert not likelihood([0, 0, 0]).any()
-
-
-def test_the_wald_baseline_acts_on_every_rollout_of_all_wrong_groups_too() -> None:
-    assert likelihood([0, 0, 0], 1 / 6) == pytest.approx([-0.5] * 3)
-    assert likelihood([1, 0, 0], 1 / 6) == pytest.approx([2.5, -0.5, -0.5])
-
-
-def test_weighted_reinforce_pays_little_for_hits_and_takes_misses_in_full() -> None:
-    assert weighted_reinforce([1, 0], 0.1).tolist() == [0.1, -1.0]
 
 
 def of_subsets(rewards: np.ndarray, k: int) -> np.ndarray:
@@ -97,15 +85,13 @@ def test_large_groups_neither_overflow_nor_lose_digits() -> None:
     successes = np.zeros(5000)
     successes[7] = 1.0
     advantage = pkpo(successes, 2000)
-    assert advantage[7] == pytest.approx(
-        2000
-    )  # every subset that holds it gains from it: n·C(n-1, k-1)/C(n, k) = k
+    assert advantage[7] == pytest.approx(2000), "n·C(n-1, k-1)/C(n, k) = k: every subset that holds it gains"
     assert np.abs(np.delete(advantage, 7)).max() == 0.0
     assert np.isfinite(pass_at_k(successes, 2000)).all()
 
 
 @pytest.mark.parametrize("advantage", [pass_at_k, pkpo])
-def test_a_group_smaller_than_k_is_refused(advantage) -> None:  # type: ignore[no-untyped-def]
+def test_a_group_smaller_than_k_is_refused(advantage: Any) -> None:
     with pytest.raises(ValueError, match=r"group of 3 rollouts.*k = 4"):
         advantage([1.0, 0.0, 0.0], 4)
 
@@ -121,7 +107,7 @@ def options(objective: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("names", [lambda i: i, lambda i: f"prompt {7 - i}"], ids=["numbers", "names"])
-def test_a_batch_has_each_groups_advantages_in_the_order_of_its_rollouts(objective: str, names) -> None:  # type: ignore[no-untyped-def]
+def test_a_batch_has_each_groups_advantages_in_the_order_of_its_rollouts(objective: str, names: Any) -> None:
     owner = [names(i) for i in OWNER]
     found = advantages(REWARDS, owner, objective, HITS, per="group", **options(objective))
     for i in range(3):
@@ -178,6 +164,6 @@ def test_sizes_as_if_weigh_prompts_and_the_wald_baseline_takes_the_planned_size(
         ({"per": "token"}, "per: 'token' is neither rollout nor group"),
     ],
 )
-def test_what_is_no_batch_is_refused_by_argument_and_index(changed: dict, message: str) -> None:  # type: ignore[type-arg]
+def test_what_is_no_batch_is_refused_by_argument_and_index(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         advantages(**{"rewards": [1, 0, 0], "owner": [0, 1, 0], **changed})

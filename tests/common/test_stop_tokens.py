@@ -27,26 +27,28 @@ def ends(tokenizer: Any, settings: Config) -> list[str]:
     return list(tokenizer.convert_ids_to_tokens(stop_tokens(settings, tokenizer)))
 
 
-def test_a_base_model_under_a_chat_template_stops_at_the_end_of_the_text_and_of_its_turn(
-    tmp_path: Path,
-) -> None:
+PLAIN = {"path": "d.jsonl", "chat": False}
+
+
+def test_under_a_chat_template_a_base_model_stops_at_the_end_of_its_turn_too(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer()
     GenerationConfig(eos_token_id=tokenizer.convert_tokens_to_ids(END)).save_pretrained(tmp_path)
     assert ends(tokenizer, config(tmp_path)) == [END, TURN_END]
     assert named(tokenizer, stop_tokens(config(tmp_path), tokenizer)).startswith("<|endoftext|> (")
-    plain = config(tmp_path, data={"path": "d.jsonl", "chat": False})
-    assert ends(tokenizer, plain) == [END], "without the template no turn ends"
+    assert ends(tokenizer, config(tmp_path, data=PLAIN)) == [END], "without the template no turn ends"
     assert ends(load_tokenizer(str(DEMO)), config(DEMO)) == ["<eos>"]
 
 
 def test_all_ends_of_a_generation_configuration_count_or_those_of_the_model_s_own(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer(template=None)
     both = tokenizer.convert_tokens_to_ids([TURN_END, TURN])
-    plain = {"path": "d.jsonl", "chat": False}
     Qwen2Config(eos_token_id=both[0]).save_pretrained(tmp_path)
-    assert ends(tokenizer, config(tmp_path, data=plain)) == [TURN_END, END]
+    assert ends(tokenizer, config(tmp_path, data=PLAIN)) == [TURN_END, END]
     GenerationConfig(eos_token_id=both).save_pretrained(tmp_path)
-    assert ends(tokenizer, config(tmp_path, data=plain)) == [TURN_END, TURN, END]
+    assert ends(tokenizer, config(tmp_path, data=PLAIN)) == [TURN_END, TURN, END]
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match=r"a token that ends a completion: name one in rollout\.stop"):
+        stop_tokens(config(tmp_path / "none", data=PLAIN), tokenizer)
 
 
 def test_the_user_s_own_end_must_be_one_token(tmp_path: Path) -> None:
@@ -61,23 +63,12 @@ def test_the_user_s_own_end_must_be_one_token(tmp_path: Path) -> None:
             stop_tokens(config(tmp_path, rollout={"stop": [text]}), tokenizer)
 
 
-def test_a_model_without_any_end_is_refused(tmp_path: Path) -> None:
-    tokenizer = chat_tokenizer(template=None)
-    tokenizer.eos_token = None
-    with pytest.raises(ConfigError, match=r"a token that ends a completion: name one in rollout\.stop"):
-        stop_tokens(config(tmp_path, data={"path": "d.jsonl", "chat": False}), tokenizer)
-
-
 @pytest.mark.parametrize(
-    "template",
-    [
-        "{% for m in messages %}{{ m['content'] }}\n{% endfor %}",
-        "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ raise_exception('no') }}{% endif %}{% "
-        "endfor %}",
-    ],
+    "of_turn",
+    ["{{ m['content'] }}\n", "{{ raise_exception('no') if m['role'] == 'assistant' }}"],
 )
-def test_a_template_whose_turns_end_with_no_token_of_their_own_names_none(template: str) -> None:
-    assert turn_end(chat_tokenizer(template)) is None
+def test_a_template_whose_turns_end_with_no_token_of_their_own_names_none(of_turn: str) -> None:
+    assert turn_end(chat_tokenizer(f"{{% for m in messages %}}{of_turn}{{% endfor %}}")) is None
 
 
 @pytest.mark.parametrize("tags", [(), TAGS])
