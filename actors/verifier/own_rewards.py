@@ -13,15 +13,7 @@ from pebble import ProcessExpired
 
 from hora_rl.actors.verifier.judges import Judges
 from hora_rl.common.config import Reward
-from hora_rl.common.data.user_rewards import (
-    Answer,
-    group_reward,
-    group_reward_async,
-    is_async,
-    is_group,
-    user_reward,
-    user_reward_async,
-)
+from hora_rl.common.data.user_rewards import Answer, is_async, is_group, user_reward, user_reward_async
 from hora_rl.common.errors import AwayTooLong, Unavailable
 from hora_rl.common.reward_names import function_of, taken
 from hora_rl.common.user_code import is_user_function
@@ -60,7 +52,7 @@ class OwnRewards:
         unavailable."""
         scored: dict[str, float] = {}
         for f in self._singles:
-            value = await self._patient(f, partial(self._call, user_reward, user_reward_async, f, answer))
+            value = await self._patient(f, partial(self._call, f, answer))
             scored |= taken(self._names[f], value, answer.place)
         return scored
 
@@ -69,8 +61,7 @@ class OwnRewards:
         scored: list[dict[str, float]] = [{} for _ in answers]
         group = list(answers)
         for f in self._groups:
-            ask = partial(self._call, group_reward, group_reward_async, f, group)
-            values = await self._patient(f, ask)
+            values = await self._patient(f, partial(self._call, f, group))
             for found, value, answer in zip(scored, values, group, strict=True):
                 found |= taken(self._names[f], value, answer.place)
         return scored
@@ -79,12 +70,10 @@ class OwnRewards:
         """Call a user's function by name, within reward.time_limit_s. `key` is the setting that names it."""
         return await self._limited(key, name, self._run(function, name, *args, limit_s=self._limit))
 
-    async def _call(
-        self, plain: Callable[..., Any], on_loop: Callable[..., Any], name: str, subject: object
-    ) -> Any:
+    async def _call(self, name: str, judged: Answer | list[Answer]) -> Any:
         if self._judges is not None and name in self._async:
-            return await self._limited("reward", name, self._judges.ask(on_loop, name, subject))
-        return await self.call("reward", plain, name, subject)
+            return await self._limited("reward", name, self._judges.ask(user_reward_async, name, judged))
+        return await self.call("reward", user_reward, name, judged)
 
     async def _limited(self, key: str, name: str, work: Awaitable[T]) -> T:
         try:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -66,39 +67,37 @@ def is_group(name: str) -> bool:
     return [p.name for p in _needed(load_reward(name))] == [GROUP]
 
 
-def user_reward(name: str, answer: Answer) -> Value:
-    """Value of a synchronous reward. Raises Unavailable as it does, and ValueError for any other failure."""
+def user_reward(name: str, judged: Answer | Sequence[Answer]) -> Value | list[Value]:
+    """Value of a synchronous reward for one answer, or values (G,) for a group. Raises Unavailable as it
+    does, and ValueError for any other failure."""
     reward = load_reward(name)
-    with failures_named(f"reward {name!r}", f" ({answer.place})"):
-        value = reward(*_arguments(reward, answer))
-    return _value(name, answer, value)
+    with _named(name, judged):
+        value = _called(reward, judged)
+    return _checked(name, judged, value)
 
 
-async def user_reward_async(name: str, answer: Answer) -> Value:
+async def user_reward_async(name: str, judged: Answer | Sequence[Answer]) -> Value | list[Value]:
     """`user_reward` for an `async` function."""
     reward = load_reward(name)
-    with failures_named(f"reward {name!r}", f" ({answer.place})"):
-        value = await reward(*_arguments(reward, answer))
-    return _value(name, answer, value)
+    with _named(name, judged):
+        value = await _called(reward, judged)
+    return _checked(name, judged, value)
 
 
-def group_reward(name: str, answers: Sequence[Answer]) -> list[Value]:
-    """Values (G,) of a synchronous group reward. Raises as `user_reward`, also for a wrong count."""
-    with failures_named(f"reward {name!r}", f" ({answers[0].place})"):
-        values = load_reward(name)(list(answers))
-    return _values(name, answers, values)
+def _named(name: str, judged: Answer | Sequence[Answer]) -> AbstractContextManager[None]:
+    place = judged.place if isinstance(judged, Answer) else judged[0].place
+    return failures_named(f"reward {name!r}", f" ({place})")
 
 
-async def group_reward_async(name: str, answers: Sequence[Answer]) -> list[Value]:
-    """`group_reward` for an `async` function."""
-    with failures_named(f"reward {name!r}", f" ({answers[0].place})"):
-        values = await load_reward(name)(list(answers))
-    return _values(name, answers, values)
-
-
-def _arguments(reward: UserReward, answer: Answer) -> tuple[Any, ...]:
+def _called(reward: UserReward, judged: Answer | Sequence[Answer]) -> Any:
+    if not isinstance(judged, Answer):
+        return reward(list(judged))
     variable = any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(reward).parameters.values())
-    return (answer,) if len(_needed(reward)) == 1 and not variable else answer[:3]
+    return reward(judged) if len(_needed(reward)) == 1 and not variable else reward(*judged[:3])
+
+
+def _checked(name: str, judged: Answer | Sequence[Answer], value: Any) -> Value | list[Value]:
+    return _value(name, judged, value) if isinstance(judged, Answer) else _values(name, judged, value)
 
 
 def _needed(reward: UserReward) -> list[inspect.Parameter]:
