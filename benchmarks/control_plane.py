@@ -32,7 +32,7 @@ from rich.table import Table
 
 from hora_rl.common.config import Config
 from hora_rl.common.load import load
-from hora_rl.common.malloc import KEEP_FREED_MEMORY, freeze_heap
+from hora_rl.common.processes import KEEP_FREED_MEMORY, freeze_heap
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.simulated import Fleet, Learner, coordinate, prompts
 

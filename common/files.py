@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,13 @@ def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
     """Replace the content of `path` with `text` atomically."""
     with replacing(path, mode) as new:
         new.write_text(text, encoding="utf-8")
+
+
+def kept_secret(file: Path, size: int) -> str:
+    """The secret in `file`. If missing or empty, one of `size` random bytes that only the owner can read."""
+    if not file.exists() or not file.read_text().strip():
+        replace_text(file, secrets.token_urlsafe(size), mode=0o600)
+    return file.read_text().strip()
 
 
 def check_room(folder: Path) -> None:

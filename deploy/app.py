@@ -27,7 +27,7 @@ from hora_rl.common.config import Config, Rollout
 from hora_rl.common.config import Environment as Episodes
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import from_args
-from hora_rl.common.malloc import KEEP_FREED_MEMORY
+from hora_rl.common.processes import KEEP_FREED_MEMORY
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.run_checks import NAMES, require
 from hora_rl.deploy.machine.record import redis_url

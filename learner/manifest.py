@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hora_rl.common.errors import RunError
-from hora_rl.common.files import replace_text
-from hora_rl.common.kept_secret import kept_secret
+from hora_rl.common.files import kept_secret, replace_text
 from hora_rl.common.weights.digests import digest_of
 
 NAME, SECRET = "manifest.json", "secret"

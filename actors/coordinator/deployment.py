@@ -36,7 +36,7 @@ from hora_rl.common.live.queue import Producer
 from hora_rl.common.live.redis import AsyncRedis, connect_async
 from hora_rl.common.live.state import changed
 from hora_rl.common.live.telemetry import Telemetry, beats, keep_beating, stop_beating
-from hora_rl.common.malloc import freeze_heap
+from hora_rl.common.processes import freeze_heap
 from hora_rl.common.types import Prompt
 
 log = structlog.get_logger(__name__)

@@ -17,7 +17,7 @@ from vllm.platforms import current_platform
 from hora_rl.actors.generator.cpu_kernels import PRIORITY
 from hora_rl.common.config import Config, Generator, Lora, Model
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.malloc import KEEP_FREED_MEMORY
+from hora_rl.common.processes import KEEP_FREED_MEMORY
 from hora_rl.common.weights.adapters import read_adapter
 
 PRIMITIVES = "64"

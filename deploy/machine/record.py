@@ -26,8 +26,7 @@ from hora_rl.common.access import sha256
 from hora_rl.common.config import Config, Queue
 from hora_rl.common.console import say, working
 from hora_rl.common.errors import ConfigError, RunError
-from hora_rl.common.files import replace_text
-from hora_rl.common.kept_secret import kept_secret
+from hora_rl.common.files import kept_secret, replace_text
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect, has_password
 from hora_rl.common.live.state import changed

@@ -29,11 +29,9 @@ import structlog
 from redis.exceptions import BusyLoadingError
 
 from hora_rl.common.errors import RunError
-from hora_rl.common.files import replace_text
-from hora_rl.common.kept_secret import kept_secret
+from hora_rl.common.files import kept_secret, replace_text
 from hora_rl.common.live.redis import connect
-from hora_rl.common.malloc import KEEP_FREED_MEMORY
-from hora_rl.common.processes import die_with_parent
+from hora_rl.common.processes import KEEP_FREED_MEMORY, die_with_parent
 
 log = structlog.get_logger(__name__)
 START_S = 30.0

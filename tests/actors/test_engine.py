@@ -15,7 +15,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import UnhealthyError
 from hora_rl.common.load import load
-from hora_rl.common.malloc import KEEP_FREED_MEMORY
+from hora_rl.common.processes import KEEP_FREED_MEMORY
 from hora_rl.common.types import Completion, Tokens
 from tests.support.chat_model import TURN_END, chat_tokenizer, save_chat_model
 from tests.support.endless import N, never_end

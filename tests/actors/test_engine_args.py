@@ -7,7 +7,7 @@ import pytest
 
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.common.malloc import KEEP_FREED_MEMORY
+from hora_rl.common.processes import KEEP_FREED_MEMORY
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
