@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypedDict, Unpack, cast
 
 import redis
 import redis.asyncio
@@ -79,27 +78,12 @@ class SharedState:
 _STATE = TypeAdapter(SharedState)
 
 
-class Changes(TypedDict, total=False):
-    """Fields of `SharedState` that plain HSET may write. Scripts write `version` and `prompts`."""
-
-    step: int
-    durable_step: int
-    paused: bool
-    unpaused: float
-    error: str
-    gate_open: bool
-    gate_seen: int
-    gate_mean: float
-    token_sha256: str
-    unplaced: str
-    folder: str
-    device: str
-
-
-def changed(**changes: Unpack[Changes]) -> dict[Value, Value]:
-    """`changes` as the mapping of an HSET."""
-    values = cast(dict[str, Value], changes)
-    return {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
+def changed(**changes: bool | float | str) -> dict[Value, Value]:
+    """`changes` of fields as the mapping of an HSET. Scripts write `version` and `prompts`. Raises TypeError
+    for an unknown field."""
+    if unknown := changes.keys() - SharedState.__dataclass_fields__.keys():
+        raise TypeError(f"the shared state has no field {min(unknown)}")
+    return {name: int(value) if isinstance(value, bool) else value for name, value in changes.items()}
 
 
 def read_state(client: redis.Redis, run: str) -> SharedState:
