@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
@@ -107,6 +107,10 @@ class Rows(Section):
         return value
 
 
+SOURCE = r"^[A-Za-z_][\w-]{0,63}$"
+"""A source's name."""
+
+
 class Source(Rows):
     """One of several data sets of a run."""
 
@@ -123,10 +127,10 @@ class Source(Rows):
 class Data(Rows):
     shuffle: bool = Field(True, description="New order each epoch, a function of seed and epoch.")
     benchmarks: tuple[str, ...] = Field((), description="JSONL; training prompts are checked for leaks.")
-    sources: dict[str, Source] = Field(
+    sources: dict[Annotated[str, Field(pattern=SOURCE)], Source] = Field(
         {},
-        description="Several named data sets instead of data.path, each with its weight, columns, messages "
-        "and rewards.",
+        description="Several data sets instead of data.path, each with a name, weight, columns, messages and "
+        "rewards.",
     )
 
     @model_validator(mode="after")
@@ -137,15 +141,6 @@ class Data(Rows):
         if own:
             raise ValueError(
                 f"data.{own[0]} and data.sources exclude each other: write {own[0]} in each source"
-            )
-        bad = [
-            name
-            for name in self.sources
-            if not name or len(name) > 64 or not name.replace("-", "_").isidentifier()
-        ]
-        if bad:
-            raise ValueError(
-                f"data.sources: {bad[0]!r} is no name: use a letter, then up to 63 letters, digits, - and _"
             )
         return self
 

@@ -97,7 +97,7 @@ def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
     if not data.path:
         raise DataError("data.path is not set: this needs one data set, not several in data.sources")
     if data.path == "arithmetic" or data.path.startswith("arithmetic:"):
-        return _arithmetic(data, unusable)
+        return _collect(data, _arithmetic(data), unusable)
     if data.path.startswith(gym.PREFIX):
         columns = data.model_copy(update={"prompt_field": "question", "answer_field": "answer"})
         return _collect(columns, _gym(data), unusable)
@@ -229,7 +229,7 @@ def _gym(data: Data) -> Iterator[tuple[str, Mapping[str, object]]]:
         yield f"{data.path}[{data.split}] row {number}", entry
 
 
-def _arithmetic(data: Data, unusable: Unusable | None) -> Dataset:
+def _arithmetic(data: Data) -> Iterator[tuple[str, Mapping[str, object]]]:
     split = _split(data)
     digits, spaced = arithmetic.DEFAULT_DIGITS, data.path.endswith(SPACED)
     if ":" in data.path:
@@ -244,11 +244,9 @@ def _arithmetic(data: Data, unusable: Unusable | None) -> Dataset:
         problems = arithmetic.generate(0, split, data.limit or arithmetic.ROWS[split], digits)
     except ValueError as error:
         raise DataError(str(error)) from error
-    rows = tuple(Row(i, p.spaced if spaced else p.problem, p.answer) for i, p in enumerate(problems))
-    one = Candidate(rows[0].answer, data.answer_field, None, {})
-    if unusable is not None and (reason := unusable(one)):
-        raise DataError(f"{data.path}: its rows cannot be used with these rewards: {reason}")
-    return Dataset(data.path, rows, ())
+    for number, p in enumerate(problems, start=1):
+        problem = p.spaced if spaced else p.problem
+        yield f"{data.path}[{split}] row {number}", {data.prompt_field: problem, data.answer_field: p.answer}
 
 
 def _hub(data: Data) -> Iterator[tuple[str, Mapping[str, object]]]:

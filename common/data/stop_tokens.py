@@ -7,6 +7,7 @@ Without that token in the list, a completion runs to its limit."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hora_rl.common.answers import TAGS
@@ -86,15 +87,13 @@ def _of_generation(model: Model) -> Iterator[int]:
     """The end tokens of the model's generation configuration; without one, of its configuration."""
     from transformers import AutoConfig, GenerationConfig
 
+    ends = None
     try:
         ends = GenerationConfig.from_pretrained(model.path).eos_token_id
     except OSError:
-        try:
-            ends = AutoConfig.from_pretrained(
-                model.path, trust_remote_code=model.trust_remote_code
-            ).eos_token_id
-        except (OSError, ValueError, AttributeError):
-            return  # the part that loads the model reports the error
+        with suppress(OSError, ValueError, AttributeError):  # the part that loads the model reports the error
+            known = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+            ends = known.eos_token_id
     yield from [ends] if isinstance(ends, int) else ends or []
 
 
