@@ -46,22 +46,27 @@ def encode_group(group: Group) -> bytes:
 
 def encode_pre_rollouts(group: Group) -> bytes:
     """The bytes of a group with only its Phase A rollouts, without ranking rewards: a valid group."""
-    first = (r for r in group.rollouts if r.phase == "A")
-    return encode_group(replace(group, rollouts=tuple(_without(r, group.ranked) for r in first)))
+    first = tuple(
+        replace(r, rewards={name: value for name, value in r.rewards.items() if name not in group.ranked})
+        for r in group.rollouts
+        if r.phase == "A"
+    )
+    return encode_group(replace(group, rollouts=first))
 
 
 def encode_extra(group: Group) -> bytes:
     """The bytes of the group's Phase B rollouts, and of the ranking rewards of its pre-rollouts, which were
     stored before the group was ranked."""
-    rollouts = [r for r in group.rollouts if r.phase == "B"]
+    first, later = ([r for r in group.rollouts if r.phase == phase] for phase in ("A", "B"))
+    ranked = {name: [float(r.rewards[name]) for r in first] for name in group.ranked}
     value = {
         "schema": SCHEMA,
         "group": group.id,
         "sampling": group.sampling,
-        "rollouts": [_rollout_out(r) for r in rollouts],
-        **({"ranked": _ranked_out(group)} if group.ranked else {}),
+        "rollouts": [_rollout_out(r) for r in later],
+        **({"ranked": ranked} if ranked else {}),
     }
-    return _pack(value, rollouts)
+    return _pack(value, later)
 
 
 def decode_group(
@@ -80,10 +85,11 @@ def decode_group(
     if size > max_bytes:
         raise WireError(f"message of {size} bytes exceeds the limit of {max_bytes}")
     raw, *parts = map(_unpack, (data, *additional))
-    group = _group_in(raw, [rollout for part in parts for rollout in _additional(part, raw)])
+    epoch, index = _int(raw.get("epoch"), "epoch"), _int(raw.get("prompt_index"), "prompt_index")
+    where = f"group {epoch}:{index}"
+    group = _group_in(raw, epoch, index, [r for part in parts for r in _additional(part, raw, where)], where)
     for ranks in (part["ranked"] for part in parts if "ranked" in part):
-        group = _with_ranks(group, ranks)
-    where = f"group {group.id}"
+        group = _with_ranks(group, ranks, where)
     if run is not None and group.run != run:
         raise WireError(f"{where}: is of run {group.run!r}, not {run!r}")
     if tokenizer is not None and group.tokenizer != tokenizer:
@@ -166,21 +172,9 @@ def _rollout_out(r: Rollout) -> dict[str, object]:
     return out
 
 
-def _ranked_out(group: Group) -> dict[str, list[float]]:
-    """The ranking rewards of the pre-rollouts, by name."""
-    first = [r for r in group.rollouts if r.phase == "A"]
-    return {name: [float(r.rewards[name]) for r in first] for name in group.ranked}
-
-
-def _without(rollout: Rollout, names: Sequence[str]) -> Rollout:
-    if not names:
-        return rollout
-    return replace(rollout, rewards={k: v for k, v in rollout.rewards.items() if k not in names})
-
-
-def _with_ranks(group: Group, raw: object) -> Group:
+def _with_ranks(group: Group, raw: object, where: str) -> Group:
     """`group` with the ranking rewards of its pre-rollouts."""
-    where, first = f"group {group.id}", [r for r in group.rollouts if r.phase == "A"]
+    first = [r for r in group.rollouts if r.phase == "A"]
     if not isinstance(raw, dict) or not 1 <= len(raw) <= MAX_REWARDS:
         raise WireError(f"{where}: ranked must be 1 to {MAX_REWARDS} lists by name, not {_shown(raw)}")
     for name, values in raw.items():
@@ -198,19 +192,15 @@ def _buffer(array: Tokens | LogProbs, dtype: np.dtype) -> memoryview:
     return np.ascontiguousarray(array, dtype=dtype).data
 
 
-def _additional(raw: dict[str, object], group: dict[str, object]) -> list[object]:
-    epoch, index = _int(group.get("epoch"), "epoch"), _int(group.get("prompt_index"), "prompt_index")
-    where = f"group {epoch}:{index}"
-    if raw.get("group") != f"{epoch}:{index}":
+def _additional(raw: dict[str, object], group: dict[str, object], where: str) -> list[object]:
+    if raw.get("group") != where.removeprefix("group "):
         raise WireError(f"{where}: its extra rollouts are of group {_shown(raw.get('group'))}")
     if _text(raw.get("sampling"), "sampling", where, least=0) != group.get("sampling"):
         raise WireError(f"{where}: its extra rollouts were drawn to other pre-rollouts")
     return _list(raw, "rollouts", where)
 
 
-def _group_in(raw: dict[str, object], additional: list[object]) -> Group:
-    epoch, index = _int(raw.get("epoch"), "epoch"), _int(raw.get("prompt_index"), "prompt_index")
-    where = f"group {epoch}:{index}"
+def _group_in(raw: dict[str, object], epoch: int, index: int, additional: list[object], where: str) -> Group:
     rollouts = _list(raw, "rollouts", where) + additional
     prior = [_float(p, "prior", where) for p in _list(raw, "prior", where)[:3]]
     pre_rollouts = _int(raw.get("pre_rollouts"), "pre_rollouts", where)
