@@ -187,13 +187,11 @@ def broken(completion: str) -> object:
     return len(completion)
 
 
-def test_an_answer_found_by_a_users_function_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hora_rl.common.data.arithmetic.last_word", last_word, raising=False)
-    monkeypatch.setattr("hora_rl.common.data.arithmetic.broken", broken, raising=False)
-    assert user_answer("hora_rl.common.data.arithmetic:last_word", "it is 5") == "5"
-    assert user_answer("hora_rl.common.data.arithmetic:last_word", "") is None
+def test_an_answer_found_by_a_users_function_is_checked() -> None:
+    assert user_answer(f"{__name__}:last_word", "it is 5") == "5"
+    assert user_answer(f"{__name__}:last_word", "") is None
     with pytest.raises(ValueError, match="must return text, or None for no answer"):
-        user_answer("hora_rl.common.data.arithmetic:broken", "x")
+        user_answer(f"{__name__}:broken", "x")
     with pytest.raises(ValueError, match=r"cannot load 'no\.such:fn'"):
         load_extract("no.such:fn")
 

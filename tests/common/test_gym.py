@@ -42,9 +42,7 @@ def test_no_seed_and_no_number_of_rows_brings_a_held_out_question_into_training(
 def test_a_task_with_few_questions_gives_each_once_and_says_where_they_do_not_suffice():
     train, held = entries("chain_sum", **SUMS), entries("chain_sum", "held-out", **SUMS)
     assert 190 < len({e["question"] for e in (*train, *held)}) == len(train) + len(held) <= 200
-    with pytest.raises(
-        gym.GymError, match=rf"{len(train)} different questions on the train side.*data.limit"
-    ):
+    with pytest.raises(gym.GymError, match=rf"{len(train)} different .* on the train side.*data.limit"):
         entries("chain_sum", limit=400, **SUMS)
     with pytest.raises(gym.GymError, match=r"0 different questions on the \S+ side"):
         [entries("count_bits", split, max_n=1) for split in ("train", "held-out")]
@@ -85,25 +83,11 @@ def test_a_data_set_has_the_tasks_questions_and_the_other_side_held_out():
     config = Config(model={"path": "m"}, data=data, evaluation=Evaluation(path=data.path, prompts=15))
     train, held = load_dataset(config.data), load_held_out(config.evaluation, config.evaluated.data)
     assert (len(train), len(held)) == (20, 15)
-    assert (
-        train.rows[0].columns[gym.TASK]
-        == held.rows[0].columns[gym.TASK]
-        == {
-            "task": "chain_sum",
-            "settings": SUMS,
-        }
-    )
+    for row in (train.rows[0], held.rows[0]):
+        assert row.columns[gym.TASK] == {"task": "chain_sum", "settings": SUMS}
     assert all(str(eval(r.columns["metadata"]["expression"])) == r.answer for r in (*train.rows, *held.rows))
     with pytest.raises(DataError, match=r"data\.split \('test'\)"):
         load_dataset(data.model_copy(update={"split": "test"}))
-
-
-def test_settings_are_of_the_task_that_they_stand_beside():
     with pytest.raises(ValidationError, match="settings are of a reasoning_gym task"):
         Data(path="arithmetic", settings={"seed": 1})
-    data = Data(path="reasoning_gym:chain_sum", settings=SUMS)
-    assert data.held_out("reasoning_gym:gcd") == {
-        "path": "reasoning_gym:gcd",
-        "split": "held-out",
-        "settings": {},
-    }
+    assert data.held_out("reasoning_gym:gcd")["settings"] == {}

@@ -33,9 +33,10 @@ def test_patience_does_not_help_a_wrong_password(tmp_path):
         wrong = tmp_path / "guessed"
         wrong.write_text("guessed")
         began = time.monotonic()
-        with pytest.raises(RunError, match="refuses the password"):
+        with pytest.raises(RunError, match="refuses the password") as said:
             connect(server.url.replace(quote_plus(str(tmp_path / "password")), str(wrong)), patient=True)
     assert time.monotonic() - began < 5.0
+    assert "guessed" not in str(said.value)
 
 
 @pytest.mark.parametrize("password", ["12/ss", "pa#ss", "a?b", "a@b", "abc/def", "plain", "p%40ss"])

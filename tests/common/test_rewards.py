@@ -6,6 +6,7 @@ import pytest
 
 from hora_rl.common.data import rewards
 from hora_rl.common.data.user_rewards import Answer, load_reward, user_reward
+from hora_rl.common.errors import Unavailable
 
 
 def test_the_total_is_the_weighted_sum_and_names_what_is_missing() -> None:
@@ -17,8 +18,10 @@ def test_the_total_is_the_weighted_sum_and_names_what_is_missing() -> None:
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_rewards.py").write_text(
+        "from hora_rl.common.errors import Unavailable\n"
         "def brief(problem, completion, gold): return 1 / len(completion)\n"
         "def broken(problem, completion, gold): return float('nan')\n"
+        "def away(answer): raise Unavailable('service')\n"
         "number = 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -29,6 +32,10 @@ def test_a_users_reward_is_loaded_by_name_and_must_be_finite() -> None:
     assert user_reward("own_rewards:brief", Answer("q", "abcd", "g")) == 0.25
     with pytest.raises(ValueError, match=r"own_rewards:broken.* returned nan"):
         user_reward("own_rewards:broken", Answer("q", "abcd", "g"))
+    with pytest.raises(ValueError, match=r"own_rewards:brief' raised ZeroDivisionError: .* \(row 0, "):
+        user_reward("own_rewards:brief", Answer("q", "", "g"))
+    with pytest.raises(Unavailable):
+        user_reward("own_rewards:away", Answer("q", "abcd", "g"))
 
 
 @pytest.mark.usefixtures("own")

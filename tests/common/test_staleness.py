@@ -67,13 +67,3 @@ def test_the_bound_holds_and_every_group_is_trained_once_on_random_schedules(sta
             assert all(step - r.batch <= staleness for r in groups)
             if staleness == 0:
                 assert all(r.batch == step for r in groups)
-
-
-def test_overdue_groups_go_before_newer_ones_that_were_complete_earlier() -> None:
-    ready = [Ready("1", "b", 1), Ready("2", "c", 1), Ready("3", "a", 0)]
-    assert [r.group for r in select_for_step(1, ready, 2, 1, overdue_trained=1) or []] == ["a", "b"]
-
-
-def test_a_step_waits_for_the_last_overdue_group_however_many_newer_ones_are_there() -> None:
-    ready = [Ready(str(i), str(i), 1) for i in range(10)]
-    assert select_for_step(1, ready, 2, 1, overdue_trained=1) is None

@@ -1,7 +1,8 @@
+import json
 import random
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgpack
@@ -24,13 +25,14 @@ from tests.support.groups import group, rollout
 
 
 def sampled(phase: Phase = "A", n: int = 5) -> Rollout:
-    return rollout(
+    made = rollout(
         np.arange(n),
         logprobs=-np.linspace(0.0, 2.0, n),
         spans=[VersionSpan(3, 0, 2), VersionSpan(4, 2, n)],
         phase=phase,
         rewards={"accuracy": 1.0, "format": 0.0, "my.module:own": 0.25},
     )
+    return replace(made, round=int(phase == "B"))
 
 
 def whole_group() -> Group:
@@ -59,100 +61,55 @@ def first(raw: dict[str, Any], **values: object) -> None:
 RANKS = {"a:rank": [2.0, 1.0], "a:rank[share]": [0.5, 0.0]}
 
 
-def whole_group_ranked() -> Group:
-    rollouts = whole_group().rollouts
-    own = [{name: [*values, 0.0][i] for name, values in RANKS.items()} for i in range(len(rollouts))]
-    return replace(
-        whole_group(),
-        ranked=tuple(RANKS),
-        rollouts=tuple(replace(r, rewards={**r.rewards, **o}) for r, o in zip(rollouts, own, strict=True)),
-    )
-
-
-def test_what_pre_rollouts_got_in_their_whole_group_travels_with_the_additional_ones() -> None:
-    group = whole_group_ranked()
-    plain = decode_group(encode_pre_rollouts(group))
-    assert [set(r.rewards) & set(RANKS) for r in plain.rollouts] == [set(), set()]
-    found = decode_group(encode_pre_rollouts(group), encode_extra(group))
-    assert [r.rewards for r in found.rollouts] == [r.rewards for r in group.rollouts]
-    assert found.ranked == tuple(RANKS)
-    # Written with the plan, before anything was ranked: the same bytes.
-    assert encode_pre_rollouts(whole_group()) == encode_pre_rollouts(group)
-
-
-def test_a_group_whose_only_rewards_rank_it_travels_too() -> None:
-    ranked = whole_group_ranked()
-    rollouts = (replace(r, rewards={n: r.rewards[n] for n in RANKS}) for r in ranked.rollouts)
-    group = replace(ranked, rollouts=tuple(rollouts))
-    assert [r.rewards for r in decode_group(encode_pre_rollouts(group)).rollouts] == [{}, {}]
-    found = decode_group(encode_pre_rollouts(group), encode_extra(group))
-    assert [r.rewards for r in found.rollouts] == [r.rewards for r in group.rollouts]
-
-
-def test_a_rollout_knows_where_and_when_it_was_sampled_where_that_was_noted() -> None:
-    origin = Origin("generator-7", 1.5, 2.0, 3.25, 4.0)
-    noted = replace(
-        whole_group(), source="sums", rollouts=(replace(sampled(), origin=origin), sampled(), sampled("B"))
-    )
-    found = decode_group(encode_pre_rollouts(noted), encode_extra(noted))
-    assert [r.origin for r in found.rollouts] == [origin, None, None]
-    assert found.source == "sums"
-    assert decode_group(encode_group(whole_group())).source == ""
-
-
-@pytest.mark.parametrize("encodings", [(encode_group,), (encode_pre_rollouts, encode_extra)])
-def test_a_group_comes_back_as_it_was_from_one_message_and_from_two(encodings) -> None:  # type: ignore[no-untyped-def]
-    messages = [encode(whole_group()) for encode in encodings]
-    found = decode_group(*messages, run="run", tokenizer="tok", vocabulary=9)
-    assert (found.id, found.batch, found.shard) == ("2:17", 5, 1)
-    assert (found.rule, found.prior) == ("hit_utility", (1.0, 1.5))
-    assert (found.size, found.extra, found.successes, found.hits, found.tokens) == (3, 1, 2, 3, 17)
-    for ours, theirs in zip(whole_group().rollouts, found.rollouts, strict=True):
-        np.testing.assert_array_equal(ours.tokens, theirs.tokens)
-        np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
-        for name in ("spans", "phase", "rewards", "finish_reason"):
-            assert getattr(ours, name) == getattr(theirs, name), name
-
-
-def in_rounds() -> Group:
-    drawn = [replace(sampled("B", n), round=number) for n, number in ((4, 1), (5, 1), (6, 3))]
-    return replace(whole_group(), rollouts=(*whole_group().rollouts[:2], *drawn))
-
-
-def test_rollouts_know_the_round_they_were_drawn_in() -> None:
-    found = decode_group(encode_group(in_rounds()))
-    assert [r.round for r in found.rollouts] == [0, 0, 1, 1, 3]
-    assert found.rounds == (2, 0, 1)
-    alone = decode_group(encode_pre_rollouts(in_rounds()))
-    assert (alone.rounds, alone.size) == ((), 2)
-    assert decode_group(encode_pre_rollouts(alone), encode_extra(alone)).size == 2, "no extra rollouts"
-
-
-def test_each_round_may_come_in_a_message_of_its_own() -> None:
-    whole = in_rounds()
-    first, last = (
-        encode_extra(replace(whole, rollouts=tuple(r for r in whole.rollouts if r.round == number)))
-        for number in (1, 3)
-    )
-    found = decode_group(encode_pre_rollouts(whole), first, last)
-    assert [(r.round, len(r.tokens)) for r in found.rollouts[2:]] == [(1, 4), (1, 5), (3, 6)]
-    size = len(encode_pre_rollouts(whole)) + len(first) + len(last)
-    with pytest.raises(WireError, match=f"{size} bytes exceeds the limit of {size - 1}"):
-        decode_group(encode_pre_rollouts(whole), first, last, max_bytes=size - 1)
-
-
-def test_turns_come_back_as_they_were_and_a_rollout_of_one_turn_says_nothing_of_them() -> None:
+def full_group(own: bool = True) -> Group:
+    """A group with all that a group may have: turns, origins, rounds, and rewards that rank it. `own`: its
+    rollouts also have rewards of their own."""
     given = np.array([7, 8], np.int32)
     turns = (Turn(2, given[:0]), Turn(1, given), Turn(2, given, anew=True))
-    whole = replace(whole_group(), rollouts=(replace(sampled(), turns=turns), *whole_group().rollouts[1:]))
-    found = decode_group(encode_group(whole), vocabulary=9).rollouts[0]
-    assert [(t.sampled, t.given.tolist(), t.anew) for t in found.turns] == [
-        (2, [], False),
-        (1, [7, 8], False),
-        (2, [7, 8], True),
-    ]
-    assert (found.given, len(found.tokens)) == (4, 5)
-    assert "turns" not in msgpack.unpackb(encode_group(whole_group()))["rollouts"][0]
+    first = replace(sampled(), turns=turns, origin=Origin("generator-7", 1.5, 2.0, 3.25, 4.0))
+    later = [replace(sampled("B", n), round=number) for n, number in ((4, 1), (5, 1), (6, 3))]
+    ranked = [{name: [*values, 0.0, 0.0, 0.0][i] for name, values in RANKS.items()} for i in range(5)]
+    rollouts = tuple(
+        replace(r, rewards=(r.rewards if own else {}) | ranks)
+        for r, ranks in zip((first, sampled(), *later), ranked, strict=True)
+    )
+    return replace(whole_group(), source="sums", size_as_if=3, ranked=tuple(RANKS), rollouts=rollouts)
+
+
+def told(group: Group) -> str:
+    return json.dumps(asdict(group), default=np.ndarray.tolist)
+
+
+def messages(group: Group, *rounds: set[int]) -> list[bytes]:
+    """The pre-rollouts, and the Phase B rollouts of each of these sets of rounds."""
+    parts = [tuple(r for r in group.rollouts if r.phase == "A" or r.round in some) for some in rounds]
+    return [encode_pre_rollouts(group), *(encode_extra(replace(group, rollouts=part)) for part in parts)]
+
+
+@pytest.mark.parametrize("rounds", [({1, 3},), ({1}, {3})], ids=["together", "apart"])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_group_comes_back_as_it_was_from_all_its_messages(rounds: tuple[set[int], ...], own: bool) -> None:
+    whole = full_group(own)
+    parts = messages(whole, *rounds)
+    assert told(decode_group(*parts, run="run", tokenizer="tok", vocabulary=9)) == told(whole)
+    size = sum(map(len, parts))
+    with pytest.raises(WireError, match=f"{size} bytes exceeds the limit of {size - 1}"):
+        decode_group(*parts, max_bytes=size - 1)
+
+
+def test_a_group_comes_back_from_one_message_which_says_nothing_of_what_it_has_not() -> None:
+    message = encode_group(whole_group())
+    assert told(decode_group(message)) == told(whole_group())
+    assert not {"turns", "origin", "round"} & msgpack.unpackb(message)["rollouts"][0].keys()
+
+
+def test_the_pre_rollouts_are_a_group_by_themselves_without_what_ranks_the_whole() -> None:
+    whole = full_group()
+    alone = decode_group(encode_pre_rollouts(whole))
+    assert (alone.id, alone.size, alone.rounds) == ("2:17", 2, ())
+    assert not set(RANKS) & {name for r in alone.rollouts for name in r.rewards}
+    assert encode_pre_rollouts(alone) == encode_pre_rollouts(whole), "written before anything was ranked"
+    assert decode_group(*messages(alone, {1})).size == 2, "no extra rollouts"
 
 
 def test_additional_rollouts_of_another_group_or_draw_are_refused() -> None:

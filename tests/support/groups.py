@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -42,32 +43,15 @@ def group(
     index: int = 0,
     rollouts: Sequence[Rollout] | None = None,
     *,
-    run: str = "r",
-    epoch: int = 0,
-    batch: int = 0,
-    shard: int = 0,
-    rule: str = "uniform",
-    prior: tuple[float, float] = (1.0, 1.0),
-    tokenizer: str = "t",
-    pre_rollouts: int = 1,
     prompt: Sequence[int] | Tokens = (1, 1),
-    size_as_if: int = 0,
+    **fields: Any,
 ) -> Group:
-    """The group of prompt `index`; by default one successful rollout of each phase."""
-    return Group(
-        run=run,
-        epoch=epoch,
-        prompt_index=index,
-        batch=batch,
-        shard=shard,
-        rule=rule,
-        prior=prior,
-        tokenizer=tokenizer,
-        pre_rollouts=pre_rollouts,
-        prompt_tokens=np.asarray(prompt, np.int32),
-        rollouts=(rollout(), rollout(phase="B")) if rollouts is None else tuple(rollouts),
-        size_as_if=size_as_if,
-    )
+    """The group of prompt `index`, with these further `fields`; by default one successful rollout of each
+    phase."""
+    plain = {"run": "r", "epoch": 0, "batch": 0, "shard": 0, "rule": "uniform", "prior": (1.0, 1.0)}
+    plain |= {"tokenizer": "t", "pre_rollouts": 1, "prompt_tokens": np.asarray(prompt, np.int32)}
+    own = (rollout(), rollout(phase="B")) if rollouts is None else tuple(rollouts)
+    return Group(prompt_index=index, rollouts=own, **(plain | fields))
 
 
 def in_turns(made: Rollout, rng: np.random.Generator, anew: float, vocabulary: int) -> Rollout:

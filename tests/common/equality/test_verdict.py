@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hora_rl.common.equality import bare, bounded, gold_fault, quick_verdict
+from hora_rl.common.equality import bare, bounded, expressions, gold_fault, quick_verdict
 
 ALONE = "the answer alone, not the solution"
 
@@ -90,6 +90,19 @@ def test_a_gold_answer_that_parses_is_usable_in_its_wrapping(gold: str) -> None:
 )
 def test_plain_text_decides_what_it_can_and_no_more(gold: str, answer: str, verdict: bool | None) -> None:
     assert quick_verdict(gold, answer) is verdict
+
+
+def test_bad_syntax_is_no_expression_and_too_little_memory_is_no_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert expressions.parse(r"\frac{1}{") is None
+
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(expressions, "latex2sympy", full)
+    with pytest.raises(MemoryError):
+        expressions.parse("1")
 
 
 @given(st.integers(-(10**30), 10**30), st.integers(-(10**30), 10**30))
