@@ -5,21 +5,16 @@ of a prompt are consecutive, Phase A first, in sampling order."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from hora_rl.common.config import Telemetry
-
 FOLDER = "rollouts"
 REWARD = "reward/"
 """Prefix of reward columns; the column `reward` is the weighted sum."""
 ARRAYS = ("tokens", "logprobs")
-KEPT = "hora.rollouts"
-"""Metadata key: telemetry.rollouts when the file was written. It may change between starts of a run."""
 _NAME = re.compile(r"step-(\d+)\.parquet")
 _VERSION = pa.struct([("version", pa.int32()), ("start", pa.int32()), ("end", pa.int32())])
 
@@ -65,13 +60,3 @@ def files_of(run_dir: Path) -> dict[int, Path]:
     """The run's files by step, in ascending order."""
     found = ((_NAME.fullmatch(path.name), path) for path in (run_dir / FOLDER).glob("step-*.parquet"))
     return dict(sorted((int(name[1]), path) for name, path in found if name))
-
-
-def keeps(telemetry: Telemetry, seed: int, prompt: int) -> bool:
-    """Whether this prompt's rollouts are written. A sample selects prompts by `seed`, the same ones in every
-    epoch, so that a prompt can be followed over training."""
-    kept = telemetry.rollouts
-    if kept != "sample":
-        return kept == "all"
-    digest = hashlib.blake2b(f"{seed}:{prompt}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < telemetry.rollouts_share * 2**64

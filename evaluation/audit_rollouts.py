@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from hora_rl.common.rollout_files import KEPT, files_of
+from hora_rl.common.rollout_files import files_of
 from hora_rl.evaluation.audit import RunRecords
 from hora_rl.evaluation.rollout_table import read_rollouts
 
@@ -14,8 +14,7 @@ def rollout_rows(facts: RunRecords, run: Path) -> list[str]:
     """Missing, doubled and foreign rollouts, as sentences.
 
     A step after the newest checkpoint may have no file: it is repeated. telemetry.rollouts_gib may remove the
-    oldest files. In a file with a sample of groups, only these groups are checked. Raises RunFolderError for
-    a damaged file.
+    oldest files. Raises RunFolderError for a damaged file.
     """
     files = files_of(run)
     trained: defaultdict[int, dict[str, int]] = defaultdict(dict)
@@ -38,10 +37,9 @@ def _of_step(run: Path, step: int, sizes: dict[str, int]) -> list[str]:
     twice = [(group, number) for (group, number), n in rows.items() if n > 1]
     doubled = [f"rollout {i} of group {g} of step {step} is written more than once" for g, i in twice]
     counts = Counter(group for group, _ in rows)
-    whole = (table.schema.metadata or {}).get(KEPT.encode()) == b"all"
     return doubled + [
         f"group {group} of step {step} has {counts[group]} rollouts in {run}, and was trained with "
         f"{sizes.get(group, 0)}"
-        for group in sorted({*counts, *(sizes if whole else ())})
+        for group in sorted({*counts, *sizes})
         if counts[group] != sizes.get(group, 0)
     ]

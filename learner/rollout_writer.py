@@ -24,7 +24,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.data.rewards import total
 from hora_rl.common.data.stop_tokens import completed, silent_tokens, spoken
 from hora_rl.common.files import replacing, sync
-from hora_rl.common.rollout_files import ARRAYS, FOLDER, KEPT, REWARD, files_of, keeps, path_of, schema
+from hora_rl.common.rollout_files import ARRAYS, FOLDER, REWARD, files_of, path_of, schema
 from hora_rl.common.types import Group, Rollout, Tokens
 
 if TYPE_CHECKING:
@@ -59,10 +59,8 @@ class RolloutFiles:
         """Write the file of step `step` in the background. Waits for the previous file, and raises its
         OSError if that failed."""
         self._wait()
-        telemetry, seed = self._config.telemetry, self._config.run.seed
-        kept = [g for g in groups if keeps(telemetry, seed, g.prompt_index)]
-        if telemetry.rollouts != "none":
-            self._writing = self._thread.submit(self._write, step, kept)
+        if self._config.telemetry.rollouts != "none":
+            self._writing = self._thread.submit(self._write, step, list(groups))
 
     def flush(self) -> None:
         """Return when all files are on disk."""
@@ -134,8 +132,7 @@ def table_of(step: int, groups: Sequence[Group], config: Config, texts: Texts) -
     weights = {source: config.of(source).reward.weights for source in config.source_names}
     kept = config.telemetry.rollouts_logprobs
     rows = [row for g in ordered for row in _rows(step, g, weights[g.source], texts, logprobs=kept)]
-    table = pa.Table.from_pylist(rows, schema=form)
-    return table.replace_schema_metadata({KEPT: config.telemetry.rollouts})
+    return pa.Table.from_pylist(rows, schema=form)
 
 
 def _rows(

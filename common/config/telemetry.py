@@ -23,11 +23,7 @@ class Telemetry(Section):
     http_host: str = Field("127.0.0.1", description="Address of the HTTP endpoint; loopback by default.")
     http_names: tuple[str, ...] = Field((), description="Page host names besides localhost and addresses.")
     http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP endpoint; 0: a free one.")
-    rollouts: Literal["all", "sample", "none"] = Field(
-        "all",
-        description="Trained rollouts kept in RUN/rollouts: all, those of a share of the prompts, or none.",
-    )
-    rollouts_share: float = Field(0.1, gt=0, le=1, description="Share of the prompts that `sample` keeps.")
+    rollouts: Literal["all", "none"] = Field("all", description="Trained rollouts kept in RUN/rollouts.")
     rollouts_logprobs: bool = Field(False, description="Also keep token ids and log-probs: triple size.")
     rollouts_gib: float = Field(
         20.0,

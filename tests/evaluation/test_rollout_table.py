@@ -107,13 +107,5 @@ def test_the_audit_names_what_is_missing_doubled_or_foreign(tmp_path: Path) -> N
     path_of(tmp_path, 1).unlink()
     (line,) = rollout_rows(facts, tmp_path)
     assert "step 1 is in a checkpoint and has no rollouts" in line
-
-
-def test_the_audit_takes_a_sample_and_what_was_removed_for_what_they_are(tmp_path: Path) -> None:
-    config = load("tiny")
-    written = write_rollouts(tmp_path, "telemetry.rollouts=sample", "telemetry.rollouts_share=0.4", steps=3)
-    records = [group_record(step, g, config) for step, groups in written.items() for g in groups]
-    facts = RunRecords([], {}, records, frozenset(), durable=3)
-    assert 0 < read_rollouts(tmp_path).num_rows < 24
     path_of(tmp_path, 0).unlink()
-    assert rollout_rows(facts, tmp_path) == []
+    assert rollout_rows(facts, tmp_path) == [], "telemetry.rollouts_gib removes the oldest"

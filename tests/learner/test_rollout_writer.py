@@ -54,14 +54,7 @@ def test_a_learner_killed_while_it_writes_neither_loses_nor_doubles_a_row(tmp_pa
     assert not list((tmp_path / FOLDER).glob("*.new"))
 
 
-def test_a_sample_is_of_prompts_and_none_writes_nothing(tmp_path: Path) -> None:
-    sampled = ("telemetry.rollouts=sample", "telemetry.rollouts_share=0.3")
-    write_rollouts(tmp_path / "s", *sampled, steps=2, prompts=60)
-    table = read_rollouts(tmp_path / "s")
-    rows = {*zip(table["epoch"].to_pylist(), table["prompt"].to_pylist(), strict=True)}
-    first, second = ({prompt for epoch, prompt in rows if epoch == each} for each in (0, 1))
-    assert first == second
-    assert 6 <= len(first) <= 32
+def test_none_writes_nothing(tmp_path: Path) -> None:
     write_rollouts(tmp_path / "n", "telemetry.rollouts=none", steps=1)
     assert not (tmp_path / "n" / FOLDER).exists()
 
