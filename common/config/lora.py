@@ -18,7 +18,6 @@ class Lora(Section):
 
     rank: Count = Field(16, description="Rows of A and columns of B.")
     alpha: float = Field(32.0, gt=0, description="The product B·A is multiplied by alpha/rank.")
-    dropout: float = Field(0.0, description="Must be 0: the generators sample without dropout.")
     targets: tuple[str, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
@@ -27,10 +26,6 @@ class Lora(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if self.dropout != 0:
-            raise ValueError(
-                f"learner.lora.dropout ({self.dropout:g}) must be 0: generators sample without dropout"
-            )
         if self.rank > VLLM_RANKS[-1]:
             raise ValueError(
                 f"learner.lora.rank ({self.rank}) exceeds {VLLM_RANKS[-1]}, the largest rank that vLLM "

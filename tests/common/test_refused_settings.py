@@ -46,7 +46,7 @@ NOT_FINITE = [
 ]
 LORA = [
     ("rank=600", "learner.lora.rank (600) exceeds 512, the largest rank that vLLM"),
-    ("dropout=0.1", "learner.lora.dropout (0.1) must be 0"),
+    ("dropout=0.1", "learner.lora.dropout: unknown key"),
     (
         "rank=16 alpha=24 model.dtype=bfloat16",
         "learner.lora.rank = 24/16 = 1.5 is not a power of two",
