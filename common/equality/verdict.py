@@ -17,14 +17,7 @@ from hora_rl.common.equality.solutions import solution_fault
 from hora_rl.common.equality.statements import claim
 from hora_rl.common.equality.texts import bare, tight
 from hora_rl.common.equality.units import Total, totals
-from hora_rl.common.equality.words import (
-    canonical_words,
-    is_prose,
-    option_verdict,
-    plain_words,
-    spelt_set,
-    word_verdict,
-)
+from hora_rl.common.equality.words import is_words, option_verdict, spelt_set, word_verdict
 
 Pairs = list[list[tuple[Total, Total]]]
 """All claimed values must be right. A value is right if one of its (gold, answer) pairs is equal."""
@@ -41,11 +34,9 @@ def gold_fault(answer: str) -> str | None:
 
 
 def _equals_itself(answer: str) -> bool:
-    if canonical_number(answer) is not None or canonical_words(answer) is not None:
+    if canonical_number(answer) is not None or is_words(answer):
         return True
     answer = bare(answer)
-    if is_prose(answer):
-        return True
     from hora_rl.common.equality import expressions
 
     return all(
@@ -96,9 +87,6 @@ def _by_text(gold: str, answer: str) -> bool | None:
     for judge in (option_verdict, word_verdict):
         if (verdict := judge(gold, answer)) is not None:
             return verdict
-    words = canonical_words(gold)
-    if words is not None and len(words) > 1 and not spelt_set(gold):
-        return words == (canonical_words(answer) or plain_words(bare(answer)))
     return None
 
 

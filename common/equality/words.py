@@ -36,30 +36,24 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _BREAK = re.compile(r"[,;]|\b(?:and|or)\b")
 
 
-def canonical_words(text: str) -> str | None:
-    r"""`\text{Evelyn}` -> `evelyn`; None unless the text is a single text command."""
-    found = _WORDS.fullmatch(bare(text))
-    return plain_words(found.group(1)) if found else None
-
-
-def plain_words(text: str) -> str:
-    """Lower case, single spaces, no surrounding brackets."""
-    return " ".join(text.lower().strip("() .").split())
-
-
 def spelt_set(text: str) -> str | None:
     r"""A set in words as LaTeX: `no solution` -> `\emptyset`, `all reals` -> `\mathbb{R}`; None otherwise."""
-    words = canonical_words(text) or plain_words(bare(text))
+    words = _said(bare(text))
     if _EMPTY.fullmatch(words):
         return r"\emptyset"
     return r"\mathbb{R}" if _ALL.fullmatch(words) else None
 
 
-def is_prose(text: str) -> bool:
-    """Whether a bare text is only plain words: `hello`, `the cat`, `Mary, John`, `No`, `XIV`.
+def is_words(text: str) -> bool:
+    r"""Whether a text is only words: `hello`, `Mary, John`, `No`, `XIV`, or one command as `\text{2 cats}`.
 
     `xy`, `sin x` and `x and y` are mathematics, `no solution` is a set."""
-    if spelt_set(text) or not _PROSE.fullmatch(text):
+    text = bare(text)
+    if spelt_set(text):
+        return False
+    if told := _WORDS.fullmatch(text):
+        return len(told[1].strip()) > 1
+    if not _PROSE.fullmatch(text):
         return False
     if _CAPITALS.fullmatch(text) or text in FUNCTIONS:
         return True
@@ -72,7 +66,7 @@ def word_verdict(gold: str, answer: str) -> bool | None:
     Words among digits must be in the answer too, and mathematics decides the rest: `3.0 cats` for `3 cats`. A
     list of words may come in any order, like a list of numbers."""
     gold, answer = bare(gold), bare(answer)
-    if is_prose(gold):
+    if is_words(gold):
         return _says(gold, answer)
     same = _said(gold) == _said(answer)
     if _DATE.fullmatch(gold):
@@ -102,7 +96,8 @@ def _says(gold: str, answer: str) -> bool:
 
 def _said(text: str) -> str:
     """The plain words of a text, including those in text commands."""
-    return plain_words(re.sub(SPACE, " ", _TEXTS.sub(r" \1 ", text)))
+    words = re.sub(SPACE, " ", _TEXTS.sub(r" \1 ", text)).lower()
+    return " ".join(words.strip("() .").split())
 
 
 def _listed(words: str) -> list[str]:
