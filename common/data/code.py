@@ -17,6 +17,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 INPUT, OUTPUT = ("input", "stdin"), ("output", "stdout")
@@ -73,7 +74,8 @@ def code_block(program: str) -> str:
 def read_tests(value: object, entry: object = None) -> RowTests:
     """The tests in a row's column. Raises ValueError with the defect."""
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
-        value = _from_json(value)
+        with suppress(json.JSONDecodeError, RecursionError):  # a Python text may begin with a bracket too
+            value = json.loads(value)
     if isinstance(value, Mapping):
         return RowTests(pairs=_columns(value))
     if isinstance(value, str):
@@ -92,13 +94,6 @@ def same_output(expected: str, found: str) -> bool:
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
-
-
-def _from_json(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        return text  # a Python text may begin with a bracket too
 
 
 def _columns(value: Mapping[str, object]) -> tuple[Pair, ...]:

@@ -32,8 +32,11 @@ def gold_test(reward: Reward) -> Callable[[Candidate], str | None]:
     own = [function_of(name) for name in reward.names if is_user_function(name)]
 
     def unusable(row: Candidate) -> str | None:
-        if "code_tests" in reward.names and (reason := _no_tests(reward.code_tests, row)):
-            return reason
+        try:
+            if "code_tests" in reward.names:
+                tests_of(reward.code_tests, row.columns)
+        except ValueError as error:
+            return str(error)
         if "accuracy" in reward.names:
             return row.trouble or (_too_long(reward, row) if TASK in row.columns else _not_verifiable(row))
         return next(filter(None, (_lacks(name, row) for name in own)), None)
@@ -67,14 +70,6 @@ def tests_of(settings: CodeTests, row: Mapping[str, object]) -> RowTests:
         return read_tests(row[field], row.get(settings.entry_field))
     except ValueError as error:
         raise ValueError(f"{field!r} {error}") from None
-
-
-def _no_tests(settings: CodeTests, row: Candidate) -> str | None:
-    try:
-        tests_of(settings, row.columns)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def _too_long(reward: Reward, row: Candidate) -> str | None:

@@ -12,13 +12,13 @@ from typing import Any
 
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from math_verify import verify
-from sympy import Add, Basic, I, Interval, Mul, Rational
+from sympy import Add, Basic, I, Interval, Mul, Rational, S
 from sympy.core.expr import Expr
 from sympy.logic.boolalg import Boolean
 
 from hora_rl.common.equality.nearness import same_value
 from hora_rl.common.equality.numerals import ungrouped
-from hora_rl.common.equality.regions import is_relation, region, same_region, variable
+from hora_rl.common.equality.regions import is_relation, region, variable
 from hora_rl.common.equality.statements import DOTS
 from hora_rl.common.equality.units import Total
 from hora_rl.common.errors import any_error_as
@@ -84,7 +84,9 @@ def _same_sets(gold: str, answer: str) -> bool:
     if is_relation(gold) and is_relation(answer) and variable(gold, parse) != variable(answer, parse):
         return False
     one, other = region(gold, parse), region(answer, parse)
-    return one is not None and other is not None and same_region(one, other)
+    if one is None or other is None:
+        return False
+    return one == other or one.symmetric_difference(other) is S.EmptySet
 
 
 def _added(total: Total) -> Expr | None:

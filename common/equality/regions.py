@@ -74,8 +74,3 @@ def _interval(relation: Relational) -> Set | None:
     below = {"<": Interval.open(-oo, end), "<=": Interval(-oo, end)}
     above = {">": Interval.open(end, oo), ">=": Interval(end, oo)}
     return {**below, **above}.get(relation.rel_op)
-
-
-def same_region(gold: Set, answer: Set) -> bool:
-    """Whether two sets have exactly the same elements."""
-    return gold == answer or gold.symmetric_difference(answer) is S.EmptySet

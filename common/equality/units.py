@@ -134,7 +134,9 @@ def _power_left_out(one: Unit, other: Unit) -> bool:
 
 
 def _term(text: str) -> Term:
-    if (count := _COUNT.fullmatch(text.strip())) and not any(map(_says_more, count[2].split())):
+    if (count := _COUNT.fullmatch(text.strip())) and not any(
+        _MORE.fullmatch(word) or word in MATHS or is_unit_word(word) for word in count[2].split()
+    ):
         return Term(count[1], 1, UNKNOWN)
     rest = text
     while (shorter := _without_last_unit(rest, first=rest is text)) is not None:
@@ -179,11 +181,6 @@ def _is_plain_unit(found: re.Match[str]) -> bool:
     if len(word) == 1:
         return word in _BARE_LETTERS and bool(re.search(r"\d\s+$", before))
     return is_unit_word(word) and bool(before.strip())
-
-
-def _says_more(word: str) -> bool:
-    """Whether a plain word after a number may be more than a unit."""
-    return bool(_MORE.fullmatch(word)) or word in MATHS or is_unit_word(word)
 
 
 def is_unit_word(word: str) -> bool:

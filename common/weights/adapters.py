@@ -28,11 +28,6 @@ class AdapterFolder:
         return int(str(self.settings["r"]))
 
 
-def is_adapter(folder: str) -> bool:
-    """Whether the folder is an adapter, not a model."""
-    return (Path(folder) / SETTINGS).is_file()
-
-
 def read_adapter(folder: str) -> AdapterFolder:
     """The adapter in `folder`. Raises ConfigError if vLLM cannot serve it."""
     path = Path(folder)
@@ -88,6 +83,6 @@ def refuse_to_train(model: Model) -> None:
 
 def model_settings(model: str) -> list[str]:
     """Overrides that select `model`: a model's folder or hub name, or an adapter's folder with its base."""
-    if not is_adapter(model):
+    if not (Path(model) / SETTINGS).is_file():
         return [f"model.path={model}", "model.adapter=null", "learner.lora=null"]
     return [f"model.path={read_adapter(model).base}", f"model.adapter={model}", "learner.lora=null"]

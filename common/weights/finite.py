@@ -14,12 +14,10 @@ def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
     return [
         name
         for name, tensor in tensors
-        if tensor.is_floating_point() and tensor.numel() and not _finite(tensor.detach())
+        if tensor.is_floating_point()
+        and tensor.numel()
+        and not torch.isfinite(torch.stack(tensor.detach().aminmax())).all()  # aminmax propagates NaN
     ]
-
-
-def _finite(tensor: torch.Tensor) -> bool:
-    return bool(torch.isfinite(torch.stack(tensor.aminmax())).all())  # aminmax propagates NaN
 
 
 def refuse_not_finite(names: list[str], path: str) -> None:
