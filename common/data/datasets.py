@@ -93,7 +93,7 @@ def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
     `arithmetic:2-4:spaced` writes `52 + 17`. `reasoning_gym:TASK` takes the same splits, and `settings`. A
     path with a known ending, or of a file, is read as a file; other paths are Hugging Face data sets.
     `unusable` rejects rows (`gold_test`); by default a row needs only a problem. Raises DataError if the
-    source cannot be read or has no usable row, GymError for a task."""
+    source cannot be read or has no usable row, ConfigError for a task."""
     if not data.path:
         raise DataError("data.path is not set: this needs one data set, not several in data.sources")
     if data.path == "arithmetic" or data.path.startswith("arithmetic:"):

@@ -34,10 +34,6 @@ PINNED = "reasoning-gym==0.1.25"
 Entry = dict[str, Any]
 
 
-class GymError(ConfigError):
-    """A task that cannot be used or has too few questions: names the task and the remedy."""
-
-
 def packages() -> str | None:
     """The folder in which the library is installed; None without it."""
     found = importlib.util.find_spec("reasoning_gym")
@@ -54,7 +50,7 @@ def entries(path: str, settings: Mapping[str, Any], split: Split, limit: int | N
     """The first `limit` rows of one split with different questions, as generated, and the column `TASK`.
     Without a limit up to `ROWS`, or fewer if the task has no more.
 
-    Determined by the arguments. Raises GymError."""
+    Determined by the arguments. Raises ConfigError."""
     return _entries(path, json.dumps(dict(settings), sort_keys=True, default=str), split, limit)
 
 
@@ -65,7 +61,7 @@ def _entries(path: str, settings: str, split: Split, limit: int | None) -> tuple
     with _messages(path, task, chosen, wanted) as messages:
         for kind, content in messages:
             if kind == "refused":
-                raise GymError(f"{path}: {content} (data.path, data.settings)")
+                raise ConfigError(f"{path}: {content} (data.path, data.settings)")
             new = kind == "row" and content["question"] not in seen
             since = 0 if new else since + 1
             if new:
@@ -75,9 +71,9 @@ def _entries(path: str, settings: str, split: Split, limit: int | None) -> tuple
             if len(found) == wanted or since == DRY:
                 break
     if not seen:
-        raise GymError(f"{path}: none of {DRY} rows could be made: {content}")
+        raise ConfigError(f"{path}: none of {DRY} rows could be made: {content}")
     if not found or (limit and len(found) < limit):
-        raise GymError(
+        raise ConfigError(
             f"{path}: {len(found)} different questions on the {split} side, of {len(seen)} in all, and "
             f"{wanted} are asked for: ask for fewer (data.limit, evaluation.prompts), or change data.settings"
         )
@@ -90,7 +86,7 @@ def _messages(
 ) -> Iterator[Iterator[tuple[str, Any]]]:
     """The messages of the process, which is killed at the end of the block."""
     if packages() is None:
-        raise GymError(f"{path}: reasoning-gym is not installed: run `make setup`, or pip install {PINNED}")
+        raise ConfigError(f"{path}: reasoning-gym is not installed: `make setup`, or pip install {PINNED}")
     command, environment = [sys.executable, "-P", gym_process.__file__], {**os.environ, "PYTHONHASHSEED": "0"}
     pipe = subprocess.PIPE
     with (
@@ -105,7 +101,7 @@ def _messages(
             yield _read(process.stdout)
         except (EOFError, pickle.UnpicklingError):
             last = _last_line(complaints)
-            raise GymError(
+            raise ConfigError(
                 f"{path}: its process ended before it had made {wanted} rows{last}; it has "
                 f"{gym_process.SECONDS} s of processor time and {gym_process.MEMORY >> 30} GiB: lower "
                 "data.limit or evaluation.prompts, or make smaller problems (data.settings)"

@@ -20,22 +20,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class PromptError(ConfigError):
-    """A tokenizer or template that cannot be used: names the model and the remedy."""
-
-
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face folder or hub name.
 
-    Raises PromptError if the folder is missing, has no tokenizer, or needs remote code."""
+    Raises ConfigError if the folder is missing, has no tokenizer, or needs remote code."""
     from transformers import AutoTokenizer
 
     folder = Path(path)
     if not folder.is_dir() and (folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1):
-        raise PromptError(f"model.path ({path}): no such folder, and not a hub name like Qwen/Qwen2.5-3B")
+        raise ConfigError(f"model.path ({path}): no such folder, and not a hub name like Qwen/Qwen2.5-3B")
 
-    def unusable(reason: str) -> PromptError:
-        return PromptError(
+    def unusable(reason: str) -> ConfigError:
+        return ConfigError(
             f"model.path ({path}): no usable tokenizer: {' '.join(reason.split())[:300]} "
             "Check the name; without network, name a local folder."
         )
@@ -44,14 +40,14 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     # From a folder with only config.json, transformers builds a tokenizer of special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise PromptError(f"model.path ({path}): no usable tokenizer: tokenizer.json is missing or empty")
+        raise ConfigError(f"model.path ({path}): no usable tokenizer: tokenizer.json is missing or empty")
     return tokenizer
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, data: Data) -> None:
-    """Raise PromptError if `data` needs a chat template and the tokenizer has none."""
+    """Raise ConfigError if `data` needs a chat template and the tokenizer has none."""
     if data.chat and not tokenizer.chat_template:
-        raise PromptError(
+        raise ConfigError(
             f"the tokenizer of {tokenizer.name_or_path} has no chat template: set data.chat: false to use "
             "plain text, or use a model that has one"
         )
@@ -60,7 +56,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase, data: Data) -> None:
 def render_text(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> str:
     """The model's input: the chat template around `data.template`, or plain text.
 
-    Plain text puts `data.system` before the problem, with an empty line between. Raises PromptError as
+    Plain text puts `data.system` before the problem, with an empty line between. Raises ConfigError as
     `check_template`."""
     if not data.chat:
         return "\n\n".join(message["content"] for message in opening(problem, data))

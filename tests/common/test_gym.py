@@ -4,7 +4,7 @@ from pydantic import ValidationError
 from hora_rl.common.config import Config, Data, Evaluation
 from hora_rl.common.data import gym
 from hora_rl.common.data.datasets import DataError, load_dataset, load_held_out
-from hora_rl.common.errors import HoraError
+from hora_rl.common.errors import ConfigError
 
 pytestmark = pytest.mark.system
 
@@ -42,9 +42,9 @@ def test_no_seed_and_no_number_of_rows_brings_a_held_out_question_into_training(
 def test_a_task_with_few_questions_gives_each_once_and_says_where_they_do_not_suffice():
     train, held = entries("chain_sum", **SUMS), entries("chain_sum", "held-out", **SUMS)
     assert 190 < len({e["question"] for e in (*train, *held)}) == len(train) + len(held) <= 200
-    with pytest.raises(gym.GymError, match=rf"{len(train)} different .* on the train side.*data.limit"):
+    with pytest.raises(ConfigError, match=rf"{len(train)} different .* on the train side.*data.limit"):
         entries("chain_sum", limit=400, **SUMS)
-    with pytest.raises(gym.GymError, match=r"0 different questions on the \S+ side"):
+    with pytest.raises(ConfigError, match=r"0 different questions on the \S+ side"):
         [entries("count_bits", split, max_n=1) for split in ("train", "held-out")]
 
 
@@ -58,7 +58,7 @@ def test_a_task_with_few_questions_gives_each_once_and_says_where_they_do_not_su
     ],
 )
 def test_what_the_library_refuses_is_one_line_with_the_task(task, settings, named):
-    with pytest.raises(gym.GymError, match=named) as refused:
+    with pytest.raises(ConfigError, match=named) as refused:
         entries(task, limit=3, **settings)
     assert gym.PREFIX + task in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -68,13 +68,13 @@ def test_a_process_that_ends_early_is_one_line_with_its_last_words(tmp_path, mon
     script = tmp_path / "process.py"
     script.write_text("raise MemoryError('no room')")
     monkeypatch.setattr(gym.gym_process, "__file__", str(script))
-    with pytest.raises(gym.GymError, match=r"ended before it had made 7 rows \(MemoryError: no room\)"):
+    with pytest.raises(ConfigError, match=r"ended before it had made 7 rows \(MemoryError: no room\)"):
         entries("chain_sum", limit=7)
 
 
 def test_without_the_library_the_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(gym, "packages", lambda: None)
-    with pytest.raises(HoraError, match=f"pip install {gym.PINNED}"):
+    with pytest.raises(ConfigError, match=f"pip install {gym.PINNED}"):
         entries("chain_sum", limit=2)
 
 

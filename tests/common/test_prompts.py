@@ -7,13 +7,13 @@ import pytest
 
 from hora_rl.common.config import Data
 from hora_rl.common.data.prompts import (
-    PromptError,
     check_template,
     fingerprint,
     load_tokenizer,
     render,
     render_text,
 )
+from hora_rl.common.errors import ConfigError
 
 MODEL = Path(__file__).parents[2] / "deploy" / "demo" / "model"
 
@@ -41,16 +41,16 @@ def test_a_plain_prompt_is_the_text_alone_and_keeps_the_braces_of_latex(tokenize
 def test_a_chat_prompt_needs_a_chat_template(tmp_path):
     shutil.copytree(MODEL, tmp_path / "m", ignore=shutil.ignore_patterns("*.jinja", "*.safetensors"))
     bare = load_tokenizer(str(tmp_path / "m"))
-    with pytest.raises(PromptError, match=r"has no chat template: set data\.chat: false"):
+    with pytest.raises(ConfigError, match=r"has no chat template: set data\.chat: false"):
         render(bare, "1+2=?", Data(path="arithmetic"))
     check_template(bare, Data(path="arithmetic", chat=False))
 
 
 def test_a_folder_without_tokenizer_or_none_is_refused_in_one_line(tmp_path):
-    with pytest.raises(PromptError, match="none"):
+    with pytest.raises(ConfigError, match="none"):
         load_tokenizer(str(tmp_path / "none"))
     (tmp_path / "config.json").write_text((MODEL / "config.json").read_text())
-    with pytest.raises(PromptError, match="no usable tokenizer") as refused:
+    with pytest.raises(ConfigError, match="no usable tokenizer") as refused:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(refused.value)
 
