@@ -40,8 +40,7 @@ class Learner(Section):
     attention: Literal["sdpa", "eager"] = Field("sdpa", description="Attention of the learner's model.")
     kernels: Literal["torch", "liger"] = Field(
         "torch",
-        description="liger: RMSNorm, SwiGLU and rotary embedding from liger-kernel (in the GPU requirements)."
-        "",
+        description="liger: RMSNorm, SwiGLU and rotary embedding of liger-kernel (GPU requirements).",
     )
     lora: Lora | None = Field(None, description="Train a low-rank adapter; null: full weights.")
     optimizer: Optimizer = Optimizer()

@@ -27,8 +27,7 @@ class GroupWeight(Section):
     hi: float = Field(3.0, gt=0, description="Maximum difficulty weight, also without a success.")
     as_if: str | None = Field(
         None,
-        description="Rule whose group sizes weight uniformly sampled groups: the control of every allocation."
-        "",
+        description="Rule whose group sizes weight uniformly sampled groups: the control of allocation.",
     )
 
     @model_validator(mode="before")
