@@ -30,13 +30,17 @@ def test_names_are_those_of_an_adapters_file() -> None:
         published_name("model.layers.3.self_attn.q_proj.base_layer.weight")
 
 
-def adapter(folder: Path, base: str = MODEL, base_weights: str | None = None, **settings: object) -> Path:
+def adapter(
+    folder: Path, base: str = MODEL, base_weights: str | None = None, without: str = "", **settings: object
+) -> Path:
     folder.mkdir()
     about = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "base_model_name_or_path": base, **settings}
     (folder / SETTINGS).write_text(json.dumps(about))
     save_file({"a": torch.zeros(1)}, folder / WEIGHTS)
     if base_weights is not None:
         (folder / ORIGIN).write_text(json.dumps({"run": "r", "step": 3, "base_weights": base_weights}))
+    if without:
+        (folder / without).unlink()
     return folder
 
 
@@ -58,20 +62,13 @@ def test_an_adapters_folder_brings_its_base(tmp_path: Path) -> None:
         ({"peft_type": "IA3"}, "plain LoRA alone, not IA3"),
         ({"r": 1024}, "its rank 1024 exceeds 512"),
         ({"r": "many"}, "cannot be used"),
+        ({"without": SETTINGS}, "holds no adapter_config.json, so it is no adapter"),
+        ({"without": WEIGHTS}, "holds no adapter_model.safetensors"),
     ],
 )
-def test_an_adapter_of_another_base_or_kind_is_refused(
+def test_an_adapter_of_another_base_or_kind_or_none_is_refused(
     tmp_path: Path, made: dict[str, object], line: str
 ) -> None:
     folder = adapter(tmp_path / "a", **made)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=line):
-        check_base(load("tiny", [f"model.adapter={folder}"]).model)
-
-
-def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds no adapter_config.json, so it is no adapter"):
-        check_base(load("tiny", [f"model.adapter={tmp_path}"]).model)
-    folder = adapter(tmp_path / "a")
-    (folder / WEIGHTS).unlink()
-    with pytest.raises(ConfigError, match=r"holds no adapter_model.safetensors"):
         check_base(load("tiny", [f"model.adapter={folder}"]).model)

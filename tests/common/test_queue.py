@@ -75,8 +75,7 @@ def test_pushing_a_group_again_adds_nothing(redis_server: RedisServer) -> None:
 
 
 def test_a_push_removes_what_earlier_rounds_drew_also_when_it_comes_second(redis_server: RedisServer) -> None:
-    config = CONFIG.model_copy(update={"allocation": CONFIG.allocation.model_copy(update={"rounds": 3})})
-    keys = Keys("q")
+    keys, config = Keys("q"), Config.model_validate({**CONFIG.model_dump(), "allocation": {"rounds": 3}})
 
     async def work(client: Any, _: Producer) -> list[bool]:
         pushed = []

@@ -112,17 +112,11 @@ def test_the_pre_rollouts_are_a_group_by_themselves_without_what_ranks_the_whole
     assert decode_group(*messages(alone, {1})).size == 2, "no extra rollouts"
 
 
-def test_additional_rollouts_of_another_group_or_draw_are_refused() -> None:
-    other = encode_extra(replace(whole_group(), prompt_index=18))
-    with pytest.raises(WireError, match="group 2:17: its extra rollouts are of group '2:18'"):
-        decode_group(encode_pre_rollouts(whole_group()), other)
-    with pytest.raises(WireError, match="drawn to other pre-rollouts"):
-        decode_group(encode_pre_rollouts(replace(whole_group(), sampling="2")), encode_extra(whole_group()))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda r: r.update(group="2:18"), "group 2:17: its extra rollouts are of group '2:18'"),
+        (lambda r: r.update(sampling="2"), "drawn to other pre-rollouts"),
         (lambda r: first(r, phase="A"), "exactly G0 = 2 rollouts of Phase A"),
         (lambda r: r.update(schema=99), "schema version 99"),
         (lambda r: r.pop("rollouts"), "rollouts must be a list"),
