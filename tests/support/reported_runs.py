@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from hora_rl.allocator import allocate
 from hora_rl.common.types import Prompt
 from hora_rl.evaluation.benchmarks import BENCHMARKS
 from hora_rl.evaluation.evaluate import Counts
@@ -22,19 +22,6 @@ G, G0, PROMPTS = 32, 8, 15
 
 
 MODEL = "hub/Qwen2.5-7B"
-
-
-def hit_utility(counts: np.ndarray, budget: int) -> list[int]:
-    """Greedy on the marginals of a Beta(1, 1) prior, as the paper's algorithm 1."""
-    extra = [0] * len(counts)
-    heap = [(-(1 + c) / (2 + G0), i) for i, c in enumerate(counts)]
-    heapq.heapify(heap)
-    for _ in range(budget):
-        marginal, i = heapq.heappop(heap)
-        extra[i] += 1
-        beta, total = 1 + G0 - counts[i] + extra[i] - 1, 2 + G0 + extra[i] - 1
-        heapq.heappush(heap, (marginal * beta / (total + 1), i))
-    return extra
 
 
 def make_run(
@@ -59,8 +46,8 @@ def make_run(
             for shard in range(4):
                 p = rng.beta(0.3 + 0.002 * step, 0.15, PROMPTS)
                 counts = rng.binomial(G0, p)
-                budget = PROMPTS * (G - G0)
-                extra = [G - G0] * PROMPTS if acting == "uniform" else hit_utility(counts, budget)
+                rule_now = "uniform" if acting == "uniform" else "hit_utility"
+                extra = allocate(counts, G0, PROMPTS * (G - G0), rule=rule_now).tolist()
                 for i in range(PROMPTS):
                     hits = int(counts[i] + rng.binomial(extra[i], p[i]))
                     line = {

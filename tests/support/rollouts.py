@@ -52,10 +52,8 @@ def write_rollouts(
     """Files of steps `start` to `steps` - 1, in which each of `prompts` prompts is met once; the groups by
     step."""
     config = load("tiny", settings)
-    prompt, sources = (
-        render(tokenizer(), "12+34=?", config.of(config.source_names[0]).data),
-        config.source_names,
-    )
+    sources = config.source_names
+    prompt = render(tokenizer(), "12+34=?", config.of(sources[0]).data)
     files = RolloutFiles(config, tokenizer(), run, start)
     written = {
         step: [

@@ -43,12 +43,8 @@ class SyntheticRun:
     use. The first `warm_up` batches are divided uniformly; `groups` are those pushed so far."""
 
     def __init__(self, url: str, config: Config, length: int = 24, seed: int = 0, warm_up: int = 0) -> None:
-        self.config, self.keys, self.groups, self._warm_up = (
-            config,
-            Keys(config.run.name),
-            list[Group](),
-            warm_up,
-        )
+        self.config, self.keys = config, Keys(config.run.name)
+        self.groups, self._warm_up = list[Group](), warm_up
         self.redis: Any = connect(url)
         self._url, self._length = url, length
         self._random = np.random.default_rng(seed)
