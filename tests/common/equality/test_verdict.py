@@ -58,7 +58,6 @@ def test_a_gold_answer_that_parses_is_usable_in_its_wrapping(gold: str) -> None:
     [
         ("27", r"\boxed{27}", True),
         ("27", "The answer is 27.", True),
-        ("27", "+027", True),
         ("0", "-0.0", True),
         ("1234", "12 34", False),
         ("10080", r"10,\!080", True),
@@ -73,7 +72,6 @@ def test_a_gold_answer_that_parses_is_usable_in_its_wrapping(gold: str) -> None:
         ("204_5", "204", None),
         ("204_5", "204_6", False),
         ("204", "204_5", False),
-        ("204", "204_{10}", None),
         ("28", r"28\text{ million}", False),
         ("28", "x=28", True),
     ],
