@@ -147,7 +147,7 @@ def gold_answer(value: object) -> Json:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        raise ValueError(f"is not a JSON value: {_shown(value)}") from None
+        raise ValueError(f"is not a JSON value: {value!r:.60}") from None
     return value
 
 
@@ -189,7 +189,7 @@ def _no_problem(data: Data, raw: Mapping[str, object]) -> str | None:
         return f"no column {field!r} (data.prompt_field)"
     problem = raw[field]
     if not isinstance(problem, str) or not problem.strip():
-        return f"{field!r} is not a text: {_shown(problem)}"
+        return f"{field!r} is not a text: {problem!r:.60}"
     if half := LONE_SURROGATE.search(problem):
         return f"{field!r} holds U+{ord(half[0]):X}, half of a character"
     return None
@@ -207,11 +207,6 @@ def _nothing(data: Data, columns: set[str], rejected: Sequence[Rejected]) -> str
     return (
         f"{data.path}: none of its {len(rejected)} rows can be used; the first, {first.place}: {first.reason}"
     )
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _split(data: Data) -> arithmetic.Split:
