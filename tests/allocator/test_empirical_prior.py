@@ -1,8 +1,6 @@
-"""The empirical prior: the likelihood's maximum, over the last cycles only, restored from its state."""
+"""The empirical prior: the likelihood's maximum, over the last cycles only."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +9,7 @@ from scipy.special import betaln
 from scipy.stats import betabinom
 
 from hora_rl.allocator.priors import make_prior
-from hora_rl.allocator.priors.base import LearnedPrior
 from hora_rl.allocator.priors.empirical import CYCLES, LEAST, MOST, fit_beta
-from hora_rl.allocator.priors.files import load_state, save_state
 
 G0 = 8
 
@@ -34,20 +30,6 @@ def test_it_is_the_maximum_that_a_general_optimiser_finds(truth: tuple[float, fl
         np.testing.assert_allclose(fit_beta(successes, trials), by_scipy(successes, trials), rtol=2e-4)
 
 
-def test_it_comes_near_the_truth_with_many_counts() -> None:
-    rng = np.random.default_rng(2)
-    counts = rng.binomial(G0, rng.beta(0.323, 0.143, 100_000))
-    np.testing.assert_allclose(fit_beta(counts, np.full(len(counts), G0)), (0.323, 0.143), rtol=0.03)
-
-
-@pytest.mark.parametrize("count", [0, 4, G0])
-def test_equal_counts_stay_within_bounds(count: int) -> None:
-    alpha, beta = fit_beta(np.full(60, count), np.full(60, G0))
-    assert LEAST <= alpha <= MOST
-    assert LEAST <= beta <= MOST
-    assert alpha / (alpha + beta) == pytest.approx(count / G0, abs=0.02)
-
-
 def drawn(rates: np.ndarray, seed: int = 6) -> tuple[np.ndarray, np.ndarray]:
     trials = np.full(len(rates), G0)
     return np.random.default_rng(seed).binomial(trials, rates), trials
@@ -63,6 +45,8 @@ def any_counts(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 ON_A_BOUND = {
+    "none right": drawn(np.zeros(60)),
+    "all right": drawn(np.ones(60)),
     "60 at 0.1": drawn(np.full(60, 0.1)),
     "600 at 0.1": drawn(np.full(600, 0.1)),
     "60 at 0.9": drawn(np.full(60, 0.9)),
@@ -86,8 +70,9 @@ def test_no_alpha_and_beta_within_the_bounds_are_likelier(successes: np.ndarray,
         return total
 
     grid = np.geomspace(LEAST, MOST, 90)
-    best = log_likelihood(*np.meshgrid(grid, grid)).max()
-    assert log_likelihood(*fit_beta(successes, trials)) >= best - 0.02
+    found = fit_beta(successes, trials)
+    assert LEAST <= min(found) <= max(found) <= MOST
+    assert log_likelihood(*found) >= log_likelihood(*np.meshgrid(grid, grid)).max() - 0.02
 
 
 def test_it_is_the_given_prior_until_the_first_cycle_and_then_that_of_the_last_ten() -> None:
@@ -101,28 +86,3 @@ def test_it_is_the_given_prior_until_the_first_cycle_and_then_that_of_the_last_t
     kept = np.concatenate(cycles[-CYCLES:])
     alpha, beta = prior.predict(np.arange(2))
     assert (alpha[0], beta[0]) == fit_beta(kept, np.full(len(kept), G0))
-
-
-def test_restored_from_a_file_it_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
-    rng = np.random.default_rng(4)
-    prior = make_prior("empirical", 60)
-    rows = np.arange(60)
-    for _ in range(CYCLES + 1):
-        prior.update(rows, rng.binomial(G0, rng.beta(0.5, 0.8, 60)), G0)
-    save_state(tmp_path / "prior.npz", "empirical", prior.state_dict())
-    again = make_prior("empirical", 60, state=load_state(tmp_path / "prior.npz", "empirical"))
-    for _ in range(2):
-        successes = rng.binomial(G0, rng.beta(0.5, 0.8, 60))
-        for one in (prior, again):
-            one.update(rows, successes, G0)
-    np.testing.assert_array_equal(prior.predict(rows), again.predict(rows))
-
-
-def test_it_can_be_fitted_before_a_run() -> None:
-    rng = np.random.default_rng(5)
-    successes, trials = rng.binomial(G0, rng.beta(0.3, 0.2, 300)), np.full(300, G0)
-    prior = make_prior("empirical", 300)
-    assert isinstance(prior, LearnedPrior)
-    prior.fit(np.arange(300), successes, trials)
-    alpha, beta = prior.predict(np.arange(1))
-    assert (alpha[0], beta[0]) == fit_beta(successes, trials)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from hora_rl.allocator import Session, allocate
-from hora_rl.allocator.posterior import Float, Int, Posterior
 from hora_rl.allocator.rules import RULES, needs_counts
 from hora_rl.common.config import Allocation
 
@@ -170,35 +169,6 @@ def test_rounds_sample_whom_reinforce_ada_and_ar3po_have_left(rule: str, k: int 
             rounds += 1
 
 
-def test_knapsack_gives_solved_prompts_only_what_no_other_needs() -> None:
-    """With the Beta(1, 1) mean in the place of c/n half of Phase B would go to solved prompts on the paper's
-    mix.
-    """
-    rng = np.random.default_rng(5)
-    spent = np.zeros(9)
-    for _ in range(1000):
-        c = rng.binomial(8, rng.beta(0.323, 0.143, 60))
-        np.add.at(spent, c, allocate(c, 8, 1440, rule="knapsack"))
-    assert spent[8] / spent.sum() < 0.02
-    assert spent[0] / spent.sum() > 0.4
-
-
 @pytest.mark.parametrize("name", RULES)
 def test_rules_and_configuration_agree_on_what_needs_counts(name: str) -> None:
     assert needs_counts(name) == Allocation(rule=name).needs_counts == (name != "uniform")
-
-
-def test_a_plug_in_estimate_gives_nothing_where_nobody_has_succeeded() -> None:
-    """The paper's appendix "Degeneracy of Plug-in Hit Utility", against the posterior's."""
-
-    def plug_in(posterior: Posterior, level: Int) -> Float:
-        p = posterior.successes / posterior.trials
-        return p * (1 - p) ** level
-
-    rng = np.random.default_rng(5)
-    for _ in range(50):
-        successes = rng.integers(0, 8, 12)
-        successes[:2] = 0, 3  # one of each kind; nobody is certain, as in the proposition
-        budget = int(rng.integers(150, 300))
-        assert not allocate(successes, 8, budget, rule=plug_in)[successes == 0].any()
-        assert allocate(successes, 8, budget)[successes == 0].all()

@@ -87,20 +87,6 @@ def test_a_prompt_is_served_until_its_hits() -> None:
     assert session.ask()[1:].tolist() == [0, 0]
 
 
-def test_thousands_of_prompts_with_priors_of_their_own_are_divided_alike() -> None:
-    rng = np.random.default_rng(0)
-    n = 600
-    c, prior = rng.binomial(8, 0.3, n), (rng.uniform(0.5, 2, n), rng.uniform(0.5, 2, n))
-    extra = allocate(c, 8, 6 * n, prior, "expected_worth(5)")
-    rule = get_rule("expected_worth(5)")
-    assert isinstance(rule, Marginal)
-    post = Posterior(prior[0] + c, prior[1] + 8 - c, c, np.full(n, 8))
-    table = rule.table(post, int(extra.max()) + 1)
-    taken = table[extra > 0, extra[extra > 0] - 1]
-    assert extra.sum() == 6 * n
-    assert taken.min() >= table[np.arange(n), extra].max()
-
-
 @pytest.mark.parametrize(
     ("rule", "line"),
     [
