@@ -6,7 +6,7 @@ import numpy as np
 
 from hora_rl.allocator.mixture import GRID
 from hora_rl.allocator.planning.outcome import Arm, Outcome
-from hora_rl.allocator.posterior import Float
+from hora_rl.allocator.posterior import Float, Int
 from hora_rl.allocator.session import Session
 
 PROMPTS = 6000  # simulated for an arm: a standard error of about 0.3 points
@@ -20,23 +20,23 @@ def shift(arm: Arm, found: Outcome, weights: Float, shard: int, seed: int = 0) -
     """
     rng = np.random.default_rng(seed)
     drawn = rng.choice(len(GRID), size=(max(1, PROMPTS // shard), shard), p=weights)
-    hits = signal = 0
+    budget, hits, signal = shard * (arm.group_size - arm.pre_rollouts), 0, 0
     for rates in GRID[drawn]:
-        session = Session(
-            shard,
-            shard * (arm.group_size - arm.pre_rollouts),
-            arm.rule,
-            rounds=arm.rounds,
-            stop=arm.stop,
-        )
-        session.tell(rng.binomial(arm.pre_rollouts, rates), arm.pre_rollouts)
-        while not session.done:
-            extra = session.ask()
-            session.tell(rng.binomial(extra, rates), extra)
-        c, n = session.successes, session.trials
+        session = Session(shard, budget, arm.rule, rounds=arm.rounds, stop=arm.stop)
+        c, n = simulate(session, rates, arm.pre_rollouts, rng)
         hits += int((c > 0).sum())
         signal += int(((c > 0) & (c < n)).sum())
     return (
         hits / drawn.size - float(found.hits[drawn].mean()),
         signal / drawn.size - float(found.signal[drawn].mean()),
     )
+
+
+def simulate(session: Session, rates: Float, pre_rollouts: int, rng: np.random.Generator) -> tuple[Int, Int]:
+    """Sample all rollouts of a session from prompts with these success `rates` (n,); returns successes and
+    group sizes, both (n,)."""
+    session.tell(rng.binomial(pre_rollouts, rates), pre_rollouts)
+    while not session.done:
+        extra = session.ask()
+        session.tell(rng.binomial(extra, rates), extra)
+    return session.successes, session.trials

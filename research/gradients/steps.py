@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hora_rl.allocator import Session
+from hora_rl.allocator.planning.shards import simulate
 from hora_rl.common.advantages import formula
 from research.gradients.design import Design
 from research.gradients.noise import Array, Index, Moments
-from research.report.mechanism import simulate
 
 Weights = Callable[[int, int], tuple[float, float]]
 """Weight of one hit's and of one miss's score in the step, of a group with c hits among n."""
@@ -74,8 +74,7 @@ def counts(rate: Array, design: Design, rule: tuple[str, int, str]) -> tuple[Ind
     for _ in range(design.batches):
         budget = n * (design.group_size - design.pre_rollouts)
         session = Session(n, budget, name, rounds=rounds, stop=stop)
-        simulate(session, rate, design.pre_rollouts, random)
-        found.append((session.successes, session.trials))
+        found.append(simulate(session, rate, design.pre_rollouts, random))
     c, size = zip(*found, strict=True)
     return np.array(c), np.array(size)
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hora_rl.allocator import Session
+from hora_rl.allocator.planning.shards import simulate
 from hora_rl.common.config import Config
 from hora_rl.evaluation.report.markdown import markdown_table
 
@@ -80,16 +81,8 @@ def _draw(rng: np.random.Generator, groups: Groups, rows: Int, config: Config) -
         rounds=allocation.rounds,
         stop=allocation.stop,
     )
-    simulate(session, p, first, rng)
-    return np.asarray(session.trials), np.asarray(session.successes)
-
-
-def simulate(session: Session, rates: Float, first: int, rng: np.random.Generator) -> None:
-    """Sample all of a session's rollouts, `first` in Phase A, from prompts of these success `rates` (n,)."""
-    session.tell(rng.binomial(first, rates), first)
-    while not session.done:
-        extra = session.ask()
-        session.tell(rng.binomial(extra, rates), extra)
+    hits, sizes = simulate(session, p, first, rng)
+    return sizes, hits
 
 
 def by_difficulty(groups: Groups, name: str) -> tuple[Float, Float]:

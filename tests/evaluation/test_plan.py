@@ -18,10 +18,13 @@ from hora_rl.allocator.mixture import GRID, fit_mixture, resampled_mixtures
 from hora_rl.allocator.planning.forecast import forecast, reach
 from hora_rl.allocator.planning.forecast import plan as plan_of
 from hora_rl.allocator.planning.outcome import Arm, outcome
+from hora_rl.allocator.planning.shards import simulate
 from hora_rl.deploy.cli import app
 from hora_rl.evaluation.plan.command import plan
 from hora_rl.evaluation.plan.counts import CountsError, read_counts
+from hora_rl.evaluation.report.result_files import write_result
 from tests.support.plan_coverage import on_grid, study
+from tests.support.reported_runs import result
 
 ALL = [
     Arm("uniform", "none", 1, 4, 16),
@@ -35,22 +38,13 @@ ALL = [
 
 
 def realised(arm: Arm, rates: np.ndarray, shard: int, rng: np.random.Generator) -> tuple[float, float, float]:
-    """Shares of prompts with a hit and of mixed groups, and mean GRPO update, by sessions of `shard` prompts
-    each.
-    """
-    hits, sizes = [], []
+    """Shares of prompts with a hit and of mixed groups, and mean GRPO update, by shards of `shard`."""
+    extra, drawn = arm.group_size - arm.pre_rollouts, []
     for start in range(0, len(rates), shard):
         p = rates[start : start + shard]
-        rounds = 1 if arm.rule == "uniform" else arm.rounds
-        budget = len(p) * (arm.group_size - arm.pre_rollouts)
-        session = Session(len(p), budget, arm.rule, rounds=rounds, stop=arm.stop)
-        session.tell(rng.binomial(arm.pre_rollouts, p), arm.pre_rollouts)
-        while not session.done:
-            extra = session.ask()
-            session.tell(rng.binomial(extra, p), extra)
-        hits.append(session.successes)
-        sizes.append(session.trials)
-    c, n = np.concatenate(hits), np.concatenate(sizes)
+        session = Session(len(p), len(p) * extra, arm.rule, rounds=arm.rounds, stop=arm.stop)
+        drawn.append(simulate(session, p, arm.pre_rollouts, rng))
+    c, n = np.concatenate(drawn, axis=1)
     q = c / n
     update = np.sqrt(q * (1 - q) * (n - 1) / n)
     return float((c > 0).mean()), float(((c > 0) & (c < n)).mean()), float(update.mean())
@@ -164,10 +158,8 @@ def test_the_command_prints_rows_and_a_recommendation_and_draws_a_figure(tmp_pat
         assert 100 * row["group_size"] < row["tokens"] < 200 * row["group_size"]
     assert len(found["rows"]) == 2 * (1 + 2 + 2)
     assert found["recommended"] in found["rows"]
-    hora = next(
-        r for r in found["rows"] if (r["rule"], r["rounds"], r["group_size"]) == ("hit_utility", 1, 16)
-    )
-    uniform = next(r for r in found["rows"] if (r["rule"], r["group_size"]) == ("uniform", 16))
+    rows = {(r["rule"], r["rounds"], r["group_size"]): r for r in found["rows"]}
+    hora, uniform = rows["hit_utility", 1, 16], rows["uniform", 1, 16]
     assert hora["hits"] > uniform["hits"]
     assert hora["tokens"] > uniform["tokens"], "rollouts moved to prompts with longer answers"
     assert uniform["uniform_group_size"] == 16
@@ -187,15 +179,10 @@ def test_a_runs_newest_groups_and_an_evaluation_can_be_planned_from(tmp_path: Pa
     assert len(counts.trials) == 150
     assert counts.successes[0] == records[150]["hits"]
     assert any("newest group" in note for note in counts.notes)
-    about = {"benchmark": "math500", "title": "MATH500", "model": "m"}
-    numbers = {"step": 0, "temperature": 1.0, "seed": 0, "samples": 16, "ks": [1], "formatted": 0, "cut": 0}
-    numbers["tokens"] = 9
-    result = {**about, **numbers, "problems": list(range(400)), "correct": [i % 17 for i in range(400)]}
-    path = tmp_path / "math500-step0.json"
-    path.write_text(json.dumps(result))
+    path = write_result(tmp_path, result("math500", [i % 17 for i in range(400)], 0))
     for source in (path, tmp_path):
         found = read_counts(source)
-        assert reach(found.trials) == 16
+        assert reach(found.trials) == 256
         assert any("held-out problems are not training prompts" in note for note in found.notes)
 
 
