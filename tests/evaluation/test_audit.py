@@ -93,6 +93,8 @@ def change(what: str, index: int, **values: Any) -> Callable[[Any], None]:
         (change("records", 0, version_max=1), "holds tokens of version 1, which that step had yet to make"),
         (change("records", 11, version_min=0), "holds tokens of version 0 < batch - max_staleness = 1"),
         (lambda f: f.ledger[2].__setitem__(0, ("0:8", 0)), "group 0:8 of batch 0 is in step 2: lag 2"),
+        (lambda f: f.ledger[1].__setitem__(0, ("0:2", 1)), "report, batch 1 in the ledger"),
+        (change("records", 4, batch=1), "group 0:2 is of batch 0 in its shard's report, batch 1 in the rec"),
     ],
 )
 def test_each_broken_promise_is_named(harm: Callable[[Any], object], finding: str) -> None:
@@ -128,17 +130,6 @@ def test_the_order_of_the_data_is_followed_over_the_end_of_an_epoch() -> None:
         "an epoch of ten prompts holds two batches of four"
     )
     assert len(audit(CONFIG, replace(facts, prompts=12))) == 4, "0:8 to 0:11 were skipped"
-
-
-@pytest.mark.parametrize("what", ["ledger", "records"])
-def test_a_group_that_changes_its_batch_on_the_way_is_named(what: str) -> None:
-    facts: Any = copy.deepcopy(good_run())
-    if what == "ledger":
-        facts.ledger[1][0] = (facts.ledger[1][0][0], 1)
-    else:
-        facts.records[4]["batch"] = 1
-    found = audit(CONFIG, replace(facts, prompts=None))
-    assert found == [f"group 0:2 is of batch 0 in its shard's report, batch 1 in the {what}"]
 
 
 @pytest.mark.parametrize("lost", [4, 12])

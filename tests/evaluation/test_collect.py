@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections import Counter
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,50 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 from hora_rl.common.load import load
-from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.launch.counting import about_data, choose
 from hora_rl.evaluation.plan.collect import collect
 from hora_rl.evaluation.plan.counts import CountsError, read_counts
 from hora_rl.evaluation.sample_loop import Progress
+from tests.support.dice import ABOUT, Dice, prompts, score
 
-ABOUT = {"model": "dice", "temperature": 1.0}
 SAMPLES = 20
-
-
-def prompts(n: int) -> list[Prompt]:
-    return [Prompt(i, f"roll {i}", str(i), np.array([i], np.int32)) for i in range(n)]
-
-
-class Dice:
-    """Sample j depends on seed + j alone, as vLLM's does; prompt i is right in i mod 7 of 6 throws."""
-
-    def __init__(self, fail_after: int | None = None) -> None:
-        self.asked: list[tuple[int, int]] = []
-        self.waiting = self.most_waiting = 0
-        self._fail_after = fail_after
-
-    async def generate(self, request: SamplingRequest) -> list[Completion]:
-        if self._fail_after is not None and len(self.asked) >= self._fail_after:
-            raise ConnectionError("the generator is gone")
-        self.asked.append((request.prompt.index, request.n))
-        self.waiting += 1
-        self.most_waiting = max(self.most_waiting, self.waiting)
-        await asyncio.sleep(0.001)
-        self.waiting -= 1
-        return [self._throw(request.prompt.index, request.seed + j) for j in range(request.n)]
-
-    def _throw(self, prompt: int, seed: int) -> Completion:
-        face = random.Random(seed).randrange(6)
-        tokens = np.arange(face + 1, dtype=np.int32)
-        text = "right" if face < prompt % 7 else "wrong"
-        return Completion(
-            text, tokens, np.zeros(face + 1, np.float32), "stop", (VersionSpan(0, 0, face + 1),)
-        )
-
-
-async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
-    return [Scored({"accuracy": float(c.text == "right")}, c.text == "right") for c in completions]
 
 
 def run(out: Path, dice: Dice, n: int = 100, **changed: Any) -> None:
@@ -128,17 +91,12 @@ def test_counts_of_two_things_never_meet(tmp_path: Path, changed: dict[str, Any]
     with pytest.raises(CountsError, match=f"counts.jsonl:1: was counted with {says}: choose another --out"):
         run(tmp_path / "counts.jsonl", dice, **changed)
     assert dice.asked == []
-
-
-def test_other_prompts_and_other_files_are_refused(tmp_path: Path) -> None:
-    out = tmp_path / "counts.jsonl"
-    run(out, Dice(), n=3)
-    other = [Prompt(p.index, "other", p.answer, p.tokens) for p in prompts(3)]
+    other = [replace(p, text="other") for p in prompts(3)]
     with pytest.raises(CountsError, match="was counted with prompt = "):
-        asyncio.run(collect(other, Dice().generate, score, SAMPLES, out, about=ABOUT))
-    out.write_text('{"id": 1, "successes": 2, "trials": 3}\n')
+        asyncio.run(collect(other, dice.generate, score, SAMPLES, tmp_path / "counts.jsonl", about=ABOUT))
+    (tmp_path / "counts.jsonl").write_text('{"id": 1, "successes": 2, "trials": 3}\n')
     with pytest.raises(CountsError, match=r"counts.jsonl:1: not a line of `hora sample`; choose another"):
-        run(out, Dice())
+        run(tmp_path / "counts.jsonl", dice)
 
 
 def test_training_prompts_are_chosen_at_random_as_a_prefix_and_too_few_are_refused() -> None:

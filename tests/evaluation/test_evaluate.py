@@ -3,19 +3,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import resource
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from hora_rl.common.answers import extract_tags
-from hora_rl.common.config import Config, Data
-from hora_rl.common.data.datasets import DataError, Leak, load_dataset
-from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
+from hora_rl.common.config import Config, Data, Evaluation
+from hora_rl.common.data.datasets import DataError, load_dataset
 from hora_rl.evaluation.benchmarks import (
     BENCHMARKS,
     find_benchmark,
@@ -27,50 +22,13 @@ from hora_rl.evaluation.benchmarks import (
 from hora_rl.evaluation.evaluate import Counts, evaluate
 from hora_rl.evaluation.sample_loop import Progress
 from hora_rl.evaluation.samples import SampleFileError
-
-ABOUT = {"model": "dice", "temperature": 1.0}
-
-
-def problems(n: int = 4) -> list[Prompt]:
-    return [Prompt(i, f"roll {i}", str(i), np.array([i], np.int32)) for i in range(n)]
-
-
-class Dice:
-    """A sampler whose sample j depends on seed + j alone, as vLLM's does; problem i is right in i of 6
-    throws."""
-
-    def __init__(self, fail_after: int | None = None) -> None:
-        self.requests: list[tuple[int, int, int]] = []
-        self.fail_after = fail_after
-
-    async def generate(self, request: SamplingRequest) -> list[Completion]:
-        await asyncio.sleep(0)
-        if self.fail_after is not None and len(self.requests) >= self.fail_after:
-            raise ConnectionError("the generator is gone")
-        self.requests.append((request.prompt.index, request.n, request.seed))
-        return [self.throw(request.prompt.index, request.seed + j) for j in range(request.n)]
-
-    def throw(self, problem: int, seed: int) -> Completion:
-        face = random.Random(seed).randrange(6)
-        text = f"<answer>{problem if face < problem else -1}</answer>"
-        tokens = np.arange(face + 1, dtype=np.int32)
-        return Completion(
-            text, tokens, np.zeros(face + 1, np.float32), "stop", (VersionSpan(3, 0, face + 1),)
-        )
-
-
-async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
-    right = [extract_tags(c.text) == prompt.answer for c in completions]
-    return [Scored({"accuracy": float(r), "format": 1.0}, r) for r in right]
+from tests.support.dice import ABOUT, Dice, prompts, score
+from tests.support.jsonl import lines
 
 
 def run(out: Path, dice: Dice, samples: int = 40, n: int = 4, **kwargs: object) -> Counts:
     settings = {"about": ABOUT, "samples_per_request": 8, "in_flight": 3, **kwargs}
-    return asyncio.run(evaluate(problems(n), dice.generate, score, samples, out, **settings))  # type: ignore[arg-type]
-
-
-def lines(out: Path) -> list[dict]:
-    return [json.loads(line) for line in out.read_text().splitlines()]
+    return asyncio.run(evaluate(prompts(n), dice.generate, score, samples, out, **settings))  # type: ignore[arg-type]
 
 
 def test_every_sample_is_written_once_and_counted(tmp_path: Path) -> None:
@@ -110,7 +68,7 @@ def test_an_interrupted_evaluation_goes_on_without_repeating_a_sample(tmp_path: 
     rest = Dice()
     counts = run(out, rest)
     assert lines(out)[: len(before)] == before
-    assert len(rest.requests) == 20 - (len(before) - 1) // 8
+    assert len(rest.asked) == 20 - (len(before) - 1) // 8
     assert len(lines(out)) == 1 + 160
     assert counts.correct.tolist() == whole.correct.tolist()
 
@@ -130,9 +88,9 @@ def test_a_finished_evaluation_asks_for_nothing_and_a_larger_n_for_the_rest_alon
     first = run(out, Dice(), samples=20)
     assert run(out, again, samples=20).correct.tolist() == first.correct.tolist()
     assert run(out, again, samples=8).samples == 8
-    assert again.requests == []
+    assert again.asked == []
     grown = run(out, again, samples=40)
-    assert sum(n for _, n, _ in again.requests) == 4 * (8 + 8 + 8)
+    assert sum(n for _, n in again.asked) == 4 * (8 + 8 + 8)
     assert len(lines(out)) == 1 + 160
     assert grown.correct.tolist() == run(tmp_path / "whole.jsonl", Dice()).correct.tolist()
 
@@ -186,24 +144,17 @@ def test_every_shipped_benchmark_loads_whole_and_has_the_papers_sizes() -> None:
         assert not any(str(r.answer).endswith(".0") for r in data.rows)
 
 
-@pytest.mark.parametrize("name", ["amc23.jsonl", "own/math500", "amc23"])
+@pytest.mark.parametrize("name", ["amc23.jsonl", "own/math500", "amc23", "path of amc23"])
 def test_only_a_shipped_file_has_the_columns_of_a_shipped_benchmark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A user's file or data set may have its name."""
     monkeypatch.chdir(tmp_path)
     Path("amc23.jsonl").write_text('{"question": "1+1=?", "gold": 2}\n')
-    data = find_benchmark(name).data(Data(path="x", prompt_field="question", answer_field="gold"))
-    own = ("problem", "answer") if name == "amc23" else ("question", "gold")
+    path = os.path.relpath(BENCHMARKS["amc23"].path) if name == "path of amc23" else name
+    data = find_benchmark(path).data(Data(path="x", prompt_field="question", answer_field="gold"))
+    own = ("problem", "answer") if name in ("amc23", "path of amc23") else ("question", "gold")
     assert (data.prompt_field, data.answer_field) == own
-
-
-def test_a_shipped_file_has_its_columns_by_its_path_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = os.path.relpath(BENCHMARKS["amc23"].path)
-    assert len(load_dataset(find_benchmark(path).data(Data(path="x", prompt_field="task")))) == 40
 
 
 def test_k_above_n_is_refused_when_asked_for_and_left_out_of_a_benchmarks_own_list() -> None:
@@ -212,26 +163,22 @@ def test_k_above_n_is_refused_when_asked_for_and_left_out_of_a_benchmarks_own_li
     assert benchmark.sized(None, (1, 4)).ks == (1, 4)
     with pytest.raises(DataError, match=r"aime24: Pass@128 needs K between 1 and N = 64"):
         benchmark.sized(64, (1, 128))
+    with pytest.raises(DataError, match=r"aime24: N must be at least 1"):
+        benchmark.sized(0, None)
 
 
 def test_a_benchmark_is_a_name_a_file_or_a_hub_name(tmp_path: Path) -> None:
-    (tmp_path / "own.jsonl").write_text('{"problem": "1+1", "answer": 2}\n')
-    assert find_benchmark(str(tmp_path / "own.jsonl")).name == "own"
-    assert find_benchmark("HuggingFaceH4/MATH-500").name == "MATH-500"
-    for name in ("math501", "absent/file.jsonl", "./absent"):
-        with pytest.raises(DataError, match="no benchmark"):
-            find_benchmark(name)
-
-
-def test_benchmarks_that_would_write_the_same_files_are_refused(tmp_path: Path) -> None:
     paths = [tmp_path / name / "test.jsonl" for name in ("a", "b")]
     for path in paths:
         path.parent.mkdir()
         path.write_text('{"problem": "1+1", "answer": 2}\n')
+    names = ["arithmetic:2-3", str(paths[0]), "HuggingFaceH4/MATH-500", "arithmetic:2-3"]
+    assert [b.name for b in find_benchmarks(names)] == ["arithmetic-2-3", "test", "MATH-500"]
+    for name in ("math501", "absent/file.jsonl", "./absent"):
+        with pytest.raises(DataError, match="no benchmark"):
+            find_benchmark(name)
     with pytest.raises(DataError, match=r"a/test.jsonl and .*b/test.jsonl are both named test"):
         find_benchmarks(["amc23", *map(str, paths)])
-    names = ["arithmetic:2-3", "arithmetic:4-5", "arithmetic:2-3"]
-    assert [b.name for b in find_benchmarks(names)] == ["arithmetic-2-3", "arithmetic-4-5"]
 
 
 @pytest.mark.parametrize(
@@ -239,9 +186,7 @@ def test_benchmarks_that_would_write_the_same_files_are_refused(tmp_path: Path) 
     [("arithmetic", "arithmetic"), ("arithmetic:2-4", "arithmetic-2-4"), ("own/test.jsonl", "test")],
 )
 def test_a_runs_own_evaluation_has_the_sizes_of_its_configuration(path: str, name: str) -> None:
-    evaluation = {"path": path, "samples": 32, "k": (1, 4)}
-    config = Config.model_validate({"model": {"path": "m"}, "data": {"path": "d"}, "evaluation": evaluation})
-    benchmark = held_out(config.evaluation)
+    benchmark = held_out(Evaluation(path=path, samples=32, k=(1, 4)))
     assert (benchmark.name, benchmark.samples, benchmark.ks) == (name, 32, (1, 4))
 
 
@@ -270,37 +215,23 @@ def test_a_list_of_k_that_is_none_is_one_clear_line(text: str) -> None:
     assert parse_ks("1, 8,64") == (1, 8, 64)
 
 
-@pytest.mark.parametrize("samples", [0, -4])
-def test_no_samples_at_all_are_refused(samples: int) -> None:
-    with pytest.raises(DataError, match=r"amc23: N must be at least 1"):
-        find_benchmark("amc23").sized(samples, None)
-
-
 def test_arithmetic_is_a_benchmark_of_problems_that_training_never_meets() -> None:
-    benchmark = find_benchmark("arithmetic:2-3")
-    data = benchmark.data(Data(path="arithmetic", limit=7))
-    assert (benchmark.name, data.split, data.limit) == ("arithmetic-2-3", "held-out", None)
+    data = find_benchmark("arithmetic:2-3").data(Data(path="arithmetic", limit=7))
+    assert (data.split, data.limit) == ("held-out", None)
     train = {r.problem for r in load_dataset(Data(path="arithmetic:2-3")).rows}
     assert not train & {r.problem for r in load_dataset(data).rows}
 
 
-def leaky(tmp_path: Path, problems: list[str], **evaluation: object) -> list[Leak]:
-    path = tmp_path / "train.jsonl"
-    path.write_text("".join(json.dumps({"problem": p, "answer": "1"}) + "\n" for p in problems))
-    config = Config.model_validate(
-        {"model": {"path": "m"}, "data": {"path": str(path)}, "evaluation": evaluation}
-    )
-    return known_leaks(config, load_dataset(config.data).rows)
-
-
-def test_a_training_prompt_that_is_a_benchmark_problem_is_found_without_asking(tmp_path: Path) -> None:
-    known = load_dataset(find_benchmark("aime24").data(Data(path="x"))).rows[4].problem
-    [leak] = leaky(tmp_path, ["1+1=?", "  " + known.upper() + " "])
-    assert (leak.index, leak.row, Path(leak.benchmark).name) == (1, 5, "aime24.jsonl")
-
-
-def test_a_training_prompt_that_is_a_held_out_problem_of_the_run_is_found(tmp_path: Path) -> None:
-    held = tmp_path / "held.jsonl"
+def test_a_training_prompt_of_a_shipped_benchmark_or_of_the_held_out_problems_is_found(
+    tmp_path: Path,
+) -> None:
+    held, train = tmp_path / "held.jsonl", tmp_path / "train.jsonl"
     held.write_text('{"problem": "2+2=?", "answer": 4}\n{"problem": "3+3=?", "answer": 6}\n')
-    [leak] = leaky(tmp_path, ["1+1=?", "3+3 = ?"], path=str(held))
-    assert (leak.index, leak.row, leak.benchmark) == (1, 2, str(held))
+    known = load_dataset(find_benchmark("aime24").data(Data(path="x"))).rows[4].problem
+    problems = ["1+1=?", "  " + known.upper() + " ", "3+3 = ?"]
+    train.write_text("".join(json.dumps({"problem": p, "answer": "1"}) + "\n" for p in problems))
+    sections = {"model": {"path": "m"}, "data": {"path": str(train)}, "evaluation": {"path": str(held)}}
+    config = Config.model_validate(sections)
+    leaks = known_leaks(config, load_dataset(config.data).rows)
+    found = {(leak.index, leak.row, Path(leak.benchmark).name) for leak in leaks}
+    assert found == {(1, 5, "aime24.jsonl"), (2, 2, "held.jsonl")}

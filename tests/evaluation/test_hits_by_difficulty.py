@@ -1,6 +1,7 @@
 """What the report says of prompts with a hit: expected and realised shares of runs whose rates are drawn from
 the prior itself."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from scipy.stats import betabinom
 
 from hora_rl.allocator import Session
 from hora_rl.evaluation.report.hits import HitRow, hits_by_difficulty, promise
+from hora_rl.evaluation.report.runs_report import write_report
 from hora_rl.evaluation.run_folders import Run
 
 G0, G, N = 4, 16, 12
@@ -49,12 +51,8 @@ def drawn_run(rounds: int, stop: str, shards: int, truth: tuple[float, float] = 
     )
 
 
-def test_one_round_is_promised_the_beta_binomial() -> None:
+def test_a_round_is_promised_the_beta_binomial_and_one_after_a_hit_nothing_more() -> None:
     assert promise(1.0, 5.0, [(20, 0)]) == pytest.approx(1 - betabinom.pmf(0, 20, 1.0, 5.0))
-    assert promise(1.0, 5.0, []) == 0.0
-
-
-def test_a_round_after_a_hit_promises_nothing_more() -> None:
     once = promise(1.0, 5.0, [(4, 1)])
     assert promise(1.0, 5.0, [(4, 1), (9, 0)]) == once
     assert promise(1.0, 5.0, [(4, 0), (9, 0)]) > once
@@ -73,20 +71,13 @@ def test_expected_and_realised_agree_where_the_prior_is_true(rounds: int, stop: 
 
 
 def test_a_wrong_prior_shows() -> None:
-    none: HitRow = hits_by_difficulty(drawn_run(1, "none", 200, truth=(0.05, 1.0)))[0]
+    run = drawn_run(1, "none", 200, truth=(0.05, 1.0))
+    none: HitRow = hits_by_difficulty(run)[0]
     assert none.expected > none.realised + 0.2
-
-
-def test_a_run_without_groups_has_no_rows() -> None:
-    run = drawn_run(1, "none", 1)
     assert hits_by_difficulty(replace(run, rules=np.array([]))) == []
 
 
 def test_the_report_shows_the_table(tmp_path: Path) -> None:
-    import json
-
-    from hora_rl.evaluation.report.runs_report import write_report
-
     folder = tmp_path / "run"
     folder.mkdir()
     line = {"step": 0, "batch": 0, "shard": 0, "rule": "first_hit", "prior_alpha": 1.0, "prior_beta": 1.0}

@@ -13,6 +13,7 @@ from hora_rl.evaluation.pass_at_k import pass_at_k
 from hora_rl.evaluation.report.runs_report import write_report
 from hora_rl.evaluation.report.tables import latex, summarise, table_1
 from hora_rl.evaluation.run_folders import Run, load_run
+from tests.support.jsonl import lines
 from tests.support.reported_runs import G0, MODEL, G, make_run, result, rows, small_run
 
 
@@ -67,15 +68,10 @@ def test_table_1_has_the_initial_policy_and_the_mean_of_each_methods_seeds(runs:
     assert table is not None
     assert table.columns == [("MATH500", 1), ("MATH500", 256), ("AIME 2025", 1), ("AIME 2025", 256)]
     assert [row[:2] for row in table.rows] == [("Qwen2.5-7B", m) for m in ("Base", "GRPO", "GRPO + HORA")]
-    means = [
-        np.mean(
-            [pass_at_k(r.correct, 256, 256).mean() for r in load_run(f).latest() if r.benchmark == "math500"]
-        )
-        for f in runs[1:]
-    ]
+    results = [r for f in runs[1:] for r in load_run(f).latest() if r.benchmark == "math500"]
     cell = table.rows[2][2][1]
     assert cell is not None
-    assert cell.value == pytest.approx(100 * np.mean(means))
+    assert cell.value == pytest.approx(100 * np.mean([pass_at_k(r.correct, 256, 256) for r in results]))
     assert cell.low < cell.value < cell.high
     assert cell.runs == 2
 
@@ -107,23 +103,20 @@ def test_the_summary_shows_whether_runs_are_compute_matched(runs: list[Path]) ->
 
 def test_a_batch_that_is_not_whole_yet_is_no_smaller_batch(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "live", "hit_utility", 0, steps=8, evaluated=False)
-    lines = (folder / "groups.jsonl").read_text().splitlines(keepends=True)
-    (folder / "groups.jsonl").write_text("".join(lines[:-20]))
+    groups = (folder / "groups.jsonl").read_text().splitlines(keepends=True)
+    (folder / "groups.jsonl").write_text("".join(groups[:-20]))
     assert summarise("live", load_run(folder)).rollouts_per_batch == str(60 * G)
-    (folder / "groups.jsonl").write_text("".join(lines[:20]))
+    (folder / "groups.jsonl").write_text("".join(groups[:20]))
     assert summarise("live", load_run(folder)).rollouts_per_batch == "–"
 
 
-def test_the_share_without_signal_is_the_learners(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", "uniform", 0, steps=11, evaluated=False)
-    assert summarise("run", load_run(folder)).share_zero_signal == pytest.approx(0.05)
+def test_the_share_without_signal_is_the_learners_and_the_warm_up_is_left_out_of_phase_b(
+    tmp_path: Path,
+) -> None:
+    folder = make_run(tmp_path / "run", "hit_utility", 0, steps=11, evaluated=False)
+    shares = {row["successes"]: row["phase_b"] for row in phase_b_share(lines(folder / "groups.jsonl"))}
+    summary = summarise("run", load_run(folder))
+    assert summary.share_zero_signal == pytest.approx(0.05)
+    assert (summary.phase_b_to_none, summary.phase_b_to_all) == pytest.approx((shares[0], shares[G0]))
     (folder / "steps.jsonl").unlink()
     assert summarise("run", load_run(folder)).share_zero_signal is None
-
-
-def test_the_uniform_warm_up_is_no_part_of_where_phase_b_went(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", "hit_utility", 0, steps=10, evaluated=False)
-    found = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
-    shares = {row["successes"]: row["phase_b"] for row in phase_b_share(found)}
-    summary = summarise("run", load_run(folder))
-    assert (summary.phase_b_to_none, summary.phase_b_to_all) == pytest.approx((shares[0], shares[G0]))
