@@ -26,6 +26,7 @@ from research.tasks.catalogue import TASKS
 from research.tasks.pretrained import arithmetic
 from research.tasks.recall import ExactSuccess, encode_prompts, load_task, logprobs
 from research.tasks.reward import answer_of, completion, one_of
+from tests.support.jsonl import lines
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -36,6 +37,9 @@ def test_a_task_is_pure_in_its_seed_and_its_sets_are_apart(name: str) -> None:
     every = [i for prompts in task.sets.values() for i in prompts]
     assert len(set(every)) == len(every)
     assert len({len(q) for q in task.questions}) == 1, "prompts of equal length are sampled in one batch"
+    if transfer := task.sets.get("transfer"):  # the trained keys, asked in another form
+        assert [task.right[i] for i in task.sets["trained"]] == [task.right[i] for i in transfer]
+        assert not {task.questions[i] for i in task.sets["trained"]} & {task.questions[i] for i in transfer}
     prompts, answers, weights = draw(np.random.default_rng(0), 4000)
     right = [a in task.right[i] for i, a in zip(prompts, answers, strict=True)]
     assert 0.05 < np.average(right, weights=weights) < 0.9
@@ -65,13 +69,6 @@ def test_success_is_the_same_where_all_prompts_begin_alike() -> None:
         plain = logprobs(model, prompts, right).sum(dim=1).exp().double().numpy()
     np.testing.assert_allclose(together[:, 0], plain, rtol=1e-4, atol=0.0)
     assert not np.allclose(together, apart, rtol=1e-3, atol=0.0)
-
-
-def test_no_right_answer_of_a_key_is_right_for_another_form_of_it_alone() -> None:
-    task, _ = TASKS["facts"](0)
-    trained, transfer = task.sets["trained"], task.sets["transfer"]
-    assert [task.right[i] for i in trained] == [task.right[i] for i in transfer]
-    assert not {task.questions[i] for i in trained} & {task.questions[i] for i in transfer}
 
 
 def test_rewards_take_one_of_the_right_answers_in_its_format_alone() -> None:
@@ -142,27 +139,23 @@ def test_success_by_teacher_forcing_is_the_frequency_of_right_samples(task_folde
 
 
 @pytest.mark.system
-def test_a_cell_spends_its_budget_and_is_repeated_bit_by_bit(task_folder: Path, tmp_path: Path) -> None:
+def test_a_cell_and_a_control_spend_their_budget_and_a_cell_is_repeated_bit_by_bit(
+    task_folder: Path, tmp_path: Path
+) -> None:
     found = []
     for name in ("one", "two"):
         settings = {"allocation.rounds": 3, "allocation.stop": "hit"}
         curves = cell(configuration(task_folder, tmp_path / name, **settings))
         curves.pop("seconds")
         found.append(curves)
-        lines = (tmp_path / name / "arm-seed0" / "groups.jsonl").read_text().splitlines()
-        groups = [json.loads(line) for line in lines]
+        groups = lines(tmp_path / name / "arm-seed0" / "groups.jsonl")
         assert sum(group["size"] for group in groups) == 2 * 6 * 8
         assert max(len(group["rounds"]) for group in groups) == 3
     assert found[0] == found[1]
     assert [point["step"] for point in found[0]["curves"]["trained"]] == [0, 1, 2]
-    assert found[0]["steps"][0]["rollouts"] == 48
-
-
-@pytest.mark.system
-def test_a_control_with_the_weights_of_another_rule_trains(task_folder: Path, tmp_path: Path) -> None:
     weights = {"allocation.rule": "uniform", "learner.objective.group_weight": {"as_if": "hit_utility"}}
-    found = cell(configuration(task_folder, tmp_path, **weights, **{"learner.steps": 1}))
-    assert found["steps"][0]["rollouts"] == 48
+    control = cell(configuration(task_folder, tmp_path, **weights, **{"learner.steps": 1}))
+    assert control["steps"][0]["rollouts"] == found[0]["steps"][0]["rollouts"] == 48
 
 
 @pytest.mark.parametrize(
@@ -190,8 +183,5 @@ def test_settings_that_one_process_cannot_follow_are_refused(
         config = configuration(tmp_path, tmp_path, **{"evaluation.path": "arithmetic", key: value})
     with pytest.raises(ConfigError, match=f"{key} is .*{value}: .*without --loop"):
         run_cell(config, every=1)
-
-
-def test_a_model_that_is_no_recall_task_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no task\.json"):
         run_cell(configuration(tmp_path, tmp_path), every=1)

@@ -1,7 +1,6 @@
 """The report of a study, from exact or sampled curves: pairs of arms, seeds, equal compute, missing cells."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -89,12 +88,7 @@ def test_curves_that_cannot_be_compared_are_one_line(
         curve_of({})
 
 
-@pytest.fixture
-def cell(tmp_path: Path) -> Callable[..., Cell]:
-    return lambda *a, **k: sampled_cell(tmp_path, *a, **k)
-
-
-def sampled_cell(out: Path, arm: str, seed: int, sizes: list[int] | None = None, **more: object) -> Cell:
+def cell(out: Path, arm: str, seed: int, sizes: list[int] | None = None, **more: object) -> Cell:
     """A finished cell of two batches of two groups, Γ·G = 2·4, evaluated on four problems."""
     values = {
         "run.name": f"{arm}-seed{seed}",
@@ -139,10 +133,8 @@ def sampled_report(tmp_path: Path, cells: list[Cell]) -> tuple[str, list[str]]:
     return path.read_text(), problems
 
 
-def test_sampled_pass_at_k_has_the_same_report_with_intervals_over_seeds_and_problems(
-    tmp_path: Path, cell: Callable[..., Cell]
-) -> None:
-    cells = [cell(arm, seed) for seed in (0, 1) for arm in CORRECT]
+def test_sampled_pass_at_k_has_the_same_report_with_intervals_over_seeds_and_problems(tmp_path: Path) -> None:
+    cells = [cell(tmp_path, arm, seed) for seed in (0, 1) for arm in CORRECT]
     text, problems = sampled_report(tmp_path, cells)
     assert problems == []
     assert "Every batch of every cell holds its Γ·G rollouts, and all cells the same total" in text
@@ -154,8 +146,8 @@ def test_sampled_pass_at_k_has_the_same_report_with_intervals_over_seeds_and_pro
     assert run.values["held-out"]["pass@1"].shape == (2, 4)
 
 
-def test_a_cell_that_cannot_be_read_costs_itself(tmp_path: Path, cell: Callable[..., Cell]) -> None:
-    cells = [cell(arm, seed) for seed in (0, 1, 2) for arm in CORRECT]
+def test_a_cell_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
+    cells = [cell(tmp_path, arm, seed) for seed in (0, 1, 2) for arm in CORRECT]
     faults = {
         "grpo-seed1": lambda f: (f / "evaluation" / "arithmetic-step2.json").write_text("{"),
         "grpo-seed2": lambda f: (f / "evaluation" / "arithmetic-step2.json").unlink(),
@@ -167,7 +159,7 @@ def test_a_cell_that_cannot_be_read_costs_itself(tmp_path: Path, cell: Callable[
     (cells[0].config.run.path / "steps.jsonl").write_text('{"step": 0}\n')
     with pytest.raises(RunFolderError, match=r"in common.*\n.*\n.*\nMissing cells: grpo-seed0 \(KeyError"):
         sampled_report(tmp_path, cells)
-    text, _ = sampled_report(tmp_path, [cell("grpo", 3), *cells[1:], cell("hora", 3)])
+    text, _ = sampled_report(tmp_path, [cell(tmp_path, "grpo", 3), *cells[1:], cell(tmp_path, "hora", 3)])
     assert "| hora | grpo | 1 | +" in text
     for words in (
         "grpo-seed1 (", "arithmetic-step2.json: not a result",
@@ -178,10 +170,12 @@ def test_a_cell_that_cannot_be_read_costs_itself(tmp_path: Path, cell: Callable[
         assert words in text
 
 
-def test_a_batch_without_its_budget_is_found_in_the_records(
-    tmp_path: Path, cell: Callable[..., Cell]
-) -> None:
-    cells = [cell("grpo", 0), cell("hora", 0, [3, 5, 4, 3]), cell("hora", 1, [2, 6, 6, 2])]
+def test_a_batch_without_its_budget_is_found_in_the_records(tmp_path: Path) -> None:
+    cells = [
+        cell(tmp_path, "grpo", 0),
+        cell(tmp_path, "hora", 0, [3, 5, 4, 3]),
+        cell(tmp_path, "hora", 1, [2, 6, 6, 2]),
+    ]
     text, problems = sampled_report(tmp_path, cells)
     assert problems == [
         "hora-seed0: batch 1 holds 7 rollouts, not Γ·G = 8",
@@ -190,12 +184,10 @@ def test_a_batch_without_its_budget_is_found_in_the_records(
     assert "**Not compute-matched:** hora-seed0: batch 1" in text
 
 
-def test_arms_with_a_budget_in_tokens_are_compared_by_their_tokens(
-    tmp_path: Path, cell: Callable[..., Cell]
-) -> None:
+def test_arms_with_a_budget_in_tokens_are_compared_by_their_tokens(tmp_path: Path) -> None:
     def run(seed: int, tokens: int) -> Run:
         settings = {"allocation.budget": "tokens", "allocation.rounds": 2, "allocation.stop": "hit"}
-        config: Config = cell("hora", seed, [3, 5, 4, 4 + seed % 2], **settings).config
+        config: Config = cell(tmp_path, "hora", seed, [3, 5, 4, 4 + seed % 2], **settings).config
         groups = config.run.path / "groups.jsonl"
         groups.write_text(groups.read_text().replace('"tokens": 10', f'"tokens": {tokens}'))
         return load_run(config.run.path)

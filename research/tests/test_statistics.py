@@ -98,19 +98,14 @@ def test_a_curve_is_read_where_another_first_reaches_a_level() -> None:
     assert math.isnan(at_matched(0.9, pass_1, pass_16))
 
 
-def test_power_is_how_often_simulated_studies_see_the_effect() -> None:
-    draws = np.random.default_rng(1).normal(0.8, 1.0, (20_000, 10))
-    seen = np.mean(stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05)
-    assert power(0.8, 1.0, 10) == pytest.approx(float(seen), abs=0.01)
-    assert detectable(2.0, 10) == pytest.approx(2 * detectable(1.0, 10))
-
-
 @pytest.mark.parametrize("seeds", [2, 3, 5, 20])
-def test_power_rises_to_one_and_is_a_number_everywhere(seeds: int) -> None:
+def test_power_is_how_often_simulated_studies_see_the_effect_and_a_number_everywhere(seeds: int) -> None:
+    draws = np.random.default_rng(1).normal(0.8, 1.0, (20_000, seeds))
+    seen = np.mean(stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05)
+    assert power(0.8, 1.0, seeds) == pytest.approx(float(seen), abs=0.01)
     found = [power(effect, 1.0, seeds) for effect in np.linspace(0, 60, 200)]
     assert all(0.0 <= p <= 1.0 + 1e-12 for p in found)
-    assert found[0] == pytest.approx(0.05)
-    assert found[-1] > 0.99
+    assert (found[0], found[-1] > 0.99) == (pytest.approx(0.05), True)
     assert power(detectable(0.07, seeds), 0.07, seeds) == pytest.approx(0.8, abs=1e-6)
 
 
@@ -122,13 +117,7 @@ def test_equal_errors_give_the_mean_of_starts_with_their_own_spread() -> None:
     between = values.var(ddof=1) - 0.25
     reach = stats.t.ppf(0.975, 2) * np.sqrt(between + stats.sem(values) ** 2)
     assert (found.low, found.high) == pytest.approx((4.0 - reach, 4.0 + reach))
-
-
-def test_starts_that_agree_are_no_surer_than_their_errors() -> None:
-    found = pool([1.0, 1.0, 1.0], [0.3, 0.3, 0.3])
-    assert found.half == pytest.approx(stats.t.ppf(0.975, 2) * 0.3 / np.sqrt(3))
-
-
-def test_two_starts_foretell_nothing() -> None:
+    alike = pool([1.0, 1.0, 1.0], [0.3, 0.3, 0.3])
+    assert alike.half == pytest.approx(stats.t.ppf(0.975, 2) * 0.3 / np.sqrt(3)), "no surer than its errors"
     with pytest.raises(ValueError, match="three"):
         pool([1.0, 2.0], [0.1, 0.1])

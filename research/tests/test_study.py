@@ -77,12 +77,6 @@ def test_every_shipped_study_has_valid_cells_of_equal_budget(path: Path, tasks: 
     assert {(c.config.rollout.group_size, c.config.rollout.prompts_per_batch) for c in found} == {(size, 16)}
 
 
-def test_the_study_of_the_readme_has_its_cells(tmp_path: Path) -> None:
-    [block] = [b for b in blocks("research/README.md") if b.kind == "yaml"]
-    (tmp_path / "my-study.yaml").write_text(block.text)
-    assert len(cells(load_study(str(tmp_path / "my-study.yaml")), tmp_path)) == 2 * 5
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_the_preset_of_a_task_stands_every_check_once_its_task_is_built(
     name: str, tasks: Path, monkeypatch: pytest.MonkeyPatch
@@ -97,11 +91,15 @@ def test_the_preset_of_a_task_stands_every_check_once_its_task_is_built(
 
 
 def test_cells_come_seed_by_seed_and_carry_arm_and_seed(tmp_path: Path) -> None:
+    [readme] = [b for b in blocks("research/README.md") if b.kind == "yaml"]
+    assert len(made(tmp_path, **yaml.safe_load(readme.text))) == 2 * 5
     found = made(tmp_path)
     assert [c.name for c in found] == ["grpo-seed0", "hora-seed0", "grpo-seed1", "hora-seed1"]
     assert [c.config.run.seed for c in found] == [0, 0, 1, 1]
     assert {c.config.allocation.rule for c in found if c.arm == "grpo"} == {"uniform"}
     assert all(c.config.learner.steps == 3 and c.config.run.folder == str(tmp_path) for c in found)
+    text = "{problem} 😀\u2028next\x85"
+    assert {c.config.data.template for c in made(tmp_path, set={"data.template": text})} == {text}
     arms = {"a": {}, "b": {"allocation.rule": "uniform"}, "c": {"allocation.rule": "mixed"}}
     found = made(tmp_path, arms=arms, design={"first": ["c", "a"]})
     assert [c.name for c in found] == ["a-seed0", "c-seed0", "a-seed1", "c-seed1", "b-seed0", "b-seed1"]
@@ -136,34 +134,15 @@ def test_a_study_that_compares_nothing_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("rollout.group_size", 8),
-        ("rollout.temperature", 0.9),
-        ("allocation.budget", "tokens"),
-        ("rollout.max_prompt_tokens", 16),
-        ("data.limit", 10),
-        ("data.split", "held-out"),
-        ("data.template", "Add: {problem}"),
-        ("model.dtype", "bfloat16"),
-        ("evaluation.samples", 128),
-        ("learner.objective.updates_per_batch", 2),
-        ("reward.max_answer_chars", 5),
+        *(("rollout.group_size", 8), ("rollout.temperature", 0.9), ("rollout.max_prompt_tokens", 16)),
+        *(("allocation.budget", "tokens"), ("learner.objective.updates_per_batch", 2)),
+        *(("data.limit", 10), ("data.split", "held-out"), ("model.dtype", "bfloat16")),
+        *(("evaluation.samples", 128), ("reward.max_answer_chars", 5)),
     ],
 )
 def test_an_arm_keeps_model_data_budget_and_evaluation(tmp_path: Path, key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"arms a and b cannot be compared: {key}: "):
         made(tmp_path, arms={"a": {}, "b": {key: value}})
-
-
-@pytest.mark.parametrize("text", ["{problem} 😀", "{problem}\u2028next", "{problem}\x85"])
-def test_any_text_of_a_study_reaches_its_cells_as_it_is(tmp_path: Path, text: str) -> None:
-    assert {c.config.data.template for c in made(tmp_path, set={"data.template": text})} == {text}
-
-
-def test_a_name_that_occurs_twice_is_refused_where_it_stands(tmp_path: Path) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text("name: mini\nseeds: [0]\narms:\n  a: {}\n  b: {allocation.rule: uniform}\n  a: {}\n")
-    with pytest.raises(ConfigError, match=r"study.yaml: not YAML: a is there twice.*line 6"):
-        load_study(str(path))
 
 
 def test_the_initial_policy_is_evaluated_anew_only_where_its_samples_could_differ(tmp_path: Path) -> None:
@@ -186,23 +165,19 @@ def test_as_many_cells_run_at_once_as_the_processors_hold(
 
 
 @pytest.mark.parametrize(
-    ("design", "reason"),
+    ("changes", "reason"),
     [
-        ({"pass_at": 8, "watched": "transfer"}, r"design.pass_at .8. is none of .* .1, 4, 16, 64, 256"),
-        ({"watched": "transfers"}, r"design.watched .transfers. is none of .* .trained, transfer"),
+        ({"design": {"pass_at": 8, "watched": "transfer"}}, r"pass_at .8. is none of .* .1, 4, 16, 64, 256"),
+        ({"design": {"watched": "transfers"}}, r"watched .transfers. is none of .* .trained, transfer"),
+        ({"design": {"watched": "transfers"}, "loop": True}, r"watched .transfers. is none of .* .trained,"),
+        ({"arms": {"full": {}, "adapter": {"learner.lora": {"rank": 8}}}}, "full and adapter only one has"),
     ],
 )
-@pytest.mark.parametrize("loop", [True, False])
-def test_curves_that_the_task_will_not_have_are_refused_before_a_cell_runs(
-    tasks: Path, design: dict, reason: str, loop: bool
+def test_curves_that_cannot_be_computed_are_refused_before_a_cell_runs(
+    tasks: Path, changes: dict, reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
-        made(tasks, set=FACTS, design=design, loop=loop)
-
-
-def test_arms_whose_success_is_found_in_two_ways_are_refused(tasks: Path) -> None:
-    with pytest.raises(ConfigError, match="of arms full and adapter only one has its success computed"):
-        made(tasks, set=FACTS, arms={"full": {}, "adapter": {"learner.lora": {"rank": 8}}})
+        made(tasks, set=FACTS, **changes)
 
 
 def config_of(out: Path, **more: object) -> Config:
