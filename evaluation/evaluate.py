@@ -49,13 +49,11 @@ async def evaluate(
 
     `about` identifies the samples (model, temperature, benchmark…) in plain JSON values, equal on every call
     for one file. `samples` may grow between calls; counts are over the first `samples` of each problem.
-    Raises SampleFileError if `out` has another identity, ValueError for invalid sizes, and any error of
-    `generate` or `score`; samples drawn before are kept.
+    Raises SampleFileError if `out` has another identity, and any error of `generate` or `score`; samples
+    drawn before are kept.
     """
-    _check(problems, samples, samples_per_request, in_flight)
-    identity = {**about, "seed": seed}
     tally = _Tally(problems, samples)
-    for sample in open_samples(out, identity, problems):
+    for sample in open_samples(out, {**about, "seed": seed}, problems):
         tally.add(sample)
     meter = Meter(tally.done, tally.total, progress)
 
@@ -110,20 +108,6 @@ class _Tally:
         correct, formatted, tokens, cut = self._sums
         versions = self._versions or (0, 0)
         return Counts(self._known.shape[1], problems, correct, formatted, tokens, cut, versions)
-
-
-def _check(problems: Sequence[Prompt], samples: int, samples_per_request: int, in_flight: int) -> None:
-    if not problems:
-        raise ValueError("nothing to evaluate: the benchmark has no usable problem")
-    if len({p.index for p in problems}) != len(problems):
-        raise ValueError("two problems have the same index: samples of one would count for the other")
-    for name, value in (
-        ("samples", samples),
-        ("samples_per_request", samples_per_request),
-        ("in_flight", in_flight),
-    ):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 def _missing(problems: Sequence[Prompt], samples: int, size: int, seed: int, tally: _Tally) -> list[Request]:

@@ -58,17 +58,14 @@ def _one(c: int, n: int, k: int) -> float:
     return float(-np.expm1(np.log1p(-max(c, k) / (n - i)).sum()))
 
 
-def estimates(
-    correct: ArrayLike, samples: int, ks: Sequence[int], seed: int = 0, level: float = 0.95
-) -> list[Estimate]:
-    """Mean Pass@K over problems for each K, with the percentile bootstrap interval over problems.
+def estimates(correct: ArrayLike, samples: int, ks: Sequence[int], seed: int = 0) -> list[Estimate]:
+    """Mean Pass@K over problems for each K, with the 95% percentile bootstrap interval over problems.
 
     All K, and all models with the same seed and number of problems, share resamples, so curves compare point
     by point. With one problem the interval is its value.
     """
     per_problem = np.stack([pass_at_k(correct, samples, k) for k in ks], axis=1)  # (P, K)
-    tails = [(1 - level) / 2, (1 + level) / 2]
-    low, high = np.quantile(resampled_means(per_problem, seed), tails, axis=0)
+    low, high = np.quantile(resampled_means(per_problem, seed), [0.025, 0.975], axis=0)
     means = per_problem.mean(axis=0)
     return [Estimate(k, *map(float, row)) for k, *row in zip(ks, means, low, high, strict=True)]
 

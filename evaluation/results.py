@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Prompt
@@ -106,16 +105,9 @@ def problem_set(problems: Sequence[Prompt]) -> str:
 def read_result(path: Path) -> Result:
     """Raises ResultError naming the file and the first error."""
     try:
-        raw: dict[str, Any] = {
-            "problem_set": "",
-            "weights": "",
-            "versions": [],
-            **json.loads(path.read_text(encoding="utf-8")),
-        }
-        result = Result(**{f.name: raw[f.name] for f in fields(Result)})
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        result = Result(**{f.name: raw[f.name] for f in fields(Result) if f.name in raw})
         result.estimates()
-    except KeyError as error:
-        raise ResultError(f"{path}: not a result of `hora eval`: no key {error}") from error
     except (ValueError, TypeError) as error:
         raise ResultError(f"{path}: not a result of `hora eval`: {error}") from error
     return result

@@ -1,15 +1,20 @@
-"""`hora plan`: from files and text options to `allocator.plan`."""
+"""`hora plan`: from files and text options to `allocator.plan`, printed and drawn."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from hora_rl.allocator.planning.forecast import ARMS
 from hora_rl.allocator.planning.forecast import plan as plan_of
-from hora_rl.allocator.planning.table import Plan
+from hora_rl.allocator.planning.table import Plan, Row
+from hora_rl.evaluation.pass_at_k import Estimate
 from hora_rl.evaluation.plan.counts import CountsError, read_counts
-from hora_rl.evaluation.plan.show import as_json, draw, show
+from hora_rl.evaluation.report.figures import COLORS, MARKERS, band, save
 
 
 def plan(
@@ -36,11 +41,16 @@ def plan(
         raise CountsError(f"{source}: {error}") from error
     made = replace(made, notes=(*counts.notes, *made.notes))
     if json_:
-        print(as_json(made))
+        print(json.dumps(asdict(made)))
     else:
-        show(made)
+        best = made.recommended
+        print(
+            f"{made}\nrecommended: allocation.rule={best.rule} allocation.rounds={best.rounds} "
+            f"allocation.stop={best.stop} rollout.group_size={best.group_size} "
+            f"rollout.pre_rollouts={best.pre_rollouts}"
+        )
     if out is not None:
-        path = draw(made, out)
+        path = _draw(made, out)
         if not json_:
             print(f"figure: {path}")
     return made
@@ -51,3 +61,33 @@ def _numbers(option: str, text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise CountsError(f"{option} ({text}): must be whole numbers with commas") from None
+
+
+def _draw(plan: Plan, folder: Path) -> Path:
+    """Write `plan.png` and `plan.svg`: hits and signal over G, each arm at its best G0."""
+    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+    panels = figure.subplots(1, 2)
+    best: dict[str, dict[int, Row]] = {}
+    for row in plan.rows:
+        lines = best.setdefault(row.name, {})
+        if row.group_size not in lines or row.hits > lines[row.group_size].hits:
+            lines[row.group_size] = row
+    for axis, key, title in zip(
+        panels, ("hits", "signal"), ("prompts with a hit", "groups with signal"), strict=True
+    ):
+        for i, (name, rows) in enumerate(best.items()):
+            style = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i // len(COLORS) % len(MARKERS)]}
+            sizes = sorted(rows)
+            points = [_estimate(rows[size], key) for size in sizes]
+            band(axis, sizes, points, name, style)
+        axis.set(xlabel="G", title=title)
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panels[0].legend(frameon=False, fontsize=7)
+    folder.mkdir(parents=True, exist_ok=True)
+    save(figure, folder, "plan")
+    return folder / "plan.png"
+
+
+def _estimate(row: Row, key: str) -> Estimate:
+    value, low, high = (getattr(row, key + end) for end in ("", "_low", "_high"))
+    return Estimate(row.group_size, value, low, high)

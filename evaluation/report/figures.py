@@ -18,6 +18,7 @@ from hora_rl.evaluation.phase_b import PhaseB, Share, classes
 from hora_rl.evaluation.report.smoothing import moving_average, smoothed
 
 if TYPE_CHECKING:
+    from hora_rl.evaluation.results import Result
     from hora_rl.evaluation.run_folders import Run
 
 Array = NDArray[np.float64]
@@ -140,8 +141,11 @@ def reliability_figure(found: Reliability, name: str) -> Figure:
     return figure
 
 
-def during_training_figure(name: str, series: Mapping[str, Mapping[int, Sequence[Estimate]]]) -> Figure:
-    """Pass@K by step of run `name`: benchmark -> step -> estimates. One panel per benchmark, a line per K."""
+def during_training_figure(name: str, results: Sequence[Result]) -> Figure:
+    """Pass@K by step of run `name`, one panel per benchmark, a line per K with its interval as a band."""
+    series: dict[str, dict[int, list[Estimate]]] = {}
+    for r in results:
+        series.setdefault(r.title, {})[r.step] = r.estimates()
     figure, axes = _grid(len(series), width=5.2, height=3.4)
     for axis, (title, by_step) in zip(axes, series.items(), strict=True):
         ks = sorted({e.k for found in by_step.values() for e in found})

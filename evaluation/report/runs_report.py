@@ -7,6 +7,7 @@ initial policy ("Base") comes from evaluations at step 0.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,13 +15,19 @@ import yaml
 from matplotlib.figure import Figure
 
 from hora_rl.evaluation.report.by_source import by_source, sources_of
-from hora_rl.evaluation.report.during_training import columns, evaluated, training_figure
-from hora_rl.evaluation.report.figures import allocation_figure, metrics_figure, pass_at_k_figure, save
+from hora_rl.evaluation.report.figures import (
+    allocation_figure,
+    during_training_figure,
+    metrics_figure,
+    pass_at_k_figure,
+    save,
+)
 from hora_rl.evaluation.report.hits import hits_by_difficulty
 from hora_rl.evaluation.report.pages import inline_svg, write_page
 from hora_rl.evaluation.report.predicted import Predict, Predicted, shown
 from hora_rl.evaluation.report.result_files import csv_table
 from hora_rl.evaluation.report.tables import curves, latex, summarise, table_1
+from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 
 CURVES = (("length/mean", "Mean response length (tokens)"), ("entropy", "Mean token entropy (nats)"))
@@ -55,8 +62,10 @@ def write_report(folders: Sequence[Path], out: Path, predict: Predict | None = N
         hits={name: rows for name, run in runs.items() if (rows := hits_by_difficulty(run))},
         sources={name: found for name, run in runs.items() if (found := by_source(run))},
         evaluated={
-            name: (ks := columns(rows), [f"Pass@{k}" for k in ks], rows)
-            for name, rows in evaluated(runs).items()
+            name: (ks, [f"Pass@{k}" for k in ks], rows)
+            for name, run in runs.items()
+            if (rows := _during_training(run))
+            for ks in [sorted({k for r in rows for k in r.ks})]
         },
         predicted={} if predict is None else _predicted(runs, folders, predict),
         shown=shown,
@@ -101,11 +110,12 @@ def _figures(runs: Mapping[str, Run]) -> dict[str, tuple[str, Figure]]:
                 f"Success by data source: {name}",
                 metrics_figure({name: run}, success),
             )
-    for name in evaluated(runs):
-        figures[f"during_training_{_slug(name)}"] = (
-            f"Pass@K during training: {name}",
-            training_figure(name, runs[name]),
-        )
+    for name, run in runs.items():
+        if results := _during_training(run):
+            figures[f"during_training_{_slug(name)}"] = (
+                f"Pass@K during training: {name}",
+                during_training_figure(name, results),
+            )
     for name, run in runs.items():
         if len(run.rules):
             figures[f"allocation_{_slug(name)}"] = (f"Allocation dynamics: {name}", allocation_figure(run))
@@ -114,6 +124,13 @@ def _figures(runs: Mapping[str, Run]) -> dict[str, tuple[str, Figure]]:
         figures["learning"] = ("Learning curves", metrics_figure(trained, LEARNING))
         figures["length_entropy"] = ("Length and entropy", metrics_figure(trained, CURVES))
     return figures
+
+
+def _during_training(run: Run) -> list[Result]:
+    """Results of the benchmarks that were evaluated at more than two steps, by benchmark and step."""
+    steps = dict.fromkeys((r.title, r.step) for r in run.results)
+    counts = Counter(title for title, _ in steps)
+    return [r for title, n in counts.items() if n > 2 for r in run.results if r.title == title]
 
 
 def _slug(name: str) -> str:

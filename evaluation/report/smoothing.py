@@ -16,11 +16,8 @@ def moving_average(values: NDArray[np.float64], window: int) -> NDArray[np.float
 
     A window of even size looks one further back than ahead.
     """
-    known = np.isfinite(values)
-    sums = np.concatenate(([0.0], np.cumsum(np.where(known, values, 0.0))))
-    counts = np.concatenate(([0], np.cumsum(known)))
-    at = np.arange(len(values))
-    low = np.clip(at - window // 2, 0, None)
-    high = np.clip(at + (window - 1) // 2 + 1, None, len(values))
-    n = counts[high] - counts[low]
-    return np.divide(sums[high] - sums[low], n, out=np.full(len(values), np.nan), where=n > 0)
+    known, ahead = np.isfinite(values), (window - 1) // 2
+    sums, counts = (
+        np.convolve(x, np.ones(window))[ahead:][: len(values)] for x in (np.where(known, values, 0.0), known)
+    )
+    return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
