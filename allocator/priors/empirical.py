@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hora_rl.allocator.posterior import Float, Int
-from hora_rl.allocator.priors.base import State, checked
+from hora_rl.allocator.priors.base import State
+from hora_rl.allocator.priors.fixed import FixedPrior
 
 Mask = NDArray[np.bool_]
 
@@ -108,19 +109,15 @@ def _slopes(weight: Float, start: float) -> tuple[float, float]:
     return float((weight / at).sum()), -float((weight / at**2).sum())
 
 
-class EmpiricalPrior:
+class EmpiricalPrior(FixedPrior):
     """Beta(α, β) fitted by maximum likelihood to the last cycles; Beta(alpha, beta) before the first."""
 
     name = "empirical"
     learns = True
 
     def __init__(self, alpha: float = 1.0, beta: float = 1.0) -> None:
-        self._alpha, self._beta = alpha, beta
+        super().__init__(alpha, beta)
         self._cycles: list[Int] = []  # (m, 3) each: successes, trials, how often
-
-    def predict(self, prompts: Int) -> tuple[Float, Float]:
-        n = len(prompts)
-        return checked(self.name, prompts, np.full(n, self._alpha), np.full(n, self._beta))
 
     def update(self, prompts: Int, successes: Int, trials: int) -> None:
         """Learn from one generation cycle: c_i (n,) successes of `trials` pre-rollouts each."""

@@ -24,10 +24,7 @@ def _table(posterior: Posterior, depth: int) -> Float:
     rate = (posterior.successes / posterior.trials)[:, None]
     right, wrong = np.log(rate), np.log1p(-rate)
     size = posterior.trials[:, None] + np.arange(depth)
-    solved, unsolved = size * right + wrong, size * wrong + right
-    # log(eˣ + eʸ); np.logaddexp is slower.
-    both = np.maximum(solved, unsolved) + np.log(1 + np.exp(-np.abs(solved - unsolved)))
-    return np.asarray(right + 2 * wrong + both)
+    return np.asarray(right + 2 * wrong + np.logaddexp(size * right + wrong, size * wrong + right))
 
 
 def _exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:

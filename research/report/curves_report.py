@@ -16,7 +16,7 @@ from hora_rl.evaluation.report.markdown import markdown_table
 from hora_rl.evaluation.run_folders import RunFolderError
 from research.report.curves import Compared, Curve, Curves, compare, decide
 from research.report.figures import forest_figure, frontier_figure, pass_rates_figure, power_figure
-from research.report.statistics import Difference, detectable, not_inferior
+from research.report.statistics import Difference, detectable
 from research.study.cells import Design, Study
 
 NEAR_CEILING = 0.95
@@ -115,7 +115,7 @@ def _comparisons(compared: Sequence[Compared], design: Design, example: Curve) -
 def _row(c: Compared, design: Design) -> tuple[str, ...]:
     matched = points(c.matched) if c.matched else "—"
     least = f"{100 * detectable(c.deviation, c.primary.seeds):.1f}" if c.primary.seeds > 1 else "—"
-    kept = "yes" if not_inferior(c.pass_1, design.margin) else "not shown"
+    kept = "yes" if c.pass_1.low > -design.margin else "not shown"  # one seed has no interval: NaN
     p = "—" if math.isnan(c.corrected) else f"{c.corrected:.2g}"
     return (
         *(c.arm, c.baseline, str(c.primary.seeds), points(c.primary), p),

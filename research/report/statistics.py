@@ -98,8 +98,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def area(steps: ArrayLike, values: ArrayLike) -> Array:
     """Mean height of curves (T, …) over their steps (T,): the area under them (trapezoids) over the range."""
     x, y = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    if x.size < 2:
-        raise ValueError("an area needs two points of a curve at least")
     return np.asarray(np.trapezoid(y, x, axis=0) / (x[-1] - x[0]))
 
 
@@ -112,11 +110,6 @@ def at_matched(level: float, matched: ArrayLike, values: ArrayLike) -> float:
         return math.nan
     i = int(reached[0])
     return float(y[0] if i == 0 else np.interp(level, x[i - 1 : i + 1], y[i - 1 : i + 1]))
-
-
-def not_inferior(difference: Difference, margin: float) -> bool:
-    """Whether the interval excludes a loss of `margin` or more. False where one seed cannot tell."""
-    return difference.low > -margin
 
 
 def power(effect: float, deviation: float, seeds: int) -> float:

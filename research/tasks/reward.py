@@ -6,11 +6,6 @@ TAGGED = "<think></think><answer>{}</answer>"
 """The form of a completion, with {} in place of the answer."""
 
 
-def completion(answer: str) -> str:
-    """A complete completion that gives `answer`."""
-    return TAGGED.format(answer)
-
-
 def answer_of(text: str, form: str = TAGGED) -> str | None:
     """The answer of a completion of this form, else None."""
     start, end = form.split("{}")

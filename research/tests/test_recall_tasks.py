@@ -25,7 +25,7 @@ from research.tasks.build import build
 from research.tasks.catalogue import TASKS
 from research.tasks.pretrained import arithmetic
 from research.tasks.recall import ExactSuccess, encode_prompts, load_task, logprobs
-from research.tasks.reward import answer_of, completion, one_of
+from research.tasks.reward import TAGGED, answer_of, one_of
 from tests.support.jsonl import lines
 
 
@@ -72,11 +72,11 @@ def test_success_is_the_same_where_all_prompts_begin_alike() -> None:
 
 
 def test_rewards_take_one_of_the_right_answers_in_its_format_alone() -> None:
-    assert answer_of(completion("123")) == "123"
-    assert one_of("q", completion("123"), "999|123") == 1.0
-    assert one_of("q", completion("12"), "999|123") == 0.0
+    assert answer_of(TAGGED.format("123")) == "123"
+    assert one_of("q", TAGGED.format("123"), "999|123") == 1.0
+    assert one_of("q", TAGGED.format("12"), "999|123") == 0.0
     assert one_of("q", "123", "999|123") == 0.0
-    assert one_of("q", completion(""), "999|123") == 0.0
+    assert one_of("q", TAGGED.format(""), "999|123") == 0.0
 
 
 @pytest.fixture(scope="module")
