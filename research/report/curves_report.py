@@ -1,6 +1,6 @@
 """The report of a study: arms compared on the same seeds by rules that were written down before it ran.
 
-OUT/report.md   rules, comparisons, tables      OUT/*.png, *.svg   curves, frontier, forest, power
+OUT/report.md   rules, comparisons, tables      OUT/*.png, *.svg   curves, frontier, forest
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hora_rl.evaluation.report.figures import save
 from hora_rl.evaluation.report.markdown import markdown_table
 from hora_rl.evaluation.run_folders import RunFolderError
 from research.report.curves import Compared, Curve, Curves, compare, decide
-from research.report.figures import forest_figure, frontier_figure, pass_rates_figure, power_figure
+from research.report.figures import forest_figure, frontier_figure, pass_rates_figure
 from research.report.statistics import Difference, detectable
 from research.study.cells import Design, Study
 
@@ -44,8 +44,7 @@ def report_curves(
         "frontier": frontier_figure(shown, design),
         "forest": forest_figure(compared, explored),
     }
-    if spreads := [c.deviation for c in compared if c.deviation > 0.0]:
-        drawn["power"] = power_figure(spreads)
+
     for kind, figure in drawn.items():
         save(figure, out, kind if name == "report" else f"{name}-{kind}")
     path = out / f"{name}.md"

@@ -12,13 +12,11 @@ from scipy import stats
 from hora_rl.evaluation.report.figures import COLORS, MARKERS
 from research.report.curves import Array, Compared, Curve
 from research.report.mechanism import LABELS, VALUES, Groups, by_difficulty
-from research.report.statistics import power
 from research.study.cells import Design
 
 Arms = Mapping[str, Sequence[Curve]]
 COARSE = ((0.0, 0.03), (0.03, 0.3), (0.3, 0.9), (0.9, 1.0))
 WINDOW = 6
-POWER_SEEDS = (5, 10, 20)
 GREY = "#808080"
 
 
@@ -64,22 +62,6 @@ def forest_figure(decisive: Sequence[Compared], exploratory: Sequence[Compared])
     axis.set_yticks(range(len(rows)), [f"{c.title} ({c.primary.seeds})" for c, _ in rows], fontsize=8)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.set(xlabel="difference of the primary metric, points (seeds in brackets)")
-    return figure
-
-
-def power_figure(deviations: Sequence[float]) -> Figure:
-    """Probability of seeing an effect (points) at 5%, for the median deviation of the comparisons, by number
-    of seeds."""
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    axis = figure.subplots()
-    deviation = float(np.median(deviations))
-    effects = np.linspace(0, 4 * deviation, 60)
-    for n, color in zip(POWER_SEEDS, COLORS, strict=False):
-        seen = [100 * power(e, deviation, n) for e in effects]
-        axis.plot(100 * effects, seen, color=color, label=f"{n} seeds")
-    axis.axhline(80, color=GREY, linewidth=1, linestyle="--")
-    axis.set(xlabel="true difference, points", ylabel="power (%)", ylim=(0, 100))
-    axis.legend(frameon=False, fontsize=8)
     return figure
 
 

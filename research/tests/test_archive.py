@@ -103,7 +103,7 @@ def test_one_command_writes_every_table_and_figure_of_an_archive(folder: Path) -
     assert "Not run: never" in text
     assert "Seeds missing: stop (2 of 3)" in text
     assert "## Mechanism" in text
-    kinds = ("curves", "frontier", "forest", "power", "mechanism", "allocation")
+    kinds = ("curves", "frontier", "forest", "mechanism", "allocation")
     assert all((out / f"mini-{kind}.png").stat().st_size > 4000 for kind in kinds)
 
 
