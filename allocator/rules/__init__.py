@@ -23,7 +23,6 @@ import numpy as np
 
 from hora_rl.allocator.posterior import Float, Posterior
 from hora_rl.allocator.rules.base import Division, Gain, Marginal, Rule, Split
-from hora_rl.allocator.rules.coba_rl import COBA_RL
 from hora_rl.allocator.rules.hit_utility import HIT_UTILITY
 from hora_rl.allocator.rules.knapsack import KNAPSACK
 from hora_rl.allocator.rules.outcomes import FIRST_HIT, HIT_OR_MISS, MIXED, first_hit, hit_or_miss
@@ -38,7 +37,7 @@ RULES: dict[str, Rule] = {
     for r in (
         *(HIT_UTILITY, PROBE_AWARE, FIRST_HIT, MIXED, HIT_OR_MISS),
         *(UNIFORM, HARD_FIRST, EVEN_SIZES),
-        *(VARIANCE, KNAPSACK, COBA_RL, REINFORCE_ADA, AR3PO),
+        *(VARIANCE, KNAPSACK, REINFORCE_ADA, AR3PO),
     )
 }
 

@@ -242,7 +242,7 @@ class Objective(Section):
         return self.scale or ("batch" if gdpo else "group")
 
 
-NO_MARGINAL_GAIN = ("hard_first", "even_sizes", "knapsack", "coba_rl", "reinforce_ada", "ar3po")
+NO_MARGINAL_GAIN = ("hard_first", "even_sizes", "knapsack", "reinforce_ada", "ar3po")
 """Rules without a marginal gain. They guarantee no prompt a rollout."""
 
 

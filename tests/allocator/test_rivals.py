@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from itertools import product
-from math import exp, floor, lgamma, log
+from math import log
 
 import numpy as np
 import pytest
@@ -79,65 +78,6 @@ def test_knapsack_divides_and_falls_back_as_published() -> None:
         mine = sum(knapsack_value(int(trials[i] + found[i]), p[i]) for i in effective)
         assert mine >= best[-1] - 1e-12
     assert CASES / 10 < fell_back < CASES
-
-
-def coba_value(p: float, n: int, tau: float, a: float, b: float) -> float:
-    """V(N, p) = (1 - exp(-N/τ · p(1-p))) · Beta(p; α, β), p clipped."""
-    p = min(max(p, 0.01), 0.99)
-    density = exp((a - 1) * log(p) + (b - 1) * log(1 - p) - (lgamma(a) + lgamma(b) - lgamma(a + b)))
-    return (1 - exp(-n / tau * p * (1 - p))) * density
-
-
-def coba_greedy(p: list[float], n: list[int], budget: int, tau: float, a: float, b: float) -> list[int]:
-    """Their heap: pop the largest marginal gain, give it one rollout, push its next."""
-
-    def gain(i: int) -> float:
-        return coba_value(p[i], n[i], tau, a, b) - coba_value(p[i], n[i] + 1, tau, a, b)
-
-    n = list(n)
-    heap = [(gain(i), i) for i in range(len(p))]
-    heapq.heapify(heap)
-    for _ in range(budget):
-        _, i = heapq.heappop(heap)
-        n[i] += 1
-        heapq.heappush(heap, (gain(i), i))
-    return n
-
-
-def test_coba_rl_divides_by_its_value_as_published() -> None:
-    rng = np.random.default_rng(3)
-    explored = 0
-    for _ in range(CASES):
-        n = int(rng.integers(1, 6))
-        trials = rng.integers(2, 20, n) if rng.random() < 0.5 else np.full(n, 8)
-        c, budget = rng.binomial(trials, rng.beta(0.6, 0.6, n)), int(rng.integers(1, 30))
-        p = c / trials
-        failures = 1 - p.mean()
-        failures = failures if failures > 0.5 else 1 / (1 + exp(-10 * (failures - 0.5)))
-        a = max(1.0, min(6.0, 1 + 5 * failures))
-        middle = [i for i in range(n) if 0.05 <= p[i] <= 0.99]
-        ratio = 0.8 if len(middle) > n / 2 else 0.6 + 0.2 * (len(middle) / n * 2)
-        share = int(budget * ratio) if middle else 0
-        clipped = np.clip(p[middle], 0.01, 0.99)
-        tau = 3 + 9 * min(1.0, float(np.mean((clipped - clipped.mean()) ** 2)) / 0.1667) if middle else 3.0
-        greedy = coba_greedy(p[middle].tolist(), trials[middle].tolist(), share, tau, a, 7 - a)
-        rest = [i for i in range(n) if p[i] < 0.05] or middle or list(range(n))
-        found = trials + allocate(c, trials, budget, rule="coba_rl")
-        assert found.sum() == trials.sum() + budget
-        if rest != middle:
-            explored += bool(middle)
-            worth = [
-                sum(coba_value(p[i], int(k), tau, a, 7 - a) for i, k in zip(middle, sizes, strict=True))
-                for sizes in (found[middle], greedy)
-            ]
-            assert found[middle].sum() == sum(greedy)
-            assert worth[0] == pytest.approx(worth[1], abs=1e-12)
-        weight = 1 - np.clip(p[rest], 1e-6, 1 - 1e-6)
-        least = [floor((budget - share) * w / weight.sum() + 1e-9) for w in weight]
-        given = (found - trials)[rest] if rest != middle else found[middle] - greedy
-        assert rest == middle or given.sum() == budget - share
-        assert rest == middle or all(x >= y - 1 for x, y in zip(given, least, strict=True))
-    assert explored > CASES / 10
 
 
 @pytest.mark.parametrize(("rule", "k"), [("ar3po", None), ("reinforce_ada", None), ("reinforce_ada(2)", 2)])

@@ -21,7 +21,7 @@ from tests.allocator.one_by_one import GAINS, one_by_one
 STOPS = ["none", "hit", "mixed"]
 RULES = [
     *GAINS,
-    *("variance", "variance(dr_grpo)", "variance(prior)", "knapsack", "coba_rl", "ar3po", "reinforce_ada(4)"),
+    *("variance", "variance(dr_grpo)", "variance(prior)", "knapsack", "ar3po", "reinforce_ada(4)"),
 ]
 
 
