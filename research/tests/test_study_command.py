@@ -5,15 +5,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
-HORA = str(Path(sys.executable).with_name("hora"))
+from research.tests.test_study_processes import HORA, assert_stops, started, written
+from tests.support.jsonl import lines
+
 STEPS, PROMPTS, SIZE, PROBLEMS, SAMPLES = 6, 8, 6, 4, 8
 STUDY = {
     "name": "small",
@@ -51,32 +50,12 @@ def steps(cell: Path) -> list[int]:
     return [json.loads(line)["step"] for line in whole]
 
 
-def interrupted(command: list[str], out: Path, log: Path) -> None:
-    """Run the study until its second cell has trained a step, then press Ctrl-C; nothing it started may be
-    left."""
-    with log.open("wb") as file:
-        first = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
-        try:
-            deadline = time.monotonic() + 500
-            while not steps(out / CELLS[1]):
-                assert first.poll() is None, log.read_text()[-3000:]
-                assert time.monotonic() < deadline, log.read_text()[-3000:]
-                time.sleep(0.05)
-            family = psutil.Process(first.pid).children(recursive=True)
-        finally:  # whatever failed, it must not outlive the test
-            first.send_signal(signal.SIGINT)
-            ended = first.wait(150)
-    assert ended == 130, log.read_text()[-3000:]
-    _, alive = psutil.wait_procs(family, timeout=30)
-    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
-    assert "The same command continues the study" in log.read_text()
-
-
 def test_an_interrupted_study_goes_on_to_a_report_at_equal_compute(tmp_path: Path) -> None:
-    file, out = tmp_path / "small.yaml", tmp_path / "out"
-    file.write_text(yaml.safe_dump(STUDY, sort_keys=False))
-    command = [HORA, "study", str(file), "--out", str(out), "--parallel", "1"]
-    interrupted(command, out, tmp_path / "first.log")
+    out = tmp_path / "out"
+    command = [HORA, "study", written(tmp_path, STUDY), "--out", str(out), "--parallel", "1"]
+    first = started(command, lambda: bool(steps(out / CELLS[1])), 500)
+    family = psutil.Process(first.pid).children(recursive=True)
+    assert_stops(first, signal.SIGINT, family, limit_s=150)
     done = record(out / CELLS[0])
     assert [done["state"], record(out / CELLS[1])["state"]] == ["finished", "stopped"]
     assert not (out / CELLS[2]).exists()
@@ -90,7 +69,7 @@ def test_an_interrupted_study_goes_on_to_a_report_at_equal_compute(tmp_path: Pat
         cell = out / name
         assert record(cell)["state"] == "finished"
         assert steps(cell) == list(range(STEPS))
-        groups = [json.loads(line) for line in (cell / "groups.jsonl").read_text().splitlines()]
+        groups = lines(cell / "groups.jsonl")
         assert len({g["group_id"] for g in groups}) == len(groups) == STEPS * PROMPTS
         assert all(sum(g["size"] for g in groups if g["batch"] == b) == PROMPTS * SIZE for b in range(STEPS))
         assert len({g["size"] for g in groups}) == 1 or name.startswith("hora")

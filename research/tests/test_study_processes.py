@@ -69,8 +69,9 @@ def started(words: Sequence[str], has_begun: Callable[[], bool], limit_s: float)
             assert study.poll() is None, study.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.1)
-    except BaseException:
-        study.kill()
+    except BaseException:  # whatever failed, no cell may outlive the test
+        study.terminate()
+        study.wait(150)
         raise
     return study
 
@@ -80,11 +81,13 @@ def assert_gone(family: list[psutil.Process]) -> None:
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
-def assert_stops(study: subprocess.Popen[str], number: int, family: list[psutil.Process]) -> None:
+def assert_stops(
+    study: subprocess.Popen[str], number: int, family: list[psutil.Process], limit_s: float = GRACE_S
+) -> None:
     """The study ends in time, in order and with all that it started."""
     try:
         study.send_signal(number)
-        said, _ = study.communicate(timeout=GRACE_S)
+        said, _ = study.communicate(timeout=limit_s)
     finally:
         study.kill()
     assert study.returncode == 130, said

@@ -25,25 +25,11 @@ def miss(a: Fraction, b: Fraction, c: int, n: int, extra: int, level: int) -> tu
     return 0, none_of(b, a, level) - none_of(b, a, level + 1)
 
 
-def uniform(a: Fraction, b: Fraction, c: int, n: int, extra: int, level: int) -> tuple[int, Fraction]:
-    return 0, Fraction(-(extra + level))
-
-
-def hard_first(a: Fraction, b: Fraction, c: int, n: int, extra: int, level: int) -> tuple[int, Fraction]:
-    return int(c > 0), Fraction(-(extra + level))
-
-
 def first_hit(a: Fraction, b: Fraction, c: int, n: int, extra: int, level: int) -> tuple[int, Fraction]:
     if c == 0:
         return hit(a, b, c, n, extra, level)
     hits = c + level * a / (a + b)
     return 1, a / (a + b) * (1 / hits - 1 / (hits + 1))
-
-
-def first_hit_by_hits(
-    a: Fraction, b: Fraction, c: int, n: int, extra: int, level: int
-) -> tuple[int, Fraction]:
-    return int(c > 0), hit(a, b, c, n, extra, level)[1]
 
 
 def hit_or_miss(weight: Fraction) -> Gain:
@@ -77,22 +63,18 @@ def of_worth(worth: Callable[[int], Fraction], done: Callable[[int], bool] = lam
     return gain
 
 
-def probe_aware(a: Fraction, b: Fraction, c: int, n: int, extra: int, level: int) -> tuple[int, Fraction]:
-    return hit(a, b, c, n, extra, n + level)
-
-
 GAINS: dict[str, Gain] = {
     "hit_utility": hit,
-    "uniform": uniform,
-    "hard_first": hard_first,
+    "uniform": lambda a, b, c, n, extra, level: (0, Fraction(-(extra + level))),
+    "hard_first": lambda a, b, c, n, extra, level: (int(c > 0), Fraction(-(extra + level))),
     "first_hit": first_hit,
-    "first_hit(hit_utility)": first_hit_by_hits,
+    "first_hit(hit_utility)": lambda a, b, c, *rest: (int(c > 0), hit(a, b, c, *rest)[1]),
     "mixed": hit_or_miss(Fraction(1)),
     "hit_or_miss": hit_or_miss(Fraction(2)),
     "hit_or_miss(0.75)": hit_or_miss(Fraction(3, 4)),
     "expected_worth(2.5)": of_worth(lambda c: Fraction(2 * c, 2 * c + 5)),
     "first_hit(2)": of_worth(lambda c: Fraction(min(c, 2)), lambda c: c >= 2),
-    "probe_aware": probe_aware,
+    "probe_aware": lambda a, b, c, n, extra, level: hit(a, b, c, n, extra, n + level),
 }
 SERVED = {"none": lambda c, n: True, "hit": lambda c, n: c == 0, "mixed": lambda c, n: c in (0, n)}
 

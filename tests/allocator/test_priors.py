@@ -3,6 +3,7 @@ formula."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,17 @@ import torch
 from scipy.linalg import cho_solve, cholesky
 from scipy.special import gammaln
 from scipy.stats import betabinom, binom
+from transformers import AutoTokenizer, BertConfig, BertModel
 
 from hora_rl.allocator.calibration import log_loss, reliability
 from hora_rl.allocator.priors import make_prior
-from hora_rl.allocator.priors.base import LearnedPrior
+from hora_rl.allocator.priors.features import sentence_features
 from hora_rl.allocator.priors.files import load_state, save_state
 from hora_rl.allocator.priors.fit import fit_prior, outcomes
 from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
 from hora_rl.allocator.priors.pooled_gp import NOISE, PooledGaussianProcessPrior
 from hora_rl.allocator.priors.probe import Probe, ProbePrior
+from hora_rl.common.load import load
 
 N, D, G0 = 80, 12, 8
 LEARNED = [name for name in NAMES if name not in UNCONDITIONED]
@@ -106,17 +109,6 @@ def test_a_prior_restored_from_a_file_goes_on_as_if_never_stopped(name: str, tmp
         np.testing.assert_allclose(a, b, rtol=1e-9)
     with pytest.raises(ValueError, match="not of fixed"):
         load_state(tmp_path / "prior.npz", "fixed")
-
-
-@pytest.mark.parametrize("name", FORETELL)
-def test_fitting_on_recorded_rollouts_foretells_unseen_prompts_better_than_a_coin(name: str) -> None:
-    features, rate = data()
-    successes, trials = np.random.default_rng(2).binomial(G0, rate), np.full(N, G0)
-    prior = make_prior(name, N, features=features)
-    assert isinstance(prior, LearnedPrior)
-    prior.fit(np.arange(60), successes[:60], trials[:60])
-    alpha, beta = prior.predict(np.arange(60, N))
-    assert log_loss(alpha / (alpha + beta), successes[60:], trials[60:]) < 0.66
 
 
 def test_the_static_probe_does_not_change_during_training() -> None:
@@ -220,3 +212,17 @@ def test_a_fit_from_a_runs_records_is_judged_on_prompts_it_has_not_seen(name: st
         fit_prior(make_prior("fixed", N), *outcomes(records))
     with pytest.raises(ValueError, match="records: there are none"):
         outcomes([])
+
+
+@pytest.mark.parametrize(("own_limit", "same"), [(8, True), (64, False)])
+def test_a_text_is_cut_where_sentence_transformers_cuts_it(
+    own_limit: int, same: bool, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(load("tiny").model.path)
+    tokenizer.save_pretrained(tmp_path)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(tmp_path)
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": own_limit}))
+    start = "1+2=?" * 4
+    one, other = sentence_features(str(tmp_path), [start, start + "987"])
+    assert np.allclose(one, other, atol=1e-6) == same

@@ -2,51 +2,37 @@
 
 from __future__ import annotations
 
-from itertools import product
+from fractions import Fraction
+from itertools import pairwise, product
 from math import log
 
 import numpy as np
 import pytest
 
 from hora_rl.allocator import Session, allocate
-from hora_rl.allocator.rules import RULES, needs_counts
+from hora_rl.allocator.posterior import posterior
+from hora_rl.allocator.rules import RULES, get_rule, needs_counts
+from hora_rl.allocator.rules.base import Marginal
 from hora_rl.common.config import Allocation
 
 CASES = 1_000
 
 
-def compositions(n: int, budget: int) -> list[tuple[int, ...]]:
-    return [
-        (*rest, budget - sum(rest))
-        for rest in product(range(budget + 1), repeat=n - 1)
-        if sum(rest) <= budget
-    ]
-
-
-def instance(rng: np.random.Generator, least: int) -> tuple[np.ndarray, np.ndarray, int]:
-    n = int(rng.integers(1, 4))
-    trials = rng.integers(least, 10, n) if rng.random() < 0.5 else np.full(n, rng.integers(least, 10))
-    return rng.binomial(trials, rng.beta(0.5, 0.5, n)), trials, int(rng.integers(1, 7))
-
-
-@pytest.mark.parametrize(
-    "rule", ["variance", "variance(dr_grpo)", "variance(prior)", "variance(dr_grpo,prior)"]
-)
-def test_variance_has_the_lowest_sum_of_vips_variances(rule: str) -> None:
-    """VIP, theorems on the gradient's variance: Σ p(1-p)/(n-1) for RLOO and Σ p(1-p)(n-1)/n² for Dr. GRPO."""
-    rng = np.random.default_rng(1)
-    known = {(n, b): np.array(compositions(n, b)) for n in range(1, 4) for b in range(1, 7)}
-    for _ in range(CASES):
-        c, trials, budget = instance(rng, 3)
-        prior = rng.uniform(0.2, 3, len(c)), rng.uniform(0.2, 3, len(c))
-        hits, all_ = (0, 0) if "prior" in rule else (c, trials)
-        p = (prior[0] + hits) / (prior[0] + prior[1] + all_)
-        n = trials + known[len(c), budget]
-        variances = p * (1 - p) * ((n - 1) / n**2 if "dr_grpo" in rule else 1 / (n - 1))
-        found = trials + allocate(c, trials, budget, prior, rule)
-        assert found.sum() == trials.sum() + budget
-        mine = (p * (1 - p) * ((found - 1) / found**2 if "dr_grpo" in rule else 1 / (found - 1))).sum()
-        assert mine <= variances.sum(1).min() * (1 + 1e-12)
+@pytest.mark.parametrize("options", ["", "dr_grpo", "prior", "dr_grpo,prior"])
+def test_variance_gains_what_a_rollout_takes_from_vips_variance(options: str) -> None:
+    """VIP, theorems on the gradient's variance: p(1-p)/(n-1) for RLOO and p(1-p)(n-1)/n² for Dr. GRPO."""
+    rule = get_rule(f"variance({options})" if options else "variance")
+    assert isinstance(rule, Marginal)
+    assert rule.exact is not None
+    for a, b, c, n in product((1, Fraction(1, 3)), (1, 2), (0, 2, 4), (4, 7)):
+        alpha, beta = (a, b) if "prior" in options else (a + c, b + n - c)
+        p = Fraction(alpha, alpha + beta)
+        sizes = range(n, n + 21)
+        shares = [Fraction(k - 1, k * k) if "dr_grpo" in options else Fraction(1, k - 1) for k in sizes]
+        expected = [p * (1 - p) * (now - later) for now, later in pairwise(shares)]
+        assert [rule.exact(a + Fraction(c), Fraction(b + n - c), c, n, k) for k in range(20)] == expected
+        post = posterior(np.array([c]), np.array([n]), np.array([float(a)]), np.array([float(b)]))
+        np.testing.assert_allclose(np.exp(rule.table(post, 20)[0]), np.array(expected, float))
 
 
 def knapsack_value(n: int, p: float) -> float:
@@ -58,8 +44,9 @@ def test_knapsack_divides_and_falls_back_as_published() -> None:
     rng = np.random.default_rng(2)
     fell_back = 0
     for _ in range(CASES):
-        c, trials, budget = instance(rng, 1)
-        budget = int(rng.integers(1, 25))
+        n, budget = int(rng.integers(1, 4)), int(rng.integers(1, 25))
+        trials = rng.integers(1, 10, n) if rng.random() < 0.5 else np.full(n, rng.integers(1, 10))
+        c = rng.binomial(trials, rng.beta(0.5, 0.5, n))
         p = c / trials
         effective = [i for i in range(len(c)) if 0 < p[i] < 1]
         cost = sum(int(log(1 - 0.9) / log(max(p[i], 1 - p[i]))) for i in effective)

@@ -93,20 +93,6 @@ def test_a_least_share_leaves_the_optimum_of_the_rest(rule: str) -> None:
     assert starved, "no case in which the rule alone gives a prompt less"
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"rule": "knapsack"}, "needs a rule that is a marginal gain and stop none, not rule knapsack"),
-        ({"stop": "hit"}, "not rule hit_utility with stop hit"),
-        ({"rounds": 3}, "for 3 prompts exceeds the first round's 2 rollouts"),
-        ({"least_extra": -1}, "least_extra must be a whole number from 0, not -1"),
-    ],
-)
-def test_a_least_share_that_cannot_be_promised_is_refused(options: dict[str, object], line: str) -> None:
-    with pytest.raises(ValueError, match=line):
-        Session(3, 6, **{"least_extra": 1, **options})  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("rule", RULES)
 def test_the_budget_is_spent_exactly_in_equal_rounds_and_a_replayed_session_goes_on_alike(
@@ -156,6 +142,12 @@ def test_lost_rollouts_are_given_again() -> None:
         ({"stop": "first"}, "stop: 'first' is none of none, hit, mixed"),
         ({"rule": "nope"}, "rule: 'nope' is none of"),
         ({"rule": "hit_or_miss(x)"}, "needs a number, not 'x'"),
+        ({"rule": "expected_worth(-1)"}, "r must be finite and not negative, not -1"),
+        ({"rule": "first_hit(0)"}, "needs a whole number from 1"),
+        ({"least_extra": 1, "rule": "knapsack"}, "marginal gain and stop none, not rule knapsack"),
+        ({"least_extra": 1, "stop": "hit"}, "not rule hit_utility with stop hit"),
+        ({"least_extra": 2, "rounds": 3}, "for 2 prompts exceeds the first round's 3 rollouts"),
+        ({"least_extra": -1}, "least_extra must be a whole number from 0, not -1"),
         ({"rule": "hit_or_miss(-1)"}, "must be positive and finite, not -1"),
         ({"budget": -1}, "budget must be a whole number from 0, not -1"),
         ({"prompts": 0}, "prompts must be a whole number from 1, not 0"),

@@ -95,20 +95,6 @@ def test_crashes_late_lost_and_repeated_results_leave_the_budget_exact(
     assert not any(session.tell(*result) for result in late + out)
 
 
-def test_one_at_a_time_finds_at_least_what_four_rounds_find() -> None:
-    rng = np.random.default_rng(2)
-    found = {"rounds": 0, "one": 0}
-    for _ in range(25):
-        rates = rng.beta(0.323, 0.9, 15)
-        for name, more in (("rounds", {"rounds": 4}), ("one", {"in_flight": 1})):
-            session = Session(15, 15 * 24, "first_hit", stop="hit", pre_rollouts=8, **more)
-            while not session.done:
-                for prompt in list(iter(session.next, None)):
-                    session.tell(prompt, bool(rng.random() < rates[prompt]))
-            found[name] += int((session.successes > 0).sum())
-    assert found["one"] >= found["rounds"]
-
-
 @pytest.mark.parametrize(
     ("made", "told", "message"),
     [

@@ -85,16 +85,3 @@ def test_a_prompt_is_served_until_its_hits() -> None:
     assert session.ask()[2] == 0
     session.tell([0, 1, 0], session.ask())
     assert session.ask()[1:].tolist() == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("rule", "line"),
-    [
-        ("expected_worth(-1)", "r must be finite and not negative, not -1"),
-        ("expected_worth(x)", "needs a number, not 'x'"),
-        ("first_hit(0)", "needs a whole number from 1"),
-    ],
-)
-def test_a_parameter_that_is_none_is_refused(rule: str, line: str) -> None:
-    with pytest.raises(ValueError, match=line):
-        get_rule(rule)

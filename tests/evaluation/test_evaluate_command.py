@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingReq
 from hora_rl.common.weights.model_files import weights_digest
 from hora_rl.deploy.launch.evaluation import (
     after_training,
-    evaluate_benchmark,
     evaluate_run,
     in_flight,
     load_benchmark,
@@ -35,8 +33,6 @@ from hora_rl.deploy.launch.evaluation import (
 from hora_rl.deploy.launch.local import evaluate_local
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.benchmarks import find_benchmark
-from hora_rl.evaluation.evaluate import Counts
-from hora_rl.evaluation.results import Result, make_result
 from hora_rl.learner.origin import write_origin
 
 
@@ -59,17 +55,18 @@ def benchmark_file(tmp_path: Path, rows: Sequence[dict]) -> str:
 ROWS = [{"problem": "1+1=?", "answer": 2}, {"problem": "2+2=?", "answer": 4}]
 
 
-def refused(tmp_path: Path, rows: Sequence[dict], console: Console, *settings: str) -> str:
+def refused(tmp_path: Path, rows: Sequence[dict], *settings: str) -> str:
     with pytest.raises(ConfigError) as error:
-        load_benchmark(load("tiny", settings), find_benchmark(benchmark_file(tmp_path, rows)), console)
+        load_benchmark(load("tiny", settings), find_benchmark(benchmark_file(tmp_path, rows)), Console())
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
-def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path, console: Console) -> None:
-    rows = [{"question": "1+1=?", "answer": 2}]
-    found = refused(tmp_path, rows, console)
+def test_a_missing_column_and_a_problem_that_does_not_fit_are_named(tmp_path: Path) -> None:
+    found = refused(tmp_path, [{"question": "1+1=?", "answer": 2}])
     assert "own.jsonl: no column 'problem'; it has answer, question: set data.prompt_field" in found
+    found = refused(tmp_path, [*ROWS, {"problem": "1+" * 40 + "1=?", "answer": 41}])
+    assert "1 of 3 prompts are longer than rollout.max_prompt_tokens = 32; set it to 84" in found
 
 
 def test_rows_without_a_usable_answer_are_reported(
@@ -81,24 +78,14 @@ def test_rows_without_a_usable_answer_are_reported(
     assert all(place in shown.getvalue() for place in ("own.jsonl:3: ", "own.jsonl:4: "))
 
 
-def test_a_problem_that_does_not_fit_is_refused_and_never_left_out(tmp_path: Path, console: Console) -> None:
-    rows = [*ROWS, {"problem": "1+" * 40 + "1=?", "answer": 41}]
-    found = refused(tmp_path, rows, console)
-    assert "1 of 3 prompts are longer than rollout.max_prompt_tokens = 32; set it to 84" in found
-
-
-def test_a_model_without_a_tokenizer_or_chat_template_is_one_clear_line(
-    tmp_path: Path, console: Console
-) -> None:
+def test_a_model_without_a_tokenizer_or_chat_template_is_one_clear_line(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(load("tiny").model.path, model)
     (model / "chat_template.jinja").unlink()
-    assert "has no chat template: set data.chat: false" in refused(
-        tmp_path, ROWS, console, f"model.path={model}"
-    )
+    assert "has no chat template: set data.chat: false" in refused(tmp_path, ROWS, f"model.path={model}")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (model / name).unlink()
-    assert "no usable tokenizer" in refused(tmp_path, ROWS, console, f"model.path={model}")
+    assert "no usable tokenizer" in refused(tmp_path, ROWS, f"model.path={model}")
 
 
 @pytest.mark.parametrize(
@@ -118,23 +105,6 @@ def test_results_are_labelled_with_the_steps_behind_the_weights(
     names = [benchmark_file(tmp_path, ROWS)]
     evaluate_local(load("tiny", [f"model.path={model}"]), names, 4, (1,), tmp_path / "out", asked)
     assert labels == [label]
-
-
-def test_a_trained_models_samples_are_asked_of_the_only_version_there_is(
-    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def sample(*args: Any, version: int) -> Result:
-        asked.append((args[4], version))
-        counts = Counts(4, *np.array([[0, 1], [1, 2], [4, 4], [9, 9], [0, 0]]))
-        return make_result(args[1], counts, args[2], "m", args[4], 1.0, 0)
-
-    monkeypatch.setattr("hora_rl.deploy.launch.evaluation.sample", sample)
-    config = load("tiny")
-    benchmark = find_benchmark(benchmark_file(tmp_path, ROWS)).sized(4, (1,))
-    evaluate_benchmark(config, benchmark, load_benchmark(config, benchmark, console), tmp_path, 60, console)
-    assert asked == [(60, 0)]
 
 
 def test_more_replicas_are_asked_for_more_at_a_time() -> None:
