@@ -61,7 +61,7 @@ def redrawn(groups: Groups, config: Config, draws: int, seed: int = 0) -> Groups
     ends = np.flatnonzero(np.diff(groups.batch)) + 1
     batches = np.split(np.arange(len(groups.batch)), ends)
     rows = [batch for batch in batches for _ in range(draws)]
-    sizes, hits = zip(*(_draw(rng, groups, batch, config) for batch in rows), strict=True)
+    hits, sizes = zip(*(_draw(rng, groups, batch, config) for batch in rows), strict=True)
     every = np.concatenate(rows)
     return Groups(
         groups.batch[every], groups.p[every], np.concatenate(sizes), np.concatenate(hits), groups.prior[every]
@@ -69,7 +69,7 @@ def redrawn(groups: Groups, config: Config, draws: int, seed: int = 0) -> Groups
 
 
 def _draw(rng: np.random.Generator, groups: Groups, rows: Int, config: Config) -> tuple[Int, Int]:
-    """Sizes and hits (n,) of one batch drawn anew."""
+    """Hits and sizes (n,) of one batch drawn anew."""
     p, n, first = groups.p[rows].clip(0.0, 1.0), len(rows), config.rollout.pre_rollouts
     allocation = config.allocation.under(config.allocation.rule)
     alpha, beta = groups.prior[rows[0]].tolist()
@@ -81,8 +81,7 @@ def _draw(rng: np.random.Generator, groups: Groups, rows: Int, config: Config) -
         rounds=allocation.rounds,
         stop=allocation.stop,
     )
-    hits, sizes = simulate(session, p, first, rng)
-    return sizes, hits
+    return simulate(session, p, first, rng)
 
 
 def by_difficulty(groups: Groups, name: str) -> tuple[Float, Float]:

@@ -15,10 +15,10 @@ from scipy import stats
 from hora_rl.actors.coordinator.shard import Draw
 from hora_rl.common.config import Config, Data, Source
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.load import load
 from hora_rl.common.types import Prompt
 from hora_rl.deploy.demo.build import MAX_TOKENS, make_model
 from hora_rl.deploy.demo.tokenizer import make_tokenizer
+from research.study.cells import load_base
 from research.study.local_sampler import LocalSampler
 from research.study.loop import run_cell
 from research.tasks.build import build
@@ -94,18 +94,15 @@ def configuration(folder: Path, out: Path, **settings: object) -> Config:
         "model.path": folder / "model",
         "data.path": folder / "trained.jsonl",
         "evaluation.path": None,
-        "reward.weights": {"accuracy": 1.0},
         "rollout.prompts_per_batch": 6,
         "rollout.shards": 1,
         "rollout.group_size": 8,
         "rollout.pre_rollouts": 2,
         "rollout.max_staleness": 0,
-        "rollout.max_response_tokens": 10,
-        "allocation.warmup.enabled": False,
         "learner.steps": 2,
     }
     merged = {**fixed, **settings}
-    return load("tiny", [f"{k}={json.dumps(v, default=str)}" for k, v in merged.items()])
+    return load_base("many", [f"{k}={json.dumps(v, default=str)}" for k, v in merged.items()])
 
 
 def cell(config: Config) -> dict[str, Any]:

@@ -113,18 +113,15 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         "model.path": str(folder / "many" / "model"),
         "data.path": str(folder / "many" / "trained.jsonl"),
         "evaluation.path": None,
-        "reward.weights": {"accuracy": 1.0},
         "rollout.prompts_per_batch": 2,
         "rollout.group_size": 4,
         "rollout.pre_rollouts": 2,
         "rollout.shards": 1,
         "rollout.max_staleness": 0,
-        "rollout.max_response_tokens": 10,
-        "allocation.warmup.enabled": False,
         "learner.steps": 100_000,
     }
     design = {"watched": "trained", "every": 50_000}
-    file = written(folder, {**MINI, "arms": ARMS, "set": settings, "design": design})
+    file = written(folder, {**MINI, "base": "many", "arms": ARMS, "set": settings, "design": design})
     return [HORA, "study", file, "--loop", "--parallel", "2", "--out", str(folder / "out")]
 
 
