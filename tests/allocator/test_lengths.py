@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from hora_rl.allocator import allocate
 from hora_rl.allocator.lengths import STRENGTH, WINDOW, Lengths, RunningLengths, ask_tokens, expected_lengths
 
 
@@ -38,12 +37,6 @@ def test_rollouts_go_where_gain_per_token_is_highest_until_the_tokens_are_spent(
     assert found.tolist() == one_by_one(c.tolist(), g0, tokens, [lengths.by_class[k] for k in c])
 
 
-def test_where_all_are_of_one_length_a_budget_in_tokens_is_one_in_rollouts() -> None:
-    c, equal = np.array([0, 0, 3, 8, 1]), Lengths(16.0, (16.0,) * 9)
-    found = ask_tokens([(c, 8)], 16.0 * 40 + 15.0, equal)
-    assert found.tolist() == allocate(c, 8, 40).tolist()
-
-
 def test_a_round_goes_by_everything_that_was_told_and_obeys_stop_and_cap() -> None:
     lengths = Lengths(10.0, (20.0,) + (10.0,) * 4)
     told = [(np.array([0, 0, 4]), 4), (np.array([1, 0, 0]), np.array([5, 5, 0]))]
@@ -56,15 +49,12 @@ def test_a_round_goes_by_everything_that_was_told_and_obeys_stop_and_cap() -> No
     assert capped.sum() > 3
 
 
-def test_nothing_is_given_when_the_tokens_are_spent() -> None:
-    assert ask_tokens([(np.array([0, 1]), 2)], -5.0, Lengths(1.0, (1.0,) * 3)).tolist() == [0, 0]
-
-
 def test_a_rule_in_closed_form_is_cut_where_the_tokens_end() -> None:
     lengths = Lengths(10.0, (20.0, 10.0, 10.0))
     found = ask_tokens([(np.array([0, 2, 2]), 2)], 100.0, lengths, rule="uniform")
     assert found.tolist() == [3, 2, 2] or float(found @ [20.0, 10.0, 10.0]) <= 100.0
     assert float(found @ [20.0, 10.0, 10.0]) > 100.0 - 20.0
+    assert ask_tokens([(np.array([0, 1]), 2)], -5.0, lengths).tolist() == [0, 0], "the tokens are spent"
 
 
 def test_a_class_is_as_long_as_its_own_rollouts_and_a_few_of_mean_length() -> None:
@@ -88,8 +78,5 @@ def test_only_the_last_cycles_count() -> None:
 def test_lengths_that_cannot_be_are_refused(successes: list[int], tokens: list[int]) -> None:
     with pytest.raises(ValueError, match="tokens"):
         expected_lengths(successes, tokens, 2)
-
-
-def test_a_cycle_without_lengths_is_refused() -> None:
     with pytest.raises(ValueError, match="0 lengths for 2 prompts"):
         RunningLengths(2).observe([0, 1], [])
