@@ -62,10 +62,10 @@ def write_report(folders: Sequence[Path], out: Path, predict: Predict | None = N
         hits={name: rows for name, run in runs.items() if (rows := hits_by_difficulty(run))},
         sources={name: found for name, run in runs.items() if (found := by_source(run))},
         evaluated={
-            name: (ks, [f"Pass@{k}" for k in ks], rows)
+            name: (ks, [f"Pass@{k}" for k in ks], during)
             for name, run in runs.items()
-            if (rows := _during_training(run))
-            for ks in [sorted({k for r in rows for k in r.ks})]
+            if (during := _during_training(run))
+            for ks in [sorted({k for r in during for k in r.ks})]
         },
         predicted={} if predict is None else _predicted(runs, folders, predict),
         shown=shown,
