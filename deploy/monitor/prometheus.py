@@ -16,7 +16,6 @@ from hora_rl.deploy.monitor.run_state import Kind, RunState
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "hora_queue_groups": ("Groups that no step has taken.", ()),
     "hora_queue_capacity_groups": ("Groups the queue holds before producers wait.", ()),
-    "hora_queue_oldest_seconds": ("Age of the oldest group in the queue.", ()),
     "hora_step": ("Optimizer steps done.", ()),
     "hora_step_age_seconds": ("Time since the last step, the learner's start or the end of a pause.", ()),
     "hora_weight_version": ("Published weight version.", ()),
@@ -106,7 +105,6 @@ def gauges(state: RunState) -> Iterator[Value]:
     """Every gauge of one snapshot: name, tags besides `run`, value."""
     yield "hora_queue_groups", {}, state.queue_depth
     yield "hora_queue_capacity_groups", {}, state.queue_capacity
-    yield "hora_queue_oldest_seconds", {}, state.oldest_group_s
     yield "hora_step", {}, state.step
     if state.idle_s is not None:
         yield "hora_step_age_seconds", {}, state.idle_s

@@ -29,26 +29,6 @@ GONE_S = 60.0
 WINDOW_S = 60.0
 MIN_WINDOW_S = 1.0
 
-# The id (milliseconds-sequence) of the oldest group that no step has taken. Steps may take overdue groups out
-# of order, so skip all taken groups in the stream: those of ledgered steps from `durable_step`. Only ids
-# leave the server.
-OLDEST = """
-local taken, from = {}, '-'
-local durable = tonumber(redis.call('HGET', KEYS[3], 'durable_step') or 0)
-for step = durable, redis.call('HLEN', KEYS[2]) - 1 do
-  local rows = redis.call('HGET', KEYS[2], tostring(step))
-  for _, row in ipairs(rows and cjson.decode(rows) or {}) do taken[row[2]] = true end
-end
-repeat
-  local page = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', 256)
-  for _, entry in ipairs(page) do
-    if not taken[entry[1]] then return entry[1] end
-    from = '(' .. entry[1]
-  end
-until #page == 0
-return false
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class _Raw:
@@ -62,7 +42,6 @@ class _Raw:
     taken: int
     steps: list[tuple[bytes, dict[bytes, bytes]]]
     history: list[tuple[bytes, dict[bytes, bytes]]]
-    oldest: bytes | None
     evaluations: dict[bytes, bytes]
     memory: dict[str, Any]
 
@@ -106,7 +85,6 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         idle_s=_idle(last_step_s, parts, raw.state, now),
         version=version,
         queue_depth=depth,
-        oldest_group_s=_age(raw.oldest, now) if depth and raw.oldest else 0.0,
         dead_letters=totals.get("dead_letters", 0),
         rates=_rates(samples, totals, now),
         totals={name: totals.get(name, 0) for name in (*FLOWS, "mixed_groups")},
@@ -132,7 +110,6 @@ def _fetch(client: redis.Redis, keys: Keys, now: float) -> _Raw:
         pipe.hlen(keys.ledger)
         pipe.xrevrange(keys.steps, count=KEPT)
         pipe.xrevrange(keys.history, min=f"{int((now - WINDOW_S) * 1000)}", count=int(WINDOW_S * 2))
-        pipe.eval(OLDEST, 3, keys.groups, keys.ledger, keys.state)
         pipe.hgetall(keys.evaluations)
         pipe.info("memory")
         config, state, *rest = pipe.execute()

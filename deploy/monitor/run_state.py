@@ -118,7 +118,6 @@ class RunState:
     pre_rollouts: int
     queue_depth: int
     queue_capacity: int
-    oldest_group_s: float
     dead_letters: int
     rates: dict[str, float]
     totals: dict[str, int]

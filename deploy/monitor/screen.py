@@ -96,8 +96,8 @@ def _flows(state: RunState, width: int) -> Table:
             flow = f"{what}_{direction}"
             rate = f"{_number(state.rates[flow])}/s"
             table.add_row(f"{what} {direction}", rate, Text(sparkline(state.sparks[flow], spark), colour))
-    lag = f"lag {state.lag['mean']:.2f} mean {state.lag['max']:.0f} max (bound {state.max_staleness})"
-    table.add_row("age", "", f"oldest group {_span(state.oldest_group_s)}, {lag}")
+    lag = f"{state.lag['mean']:.2f} mean {state.lag['max']:.0f} max (bound {state.max_staleness})"
+    table.add_row("lag", "", lag)
     return table
 
 

@@ -6,7 +6,7 @@ import time
 import pytest
 from rich.console import Console
 
-from hora_rl.common.live.queue import Consumer, Ledger, Producer, Row
+from hora_rl.common.live.queue import Producer
 from hora_rl.common.live.redis import connect_async
 from hora_rl.common.live.state import changed
 from hora_rl.common.live.telemetry import TELEMETRY, Heartbeat, heartbeat_now, record_step
@@ -44,52 +44,6 @@ def test_the_reading_agrees_with_the_queue_at_every_moment(redis_url):
     assert sum(state.phase_a.values()) == 12 * 8
     assert sum(state.phase_b.values()) == 12 * 8 * (16 - 8)
     assert state.learner["step"] == 11
-
-
-def test_the_oldest_group_is_the_oldest_that_no_step_has_taken(redis_url):
-    run = SyntheticRun(redis_url, config_of("oldest"))
-    asyncio.run(run.generate(0))
-    time.sleep(0.5)
-    second = time.time()
-    asyncio.run(run.generate(1))
-    state = read_run(run.redis, "oldest")
-    assert state.oldest_group_s > state.time - second
-    run.train(0)
-    state = read_run(run.redis, "oldest")
-    assert 0.0 < state.oldest_group_s <= state.time - second
-    run.train(1)
-    assert read_run(run.redis, "oldest").oldest_group_s == 0.0
-
-
-def add_group(run: SyntheticRun, group: str, batch: int, at: float) -> Row:
-    """Complete a group at `at` seconds since the epoch; returns the row with which a step takes it."""
-    entry = f"{int(at * 1000)}-{run.redis.xlen(run.keys.groups)}"
-    run.redis.xadd(run.keys.groups, {"id": group, "batch": batch}, id=entry)
-    return Row(group, entry, batch, cost=0)
-
-
-def test_a_straggler_of_an_old_batch_hides_no_older_group(redis_url):
-    run = SyntheticRun(redis_url, config_of("hidden", rollout={"prompts_per_batch": 4}))
-    now, ledger = time.time(), Ledger(run.redis, "hidden")
-    completed = ["g1", "g2", "g3", "h1", "h2", "h3", "h4", "i1", "i2", "g4"]
-    ages = dict(zip(completed, range(100, 0, -10), strict=True))
-    rows = {name: add_group(run, name, "ghi".index(name[0]), now - age) for name, age in ages.items()}
-    for step, names in enumerate(("g1 g2 g3 h1", "g4 h2 h3 h4")):
-        ledger.record(step, [rows[name] for name in names.split()])
-    assert read_run(run.redis, "hidden", now).oldest_group_s == pytest.approx(ages["i1"], abs=0.01)
-    durable = {rows[name].entry: name for name in ("g1", "g2", "g3", "h1")}
-    Consumer(run.redis, run.config.run.name, run.config.queue).acknowledge(durable, durable_step=1)
-    assert read_run(run.redis, "hidden", now).oldest_group_s == pytest.approx(ages["i1"], abs=0.01)
-
-
-def test_the_oldest_group_is_found_behind_any_number_of_taken_ones(redis_url):
-    run = SyntheticRun(redis_url, config_of("many", rollout={"prompts_per_batch": 300}))
-    now, ledger = time.time(), Ledger(run.redis, "many")
-    for step in range(2):
-        ledger.record(step, [add_group(run, f"{step}/{n}", step, now - 9) for n in range(300)])
-    assert read_run(run.redis, "many", now).oldest_group_s == 0.0
-    add_group(run, "last", 2, now - 5)
-    assert read_run(run.redis, "many", now).oldest_group_s == pytest.approx(5.0, abs=0.01)
 
 
 def test_rates_are_per_second_over_what_was_sampled(redis_url):
