@@ -1,5 +1,6 @@
-"""Fixtures of the tests of checks before a start."""
+"""A configuration, cards and a run for the tests of checks and views."""
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.load import ROOT, from_args
 from hora_rl.deploy.checks import machine
 from tests.support.checks import H200, Make
+from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 
 @pytest.fixture
@@ -26,6 +28,14 @@ def config(tmp_path: Path) -> Make:
         )
 
     return make
+
+
+@pytest.fixture
+def run(redis_url: str, request: pytest.FixtureRequest) -> SyntheticRun:
+    """A run with five steps behind it, whose name is the test's own."""
+    run = SyntheticRun(redis_url, config_of(f"run{zlib.crc32(request.node.name.encode())}"))
+    play(run, 5)
+    return run
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from hora_rl.common.errors import ConfigError, HoraError
 from hora_rl.common.load import ROOT, load
@@ -15,59 +14,28 @@ from hora_rl.deploy.checks.findings import Finding, Target
 from hora_rl.deploy.checks.run_checks import CHECKS, check_all, examine, require, target_of
 from tests.support.checks import Make, one
 
-NO_FUNCTION = "a text"
-
-
-def rising(posterior, level):  # type: ignore[no-untyped-def]
-    return posterior.mean + level
-
-
-def scalar(posterior, level):  # type: ignore[no-untyped-def]
-    return 0.5
-
-
-def broken(posterior, level):  # type: ignore[no-untyped-def]
-    return {}[level.shape]
-
-
-@pytest.mark.parametrize(
-    ("rule", "says"),
-    [
-        ("rising", "its marginal gain rises from level 0 to 1"),
-        ("scalar", "must return shape"),
-        ("broken", "raised KeyError"),
-        ("NO_FUNCTION", "is no function"),
-    ],
-)
-def test_a_rule_that_cannot_allocate_is_refused_before_anything_starts(
-    config: Make, rule: str, says: str
-) -> None:
-    target = Target(config(allocation={"rule": f"{__name__}:{rule}"}))
-    with pytest.raises(ConfigError, match=says) as refused:
-        require(target, Console(), [configuration.names])
-    assert str(refused.value).startswith(f"allocation.rule ({__name__}:{rule}): ")
-
 
 def rows(path: Path, *problems: str) -> str:
     path.write_text("".join(json.dumps({"problem": p, "answer": "1"}) + "\n" for p in problems))
     return str(path)
 
 
-def test_rows_with_the_problem_of_another_are_counted(config: Make, tmp_path: Path) -> None:
-    path = rows(tmp_path / "data.jsonl", *["1+0=?"] * 4, "2-1=?", "2 - 1 = ?")
-    found = list(sources.data(Target(config(data={"path": path}, rollout={"prompts_per_batch": 4}))))
-    assert [f.says.split(" have")[0] for f in found if f.level == "warn"] == ["3 rows of 6"]
-
-
-def test_half_a_character_is_a_row_left_out(config: Make, tmp_path: Path) -> None:
-    path = rows(tmp_path / "data.jsonl", "1+0=?", "\ud800", "2-1=?", "\N{GRINNING FACE}")
-    assert "\\ud800" in Path(path).read_text()
-    settings = config(data={"path": path}, rollout={"prompts_per_batch": 2, "shards": 1})
-    found = list(sources.data(Target(settings)))
-    assert [f.says for f in found if f.level == "warn"] == [
-        f"left out: {path}:2: 'problem' holds U+D800, half of a character"
-    ]
-    assert found[-1].says.startswith("3 prompts of ")
+@pytest.mark.parametrize(
+    ("problems", "warned"),
+    [
+        (("1+0=?",) * 4 + ("2-1=?", "2 - 1 = ?"), ["3 rows of 6 have the problem of an earlier one"]),
+        (("1+0=?", "\ud800", "\N{GRINNING FACE}"), ["left out: {}:2: 'problem' holds U+D800, half of a"]),
+        (("1+0=?", *[" "] * 9), [*["left out: {}:"] * 5, "9 rows are left out"]),
+    ],
+)
+def test_strange_rows_are_named_the_first_few_of_many(
+    problems: tuple[str, ...], warned: list[str], config: Make, tmp_path: Path
+) -> None:
+    path = rows(tmp_path / "data.jsonl", *problems)
+    settings = config(data={"path": path}, rollout={"prompts_per_batch": 1, "shards": 1})
+    found = [f.says for f in sources.data(Target(settings)) if f.level == "warn"]
+    assert len(found) == len(warned)
+    assert all(says.startswith(line.format(path)) for says, line in zip(found, warned, strict=True)), found
 
 
 def test_tokens_are_counted_over_the_prompts_that_are_used(config: Make, tmp_path: Path) -> None:
@@ -80,14 +48,6 @@ def test_tokens_are_counted_over_the_prompts_that_are_used(config: Make, tmp_pat
     assert shortest[0] == shortest[1].removesuffix(" tokens"), "one prompt has one length"
     with pytest.raises(HoraError, match="1 usable prompt, fewer than"):
         list(sources.data(Target(config(data={"path": path}))))
-
-
-def test_of_many_rows_left_out_a_few_are_named(config: Make, tmp_path: Path) -> None:
-    path = rows(tmp_path / "data.jsonl", "1+0=?", *[" "] * 9)
-    settings = config(data={"path": path}, rollout={"prompts_per_batch": 1, "shards": 1})
-    warned = [f.says for f in sources.data(Target(settings)) if f.level == "warn"]
-    assert len(warned) == 6
-    assert warned[-1] == "9 rows are left out"
 
 
 def test_training_problems_of_a_benchmark_are_a_warning(config: Make) -> None:

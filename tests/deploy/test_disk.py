@@ -1,27 +1,25 @@
 """What a run takes of the disk is known before it starts."""
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from transformers import AutoConfig
 
 from hora_rl.common.load import load
+from hora_rl.common.rollout_files import files_of
 from hora_rl.deploy.checks import disk, machine
 from hora_rl.deploy.checks.estimate import weights_gib
 from hora_rl.deploy.checks.findings import Target, size
 from hora_rl.deploy.checks.memory import memory, model_shape
 from tests.support.checks import Make, by_name, one
+from tests.support.groups import rollout
+from tests.support.rollouts import tokenizer, write_rollouts
 from tests.support.tiny_qwen2 import SHAPES, shape_of
 
 
-def test_checkpoints_that_do_not_fit_the_disk_are_found(config: Make) -> None:
-    [finding] = one(disk.disk, Target(config(learner={"keep_checkpoints": 10**9}))).values()
-    assert finding.level == "fail"
-    assert "keep_checkpoints" in finding.fix
-
-
-def test_the_room_that_must_remain_is_said(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_would_fill_the_disk_is_refused(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     need = sum(use.gib for use in disk.uses(config(), model_shape(config())))
     for spare, level in ((0.9, "fail"), (1.1, "ok")):
         free = int((need + spare) * 2**30)
@@ -29,6 +27,7 @@ def test_the_room_that_must_remain_is_said(config: Make, monkeypatch: pytest.Mon
         [finding] = one(disk.disk, Target(config())).values()
         assert finding.level == level
         assert f"{size(disk.SPARE_GIB)} must remain" in finding.says
+        assert ("keep_checkpoints" in finding.fix) == (level == "fail")
 
 
 def test_what_200_steps_of_7b_take_is_said_before_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,17 +48,13 @@ def test_a_model_whose_size_is_unknown_is_said(monkeypatch: pytest.MonkeyPatch) 
     assert "size is not known here" in said.says
 
 
-def test_the_estimate_agrees_with_the_files_of_a_model(config: Make) -> None:
-    shape = model_shape(config())
-    assert shape is not None
-    assert weights_gib(shape, config().model.dtype) == pytest.approx(
-        machine.model_gib(config().model.path), rel=0.03
-    )
-
-
 @pytest.mark.parametrize("lora", [None, {"rank": 8}])
 def test_memory_and_disk_say_one_size_of_the_checkpoints(config: Make, lora: dict[str, int] | None) -> None:
     """Also where the model's files have another precision than the run."""
+    shape = model_shape(config())
+    assert shape is not None
+    of_files = machine.model_gib(config().model.path)
+    assert weights_gib(shape, config().model.dtype) == pytest.approx(of_files, rel=0.03)
     chosen = config(model={"dtype": "bfloat16"}, learner={"lora": lora, "keep_checkpoints": 500})
     table = by_name(memory(Target(chosen)))["memory per part"].says
     row = re.search(r"disk, checkpoints +([\d.]+)", table)
@@ -67,3 +62,22 @@ def test_memory_and_disk_say_one_size_of_the_checkpoints(config: Make, lora: dic
     assert row is not None
     assert float(row[1]) == pytest.approx(use.gib, abs=0.01)
     assert use.gib > 0.1
+
+
+@pytest.mark.parametrize("logprobs", ["false", "true"])
+def test_no_more_rollouts_are_written_than_is_said(tmp_path: Path, logprobs: str) -> None:
+    setting = f"telemetry.rollouts_logprobs={logprobs}"
+    text = tokenizer().encode("<think>7+8+0=15,3+5+1=9</think><answer>95</answer>" * 2)
+
+    def draw(step: int, prompt: int) -> list:
+        shifted = [text[(i * (prompt + 3)) % len(text)] for i in range(64)]
+        return [rollout(shifted, logprobs=-0.1 * (1 + i + prompt), version=step) for i in range(8)]
+
+    write_rollouts(tmp_path, setting, steps=2, prompts=10, draw=draw)
+    written = sum(path.stat().st_size for path in files_of(tmp_path).values())
+    sizes = ["learner.steps=2", "rollout.prompts_per_batch=10", "rollout.group_size=8", "rollout.shards=1"]
+    config = load("tiny", [setting, *sizes, "rollout.pre_rollouts=2", "rollout.max_response_tokens=64"])
+    assert written < disk.expected_gib(config) * 2**30
+    assert [found.level for found in disk.rollouts(Target(config))] == ["ok"]
+    assert list(disk.rollouts(Target(config, "eval"))) == []
+    assert disk.expected_gib(load("qwen2.5-7b", ["telemetry.rollouts_gib=0.5"])) == 0.5

@@ -1,3 +1,5 @@
+"""`hora monitor` and its screen, Prometheus' figures and heartbeats, on a real Redis."""
+
 import asyncio
 import io
 import json
@@ -9,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from typing import ClassVar
 
 import pytest
@@ -21,12 +22,10 @@ from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect, connect_async, text_of
 from hora_rl.common.live.state import changed
-from hora_rl.common.live.telemetry import heartbeat_now, keep_beating, record_evaluation, stop_beating
+from hora_rl.common.live.telemetry import keep_beating, record_evaluation, stop_beating
 from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.monitor import prometheus
-from hora_rl.deploy.monitor.prometheus import gauges
-from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind
 from hora_rl.deploy.monitor.screen import screen
 from hora_rl.deploy.monitor.terminal import monitor
@@ -35,96 +34,88 @@ from tests.support.synthetic_run import SyntheticRun, config_of, play
 MONITOR = "import sys; from hora_rl.deploy.monitor.terminal import monitor; monitor(sys.argv[1], sys.argv[2])"
 
 
-@pytest.fixture
-def run(redis_url, request):
-    run = SyntheticRun(redis_url, config_of(f"run{zlib.crc32(request.node.name.encode())}"))
-    play(run, 5)
-    return run
-
-
-def drawn(state, width=80) -> list[str]:
+def drawn(run: SyntheticRun, width=80) -> list[str]:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(screen(state, width))
+    console.print(screen(run.read(), width))
     return console.export_text().splitlines()
 
 
+def exported(run: SyntheticRun) -> dict[tuple[str, ...], float]:
+    return {(name, *tags.values()): value for name, tags, value in prometheus.gauges(run.read())}
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 40), (120, 30)])
+def test_the_screen_tells_everything_within_its_size(run, width, height):
+    lines = drawn(run, width)
+    assert all(len(line) <= width for line in lines)
+    assert len(lines) <= height
+    for word in ("step 5 of 40", "v5", "0/24", "a1b2c3", "d4e5f6", "waits for weights", "Phase B"):
+        assert word in "\n".join(lines), word
+
+
+def test_the_screen_can_be_drawn_before_anything_has_happened(redis_url):
+    text = "\n".join(drawn(SyntheticRun(redis_url, config_of("nothing-yet"))))
+    assert "learner: not seen" in text
+    assert "no generator is alive" in text
+
+
 def test_parts_without_a_place_are_told_on_the_screen(run):
-    name, keys = run.config.run.name, run.keys
-    run.redis.hset(keys.state, mapping=changed(unplaced="no place for 1 of 2 generator: too few CPUs"))
-    state = read_run(run.redis, name)
-    assert state.warns(Kind.UNPLACED)
-    assert "! no place for 1 of 2 generator: too few CPUs" in "\n".join(drawn(state))
-    run.redis.hset(keys.state, mapping=changed(unplaced=""))
-    assert not read_run(run.redis, name).warns(Kind.UNPLACED)
+    run.redis.hset(run.keys.state, mapping=changed(unplaced="no place for 1 of 2 generator: too few CPUs"))
+    assert run.read().warns(Kind.UNPLACED)
+    assert "! no place for 1 of 2 generator: too few CPUs" in "\n".join(drawn(run))
+    run.redis.hset(run.keys.state, mapping=changed(unplaced=""))
+    assert not run.read().warns(Kind.UNPLACED)
 
 
 def test_a_redis_without_room_is_said_and_nobody_is_called_dead(run):
-    later = time.time() + 3600
-    assert read_run(run.redis, run.config.run.name, later).warns(Kind.NOT_ALIVE)
+    assert run.read(3600).warns(Kind.NOT_ALIVE)
     run.redis.config_set("maxmemory", 2**20 // 2)
     try:
-        state = read_run(run.redis, run.config.run.name, later)
+        state = run.read(3600)
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             run.redis.set("x", "y")
     finally:
         run.redis.config_set("maxmemory", 0)
     assert state.warns(Kind.REDIS_FULL)
     assert not state.warns(Kind.NOT_ALIVE)
-    assert not read_run(run.redis, run.config.run.name, later).warns(Kind.REDIS_FULL)
-
-
-def test_json_is_the_reading(redis_url, run, capsys):
-    monitor(redis_url, run.config.run.name, json_=True)
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["step"] == 5
-    assert shown["totals"]["rollouts_in"] == 5 * 8 * 16
-    assert shown["phase_a"].keys() <= {str(c) for c in range(9)}
+    assert not run.read(3600).warns(Kind.REDIS_FULL)
 
 
 def test_of_many_replicas_those_in_trouble_are_shown_and_the_rest_added_up(run):
-    name = run.config.run.name
     for i in range(48):
-        said = {"version": 1 if i == 40 else 5, "running": 3, "waiting": 2, "cache": 0.1}
-        heartbeat_now(run.redis, name, f"generator/g{i:02}", said)
-    lines = drawn(read_run(run.redis, name))
+        run.says(f"generator/g{i:02}", version=1 if i == 40 else 5, running=3, waiting=2, cache=0.1)
+    lines = drawn(run)
     first = next(i for i, line in enumerate(lines) if line.startswith("generator "))
     assert re.match(r"g40 +v1 +3 +2 ", lines[first + 1])
     assert lines[first + 9].startswith("and 42 more, ")
 
 
 def test_evaluations_during_training_are_a_curve_and_name_the_weights_they_met(run):
-    name = run.config.run.name
     for step, value in ((0, 0.2), (20, 0.3), (40, 0.6)):
         found = {"pass@1": value, "version/min": step, "version/max": step + 3}
-        record_evaluation(run.redis, name, step, found)
-    state = read_run(run.redis, name)
-    lines = drawn(state)
+        record_evaluation(run.redis, run.name, step, found)
+    lines, figures = drawn(run), exported(run)
     assert "held out v40 to v43  pass@1 60.0%" in lines
     assert "over 3 evaluations  pass@1 ▃▄█" in lines
-    exported = {(n, *tags.values()): value for n, tags, value in gauges(state)}
-    assert exported["hora_pass_at_k", "1"] == 0.6
-    assert [exported["hora_evaluation_version", stat] for stat in ("step", "min", "max")] == [40, 40, 43]
+    assert figures["hora_pass_at_k", "1"] == 0.6
+    assert [figures["hora_evaluation_version", stat] for stat in ("step", "min", "max")] == [40, 40, 43]
 
 
 def test_a_replica_that_is_pinned_for_an_evaluation_is_shown_as_that_and_is_not_late(run):
-    name = run.config.run.name
-    late = {"version": 1, "running": 3, "waiting": 0, "cache": 0.1, "checksum": "one"}
-    heartbeat_now(run.redis, name, "generator/late", late)
-    pinned = {**late, "version": 2, "checksum": "two", "pinned": 2}
-    heartbeat_now(run.redis, name, "generator/stays", {**pinned, "state": "pinned at v2 for an evaluation"})
-    heartbeat_now(run.redis, name, "generator/was", {**late, "version": 3, "released": True})
-    state = read_run(run.redis, name)
+    late = {"running": 3, "waiting": 0, "cache": 0.1}
+    run.says("generator/late", **late, version=1, checksum="one")
+    run.says("generator/stays", **late, version=2, checksum="two", pinned=2)
+    run.says("generator/was", **late, version=3, checksum="one", released=True)
+    state, figures = run.read(), exported(run)
     behind = [str(w) for w in state.warnings if w.kind == Kind.REPLICA_BEHIND]
     assert behind == ["generator late holds version 1 of 5"]
     assert not state.warns(Kind.WEIGHTS_DISAGREE)
-    assert any(re.match(r"stays +v2 pinned +3 ", line) for line in drawn(state))
-    exported = {(n, *tags.values()): value for n, tags, value in gauges(state)}
-    assert exported["hora_replicas_behind",] == 1
-    assert (exported["hora_replica_pinned", "stays"], exported["hora_replica_pinned", "late"]) == (1, 0)
-    heard = run.redis.hgetall(Keys(name).parts)
-    assert oldest_replica(heard, time.time()) == 1
-    run.redis.hdel(Keys(name).parts, "generator/late")
-    assert oldest_replica(run.redis.hgetall(Keys(name).parts), time.time()) == 3
+    assert any(re.match(r"stays +v2 pinned +3 ", line) for line in drawn(run))
+    assert figures["hora_replicas_behind",] == 1
+    assert (figures["hora_replica_pinned", "stays"], figures["hora_replica_pinned", "late"]) == (1, 0)
+    assert oldest_replica(run.redis.hgetall(run.keys.parts), time.time()) == 1
+    run.redis.hdel(run.keys.parts, "generator/late")
+    assert oldest_replica(run.redis.hgetall(run.keys.parts), time.time()) == 3
 
 
 class LastValues:
@@ -142,33 +133,29 @@ class LastValues:
 
 
 def test_a_replica_that_died_pinned_is_pinned_no_more_in_prometheus(run, monkeypatch):
-    name, part = run.config.run.name, "generator/died"
     monkeypatch.setattr(prometheus, "Gauge", LastValues)
     monkeypatch.setattr(prometheus, "Counter", LastValues)
-    export, series = prometheus.Exporter(), ("hora_replica_pinned", name, "died")
-    heartbeat_now(run.redis, name, part, {"version": 2, "pinned": 2})
-    export(read_run(run.redis, name))
+    export, series = prometheus.Exporter(), ("hora_replica_pinned", run.name, "died")
+    run.says("generator/died", version=2, pinned=2)
+    export(run.read())
     assert LastValues.kept[series] == 1
-    run.redis.hdel(Keys(name).parts, part)
-    export(read_run(run.redis, name))
+    run.redis.hdel(run.keys.parts, "generator/died")
+    export(run.read())
     assert LastValues.kept[series] == 0
 
 
-def test_the_screen_can_be_drawn_before_anything_has_happened(redis_url):
-    run = SyntheticRun(redis_url, config_of("nothing-yet"))
-    text = "\n".join(drawn(read_run(run.redis, "nothing-yet")))
-    assert "learner: not seen" in text
-    assert "no generator is alive" in text
+def test_json_is_the_reading(redis_url, run, capsys):
+    monitor(redis_url, run.name, json_=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["step"] == 5
+    assert shown["totals"]["rollouts_in"] == 5 * 8 * 16
+    assert shown["phase_a"].keys() <= {str(c) for c in range(9)}
 
 
 def test_a_pipe_gets_plain_lines_until_the_run_ends(redis_url, run):
     run.redis.hset(run.keys.state, "error", "the disk is full")
-    done = subprocess.run(
-        [sys.executable, "-c", MONITOR, redis_url, run.config.run.name],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = [sys.executable, "-c", MONITOR, redis_url, run.name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert re.search(
@@ -176,62 +163,57 @@ def test_a_pipe_gets_plain_lines_until_the_run_ends(redis_url, run):
     )
 
 
+class Terminal:
+    """`hora monitor` in a terminal of its own. `seen` is what it has printed."""
+
+    def __init__(self, *args: str) -> None:
+        self.primary, secondary = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", MONITOR, *args],
+            stdin=secondary,
+            stdout=secondary,
+            stderr=secondary,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"},
+            start_new_session=True,
+        )
+        os.close(secondary)
+        self.seen = b""
+
+    def read_until(self, word: bytes) -> None:
+        """Read on until `word` is seen or the program has ended: it waits for a terminal that nobody
+        reads."""
+        deadline = time.monotonic() + 30
+        while word not in self.seen and time.monotonic() < deadline:
+            if select.select([self.primary], [], [], 0.2)[0]:
+                try:
+                    self.seen += os.read(self.primary, 65536)
+                except OSError:  # the other end is closed
+                    return
+
+    def end(self) -> int:
+        self.read_until(b"the end of the program")
+        os.close(self.primary)
+        return self.process.wait(20)
+
+
 @pytest.mark.system
 def test_a_terminal_is_refreshed_in_place_and_ctrl_c_leaves_no_trace(redis_url, run):
-    primary, secondary = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", MONITOR, redis_url, run.config.run.name],
-        stdin=secondary,
-        stdout=secondary,
-        stderr=secondary,
-        env=environment,
-        start_new_session=True,
-    )
-    seen = b""
-    deadline = time.monotonic() + 30
-    while b"step 6" not in seen and time.monotonic() < deadline:
-        if select.select([primary], [], [], 0.2)[0]:
-            seen += os.read(primary, 65536)
-        if b"step 5" in seen:
-            run.redis.hset(run.keys.state, "step", 6)
-    process.send_signal(2)
-    deadline = time.monotonic() + 20
-    # Read on: a terminal that nobody reads holds a few KiB, and whoever writes more waits.
-    while select.select([primary], [], [], 0.2)[0] or (
-        process.poll() is None and time.monotonic() < deadline
-    ):
-        if select.select([primary], [], [], 0)[0]:
-            seen += os.read(primary, 65536)
-    process.kill()
-    assert process.wait(1) == 0
-    os.close(secondary)
-    os.close(primary)
-    assert b"step 6 of 40" in seen
-    assert b"\x1b[?1049h" in seen  # the alternate screen: scrollback is left alone
-    assert b"Traceback" not in seen
+    terminal = Terminal(redis_url, run.name)
+    terminal.read_until(b"step 5")
+    run.redis.hset(run.keys.state, "step", 6)
+    terminal.read_until(b"step 6 of 40")
+    terminal.process.send_signal(2)
+    assert terminal.end() == 0
+    assert b"step 6 of 40" in terminal.seen
+    assert b"\x1b[?1049h" in terminal.seen  # the alternate screen: scrollback is left alone
+    assert b"Traceback" not in terminal.seen
 
 
 def test_a_terminal_that_watches_a_finished_run_keeps_its_last_screen_and_ends(redis_url, run):
     run.redis.hset(run.keys.state, "step", run.config.learner.steps)
-    primary, secondary = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", MONITOR, redis_url, run.config.run.name],
-        stdin=secondary,
-        stdout=secondary,
-        stderr=secondary,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"},
-    )
-    os.close(secondary)
-    seen = b""
-    while select.select([primary], [], [], 30)[0]:
-        try:
-            seen += os.read(primary, 65536)
-        except OSError:  # the other end is closed
-            break
-    os.close(primary)
-    assert process.wait(20) == 0
-    left = seen.rpartition(b"\x1b[?1049l")[2]
+    terminal = Terminal(redis_url, run.name)
+    assert terminal.end() == 0
+    left = terminal.seen.rpartition(b"\x1b[?1049l")[2]
     assert b"finished" in left
     assert b"step 40 of 40" in left
 
@@ -293,12 +275,3 @@ def test_a_replica_that_leaves_is_gone_and_one_that_is_killed_is_silent(redis_ur
             await client.aclose()
 
     asyncio.run(beat_and_leave())
-
-
-@pytest.mark.parametrize(("width", "height"), [(80, 40), (120, 30)])
-def test_the_screen_tells_everything_within_its_size(run, width, height):
-    lines = drawn(read_run(run.redis, run.config.run.name), width)
-    assert all(len(line) <= width for line in lines)
-    assert len(lines) <= height
-    for word in ("step 5 of 40", "v5", "0/24", "a1b2c3", "d4e5f6", "waits for weights", "Phase B"):
-        assert word in "\n".join(lines), word

@@ -1,3 +1,5 @@
+"""One reading of a run: queue, rates, parts and warnings, on a real Redis."""
+
 import asyncio
 import io
 import json
@@ -9,10 +11,9 @@ from rich.console import Console
 from hora_rl.common.live.queue import Producer
 from hora_rl.common.live.redis import connect_async
 from hora_rl.common.live.state import changed
-from hora_rl.common.live.telemetry import TELEMETRY, Heartbeat, heartbeat_now, record_step
+from hora_rl.common.live.telemetry import TELEMETRY, Heartbeat, record_step
 from hora_rl.deploy.monitor.progress import Teller
 from hora_rl.deploy.monitor.prometheus import gauges
-from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
 from hora_rl.deploy.monitor.screen import line, screen
 from tests.support.synthetic_run import SyntheticRun, config_of, play
@@ -20,6 +21,11 @@ from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 def exported(state) -> dict[str, float]:
     return {name: value for name, _, value in gauges(state)}
+
+
+def text_of(state: RunState, kind: Kind) -> str:
+    """The texts of the warnings of this kind, a line each."""
+    return "\n".join(w.text for w in state.warnings if w.kind == kind)
 
 
 async def _depth(url, config) -> int:
@@ -35,7 +41,7 @@ def test_the_reading_agrees_with_the_queue_at_every_moment(redis_url):
     for batch in range(12):
         asyncio.run(run.generate(batch))
         for moment in ("pushed", "taken"):
-            state = read_run(run.redis, "agrees")
+            state = run.read()
             assert state.queue_depth == asyncio.run(_depth(redis_url, run.config)), (batch, moment)
             if moment == "pushed":
                 run.train(batch)
@@ -52,14 +58,9 @@ def test_rates_are_per_second_over_what_was_sampled(redis_url):
     run.sample()
     asyncio.run(run.generate(0))
     time.sleep(1.2)
-    state = read_run(run.redis, "rates")
+    state = run.read()
     assert state.rates["groups_in"] == pytest.approx(8 / (state.time - began), rel=0.05)
     assert state.rates["groups_out"] == 0.0
-
-
-def text_of(state: RunState, kind: Kind) -> str:
-    """The texts of the warnings of this kind, a line each."""
-    return "\n".join(w.text for w in state.warnings if w.kind == kind)
 
 
 @pytest.mark.system
@@ -73,65 +74,42 @@ def test_many_coordinators_keep_one_sample_a_second(redis_url):
     assert 2 <= run.redis.xlen(run.keys.history) <= 4
 
 
-def test_reading_a_run_writes_nothing(redis_url):
-    run = SyntheticRun(redis_url, config_of("readers"))
-    play(run, 2)
-    before = {key: run.redis.dump(key) for key in run.redis.keys("hora:{readers}:*")}
-    read_run(run.redis, "readers")
-    assert {key: run.redis.dump(key) for key in run.redis.keys("hora:{readers}:*")} == before
+def test_reading_a_run_writes_nothing(run):
+    def kept() -> dict[bytes, bytes]:
+        return {key: run.redis.dump(key) for key in run.redis.keys(f"hora:{{{run.name}}}:*")}
+
+    before = kept()
+    run.read()
+    assert kept() == before
 
 
-def test_environments_are_missed_in_a_run_that_has_them(redis_url, monkeypatch):
-    run = SyntheticRun(redis_url, config_of("rooms"))
-    play(run, 3)
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 20)
-    assert "no environment" not in text_of(read_run(run.redis, "rooms"), Kind.NOT_ALIVE)
-    monkeypatch.setattr(time, "time", lambda: now)
-    heartbeat_now(run.redis, "rooms", "environment/a", {"running": 3})
-    assert not read_run(run.redis, "rooms").warnings
-    monkeypatch.setattr(time, "time", lambda: now + 20)
-    assert "no environment is alive for 2" in text_of(read_run(run.redis, "rooms"), Kind.NOT_ALIVE)
-
-
-def test_a_silent_replica_is_named_and_one_that_lags_too(redis_url, monkeypatch):
-    run = SyntheticRun(redis_url, config_of("silent"))
-    play(run, 3)
-    assert not read_run(run.redis, "silent").warnings
-    heartbeat_now(run.redis, "silent", "generator/old", {"version": 0, "running": 0})
-    behind = Warning(Kind.REPLICA_BEHIND, "generator old holds version 0 of 3")
-    assert behind in read_run(run.redis, "silent").warnings
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 20)
-    assert "no generator is alive for 2" in text_of(read_run(run.redis, "silent"), Kind.NOT_ALIVE)
-    monkeypatch.setattr(time, "time", lambda: now + 400)
-    stalled = text_of(read_run(run.redis, "silent"), Kind.STALLED)
+def test_silent_parts_and_a_stall_are_named_after_their_time(run):
+    assert not run.read().warnings
+    run.says("generator/old", version=0, running=0)
+    assert Warning(Kind.REPLICA_BEHIND, "generator old holds version 0 of 5") in run.read().warnings
+    missing = text_of(run.read(20), Kind.NOT_ALIVE)
+    assert "no generator is alive for 2" in missing
+    assert "no environment" not in missing, "this run has none"
+    stalled = text_of(run.read(400), Kind.STALLED)
     assert "no optimizer step for 40" in stalled
     assert "weights of version" in stalled
+    run.says("environment/a", running=3)
+    assert "no environment is alive for 2" in text_of(run.read(20), Kind.NOT_ALIVE)
 
 
-def test_a_learner_that_takes_long_to_start_says_what_it_waits_for(redis_url):
-    run = SyntheticRun(redis_url, config_of("starting"))
-    play(run, 3)
-    waits = {"state": "starting", "waiting_for": "process 7 of m, which compiles in /x"}
-    heartbeat_now(run.redis, "starting", "learner/0", {**waits, "started": time.time() - 50})
-    assert not read_run(run.redis, "starting").warnings
-    heartbeat_now(run.redis, "starting", "learner/0", {**waits, "started": time.time() - 70})
-    assert waits["waiting_for"] in text_of(read_run(run.redis, "starting"), Kind.STARTING)
+def test_a_learner_that_takes_long_to_start_says_what_it_waits_for(run):
+    waits = "process 7 of m, which compiles in /x"
+    for seconds, told in ((50, ""), (70, waits)):
+        run.says("learner/0", state="starting", waiting_for=waits, started=time.time() - seconds)
+        assert text_of(run.read(), Kind.STARTING)[-len(waits) :] == told
 
 
 @pytest.mark.parametrize(
-    ("part", "said", "kind"),
-    [
-        ("verifier/v1", {"state": "serving", "away": "my:judge: it restarts"}, Kind.REWARD_AWAY),
-        ("learner/0", {"notice": "step-00000006 is damaged: set aside"}, Kind.NOTICE),
-    ],
+    ("part", "key", "kind"), [("verifier/v1", "away", Kind.REWARD_AWAY), ("learner/0", "notice", Kind.NOTICE)]
 )
-def test_what_a_part_says_of_itself_is_shown_while_it_lives(redis_url, part, said, kind):
-    run = SyntheticRun(redis_url, config_of(f"says-{kind}"))
-    play(run, 3)
-    heartbeat_now(run.redis, f"says-{kind}", part, said)
-    assert list(said.values())[-1] in text_of(read_run(run.redis, f"says-{kind}"), kind)
+def test_what_a_part_says_of_itself_is_shown(run, part, key, kind):
+    run.says(part, **{key: "step-00000006 is damaged"})
+    assert "step-00000006 is damaged" in text_of(run.read(), kind)
 
 
 def test_a_stall_counts_from_the_last_step_the_learner_s_start_or_the_end_of_a_pause(redis_url, monkeypatch):
@@ -144,20 +122,17 @@ def test_a_stall_counts_from_the_last_step_the_learner_s_start_or_the_end_of_a_p
         if after:
             heart.update(state="waiting")
             heart.stop()
-        state = read_run(run.redis, "idle")
-        monkeypatch.setattr(time, "time", lambda: began + after + 310)
-        stalled = read_run(run.redis, "idle")
-        assert stalled.warns(Kind.STALLED) == bool(after)
-        return state.idle_s
+        assert run.read(310).warns(Kind.STALLED) == bool(after)
+        return run.read().idle_s
 
     assert idle(0) is None, "no learner was seen: nothing is late"
     assert idle(1) == 0.0, "before the first step the learner's start counts"
     record_step(run.redis, "idle", {"step": 0})
     assert idle(5000) == 0.0, "a learner that has just been started again has had no time for a step"
     monkeypatch.setattr(time, "time", lambda: began + 6000)
-    assert read_run(run.redis, "idle").idle_s == 1000.0
+    assert run.read().idle_s == 1000.0
     run.redis.hset(run.keys.state, mapping={"paused": 0, "unpaused": began + 5990})
-    assert read_run(run.redis, "idle").idle_s == 10.0
+    assert run.read().idle_s == 10.0
 
 
 def test_drift_above_its_alarm_is_a_warning_with_the_figure_and_exported(redis_url):
@@ -165,74 +140,58 @@ def test_drift_above_its_alarm_is_a_warning_with_the_figure_and_exported(redis_u
     play(run, 2)
     for drift, alarm in ((0.19, False), (0.314, True), (None, False)):
         record_step(run.redis, "drifts", {"step": 1} | ({} if drift is None else {"drift": drift}))
-        state = read_run(run.redis, "drifts")
+        state = run.read()
         assert bool(state.warnings) == alarm
         assert state.warns(Kind.WEIGHTS_DISAGREE) == alarm
         assert all("differ by 0.314" in w.text and "drift_alarm (0.2)" in w.text for w in state.warnings)
         assert exported(state)["hora_weights_disagree"] == alarm
 
 
-def test_living_replicas_of_one_version_whose_checksums_differ_are_named(redis_url, monkeypatch):
-    run = SyntheticRun(redis_url, config_of("differ"))
-    play(run, 3)
-
-    def told(**replicas: tuple[int, str]) -> list[str]:
+def test_living_replicas_of_one_version_whose_checksums_differ_are_named(run, monkeypatch):
+    def told(**replicas: tuple[int, str]) -> str:
         for name, (version, checksum) in replicas.items():
-            heartbeat_now(
-                run.redis, "differ", f"generator/{name}", {"version": version, "checksum": checksum}
-            )
-        state = read_run(run.redis, "differ")
-        assert exported(state)["hora_weights_disagree"] == state.warns(Kind.WEIGHTS_DISAGREE)
-        return [w.text for w in state.warnings if w.kind == Kind.WEIGHTS_DISAGREE]
+            run.says(f"generator/{name}", version=version, checksum=checksum)
+        return text_of(run.read(), Kind.WEIGHTS_DISAGREE)
 
-    assert told(a=(3, "x"), b=(3, "x"), c=(3, "x"), older=(2, "y"), adding_up=(3, "")) == []
-    (late,) = told(late=(3, "z"))
+    assert told(a=(3, "x"), b=(3, "x"), c=(3, "x"), older=(2, "y"), adding_up=(3, "")) == ""
+    late = told(late=(3, "z"))
     assert late == "weights disagree: of 4 generators on version 3, late hold what no majority holds"
-    (both,) = told(late=(2, "z"))
-    assert "of 2 generators on version 2, late, older hold" in both
+    assert "of 2 generators on version 2, late, older hold" in told(late=(2, "z"))
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 20)
-    assert told(a=(3, "x")) == [], "what the silent once held does not matter"
+    assert told(a=(3, "x")) == "", "what the silent once held does not matter"
 
 
-def test_a_coordinator_that_was_replaced_is_forgotten_and_one_without_successor_is_not(
-    redis_url, monkeypatch
-):
-    run = SyntheticRun(redis_url, config_of("replaced"))
-    play(run, 3)
+def test_a_coordinator_that_was_replaced_is_forgotten_and_one_without_successor_is_not(run, monkeypatch):
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 100)
-    assert [p.name for p in read_run(run.redis, "replaced").of("coordinator")] == ["c0ffee"]
-    heartbeat_now(run.redis, "replaced", "coordinator/new", {"state": "working"})
-    assert [p.name for p in read_run(run.redis, "replaced").of("coordinator")] == ["new"]
-    assert [p.name for p in read_run(run.redis, "replaced").of("learner")] == ["rank-0"]
+    assert [p.name for p in run.read().of("coordinator")] == ["c0ffee"]
+    run.says("coordinator/new", state="working")
+    assert [p.name for p in run.read().of("coordinator")] == ["new"]
+    assert [p.name for p in run.read().of("learner")] == ["rank-0"]
 
 
-def test_a_finished_run_has_no_warnings_though_everything_is_silent(redis_url, monkeypatch):
-    run = SyntheticRun(redis_url, config_of("done", learner={"steps": 2}))
-    play(run, 2)
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 4000)
-    state = read_run(run.redis, "done")
+def test_a_finished_run_has_no_warnings_though_everything_is_silent(run):
+    run.redis.hset(run.keys.state, "step", run.config.learner.steps)
+    state = run.read(4000)
     assert (state.status, state.warnings) == ("finished", ())
 
 
-def test_a_part_of_another_version_is_named_and_the_rest_still_shown(redis_url):
-    run = SyntheticRun(redis_url, config_of("mixed"))
-    play(run, 2)
+def test_a_part_of_another_version_is_named_and_the_rest_still_shown(run):
     for version, word in ((None, "an older"), (TELEMETRY + 1, "a newer")):
         said = {"version": 2, "running": 3, "seen": time.time()} | ({"telemetry": version} if version else {})
         run.redis.hset(run.keys.parts, "generator/other", json.dumps(said))
-        state = read_run(run.redis, "mixed")
+        state = run.read()
         assert f"generator of {word} hora (telemetry" in text_of(state, Kind.OTHER_VERSION)
         assert len(state.of("generator")) == 3
 
 
-def waited(run, share: float, idle: float, seconds: float = 10.0) -> None:
-    """Two more steps of `run`, in which the learner waited and the generators idled for these shares."""
+def waited(run: SyntheticRun, share: float, idle: float) -> None:
+    """Two more steps of ten seconds, in which the learner waited and the generators idled for these
+    shares."""
     for step in (1, 2):
-        figures = {"step": step, "time/step": seconds, "time/wait": share * seconds, "generators/idle": idle}
-        record_step(run.redis, run.config.run.name, figures)
+        figures = {"step": step, "time/step": 10.0, "time/wait": 10.0 * share, "generators/idle": idle}
+        record_step(run.redis, run.name, figures)
 
 
 def test_the_side_that_idles_is_on_every_view_with_the_split_that_would_balance_it(redis_url):
@@ -241,7 +200,7 @@ def test_the_side_that_idles_is_on_every_view_with_the_split_that_would_balance_
     run.redis.hset(run.keys.state, mapping=changed(device="NVIDIA H100"))
     run.beat(2, learner="training")
     waited(run, 0.5, 0.0)
-    state = read_run(run.redis, "split")
+    state = run.read()
     text = text_of(state, Kind.LEARNER_STARVING)
     assert "generator.replicas 3 and learner.workers 5" in text
     assert state.to_dict()["balance"]["split"]["values"] == (3, 5)
@@ -249,12 +208,12 @@ def test_the_side_that_idles_is_on_every_view_with_the_split_that_would_balance_
     assert_shown(state, text)
     assert exported(state)["hora_learner_starving"] == 1
 
-    heartbeat_now(run.redis, "split", "generator/third", {"version": 2, "running": 1})
-    assert "would balance" not in text_of(read_run(run.redis, "split"), Kind.LEARNER_STARVING)
+    run.says("generator/third", version=2, running=1)
+    assert "would balance" not in text_of(run.read(), Kind.LEARNER_STARVING)
     waited(run, 0.0, 0.7)
-    assert read_run(run.redis, "split").warns(Kind.GENERATORS_IDLE)
+    assert run.read().warns(Kind.GENERATORS_IDLE)
     run.redis.hset(run.keys.state, mapping=changed(paused=True))
-    assert not read_run(run.redis, "split").warns(Kind.GENERATORS_IDLE)
+    assert not run.read().warns(Kind.GENERATORS_IDLE)
 
 
 def test_where_both_sides_wait_the_bottleneck_is_named(redis_url):
@@ -263,7 +222,7 @@ def test_where_both_sides_wait_the_bottleneck_is_named(redis_url):
 
     def told(running: int, answers: int = 0) -> str:
         run.beat(2, running=running, learner="waiting", answers=answers)
-        return text_of(read_run(run.redis, "starving"), Kind.LEARNER_STARVING).partition("a step): ")[2]
+        return text_of(run.read(), Kind.LEARNER_STARVING).partition("a step): ")[2]
 
     verifiers = "verifiers are the bottleneck ({} answers wait)"
     assert told(running=0, answers=7) == verifiers.format(7)
@@ -274,25 +233,19 @@ def test_where_both_sides_wait_the_bottleneck_is_named(redis_url):
     )
 
 
-def test_the_learner_starves_for_one_group_though_newer_ones_fill_the_queue(redis_url, monkeypatch):
-    run = SyntheticRun(redis_url, config_of("straggler"))
-    play(run, 2)
-    asyncio.run(run.generate(2))
+def test_the_learner_starves_for_one_group_though_newer_ones_fill_the_queue(run, monkeypatch):
+    asyncio.run(run.generate(5))
     now = time.time()
     for later, warns in ((5, False), (15, True)):
         monkeypatch.setattr(time, "time", lambda at=now + later: at)
-        run.beat(2, learner="waiting", missing=1, batch=1)
-        state = read_run(run.redis, "straggler")
+        run.beat(5, learner="waiting", missing=1, batch=4)
+        state = run.read()
         assert [w.kind for w in state.warnings] == [Kind.LEARNER_STARVING] * warns
     assert state.queue_depth >= state.prompts_per_batch
-    assert "step 2 lacks 1 of 8 groups, the oldest of batch 1" in state.warnings[0].text
-    monkeypatch.setattr(time, "time", lambda: now + 35)
-    assert not read_run(run.redis, "straggler").warns(Kind.LEARNER_STARVING), "it is dead"
-    run.beat(2, learner="training")
-    assert read_run(run.redis, "straggler").warnings == ()
-
-
-IDLE = (Kind.GATE_SHUT, Kind.NO_HIT, Kind.NO_SIGNAL, Kind.CUT)
+    assert "step 5 lacks 1 of 8 groups, the oldest of batch 4" in state.warnings[0].text
+    assert not run.read(20).warns(Kind.LEARNER_STARVING), "it is dead"
+    run.beat(5, learner="training")
+    assert run.read().warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -304,16 +257,12 @@ IDLE = (Kind.GATE_SHUT, Kind.NO_HIT, Kind.NO_SIGNAL, Kind.CUT)
         ({"length/cut": 0.6}, Kind.CUT, "rollout.max_response_tokens (2048)"),
     ],
 )
-def test_what_leaves_nothing_to_allocate_or_to_learn_is_said_with_its_remedy(redis_url, metrics, kind, words):
-    name = f"idle-{words[:4]}"
-    run = SyntheticRun(redis_url, config_of(name))
-    play(run, 4)
-    assert not {w.kind for w in read_run(run.redis, name).warnings} & set(IDLE)
+def test_what_leaves_nothing_to_allocate_or_to_learn_is_said_with_its_remedy(run, metrics, kind, words):
     usual = {"step": 4, "groups/hit": 0.5, "groups/zero_signal": 0.5, "length/cut": 0.5, "success": 0.4}
-    record_step(run.redis, name, usual)
-    assert not read_run(run.redis, name).warnings
-    record_step(run.redis, name, usual | metrics)
-    state = read_run(run.redis, name)
+    record_step(run.redis, run.name, usual)
+    assert not run.read().warnings
+    record_step(run.redis, run.name, usual | metrics)
+    state = run.read()
     (warning,) = state.warnings
     assert (warning.kind, words in warning.text) == (kind, True)
     told = {tags["kind"]: value for name, tags, value in gauges(state) if name == "hora_warning"}
@@ -322,20 +271,16 @@ def test_what_leaves_nothing_to_allocate_or_to_learn_is_said_with_its_remedy(red
     assert_shown(state, warning.text)
 
 
-def test_a_gate_that_stays_shut_says_what_it_sees_and_what_it_needs(redis_url):
-    run = SyntheticRun(redis_url, config_of("shut"))
-    play(run, 2)
+def test_a_gate_that_stays_shut_says_what_it_sees_and_what_it_needs(run, redis_url):
     for seen, shut in ((8, False), (9, True)):
         run.redis.hset(run.keys.state, mapping=changed(gate_open=False, gate_seen=seen, gate_mean=0.314))
-        state = read_run(run.redis, "shut")
-        assert state.warns(Kind.GATE_SHUT) == shut
-    assert "format reward is 0.31, and 3 batches in a row need 0.85" in text_of(state, Kind.GATE_SHUT)
+        assert run.read().warns(Kind.GATE_SHUT) == shut
+    assert "format reward is 0.31, and 3 batches in a row need 0.85" in text_of(run.read(), Kind.GATE_SHUT)
     run.redis.hset(run.keys.state, mapping=changed(gate_open=True))
-    assert not read_run(run.redis, "shut").warnings
+    assert not run.read().warnings
     plain = SyntheticRun(redis_url, config_of("no-gate", reward={"weights": {"accuracy": 1.0}}))
-    play(plain, 2)
     plain.redis.hset(plain.keys.state, mapping=changed(gate_seen=99, gate_mean=0.0))
-    assert not read_run(plain.redis, "no-gate").warnings
+    assert not plain.read().warns(Kind.GATE_SHUT)
 
 
 def assert_shown(state: RunState, text: str) -> None:

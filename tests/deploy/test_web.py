@@ -7,44 +7,37 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import httpx
 import pytest
-import uvicorn
 
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
-from hora_rl.common.live.state import changed
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.monitor.presence import is_watched
 from hora_rl.deploy.monitor.run_state import RunState
 from hora_rl.deploy.monitor.web import create_app
 from tests.support.ports import until
+from tests.support.served import served
 from tests.support.synthetic_run import SyntheticRun, config_of, play
+
+Serve = Callable[[str, str], httpx.Client]
 
 
 @pytest.fixture
-def serve():
-    """A function that serves a run's application and returns a client; all of it ends with the test."""
-    servers = []
+def serve() -> Iterator[Serve]:
+    """A function that serves a run's page and returns a client; all of it ends with the test."""
+    with ExitStack() as stack:
 
-    def start(url: str, run: str) -> httpx.Client:
-        server = uvicorn.Server(uvicorn.Config(create_app(url, run), port=0, log_level="warning"))
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10)
-        servers.append((server, thread, client))
-        until(lambda: "first snapshot" not in client.get("/healthz").text)
-        return client
+        def start(url: str, run: str) -> httpx.Client:
+            port = stack.enter_context(served(create_app(url, run)))
+            client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10))
+            until(lambda: "first snapshot" not in client.get("/healthz").text)
+            return client
 
-    yield start
-    for server, thread, client in servers:
-        client.close()
-        server.should_exit = server.force_exit = True
-        thread.join(10)
+        yield start
 
 
 def events(client: httpx.Client, count: int) -> list[dict]:
@@ -59,11 +52,10 @@ def events(client: httpx.Client, count: int) -> list[dict]:
     raise AssertionError("the stream ended")
 
 
-def test_status_is_the_reading_and_openapi_documents_every_field_of_it(redis_url, serve):
-    run = SyntheticRun(redis_url, config_of("status"))
-    play(run, 3)
-    client = serve(redis_url, "status")
-    status = until(lambda: (s := client.get("/status").json())["step"] == 3 and s)
+def test_status_is_the_reading_and_openapi_documents_every_field_of_it(redis_url, serve, run):
+    client = serve(redis_url, run.name)
+    status = client.get("/status").json()
+    assert status["step"] == 5
     api = client.get("/openapi.json").json()
     documented = api["components"]["schemas"]["RunState"]["properties"].keys()
     assert set(status) == set(documented) == set(RunState.__dataclass_fields__)
@@ -71,10 +63,8 @@ def test_status_is_the_reading_and_openapi_documents_every_field_of_it(redis_url
 
 
 @pytest.mark.system
-def test_all_clients_share_one_reading_a_second(redis_url, serve):
-    run = SyntheticRun(redis_url, config_of("shared"))
-    play(run, 1)
-    client = serve(redis_url, "shared")
+def test_all_clients_share_one_reading_a_second(redis_url, serve, run):
+    client = serve(redis_url, run.name)
     before, began = run.redis.info("commandstats")["cmdstat_xlen"]["calls"], time.monotonic()
     results: list[list[dict]] = []
     threads = [threading.Thread(target=lambda: results.append(events(client, 4))) for _ in range(10)]
@@ -85,27 +75,24 @@ def test_all_clients_share_one_reading_a_second(redis_url, serve):
     seconds = time.monotonic() - began
     reads = run.redis.info("commandstats")["cmdstat_xlen"]["calls"] - before
     assert len(results) == 10
-    assert all(e["state"]["run"] == "shared" for r in results for e in r)
+    assert all(e["state"]["run"] == run.name for r in results for e in r)
     assert reads <= seconds + 2
 
 
-def test_a_change_reaches_an_open_stream_within_two_seconds(redis_url, serve):
-    run = SyntheticRun(redis_url, config_of("latency"))
-    play(run, 1)
-    client = serve(redis_url, "latency")
+def test_a_change_reaches_an_open_stream_within_two_seconds(redis_url, serve, run):
+    client = serve(redis_url, run.name)
     with client.stream("GET", "/events") as stream:
         lines = stream.iter_lines()
         next(line for line in lines if line.startswith("data: {"))
-        asyncio.run(run.generate(1))
+        asyncio.run(run.generate(5))
         pushed = time.monotonic()
         next(line for line in lines if '"queue_depth":8' in line)
     assert time.monotonic() - pushed < 2.0
 
 
-def test_clients_that_never_read_their_events_do_not_keep_others_out(redis_url, serve, monkeypatch):
+def test_clients_that_never_read_their_events_do_not_keep_others_out(redis_url, serve, run, monkeypatch):
     monkeypatch.setattr("hora_rl.deploy.monitor.web.STREAMS", 5)
-    play(SyntheticRun(redis_url, config_of("unread")), 1)
-    client = serve(redis_url, "unread")
+    client = serve(redis_url, run.name)
     address = (client.base_url.host, client.base_url.port)
     held = [socket.create_connection(address) for _ in range(20)]
 
@@ -119,7 +106,7 @@ def test_clients_that_never_read_their_events_do_not_keep_others_out(redis_url, 
         refused = until(lambda: (answer := asked()).status_code == 503 and answer)
         assert refused.headers["connection"] == "close"
         assert "EventSource" in client.get("/").text
-        assert client.get("/status").json()["run"] == "unread"
+        assert client.get("/status").json()["run"] == run.name
         closed = [each for each in held if each.recv(100).startswith(b"HTTP/1.1 503")]
         assert len(closed) == 15
     finally:
@@ -129,25 +116,22 @@ def test_clients_that_never_read_their_events_do_not_keep_others_out(redis_url, 
     until(lambda: asked().status_code == 200)
 
 
-def test_a_run_sees_who_reads_its_page_and_who_asks_for_its_status(redis_url, serve, monkeypatch):
+def test_a_run_sees_who_reads_its_page_and_who_asks_for_its_status(redis_url, serve, run, monkeypatch):
     monkeypatch.setattr("hora_rl.deploy.monitor.feed.WATCHED_S", 4.0)
-    play(SyntheticRun(redis_url, config_of("read")), 2)
-    redis, client = connect(redis_url), serve(redis_url, "read")
-    assert not is_watched(redis, "read"), "a server alone"
+    client = serve(redis_url, run.name)
+    assert not is_watched(run.redis, run.name), "a server alone"
     with client.stream("GET", "/events") as stream:
         lines = stream.iter_lines()
         next(lines)
-        until(lambda: is_watched(redis, "read"))
-    until(lambda: not is_watched(redis, "read"))
+        until(lambda: is_watched(run.redis, run.name))
+    until(lambda: not is_watched(run.redis, run.name))
     client.get("/status")
-    until(lambda: is_watched(redis, "read"))
-    until(lambda: not is_watched(redis, "read"))
+    until(lambda: is_watched(run.redis, run.name))
+    until(lambda: not is_watched(run.redis, run.name))
 
 
-def test_no_page_may_frame_ours_and_no_foreign_name_reads_the_run(redis_url, serve):
-    run = SyntheticRun(redis_url, config_of("guarded"))
-    play(run, 1)
-    client = serve(redis_url, "guarded")
+def test_no_page_may_frame_ours_and_no_foreign_name_reads_the_run(redis_url, serve, run):
+    client = serve(redis_url, run.name)
     page = client.get("/")
     assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
     assert page.headers["x-frame-options"] == "DENY"
@@ -182,35 +166,24 @@ def test_a_value_that_is_no_number_does_not_break_the_json(redis_url, serve):
     assert client.get("/status").json()["learner"] == {"step": 0, "loss": None, "reward": None}
 
 
-def test_the_page_is_told_whether_its_controls_can_work(redis_url, serve, monkeypatch):
+def test_pause_and_resume_take_the_run_s_token_and_nothing_less(redis_url, serve, run, monkeypatch):
     monkeypatch.setattr("hora_rl.deploy.monitor.feed.PERIOD_S", 0.05)
     monkeypatch.delenv("HORA_TOKEN", raising=False)
-    run = SyntheticRun(redis_url, config_of("controls"))
-    play(run, 1)
-    client = serve(redis_url, "controls")
-    assert events(client, 1)[0]["state"]["controls"] is False
-    assert client.post("/pause").status_code == 403, "and so the page shows no button"
-    run.redis.hset(run.keys.state, mapping=changed(token_sha256=hashlib.sha256(b"right").hexdigest()))
-    assert until(lambda: client.get("/status").json()["controls"])
-    run.redis.hdel(run.keys.state, "token_sha256")
-    assert until(lambda: not client.get("/status").json()["controls"])
-    monkeypatch.setenv("HORA_TOKEN", "of the server")
-    assert until(lambda: client.get("/status").json()["controls"])
-
-
-def test_pause_and_resume_take_the_run_s_token_and_nothing_less(redis_url, serve, monkeypatch):
-    monkeypatch.setattr("hora_rl.deploy.monitor.feed.PERIOD_S", 0.05)
-    monkeypatch.delenv("HORA_TOKEN", raising=False)
-    run = SyntheticRun(redis_url, config_of("controls"))
-    client = serve(redis_url, "controls")
+    client = serve(redis_url, run.name)
 
     def post(path: str, token: str | None = None) -> httpx.Response:
         return client.post(path, headers={"Authorization": f"Bearer {token}"} if token else {})
 
+    def told(controls: bool) -> None:
+        """The page shows the button only where it can work."""
+        until(lambda: events(client, 1)[0]["state"]["controls"] is controls)
+
+    told(controls=False)
     refused = post("/pause", "anything")
     assert refused.status_code == 403
     assert "HORA_TOKEN" in refused.json()["detail"]
     run.redis.hset(run.keys.state, "token_sha256", hashlib.sha256(b"right").hexdigest())
+    told(controls=True)
     for wrong in (None, "wrong", ""):
         answer = post("/pause", wrong)
         assert answer.status_code == 401
@@ -223,6 +196,10 @@ def test_pause_and_resume_take_the_run_s_token_and_nothing_less(redis_url, serve
     assert post("/resume", "right").json() == {"paused": False}
     assert run.redis.hget(run.keys.state, "paused") == b"0"
     assert abs(float(run.redis.hget(run.keys.state, "unpaused")) - time.time()) < 10
+    run.redis.hdel(run.keys.state, "token_sha256")
+    told(controls=False)
+    monkeypatch.setenv("HORA_TOKEN", "of the server")
+    told(controls=True)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from hora_rl.common.live.queue import Consumer, Ledger, Producer, Row
 from hora_rl.common.live.redis import connect, connect_async
 from hora_rl.common.live.telemetry import Telemetry, count_now, heartbeat_now, record_evaluation, record_step
 from hora_rl.common.types import Group
+from hora_rl.deploy.monitor.reading import read_run
+from hora_rl.deploy.monitor.run_state import RunState
 from tests.support.groups import group, rollout
 
 REPLICAS = ("a1b2c3", "d4e5f6")
@@ -43,8 +45,9 @@ class SyntheticRun:
     use. The first `warm_up` batches are divided uniformly; `groups` are those pushed so far."""
 
     def __init__(self, url: str, config: Config, length: int = 24, seed: int = 0, warm_up: int = 0) -> None:
-        self.config, self.keys = config, Keys(config.run.name)
-        self.groups, self._warm_up = list[Group](), warm_up
+        self.config, self.keys, self._warm_up = config, Keys(config.run.name), warm_up
+        self.groups: list[Group] = []
+        self.name = config.run.name
         self.redis: Any = connect(url)
         self._url, self._length = url, length
         self._random = np.random.default_rng(seed)
@@ -54,12 +57,20 @@ class SyntheticRun:
         self._ledger = Ledger(self.redis, config.run.name)
         self.pushed, self.started = 0, time.time()
 
+    def read(self, later_s: float = 0.0) -> RunState:
+        """The snapshot that views show, `later_s` seconds from now."""
+        return read_run(self.redis, self.name, time.time() + later_s)
+
+    def says(self, part: str, **state: Any) -> None:
+        """One heartbeat of `part`."""
+        heartbeat_now(self.redis, self.name, part, state)
+
     async def generate(self, batch: int) -> None:
         """Push one batch, shard by shard, with its reports and counters."""
         client = connect_async(self._url)
         try:
             producer = Producer(client, self.config)
-            telemetry = Telemetry(client, self.config.run.name)
+            telemetry = Telemetry(client, self.name)
             for shard in range(self.config.rollout.shards):
                 groups = self._shard(batch, shard)
                 for group in groups:
@@ -88,8 +99,8 @@ class SyntheticRun:
         rollouts = size * self.config.rollout.group_size
         tokens = rollouts * self._length
         amounts = {"groups_out": size, "rollouts_out": rollouts, "tokens_out": tokens}
-        count_now(self.redis, self.config.run.name, amounts)
-        record_step(self.redis, self.config.run.name, self._metrics(step))
+        count_now(self.redis, self.name, amounts)
+        record_step(self.redis, self.name, self._metrics(step))
         self.redis.hset(self.keys.state, mapping={"version": step + 1, "step": step + 1})
         if (step + 1) % self.config.learner.checkpoint_every == 0:
             steps = self._ledger.steps()
@@ -102,23 +113,13 @@ class SyntheticRun:
     ) -> None:
         """One heartbeat of every part; `answers` wait at the verifier, which judges 40 a second; the learner
         is `lacking` so many groups (`missing`) since `batch`."""
-        run = self.config.run.name
         for i, replica in enumerate(REPLICAS):
-            state = {
-                "version": version,
-                "running": running + (i if running else 0),
-                "waiting": i,
-                "cache": 0.25 + 0.2 * i,
-            }
-            heartbeat_now(
-                self.redis, run, f"generator/{replica}", {**state, "pause_s": 0.04, "state": "serving"}
-            )
+            work = {"running": running + (i if running else 0), "waiting": i, "cache": 0.25 + 0.2 * i}
+            self.says(f"generator/{replica}", version=version, pause_s=0.04, state="serving", **work)
         judged = {"answers_per_s": 40.0, "waiting": answers, "scored": 40 * version, "killed": 1}
-        heartbeat_now(self.redis, run, VERIFIER, {**judged, "processes": 1, "pid": 4711, "state": "serving"})
-        waits = {"state": "working", "waiting_for": f"weights of version {version + 1}"}
-        heartbeat_now(self.redis, run, "coordinator/c0ffee", waits)
-        said = {"state": learner, "step": version, "started": self.started, **lacking}
-        heartbeat_now(self.redis, run, "learner/rank-0", said)
+        self.says(VERIFIER, processes=1, pid=4711, state="serving", **judged)
+        self.says("coordinator/c0ffee", state="working", waiting_for=f"weights of version {version + 1}")
+        self.says("learner/rank-0", state=learner, step=version, started=self.started, **lacking)
         self.sample()
 
     def sample(self) -> None:
@@ -127,9 +128,7 @@ class SyntheticRun:
         async def write() -> None:
             client = connect_async(self._url)
             try:
-                await write_sample(
-                    client, self.config.run.name, self.config.rollout.prompts_per_batch, time.time()
-                )
+                await write_sample(client, self.name, self.config.rollout.prompts_per_batch, time.time())
             finally:
                 await client.aclose()
 
@@ -139,7 +138,7 @@ class SyntheticRun:
         share = 1 - math.exp(-(version + 10) / 40)
         values = {"pass@1": 0.6 * share, "pass@8": 0.8 * share, "pass@64": 0.95 * share}
         versions = {"version/min": float(version), "version/max": version + 1.0}
-        record_evaluation(self.redis, self.config.run.name, version, values | versions)
+        record_evaluation(self.redis, self.name, version, values | versions)
 
     def _metrics(self, step: int) -> dict[str, float]:
         noise = float(self._random.normal(0, 0.02))
@@ -204,7 +203,7 @@ class SyntheticRun:
         return group(
             prompt,
             rollouts,
-            run=self.config.run.name,
+            run=self.name,
             batch=batch,
             shard=shard,
             rule="uniform" if batch < self._warm_up else "hit_utility",
