@@ -5,7 +5,6 @@ Needs only Redis. A dead part appears as silent, with a warning.
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -94,7 +93,6 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         balance=balance(records[::-1], config.learner.steps, rollout.max_staleness, split),
         evaluations={int(v): numbers(raw.evaluations[v]) for v in sorted(raw.evaluations, key=int)},
         parts=parts,
-        sparks=_sparks(samples),
     )
     found = warnings(snapshot, config.telemetry.stall_s, config.weights.drift_alarm)
     return replace(snapshot, warnings=tuple(found))
@@ -156,13 +154,6 @@ def _rates(samples: list[dict[str, float]], totals: Mapping[str, int], now: floa
     if not samples or now - samples[0]["time"] < MIN_WINDOW_S:
         return dict.fromkeys(FLOWS, 0.0)
     return {flow: rate(flow, samples[0], {**totals, "time": now}) for flow in FLOWS}
-
-
-def _sparks(samples: list[dict[str, float]]) -> dict[str, list[float]]:
-    """Rates between neighbouring samples of the last minute, and the queue's depth."""
-    pairs = list(itertools.pairwise(samples))
-    sparks = {flow: [rate(flow, *pair) for pair in pairs] for flow in FLOWS}
-    return {**sparks, "depth": [s["depth"] for s in samples]}
 
 
 def _allocation(totals: Mapping[str, int], trials: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -129,7 +129,6 @@ class RunState:
     balance: Balance | None
     evaluations: dict[int, dict[str, float]]
     parts: tuple[Part, ...]
-    sparks: dict[str, list[float]] = field(default_factory=dict)
     warnings: tuple[Warning, ...] = ()
     telemetry: int = TELEMETRY
 

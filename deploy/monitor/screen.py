@@ -13,11 +13,8 @@ from hora_rl.common.console import plain_table
 from hora_rl.deploy.monitor.run_state import Part, RunState
 from hora_rl.evaluation.results import span
 
-BLOCKS = " ▁▂▃▄▅▆▇█"
 SIDE_BY_SIDE = 110
 """Minimal columns to place replicas and allocation side by side, so that 30 rows suffice."""
-CURVE = 8
-"""Columns of a Pass@K curve."""
 REPLICAS = 8
 """Replicas per kind. Those with problems come first; the rest is summed up."""
 TOLD = 0.01
@@ -28,7 +25,7 @@ COLOURS = {"running": "green", "finished": "blue", "paused": "yellow", "stopped"
 def screen(state: RunState, width: int = 80, problem: str = "") -> RenderableType:
     """The screen of a run. `problem`: why the state is outdated, if it is."""
     parts: list[RenderableType] = [_head(state, problem), *_warnings(state, problem)]
-    parts += [Text(), _flows(state, width), Text(), _learner(state)]
+    parts += [Text(), _flows(state), Text(), _learner(state)]
     parts += [*_sources(state), *_evaluation(state), Text()]
     if not state.shares:
         parts.append(_replicas(state))
@@ -54,17 +51,6 @@ def line(state: RunState) -> str:
     return f"{text} | {'; '.join(map(str, state.warnings))}" if state.warnings else text
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """The newest values that fit, as blocks; each block is a mean."""
-    if not values:
-        return ""
-    per = max(1, -(-len(values) // width))
-    tail = list(values)[-(len(values) // per) * per :]
-    means = [sum(tail[i : i + per]) / per for i in range(0, len(tail), per)]
-    top = max(means)
-    return "".join(BLOCKS[round(v / top * 8)] if top > 0 else BLOCKS[1] for v in means)
-
-
 def _head(state: RunState, problem: str) -> Text:
     head = Text.assemble(
         (state.run, "bold"),
@@ -82,22 +68,17 @@ def _warnings(state: RunState, problem: str) -> list[Text]:
     return [Text(f"! {w}", "yellow") for w in ((problem,) if problem else state.warnings)]
 
 
-def _flows(state: RunState, width: int) -> Table:
+def _flows(state: RunState) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", width=12, no_wrap=True)
-    table.add_column(justify="right", width=11)
-    table.add_column()
-    spark = max(20, min(60, width - 31))
     depth = f"{state.queue_depth}/{state.queue_capacity}"
     full = state.queue_depth >= state.queue_capacity
-    table.add_row("queue", Text(depth, "red" if full else ""), sparkline(state.sparks["depth"], spark))
+    table.add_row("queue", Text(depth, "red" if full else ""))
     for what in ("groups", "rollouts", "tokens"):
-        for direction, colour in (("in", "cyan"), ("out", "magenta")):
-            flow = f"{what}_{direction}"
-            rate = f"{_number(state.rates[flow])}/s"
-            table.add_row(f"{what} {direction}", rate, Text(sparkline(state.sparks[flow], spark), colour))
+        rates = (f"{way} {_number(state.rates[f'{what}_{way}'])}/s" for way in ("in", "out"))
+        table.add_row(what, "  ".join(rates))
     lag = f"{state.lag['mean']:.2f} mean {state.lag['max']:.0f} max (bound {state.max_staleness})"
-    table.add_row("lag", "", lag)
+    table.add_row("lag", lag)
     return table
 
 
@@ -145,15 +126,12 @@ def _sources(state: RunState) -> list[Text]:
 
 
 def _evaluation(state: RunState) -> list[Text]:
-    """The newest Pass@K, and curves if there were evaluations during training."""
+    """The newest Pass@K."""
     if not state.evaluations:
         return []
     found = {k: v for k, v in state.evaluations[max(state.evaluations)].items() if k.startswith("pass@")}
-    lines = [f"held out {weights_of(state)}  " + "  ".join(f"{k} {v:.1%}" for k, v in found.items())]
-    if len(state.evaluations) > 2:
-        curves = "  ".join(f"{k} {sparkline(_curve(state, k), CURVE)}" for k in found)
-        lines.append(f"over {len(state.evaluations)} evaluations  {curves}")
-    return [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
+    line = f"held out {weights_of(state)}  " + "  ".join(f"{k} {v:.1%}" for k, v in found.items())
+    return [Text(line, no_wrap=True, overflow="ellipsis")]
 
 
 def weights_of(state: RunState) -> str:
@@ -161,11 +139,6 @@ def weights_of(state: RunState) -> str:
     newest = max(state.evaluations)
     found = state.evaluations[newest]
     return span(int(found.get("version/min", newest)), int(found.get("version/max", newest)))
-
-
-def _curve(state: RunState, name: str) -> list[float]:
-    """Pass@K of all evaluations, by step."""
-    return [found[name] for _, found in sorted(state.evaluations.items()) if name in found]
 
 
 def _replicas(state: RunState) -> RenderableType:

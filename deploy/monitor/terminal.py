@@ -94,7 +94,7 @@ def serve_page(
 def _settled(client: Redis, run: str, read: Read) -> RunState:
     """A snapshot with rates. If no sample exists yet, wait a second for the first one."""
     state = read(client, run)
-    if not state.sparks["depth"] and state.status == "running":
+    if not any(state.rates.values()) and state.status == "running":
         time.sleep(1.1)
         state = read(client, run)
     return state
