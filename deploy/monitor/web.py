@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -19,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from hora_rl.common.access import carries, wanted_digest
@@ -40,18 +41,10 @@ POLICY = (
     "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; connect-src "
     "'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-PAGE_HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
-VENDOR = Path(__file__).with_name("vendor")
-LIBRARY = {"uplot-1.6.32.min.js": "text/javascript", "uplot-1.6.32.min.css": "text/css"}
-"""uPlot draws the charts: unmodified files of its npm package, with the MIT licence in the folder."""
-
-
-class Health(BaseModel):
-    status: str
-
-
-class Controls(BaseModel):
-    paused: bool
+PAGE_HEADERS = {"Content-Security-Policy": POLICY}
+STATIC = Path(__file__).with_name("static")
+"""The pages' style sheet, and unmodified files of uPlot's npm package, which draws the charts, with its MIT
+licence."""
 
 
 class Problem(BaseModel):
@@ -105,14 +98,13 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
     async def index() -> Response:
         return Response(page, media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
 
-    for name, kind in LIBRARY.items():
-        app.get(f"/{name}", include_in_schema=False)(_file(VENDOR / name, kind))
+    app.mount("/static", StaticFiles(directory=STATIC))
 
     @app.get("/healthz", responses={503: PROBLEMS[503]})
-    async def healthz() -> Health:
+    async def healthz() -> dict[str, str]:
         """Whether this server can read the run now."""
         _current(feed)
-        return Health(status="ok")
+        return {"status": "ok"}
 
     @app.get("/status", response_model=RunState, responses={503: PROBLEMS[503]})
     async def status() -> Response:
@@ -128,24 +120,14 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
     async def events() -> StreamingResponse:
         """A snapshot every second, as server-sent events: {"state": RunState | null, "problem": sentence |
         null}. At most STREAMS clients at a time."""
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return Events(feed, version, headers)
-
-
-def _file(path: Path, kind: str) -> Callable[[], Awaitable[Response]]:
-    # The name contains the version, so browsers may cache the file for ever.
-    content, headers = path.read_bytes(), {"Cache-Control": "public, max-age=31536000, immutable"}
-
-    async def send() -> Response:
-        return Response(content, media_type=kind, headers=headers)
-
-    return send
+        return Events(feed, version)
 
 
 class Events(StreamingResponse):
     """The event stream for one client. Refused if STREAMS clients are connected."""
 
-    def __init__(self, feed: Feed, page: str, headers: dict[str, str]) -> None:
+    def __init__(self, feed: Feed, page: str) -> None:
+        headers = {"X-Accel-Buffering": "no"}
         super().__init__(_stream(feed, page), media_type="text/event-stream", headers=headers)
         self._feed = feed
 
@@ -168,22 +150,22 @@ async def _stream(feed: Feed, page: str) -> AsyncIterator[str]:
 
 
 def _add_controls(app: FastAPI, feed: Feed) -> None:
-    async def turn(paused: bool, authorization: str | None) -> Controls:
+    async def turn(paused: bool, authorization: str | None) -> dict[str, bool]:
         def work(client: Redis) -> None:
             _check_token(authorization, read_state(client, feed.run).token_sha256)
             now = changed(paused=True) if paused else changed(paused=False, unpaused=time.time())
             client.hset(Keys(feed.run).state, mapping=now)
 
         await feed.call(work)
-        return Controls(paused=paused)
+        return {"paused": paused}
 
     @app.post("/pause", responses=PROBLEMS)
-    async def pause(authorization: Annotated[str | None, Header()] = None) -> Controls:
+    async def pause(authorization: Annotated[str | None, Header()] = None) -> dict[str, bool]:
         """Start no new shards until /resume. Shards in flight are completed and trained."""
         return await turn(True, authorization)
 
     @app.post("/resume", responses=PROBLEMS)
-    async def resume(authorization: Annotated[str | None, Header()] = None) -> Controls:
+    async def resume(authorization: Annotated[str | None, Header()] = None) -> dict[str, bool]:
         return await turn(False, authorization)
 
 
