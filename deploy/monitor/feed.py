@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,9 +19,7 @@ import redis
 import structlog
 
 from hora_rl.common.errors import HoraError
-from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Redis, connect, hidden
-from hora_rl.common.live.state import read_config
 from hora_rl.deploy.monitor.history import History
 from hora_rl.deploy.monitor.presence import Presence
 from hora_rl.deploy.monitor.reading import read_run
@@ -62,9 +59,8 @@ class Feed:
         self._client: Redis | None = None
         self._presence, self._asked = Presence(redis_url, run), -WATCHED_S
         self.streams = 0
-        self._history, self._history_lock = History(run), threading.Lock()
-        self._columns, self._columns_at, self._building = b"{}", 0.0, asyncio.Lock()
-        self._last: RunState | None = None
+        self._history, self._building = History(run), asyncio.Lock()
+        self._columns, self._columns_at = b"", -COLUMNS_S
         self.event = Event(0, None, "the first snapshot is under way")
         self.text = self.event.to_json()
         """The newest event, and its JSON for all clients."""
@@ -72,10 +68,11 @@ class Feed:
         self._task: asyncio.Task[None] | None = None
 
     async def history(self) -> bytes:
-        """JSON columns for charts, built on request at most every COLUMNS_S seconds."""
+        """JSON columns for charts, read on request at most every COLUMNS_S seconds. Raises HoraError if
+        Redis is down or has no such run."""
         async with self._building:
-            if self._last is not None and time.monotonic() - self._columns_at >= COLUMNS_S:
-                self._columns = await asyncio.to_thread(self._build, self._last)
+            if time.monotonic() - self._columns_at >= COLUMNS_S:
+                self._columns = await self.call(self._history.columns)
                 self._columns_at = time.monotonic()
             return self._columns
 
@@ -126,7 +123,6 @@ class Feed:
 
     async def _look(self) -> RunState:
         state: RunState = await self.call(self._read)
-        self._last = state
         if self._observer is not None:
             self._observer(state)
         return state
@@ -136,14 +132,7 @@ class Feed:
         self._presence.update(self.streams > 0 or time.monotonic() - self._asked < WATCHED_S)
         if os.environ.get("HORA_TOKEN"):
             state = replace(state, controls=True)
-        with self._history_lock:
-            self._history.read(client, read_config(client.get(Keys(self.run).config), self.run).rollout)
         return state
-
-    def _build(self, state: RunState) -> bytes:
-        with self._history_lock:
-            columns = self._history.to_dict(state.evaluations, state.pre_rollouts)
-        return json.dumps(columns, separators=(",", ":")).encode()
 
     def _guarded(self, work: Callable[[Any], Any]) -> Any:
         try:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hora_rl.common.config import Rollout
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Redis
-from hora_rl.common.live.state import read_state
+from hora_rl.common.live.state import read_config, read_state
 from hora_rl.common.live.telemetry import FLOWS
 from hora_rl.common.records import ShardReport
 from hora_rl.deploy.monitor.reading import numbers, rate
@@ -24,13 +24,12 @@ POINTS = 400
 KEPT = 4 * POINTS
 CHUNK = 2000
 SMOOTH = 5
-TIMES = ("time/step", "time/wait", "tokens_per_second")
-SAMPLING = ("length/mean", "length/max", "lag/mean", "lag/max")
-BY_STEP = ("reward", "reward/format", "success", "entropy", *SAMPLING, *TIMES, "grad_norm", "drift")
+TIMES, LENGTHS = ("time/step", "time/wait"), ("length/mean", "length/max")
+BY_STEP = ("reward", "reward/format", "success", "entropy", *LENGTHS, *TIMES)
 
 
 class History:
-    """Grows with every `read`. `to_dict` returns at most POINTS points per series. `client` is blocking."""
+    """Grows with every reading. `client` is blocking."""
 
     def __init__(self, run: str) -> None:
         self._run, self._keys = run, Keys(run)
@@ -41,7 +40,23 @@ class History:
         self._last_step = self._last_sample = "0"
         self._next_batch = 0
 
-    def read(self, client: Redis, rollout: Rollout) -> None:
+    def columns(self, client: Redis) -> bytes:
+        """JSON columns for the charts of the page, with at most POINTS points per series."""
+        rollout = read_config(client.get(self._keys.config), self._run).rollout
+        self._read(client, rollout)
+        steps = sorted(self._steps)
+        names = dict.fromkeys(name for metrics in self._steps.values() for name in metrics)
+        found = {
+            "steps": {
+                "step": _thin([float(s) for s in steps]),
+                **{name: _thin([self._steps[s].get(name) for s in steps]) for name in names},
+            },
+            "flow": self._flow(),
+            "shares": self._share_columns(classes(rollout.pre_rollouts)),
+        }
+        return json.dumps(found, separators=(",", ":")).encode()
+
+    def _read(self, client: Redis, rollout: Rollout) -> None:
         """Read new entries since the last call."""
         for entry, fields in _since(client, self._keys.steps, self._last_step):
             metrics = numbers(fields[b"metrics"])
@@ -52,20 +67,6 @@ class History:
             self._keep(json.loads(fields[b"sample"]))
             self._last_sample = entry
         self._read_shares(client, rollout)
-
-    def to_dict(self, evaluations: dict[int, dict[str, float]], pre_rollouts: int) -> dict[str, Any]:
-        """Columns for the charts of the page."""
-        steps = sorted(self._steps)
-        names = dict.fromkeys(name for metrics in self._steps.values() for name in metrics)
-        return {
-            "steps": {
-                "step": _thin([float(s) for s in steps]),
-                **{name: _thin([self._steps[s].get(name) for s in steps]) for name in names},
-            },
-            "flow": self._flow(),
-            "shares": self._share_columns(classes(pre_rollouts)),
-            "evaluations": {str(v): e for v, e in evaluations.items()},
-        }
 
     def _keep(self, sample: dict[str, float]) -> None:
         """Keep every n-th sample, and double n if too many are kept. Rates of counters stay exact."""
@@ -79,7 +80,7 @@ class History:
     def _read_shares(self, client: Redis, rollout: Rollout) -> None:
         shards, trials = rollout.shards, rollout.pre_rollouts
         last = read_state(client, self._run).step + rollout.max_staleness
-        for batch in range(self._next_batch, min(last + 1, self._next_batch + CHUNK)):
+        for batch in range(self._next_batch, last + 1):
             found = client.hmget(self._keys.shards, [f"{batch}:{s}" for s in range(shards)])
             if not all(found):
                 return
@@ -108,7 +109,6 @@ class History:
         return {
             "batch": _thin([float(batch) for batch, _ in shown]),
             "classes": [Share(low, high, None, None).name for low, high in buckets],
-            "prompts": [_thin([share.prompts for share in column]) for column in columns],
             "phase_b": [_thin([share.phase_b for share in column]) for column in columns],
         }
 
@@ -118,9 +118,14 @@ def _is_charted(name: str) -> bool:
     return name in BY_STEP or (name.startswith("source/") and name.endswith(("/reward", "/success")))
 
 
-def _since(client: Redis, stream: str, last: str) -> list[tuple[str, dict[bytes, bytes]]]:
-    found: Any = client.xrange(stream, min=f"({last}" if last != "0" else "-", count=CHUNK)
-    return [(entry.decode(), fields) for entry, fields in found]
+def _since(client: Redis, stream: str, last: str) -> Iterator[tuple[str, dict[bytes, bytes]]]:
+    """Entries after `last`, read in chunks."""
+    found: Any = [()]
+    while found:
+        found = client.xrange(stream, min=f"({last}" if last != "0" else "-", count=CHUNK)
+        for entry, fields in found:
+            last = entry.decode()
+            yield last, fields
 
 
 def _thin(values: Sequence[float | None]) -> list[float | None]:
