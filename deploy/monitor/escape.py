@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import itertools
 import unicodedata
 from collections.abc import Iterator
 
@@ -10,23 +10,17 @@ KEPT = "\n\t"
 # Control characters (C0, DEL, C1), format characters (bidirectional, zero width, tags), line and paragraph
 # separators, lone surrogates.
 WRITTEN_OUT = ("Cc", "Cf", "Zl", "Zp", "Cs")
-_PIECES = re.compile(r"[\x20-\x7e\n\t]+|.", re.DOTALL)
 
 
 def pieces(text: str) -> Iterator[tuple[str, bool]]:
     r"""Split `text` into (piece, escaped): `a\x1b[2J` gives ("a", False), ("\\x1b", True), ("[2J", False)."""
-    plain = ""
-    for found in _PIECES.finditer(text):
-        piece = found[0]
-        if len(piece) == 1 and piece not in KEPT and unicodedata.category(piece) in WRITTEN_OUT:
-            if plain:
-                yield plain, False
-            plain = ""
-            yield escape(piece), True
-        else:
-            plain += piece
-    if plain:
-        yield plain, False
+    for hidden, found in itertools.groupby(text, _is_hidden):
+        piece = "".join(found)
+        yield "".join(map(escape, piece)) if hidden else piece, hidden
+
+
+def _is_hidden(character: str) -> bool:
+    return character not in KEPT and unicodedata.category(character) in WRITTEN_OUT
 
 
 def visible(text: str) -> str:

@@ -45,19 +45,6 @@ class Choice(BaseModel):
     chars: int = Field(4000, ge=200, le=1_000_000)
 
 
-class Rows(BaseModel):
-    """Number of `steps` on disk with the `first` and the `last`, names of rewards, and the selected rows.
-    `more`: whether further rows follow."""
-
-    folder: str
-    steps: int
-    first: int
-    last: int
-    rewards: list[str]
-    rows: list[dict[str, Any]]
-    more: bool
-
-
 Folder = Callable[[], Awaitable[Path]]
 """Finds the folder of a run's rollouts."""
 
@@ -85,7 +72,7 @@ def add_rollouts(app: FastAPI, folder: Folder, headers: dict[str, str]) -> None:
     async def index() -> Response:
         return Response(page, media_type="text/html; charset=utf-8", headers=headers)
 
-    @app.get("/rollouts/rows", response_model=Rows)
+    @app.get("/rollouts/rows")
     async def rows(choice: Annotated[Choice, Query()]) -> Response:
         """Rollouts of the run. 404 if there are none on this machine."""
         where = await folder()
@@ -94,11 +81,12 @@ def add_rollouts(app: FastAPI, folder: Folder, headers: dict[str, str]) -> None:
                 found = await asyncio.to_thread(read, where, choice)
         except RunFolderError as error:
             raise HTTPException(404, str(error)) from None
-        return JSONResponse(found.model_dump())
+        return JSONResponse(found)
 
 
-def read(run: Path, choice: Choice) -> Rows:
-    """The rows of `choice`. Raises RunFolderError if files cannot be read."""
+def read(run: Path, choice: Choice) -> dict[str, Any]:
+    """The rows of `choice`, with the number of `steps` on disk, the `first` and the `last` one, the names of
+    rewards, and whether `more` rows follow. Raises RunFolderError if files cannot be read."""
     steps, columns = steps_of(run), [name for name in columns_of(run) if name not in ARRAYS]
     # One more row shows whether further rows follow.
     asked = choice.model_dump(exclude={"chars"}) | {"limit": choice.limit + 1}
@@ -106,15 +94,15 @@ def read(run: Path, choice: Choice) -> Rows:
     chars = min(choice.chars, TEXT_BYTES // (len(LONG) * choice.limit))
     rows = [_short(row, chars) for row in table.slice(0, choice.limit).to_pylist()]
     rewards = [name.removeprefix(REWARD) for name in columns if name.startswith(REWARD)]
-    return Rows(
-        folder=str(run),
-        steps=len(steps),
-        first=steps[0],
-        last=steps[-1],
-        rewards=rewards,
-        rows=rows,
-        more=table.num_rows > choice.limit,
-    )
+    return {
+        "folder": str(run),
+        "steps": len(steps),
+        "first": steps[0],
+        "last": steps[-1],
+        "rewards": rewards,
+        "rows": rows,
+        "more": table.num_rows > choice.limit,
+    }
 
 
 def _short(row: dict[str, Any], chars: int) -> dict[str, Any]:
