@@ -121,7 +121,7 @@ class Plan:
                 raise ConfigError(
                     f"--model {self.model}: no language model can be read there; name a folder or a hub name"
                 )
-        return holds(choose(config, cards, shape).config, shape, cards).level == "ok"
+        return holds(choose(config, cards, shape), shape, cards).level == "ok"
 
 
 LORA = """\

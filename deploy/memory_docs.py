@@ -68,7 +68,7 @@ def _cell(architecture: PretrainedConfig, lora: bool, count: int) -> str:
         shape = ModelShape.of(AutoModelForCausalLM.from_config(architecture), config.learner.lora)
     cards = [CARD] * count
     try:
-        chosen = choose(config, cards, shape).config
+        chosen = choose(config, cards, shape)
     except ConfigError:
         return "does not fit"
     rank, generator = needs(chosen, shape)

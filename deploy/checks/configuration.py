@@ -17,7 +17,7 @@ from hora_rl.actors.environment.registry import environment_of, load_environment
 from hora_rl.allocator import allocate
 from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
 from hora_rl.common.answers import load_extract
-from hora_rl.common.config import Allocation, Config, Evaluation, Reward, Rollout
+from hora_rl.common.config import Allocation, Config, Reward, Rollout
 from hora_rl.common.config.environment import LIBRARY
 from hora_rl.common.data.rewards import group_functions, usable_held_out
 from hora_rl.common.data.user_rewards import load_reward
@@ -212,15 +212,16 @@ def evaluation(target: Target) -> Iterator[Finding]:
     problems = usable_held_out(config)
     mine = min(settings.prompts, len(problems)) * settings.samples
     theirs = settings.every * rollout.prompts_per_batch * rollout.group_size
+    pinned, others = settings.pins(config.generator.replicas), config.generator.replicas - 1
+    where = f"{'one' if pinned else 'any'} of generator.replicas = {config.generator.replicas}"
     metric = config.learner.keep_best
     best = f"; the weights of the best {metric} are kept" if metric else ""
     yield ok(
         "evaluation",
         f"every {plural(settings.every, 'step')} {mine:,} completions (at most {mine * longest:,} tokens), "
         f"{mine / theirs:.0%} of the {theirs:,} rollouts ({theirs * longest:,} tokens) trained meanwhile, "
-        f"{_where_evaluated(settings, config.generator.replicas)}{best}",
+        f"on {where}{'' if pinned else ', whose weights change meanwhile'}{best}",
     )
-    pinned, others = settings.pins(config.generator.replicas), config.generator.replicas - 1
     if mine * (others if pinned else 1) > theirs:
         yield Finding(
             "warn",
@@ -230,17 +231,3 @@ def evaluation(target: Target) -> Iterator[Finding]:
             "steps, so it may take longer than the time between two, and some will be left out",
             "raise evaluation.every, or lower evaluation.prompts or evaluation.samples",
         )
-
-
-def _where_evaluated(settings: Evaluation, replicas: int) -> str:
-    """Which replicas sample an evaluation during training, in words."""
-    if settings.pins(replicas):
-        return (
-            f"on one of generator.replicas = {replicas}, which stays at one version and samples nothing for "
-            "training meanwhile"
-        )
-    why = f"generator.replicas = {replicas}" if settings.pin else "evaluation.pin = false"
-    return (
-        f"behind these, at most {settings.max_sequences} at a time on a replica; {why}, so no replica stays "
-        "at one version and each result names the versions that it met"
-    )

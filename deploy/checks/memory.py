@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hora_rl.common.config import Config, Generator
+from hora_rl.common.load import differences
 from hora_rl.common.processes import free_memory
 from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.common.weights.pretrained import obtain
@@ -61,8 +62,9 @@ def run_target(config: Config) -> Target:
     if config.run.resources != "auto" or (shape := model_shape(config)) is None:
         return Target(config)
     chosen = choose(config, cards, shape)
+    changed = [d.replace(": ", " = ", 1).split(" != ")[0] for d in differences(chosen, config)]
     names = f"{len(cards)} × {cards[0].name}" if len(cards) > 1 else cards[0].name
-    return Target(chosen.config, chosen=f"chosen for {names}: {chosen.says}" if chosen.choices else "")
+    return Target(chosen, chosen=f"chosen for {names}: {', '.join(changed)}" if changed else "")
 
 
 def memory(target: Target) -> Iterator[Finding]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from hora_rl.common.config import Config
-from hora_rl.common.config.base import Section
 from hora_rl.common.processes import processors
 from hora_rl.deploy.checks import machine
 from hora_rl.deploy.checks.findings import Finding, Target, ok, plural, should
+from hora_rl.deploy.checks.resources import Plan
 
-AnySection = TypeVar("AnySection", bound=Section)
 CPUINFO = Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 """Flags in /proc/cpuinfo: AVX-512, AMX, ARM."""
@@ -39,26 +37,17 @@ def on_processors(config: Config, *, trains: bool = True) -> Config:
     with max_staleness 0 they take turns and each uses all. Unchanged on a machine with GPUs."""
     if config.run.resources != "auto" or machine.gpus():
         return config
-    generator, learner, have = config.generator, config.learner, processors()
+    have = processors()
     alone = not trains or config.rollout.max_staleness == 0
     weights = machine.model_gib(config.model.path)
     most = max(1, round(weights / THREAD_GIB)) if weights else have
     theirs = have if alone else have - have // 2  # sampling takes most of a step's time
-    return config.model_copy(
-        update={
-            "model": _unwritten(config.model, dtype=fastest_dtype()),
-            "generator": _unwritten(generator, threads=max(1, min(most, theirs // generator.replicas))),
-            "learner": _unwritten(
-                learner, threads=max(1, min(most, (have if alone else have // 2) // learner.workers))
-            ),
-        }
-    )
-
-
-def _unwritten(section: AnySection, **values: object) -> AnySection:
-    return section.model_copy(
-        update={key: value for key, value in values.items() if key not in section.model_fields_set}
-    )
+    learners = have if alone else have // 2
+    plan = Plan(config)
+    plan.put("model", dtype=fastest_dtype())
+    plan.put("generator", threads=max(1, min(most, theirs // config.generator.replicas)))
+    plan.put("learner", threads=max(1, min(most, learners // config.learner.workers)))
+    return plan.config
 
 
 def threads(target: Target) -> Iterator[Finding]:

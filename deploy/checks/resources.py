@@ -14,7 +14,6 @@ import psutil
 
 from hora_rl.common.config import Config, Generator, Learner
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.load import differences
 from hora_rl.deploy.checks.estimate import (
     ModelShape,
     generator_need,
@@ -45,18 +44,6 @@ class Card:
         return self.gib * (1 - SPARE)
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A complete configuration, and the chosen values as `key = value`."""
-
-    config: Config
-    choices: tuple[str, ...]
-
-    @property
-    def says(self) -> str:
-        return ", ".join(self.choices)
-
-
 def read_cards(lines: Sequence[str]) -> list[Card]:
     """Cards from `nvidia-smi`'s `name, 81559 MiB` lines. `[N/A]` is a card that uses host memory (GB10)."""
     found = []
@@ -68,19 +55,12 @@ def read_cards(lines: Sequence[str]) -> list[Card]:
     return found
 
 
-def choose(config: Config, cards: Sequence[Card], shape: ModelShape) -> Chosen:
+def choose(config: Config, cards: Sequence[Card], shape: ModelShape) -> Config:
     """Choose the keys of a training run on one machine with `cards`. Raises ConfigError if the configuration
     cannot be divided over them."""
     if config.run.resources != "auto" or not cards:
-        return Chosen(config, ())
-    if len(cards) == 1:
-        plan = _Plan(config)
-        _share(plan, cards[0], shape)
-        chosen = plan.config
-    else:
-        chosen = _divided(config, cards, shape)
-    changed = (d.replace(": ", " = ", 1).split(" != ")[0] for d in differences(chosen, config))
-    return Chosen(chosen, tuple(changed))
+        return config
+    return _shared(config, cards[0], shape) if len(cards) == 1 else _divided(config, cards, shape)
 
 
 def shares_a_card(generator: Generator, learner: Learner) -> bool:
@@ -88,11 +68,12 @@ def shares_a_card(generator: Generator, learner: Learner) -> bool:
     return 0 < (generator.gpus or 1.0) < 1 and 0 < (learner.gpus or 1.0) < 1
 
 
-class _Plan:
+class Plan:
     """A configuration under construction. Keys that the user wrote are never changed."""
 
     def __init__(self, config: Config) -> None:
-        self._written = {name: getattr(config, name).model_fields_set for name in ("generator", "learner")}
+        sections = ("model", "generator", "learner")
+        self._written = {name: getattr(config, name).model_fields_set for name in sections}
         self.config = config
 
     def wrote(self, section: str, key: str) -> bool:
@@ -104,7 +85,9 @@ class _Plan:
         self.config = self.config.model_copy(update={section: new})
 
 
-def _share(plan: _Plan, card: Card, shape: ModelShape) -> None:
+def _shared(config: Config, card: Card, shape: ModelShape) -> Config:
+    """Generator and learner on one card, with the KV cache that the learner leaves."""
+    plan = Plan(config)
     if plan.config.weights.transport == "nccl":
         raise ConfigError(
             "weights.transport (nccl) joins processes on different cards, and this machine has 1: use file "
@@ -126,13 +109,14 @@ def _share(plan: _Plan, card: Card, shape: ModelShape) -> None:
     beside = waiting_gib(rank) if sleep == "step" else rank.gib
     left = usable - beside - fixed
     if on_one_card(rank, smallest, sleep) > usable:
-        return  # reported by the memory check
+        return plan.config  # reported by the memory check
     each = kv_token_bytes(shape, plan.config.model.dtype, parallel)
     useful = plan.config.generator.max_sequences * plan.config.longest * each / GIB
     cache = max(least, min(left, useful))
     plan.put("generator", kv_cache_gib=math.floor(100 * cache) / 100)
     share = math.ceil(100 * (fixed + cache) / card.gib) / 100
     plan.put("generator", memory_utilization=min(0.95, share))
+    return plan.config
 
 
 def _divided(config: Config, cards: Sequence[Card], shape: ModelShape) -> Config:
@@ -143,7 +127,7 @@ def _divided(config: Config, cards: Sequence[Card], shape: ModelShape) -> Config
             f"{len(cards)}: set generator.sleep: none, which gives each cards of its own, or show one card "
             "(CUDA_VISIBLE_DEVICES)"
         )
-    card, plan = min(cards, key=lambda c: c.gib), _Plan(config)
+    card, plan = min(cards, key=lambda c: c.gib), Plan(config)
     parallel, generator, learner = config.generator.tensor_parallel, config.generator, config.learner
     if plan.wrote("generator", "replicas"):
         counts = [generator.replicas]
@@ -168,7 +152,7 @@ def _divided(config: Config, cards: Sequence[Card], shape: ModelShape) -> Config
 
 def _with_replicas(config: Config, count: int, cards: int, card: Card, shape: ModelShape) -> Config:
     """`count` replicas; the remaining cards are ranks, sharded only as far as memory requires."""
-    plan = _Plan(config)
+    plan = Plan(config)
     plan.put("generator", replicas=count)
     plan.put("generator", max_sequences=most_sequences(plan.config, card, shape))
     plan.put("learner", workers=cards - count * config.generator.tensor_parallel)

@@ -58,7 +58,7 @@ def case(name: str, *more: str) -> tuple[Config, ModelShape]:
 )
 def test_one_card_holds_generator_and_learner(name: str, card: Card, more: tuple[str, ...]) -> None:
     config, shape = case(name, *more)
-    chosen = choose(config, [card], shape).config
+    chosen = choose(config, [card], shape)
     generator = chosen.generator
     learner = chosen.learner
     assert (generator.replicas, generator.gpus, learner.workers, learner.gpus) == (1, 0.5, 1, 0.5)
@@ -82,7 +82,7 @@ SLEEP = ("generator.sleep=step", "rollout.max_staleness=0")
 def test_taking_turns_leaves_the_cache_what_only_a_step_needs(name: str, more: tuple[str, ...]) -> None:
     config, shape = case(name, *more, "generator.max_sequences=1024")
     sleeping, _ = case(name, *more, *SLEEP, "generator.max_sequences=1024")
-    together, apart = (choose(c, [RTX], shape).config for c in (config, sleeping))
+    together, apart = (choose(c, [RTX], shape) for c in (config, sleeping))
     assert apart.generator.kv_cache_gib is not None
     assert apart.generator.kv_cache_gib > (together.generator.kv_cache_gib or 0.0) + 0.5
     rank = rank_need(shape, apart)
@@ -110,7 +110,7 @@ def test_sleep_is_refused_where_no_card_can_be_freed(cards: Callable[[int], None
 
 def test_what_no_card_holds_is_refused_with_every_part_and_the_keys() -> None:
     config, shape = case("7B")
-    found = holds(choose(config, [H100], shape).config, shape, [H100])
+    found = holds(choose(config, [H100], shape), shape, [H100])
     assert found.level == "fail"
     for words in ("learner rank 1", "generator 1", "on one H100 of 79.6 GiB", "learner.lora"):
         assert words in found.line
@@ -147,29 +147,29 @@ PAPER = (
 def test_several_cards_are_divided_so_that_the_slower_side_is_fastest(name: str, count: int) -> None:
     config, shape = case(name, *PAPER)
     chosen = choose(config, [H100] * count, shape)
-    replicas, workers = chosen.config.generator.replicas, chosen.config.learner.workers
+    replicas, workers = chosen.generator.replicas, chosen.learner.workers
     assert replicas + workers == count
-    took = step_seconds(chosen.config, shape, "H100", H100.gib)
+    took = step_seconds(chosen, shape, "H100", H100.gib)
     for other in range(1, count):
         split = ("generator.replicas=" + str(other), "learner.workers=" + str(count - other))
         alone, _ = case(name, *PAPER, *split)
-        made = choose(alone, [H100] * count, shape).config
+        made = choose(alone, [H100] * count, shape)
         if rank_need(shape, made).gib <= H100.gib * (1 - SPARE):
             assert took <= step_seconds(made, shape, "H100", H100.gib) + 1e-9
-    assert chosen.config.generator.gpus is None
+    assert chosen.generator.gpus is None
 
 
 def test_long_answers_want_generators_and_short_ones_learners() -> None:
     config, shape = case("7B", *PAPER)
-    assert choose(config, [H100] * 8, shape).config.generator.replicas == 2
+    assert choose(config, [H100] * 8, shape).generator.replicas == 2
     longer = ("rollout.max_response_tokens=16384", "learner.tokens_per_microbatch=18432")
     thinking, _ = case("7B", *PAPER, *longer)
-    assert choose(thinking, [H100] * 8, shape).config.generator.replicas >= 4
+    assert choose(thinking, [H100] * 8, shape).generator.replicas >= 4
 
 
 def test_a_model_that_fits_no_rank_is_sharded() -> None:
     config, shape = case("7B")
-    eight, three = (choose(config, [H100] * n, shape).config for n in (8, 3))
+    eight, three = (choose(config, [H100] * n, shape) for n in (8, 3))
     assert (eight.learner.zero_stage, three.learner.zero_stage) == (2, 3)
     assert rank_need(shape, eight).gib <= H100.gib * (1 - SPARE)
     assert holds(eight, shape, [H100] * 8).level == "ok"
@@ -179,13 +179,13 @@ def test_a_model_that_fits_no_rank_is_sharded() -> None:
 def test_what_somebody_wrote_stays() -> None:
     written = ("generator.gpus=0.3", "learner.workers=1", "generator.replicas=1", "learner.zero_stage=3")
     config, shape = case("1.5B", *written)
-    one = choose(config, [H100], shape).config
+    one = choose(config, [H100], shape)
     assert (one.generator.gpus, one.learner.gpus, one.learner.zero_stage) == (0.3, 0.5, 3)
-    two = choose(config, [H100] * 4, shape).config
+    two = choose(config, [H100] * 4, shape)
     assert (two.generator.replicas, two.learner.workers) == (1, 1)
     manual = config.model_copy(update={"run": config.run.model_copy(update={"resources": "manual"})})
-    assert choose(manual, [H100], shape).config == manual
-    assert choose(config, [], shape).choices == ()
+    assert choose(manual, [H100], shape) == manual
+    assert choose(config, [], shape) == config
 
 
 @pytest.mark.parametrize(("count", "workers", "replicas"), [(4, 3, 1), (8, 6, 2), (8, 7, 1)])
@@ -193,7 +193,7 @@ def test_ranks_that_somebody_wrote_leave_the_other_cards_to_generators(
     count: int, workers: int, replicas: int
 ) -> None:
     config, shape = case("1.5B", f"learner.workers={workers}")
-    chosen = choose(config, [H100] * count, shape).config
+    chosen = choose(config, [H100] * count, shape)
     assert (chosen.generator.replicas, chosen.learner.workers) == (replicas, workers)
 
 
@@ -324,7 +324,7 @@ def test_a_card_of_its_own_samples_as_many_sequences_as_its_cache_holds(tmp_path
     def chosen(name: str, *more: str) -> int:
         config = load(str(file), more)
         shape = ModelShape.of(without_weights(*SHAPES[name]), config.learner.lora)
-        return choose(config, [H100] * 2, shape).config.generator.max_sequences
+        return choose(config, [H100] * 2, shape).generator.max_sequences
 
     long = ("rollout.max_response_tokens=16384", "learner.tokens_per_microbatch=32768")
     assert chosen("1.5B") == 1024
