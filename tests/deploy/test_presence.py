@@ -15,7 +15,7 @@ from hora_rl.common.live.redis import connect
 from hora_rl.deploy.launch import local
 from hora_rl.deploy.monitor.presence import Presence, is_watched
 from tests.support.ports import until
-from tests.support.synthetic_run import SyntheticRun, config_of, play
+from tests.support.synthetic_run import SyntheticRun
 
 HORA = str(Path(sys.executable).with_name("hora"))
 
@@ -30,18 +30,16 @@ def test_a_view_is_present_from_its_first_look_until_it_ends(redis_url: str) -> 
     until(lambda: not is_watched(client, "seen"))  # the server notices the closed connection when it can
 
 
-def test_a_terminal_that_watches_is_seen(redis_url: str) -> None:
-    play(SyntheticRun(redis_url, config_of("watched")), 2)
-    client = connect(redis_url)
-    command = [HORA, "monitor", "tiny", "-s", "run.name=watched"]
+def test_a_terminal_that_watches_is_seen(redis_url: str, run: SyntheticRun) -> None:
+    command = [HORA, "monitor", "tiny", "-s", f"run.name={run.name}"]
     env = {**os.environ, "HORA_REDIS_URL": redis_url}
     process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
     try:
-        until(lambda: is_watched(client, "watched"))
+        until(lambda: is_watched(run.redis, run.name))
     finally:
         process.terminate()
         process.wait(20)
-    until(lambda: not is_watched(client, "watched"))
+    until(lambda: not is_watched(run.redis, run.name))
 
 
 @pytest.mark.parametrize("watched", [True, False])

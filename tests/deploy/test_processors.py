@@ -7,7 +7,7 @@ import pytest
 from hora_rl.common.config import Config
 from hora_rl.common.load import load
 from hora_rl.deploy.checks import machine, processors
-from hora_rl.deploy.checks.findings import Finding, Target
+from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.memory import run_target
 
 BASE = "model: {path: some/model}\ndata: {path: arithmetic}\n"
@@ -57,15 +57,11 @@ def test_the_precision_is_what_the_processors_have(told) -> None:
     assert processors.on_processors(told("model.dtype=bfloat16", flags="avx2")).model.dtype == "bfloat16"
 
 
-def one(found: list[Finding]) -> Finding:
-    [finding] = found
-    return finding
-
-
 def test_a_check_says_what_was_chosen_and_warns_of_what_is_too_much(told) -> None:
     def levels(config: Config) -> tuple[str, str]:
         target = Target(config)
-        return one([*processors.threads(target)]).level, one([*processors.precision(target)]).level
+        [threads], [precision] = processors.threads(target), processors.precision(target)
+        return threads.level, precision.level
 
     assert levels(run_target(told()).config) == ("ok", "ok")
     assert levels(told("generator.threads=2", "learner.threads=2")) == ("warn", "ok")

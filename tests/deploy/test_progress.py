@@ -1,5 +1,4 @@
 import io
-import zlib
 from dataclasses import replace
 from time import sleep
 
@@ -11,39 +10,32 @@ from hora_rl.common.console import working
 from hora_rl.common.live.telemetry import FLOWS
 from hora_rl.deploy.monitor import progress as progress_of
 from hora_rl.deploy.monitor.pace import Pace
-from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
-from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 
 @pytest.fixture
-def state(redis_url, request) -> RunState:
-    """Of a run with two steps behind it."""
-    name = f"pace{zlib.crc32(request.node.name.encode())}"
-    run = SyntheticRun(redis_url, config_of(name))
-    play(run, 2)
-    return read_run(run.redis, name)
+def state(run) -> RunState:
+    return run.read()
 
 
 def at(state: RunState, time: float, step: int, rollouts: int) -> RunState:
     return replace(state, time=time, step=step, totals={**dict.fromkeys(FLOWS, 0), "rollouts_in": rollouts})
 
 
-def test_the_rate_leaves_out_what_was_generated_before_the_first_step(state):
+@pytest.mark.parametrize(
+    "moments",
+    [
+        # Two batches of 100 are generated while the learner starts; then one takes ten seconds.
+        [(0, 0, 0), (50, 0, 200), (60, 1, 200), (65, 1, 250), (70, 2, 300), (80, 3, 400), (99, 3, 400)],
+        [(0, 7, 700), (10, 8, 900), (20, 9, 1000)],  # a resumed run
+    ],
+)
+def test_the_rate_leaves_out_what_was_generated_before_the_first_step(state, moments):
     pace = Pace()
-    # Two batches of 100 are generated while the learner starts; then one takes ten seconds.
-    waits = ((0, 0, 0), (50, 0, 200), (60, 1, 200))
-    for moment in (*waits, (65, 1, 250), (70, 2, 300), (80, 3, 400), (99, 3, 400)):
+    for moment in moments:
         pace.see(at(state, *moment))
     assert pace.per_second("rollouts_in") == pytest.approx(10.0)
-    assert pace.left_s() == pytest.approx(10.0 * (state.steps - 3))
-
-
-def test_a_resumed_run_is_measured_from_its_first_new_step(state):
-    pace = Pace()
-    for moment in ((0, 7, 700), (10, 8, 900), (20, 9, 1000)):
-        pace.see(at(state, *moment))
-    assert pace.per_second("rollouts_in") == pytest.approx(10.0)
+    assert pace.left_s() == pytest.approx(10.0 * (state.steps - moments[-1][1]))
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -71,6 +63,7 @@ def test_bar_step_time_left_and_rate_are_seen_at_80_columns(state, width):
     assert "16:40 left" in bar
     assert "12345 rollouts/s" in bar
     assert "\u2501" in bar
+    assert ("learner waits 40%" in bar) == (width == 120)
     assert screen.getvalue().count("no optimizer step for") == 1, "a warning is printed once"
 
 
@@ -95,18 +88,9 @@ def test_a_warning_that_comes_and_goes_is_told_again_only_after_a_while(state):
     assert pipe.getvalue().count("generators idle") == 2
 
 
-def test_the_learner_s_wait_is_a_figure(state):
-    learner = {**state.learner, "time/step": 10.0, "time/wait": 4.0}
-    assert "learner waits 40%" in progress_of.figures(replace(state, learner=learner))
-
-
-@pytest.fixture
-def hurried(monkeypatch):
+def test_a_pipe_is_told_soon_what_takes_long_and_then_again(monkeypatch):
     monkeypatch.setattr(console_of, "SOON_S", 0.05)
     monkeypatch.setattr(console_of, "LONG_S", 0.1)
-
-
-def test_a_pipe_is_told_soon_what_takes_long_and_then_again(hurried):
     pipe = io.StringIO()
     with working("starting", 2, Console(file=pipe)) as begin:
         begin("Redis")

@@ -15,7 +15,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import ConfigError
 from hora_rl.deploy.checks.findings import Finding, Target
-from hora_rl.deploy.checks.run_checks import CONFIGURATION, check, examine
+from hora_rl.deploy.checks.run_checks import check
 from hora_rl.deploy.checks.task import stops, task
 from tests.support.chat_model import END, TEMPLATE, THINKING, chat_tokenizer
 
@@ -134,8 +134,3 @@ def test_what_a_terminal_would_obey_is_shown_and_not_done(folder: Path) -> None:
     shown = findings(config(folder))["prompt"].says
     assert "\x1b" not in shown
     assert "\\x1b[2J" in shown
-
-
-def test_the_task_is_among_the_checks_of_every_command(folder: Path) -> None:
-    found = [f.what for f in examine(Target(config(folder)), CONFIGURATION)]
-    assert {"stop tokens", "prompt", "right answer", "wrong answer"} <= set(found)
