@@ -10,7 +10,6 @@ Order of shutdown after success, failure and Ctrl-C; each step runs even if the 
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -20,9 +19,7 @@ from rich.console import Console
 
 from hora_rl.common.config import Config, Learner
 from hora_rl.common.config.base import Scope
-from hora_rl.common.console import working
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.live.redis import connect
 from hora_rl.common.load import differences, load
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.machine import check_writable
@@ -47,15 +44,10 @@ from hora_rl.deploy.machine.ports import free_port
 from hora_rl.deploy.machine.record import CONFIG, RunFile, has_run, with_absolute_folder, write_config
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.pace import Pace
-from hora_rl.deploy.monitor.presence import is_watched
 from hora_rl.deploy.monitor.progress import progress
-from hora_rl.deploy.monitor.terminal import LINE_PERIOD_S
 from hora_rl.evaluation.benchmarks import find_benchmarks
 from hora_rl.evaluation.model_weights import model_digest
 from hora_rl.learner.origin import step_of
-
-LAST_LOOK_S = LINE_PERIOD_S + 1.0
-"""Seconds that the slowest view needs to show the end of the run."""
 
 
 def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
@@ -87,7 +79,6 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
             application.wait()  # a resumed run without remaining steps ends before a replica is loaded
             evaluate_run(config, application.url, run_dir, config.learner.steps, console)
             promote_last(config.learner, config.evaluation, run_dir, console)
-            _show_end(config.run.name, application.url, console)
         summarise(config, run_dir, pace, console)
 
 
@@ -117,13 +108,6 @@ def evaluate_local(
     ):
         for benchmark, its_problems in zip(chosen, problems, strict=True):
             evaluate_benchmark(config, benchmark, its_problems, out.resolve(), label, console)
-
-
-def _show_end(run: str, url: str, console: Console) -> None:
-    """Keep the server up until viewers have the final snapshot."""
-    if is_watched(connect(url), run):
-        with working("showing the end to viewers", console=console):
-            time.sleep(LAST_LOOK_S)
 
 
 def _as_begun(learner: Learner, run_dir: Path) -> Learner:

@@ -21,15 +21,12 @@ import structlog
 from hora_rl.common.errors import HoraError
 from hora_rl.common.live.redis import Redis, connect, hidden
 from hora_rl.deploy.monitor.history import History
-from hora_rl.deploy.monitor.presence import Presence
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import RunState
 
 log = structlog.get_logger(__name__)
 PERIOD_S = 1.0
 COLUMNS_S = 2.0
-WATCHED_S = 15.0
-"""Seconds after a request during which its client counts as watching."""
 Observer = Callable[[RunState], None]
 Read = Callable[[Any, str], RunState]
 
@@ -57,7 +54,6 @@ class Feed:
         self.run = run
         self._url, self._observer, self._state = redis_url, observer, read
         self._client: Redis | None = None
-        self._presence, self._asked = Presence(redis_url, run), -WATCHED_S
         self.streams = 0
         self._history, self._building = History(run), asyncio.Lock()
         self._columns, self._columns_at = b"", -COLUMNS_S
@@ -83,7 +79,6 @@ class Feed:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            self._presence.end()
 
     @contextmanager
     def streaming(self) -> Iterator[None]:
@@ -93,10 +88,6 @@ class Feed:
             yield
         finally:
             self.streams -= 1
-
-    def asked(self) -> None:
-        """Record a request of the newest state."""
-        self._asked = time.monotonic()
 
     async def after(self, number: int) -> Event:
         """Wait for an event after `number`. Returns the newest event."""
@@ -129,7 +120,6 @@ class Feed:
 
     def _read(self, client: Redis) -> RunState:
         state = self._state(client, self.run)
-        self._presence.update(self.streams > 0 or time.monotonic() - self._asked < WATCHED_S)
         if os.environ.get("HORA_TOKEN"):
             state = replace(state, controls=True)
         return state

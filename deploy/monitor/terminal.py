@@ -18,7 +18,6 @@ from hora_rl.common.errors import RunError
 from hora_rl.common.live.redis import Redis, connect, hidden
 from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.monitor.feed import Read
-from hora_rl.deploy.monitor.presence import Presence
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import RunState
 from hora_rl.deploy.monitor.screen import line, screen
@@ -50,17 +49,11 @@ def monitor(
     if once:
         console.print(screen(_settled(client, run, read), console.width))
         return
-    presence = Presence(redis_url, run)
-
-    def watching(client: Redis, run: str) -> RunState:
-        presence.update(True)
-        return read(client, run)
-
     with suppress(KeyboardInterrupt):
         if console.is_terminal:
-            last = _watch(console, _snapshots(client, redis_url, run, file, watching, PERIOD_S))
+            last = _watch(console, _snapshots(client, redis_url, run, file, read, PERIOD_S))
         else:
-            last = _follow(_snapshots(client, redis_url, run, file, watching, LINE_PERIOD_S))
+            last = _follow(_snapshots(client, redis_url, run, file, read, LINE_PERIOD_S))
         if not last.ended and file and (ending := file.ending()):
             say(console, ending)
 

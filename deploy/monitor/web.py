@@ -109,7 +109,6 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
     @app.get("/status", response_model=RunState, responses={503: PROBLEMS[503]})
     async def status() -> Response:
         """The current state of the run; at most a second old."""
-        feed.asked()
         return JSONResponse(_current(feed).to_dict())
 
     @app.get("/history", responses={200: {"description": "Columns for charts, at most 400 points each."}})

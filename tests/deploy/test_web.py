@@ -16,7 +16,6 @@ import pytest
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.deploy.machine.redis_server import RedisServer
-from hora_rl.deploy.monitor.presence import is_watched
 from hora_rl.deploy.monitor.run_state import RunState
 from hora_rl.deploy.monitor.web import create_app
 from tests.support.ports import until
@@ -114,20 +113,6 @@ def test_clients_that_never_read_their_events_do_not_keep_others_out(redis_url, 
             each.close()
 
     until(lambda: asked().status_code == 200)
-
-
-def test_a_run_sees_who_reads_its_page_and_who_asks_for_its_status(redis_url, serve, run, monkeypatch):
-    monkeypatch.setattr("hora_rl.deploy.monitor.feed.WATCHED_S", 4.0)
-    client = serve(redis_url, run.name)
-    assert not is_watched(run.redis, run.name), "a server alone"
-    with client.stream("GET", "/events") as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        until(lambda: is_watched(run.redis, run.name))
-    until(lambda: not is_watched(run.redis, run.name))
-    client.get("/status")
-    until(lambda: is_watched(run.redis, run.name))
-    until(lambda: not is_watched(run.redis, run.name))
 
 
 def test_no_page_may_frame_ours_and_no_foreign_name_reads_the_run(redis_url, serve, run):
