@@ -11,7 +11,7 @@ from hora_rl.common.errors import ConfigError, HoraError
 from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.checks import configuration, sources
 from hora_rl.deploy.checks.findings import Finding, Target
-from hora_rl.deploy.checks.run_checks import CHECKS, check_all, examine, require, target_of
+from hora_rl.deploy.checks.run_checks import CHECKS, check_all, examine, target_of
 from tests.support.checks import Make, one
 
 
