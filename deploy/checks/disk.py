@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hora_rl.common.config import Config, Learner, Rollout
+from hora_rl.common.config import Config, Learner
 from hora_rl.deploy.checks.estimate import GIB, ModelShape, checkpoint_gib, published_gib, weights_gib
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, size
 from hora_rl.deploy.checks.memory import model_shape
@@ -97,29 +97,6 @@ def expected_gib(config: Config) -> float:
     rollout, telemetry = config.rollout, config.telemetry
     per_token = OF_TOKEN_WITH_LOGPROBS if telemetry.rollouts_logprobs else OF_TOKEN
     per_rollout = OF_ROW + per_token * rollout.max_response_tokens
-    every = (config.learner.steps * OF_FILE + rollouts_of(config.learner.steps, rollout) * per_rollout) / GIB
+    per_step = OF_FILE + rollout.prompts_per_batch * rollout.group_size * per_rollout
+    every = config.learner.steps * per_step / GIB
     return 0.0 if telemetry.rollouts == "none" else min(every, telemetry.rollouts_gib)
-
-
-def rollouts_of(steps: int, rollout: Rollout) -> int:
-    """steps·Γ·G."""
-    return steps * rollout.prompts_per_batch * rollout.group_size
-
-
-def rollouts(target: Target) -> Iterator[Finding]:
-    """Content and size of RUN/rollouts."""
-    if not target.trains:
-        return
-    config, telemetry = target.config, target.config.telemetry
-    if telemetry.rollouts == "none":
-        yield ok("rollouts", "none are kept (telemetry.rollouts)")
-        return
-    folder = config.run.path / "rollouts"
-    number = rollouts_of(config.learner.steps, config.rollout)
-    logprobs = " with log-probs" if telemetry.rollouts_logprobs else ""
-    need = expected_gib(config)
-    if need >= telemetry.rollouts_gib:
-        bound = f"the newest {need:g} GiB; files of older steps go (telemetry.rollouts_gib)"
-    else:
-        bound = f"at most about {size(need)}"
-    yield ok("rollouts", f"all {number:,}{logprobs} in {folder}, {bound}")

@@ -17,7 +17,6 @@ from hora_rl.common.load import load
 from hora_rl.common.plain_yaml import read_yaml
 from hora_rl.common.weights.pretrained import obtain
 from hora_rl.deploy.checks import configuration, disk, machine, processors, services, sources, task
-from hora_rl.deploy.checks.disk import rollouts
 from hora_rl.deploy.checks.findings import Check, Finding, Target
 from hora_rl.deploy.checks.gpu_software import driver, precision, triton_build
 from hora_rl.deploy.checks.isolation import sandbox
@@ -37,7 +36,6 @@ CONFIGURATION: tuple[Check, ...] = (
     configuration.evaluation,
     *TASK,
     configuration.group_size,
-    rollouts,
     estimated,
     disk.forecast,
 )
@@ -70,9 +68,8 @@ CHECKS: tuple[Check, ...] = (
     configuration.evaluation,
     *TASK,
     configuration.group_size,
-    rollouts,
 )
-SHOWN_BY_RUN = ("evaluation", "rollouts", "disk", "resources")
+SHOWN_BY_RUN = ("evaluation", "disk", "resources")
 OF_TASK = ("stop tokens", "prompt", "right answer", "wrong answer", "solutions")
 OF_MACHINE = ("GPU driver", "sandbox", "threads", "model.dtype", "memory per part")
 SHOWN_BY_CHECK = (*SHOWN_BY_RUN, *OF_TASK, *OF_MACHINE, "allocation")

@@ -78,6 +78,4 @@ def test_no_more_rollouts_are_written_than_is_said(tmp_path: Path, logprobs: str
     sizes = ["learner.steps=2", "rollout.prompts_per_batch=10", "rollout.group_size=8", "rollout.shards=1"]
     config = load("tiny", [setting, *sizes, "rollout.pre_rollouts=2", "rollout.max_response_tokens=64"])
     assert written < disk.expected_gib(config) * 2**30
-    assert [found.level for found in disk.rollouts(Target(config))] == ["ok"]
-    assert list(disk.rollouts(Target(config, "eval"))) == []
     assert disk.expected_gib(load("qwen2.5-7b", ["telemetry.rollouts_gib=0.5"])) == 0.5
