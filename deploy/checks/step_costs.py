@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from hora_rl.common.config import Config
 from hora_rl.deploy.checks.estimate import (
     GIB,
-    WIDTH,
     ModelShape,
     generator_need,
     kv_token_bytes,
@@ -46,8 +45,7 @@ COPY_BYTES = 20e9
 class StepArithmetic:
     """Totals of one step over all ranks and replicas. `responses` counts the sampled tokens of `tokens`.
     `computed` counts the learner's tokens, with one prompt per row. `flops` are the learner's model FLOPs
-    (`learner/flops.py`), `sampling` those of generation. GiB: `published` to each replica, `exchanged` per
-    rank."""
+    (`learner/flops.py`), `sampling` those of generation. `published` is in GiB, to each replica."""
 
     rollouts: int
     responses: float
@@ -57,7 +55,6 @@ class StepArithmetic:
     sampling: float
     micro_batches: float
     published: float
-    exchanged: float
 
 
 def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
@@ -75,7 +72,6 @@ def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
     computed = tokens - again * prompt
     pairs = shape.layers * shape.queries * (rollouts * length**2 - again * prompt**2)
     per_weight = 4 * shape.parameters + 6 * shape.adapter if shape.adapter else 6 * shape.parameters
-    micro = max(1.0, computed / (learner.tokens_per_microbatch * learner.workers))
     return StepArithmetic(
         rollouts=rollouts,
         responses=rollouts * response,
@@ -83,26 +79,9 @@ def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
         computed=computed,
         flops=learner.objective.updates_per_batch * (per_weight * computed + 6 * pairs),
         sampling=2 * (shape.parameters + shape.adapter) * tokens + 2 * attention,
-        micro_batches=micro,
+        micro_batches=max(1.0, computed / (learner.tokens_per_microbatch * learner.workers)),
         published=published_gib(shape, config.model.dtype),
-        exchanged=_exchanged(config, shape, micro),
     )
-
-
-def _exchanged(config: Config, shape: ModelShape, micro: float) -> float:
-    """GiB that one rank sends in a step: gradients per micro-batch and the new weights once. ZeRO-3 gathers
-    the weights in each forward and backward pass instead."""
-    from hora_rl.learner.engine import effective_stage
-
-    world, stage = config.learner.workers, effective_stage(config.learner, config.model.dtype)
-    if world == 1:
-        return 0.0
-    width, share = WIDTH[config.model.dtype], (world - 1) / world
-    trained = (shape.adapter or shape.parameters) * width
-    whole = (shape.parameters + shape.adapter) * width
-    if stage == 3:
-        return micro * share * (2 * whole + trained) / GIB
-    return share * trained * (micro + 1 if stage == 2 else 2) / GIB
 
 
 def card_flops(device: str = UNKNOWN) -> float:
@@ -169,5 +148,4 @@ def said(config: Config, shape: ModelShape, device: str | None) -> list[str]:
         *unknown,
         f"weights: {found.published:.3f} GiB to each replica over {weights}; "
         f"{found.published * replicas:.3f} GiB in all",
-        f"ranks: {found.exchanged:.2f} GiB sent by each to the others in a step",
     ]

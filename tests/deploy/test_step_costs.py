@@ -39,7 +39,6 @@ def test_tokens_flops_and_what_travels() -> None:
     assert found.sampling == pytest.approx(2e6 * tokens + 2 * attention)
     assert found.micro_batches == computed / 800
     assert found.published * GIB == pytest.approx(4e6)
-    assert found.exchanged * GIB == pytest.approx(0.5 * 4e6 * (computed / 800 + 1))
 
 
 def test_an_adapter_costs_less_and_travels_alone() -> None:
@@ -47,8 +46,6 @@ def test_an_adapter_costs_less_and_travels_alone() -> None:
     found, full = arithmetic(config, ADAPTED), arithmetic(load("tiny", list(BASE)), FULL)
     assert found.published * GIB == pytest.approx(4e4)
     assert 0.6 < found.flops / full.flops < 0.8
-    assert found.exchanged * GIB == pytest.approx(2.5 * 0.5 * (2 * 4.04e6 + 4e4)), "2,000 tokens"
-    assert full.exchanged == 0.0, "one rank"
 
 
 SEVEN = ModelShape(7_615_616_512, 0, 28, 3584, 18_944, 512, 152_064)
