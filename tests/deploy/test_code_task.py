@@ -65,18 +65,15 @@ def test_without_tags_the_program_stands_alone(folder: Path) -> None:
     assert "\n      | ```python\n      | print(int(input()) + 1)\n      | ```" in found["right answer"].says
 
 
-def test_rows_whose_own_program_does_not_pass_are_named(folder: Path) -> None:
-    wrong = {**PLUS, "solution": "print(7)"}
-    found = list(task(Target(config(folder, {**PLUS, "solution": SOLUTION}, PLUS, wrong, wrong))))
+def test_rows_whose_own_program_does_not_pass_are_named_with_the_libraries_it_lacks(folder: Path) -> None:
+    right, wrong = {**PLUS, "solution": SOLUTION}, {**PLUS, "solution": "print(7)"}
+    wanting = {**PLUS, "solution": "import math, numpy.linalg\nfrom pandas import NA\n" + SOLUTION}
+    found = list(task(Target(config(folder, right, PLUS, wrong, wanting))))
     solutions = [f for f in found if f.what == "solutions"]
     assert [f.says[:5] for f in solutions] == ["row 2", "row 3", "1 of "]
     assert {f.level for f in solutions} == {"warn"}
-
-
-def test_a_library_that_programs_do_not_have_is_named(folder: Path) -> None:
-    wanting = {**PLUS, "solution": "import math, numpy.linalg\nfrom pandas import NA\n" + SOLUTION}
-    found = [f.says for f in task(Target(config(folder, wanting))) if f.what == "solutions"]
-    assert found[0].endswith("(it imports numpy, pandas: programs have Python's standard library alone)")
+    says = solutions[1].says
+    assert says.endswith("(it imports numpy, pandas: programs have Python's standard library alone)")
 
 
 def test_tests_that_cannot_be_run_stop_before_the_run_does(folder: Path) -> None:
@@ -103,24 +100,17 @@ def test_rows_without_tests_are_left_out_by_name(folder: Path) -> None:
         list(data(Target(config(folder, {"problem": "none"}))))
 
 
-def test_the_layers_of_this_machine_are_said_where_programs_are_run(
+def test_the_layers_of_this_machine_are_said_where_programs_are_run_and_too_few_fail_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = Target(config(folder, PLUS))
-    (found,) = sandbox(ours)
-    assert found.level == "ok"
-    assert "seccomp" in found.says
-    assert not list(sandbox(Target(config(folder, PLUS, weights={"format": 1.0}, success="format"))))
+    def checked(*without: str) -> Finding:
+        monkeypatch.setattr(isolation, "Sandbox", lambda: Sandbox(without=without))
+        [found] = examine(Target(config(folder, PLUS)), [sandbox])
+        return found
+
     assert sandbox in CHECKS
-    monkeypatch.setattr(isolation, "Sandbox", lambda: Sandbox(without=["namespaces", "uid"]))
-    (found,) = sandbox(ours)
-    assert "without namespaces: switched off; without uid: switched off" in found.says
-
-
-def test_a_machine_without_a_sandbox_fails_the_check_in_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(isolation, "Sandbox", lambda: Sandbox(without=["seccomp"]))
-    (found,) = examine(Target(config(folder, PLUS)), [sandbox])
-    assert found.level == "fail"
-    assert "seccomp does not hold" in found.line
+    assert not list(sandbox(Target(config(folder, PLUS, weights={"format": 1.0}, success="format"))))
+    assert (checked().level, "seccomp" in checked().says) == ("ok", True)
+    assert "without namespaces: switched off; without uid: switched off" in checked("namespaces", "uid").says
+    failed = checked("seccomp")
+    assert (failed.level, "seccomp does not hold" in failed.line) == ("fail", True)
