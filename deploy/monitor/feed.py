@@ -10,8 +10,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +54,7 @@ class Feed:
         self._url, self._observer, self._state = redis_url, observer, read
         self._client: Redis | None = None
         self.streams = 0
+        """Clients of the event stream."""
         self._history, self._building = History(run), asyncio.Lock()
         self._columns, self._columns_at = b"", -COLUMNS_S
         self.event = Event(0, None, "the first snapshot is under way")
@@ -79,15 +79,6 @@ class Feed:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-
-    @contextmanager
-    def streaming(self) -> Iterator[None]:
-        """Count one client of the event stream while the block runs."""
-        self.streams += 1
-        try:
-            yield
-        finally:
-            self.streams -= 1
 
     async def after(self, number: int) -> Event:
         """Wait for an event after `number`. Returns the newest event."""

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
@@ -47,17 +46,8 @@ STATIC = Path(__file__).with_name("static")
 licence."""
 
 
-class Problem(BaseModel):
-    """RFC 9457."""
-
-    type: str = "about:blank"
-    title: str
-    status: int
-    detail: str
-
-
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    code: {"model": Problem, "content": {"application/problem+json": {}}} for code in (401, 403, 503)
+    code: {"content": {"application/problem+json": {}}} for code in (401, 403, 503)
 }
 
 
@@ -135,8 +125,11 @@ class Events(StreamingResponse):
             raise HTTPException(
                 503, f"{STREAMS} clients watch already; GET /status still answers", {"Connection": "close"}
             )
-        with self._feed.streaming():
+        self._feed.streams += 1
+        try:
             await super().__call__(scope, receive, send)
+        finally:
+            self._feed.streams -= 1
 
 
 async def _stream(feed: Feed, page: str) -> AsyncIterator[str]:
@@ -187,8 +180,10 @@ def _current(feed: Feed) -> RunState:
 
 
 def _add_problems(app: FastAPI) -> None:
+    """Errors as problem JSON (RFC 9457)."""
+
     def problem(status: int, detail: str, headers: Any = None) -> JSONResponse:
-        body = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail).model_dump()
+        body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
         return JSONResponse(body, status, headers, media_type="application/problem+json")
 
     @app.exception_handler(StarletteHTTPException)
