@@ -44,8 +44,6 @@ PAGE_HEADERS = {"Content-Security-Policy": POLICY}
 STATIC = Path(__file__).with_name("static")
 """The pages' style sheet, and unmodified files of uPlot's npm package, which draws the charts, with its MIT
 licence."""
-
-
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     code: {"content": {"application/problem+json": {}}} for code in (401, 403, 503)
 }

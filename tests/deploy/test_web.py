@@ -107,7 +107,7 @@ def test_clients_that_never_read_their_events_do_not_keep_others_out(redis_url, 
         assert "EventSource" in client.get("/").text
         assert client.get("/status").json()["run"] == run.name
         closed = [each for each in held if each.recv(100).startswith(b"HTTP/1.1 503")]
-        assert len(closed) == 15
+        assert 15 <= len(closed) < 20, "a question above may have been served for a moment"
     finally:
         for each in held:
             each.close()
