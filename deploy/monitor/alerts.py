@@ -21,7 +21,6 @@ import subprocess
 import threading
 import time
 import urllib.request
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import structlog
@@ -36,15 +35,7 @@ MOST = 100
 """Most alerts that wait for a slow hook. Further alerts are dropped with a log message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
-    run: str
-    kind: str
-    text: str
-    step: int
-    time: float
-    folder: str
-    host: str
+Alert = dict[str, str | int | float]
 
 
 class Alerts:
@@ -61,9 +52,10 @@ class Alerts:
     def notify(self, kind: str, text: str, step: int | None = None) -> None:
         """Queue an alert. Returns at once."""
         self._step = self._step if step is None else step
-        alert = Alert(self._run, kind, text, self._step, time.time(), self._folder, socket.gethostname())
         if not self._thread.is_alive():
             return
+        alert: Alert = {"run": self._run, "kind": kind, "text": text, "step": self._step}
+        alert |= {"time": time.time(), "folder": self._folder, "host": socket.gethostname()}
         try:
             self._waiting.put_nowait(alert)
         except queue.Full:
@@ -99,12 +91,12 @@ class Alerts:
 def deliver(hook: str, alert: Alert) -> None:
     """Send one alert to a webhook (http or https) or a command. Raises OSError, ValueError or SubprocessError
     if the hook fails or exceeds LIMIT_S."""
-    body = json.dumps(asdict(alert), ensure_ascii=False).encode()
+    body = json.dumps(alert, ensure_ascii=False).encode()
     if hook.startswith(("http://", "https://")):
         request = urllib.request.Request(hook, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=LIMIT_S):
             return
-    words = {"HORA_ALERT_KIND": alert.kind, "HORA_ALERT_TEXT": alert.text, "HORA_ALERT_RUN": alert.run}
+    words = {f"HORA_ALERT_{name.upper()}": str(alert[name]) for name in ("kind", "text", "run")}
     # A separate session, so that Ctrl-C does not end the command that reports the stop.
     done = subprocess.run(
         shlex.split(hook),
