@@ -18,6 +18,12 @@ def pytest_configure() -> None:
             signal.signal(number, lambda *_: None)
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """What runs the tests that are coroutines (`anyio_mode` in pyproject.toml)."""
+    return "asyncio"
+
+
 @pytest.fixture(autouse=True)
 def environment_as_before() -> Iterator[None]:
     """Entry points set variables for good (`LOCAL_RANK`); the next test in this process must not see them."""

@@ -33,74 +33,59 @@ class Sent:
         return [10 * item for item in items]
 
 
-def test_calls_of_one_moment_travel_together_and_each_gets_its_own_answer() -> None:
-    async def scenario() -> None:
-        sent = Sent()
-        sent.go.set()
-        ask = Bundled(sent, lambda n: n, most=6)
-        assert await asyncio.gather(*(ask(n) for n in (3, 2, 1, 5, 9, 1))) == [30, 20, 10, 50, 90, 10]
-        assert sent.calls == [[3, 2, 1], [5], [9], [1]]
-        assert await ask(4) == 40
-        assert sent.calls[4:] == [[4]], "a later one does not wait for company"
-
-    asyncio.run(scenario())
+async def test_calls_of_one_moment_travel_together_and_each_gets_its_own_answer() -> None:
+    sent = Sent()
+    sent.go.set()
+    ask = Bundled(sent, lambda n: n, most=6)
+    assert await asyncio.gather(*(ask(n) for n in (3, 2, 1, 5, 9, 1))) == [30, 20, 10, 50, 90, 10]
+    assert sent.calls == [[3, 2, 1], [5], [9], [1]]
+    assert await ask(4) == 40
+    assert sent.calls[4:] == [[4]], "a later one does not wait for company"
 
 
-def test_the_error_of_a_bundle_is_each_of_its_callers_and_nobody_elses() -> None:
-    async def scenario() -> None:
-        sent = Sent(fails=frozenset({2}))
-        sent.go.set()
-        ask = Bundled(sent, lambda n: 1, most=2)
-        found = await asyncio.gather(*(ask(n) for n in (1, 2, 3, 4)), return_exceptions=True)
-        assert [str(f) for f in found] == ["lost [1, 2]", "lost [1, 2]", "30", "40"]
-
-    asyncio.run(scenario())
+async def test_the_error_of_a_bundle_is_each_of_its_callers_and_nobody_elses() -> None:
+    sent = Sent(fails=frozenset({2}))
+    sent.go.set()
+    ask = Bundled(sent, lambda n: 1, most=2)
+    found = await asyncio.gather(*(ask(n) for n in (1, 2, 3, 4)), return_exceptions=True)
+    assert [str(f) for f in found] == ["lost [1, 2]", "lost [1, 2]", "30", "40"]
 
 
-def test_a_bundle_goes_on_for_those_who_still_wait_and_is_cancelled_when_nobody_does() -> None:
-    async def scenario() -> None:
-        sent = Sent()
-        ask = Bundled(sent, lambda n: 1, most=2)
-        one, two, three, four = tasks = [asyncio.create_task(ask(n)) for n in (1, 2, 3, 4)]
-        while len(sent.calls) < 2:
-            await asyncio.sleep(0)
-        for task in (one, three, four):
-            task.cancel()
-        await asyncio.wait([one, three, four])
+async def test_a_bundle_goes_on_for_those_who_still_wait_and_is_cancelled_when_nobody_does() -> None:
+    sent = Sent()
+    ask = Bundled(sent, lambda n: 1, most=2)
+    one, two, three, four = tasks = [asyncio.create_task(ask(n)) for n in (1, 2, 3, 4)]
+    while len(sent.calls) < 2:
         await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert sent.cancelled == [[3, 4]]
-        sent.go.set()
-        assert await two == 20
-        assert [t.cancelled() for t in tasks] == [True, False, True, True]
-
-    asyncio.run(scenario())
-
-
-def test_who_is_cancelled_before_the_bundle_leaves_is_not_in_it() -> None:
-    async def scenario() -> None:
-        sent = Sent()
-        sent.go.set()
-        ask = Bundled(sent, lambda n: 1, most=9)
-        one, two = asyncio.create_task(ask(1)), asyncio.create_task(ask(2))
-        asyncio.get_running_loop().call_soon(one.cancel)
-        assert await two == 20
-        assert sent.calls in ([[2]], [[1, 2]])
-        assert one.cancelled()
-
-    asyncio.run(scenario())
+    for task in (one, three, four):
+        task.cancel()
+    await asyncio.wait([one, three, four])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert sent.cancelled == [[3, 4]]
+    sent.go.set()
+    assert await two == 20
+    assert [t.cancelled() for t in tasks] == [True, False, True, True]
 
 
-def test_a_call_that_answers_for_too_few_is_an_error_and_leaves_nobody_waiting() -> None:
+async def test_who_is_cancelled_before_the_bundle_leaves_is_not_in_it() -> None:
+    sent = Sent()
+    sent.go.set()
+    ask = Bundled(sent, lambda n: 1, most=9)
+    one, two = asyncio.create_task(ask(1)), asyncio.create_task(ask(2))
+    asyncio.get_running_loop().call_soon(one.cancel)
+    assert await two == 20
+    assert sent.calls in ([[2]], [[1, 2]])
+    assert one.cancelled()
+
+
+async def test_a_call_that_answers_for_too_few_is_an_error_and_leaves_nobody_waiting() -> None:
     async def short(items: Sequence[int]) -> list[int]:
         return [0]
 
-    async def scenario() -> None:
-        ask = Bundled(short, lambda n: 1, most=2)
-        with pytest.raises(RuntimeError, match="a call for 2 items was answered for 1"):
-            await asyncio.wait_for(asyncio.gather(ask(1), ask(2)), 5)
-
-    asyncio.run(scenario())
+    ask = Bundled(short, lambda n: 1, most=2)
+    with pytest.raises(RuntimeError, match="a call for 2 items was answered for 1"):
+        await asyncio.wait_for(asyncio.gather(ask(1), ask(2)), 5)
 
 
 @given(st.lists(st.integers(1, 20)), st.integers(1, 16))

@@ -13,29 +13,20 @@ from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.types import Group, Prompt
-from tests.support.coordination import (
-    PROMPTS,
-    config_of,
-    every_promise_was_kept,
-    keeps_its_lease,
-    with_deaths,
-)
+from tests.support.coordination import PROMPTS, config_of, keeps_its_lease, with_deaths
 from tests.support.simulated import score_by_chance
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_every_group_is_trained_once_whoever_dies_when(
+async def test_every_group_is_trained_once_whoever_dies_when(
     redis_url: str, staleness: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(f"{staleness}:{seed}")
     config = config_of(f"deaths-{staleness}-{seed}", staleness)
     if seed % 2:
         monkeypatch.setattr(Leases, "release", keeps_its_lease)
-    learner, payloads = asyncio.run(
-        with_deaths(config, redis_url, chance, coordinators=2, deaths=6, monkeypatch=monkeypatch)
-    )
-    every_promise_was_kept(redis_url, config, learner, payloads)
+    await with_deaths(config, redis_url, chance, monkeypatch)
 
 
 IN_ROUNDS = {"rollout.group_size": 10, "allocation.rounds": 4, "rollout.samples_per_request": 2}
@@ -44,7 +35,7 @@ IN_ROUNDS = {"rollout.group_size": 10, "allocation.rounds": 4, "rollout.samples_
 @pytest.mark.parametrize("stop", ["none", "hit", "mixed"])
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
-def test_every_round_is_divided_once_whoever_dies_when(
+async def test_every_round_is_divided_once_whoever_dies_when(
     redis_url: str, stop: str, staleness: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(f"{stop}:{staleness}:{seed}")
@@ -53,18 +44,7 @@ def test_every_round_is_divided_once_whoever_dies_when(
     )
     if (seed + staleness) % 4 in (1, 2):
         monkeypatch.setattr(Leases, "release", keeps_its_lease)
-    learner, payloads = asyncio.run(
-        with_deaths(
-            config,
-            redis_url,
-            chance,
-            coordinators=2,
-            deaths=8,
-            monkeypatch=monkeypatch,
-            scoring=score_by_chance,
-        )
-    )
-    every_promise_was_kept(redis_url, config, learner, payloads)
+    await with_deaths(config, redis_url, chance, monkeypatch, deaths=8, scoring=score_by_chance)
     for report in map(json.loads, connect(redis_url).hvals(Keys(config.run.name).shards)):
         assert [sum(r["extra"]) for r in report["rounds"]] == [PROMPTS // 3 * (10 - 2) // 4] * 4
         assert_stops(report, stop)
@@ -81,18 +61,13 @@ async def by_length(prompt: Prompt, group: Group) -> Group:
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_every_rollout_is_ranked_in_its_whole_group_whoever_dies_when(
+async def test_every_rollout_is_ranked_in_its_whole_group_whoever_dies_when(
     redis_url: str, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = {"reward.weights": {"format": 0.0, "accuracy": 1.0, RANK: 0.5}, "allocation.rounds": rounds}
     chance, config = random.Random(rounds), config_of(f"ranked-{rounds}", 1, **more)
     monkeypatch.setattr(Leases, "release", keeps_its_lease)
-    learner, payloads = asyncio.run(
-        with_deaths(
-            config, redis_url, chance, coordinators=2, deaths=6, monkeypatch=monkeypatch, rank=by_length
-        )
-    )
-    every_promise_was_kept(redis_url, config, learner, payloads)
+    payloads = await with_deaths(config, redis_url, chance, monkeypatch, rank=by_length)
     assert any(g.extra for g in payloads.values())
     for g in payloads.values():
         lengths = [len(r.tokens) for r in g.rollouts]

@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hora_rl.actors.coordinator.scheduler import Coordination
@@ -20,60 +19,46 @@ from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored
 from tests.support.coordination import (
     GROUP,
     PROMPTS,
+    begun,
     config_of,
     fleet_of,
+    killed,
     payloads_of,
+    to_the_end,
+    trained,
 )
 from tests.support.held import rollouts_held
-from tests.support.simulated import Fleet, Learner, coordinate, prompts, score
+from tests.support.simulated import Fleet, coordinate, prompts, score
 
 
-def test_a_full_queue_pauses_the_coordinator_after_the_shard_in_hand(redis_url: str) -> None:
+async def test_a_full_queue_pauses_the_coordinator_after_the_shard_in_hand(redis_url: str) -> None:
     config = config_of("full", staleness=4, steps=5, **{"rollout.shards_in_flight": 1, "queue.capacity": 30})
     keys, client = Keys("full"), connect(redis_url)
-
-    async def scenario() -> None:
-        work = asyncio.create_task(
-            coordinate(config, redis_url, prompts(17), fleet_of(random.Random(0), 0.001), "one")
-        )
-        async with asyncio.timeout(20):
-            while client.xlen(keys.groups) < 30:
-                await asyncio.sleep(0.02)
-        await asyncio.sleep(0.5)
-        assert client.xlen(keys.groups) == 30
-        learner = Learner(config, redis_url, lambda: 0.0)
-        async with asyncio.timeout(20):
-            await asyncio.to_thread(learner.run)
-            await work
-        assert sorted(learner.trained) == list(range(5))
-
-    asyncio.run(scenario())
+    work = begun(config, redis_url)
+    async with asyncio.timeout(20):
+        while client.xlen(keys.groups) < 30:
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.5)
+    assert client.xlen(keys.groups) == 30
+    learner = await trained(config, redis_url, work)
+    assert sorted(learner.trained) == list(range(5))
 
 
-def test_a_paused_run_finishes_what_it_has_begun_and_goes_on_when_resumed(redis_url: str) -> None:
+async def test_a_paused_run_finishes_what_it_has_begun_and_goes_on_when_resumed(redis_url: str) -> None:
     config = config_of("paused", staleness=1, steps=3)
     keys, client = Keys("paused"), connect(redis_url)
     client.hset(keys.state, "paused", "1")
-
-    async def scenario() -> None:
-        work = asyncio.create_task(
-            coordinate(config, redis_url, prompts(17), fleet_of(random.Random(0), 0.001), "one")
-        )
-        await asyncio.sleep(0.5)
-        assert client.xlen(keys.groups) == 0
-        client.hset(keys.state, "paused", "0")
-        learner = Learner(config, redis_url, lambda: 0.0)
-        async with asyncio.timeout(20):
-            await asyncio.to_thread(learner.run)
-            await work
-
-    asyncio.run(scenario())
+    work = begun(config, redis_url)
+    await asyncio.sleep(0.5)
+    assert client.xlen(keys.groups) == 0
+    client.hset(keys.state, "paused", "0")
+    await trained(config, redis_url, work)
     assert client.hlen(keys.shards) == 9
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])
 @pytest.mark.parametrize("part", ["generators", "verifiers"])
-def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_learner(
+async def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_learner(
     redis_url: str, part: str, in_flight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(f"held-{part}-{in_flight}", staleness=1, **{"rollout.shards_in_flight": in_flight})
@@ -87,10 +72,7 @@ def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_learner(
         return await score(prompt, completions)
 
     monkeypatch.setattr("tests.support.simulated.score", slow_score)
-    fleet = Fleet(
-        seconds_of=lambda request, _: 60.0 if part == "generators" and request.priority == 0 else 0.0,
-        lengths_of=lambda n: np.full(n, 2),
-    )
+    fleet = Fleet(lambda request, _: 60.0 if part == "generators" and request.priority == 0 else 0.0)
     client.hset(keys.state, "paused", "1")
 
     async def comes_to_wait_for(what: str) -> None:
@@ -98,30 +80,21 @@ def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_learner(
             while not (made and made[0].waiting_for == what):
                 await asyncio.sleep(0.01)
 
-    async def scenario() -> None:
-        work = asyncio.create_task(coordinate(config, redis_url, prompts(17), fleet, "one"))
-        await comes_to_wait_for("an operator: the run is paused")
-        client.hset(keys.state, "paused", "0")
-        async with asyncio.timeout(10):
-            while client.hlen(keys.shards) < (5 if in_flight > 1 else 0):  # all that may start but the first
-                await asyncio.sleep(0.01)
-        held = {"generators": 0, "verifiers": 0, part: PROMPTS // 3}
-        await comes_to_wait_for(
-            f"requests: {held['generators']} at generators, {held['verifiers']} at verifiers"
-        )
-        await asyncio.sleep(0.2)
-        assert made[0].waiting_for.startswith("requests: ")
-        while not work.done():  # redis-py can swallow a cancellation
-            work.cancel()
-            await asyncio.wait([work], timeout=0.5)
-        assert made[0].waiting_for == "requests: 0 at generators, 0 at verifiers"
-
-    asyncio.run(scenario())
+    work = begun(config, redis_url, fleet)
+    await comes_to_wait_for("an operator: the run is paused")
+    client.hset(keys.state, "paused", "0")
+    async with asyncio.timeout(10):
+        while client.hlen(keys.shards) < (5 if in_flight > 1 else 0):  # all that may start but the first
+            await asyncio.sleep(0.01)
+    held = {"generators": 0, "verifiers": 0, part: PROMPTS // 3}
+    await comes_to_wait_for(f"requests: {held['generators']} at generators, {held['verifiers']} at verifiers")
+    await asyncio.sleep(0.2)
+    assert made[0].waiting_for.startswith("requests: ")
+    await killed(work)
+    assert made[0].waiting_for == "requests: 0 at generators, 0 at verifiers"
 
 
 AS_IF = {"allocation.rule": "uniform", "learner.objective.group_weight": "{as_if: hit_utility}"}
-
-
 ROUNDS_3 = {"allocation.rounds": "3"}
 
 
@@ -129,132 +102,91 @@ ROUNDS_3 = {"allocation.rounds": "3"}
     "more", [{}, AS_IF, ROUNDS_3], ids=["hit_utility", "uniform as if hit_utility", "3 rounds"]
 )
 @pytest.mark.parametrize("part", ["pre_rollouts", "additional"])
-def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_gave_it(
+async def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_gave_it(
     redis_url: str, part: str, more: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(f"redo-{part}-{'-'.join(more)}", staleness=1, steps=2, **more)
     keys, client = Keys(config.run.name), connect(redis_url)
     payloads = payloads_of(monkeypatch)
-
-    async def scenario() -> Learner:
-        work = asyncio.create_task(
-            coordinate(config, redis_url, prompts(17), fleet_of(random.Random(0), 0.001), "one")
-        )
-        async with asyncio.timeout(20):
-            while (
-                client.hlen(keys.shards) < 3
-            ):  # the first batch is generated; nobody has claimed a group yet
-                await asyncio.sleep(0.02)
-            entry, fields = client.xrange(keys.groups, count=1)[0]
-            group_id = fields[b"id"].decode()
-            damaged = {
-                "pre_rollouts": keys.pre_rollouts(group_id),
-                "additional": keys.additional(entry.decode()),
-            }
-            client.set(damaged[part], b"\x00damaged")
-            learner = Learner(config, redis_url, lambda: 0.0)
-            await asyncio.to_thread(learner.run)
-            await work
-        reports = [g for ids in learner.trained.values() for g in ids]
-        assert group_id in reports
-        assert len(set(reports)) == len(reports) == 2 * PROMPTS
-        first = [json.loads(text) for text in client.hvals(keys.shards)]
-        report = next(r for r in first if group_id in r["groups"])
-        row = report["groups"].index(group_id)
-        assert payloads[group_id].extra == report["extra"][row]
-        due = [r["extra"][row] for r in report["rounds"]]
-        assert payloads[group_id].rounds == tuple(due[: max(i for i, n in enumerate([1, *due]) if n)])
-        assert sum(g.size for g in payloads.values()) == 2 * PROMPTS * GROUP
-        for r in first:
-            as_if = 2 + allocate(r["successes"], 2, len(r["groups"]) * (GROUP - 2))
-            wanted = as_if.tolist() if more is AS_IF else [0] * len(r["groups"])
-            found = [payloads[g].size_as_if for g in r["groups"] if g in payloads]
-            assert found == [w for g, w in zip(r["groups"], wanted, strict=True) if g in payloads]
-        return learner
-
-    asyncio.run(scenario())
+    work = begun(config, redis_url)
+    async with asyncio.timeout(20):
+        while client.hlen(keys.shards) < 3:  # the first batch; nobody has claimed a group yet
+            await asyncio.sleep(0.02)
+    entry, fields = client.xrange(keys.groups, count=1)[0]
+    group_id = fields[b"id"].decode()
+    damaged = keys.additional(entry.decode()) if part == "additional" else keys.pre_rollouts(group_id)
+    client.set(damaged, b"\x00damaged")
+    learner = await trained(config, redis_url, work)
+    reports = [g for ids in learner.trained.values() for g in ids]
+    assert group_id in reports
+    assert len(set(reports)) == len(reports) == 2 * PROMPTS
+    first = [json.loads(text) for text in client.hvals(keys.shards)]
+    report = next(r for r in first if group_id in r["groups"])
+    row = report["groups"].index(group_id)
+    assert payloads[group_id].extra == report["extra"][row]
+    due = [r["extra"][row] for r in report["rounds"]]
+    assert payloads[group_id].rounds == tuple(due[: max(i for i, n in enumerate([1, *due]) if n)])
+    assert sum(g.size for g in payloads.values()) == 2 * PROMPTS * GROUP
+    for r in first:
+        as_if = 2 + allocate(r["successes"], 2, len(r["groups"]) * (GROUP - 2))
+        wanted = as_if.tolist() if more is AS_IF else [0] * len(r["groups"])
+        found = [payloads[g].size_as_if for g in r["groups"] if g in payloads]
+        assert found == [w for g, w in zip(r["groups"], wanted, strict=True) if g in payloads]
     assert client.xlen(keys.dead) == 1
     assert client.hlen(keys.redo) == 0
     assert rollouts_held(client, config.run.name) == set()
 
 
-def test_pre_rollouts_lost_with_their_coordinator_are_drawn_again_at_the_plans_size(
+async def test_pre_rollouts_lost_with_their_coordinator_are_drawn_again_at_the_plans_size(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of("lost", staleness=1, steps=2)
     keys, client, payloads = Keys("lost"), connect(redis_url), payloads_of(monkeypatch)
     client.hset(keys.state, "error", "what the one before gave up for")
-
-    async def scenario() -> None:
-        slow = fleet_of(random.Random(0), 0.4)  # its Phase B lasts longer than a look at the plans
-        first = asyncio.create_task(coordinate(config, redis_url, prompts(17), slow, "one"))
-        async with asyncio.timeout(20):
-            while not (planned := set(client.hkeys(keys.plans)) - set(client.hkeys(keys.shards))):
-                await asyncio.sleep(0.001)
-        while not first.done():  # on Python 3.11 a call of Redis may swallow a cancellation
-            first.cancel()
-            await asyncio.sleep(0.05)
-        shard = sorted(planned)[0]
-        unpushed = [
-            k
-            for k in client.scan_iter(keys.pre_rollouts("*"))
-            if not client.hexists(keys.pushed, k.decode().removeprefix(keys.pre_rollouts("")))
-        ]
-        assert unpushed, shard
-        client.set(unpushed[0], b"\x00damaged")
-        learner = Learner(config, redis_url, lambda: 0.0)
-        async with asyncio.timeout(30):
-            fleet = fleet_of(random.Random(0), 0.05)
-            work = asyncio.create_task(coordinate(config, redis_url, prompts(17), fleet, "two"))
-            await asyncio.to_thread(learner.run)
-            await work
-        assert sum(len(ids) for ids in learner.trained.values()) == 2 * PROMPTS
-
-    asyncio.run(scenario())
+    # Its Phase B lasts longer than a look at the plans.
+    first = begun(config, redis_url, fleet_of(random.Random(0), 0.4))
+    async with asyncio.timeout(20):
+        while not (planned := set(client.hkeys(keys.plans)) - set(client.hkeys(keys.shards))):
+            await asyncio.sleep(0.001)
+    await killed(first)
+    shard = sorted(planned)[0]
+    unpushed = [
+        k
+        for k in client.scan_iter(keys.pre_rollouts("*"))
+        if not client.hexists(keys.pushed, k.decode().removeprefix(keys.pre_rollouts("")))
+    ]
+    assert unpushed, shard
+    client.set(unpushed[0], b"\x00damaged")
+    second = begun(config, redis_url, fleet_of(random.Random(0), 0.05), "two")
+    learner = await trained(config, redis_url, second)
+    assert sum(len(ids) for ids in learner.trained.values()) == 2 * PROMPTS
     assert sum(g.size for g in payloads.values()) == 2 * PROMPTS * GROUP
     assert client.hlen(keys.redo) == client.xlen(keys.dead) == 0
     assert rollouts_held(client, config.run.name) == set()
 
 
-def test_a_coordinator_with_other_data_gives_up_before_it_asks_for_anything(redis_url: str) -> None:
-    config, fleet = config_of("other-data", staleness=1, steps=2), fleet_of(random.Random(0), 0.001)
-
-    async def scenario() -> None:
-        first = asyncio.create_task(coordinate(config, redis_url, prompts(17), fleet, "one"))
-        async with asyncio.timeout(20):
-            while not connect(redis_url).exists(Keys("other-data").plans):
-                await asyncio.sleep(0.005)
-        other = fleet_of(random.Random(0), 0.001)
-        with pytest.raises(RunError, match="begun with 17 prompts"):
-            await coordinate(config, redis_url, prompts(16), other, "two")
-        changed = config_of("other-data", staleness=1, steps=2, **{"rollout.temperature": 0.5})
-        with pytest.raises(RunError, match=r"rollout\.temperature: 1\.0 != 0\.5"):
-            await coordinate(changed, redis_url, prompts(17), other, "two")
-        assert other.requests == 0
-        async with asyncio.timeout(20):
-            await asyncio.to_thread(Learner(config, redis_url, lambda: 0.0).run)
-            await first
-
-    asyncio.run(scenario())
+async def test_a_coordinator_with_other_data_gives_up_before_it_asks_for_anything(redis_url: str) -> None:
+    config = config_of("other-data", staleness=1, steps=2)
+    first = begun(config, redis_url)
+    async with asyncio.timeout(20):
+        while not connect(redis_url).exists(Keys("other-data").plans):
+            await asyncio.sleep(0.005)
+    other = fleet_of(random.Random(0), 0.001)
+    with pytest.raises(RunError, match="begun with 17 prompts"):
+        await coordinate(config, redis_url, prompts(16), other, "two")
+    changed = config_of("other-data", staleness=1, steps=2, **{"rollout.temperature": 0.5})
+    with pytest.raises(RunError, match=r"rollout\.temperature: 1\.0 != 0\.5"):
+        await coordinate(changed, redis_url, prompts(17), other, "two")
+    assert other.requests == 0
+    await trained(config, redis_url, first)
 
 
-def test_requests_are_numbered_by_their_shards_place_in_the_run_so_that_the_oldest_come_first(
+async def test_requests_are_numbered_by_their_shards_place_in_the_run_so_that_the_oldest_come_first(
     redis_url: str,
 ) -> None:
     config, seen = config_of("order", staleness=1, steps=2), set()
-    fleet = Fleet(
-        seconds_of=lambda request, lengths: 0.0,
-        lengths_of=lambda n: np.full(n, 2),
-        fault=lambda request: seen.add((request.prompt.index, request.priority)),
-    )
-
-    async def scenario() -> None:
-        work = asyncio.create_task(coordinate(config, redis_url, prompts(17), fleet, "one"))
-        async with asyncio.timeout(20):
-            await asyncio.to_thread(Learner(config, redis_url, lambda: 0.0).run)
-            await work
-
-    asyncio.run(scenario())
+    fleet = Fleet(fault=lambda request: seen.add((request.prompt.index, request.priority)))
+    await to_the_end(config, redis_url, fleet)
     rows = [row for b in (0, 1) for _, row in mixed_rows(b, PROMPTS, Mixture((17,)), config.run.seed)]
     per_shard = PROMPTS // config.rollout.shards
     assert seen == {(row, place // per_shard) for place, row in enumerate(rows)}
@@ -264,12 +196,9 @@ class Together(Fleet):
     """Answers no request of a shard before `expected` of them are there."""
 
     def __init__(self, expected: int) -> None:
-        super().__init__(seconds_of=lambda request, _: 0.0, lengths_of=lambda n: np.full(n, 2))
-        self.expected, self.asked, self.all_there = (
-            expected,
-            Counter[int](),
-            defaultdict[int, Any](asyncio.Event),
-        )
+        super().__init__()
+        self.expected, self.asked = expected, Counter[int]()
+        self.all_there = defaultdict[int, Any](asyncio.Event)
 
     async def __call__(self, request: SamplingRequest, version: int) -> list[Completion]:
         self.asked[request.priority] += 1
@@ -283,19 +212,12 @@ class Together(Fleet):
     ("name", "more"),
     [("rule", {"allocation.rule": "uniform"}), ("gate", {"allocation.warmup.enabled": "true"})],
 )
-def test_a_shard_whose_allocation_needs_no_counts_asks_for_everything_at_once(
+async def test_a_shard_whose_allocation_needs_no_counts_asks_for_everything_at_once(
     redis_url: str, name: str, more: dict[str, str]
 ) -> None:
     config = config_of(f"at-once-{name}", staleness=0, steps=2, **more)
     fleet = Together(expected=2 * PROMPTS // 3)  # two rollouts and three rollouts of each prompt
-
-    async def scenario() -> None:
-        work = asyncio.create_task(coordinate(config, redis_url, prompts(17), fleet, "one"))
-        async with asyncio.timeout(20):
-            await asyncio.to_thread(Learner(config, redis_url, lambda: 0.0).run)
-            await work
-
-    asyncio.run(scenario())
+    await to_the_end(config, redis_url, fleet)
     assert set(fleet.asked.values()) == {4}, "and for nothing twice"
     for report in map(json.loads, connect(redis_url).hvals(Keys(config.run.name).shards)):
         assert report["extra"] == [GROUP - 2] * 2

@@ -2,6 +2,7 @@
 ever."""
 
 import asyncio
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,14 +23,11 @@ async def reason_after(url: str, error: Exception) -> bytes | None:
     async def stopped() -> None:
         raise error
 
-    client = connect_async(url)
-    try:
+    async with connect_async(url) as client:
         await client.delete(KEYS.state)
         await coordinate(stopped(), client, KEYS)
         reason: bytes | None = await client.hget(KEYS.state, "error")
         return reason
-    finally:
-        await client.aclose()
 
 
 @pytest.mark.parametrize(
@@ -40,40 +38,28 @@ async def reason_after(url: str, error: Exception) -> bytes | None:
         (ZeroDivisionError("in a user's rule"), b"ZeroDivisionError: in a user's rule"),
     ],
 )
-def test_what_stops_a_coordinator_is_left_where_every_view_finds_it(redis_url, error, reason):
-    assert asyncio.run(reason_after(redis_url, error)) == reason
+async def test_what_stops_a_coordinator_is_left_where_every_view_finds_it(redis_url, error, reason):
+    assert await reason_after(redis_url, error) == reason
 
 
 @pytest.mark.parametrize("error", [redis.exceptions.ConnectionError("away"), ConnectionResetError("away")])
-def test_a_coordinator_whose_redis_is_away_is_started_again(redis_url, error):
+async def test_a_coordinator_whose_redis_is_away_is_started_again(redis_url, error):
     with pytest.raises(type(error)):
-        asyncio.run(reason_after(redis_url, error))
+        await reason_after(redis_url, error)
 
 
 @pytest.mark.parametrize(
     ("gave_up", "reason", "replaced"), [(True, True, False), (True, False, True), (False, False, False)]
 )
-def test_a_coordinator_that_gave_up_is_replaced_once_its_reason_was_taken_away(
+async def test_a_coordinator_that_gave_up_is_replaced_once_its_reason_was_taken_away(
     redis_url: str, gave_up: bool, reason: bool, replaced: bool
 ) -> None:
-    async def work() -> bool:
-        return gave_up
-
-    async def healthy() -> None:
-        client = connect_async(redis_url)
-        try:
-            await client.delete(KEYS.state)
-            if reason:
-                await client.hset(KEYS.state, "error", "away")
-            done = asyncio.ensure_future(work())
-            await done
-            replica: Any = SimpleNamespace(_work=done, _redis=client, _keys=KEYS, _name="coordinator/a")
+    work = asyncio.get_running_loop().create_future()
+    work.set_result(gave_up)
+    async with connect_async(redis_url) as client:
+        await client.delete(KEYS.state)
+        if reason:
+            await client.hset(KEYS.state, "error", "away")
+        replica: Any = SimpleNamespace(_work=work, _redis=client, _keys=KEYS, _name="coordinator/a")
+        with pytest.raises(RuntimeError, match="asked to start again") if replaced else nullcontext():
             await Coordinator.check_health(replica)
-        finally:
-            await client.aclose()
-
-    if replaced:
-        with pytest.raises(RuntimeError, match="asked to start again"):
-            asyncio.run(healthy())
-    else:
-        asyncio.run(healthy())

@@ -4,8 +4,6 @@ import asyncio
 import json
 import random
 import threading
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,19 +16,11 @@ from hora_rl.allocator.priors.fixed import FixedPrior
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
-from tests.support.cycles import (
-    G0,
-    SHARDS,
-    N,
-    config_of,
-    knows,
-    play,
-    report,
-    shared_out,
-)
+from tests.support.coordination import begun, killed, to_the_end
+from tests.support.cycles import G0, SHARDS, N, config_of, coordinators, knows, report, shared_out
 from tests.support.simulated import Fleet, Learner, coordinate, prompts
 
-FLEET = Fleet(seconds_of=lambda request, lengths: 0.002, lengths_of=lambda n: np.full(n, 2))
+FLEET = Fleet(lambda request, lengths: 0.002)
 
 
 def rules_by_batch(redis_url: str, config: Config) -> list[set[str]]:
@@ -42,7 +32,7 @@ def rules_by_batch(redis_url: str, config: Config) -> list[set[str]]:
 
 @pytest.mark.parametrize("in_flight", [1, 4])
 @pytest.mark.parametrize("reported", [False, True], ids=["before-its-report", "before-it-observed"])
-def test_a_coordinator_killed_at_the_end_of_a_cycle_changes_no_rule(
+async def test_a_coordinator_killed_at_the_end_of_a_cycle_changes_no_rule(
     redis_url: str, in_flight: int, reported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(
@@ -75,46 +65,33 @@ def test_a_coordinator_killed_at_the_end_of_a_cycle_changes_no_rule(
     monkeypatch.setattr(Cycles, "complete", until_the_last_shard)
     monkeypatch.setattr(Leases, "release", release_of_the_living)
 
-    async def scenario() -> None:
-        learner = threading.Thread(target=Learner(config, redis_url, lambda: 0.0).run, daemon=True)
-        learner.start()
-        first = asyncio.create_task(coordinate(config, redis_url, prompts(N), FLEET, "one"))
-        async with asyncio.timeout(20):
-            await died.wait()
-            while not first.done():  # redis-py can swallow a cancellation
-                first.cancel()
-                await asyncio.wait([first], timeout=0.05)
-            await coordinate(config, redis_url, prompts(N), FLEET, "two")
-            await asyncio.to_thread(learner.join)
-
-    asyncio.run(scenario())
+    learner = threading.Thread(target=Learner(config, redis_url, lambda: 0.0).run, daemon=True)
+    learner.start()
+    first = begun(config, redis_url, FLEET, data=prompts(N))
+    async with asyncio.timeout(20):
+        await died.wait()
+        await killed(first)
+        await coordinate(config, redis_url, prompts(N), FLEET, "two")
+        await asyncio.to_thread(learner.join)
     assert rules_by_batch(redis_url, config) == [{"uniform"}, {"hit_utility"}, {"hit_utility"}]
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_first_batch_of_the_rule_is_the_same_whatever_takes_how_long(redis_url: str, seed: int) -> None:
+async def test_the_first_batch_of_the_rule_is_the_same_whatever_takes_how_long(
+    redis_url: str, seed: int
+) -> None:
     config = config_of(f"timing-{seed}", staleness=1)
     chance = random.Random(seed)
-    fleet = Fleet(
-        seconds_of=lambda request, lengths: chance.random() * 0.02, lengths_of=lambda n: np.full(n, 2)
-    )
-
-    async def scenario() -> None:
-        work = asyncio.create_task(coordinate(config, redis_url, prompts(N), fleet, "one"))
-        async with asyncio.timeout(20):
-            await asyncio.to_thread(Learner(config, redis_url, lambda: 0.0).run)
-            await work
-
-    asyncio.run(scenario())
+    fleet = Fleet(lambda request, lengths: chance.random() * 0.02)
+    await to_the_end(config, redis_url, fleet, data=prompts(N))
     assert rules_by_batch(redis_url, config) == [{"uniform"}] * 3 + [{"hit_utility"}] * 3
 
 
-def test_the_empirical_prior_of_a_batch_follows_from_the_cycles_it_knows_and_no_others(
+async def test_the_empirical_prior_of_a_batch_follows_from_the_cycles_it_knows_and_no_others(
     redis_url: str,
 ) -> None:
     config = config_of("empirical", 1)
-
-    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+    async with coordinators(redis_url, config, EmpiricalPrior) as coordinator:
         one, late = coordinator(), coordinator()
         seen = []
         for cycle in range(4):
@@ -128,19 +105,19 @@ def test_the_empirical_prior_of_a_batch_follows_from_the_cycles_it_knows_and_no_
             known = seen[: 4 * max(0, batch - 1)]
             expected = fit_beta(np.array(known), np.full(len(known), G0)) if known else (1.0, 1.0)
             for cycles in (one, late):
-                assert set(shared_out(cycles, config, batch, 0, (0, 1)).priors) == {expected}
-
-    play(redis_url, config, scenario, EmpiricalPrior)
+                assert set(shared_out(cycles, config, batch).priors) == {expected}
 
 
-def test_a_budget_in_tokens_goes_by_the_lengths_of_the_cycles_that_a_batch_knows(redis_url: str) -> None:
+async def test_a_budget_in_tokens_goes_by_the_lengths_of_the_cycles_that_a_batch_knows(
+    redis_url: str,
+) -> None:
     config = config_of("lengths", **{"allocation.budget": "tokens", "allocation.warmup.enabled": "false"})
 
     def with_tokens(cycle: int, shard: int, each: int) -> dict[str, Any]:
         told = report(config, cycle, shard)
         return told | {"rounds": [{"successes": told["successes"], "tokens": [each, each], "extra": [4, 4]}]}
 
-    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+    async with coordinators(redis_url, config) as coordinator:
         one, two = coordinator(), coordinator()
         assert await knows(one, 0)
         assert not await knows(one, 1), "lengths change, so a batch waits for the cycle before it"
@@ -152,18 +129,16 @@ def test_a_budget_in_tokens_goes_by_the_lengths_of_the_cycles_that_a_batch_knows
             means = [lengths and lengths.mean for lengths in (cycles.of(b).lengths for b in range(3))]
             assert means == [None, 10.0, 15.0], "tokens of a prompt's two pre-rollouts"
 
-    play(redis_url, config, scenario)
+
+PHASE_WEIGHT = {"learner.objective.advantage": "rloo", "learner.objective.phase_weight": "unbiased"}
 
 
-def test_weights_by_phase_give_every_prompt_a_phase_b(redis_url: str) -> None:
-    objective = {"learner.objective.advantage": "rloo", "learner.objective.phase_weight": "unbiased"}
-    gate = {"allocation.warmup.enabled": "false"}
-    for name, more, least in (("pooled", {}, 0), ("unbiased", objective, 1)):
-        config = config_of(name, **gate, **more)
-
-        async def scenario(coordinator: Callable[[], Cycles], config: Config, least: int) -> None:
-            cycles = coordinator()
-            assert await knows(cycles, 0)
-            assert shared_out(cycles, config, 0, 0, (0, G0)).extra.min() == least
-
-        play(redis_url, config, partial(scenario, config=config, least=least), lambda: FixedPrior(0.01, 3.0))
+@pytest.mark.parametrize(("more", "least"), [({}, 0), (PHASE_WEIGHT, 1)], ids=["pooled", "unbiased"])
+async def test_weights_by_phase_give_every_prompt_a_phase_b(
+    redis_url: str, more: dict[str, str], least: int
+) -> None:
+    config = config_of(f"phase-b-{least}", **{"allocation.warmup.enabled": "false", **more})
+    async with coordinators(redis_url, config, lambda: FixedPrior(0.01, 3.0)) as coordinator:
+        cycles = coordinator()
+        assert await knows(cycles, 0)
+        assert shared_out(cycles, config, 0, 0, (0, G0)).extra.min() == least

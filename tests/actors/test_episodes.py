@@ -24,8 +24,9 @@ from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
 from hora_rl.common.errors import PinLost, RunError
 from hora_rl.common.load import from_args, load
-from hora_rl.common.types import Completion, Failed, Pinned, Prompt, SamplingRequest, Scored, VersionSpan
-from tests.support.coordination import config_of, every_promise_was_kept, with_deaths
+from hora_rl.common.types import Completion, Failed, Pinned, Prompt, SamplingRequest, Scored
+from tests.support.coordination import config_of, with_deaths
+from tests.support.groups import completion
 from tests.support.simulated import Fleet
 
 GUESS = load("tiny-guess")
@@ -36,8 +37,7 @@ ROW = Row(0, "n=", "5")
 def digit(seed: int, version: int = 0) -> Completion:
     """A turn that says a digit, decided by its seed."""
     text = str(random.Random(seed).randrange(7))
-    tokens = np.asarray(TOKENIZER.encode(text, add_special_tokens=False), np.int32)
-    return Completion(text, tokens, np.full(1, -0.5, np.float32), "length", (VersionSpan(version, 0, 1),))
+    return completion(TOKENIZER.encode(text, add_special_tokens=False), text, "length", version)
 
 
 class Turns:
@@ -130,13 +130,15 @@ def test_after_all_tries_the_reason_is_one_line_and_no_answer() -> None:
     assert counts["episodes"] == 0
 
 
+def failing(error: Exception) -> Any:
+    async def generate(request: SamplingRequest) -> list[Completion]:
+        raise error
+
+    return lambda version, episode: generate
+
+
 def test_what_stops_the_policy_for_good_stops_the_episodes() -> None:
-    def turns(version: int, episode: str) -> Any:
-        async def generate(request: SamplingRequest) -> list[Completion]:
-            raise RunError("generating failed 20 times")
-
-        return generate
-
+    turns = failing(RunError("generating failed 20 times"))
     assert made(guess, turns)[0] == Failed("generating failed 20 times")
 
 
@@ -145,12 +147,7 @@ def test_all_turns_of_an_evaluation_are_for_its_pinned_replica_and_end_with_its_
     made(guess, turns, pinned=pinned)
     assert {r.pinned for r in turns.asked} == {pinned}
 
-    def lost(version: int, episode: str) -> Any:
-        async def generate(request: SamplingRequest) -> list[Completion]:
-            raise PinLost("generator/a is not pinned at version 4")
-
-        return generate
-
+    lost = failing(PinLost("generator/a is not pinned at version 4"))
     with pytest.raises(PinLost, match="generator/a is not pinned"):
         made(guess, lost, pinned=pinned)
 
@@ -206,50 +203,38 @@ EPISODES = {
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_every_episode_is_trained_once_whoever_dies_when(
+async def test_every_episode_is_trained_once_whoever_dies_when(
     redis_url: str, staleness: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(staleness)
     config = config_of(f"episodes-{staleness}", staleness, **EPISODES)
-    fleet: list[EpisodeFleet] = []
-
-    def of(chance_: random.Random, longest_s: float) -> EpisodeFleet:
-        fleet.append(EpisodeFleet(config, chance_))
-        return fleet[-1]
-
-    monkeypatch.setattr("tests.support.coordination.fleet_of", of)
-    learner, payloads = asyncio.run(
-        with_deaths(config, redis_url, chance, 2, 6, monkeypatch=monkeypatch, scoring=scored)
-    )
-    every_promise_was_kept(redis_url, config, learner, payloads)
+    fleet = EpisodeFleet(config, chance)
+    payloads = await with_deaths(config, redis_url, chance, monkeypatch, scoring=scored, fleet=fleet)
     rollouts = [r for g in payloads.values() for r in g.rollouts]
     assert any(len(r.turns) == 3 for r in rollouts)
     assert any(not r.turns for r in rollouts)
     for r in rollouts:
         assert r.success == (r.rewards["episode.solved"] == 1.0)
         assert r.success or r.finish_reason == "length"
-    assert fleet[0].counts["episodes_lost:raises"] > 0, "lost ones were sampled again, not counted as wrong"
+    assert fleet.counts["episodes_lost:raises"] > 0, "lost ones were sampled again, not counted as wrong"
 
 
-def test_an_environment_that_blocks_its_replica_is_found_by_file_and_line() -> None:
+async def test_an_environment_that_blocks_its_replica_is_found_by_file_and_line() -> None:
     found: list[str] = []
 
     def blocks() -> None:
         while not found:
             time.sleep(0.01)
 
-    async def main() -> None:
-        watchdog = Watchdog(0.2, found.append)
-        await asyncio.sleep(0.6)
-        assert not found, "a loop that turns is no blocked one"
-        blocks()
-        watchdog.stop()
-
-    asyncio.run(asyncio.wait_for(main(), 30))
+    watchdog = Watchdog(0.2, found.append)
+    await asyncio.sleep(0.6)
+    assert not found, "a loop that turns is no blocked one"
+    blocks()
+    watchdog.stop()
     assert re.fullmatch(r".*test_episodes\.py:\d+ in blocks", found[0])
 
 
-def test_an_episode_is_one_of_its_prompts_source(tmp_path: Path) -> None:
+async def test_an_episode_is_one_of_its_prompts_source(tmp_path: Path) -> None:
     """Its later contexts have the source's system message and template, and it earns the source's rewards."""
     (tmp_path / "rows.jsonl").write_text('{"problem": "n=", "answer": "5"}\n')
     rows: dict[str, Any] = {"path": str(tmp_path / "rows.jsonl")}
@@ -276,7 +261,7 @@ def test_an_episode_is_one_of_its_prompts_source(tmp_path: Path) -> None:
 
     for source, given in (("first", "now n="), ("second", "n=")):
         contexts.clear()
-        [done] = asyncio.run(inside(source))
+        [done] = await inside(source)
         assert done.rewards == {"solved": 1.0}
         assert len(contexts) == 2
         assert all(given in c and ("guess" in c) == (source == "first") for c in contexts), contexts

@@ -1,6 +1,5 @@
 """Heartbeats of replicas that were replaced long ago are let go of; what views show stays."""
 
-import asyncio
 import json
 import time
 from pathlib import Path
@@ -27,34 +26,27 @@ def test_a_replica_that_is_long_gone_is_forgotten_and_a_learner_is_not() -> None
     assert long_gone(parts, now) == [b"generator/old", b"environment/old"]
 
 
-def test_the_step_s_record_has_the_share_of_time_in_which_generators_had_no_request(
+async def test_the_step_s_record_has_the_share_of_time_in_which_generators_had_no_request(
     redis_url: str, tmp_path: Path
 ) -> None:
     run = SyntheticRun(redis_url, config_of("looked-at"))
     records = Records(run.config, run.redis, tmp_path, 0)
 
-    def look(*running: int, paused: bool = False) -> None:
+    async def look(*running: int, paused: bool = False) -> None:
         run.redis.hset(run.keys.state, mapping=changed(paused=paused))
         for i, n in enumerate(running):
             heartbeat_now(run.redis, "looked-at", f"generator/{i}", {"running": n, "waiting": 0})
         run.redis.delete(f"{run.keys.history}:lock")
 
-        async def write() -> None:
-            client = connect_async(redis_url)
-            try:
-                await write_sample(
-                    client, run.config.run.name, run.config.rollout.prompts_per_batch, time.time()
-                )
-            finally:
-                await client.aclose()
+        async with connect_async(redis_url) as client:
+            per_step = run.config.rollout.prompts_per_batch
+            await write_sample(client, run.config.run.name, per_step, time.time())
 
-        asyncio.run(write())
-
-    look(0, 0)
+    await look(0, 0)
     assert records.idle() == {}, "there was no step before"
-    look(3, 0)
-    look(1, 2)
-    look(0, 0, paused=True)
+    await look(3, 0)
+    await look(1, 2)
+    await look(0, 0, paused=True)
     assert records.idle() == {"generators/idle": 0.25}
     assert records.idle() == {}, "nobody has looked since"
     records.close()

@@ -1,6 +1,5 @@
 """A run keeps the settings and prompts it has begun with: on a real Redis."""
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,21 +30,15 @@ def prompts(n: int = 5) -> list[Prompt]:
     return [Prompt(i, f"problem {i}", "1", np.array([i, 7], dtype=np.int32)) for i in range(n)]
 
 
-def start(url: str, config: Config, data: Sequence[Prompt]) -> None:
-    async def inside() -> None:
-        client = connect_async(url)
-        try:
-            await claim_identity(client, config, data)
-        finally:
-            await client.aclose()
-
-    asyncio.run(inside())
+async def start(server: RedisServer, config: Config, data: Sequence[Prompt]) -> None:
+    async with connect_async(server.url) as client:
+        await claim_identity(client, config, data)
 
 
-def begin(url: str) -> Any:
+async def begin(server: RedisServer) -> Any:
     """A run with a plan, and a client of its Redis."""
-    start(url, config_of(), prompts())
-    client = connect(url)
+    await start(server, config_of(), prompts())
+    client = connect(server.url)
     client.hset(KEYS.plans, "0:0", "{}")
     return client
 
@@ -54,31 +47,31 @@ def stored(client: Any) -> Config:
     return Config.model_validate_json(client.get(KEYS.config))
 
 
-def test_a_run_that_has_begun_refuses_other_settings_by_name_and_keeps_its_own(
+async def test_a_run_that_has_begun_refuses_other_settings_by_name_and_keeps_its_own(
     redis_server: RedisServer,
 ) -> None:
-    client, own = begin(redis_server.url), config_of()
+    client, own = await begin(redis_server), config_of()
     changed = config_of(run__seed=5, rollout__prompts_per_batch=8, generator__replicas=3)
     with pytest.raises(RunError) as refused:
-        start(redis_server.url, changed, prompts())
+        await start(redis_server, changed, prompts())
     said = str(refused.value)
     assert f"rollout.prompts_per_batch: {own.rollout.prompts_per_batch} != 8; run.seed: 0 != 5" in said
     assert "generator.replicas" not in said
     assert stored(client) == own
 
 
-def test_a_run_that_has_begun_may_be_scaled_moved_and_prolonged(redis_server: RedisServer) -> None:
-    client = begin(redis_server.url)
+async def test_a_run_that_has_begun_may_be_scaled_moved_and_prolonged(redis_server: RedisServer) -> None:
+    client = await begin(redis_server)
     parts = {"generator__replicas": 3, "verifier__processes": 2, "coordinator__replicas": 2}
     places = {"queue__url": "redis://elsewhere:1", "telemetry__http_port": 0, "learner__workers": 2}
     changed = config_of(**parts, **places, rollout__shards_in_flight=2, learner__steps=999)
-    start(redis_server.url, changed, prompts())
+    await start(redis_server, changed, prompts())
     assert stored(client) == changed
 
 
-def test_before_its_first_plan_a_run_may_become_another(redis_server: RedisServer) -> None:
-    start(redis_server.url, config_of(), prompts())
-    start(redis_server.url, config_of(run__seed=5), prompts(9))
+async def test_before_its_first_plan_a_run_may_become_another(redis_server: RedisServer) -> None:
+    await start(redis_server, config_of(), prompts())
+    await start(redis_server, config_of(run__seed=5), prompts(9))
     client = connect(redis_server.url)
     assert stored(client).run.seed == 5
     assert json.loads(client.hget(KEYS.state, "prompts"))["n"] == 9
@@ -88,34 +81,34 @@ def test_before_its_first_plan_a_run_may_become_another(redis_server: RedisServe
 @pytest.mark.parametrize(
     "change", [{"text": "another"}, {"answer": "2"}, {"tokens": np.array([3, 9], dtype=np.int32)}, None]
 )
-def test_other_prompts_under_the_same_settings_are_refused(
+async def test_other_prompts_under_the_same_settings_are_refused(
     redis_server: RedisServer, change: dict[str, Any] | None, begun: bool
 ) -> None:
-    client = begin(redis_server.url)
+    client = await begin(redis_server)
     if not begun:  # coordinators of one application, on machines that hold different data
         client.delete(KEYS.plans)
-    start(redis_server.url, config_of(), prompts())
+    await start(redis_server, config_of(), prompts())
     others = prompts(4) if change is None else [*prompts()[:3], replace(prompts()[3], **change), prompts()[4]]
     with pytest.raises(RunError, match=r"has begun with 5 prompts .* gives (4|5) others"):
-        start(redis_server.url, config_of(), others)
+        await start(redis_server, config_of(), others)
     assert json.loads(client.hget(KEYS.state, "prompts"))["n"] == 5
 
 
-def test_settings_that_came_with_a_newer_version_are_no_change(redis_server: RedisServer) -> None:
-    client = begin(redis_server.url)
+async def test_settings_that_came_with_a_newer_version_are_no_change(redis_server: RedisServer) -> None:
+    client = await begin(redis_server)
     older = json.loads(client.get(KEYS.config))
     del older["rollout"]["attempts"], older["allocation"]["max_group_size"]
     client.set(KEYS.config, json.dumps(older))
-    start(redis_server.url, config_of(), prompts())
+    await start(redis_server, config_of(), prompts())
     assert stored(client) == config_of()
 
 
-def test_a_run_of_another_schema_is_refused_in_one_line(redis_server: RedisServer) -> None:
-    client = begin(redis_server.url)
+async def test_a_run_of_another_schema_is_refused_in_one_line(redis_server: RedisServer) -> None:
+    client = await begin(redis_server)
     known = json.loads(client.hget(KEYS.state, "prompts"))
     client.hset(KEYS.state, "prompts", json.dumps({k: v for k, v in known.items() if k != "schema"}))
     with pytest.raises(RunError, match="run 'r' was begun by another version of hora") as refused:
-        start(redis_server.url, config_of(), prompts())
+        await start(redis_server, config_of(), prompts())
     assert "\n" not in str(refused.value)
 
 

@@ -15,55 +15,45 @@ from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
-from hora_rl.common.load import load
 from hora_rl.common.types import Completion, SamplingRequest
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.evaluation.audit import audit, gather
 from hora_rl.evaluation.audit_divisions import divisions as divided
+from tests.support.coordination import PROMPTS as GAMMA
+from tests.support.coordination import begun, killed, to_the_end
+from tests.support.coordination import config_of as small_run
 from tests.support.held import rollouts_held
-from tests.support.simulated import RATES, Fleet, Learner, coordinate, prompts, score_by_chance
+from tests.support.simulated import RATES, Fleet, score_by_chance
 
-GAMMA, G, G0, SHARDS, STEPS = 6, 10, 2, 2, 3
+G, G0, SHARDS, STEPS = 10, 2, 2, 3
 
 
 def config_of(name: str, **more: Any) -> Config:
-    settings = {
-        "run.name": name,
-        "rollout.prompts_per_batch": GAMMA,
-        "rollout.group_size": G,
-        "rollout.pre_rollouts": G0,
-        "rollout.shards": SHARDS,
-        "rollout.samples_per_request": 3,
-        "rollout.max_staleness": 0,
-        "allocation.rounds": 4,
-        "allocation.stop": "hit",
-        "allocation.warmup.enabled": "false",
-        "learner.steps": STEPS,
-        "coordinator.lease_s": 0.3,
-        **more,
-    }
-    return load("tiny", [f"{k}={v}" for k, v in settings.items()])
+    rounds = {"allocation.rounds": 4, "allocation.stop": "hit"}
+    shape = {"rollout.group_size": G, "rollout.shards": SHARDS, "rollout.shards_in_flight": 8}
+    return small_run(name, 0, STEPS, **{**shape, **rounds, **more})
 
 
-def fleet_of(seconds: float, asked: list[tuple[int, int, int]] | None = None) -> Fleet:
-    """Notes (prompt, size, seed) of each request when it is answered."""
+class HardIsLong(Fleet):
+    """Completions of prompts with a low rate are up to five times as long; lengths follow from the
+    request."""
 
-    def note(request: SamplingRequest) -> None:
-        if asked is not None:
-            asked.append((request.prompt.index, request.n, request.seed))
-
-    return Fleet(
-        seconds_of=lambda request, _: seconds * random.random(),
-        lengths_of=lambda n: np.full(n, 2),
-        fault=note,
-    )
+    async def __call__(self, request: SamplingRequest, version: int) -> list[Completion]:
+        rate = RATES[request.prompt.index % len(RATES)]
+        chance = np.random.default_rng(request.seed)
+        lengths = chance.integers(8, 13, request.n) * (1 if rate > 0.5 else 3 if rate > 0.05 else 5)
+        fixed = replace(self, lengths_of=lambda n: lengths)
+        return await Fleet.__call__(fixed, request, version)
 
 
-async def to_the_end(config: Config, redis_url: str, fleet: Fleet, owner: str = "one") -> None:
-    async with asyncio.timeout(40):
-        work = asyncio.create_task(coordinate(config, redis_url, prompts(17), fleet, owner, score_by_chance))
-        await asyncio.to_thread(Learner(config, redis_url, lambda: 0.0).run)
-        await work
+def fleet_of(seconds: float, asked: list[SamplingRequest] | None = None) -> Fleet:
+    """Requests are noted in `asked` when they are answered."""
+    note = (lambda request: None) if asked is None else asked.append
+    return HardIsLong(lambda request, _: seconds * random.random(), fault=note)
+
+
+async def run(config: Config, redis_url: str, fleet: Fleet | None = None, owner: str = "one") -> None:
+    await to_the_end(config, redis_url, fleet or fleet_of(0.0), owner, score_by_chance)
 
 
 def reports(redis_url: str, config: Config) -> dict[tuple[int, int], dict[str, Any]]:
@@ -90,27 +80,17 @@ async def killed_in_round(config: Config, redis_url: str, fleet: Fleet, number: 
         open_ -= {f.decode() for f in client.hkeys(keys.shards)}
         return next((n for n in sorted(open_) if newest_round(redis_url, config, n) == number), None)
 
-    work = asyncio.create_task(coordinate(config, redis_url, prompts(17), fleet, "one", score_by_chance))
+    work = begun(config, redis_url, fleet, scoring=score_by_chance)
     async with asyncio.timeout(20):
         while (shard := planned()) is None:
             await asyncio.sleep(0.001)
-    while not work.done():  # redis-py can swallow a cancellation
-        work.cancel()
-        await asyncio.wait([work], timeout=0.05)
+    await killed(work)
     return shard
 
 
-def test_a_run_repeated_divides_as_before(redis_url: str) -> None:
-    first, second = config_of("once"), config_of("twice")
-    for config in (first, second):
-        asyncio.run(to_the_end(config, redis_url, fleet_of(0.01)))
-    assert divisions(redis_url, first) == divisions(redis_url, second)
-    assert len({str(r) for r in divisions(redis_url, first).values()}) > 1
-
-
-def test_views_count_all_rounds_under_the_successes_of_phase_a(redis_url: str) -> None:
+async def test_views_count_all_rounds_under_the_successes_of_phase_a(redis_url: str) -> None:
     config = config_of("views")
-    asyncio.run(to_the_end(config, redis_url, fleet_of(0.0)))
+    await run(config, redis_url)
     phase_a, phase_b = Counter[int](), Counter[int]()
     for report in reports(redis_url, config).values():
         for c, *extra in zip(report["successes"], *(r["extra"] for r in report["rounds"]), strict=True):
@@ -122,49 +102,51 @@ def test_views_count_all_rounds_under_the_successes_of_phase_a(redis_url: str) -
     assert sum(phase_b.values()) == STEPS * GAMMA * (G - G0)
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_a_coordinator_killed_in_a_round_leaves_all_that_the_next_one_needs(
-    redis_url: str, number: int
+@pytest.mark.parametrize(
+    ("budget", "number"), [("rollouts", 1), ("rollouts", 2), ("rollouts", 3), ("rollouts", 4), ("tokens", 3)]
+)
+async def test_a_coordinator_killed_in_a_round_leaves_all_that_the_next_one_needs(
+    redis_url: str, budget: str, number: int
 ) -> None:
-    whole, broken = config_of(f"whole-{number}"), config_of(f"broken-{number}")
-    asyncio.run(to_the_end(whole, redis_url, fleet_of(0.0)))
-    before, after = list[tuple[int, int, int]](), list[tuple[int, int, int]]()
-    shard = asyncio.run(killed_in_round(broken, redis_url, fleet_of(0.05, before), number))
-    number, pushed = (
-        newest_round(redis_url, broken, shard),
-        connect(redis_url).hkeys(Keys(broken.run.name).pushed),
-    )
-    asyncio.run(to_the_end(broken, redis_url, fleet_of(0.0, after), "two"))
+    """Shards of a run that is repeated, and of one that is continued, are divided as before."""
+    names = (f"{kind}-{budget}-{number}" for kind in ("whole", "broken"))
+    whole, broken = (config_of(name, **{"allocation.budget": budget}) for name in names)
+    await run(whole, redis_url, fleet_of(0.01))
+    shard = await killed_in_round(broken, redis_url, fleet_of(0.05), number)
+    number = newest_round(redis_url, broken, shard)
+    pushed = connect(redis_url).hkeys(Keys(broken.run.name).pushed)
+    asked = list[SamplingRequest]()
+    await run(broken, redis_url, fleet_of(0.0, asked), "two")
     assert divisions(redis_url, broken) == divisions(redis_url, whole)
+    assert len({str(r) for r in divisions(redis_url, whole).values()}) > 1
     batch, index = map(int, shard.split(":"))
-    own = set(reports(redis_url, broken)[batch, index]["prompts"])
-    rounds = divisions(redis_url, broken)[batch, index]
-    asked_again = sum(n for prompt, n, _ in after if prompt in own and batch == 0)
-    groups = reports(redis_url, broken)[batch, index]["groups"]
+    assert batch == 0
+    mine = reports(redis_url, broken)[batch, index]
     left = sum(
         extra
-        for r in rounds[number - 1 :]
-        for group, extra in zip(groups, r["extra"], strict=True)
+        for r in mine["rounds"][number - 1 :]
+        for group, extra in zip(mine["groups"], r["extra"], strict=True)
         if group.encode() not in pushed
     )
-    met_again = sum(
+    later = sum(
         G0 + extra
         for (b, _), r in reports(redis_url, broken).items()
         for prompt, extra in zip(r["prompts"], r["extra"], strict=True)
-        if b > 0 and prompt in own
+        if b > 0 and prompt in mine["prompts"]
     )
-    assert asked_again == left + met_again, "of that shard, this round and those after it alone"
+    found = sum(request.n for request in asked if request.prompt.index in mine["prompts"])
+    assert found == left + later, "of that shard, this round and those after it alone"
     assert rollouts_held(connect(redis_url), broken.run.name) == set()
 
 
-def test_a_round_lost_with_its_coordinator_costs_its_group_alone(redis_url: str) -> None:
+async def test_a_round_lost_with_its_coordinator_costs_its_group_alone(redis_url: str) -> None:
     config = config_of("lost")
     keys, client = Keys("lost"), connect(redis_url)
-    asyncio.run(killed_in_round(config, redis_url, fleet_of(0.05), 3))
+    await killed_in_round(config, redis_url, fleet_of(0.05), 3)
     drawn = list(client.scan_iter("hora:\\{lost\\}:drawn:*"))
     assert drawn, "what rounds 1 and 2 drew is stored"
     client.set(drawn[0], b"\x00damaged")
-    asyncio.run(to_the_end(config, redis_url, fleet_of(0.0), "two"))
+    await run(config, redis_url, owner="two")
     assert all(sum(r["extra"]) == GAMMA // SHARDS * (G - G0) for r in reports(redis_url, config).values())
     assert client.hlen(keys.redo) == client.xlen(keys.dead) == 0
     assert rollouts_held(client, "lost") == set()
@@ -173,9 +155,9 @@ def test_a_round_lost_with_its_coordinator_costs_its_group_alone(redis_url: str)
     ]
 
 
-def test_while_the_gate_is_shut_a_shard_has_one_round(redis_url: str) -> None:
+async def test_while_the_gate_is_shut_a_shard_has_one_round(redis_url: str) -> None:
     config = config_of("shut", **{"allocation.warmup.enabled": "true", "allocation.warmup.cycles": 2})
-    asyncio.run(to_the_end(config, redis_url, fleet_of(0.0)))
+    await run(config, redis_url)
     rounds = {place: (r["rule"], len(r["rounds"])) for place, r in reports(redis_url, config).items()}
     assert {rounds[b, s] for b in (0, 1) for s in range(SHARDS)} == {("uniform", 1)}
     assert {rounds[2, s] for s in range(SHARDS)} == {("hit_utility", 4)}
@@ -194,24 +176,6 @@ def test_rounds_that_cannot_be_are_refused_in_one_line(more: dict[str, Any], sai
         config_of("bad", **more)
 
 
-class HardIsLong(Fleet):
-    """Completions of prompts with a low rate are up to five times as long; lengths follow from the
-    request."""
-
-    async def __call__(self, request: SamplingRequest, version: int) -> list[Completion]:
-        rate = RATES[request.prompt.index % len(RATES)]
-        chance = np.random.default_rng(request.seed)
-        lengths = chance.integers(8, 13, request.n) * (1 if rate > 0.5 else 3 if rate > 0.05 else 5)
-        fixed = replace(self, lengths_of=lambda n: lengths)
-        return await Fleet.__call__(fixed, request, version)
-
-
-def hard_is_long(seconds: float) -> Fleet:
-    return HardIsLong(
-        seconds_of=lambda request, _: seconds * random.random(), lengths_of=lambda n: np.zeros(n)
-    )
-
-
 def tokens_over_budget(redis_url: str, config: Config) -> float:
     """Tokens of the run over Γ·G times the mean length of Phase A, batch by batch."""
     phase_a = [t for r in reports(redis_url, config).values() for t in r["rounds"][0]["tokens"]]
@@ -221,12 +185,12 @@ def tokens_over_budget(redis_url: str, config: Config) -> float:
 
 
 @pytest.mark.system
-def test_a_budget_in_tokens_is_spent_however_long_hard_answers_are(redis_url: str) -> None:
+async def test_a_budget_in_tokens_is_spent_however_long_hard_answers_are(redis_url: str) -> None:
     more = {"allocation.stop": "none", "rollout.group_size": 20, "learner.steps": 20}
     spent = {}
     for budget in ("rollouts", "tokens"):
         config = config_of(f"budget-{budget}", **{**more, "allocation.budget": budget})
-        asyncio.run(to_the_end(config, redis_url, hard_is_long(0.0)))
+        await run(config, redis_url)
         spent[budget] = tokens_over_budget(redis_url, config)
         left = audit(config, gather(connect(redis_url), config.run.name, list))
         assert [f for f in left if "records" not in f] == []
@@ -235,9 +199,9 @@ def test_a_budget_in_tokens_is_spent_however_long_hard_answers_are(redis_url: st
 
 
 @pytest.mark.parametrize("budget", ["rollouts", "tokens"])
-def test_the_audit_finds_a_round_that_was_divided_otherwise(redis_url: str, budget: str) -> None:
+async def test_the_audit_finds_a_round_that_was_divided_otherwise(redis_url: str, budget: str) -> None:
     config = config_of(f"forged-{budget}", **{"allocation.budget": budget})
-    asyncio.run(to_the_end(config, redis_url, hard_is_long(0.0)))
+    await run(config, redis_url)
     facts = gather(connect(redis_url), config.run.name, list)
     assert divided(config, facts.reports) == []
     report = json.loads(json.dumps(next(r for r in facts.reports if r["batch"] == 2)))
@@ -248,11 +212,3 @@ def test_the_audit_finds_a_round_that_was_divided_otherwise(redis_url: str, budg
     forged = [r for r in facts.reports if (r["batch"], r["shard"]) != (2, report["shard"])]
     (found,) = divided(config, [*forged, report])
     assert found.startswith(f"shard 2:{report['shard']} divided round 3 as {extra}")
-
-
-def test_a_run_with_a_budget_in_tokens_divides_as_before_when_its_coordinator_dies(redis_url: str) -> None:
-    whole, broken = (config_of(f"tokens-{n}", **{"allocation.budget": "tokens"}) for n in ("whole", "broken"))
-    asyncio.run(to_the_end(whole, redis_url, hard_is_long(0.0)))
-    asyncio.run(killed_in_round(broken, redis_url, hard_is_long(0.05), 3))
-    asyncio.run(to_the_end(broken, redis_url, hard_is_long(0.0), "two"))
-    assert divisions(redis_url, broken) == divisions(redis_url, whole)

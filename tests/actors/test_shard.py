@@ -17,17 +17,13 @@ from hora_rl.actors.coordinator.shard import (
     phase_a,
     phase_b,
 )
-from hora_rl.common.types import Completion, Group, Prompt, SamplingRequest, Scored, VersionSpan
+from hora_rl.common.types import Completion, Group, Prompt, SamplingRequest, Scored
+from tests.support.groups import completion
 
 
 def make_shard(n: int = 3, g0: int = 4, per_request: int = 16) -> Shard:
     prompts = tuple(Prompt(i, f"p{i}", str(i), np.array([1, 2, i], dtype=np.int32)) for i in range(n))
     return Shard("run", 5, 1, (0,) * n, prompts, g0, 7, "tok", per_request)
-
-
-def completion(text: str, version: int = 0) -> Completion:
-    tokens = np.array([3, 4], dtype=np.int32)
-    return Completion(text, tokens, np.array([-0.5, -0.1], np.float32), "stop", (VersionSpan(version, 0, 2),))
 
 
 class World:
@@ -43,7 +39,7 @@ class World:
         try:
             await asyncio.sleep(0.001 * (request.prompt.index + 1))
             right = request.prompt.index
-            return [completion("right" if j < right else "wrong") for j in range(request.n)]
+            return [completion(text="right" if j < right else "wrong") for j in range(request.n)]
         finally:
             self.running -= 1
 
@@ -70,16 +66,15 @@ async def finish(shard: Shard, world: World, plan: Plan) -> list[Group]:
     return [g async for g in phase_b(shard, plan, world.sampler(shard))]
 
 
-def collect(shard: Shard, world: World) -> list[Group]:
-    async def run() -> list[Group]:
-        return await finish(shard, world, await planned(shard, world))
-
-    return asyncio.run(run())
+async def collect(shard: Shard, world: World) -> list[Group]:
+    return await finish(shard, world, await planned(shard, world))
 
 
-def test_groups_pool_both_phases_and_their_sizes_follow_the_allocation() -> None:
+async def test_groups_pool_both_phases_follow_the_allocation_and_leave_when_they_are_complete() -> None:
     world = World()
-    groups = {g.prompt_index: g for g in collect(make_shard(), world)}
+    left = await collect(make_shard(), world)
+    assert left[-1].prompt_index == 1
+    groups = {g.prompt_index: g for g in left}
     assert world.successes == [0, 1, 2]
     assert {i: (g.pre_rollouts, g.extra, g.size) for i, g in groups.items()} == {
         0: (4, 7, 11),
@@ -92,20 +87,12 @@ def test_groups_pool_both_phases_and_their_sizes_follow_the_allocation() -> None
     assert groups[2].id == "0:2"
 
 
-def test_groups_leave_in_order_of_completion() -> None:
-    assert [g.prompt_index for g in collect(make_shard(), World())][-1] == 1
-
-
-def test_large_extra_is_split_into_requests_with_distinct_seeds() -> None:
+async def test_large_extra_is_split_into_requests_with_distinct_seeds() -> None:
     world = World()
-    collect(make_shard(per_request=3), world)
+    await collect(make_shard(per_request=3), world)
     sizes = [r.n for r in world.requests if r.prompt.index == 0]
     assert sorted(sizes) == [1, 1, 3, 3, 3]
     assert len({r.seed for r in world.requests}) == len(world.requests)
-
-
-def test_a_retry_would_ask_with_the_same_seed() -> None:
-    assert sample_seed(7, 0, 3, "B", 16) == sample_seed(7, 0, 3, "B", 16)
 
 
 def test_requests_for_different_samples_have_different_seeds() -> None:
@@ -117,16 +104,16 @@ def test_requests_for_different_samples_have_different_seeds() -> None:
         (7, 0, 3, "A", 16),
         (7, 0, 3, "B", 32),
     ]
-    assert len({sample_seed(*what) for what in asked}) == len(asked)
+    assert len({sample_seed(*what) for what in asked * 2}) == len(asked), "and a retry has the same"
 
 
-def test_a_restarted_shard_continues_its_plan_and_makes_no_delivered_group_again() -> None:
-    plan = asyncio.run(planned(make_shard(), World()))
+async def test_a_restarted_shard_continues_its_plan_and_makes_no_delivered_group_again() -> None:
+    plan = await planned(make_shard(), World())
     assert (plan.successes, plan.extra) == ((0, 1, 2), (7, 2, 0))
     assert plan.rewards == {"accuracy": 0.25, "format": 0.75}
     second = World()
     left = replace(plan, groups=tuple(g for g in plan.groups if g.id != "0:1"))
-    groups = asyncio.run(finish(make_shard(), second, left))
+    groups = await finish(make_shard(), second, left)
     assert sorted(g.prompt_index for g in groups) == [0, 2]
     assert [r.n for r in second.requests] == [7], "only Phase B of prompt 0 is sampled"
     assert {g.prompt_index: g.size for g in groups} == {0: 11, 2: 4}
@@ -137,27 +124,15 @@ class BrokenVerifier(World):
         raise RuntimeError("verifier gone")
 
 
-def test_an_error_of_phase_a_ends_the_shard_and_leaves_no_request_running() -> None:
+async def test_an_error_of_either_phase_ends_the_shard_and_leaves_no_request_running() -> None:
     world = BrokenVerifier()
-
-    async def run() -> int:
-        with pytest.raises(RuntimeError, match="verifier gone"):
-            await planned(make_shard(), world)
-        return world.running
-
-    assert asyncio.run(run()) == 0
-
-
-def test_an_error_of_phase_b_ends_the_shard_and_leaves_no_request_running() -> None:
-    world = BrokenVerifier()
-
-    async def run() -> int:
-        plan = await planned(make_shard(), World())
-        with pytest.raises(RuntimeError, match="verifier gone"):
-            await finish(make_shard(), world, plan)
-        return world.running
-
-    assert asyncio.run(run()) == 0
+    with pytest.raises(RuntimeError, match="verifier gone"):
+        await planned(make_shard(), world)
+    assert world.running == 0
+    plan = await planned(make_shard(), World())
+    with pytest.raises(RuntimeError, match="verifier gone"):
+        await finish(make_shard(), world, plan)
+    assert world.running == 0
 
 
 def even(n: int, g0: int, extra: int) -> list[Draw]:
@@ -169,17 +144,12 @@ class TwoEach(World):
         return replace(super().divide(earlier, found), extra=np.full(len(found.successes), 2))
 
 
-def test_rollouts_begun_before_the_plan_are_those_that_two_phases_ask_for() -> None:
+async def test_rollouts_begun_before_the_plan_are_those_that_two_phases_ask_for() -> None:
     barrier, at_once = TwoEach(), TwoEach()
-    expected = collect(make_shard(), barrier)
-
-    async def run() -> list[Group]:
-        shard = make_shard()
-        async with prefetched(at_once.sampler(shard), even(3, 4, 2)) as sample:
-            plan = await phase_a(shard, sample, at_once.divide)
-            return [g async for g in phase_b(shard, plan, sample)]
-
-    found = asyncio.run(run())
+    expected, shard = await collect(make_shard(), barrier), make_shard()
+    async with prefetched(at_once.sampler(shard), even(3, 4, 2)) as sample:
+        plan = await phase_a(shard, sample, at_once.divide)
+        found = [g async for g in phase_b(shard, plan, sample)]
     asked = [sorted((r.prompt.index, r.n, r.seed) for r in w.requests) for w in (barrier, at_once)]
     assert asked[0] == asked[1]
     assert len(asked[1]) == 6, "each once"
@@ -201,16 +171,13 @@ class FirstPromptAlone(World):
             self.running -= 1
 
 
-def test_what_was_begun_and_not_asked_for_is_cancelled() -> None:
+async def test_what_was_begun_and_not_asked_for_is_cancelled() -> None:
     world = FirstPromptAlone()
 
-    async def run() -> int:
-        async with prefetched(world.sampler(make_shard()), even(3, 4, 2)) as sample:
-            await sample(Draw(0, 0, 0, 4))
-            assert world.running > 0
-        return world.running
-
-    assert asyncio.run(run()) == 0
+    async with prefetched(world.sampler(make_shard()), even(3, 4, 2)) as sample:
+        await sample(Draw(0, 0, 0, 4))
+        assert world.running > 0
+    assert world.running == 0
 
 
 class OneShort(World):
@@ -218,9 +185,9 @@ class OneShort(World):
         return (await super().generate(request))[:-1]
 
 
-def test_too_few_completions_are_an_error_and_never_wrong_answers() -> None:
+async def test_too_few_completions_are_an_error_and_never_wrong_answers() -> None:
     with pytest.raises(ValueError, match="asked for 4 completions, got 3"):
-        collect(make_shard(), OneShort())
+        await collect(make_shard(), OneShort())
 
 
 class InRounds(World):
@@ -243,13 +210,10 @@ def sizes(groups: list[Group]) -> dict[int, tuple[int, ...]]:
     return {g.prompt_index: g.rounds for g in groups}
 
 
-def test_each_round_is_divided_by_what_was_found_before_it_and_pooled_into_the_group() -> None:
+async def test_each_round_is_divided_by_what_was_found_before_it_and_pooled_into_the_group() -> None:
     world = InRounds()
 
-    async def run() -> list[Group]:
-        return await through_all_rounds(make_shard(), world, await planned(make_shard(), world))
-
-    groups = asyncio.run(run())
+    groups = await through_all_rounds(make_shard(), world, await planned(make_shard(), world))
     assert world.told == [(0, 1, 2), (0, 1, 0), (0, 1, 1)], "found in Phase A and in rounds 1 and 2"
     assert sizes(groups) == {0: (2, 0, 4), 1: (1, 3), 2: (0, 1)}
     assert {g.prompt_index: (g.extra, g.successes, g.hits) for g in groups} == {
@@ -260,17 +224,14 @@ def test_each_round_is_divided_by_what_was_found_before_it_and_pooled_into_the_g
     assert len({r.seed for r in world.requests}) == len(world.requests), "no samples are drawn twice"
 
 
-def test_a_shard_restarted_in_a_round_draws_that_round_and_those_after_it_alone() -> None:
+async def test_a_shard_restarted_in_a_round_draws_that_round_and_those_after_it_alone() -> None:
     whole, first, second = InRounds(), InRounds(), InRounds()
 
-    async def run() -> tuple[list[Group], list[Group]]:
-        shard = make_shard()
-        expected = await through_all_rounds(shard, whole, await planned(shard, whole))
-        plan = await planned(shard, first)
-        plan = await next_round(shard, plan, first.sampler(shard), first.divide)
-        return expected, await through_all_rounds(shard, second, plan)
-
-    expected, found = asyncio.run(run())
+    shard = make_shard()
+    expected = await through_all_rounds(shard, whole, await planned(shard, whole))
+    plan = await planned(shard, first)
+    plan = await next_round(shard, plan, first.sampler(shard), first.divide)
+    found = await through_all_rounds(shard, second, plan)
     assert sizes(found) == sizes(expected)
     asked = [sorted((r.prompt.index, r.n, r.seed) for r in w.requests) for w in (whole, first, second)]
     assert sorted(asked[1] + asked[2]) == asked[0]

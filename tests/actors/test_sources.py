@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -19,7 +20,6 @@ from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Config
-from hora_rl.common.data.prompt_order import counts_of
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.errors import ConfigError, RunError, WireError
@@ -28,7 +28,7 @@ from hora_rl.common.live.queue import Entry
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import record_step
 from hora_rl.common.load import from_args
-from hora_rl.common.types import Completion, Group, Prompt, Scored, VersionSpan
+from hora_rl.common.types import Completion, Group, Prompt, Scored
 from hora_rl.common.wire import encode_extra, encode_pre_rollouts
 from hora_rl.deploy.checks import sources
 from hora_rl.deploy.checks.findings import Target
@@ -40,9 +40,10 @@ from hora_rl.learner.admission import Vocabulary, admitted
 from hora_rl.learner.estimator import estimator_of
 from hora_rl.learner.metrics import step_metrics
 from hora_rl.learner.records import group_record
-from tests.support.coordination import payloads_of, records
-from tests.support.groups import group, rollout
-from tests.support.simulated import Fleet, Learner, coordinate
+from tests.support.coordination import begun, killed, payloads_of, records, trained
+from tests.support.groups import completion, group, rollout
+from tests.support.handles import Handle
+from tests.support.simulated import Fleet
 from tests.support.synthetic_run import SyntheticRun
 
 GAMMA, G, STEPS = 6, 5, 5
@@ -110,58 +111,38 @@ def test_each_source_asks_for_the_form_that_its_own_rewards_look_for(folder: Pat
     assert again == config
 
 
-class Handle:
-    def __init__(self, pool: VerifierPool) -> None:
-        self.pool = pool
-
-    def options(self, **_: str) -> Any:
-        return self
-
-    async def remote(self, items: Sequence[Answer]) -> list[dict[str, float]]:
-        return await self.pool.score_batch(items)
+def pool_of(config: Config) -> VerifierPool:
+    return VerifierPool(config.reward, sources={n: config.of(n).reward for n in config.source_names})
 
 
-def test_a_judge_has_the_time_that_the_source_gives_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_judge_has_the_time_that_the_source_gives_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     patient = {"weights": {"accuracy": 1.0}, "time_limit_s": 60.0}
     sums = {"path": str(folder / "sums.jsonl"), "prompt_field": "q", "weight": 2, "reward": patient}
     config = configured(folder, data={"sources": {"sums": sums, "words": {**sums, "reward": None}}})
     given: list[float] = []
 
-    async def work() -> None:
-        pool = VerifierPool(config.reward, sources={n: config.of(n).reward for n in config.source_names})
+    async def equal(gold: str, answer: str, seconds: float) -> bool:
+        given.append(seconds)
+        return True
 
-        async def equal(gold: str, answer: str, seconds: float) -> bool:
-            given.append(seconds)
-            return True
-
+    with closing(pool_of(config)) as pool:
         monkeypatch.setattr(pool, "_equal", equal)
-        try:
-            said = "<answer>\\frac{1}{2}</answer>"  # not equal to the gold answer letter by letter
-            for source in config.source_names:
-                await pool.score_batch([Answer("1/2=?", said, "0.5", source=source)])
-        finally:
-            pool.close()
-
-    asyncio.run(work())
+        said = "<answer>\\frac{1}{2}</answer>"  # not equal to the gold answer letter by letter
+        for source in config.source_names:
+            await pool.score_batch([Answer("1/2=?", said, "0.5", source=source)])
     assert given == [60.0, 5.0]
 
 
-def test_a_completion_is_judged_by_the_rewards_of_its_source(folder: Path) -> None:
+async def test_a_completion_is_judged_by_the_rewards_of_its_source(folder: Path) -> None:
     config, tokens = configured(folder), np.zeros(3, np.int32)
-    done = Completion("the answer is 7", tokens, np.zeros(3, np.float32), "stop", (VersionSpan(0, 0, 3),))
-
-    async def work() -> list[Scored]:
-        pool = VerifierPool(config.reward, sources={n: config.of(n).reward for n in config.source_names})
-        score = verifier_calls(Handle(pool), config)  # type: ignore[arg-type]
-        try:
-            return [
-                (await score(Prompt(0, "3+4", "7", tokens, source=source), [done]))[0]
-                for source in config.source_names
-            ]
-        finally:
-            pool.close()
-
-    sums, words = asyncio.run(work())
+    done, found = completion(tokens, "the answer is 7"), list[Scored]()
+    with closing(pool_of(config)) as pool:
+        score = verifier_calls(Handle(pool.score_batch), config)  # type: ignore[arg-type]
+        for source in config.source_names:
+            found += await score(Prompt(0, "3+4", "7", tokens, source=source), [done])
+    sums, words = found
     assert (sums.rewards, sums.success) == ({"format": 0.0, "accuracy": 0.0}, False)
     assert (words.rewards, words.success) == ({"accuracy": 1.0}, True)
 
@@ -172,36 +153,24 @@ async def by_source(prompt: Prompt, completions: Sequence[Completion]) -> list[S
     return [Scored({"accuracy": r, **more}, r == 1.0) for r in right]
 
 
-def run(config: Config, redis_url: str, monkeypatch: pytest.MonkeyPatch, deaths: int = 1) -> dict[str, Group]:
+async def run(config: Config, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Group]:
     """The groups of a whole run whose coordinator dies in the middle."""
     prompts = render_prompts(config, load_tokenizer(config.model.path))
-    fleet = Fleet(seconds_of=lambda request, _: 0.002, lengths_of=lambda n: np.full(n, 2))
-    learner, payloads = Learner(config, redis_url, lambda: 0.0), payloads_of(monkeypatch)
-
-    async def work() -> None:
-        if not deaths:
-            await coordinate(config, redis_url, prompts, fleet, "one", by_source)
-        trained = asyncio.create_task(asyncio.to_thread(learner.run))
-        first = asyncio.create_task(coordinate(config, redis_url, prompts, fleet, "one", by_source))
-        await asyncio.sleep(0.05)
-        while not first.done():
-            first.cancel()
-            await asyncio.wait([first], timeout=0.05)
-        async with asyncio.timeout(30):
-            await coordinate(config, redis_url, prompts, fleet, "two", by_source)
-            await trained
-
-    asyncio.run(work())
+    fleet, payloads = Fleet(lambda request, _: 0.002), payloads_of(monkeypatch)
+    first = begun(config, redis_url, fleet, "one", by_source, prompts)
+    await asyncio.sleep(0.05)
+    await killed(first)
+    learner = await trained(config, redis_url, begun(config, redis_url, fleet, "two", by_source, prompts))
     client = connect(redis_url)
     assert audit(config, gather(client, config.run.name, lambda: records(learner, config, payloads))) == []
     return payloads
 
 
-def test_a_run_over_two_sources_is_exact_and_its_audit_follows_their_order(
+async def test_a_run_over_two_sources_is_exact_and_its_audit_follows_their_order(
     redis_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configured(folder, coordinator={"lease_s": 0.3})
-    groups = run(config, redis_url, monkeypatch)
+    groups = await run(config, redis_url, monkeypatch)
     assert len(groups) == STEPS * GAMMA
     for batch in range(STEPS):
         own = [g for g in groups.values() if g.batch == batch]
@@ -217,7 +186,7 @@ def test_a_run_over_two_sources_is_exact_and_its_audit_follows_their_order(
     heavier = arguments(folder)
     heavier["data"]["sources"]["words"]["weight"] = 2
     with pytest.raises(RunError, match=r"data\.sources\.words\.weight: 1\.0 != 2\.0"):
-        run(from_args(heavier), redis_url, monkeypatch, deaths=0)
+        await begun(from_args(heavier), redis_url, data=render_prompts(config))
 
 
 def made(config: Config) -> list[Group]:
@@ -256,16 +225,11 @@ def test_advantages_and_figures_are_by_the_rewards_of_the_source(folder: Path) -
 def test_views_split_the_last_step_by_source(redis_url: str, folder: Path) -> None:
     config = configured(folder, run={"name": "shown"})
     shown = SyntheticRun(redis_url, config)
-    step = {
-        "step": 0,
-        "reward": 0.5,
-        "source/sums/groups": 4,
-        "source/sums/success": 0.25,
-        "source/sums/reward": 1.0,
-    }
+    figures = {"groups": 4, "success": 0.25, "reward": 1.0}
+    step = {"step": 0, "reward": 0.5, **{f"source/sums/{name}": n for name, n in figures.items()}}
     record_step(shown.redis, "shown", step)
     state = read_run(shown.redis, "shown")
-    assert state.sources == {"sums": {"groups": 4, "success": 0.25, "reward": 1.0}}
+    assert state.sources == {"sums": figures}
     console = Console(width=100, file=StringIO(), record=True)
     console.print(screen(state, 100))
     assert "sums: 4 groups  reward 1.000  success 25.0%" in console.export_text()
@@ -283,11 +247,6 @@ def test_check_counts_what_a_batch_takes_of_each_source_and_refuses_one_too_smal
     with pytest.raises(ConfigError) as refused:
         list(sources.data(Target(from_args(heavy))))
     assert "data.sources.words: 5 usable prompts, and a batch takes 6 of it" in str(refused.value)
-    mixture = mixture_of(
-        configured(folder).data.sources,
-        render_prompts(configured(folder), load_tokenizer("deploy/demo/model")),
-    )
-    assert [counts_of(b, GAMMA, mixture) for b in range(3)] == [[4, 2]] * 3
 
 
 @pytest.mark.parametrize(

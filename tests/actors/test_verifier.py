@@ -1,24 +1,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from hora_rl.actors.verifier.errors import VerifierUnavailable
-from hora_rl.actors.verifier.pool import VerifierPool, default_processes
+from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Reward
-from hora_rl.common.config.reward import Verifier
-from tests.support.bombs import batches, bombs, seconds
 
 pytestmark = [pytest.mark.system, pytest.mark.core]
 
@@ -35,6 +31,8 @@ QUICK = {
     "many digits": "2^{" + "9" * 1000 + "}",
     "polynomial": "(x+1)^{99999}",
     "binomial": r"\binom{10^9}{5\cdot 10^8}",
+    "power": "9^{999999999}+x",
+    "nested": r"\left(" * 38 + "1" + r"\right)" * 38,
     "matrix": r"\begin{pmatrix}" + "1&" * 500 + r"1\end{pmatrix}",
 }
 ENDLESS = r"\sum_{n=1}^{\infty}\frac{\sin n}{n^3}"
@@ -52,190 +50,120 @@ def right(i: int) -> Item:
     return "q", tagged(rf"{i} + \frac{{6}}{{14}}"), rf"\frac{{3}}{{7}} + {i}"
 
 
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_verifier_reward.py").write_text(
-        "def fail(problem, completion, gold): return 1 / 0\n"
-        "def hang(problem, completion, gold):\n    while True: pass\n"
-        "def eat(problem, completion, gold): return float(len(bytearray(2**28)))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-
-
 def tagged(answer: str) -> str:
     return f"<think>so</think><answer>{answer}</answer>"
 
 
-@asynccontextmanager
-async def running(**kwargs: object) -> AsyncIterator[VerifierPool]:
-    memory = kwargs.pop("memory_bytes", 2**30)
-    pool = VerifierPool(Reward(**{"time_limit_s": 1.0, **kwargs}), processes=1, memory_bytes=memory)  # type: ignore[arg-type]
-    try:
-        yield pool
-    finally:
-        pool.close()
+def running(memory_bytes: int = 2**30, **reward: Any) -> AbstractContextManager[VerifierPool]:
+    settings = Reward(**{"time_limit_s": 1.0, **reward})
+    return closing(VerifierPool(settings, processes=1, memory_bytes=memory_bytes))
 
 
-def children(pid: int) -> set[int]:
-    with contextlib.suppress(OSError):
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        return {int(child) for task in tasks for child in (task / "children").read_text().split()}
-    return set()
-
-
-def descendants(pid: int) -> set[int]:
-    return children(pid).union(*(descendants(child) for child in children(pid)))
-
-
-def workers(pid: int) -> set[int]:
+def workers(pid: int) -> set[psutil.Process]:
     """The pool's processes. (The standard library's resource tracker is a child too.)"""
-    return {child for child in children(pid) if "spawn_main" in command(child)}
+    found = set()
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):  # it has ended
+            if "spawn_main" in " ".join(child.cmdline()):
+                found.add(child)
+    return found
 
 
-def command(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    return ""
+async def test_rewards_come_in_the_order_of_the_items() -> None:
+    with running() as pool:
+        scored = await pool.score_batch(
+            [("q", tagged("0.5"), r"\frac{1}{2}"), ("q", "0.5", r"\frac{1}{2}"), ("q", tagged("3"), "2")]
+        )
+    assert scored == [
+        {"format": 1.0, "accuracy": 1.0},
+        {"format": 0.0, "accuracy": 0.0},
+        {"format": 1.0, "accuracy": 0.0},
+    ]
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+async def test_what_is_too_large_is_a_wrong_answer_that_costs_no_process() -> None:
+    with running() as pool:
+        await pool.score_batch([right(0)])
+        started = time.monotonic()
+        for number, (name, answer) in enumerate(QUICK.items(), 1):
+            scored = await pool.score_batch([("q", tagged(answer), r"\frac{3}{7}"), right(number)])
+            assert [s["accuracy"] for s in scored] == [0.0, 1.0], name
+        assert time.monotonic() - started < 20.0
+        assert pool.stats()["killed"] == pool.stats()["rebuilt"] == 0
 
 
-def test_rewards_come_in_the_order_of_the_items() -> None:
-    async def scenario() -> None:
-        async with running() as pool:
-            scored = await pool.score_batch(
-                [("q", tagged("0.5"), r"\frac{1}{2}"), ("q", "0.5", r"\frac{1}{2}"), ("q", tagged("3"), "2")]
-            )
-        assert scored == [
-            {"format": 1.0, "accuracy": 1.0},
-            {"format": 0.0, "accuracy": 0.0},
-            {"format": 1.0, "accuracy": 0.0},
-        ]
-
-    asyncio.run(scenario())
+async def test_an_answer_over_its_processor_time_is_wrong_once_and_never_tried_again() -> None:
+    with running() as pool:
+        for killed, answer in enumerate(SLOW.values(), 1):
+            before = workers(os.getpid())
+            scored = await pool.score_batch([("q", tagged(answer), ENDLESS), right(killed)])
+            assert [s["accuracy"] for s in scored] == [0.0, 1.0]
+            assert pool.stats()["killed"] == killed
+            assert len(workers(os.getpid()) - before) == 1  # one worker went for it, not two
+        again = [("q", tagged(answer), ENDLESS) for answer in SLOW.values()] * 20
+        assert {s["accuracy"] for s in await pool.score_batch(again)} == {0.0}
+        assert pool.stats()["killed"] == len(SLOW)
 
 
-def test_what_is_too_large_is_a_wrong_answer_that_costs_no_process() -> None:
-    async def scenario() -> None:
-        async with running() as pool:
-            await pool.score_batch([right(0)])
-            started = time.monotonic()
-            for number, (name, answer) in enumerate(QUICK.items(), 1):
-                scored = await pool.score_batch([("q", tagged(answer), r"\frac{3}{7}"), right(number)])
-                assert [s["accuracy"] for s in scored] == [0.0, 1.0], name
-            assert time.monotonic() - started < 20.0
-            assert pool.stats()["killed"] == pool.stats()["rebuilt"] == 0
-
-    asyncio.run(scenario())
-
-
-def test_an_answer_over_its_processor_time_is_wrong_once_and_never_tried_again() -> None:
-    async def scenario() -> None:
-        async with running() as pool:
-            for killed, answer in enumerate(SLOW.values(), 1):
-                before = workers(os.getpid())
-                scored = await pool.score_batch([("q", tagged(answer), ENDLESS), right(killed)])
-                assert [s["accuracy"] for s in scored] == [0.0, 1.0]
-                assert pool.stats()["killed"] == killed
-                assert len(workers(os.getpid()) - before) == 1  # one worker went for it, not two
-            again = [("q", tagged(answer), ENDLESS) for answer in SLOW.values()] * 20
-            assert {s["accuracy"] for s in await pool.score_batch(again)} == {0.0}
-            assert pool.stats()["killed"] == len(SLOW)
-
-    asyncio.run(scenario())
-
-
-def test_a_worker_that_the_machine_holds_up_is_no_wrong_answer() -> None:
+async def test_a_worker_that_the_machine_holds_up_is_no_wrong_answer() -> None:
     """Stopped, it uses no processor time: the caller is told to ask again."""
 
-    async def scenario() -> None:
-        async with running(time_limit_s=0.5) as pool:
-            await pool.score_batch([right(0)])
-            (worker,) = (psutil.Process(pid) for pid in workers(os.getpid()))
-            before = worker.cpu_times().user
-            asked = asyncio.create_task(pool.score_batch([("q", tagged(SLOW["2"]), ENDLESS)]))
-            while worker.cpu_times().user < before + 0.1:
-                await asyncio.sleep(0.01)
-            worker.suspend()
-            with pytest.raises(VerifierUnavailable, match=r"did not get 0.5 s of processor time within 5 s"):
-                await asked
-            assert await pool.score_batch([right(1)]) == [{"format": 1.0, "accuracy": 1.0}]
-
-    asyncio.run(scenario())
+    with running(time_limit_s=0.5) as pool:
+        await pool.score_batch([right(0)])
+        (worker,) = workers(os.getpid())
+        before = worker.cpu_times().user
+        asked = asyncio.create_task(pool.score_batch([("q", tagged(SLOW["2"]), ENDLESS)]))
+        while worker.cpu_times().user < before + 0.1:
+            await asyncio.sleep(0.01)
+        worker.suspend()
+        with pytest.raises(VerifierUnavailable, match=r"did not get 0.5 s of processor time within 5 s"):
+            await asked
+        assert await pool.score_batch([right(1)]) == [{"format": 1.0, "accuracy": 1.0}]
 
 
-def test_memory_is_bounded_in_a_worker(own: None) -> None:
-    weights = {"own_verifier_reward:eat": 1.0}
-
-    async def scenario() -> None:
-        async with running(weights=weights, time_limit_s=20.0, memory_bytes=2**27) as pool:
-            with pytest.raises(ValueError, match="eat' raised MemoryError"):
-                await pool.score_batch([("q", tagged("1"), "1")])
-        async with running(weights=weights, time_limit_s=20.0) as pool:
-            assert (await pool.score_batch([("q", tagged("1"), "1")]))[0][
-                "own_verifier_reward:eat"
-            ] == 2.0**28
-
-    asyncio.run(scenario())
+async def test_memory_is_bounded_in_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    eat = "def eat(problem, completion, gold): return float(len(bytearray(2**28)))\n"
+    (tmp_path / "own_verifier_reward.py").write_text(eat)
+    monkeypatch.syspath_prepend(tmp_path)
+    greedy = {"weights": {"own_verifier_reward:eat": 1.0}, "time_limit_s": 20.0}
+    with running(2**27, **greedy) as pool, pytest.raises(ValueError, match="eat' raised MemoryError"):
+        await pool.score_batch([right(0)])
+    with running(**greedy) as pool:
+        (scored,) = await pool.score_batch([right(0)])
+        assert scored["own_verifier_reward:eat"] == 2.0**28
 
 
-def test_equal_pairs_are_judged_once() -> None:
-    async def scenario() -> None:
-        async with running() as pool:
-            items = [("q", tagged("6/14"), r"\frac{3}{7}")] * 50
-            assert all(s["accuracy"] == 1.0 for s in await pool.score_batch(items))
-            assert all(s["accuracy"] == 1.0 for s in await pool.score_batch(items))
-            assert pool.stats()["verified"] == 1
-            assert pool.stats()["cached"] == 99
-
-    asyncio.run(scenario())
+async def test_equal_pairs_are_judged_once() -> None:
+    with running() as pool:
+        items = [("q", tagged("6/14"), r"\frac{3}{7}")] * 50
+        assert all(s["accuracy"] == 1.0 for s in await pool.score_batch(items))
+        assert all(s["accuracy"] == 1.0 for s in await pool.score_batch(items))
+        assert pool.stats()["verified"] == 1
+        assert pool.stats()["cached"] == 99
 
 
-def test_a_worker_killed_from_outside_never_makes_a_right_answer_wrong() -> None:
-    async def scenario() -> None:
-        async with running() as pool:
-            await pool.score_batch([right(0)])
-            for attempt in range(1, 4):
-                for worker in workers(os.getpid()):
-                    os.kill(worker, signal.SIGKILL)
-                assert await persistent(pool, [right(attempt)]) == [{"format": 1.0, "accuracy": 1.0}]
-
-    asyncio.run(scenario())
+async def test_a_worker_killed_from_outside_never_makes_a_right_answer_wrong() -> None:
+    with running() as pool:
+        await pool.score_batch([right(0)])
+        for attempt in range(1, 4):
+            for worker in workers(os.getpid()):
+                worker.kill()
+            assert await persistent(pool, [right(attempt)]) == [{"format": 1.0, "accuracy": 1.0}]
 
 
 async def persistent(pool: VerifierPool, items: list[Item]) -> list[dict[str, float]]:
     """What every caller does: ask again when nothing was judged."""
     for _ in range(5):
-        with contextlib.suppress(VerifierUnavailable):
+        with suppress(VerifierUnavailable):
             return await pool.score_batch(items)
     raise AssertionError("the pool did not come back")
 
 
-def test_a_pool_that_cannot_start_a_worker_says_so_and_scores_nothing() -> None:
-    async def scenario() -> None:
-        async with running(memory_bytes=2**80) as pool:  # setrlimit refuses it in every worker
-            with pytest.raises(VerifierUnavailable, match="pool broke"):
-                await pool.score_batch([right(0)])
-            assert pool.stats()["scored"] == 0
-
-    asyncio.run(scenario())
-
-
-def test_a_users_reward_that_fails_raises_and_names_itself(own: None) -> None:
-    async def scenario() -> None:
-        async with running(weights={"own_verifier_reward:fail": 1.0}) as pool:
-            with pytest.raises(ValueError, match="fail' raised ZeroDivisionError"):
-                await pool.score_batch([right(0)])
-        async with running(weights={"own_verifier_reward:hang": 1.0}) as pool:
-            with pytest.raises(ValueError, match=r"'own_verifier_reward:hang' took over 1.0 s"):
-                await pool.score_batch([right(0)])
-
-    asyncio.run(scenario())
+async def test_a_pool_that_cannot_start_a_worker_says_so_and_scores_nothing() -> None:
+    with running(memory_bytes=2**80) as pool:  # setrlimit refuses it in every worker
+        with pytest.raises(VerifierUnavailable, match="pool broke"):
+            await pool.score_batch([right(0)])
+        assert pool.stats()["scored"] == 0
 
 
 PARENT = """
@@ -264,13 +192,8 @@ def test_no_worker_survives_its_pool_even_when_busy(tmp_path: Path, end: str) ->
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(
-        [sys.executable, str(script)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as parent:
+    command, pipe = [sys.executable, str(script)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as parent:
         assert parent.stdin is not None
         assert parent.stdout is not None
         try:
@@ -282,25 +205,9 @@ def test_no_worker_survives_its_pool_even_when_busy(tmp_path: Path, end: str) ->
                 parent.stdin.flush()
                 assert parent.stdout.readline() == "closed\n"
             else:
-                started |= descendants(parent.pid)
+                started |= {*psutil.Process(parent.pid).children(recursive=True)}
                 parent.kill()
-            deadline = time.monotonic() + 10
-            while (left := {pid for pid in started if alive(pid)}) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            assert not left
+            _, left = psutil.wait_procs(started, timeout=10)
+            assert not [p for p in left if p.status() != psutil.STATUS_ZOMBIE]
         finally:
             parent.kill()
-
-
-@pytest.mark.slow
-def test_32_bombs_among_640_answers_do_not_slow_the_batch() -> None:
-    plain, mined = batches()
-    assert len(plain) == len(mined) == 640
-    assert len(set(bombs(32))) == 32
-    processes = default_processes()
-    assert asyncio.run(seconds(mined, processes)) < asyncio.run(seconds(plain, processes)) + 10.0
-
-
-def test_a_replica_without_a_number_has_a_worker_for_each_processor_up_to_eight() -> None:
-    assert Verifier().processes is None
-    assert default_processes() == min(8, len(os.sched_getaffinity(0)))

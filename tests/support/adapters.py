@@ -40,3 +40,14 @@ def scores(policy: Policy, prompt: Tokens, completion: Completion) -> np.ndarray
     sample = Sample(prompt, completion.tokens, completion.logprobs, 1.0, 1.0, np.ones(n, dtype=bool))
     with torch.no_grad():
         return policy(make_micro_batch([[sample]]), 1.0, 1024)[0].numpy()
+
+
+def errors(policies: dict[int, Policy], prompt: Tokens, completions: list[Completion]) -> dict[int, float]:
+    """Largest |difference| to the learner's log-probs, by the version that the tokens are labelled with."""
+    found = dict[int, float]()
+    for completion in completions:
+        for span in completion.spans:
+            wanted, part = scores(policies[span.version], prompt, completion), slice(span.start, span.end)
+            gap = float(np.abs(wanted[part] - completion.logprobs[part]).max(initial=0.0))
+            found[span.version] = max(found.get(span.version, 0.0), gap)
+    return found

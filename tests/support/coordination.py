@@ -12,11 +12,12 @@ import pytest
 from hora_rl.actors.coordinator.group_rewards import Rank, unranked
 from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.actors.coordinator.sampling import Score
+from hora_rl.actors.coordinator.scheduler import Coordination
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
-from hora_rl.common.types import Group
+from hora_rl.common.types import Group, Prompt
 from hora_rl.evaluation.audit import audit, gather
 from hora_rl.learner.feed import Reader
 from tests.support.held import rollouts_held
@@ -58,12 +59,8 @@ def records(learner: Learner, config: Config, payloads: dict[str, Any]) -> list[
             g = payloads[i]
             line = {"step": step, "batch": g.batch, "group_id": i, "size": g.size, "extra": g.extra}
             line |= {"version_min": g.versions[0], "version_max": g.versions[1], "hits": g.hits}
-            line |= {
-                "rounds": list(g.rounds),
-                "shard": g.shard,
-                "trials": g.pre_rollouts,
-                "successes": g.successes,
-            }
+            line |= {"rounds": list(g.rounds), "shard": g.shard}
+            line |= {"trials": g.pre_rollouts, "successes": g.successes}
             lines.append(json.dumps(line))
     return lines
 
@@ -82,18 +79,53 @@ def payloads_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, Group]:
     return payloads
 
 
+async def killed(work: asyncio.Task[Any]) -> None:
+    """End a coordinator. redis-py can swallow a cancellation."""
+    while not work.done():
+        work.cancel()
+        await asyncio.wait([work], timeout=0.05)
+
+
+def begun(
+    config: Config,
+    redis_url: str,
+    fleet: Fleet | None = None,
+    owner: str = "one",
+    scoring: Score | None = None,
+    data: list[Prompt] | None = None,
+) -> asyncio.Task[Coordination]:
+    """A coordinator at work."""
+    fleet = fleet or fleet_of(random.Random(0), 0.001)
+    return asyncio.create_task(coordinate(config, redis_url, data or prompts(17), fleet, owner, scoring))
+
+
+async def trained(config: Config, redis_url: str, work: asyncio.Task[Coordination]) -> Learner:
+    """Run a learner until all steps are trained and the coordinator has ended."""
+    learner = Learner(config, redis_url, lambda: 0.0)
+    async with asyncio.timeout(40):
+        await asyncio.to_thread(learner.run)
+        await work
+    return learner
+
+
+async def to_the_end(config: Config, redis_url: str, *args: Any, **more: Any) -> None:
+    """Run one coordinator, as `begun`, and a learner."""
+    await trained(config, redis_url, begun(config, redis_url, *args, **more))
+
+
 async def with_deaths(
     config: Config,
     redis_url: str,
     chance: random.Random,
-    coordinators: int,
-    deaths: int,
-    monkeypatch: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    deaths: int = 6,
     scoring: Score | None = None,
     rank: Rank = unranked,
-) -> tuple[Learner, dict[str, Group]]:
-    """Run to the end with `coordinators` at once, each death taking one of them or the learner."""
-    data, fleet = prompts(17), fleet_of(chance, 0.02)
+    fleet: Fleet | None = None,
+) -> dict[str, Group]:
+    """Run two coordinators to the end, each death taking one of them or the learner, and check every promise.
+    Returns the groups by id."""
+    data, fleet = prompts(17), fleet or fleet_of(chance, 0.02)
     learner = Learner(config, redis_url, lambda: chance.random() * 0.02, checkpoint_every=2)
     payloads = payloads_of(monkeypatch)
     lives = 0
@@ -121,7 +153,7 @@ async def with_deaths(
         thread.start()
         return thread
 
-    tasks, thread = [coordinator() for _ in range(coordinators)], learn()
+    tasks, thread = [coordinator() for _ in range(2)], learn()
     for _ in range(deaths):
         await asyncio.sleep(chance.random() * 0.15)
         if chance.random() < 0.4:
@@ -129,7 +161,7 @@ async def with_deaths(
             await asyncio.to_thread(thread.join)
             thread = learn()
         else:
-            victim = chance.randrange(coordinators)
+            victim = chance.randrange(2)
             tasks[victim].cancel()
             await asyncio.gather(tasks[victim], return_exceptions=True)
             tasks[victim] = coordinator()
@@ -137,7 +169,8 @@ async def with_deaths(
         await asyncio.gather(*tasks)
         await asyncio.to_thread(thread.join)
     assert not failures
-    return learner, payloads
+    _every_promise_was_kept(redis_url, config, learner, payloads)
+    return payloads
 
 
 async def keeps_its_lease(self: Leases, name: str) -> None:
@@ -147,7 +180,7 @@ async def keeps_its_lease(self: Leases, name: str) -> None:
         await self._release(keys=[self._key(name)], args=[self._owner])
 
 
-def every_promise_was_kept(
+def _every_promise_was_kept(
     redis_url: str, config: Config, learner: Learner, payloads: dict[str, Group]
 ) -> None:
     """Each group trained once, Γ·G rollouts a batch, nothing left in Redis, and a clean audit."""

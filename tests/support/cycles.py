@@ -1,7 +1,7 @@
 """Shard reports of a small run, and coordinators that observe them."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -74,20 +74,18 @@ def report(config: Config, batch: int, shard: int, format: float = 1.0) -> dict[
     }
 
 
-Scenario = Callable[[Callable[[], Cycles]], Awaitable[None]]
+@asynccontextmanager
+async def coordinators(
+    redis_url: str, config: Config, prior: Callable[[], Any] = FixedPrior
+) -> AsyncIterator[Callable[[], Cycles]]:
+    """A function that makes one more coordinator's `Cycles`."""
+    async with connect_async(redis_url) as redis:
+        yield lambda: Cycles(redis, config, prior(), Mixture((N,)))
 
 
-def play(redis_url: str, config: Config, scenario: Scenario, prior: Callable[[], Any] = FixedPrior) -> None:
-    """`scenario` gets a function that makes one more coordinator's `Cycles`."""
-
-    async def run() -> None:
-        redis = connect_async(redis_url)
-        try:
-            await scenario(lambda: Cycles(redis, config, prior(), Mixture((N,))))
-        finally:
-            await redis.aclose()
-
-    asyncio.run(run())
+async def complete(cycles: Cycles, config: Config, cycle: int) -> None:
+    for shard in range(SHARDS):
+        await cycles.complete(report(config, cycle, shard))
 
 
 async def knows(cycles: Cycles, batch: int) -> bool:
@@ -95,9 +93,7 @@ async def knows(cycles: Cycles, batch: int) -> bool:
     return cycles.known(batch)
 
 
-def shared_out(cycles: Cycles, config: Config, batch: int, shard: int, c: tuple[int, int]) -> Allocation:
+def shared_out(
+    cycles: Cycles, config: Config, batch: int, shard: int = 0, c: tuple[int, ...] = (0, 1)
+) -> Allocation:
     return allocate_round(config, cycles.of(batch), rows(config, batch, shard), (), PhaseCounts(c, ()))
-
-
-def rule(cycles: Cycles, config: Config, batch: int) -> str:
-    return shared_out(cycles, config, batch, 0, (0, 1)).rule

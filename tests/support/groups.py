@@ -1,4 +1,4 @@
-"""Rollouts and groups of a test's choosing: what a test does not name has a plain default."""
+"""Rollouts, completions and groups of a test's choosing: what a test does not name has a plain default."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hora_rl.common.types import FinishReason, Group, Phase, Rollout, Tokens, Turn, VersionSpan
+from hora_rl.common.types import Completion, FinishReason, Group, Phase, Rollout, Tokens, Turn, VersionSpan
 
 
 def rollout(
@@ -37,6 +37,18 @@ def rollout(
         success=success,
         turns=tuple(turns),
     )
+
+
+def completion(
+    tokens: Sequence[int] | Tokens = (1,),
+    text: str = "x",
+    finish_reason: FinishReason = "stop",
+    version: int = 0,
+) -> Completion:
+    """A completion of these tokens (L,), each with log-prob -1."""
+    ids = np.asarray(tokens, np.int32)
+    spans = (VersionSpan(version, 0, len(ids)),)
+    return Completion(text, ids, np.full(len(ids), -1.0, np.float32), finish_reason, spans)
 
 
 def group(

@@ -49,8 +49,8 @@ class Fleet:
     the lengths of its completions. Completions are slices of one pool, so that making them costs next to
     nothing."""
 
-    seconds_of: Callable[[SamplingRequest, np.ndarray], float]
-    lengths_of: Callable[[int], np.ndarray]
+    seconds_of: Callable[[SamplingRequest, np.ndarray], float] = lambda request, lengths: 0.0
+    lengths_of: Callable[[int], np.ndarray] = lambda n: np.full(n, 2)
     pool: np.ndarray = field(
         default_factory=lambda: np.random.default_rng(0).integers(0, VOCABULARY, 4096, np.int32)
     )
