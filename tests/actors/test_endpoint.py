@@ -3,22 +3,19 @@
 import asyncio
 import hashlib
 import json
-import random
 import time
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from hora_rl.actors.endpoint import guard
 from hora_rl.actors.endpoint.guard import Guard, Rate
 from hora_rl.actors.endpoint.line import Line
-from hora_rl.actors.endpoint.requests import FIELDS, Refused, checked
-from hora_rl.actors.generator.places import Admission
+from hora_rl.actors.endpoint.requests import Refused, checked
 from hora_rl.common.config import Serve
 from hora_rl.common.errors import NoRoom
-from hora_rl.common.types import BELOW_TRAINING, Prompt, SamplingRequest
+from hora_rl.common.types import BELOW_TRAINING
 
 LIMITS = Serve()
 CHAT = {"messages": [{"role": "user", "content": "37+58=?"}]}
@@ -92,25 +89,6 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         asked({"prompt": ["a"] * 3, "n": 3}, "completion")
 
 
-def anything(rng: random.Random, depth: int = 0) -> Any:
-    kinds: list[Any] = [
-        lambda: rng.choice(
-            [None, True, False, 0, -1, 2**70, 1e308, float("nan"), "", "user", "\ud800", "x" * 999]
-        ),
-        lambda: rng.randint(-5, 300),
-        lambda: rng.random(),
-    ]
-    if depth < 4:
-        kinds += [
-            lambda: [anything(rng, depth + 1) for _ in range(rng.randrange(4))],
-            lambda: {rng.choice(WORDS): anything(rng, depth + 1) for _ in range(rng.randrange(4))},
-        ]
-    return rng.choice(kinds)()
-
-
-WORDS = sorted(FIELDS["chat"] | FIELDS["completion"] | {"role", "content", "type", "text", "priority"})
-
-
 class Inner:
     """An application that remembers what reached it."""
 
@@ -174,15 +152,12 @@ def test_a_request_that_is_too_large_is_cut_off_whatever_its_length_says() -> No
     assert [len(body) for body in inner.bodies] == [1024, 1024]
 
 
-def test_too_many_requests_are_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_requests_are_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "HELD_S", 0.05)
     began = time.monotonic()
 
-    async def inside() -> list[httpx.Response]:
-        client = guarded(Inner(), per_minute=60)
-        return [await client.post("/completions", headers=KEY, content=b"{}") for _ in range(9)]
-
-    found = asyncio.run(inside())
+    client = guarded(Inner(), per_minute=60)
+    found = [await client.post("/completions", headers=KEY, content=b"{}") for _ in range(9)]
     assert [r.status_code for r in found] == [200] * 6 + [429] * 3
     assert time.monotonic() - began > 3 * 0.05, "a client that comes again at once is held"
     assert found[-1].headers["retry-after"] == "2"
@@ -195,25 +170,6 @@ def test_the_rate_fills_again() -> None:
     assert sum(rate.wait_s() == 0.0 for _ in range(100)) == 6
     now[0] = 3.0
     assert sum(rate.wait_s() == 0.0 for _ in range(100)) == 3
-
-
-def test_the_endpoint_has_places_of_its_own_on_a_replica() -> None:
-    places = Admission("g", requests=1, aside=1, served=4)
-    with places.held_to_serve(3):
-        with pytest.raises(NoRoom, match="samples 3 completions of the endpoint"), places.held_to_serve(2):
-            pass
-        assert places.sampling == 0, "none of training's is taken"
-    with places.held_to_serve(4):
-        pass
-    rollouts = SamplingRequest(Prompt(0, "1+1", "2", np.zeros(3, np.int32)), 12, 0, 0)
-    with places.held([rollouts]):
-        with places.held_to_serve(4):
-            assert (places.share.rollouts, places.share.clients) == (12, 4)
-        places.share.charge(60.0)
-        with pytest.raises(NoRoom, match="clients have had their share"), places.held_to_serve(1):
-            pass
-    with places.held_to_serve(4):  # nothing is sampled for training
-        pass
 
 
 class Replicas:
@@ -230,34 +186,28 @@ class Replicas:
         return self.asked
 
 
-def test_requests_wait_in_line_and_are_served_in_order() -> None:
-    async def inside() -> list[int]:
-        line, replicas, served = Line(5.0, 8, again_s=0.01), Replicas(0), list[int]()
+async def test_requests_wait_in_line_and_are_served_in_order() -> None:
+    line, replicas, served = Line(5.0, 8, again_s=0.01), Replicas(0), list[int]()
 
-        async def client(number: int) -> None:
-            await line.served(replicas.ask)
-            served.append(number)
+    async def client(number: int) -> None:
+        await line.served(replicas.ask)
+        served.append(number)
 
-        clients = [asyncio.create_task(client(i)) for i in range(6)]
-        await asyncio.sleep(0.1)
-        assert replicas.asked < 15, "one asks for all"
-        clients[0].cancel()
-        replicas.places = 5
-        await asyncio.gather(*clients, return_exceptions=True)
-        return served
-
-    assert asyncio.run(inside()) == [1, 2, 3, 4, 5]
+    clients = [asyncio.create_task(client(i)) for i in range(6)]
+    await asyncio.sleep(0.1)
+    assert replicas.asked < 15, "one asks for all"
+    clients[0].cancel()
+    replicas.places = 5
+    await asyncio.gather(*clients, return_exceptions=True)
+    assert served == [1, 2, 3, 4, 5]
 
 
-def test_a_line_is_bounded_in_length_and_in_time() -> None:
-    async def inside() -> list[object]:
-        line, replicas = Line(0.2, 2, again_s=0.01), Replicas(0)
-        asks = [line.served(replicas.ask) for _ in range(3)]
-        found = await asyncio.gather(*asks, return_exceptions=True)
-        replicas.places = 1
-        return [*map(str, found), await line.served(replicas.ask)]
-
-    *refused, served = asyncio.run(inside())
+async def test_a_line_is_bounded_in_length_and_in_time() -> None:
+    line, replicas = Line(0.2, 2, again_s=0.01), Replicas(0)
+    asks = [line.served(replicas.ask) for _ in range(3)]
+    found = await asyncio.gather(*asks, return_exceptions=True)
+    replicas.places = 1
+    *refused, served = [*map(str, found), await line.served(replicas.ask)]
     assert refused == ["no generator had room for 0 s"] * 2 + ["2 requests wait for a generator"]
     assert served
 

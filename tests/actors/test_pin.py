@@ -9,49 +9,21 @@ import pytest
 from blake3 import blake3
 
 from hora_rl.actors.generator import pin
-from hora_rl.actors.generator.held_weights import HeldWeights, Installed
 from hora_rl.actors.generator.pin import Pin, keep_pin
-from hora_rl.actors.generator.places import Admission
 from hora_rl.common.errors import NoRoom, PinLost, StaleWeights
 from hora_rl.common.live import pin_lease as lease
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect, connect_async
-from hora_rl.common.load import load
 from hora_rl.common.types import BELOW_TRAINING, Pinned, Prompt, SamplingRequest
 from hora_rl.common.weights.versions import Manifest, announce, check_file
+from tests.support.held_engine import JOIN, NAME, held
 
-NAME, OTHER = "generator/a", "generator/b"
-JOIN: dict[str, Any] = {"rank_offset": 1, "join_s": 0.05}
+OTHER = "generator/b"
 PROMPT = Prompt(0, "1+1", "2", np.zeros(3, np.int32))
 
 
-def request(pinned: Pinned | None = None, n: int = 1) -> SamplingRequest:
-    return SamplingRequest(PROMPT, n, 0, BELOW_TRAINING if pinned else 0, pinned=pinned)
-
-
-class Engine:
-    def __init__(self) -> None:
-        self.installed = list[int]()
-        self.trouble: Exception | None = None
-        self.arrive = asyncio.Event()
-        self.arrive.set()
-
-    async def init_transfer(self, info: Any) -> None: ...
-
-    async def receive(self, info: Any) -> None:
-        if self.trouble is not None:
-            raise self.trouble
-        await self.arrive.wait()
-
-    async def install(self, version: int) -> Installed:
-        self.installed.append(version)
-        return Installed(0.0, f"sum-{version}", 0.0)
-
-
-def held(transport: str, redis: Any = None) -> tuple[HeldWeights, Engine]:
-    engine = Engine()
-    config = load("tiny", [f"weights.transport={transport}", "run.name=pinned"])
-    return HeldWeights(config, engine, redis, NAME), engine  # type: ignore[arg-type]
+def request(pinned: Pinned | None = None) -> SamplingRequest:
+    return SamplingRequest(PROMPT, 1, 0, BELOW_TRAINING if pinned else 0, pinned=pinned)
 
 
 def test_a_pin_begins_at_the_first_version_that_is_new_enough_and_ends_with_its_lease() -> None:
@@ -100,106 +72,96 @@ def test_a_pinned_replica_answers_its_evaluation_alone() -> None:
         it.check(request())
     with pytest.raises(PinLost):
         it.check(request(Pinned(NAME, 39)))
-    places = Admission(NAME, requests=3, aside=8)
-    with places.held([request(Pinned(NAME, 40), 64)]), places.held([request(Pinned(NAME, 40), 64)]):
-        assert places.sampling == 2, "no limit of completions besides the engine's own"
 
 
-def test_over_files_a_pinned_replica_keeps_its_weights_and_pulls_the_newest_at_the_end(
+async def test_over_files_a_pinned_replica_keeps_its_weights_and_pulls_the_newest_at_the_end(
     redis_url: str, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        client = connect_async(redis_url)
-        weights, engine = held("file", client)
+    client = connect_async(redis_url)
+    weights, engine = held("file", client, "pinned")
 
-        def publish(version: int) -> dict[str, Any]:
-            path = tmp_path / f"{version}.safetensors"
-            path.write_bytes(b"%d" % version)
-            manifest = Manifest(
-                "pinned", version, str(path), blake3(path.read_bytes()).hexdigest(), path.stat().st_size
-            )
-            check_file(manifest.update_info()).close()
-            announce(connect(redis_url), manifest)
-            return manifest.update_info()
+    def publish(version: int) -> dict[str, Any]:
+        path = tmp_path / f"{version}.safetensors"
+        path.write_bytes(b"%d" % version)
+        manifest = Manifest(
+            "pinned", version, str(path), blake3(path.read_bytes()).hexdigest(), path.stat().st_size
+        )
+        check_file(manifest.update_info()).close()
+        announce(connect(redis_url), manifest)
+        return manifest.update_info()
 
-        await weights.note_pin(Pinned(NAME, 4))
-        await weights.update(publish(4), 4, "")
-        await weights.update(publish(5), 5, "")
-        assert (weights.version, engine.installed) == (4, [4])
-        assert weights.state()["pinned"] == 4
-        assert weights.state()["state"] == "pinned at v4 for an evaluation"
-        assert weights.confirm(5)["version"] == 4, "no failure of the update"
-        began = asyncio.get_running_loop().time()
-        with pytest.raises(StaleWeights):
-            await weights.reach(5)
-        assert asyncio.get_running_loop().time() < began + 1.0, "the request is free for another replica"
-        engine.trouble = RuntimeError("the file cannot be opened")
-        await weights.note_pin(None)
-        assert (weights.version, weights.failure) == (4, None), "leases are read on"
-        engine.trouble = None
+    await weights.note_pin(Pinned(NAME, 4))
+    await weights.update(publish(4), 4, "")
+    await weights.update(publish(5), 5, "")
+    assert (weights.version, engine.did) == (4, ["install 4"])
+    assert weights.state()["pinned"] == 4
+    assert weights.state()["state"] == "pinned at v4 for an evaluation"
+    assert weights.confirm(5)["version"] == 4, "no failure of the update"
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(StaleWeights):
         await weights.reach(5)
-        assert (weights.version, weights.state()["state"]) == (5, "serving")
-        assert "pinned" not in weights.state()
-        await client.aclose()
-
-    asyncio.run(scenario())
-
-
-def test_over_gloo_a_pinned_replica_is_no_member_and_a_member_always_takes_part() -> None:
-    async def scenario() -> None:
-        weights, engine = held("gloo")
-        assert weights.roll_call(1) == {"replica": NAME, "version": 0, "pinned": False}
-        await weights.join(JOIN, (NAME, OTHER), "g")
-        await weights.note_pin(Pinned(NAME, 0))
-        assert weights.pin.version is None, "the group would wait for it"
-        engine.arrive.clear()
-        update = asyncio.create_task(weights.update({}, 1, "g"))
-        await asyncio.sleep(0.01)
-        await weights.note_pin(Pinned(NAME, 1))
-        engine.arrive.set()
-        await update
-        weights.confirm(1)
-        assert weights.roll_call(2) == {"replica": NAME, "version": 1, "pinned": True}
-        await weights.join(JOIN, (OTHER,), "h")
-        await weights.update({}, 2, "h")
-        await weights.update({}, 2, "g")
-        assert engine.installed == [1]
-        assert "released" not in weights.state()
-        await weights.note_pin(None)
-        assert weights.state()["released"], "not late yet"
-        assert weights.roll_call(3) == {"replica": NAME, "version": 1, "pinned": False}
-        await weights.join(JOIN, (NAME, OTHER), "i")
-        await weights.update({}, 3, "i")
-        assert engine.installed == [1, 3]
-        assert "released" not in weights.state()
-        weights.confirm(3)
-        weights.roll_call(3)  # of a learner that repeats steps: nothing comes
-        await weights.note_pin(Pinned(NAME, 3))
-        assert weights.pin.version == 3
-
-    asyncio.run(scenario())
+    assert asyncio.get_running_loop().time() < began + 1.0, "the request is free for another replica"
+    engine.trouble["receive"] = RuntimeError("the file cannot be opened")
+    await weights.note_pin(None)
+    assert (weights.version, weights.failure) == (4, None), "leases are read on"
+    engine.trouble.clear()
+    await weights.reach(5)
+    assert (weights.version, weights.state()["state"]) == (5, "serving")
+    assert "pinned" not in weights.state()
+    await client.aclose()
 
 
-def test_the_last_version_reaches_a_pinned_replica_over_gloo_and_ends_what_counted_on_it() -> None:
-    async def scenario() -> None:
-        weights, engine = held("gloo")
-        await weights.note_pin(Pinned(NAME, 0))
-        await weights.join(JOIN, (NAME,), "g")
-        await weights.update({}, 9, "g")
-        assert engine.installed == [9]
-        with pytest.raises(PinLost):
-            weights.pin.check(request(Pinned(NAME, 0)))
+async def test_over_gloo_a_pinned_replica_is_no_member_and_a_member_always_takes_part() -> None:
+    weights, engine = held("gloo")
+    assert weights.roll_call(1) == {"replica": NAME, "version": 0, "pinned": False}
+    await weights.join(JOIN, (NAME, OTHER), "g")
+    await weights.note_pin(Pinned(NAME, 0))
+    assert weights.pin.version is None, "the group would wait for it"
+    engine.arrive.clear()
+    update = asyncio.create_task(weights.update({}, 1, "g"))
+    await asyncio.sleep(0.01)
+    await weights.note_pin(Pinned(NAME, 1))
+    engine.arrive.set()
+    await update
+    weights.confirm(1)
+    assert weights.roll_call(2) == {"replica": NAME, "version": 1, "pinned": True}
+    await weights.join(JOIN, (OTHER,), "h")
+    await weights.update({}, 2, "h")
+    await weights.update({}, 2, "g")
+    assert engine.did == ["install 1"]
+    assert "released" not in weights.state()
+    await weights.note_pin(None)
+    assert weights.state()["released"], "not late yet"
+    assert weights.roll_call(3) == {"replica": NAME, "version": 1, "pinned": False}
+    await weights.join(JOIN, (NAME, OTHER), "i")
+    await weights.update({}, 3, "i")
+    assert engine.did == ["install 1", "install 3"]
+    assert "released" not in weights.state()
+    weights.confirm(3)
+    weights.roll_call(3)  # of a learner that repeats steps: nothing comes
+    await weights.note_pin(Pinned(NAME, 3))
+    assert weights.pin.version == 3
 
-    asyncio.run(scenario())
+
+async def test_the_last_version_reaches_a_pinned_replica_over_gloo_and_ends_what_counted_on_it() -> None:
+    weights, engine = held("gloo")
+    await weights.note_pin(Pinned(NAME, 0))
+    await weights.join(JOIN, (NAME,), "g")
+    await weights.update({}, 9, "g")
+    assert engine.did == ["install 9"]
+    with pytest.raises(PinLost):
+        weights.pin.check(request(Pinned(NAME, 0)))
 
 
-def test_a_lease_that_nobody_renews_ends_by_itself(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lease_that_nobody_renews_ends_by_itself(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lease, "LEASE_S", 0.3)
     monkeypatch.setattr(pin, "POLL_S", 0.02)
 
-    async def scenario() -> None:
+    async with asyncio.timeout(20):
         client = connect_async(redis_url)
-        weights, _ = held("gloo", client)
+        weights, _ = held("gloo", client, "pinned")
         watching = asyncio.create_task(keep_pin(weights.note_pin, client, "pinned"))
         await lease.ask(client, "pinned", Pinned(NAME, 0))
         while weights.pin.version is None:
@@ -213,5 +175,3 @@ def test_a_lease_that_nobody_renews_ends_by_itself(redis_url: str, monkeypatch: 
         assert not await client.exists(Keys("pinned").pin)
         watching.cancel()
         await client.aclose()
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))

@@ -9,169 +9,104 @@ import pytest
 from blake3 import blake3
 
 from hora_rl.actors.generator import deployment, held_weights
-from hora_rl.actors.generator.held_weights import HeldWeights, Installed
 from hora_rl.common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
-from hora_rl.common.load import load
 from hora_rl.common.weights.versions import Manifest, check_file, mark_of
-
-GROUP: tuple[dict[str, Any], tuple[str, ...], str] = (
-    {"rank_offset": 1, "join_s": 0.05},
-    ("generator/a",),
-    "g",
-)
+from tests.support.held_engine import JOIN, NAME, Engine, held, member
 
 
-class Engine:
-    """Joins a group, or raises `trouble`. Weights of version v add up to `sum-v`, after a while."""
-
-    def __init__(self) -> None:
-        self.trouble: Exception | None = None
-        self.joined, self.installed = 0, list[int]()
-        self.receiving = asyncio.Event()
-        self.receiving.set()
-
-    async def receive(self, info: Any) -> None:
-        await self.receiving.wait()
-
-    async def install(self, version: int) -> Installed:
-        self.installed.append(version)
-        if self.trouble is not None:
-            raise self.trouble
-        await asyncio.sleep(0.02)
-        return Installed(0.5, f"sum-{version}", 0.25)
-
-    async def check_health(self) -> None:
-        if self.trouble is not None:
-            raise self.trouble
-
-    async def init_transfer(self, info: Any) -> None:
-        if self.trouble is not None:
-            raise self.trouble
-        self.joined += 1
+async def test_one_learner_that_is_not_reached_may_have_died_and_two_in_a_row_are_this_replica_s_fault() -> (
+    None
+):
+    weights, engine = held()
+    unreached = RuntimeError(f"{UNREACHED} at 127.0.0.1:1")
+    for trouble, healthy in ((unreached, True), (None, True), (unreached, True), (unreached, False)):
+        engine.trouble = {"init_transfer": trouble} if trouble else {}
+        with suppress(RuntimeError):
+            await weights.join(JOIN, (NAME,), "g")
+        assert (weights.failure is None) == healthy
 
 
-def held(transport: str = "gloo") -> tuple[HeldWeights, Engine]:
-    engine, redis = Engine(), None
-    config = load("tiny", [f"weights.transport={transport}"])
-    return HeldWeights(config, engine, redis, "generator/a"), engine  # type: ignore[arg-type]
+async def test_a_join_that_waited_until_its_group_was_given_up_is_not_tried() -> None:
+    weights, engine = await member()
+    engine.arrive.clear()
+    update = asyncio.create_task(weights.update({}, 1, "g"))
+    await asyncio.sleep(0.01)
+    joining = asyncio.create_task(weights.join(JOIN, (NAME,), "next"))
+    await asyncio.sleep(0.1)
+    engine.arrive.set()
+    with pytest.raises(TimeoutError):
+        await joining
+    await update
+    assert (engine.joined, weights.failure) == (1, None)
+    await weights.update({}, 2, "next")
+    assert weights.version == 1, "it is in no group"
 
 
-def test_one_learner_that_is_not_reached_may_have_died_and_two_in_a_row_are_this_replica_s_fault() -> None:
-    async def scenario() -> None:
-        weights, engine = held()
-        unreached = RuntimeError(f"{UNREACHED} at 127.0.0.1:1")
-        for trouble, healthy in ((unreached, True), (None, True), (unreached, True), (unreached, False)):
-            engine.trouble = trouble
-            with suppress(RuntimeError):
-                await weights.join(*GROUP)
-            assert (weights.failure is None) == healthy
-
-    asyncio.run(scenario())
-
-
-def test_a_join_that_waited_until_its_group_was_given_up_is_not_tried() -> None:
-    async def scenario() -> None:
-        weights, engine = held()
-        await weights.join(*GROUP)
-        engine.receiving.clear()
-        update = asyncio.create_task(weights.update({}, 1, "g"))
-        await asyncio.sleep(0.01)
-        joining = asyncio.create_task(weights.join(GROUP[0], GROUP[1], "next"))
-        await asyncio.sleep(0.1)
-        engine.receiving.set()
-        with pytest.raises(TimeoutError):
-            await joining
-        await update
-        assert (engine.joined, weights.failure) == (1, None)
-        await weights.update({}, 2, "next")
-        assert weights.version == 1, "it is in no group"
-
-    asyncio.run(scenario())
-
-
-def test_weights_that_cannot_be_loaded_make_the_replica_unhealthy() -> None:
-    async def scenario() -> None:
-        weights, engine = held()
-        await weights.join(*GROUP)
+async def test_weights_that_cannot_be_loaded_make_the_replica_unhealthy() -> None:
+    weights, engine = await member()
+    weights.check()
+    engine.trouble["install"] = ValueError("half loaded")
+    with pytest.raises(ValueError, match="half loaded"):
+        await weights.update({}, 1, "g")
+    assert weights.state()["state"] == "failed"
+    with pytest.raises(UnhealthyError):
         weights.check()
-        engine.trouble = ValueError("half loaded")
-        with pytest.raises(ValueError, match="half loaded"):
-            await weights.update({}, 1, "g")
-        assert weights.state()["state"] == "failed"
-        with pytest.raises(UnhealthyError):
-            weights.check()
-
-    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("trouble", [UnhealthyError("no token for 121 s"), None])
-def test_an_unhealthy_replica_ends_by_itself(
+async def test_an_unhealthy_replica_ends_by_itself(
     trouble: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []
     monkeypatch.setattr(deployment, "EXIT_S", 0.0)
     monkeypatch.setattr(deployment.os, "_exit", ended.append)
 
-    async def scenario() -> None:
-        weights, engine = held()
+    weights, engine = held()
+    await deployment.check_or_exit(weights, engine)  # type: ignore[arg-type]
+    await asyncio.sleep(0.01)
+    assert ended == []
+    if trouble is None:
+        weights.failure = "loading weights failed"
+    else:
+        engine.trouble["check_health"] = trouble
+    with pytest.raises(UnhealthyError):
         await deployment.check_or_exit(weights, engine)  # type: ignore[arg-type]
-        await asyncio.sleep(0.01)
-        assert ended == []
-        engine.trouble = trouble
-        if trouble is None:
-            weights.failure = "loading weights failed"
-        with pytest.raises(UnhealthyError):
-            await deployment.check_or_exit(weights, engine)  # type: ignore[arg-type]
-        await asyncio.sleep(0.01)
-
-    asyncio.run(scenario())
+    await asyncio.sleep(0.01)
     assert ended == [1]
 
 
-def test_a_member_that_came_to_hold_the_version_after_the_roll_call_takes_part_and_none_goes_back() -> None:
-    async def scenario() -> None:
-        weights, engine = held()
-        await weights.join(*GROUP)
-        for version in (7, 6, 7, 8):
-            await weights.update({}, version, "g")
-        assert engine.installed == [7, 7, 8]
-
-    asyncio.run(scenario())
+async def test_a_member_that_came_to_hold_the_version_after_the_roll_call_takes_part_and_none_goes_back() -> (
+    None
+):
+    weights, engine = await member()
+    for version in (7, 6, 7, 8):
+        await weights.update({}, version, "g")
+    assert engine.did == ["install 7", "install 7", "install 8"]
 
 
-def test_no_version_is_ever_shown_with_the_checksum_of_another() -> None:
-    async def scenario() -> set[tuple[int, str]]:
-        weights, _ = held()
-        await weights.join(*GROUP)
-        shown = set()
-        for version in (1, 2):
-            update = asyncio.create_task(weights.update({}, version, "g"))
-            while not update.done():
-                await asyncio.sleep(0)
-                state = weights.state()
-                shown.add((state["version"], state["checksum"]))
-            await update
+async def test_no_version_is_ever_shown_with_the_checksum_of_another() -> None:
+    weights, _ = await member()
+    shown = set()
+    for version in (1, 2):
+        update = asyncio.create_task(weights.update({}, version, "g"))
+        while True:
             state = weights.state()
             shown.add((state["version"], state["checksum"]))
-            assert (state["pause_s"], state["checksum_s"]) == (0.5, 0.25)
-        return shown
-
-    assert asyncio.run(scenario()) == {(0, ""), (1, "sum-1"), (2, "sum-2")}
-
-
-def test_a_file_that_is_gone_is_no_fault_of_the_replica(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        weights, _ = held("file")
-        with pytest.raises(StaleWeights):
-            await weights.update(
-                {"path": str(tmp_path / "old"), "digest": "", "bytes": 1, "version": 1}, 1, ""
-            )
-        assert weights.failure is None
-
-    asyncio.run(scenario())
+            if update.done():
+                break
+            await asyncio.sleep(0)
+        assert (state["pause_s"], state["checksum_s"]) == (0.5, 0.25)
+    assert shown == {(0, ""), (1, "sum-1"), (2, "sum-2")}
 
 
-def test_a_damaged_file_leaves_the_replica_healthy_on_what_it_has_until_it_is_published_again(
+async def test_a_file_that_is_gone_is_no_fault_of_the_replica(tmp_path: Path) -> None:
+    weights, _ = held("file")
+    with pytest.raises(StaleWeights):
+        await weights.update({"path": str(tmp_path / "old"), "digest": "", "bytes": 1, "version": 1}, 1, "")
+    assert weights.failure is None
+
+
+async def test_a_damaged_file_leaves_the_replica_healthy_on_what_it_has_until_it_is_published_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, reads = tmp_path / "00000002.safetensors", list[str]()
@@ -188,30 +123,27 @@ def test_a_damaged_file_leaves_the_replica_healthy_on_what_it_has_until_it_is_pu
     monkeypatch.setattr(held_weights, "check_file", check)
     monkeypatch.setattr(held_weights, "REACH_S", 0.2)
 
-    async def scenario() -> None:
-        weights, _ = held("file")
-        file.write_bytes(b"whale")
-        with pytest.raises(DamagedWeights):
-            await weights.reach(2)
-        with pytest.raises(StaleWeights):
-            await weights.reach(2)
-        assert len(reads) == 1, "gigabytes are not read again and again"
-        weights.check()
-        said = weights.state()
-        assert (said["state"], said["version"], said["damaged"]) == ("serving", 0, (2, mark_of(str(file))))
-        assert said["notice"]
-        with pytest.raises(DamagedWeights):
-            await weights.update(manifest.update_info(), 2, "")
-        assert weights.failure is None, "the learner pushes the same file"
-        file.write_bytes(b"whole")
+    weights, _ = held("file")
+    file.write_bytes(b"whale")
+    with pytest.raises(DamagedWeights):
         await weights.reach(2)
-        assert weights.version == 2
-        assert not {"damaged", "notice"} & weights.state().keys()
+    with pytest.raises(StaleWeights):
+        await weights.reach(2)
+    assert len(reads) == 1, "gigabytes are not read again and again"
+    weights.check()
+    said = weights.state()
+    assert (said["state"], said["version"], said["damaged"]) == ("serving", 0, (2, mark_of(str(file))))
+    assert said["notice"]
+    with pytest.raises(DamagedWeights):
+        await weights.update(manifest.update_info(), 2, "")
+    assert weights.failure is None, "the learner pushes the same file"
+    file.write_bytes(b"whole")
+    await weights.reach(2)
+    assert weights.version == 2
+    assert not {"damaged", "notice"} & weights.state().keys()
 
-    asyncio.run(scenario())
 
-
-def test_what_is_loaded_is_the_file_that_was_checked_also_when_another_takes_its_place(
+async def test_what_is_loaded_is_the_file_that_was_checked_also_when_another_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A learner gives the descriptor of a version that it let go of to a later one."""
@@ -231,9 +163,6 @@ def test_what_is_loaded_is_the_file_that_was_checked_also_when_another_takes_its
     monkeypatch.setattr(held_weights, "check_file", check)
     monkeypatch.setattr(Engine, "receive", receive)
 
-    async def scenario() -> None:
-        weights, _ = held("file")
-        await weights.update(info, 1, "")
-        assert (weights.version, loaded) == (1, [b"right"])
-
-    asyncio.run(scenario())
+    weights, _ = held("file")
+    await weights.update(info, 1, "")
+    assert (weights.version, loaded) == (1, [b"right"])

@@ -1,24 +1,18 @@
-"""The table of sequences in flight that the replica puts in the place of vLLM's."""
+"""What a replica notes of its requests: when their sequences ended, and whether they get tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
+from hora_rl.actors.generator.stall import Progress
 from hora_rl.actors.generator.timeline import Sequences
 
 
-@dataclass
-class Ended:
-    """What the table reads of vLLM's `RequestState`."""
-
-    external_req_id: str
-    request_index: int
-    stats: str | None
-
-
 def sequence(request: str, index: int, stats: str | None) -> Any:
-    return Ended(request, index, stats)
+    """What the table reads of vLLM's `RequestState`."""
+    return SimpleNamespace(external_req_id=request, request_index=index, stats=stats)
 
 
 def test_each_sequence_of_a_request_leaves_its_record() -> None:
@@ -48,3 +42,24 @@ def test_a_sequence_that_ends_after_its_request_leaves_nothing() -> None:
     table.pop("x")
     assert not table
     assert not table._ended
+
+
+def test_only_open_requests_without_a_token_count() -> None:
+    clock = SimpleNamespace(now=100.0)
+    progress = Progress(lambda: clock.now)
+    clock.now += 500
+    assert progress.still_s == 0.0, "idle"
+    with suppress(ConnectionError), progress.request():
+        assert progress.still_s == 0.0, "the idle time before it does not count"
+        clock.now += 3
+        assert progress.still_s == 3.0
+        with progress.request():
+            assert progress.still_s == 3.0, "another request is no progress"
+            clock.now += 1
+            progress.moved()
+            clock.now += 2
+            assert progress.still_s == 2.0
+        assert progress.still_s == 2.0
+        raise ConnectionError
+    clock.now += 9
+    assert progress.still_s == 0.0
