@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +16,20 @@ from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import UnhealthyError
 from hora_rl.common.load import load
 from hora_rl.common.processes import KEEP_FREED_MEMORY
-from hora_rl.common.types import Completion, Tokens
+from hora_rl.common.types import Tokens
 from tests.support.chat_model import TURN_END, chat_tokenizer, save_chat_model
 from tests.support.endless import N, never_end
+from tests.support.engines import engine_of
 
 pytestmark = [pytest.mark.system, pytest.mark.core, pytest.mark.timeout(240)]
 CONFIG = load("tiny", ["rollout.max_response_tokens=400"])
-Runs = Callable[[Coroutine[Any, Any, None]], None]
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Any, Runs]]:
-    """(An engine, what runs a coroutine on its event loop)."""
-    from hora_rl.actors.generator.vllm_engine import Engine
-
-    with asyncio.Runner() as runner:
-
-        async def start() -> Engine:
-            engine = Engine(CONFIG, "a1b2")
-            await engine.begin()
-            await engine.label(3)
-            return engine
-
-        engine = runner.run(start())
-        try:
-            yield engine, runner.run
-        finally:
-            engine.shutdown()
+async def engine() -> AsyncIterator[Any]:
+    async with engine_of(CONFIG, "a1b2") as found:
+        await found.label(3)
+        yield found
 
 
 @pytest.fixture
@@ -50,138 +37,101 @@ def prompt() -> Tokens:
     return render(load_tokenizer(CONFIG.model.path), "57+68=?", CONFIG.data)
 
 
-def test_every_completion_says_where_and_when_it_was_sampled(
-    served: tuple[Any, Runs], prompt: Tokens
-) -> None:
-    engine, run = served
-
-    async def sampled() -> None:
-        assert engine.load.prefix_queries, "what the first token prepares is done"
-        assert not Path(os.environ["VLLM_RPC_BASE_PATH"]).exists(), "a kill would leave its sockets"
-        # The engine's own title overwrites its environment; what it was started with its tracker has too.
-        environments = [p.environ() for p in psutil.Process().children(recursive=True)]
-        assert any(KEEP_FREED_MEMORY.items() <= found.items() for found in environments)
-        began = time.time()
-        whole = await engine.generate(prompt, 8, seed=1, temperature=2.0)  # of many lengths
-        for completion in whole:
-            origin = completion.origin
-            assert origin is not None
-            assert origin.replica == "a1b2"
-            assert began - 0.1 <= origin.queued <= origin.first_token <= origin.done <= time.time() + 0.1
-            assert [(v.version, v.start) for v in completion.spans] == [(3, 0)]
-        shortest, *_, longest = sorted(whole, key=lambda c: len(c.tokens))
-        assert len(shortest.tokens) < len(longest.tokens) - 8
-        assert shortest.origin.done < longest.origin.done, "each has its own times"
-        for j in (0, 5):
-            (alone,) = await engine.generate(prompt, 1, seed=1 + j, temperature=2.0)
-            assert alone.tokens.tolist() == whole[j].tokens.tolist()
-            assert alone.logprobs == pytest.approx(whole[j].logprobs, abs=1e-4)
-
-    run(sampled())
+async def test_every_completion_says_where_and_when_it_was_sampled(engine: Any, prompt: Tokens) -> None:
+    assert engine.load.prefix_queries, "what the first token prepares is done"
+    assert not Path(os.environ["VLLM_RPC_BASE_PATH"]).exists(), "a kill would leave its sockets"
+    # The engine's own title overwrites its environment; what it was started with its tracker has too.
+    environments = [p.environ() for p in psutil.Process().children(recursive=True)]
+    assert any(KEEP_FREED_MEMORY.items() <= found.items() for found in environments)
+    began = time.time()
+    whole = await engine.generate(prompt, 8, seed=1, temperature=2.0)  # of many lengths
+    for completion in whole:
+        origin = completion.origin
+        assert origin is not None
+        assert origin.replica == "a1b2"
+        assert began - 0.1 <= origin.queued <= origin.first_token <= origin.done <= time.time() + 0.1
+        assert [(v.version, v.start) for v in completion.spans] == [(3, 0)]
+    shortest, *_, longest = sorted(whole, key=lambda c: len(c.tokens))
+    assert len(shortest.tokens) < len(longest.tokens) - 8
+    assert shortest.origin.done < longest.origin.done, "each has its own times"
+    for j in (0, 5):
+        (alone,) = await engine.generate(prompt, 1, seed=1 + j, temperature=2.0)
+        assert alone.tokens.tolist() == whole[j].tokens.tolist()
+        assert alone.logprobs == pytest.approx(whole[j].logprobs, abs=1e-4)
 
 
-def test_an_engine_that_gets_no_tokens_is_hung_unless_it_is_paused_for_weights(
-    served: tuple[Any, Runs], prompt: Tokens, monkeypatch: pytest.MonkeyPatch
+async def test_an_engine_that_gets_no_tokens_is_hung_unless_it_is_paused_for_weights(
+    engine: Any, prompt: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hora_rl.actors.generator import vllm_engine as module
 
-    engine, run = served
-
-    async def hangs() -> None:
-        await engine.generate(prompt, 8, seed=1, temperature=1.0)
-        monkeypatch.setattr(module, "STILL_S", 1.0)
-        await asyncio.sleep(1.5)
-        await engine.check_health()  # idle
-        never_end(monkeypatch)
-        answer = asyncio.create_task(engine.generate(prompt, N, seed=1, temperature=1.0))
-        while not engine.load.running:
-            await asyncio.sleep(0)
-        await engine.pause()
-        await asyncio.sleep(1.5)
+    await engine.generate(prompt, 8, seed=1, temperature=1.0)
+    monkeypatch.setattr(module, "STILL_S", 1.0)
+    await asyncio.sleep(1.5)
+    await engine.check_health()  # idle
+    never_end(monkeypatch)
+    answer = asyncio.create_task(engine.generate(prompt, N, seed=1, temperature=1.0))
+    while not engine.load.running:
+        await asyncio.sleep(0)
+    await engine.pause()
+    await asyncio.sleep(1.5)
+    await engine.check_health()
+    engine.paused_since = None  # as if it had stopped by itself
+    with pytest.raises(UnhealthyError):
         await engine.check_health()
-        engine.paused_since = None  # as if it had stopped by itself
-        with pytest.raises(UnhealthyError):
-            await engine.check_health()
-        await engine.resume()
-        assert {c.finish_reason for c in await answer} == {"length"}
-        await engine.check_health()
-
-    run(hangs())
+    await engine.resume()
+    assert {c.finish_reason for c in await answer} == {"length"}
+    await engine.check_health()
 
 
-def test_a_call_that_is_cancelled_leaves_no_sequence_running(
-    served: tuple[Any, Runs], prompt: Tokens, monkeypatch: pytest.MonkeyPatch
+async def test_a_call_that_is_cancelled_leaves_no_sequence_running(
+    engine: Any, prompt: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, run = served
-
-    async def cancelled() -> None:
-        kept = await engine.generate(prompt, 2, seed=1, temperature=1.0)
-        never_end(monkeypatch)
-        answer = asyncio.create_task(engine.generate(prompt, N, seed=1, temperature=1.0))
-        while engine.load.running < N:
-            await asyncio.sleep(0)
-        answer.cancel()
-        await asyncio.wait([answer])
-        assert answer.cancelled()
-        monkeypatch.undo()
-        again = await engine.generate(prompt, 2, seed=1, temperature=1.0)
-        assert [c.tokens.tolist() for c in again] == [c.tokens.tolist() for c in kept]
-        assert engine.load.running + engine.load.waiting <= 2, "the sequences of the call ended with it"
-
-    run(cancelled())
+    kept = await engine.generate(prompt, 2, seed=1, temperature=1.0)
+    never_end(monkeypatch)
+    answer = asyncio.create_task(engine.generate(prompt, N, seed=1, temperature=1.0))
+    while engine.load.running < N:
+        await asyncio.sleep(0)
+    answer.cancel()
+    await asyncio.wait([answer])
+    assert answer.cancelled()
+    monkeypatch.undo()
+    again = await engine.generate(prompt, 2, seed=1, temperature=1.0)
+    assert [c.tokens.tolist() for c in again] == [c.tokens.tolist() for c in kept]
+    assert engine.load.running + engine.load.waiting <= 2, "the sequences of the call ended with it"
 
 
 @pytest.mark.slow
-def test_every_number_of_sequences_does_not_take_memory_of_its_own() -> None:
+async def test_every_number_of_sequences_does_not_take_memory_of_its_own() -> None:
     """oneDNN compiles a matrix product for each number of rows."""
-    from hora_rl.actors.generator.vllm_engine import Engine
-
     config = load("tiny", ["rollout.max_response_tokens=2"])
     prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
 
-    async def run() -> float:
-        engine = Engine(config)
-        try:
-            await engine.label(0)
-            core = next(p for p in psutil.Process().children(recursive=True) if "VLLM::" in p.name())
-            before = 0.0
-            for n in range(1, 225):
-                await engine.generate(prompt, n, seed=n, temperature=1.0)
-                if n == 32:
-                    before = core.memory_info().rss
-            return (core.memory_info().rss - before) / 2**20
-        finally:
-            engine.shutdown()
-
-    grown = asyncio.run(run())
+    async with engine_of(config) as engine:
+        core = next(p for p in psutil.Process().children(recursive=True) if "VLLM::" in p.name())
+        before = 0.0
+        for n in range(1, 225):
+            await engine.generate(prompt, n, seed=n, temperature=1.0)
+            if n == 32:
+                before = core.memory_info().rss
+        grown = (core.memory_info().rss - before) / 2**20
     assert grown < 200, f"{grown:.0f} MiB for 192 numbers of sequences"
 
 
-def test_a_base_model_under_a_chat_template_ends_with_its_turn_and_gets_its_format_reward(
+async def test_a_base_model_under_a_chat_template_ends_with_its_turn_and_gets_its_format_reward(
     tmp_path: Path,
 ) -> None:
-    from hora_rl.actors.generator.vllm_engine import Engine
-
     says = "<think>1+1</think>\n<answer>2</answer>"
     limits = {"max_prompt_tokens": 700, "max_response_tokens": 128}
-    raw = {
-        "model": {"path": str(tmp_path), "dtype": "float32"},
-        "data": {"path": "d.jsonl"},
-        "rollout": limits,
-    }
-    config, tokenizer = Config.model_validate(raw), chat_tokenizer()
+    model = {"path": str(tmp_path), "dtype": "float32"}
+    config = Config.model_validate({"model": model, "data": {"path": "d.jsonl"}, "rollout": limits})
+    tokenizer = chat_tokenizer()
     prompt = render(tokenizer, "1+1=?", config.data)
     save_chat_model(tmp_path, tokenizer, prompt.tolist(), says)
 
-    async def run() -> list[Completion]:
-        engine = Engine(config)
-        try:
-            await engine.label(0)
-            return await engine.generate(prompt, 2, seed=1, temperature=0.01)
-        finally:
-            engine.shutdown()
-
-    for found in asyncio.run(run()):
+    async with engine_of(config) as engine:
+        completions = await engine.generate(prompt, 2, seed=1, temperature=0.01)
+    for found in completions:
         assert (found.text, found.finish_reason) == (says, "stop")
         assert found.tokens[-1] == tokenizer.convert_tokens_to_ids(TURN_END), "the end is trained too"
         assert format_reward(found.text) == 1.0

@@ -1,6 +1,5 @@
 """What keeps a vLLM engine from starting, or ends it, is said by name."""
 
-import asyncio
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from hora_rl.actors.generator.failure_notes import FailureNotes
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import load
 from hora_rl.common.weights.finite import not_finite, refuse_not_finite
+from tests.support.engines import engine_of
 
 ROOT = Path(__file__).parents[2]
 CHILD = """
@@ -57,10 +57,13 @@ def test_one_value_that_is_no_number_is_found_by_its_tensor_s_name(dtype: torch.
         refuse_not_finite(["d", "e"], "m")
 
 
-def nan_weights(folder: Path) -> None:
+def nan_weights(tmp_path: Path) -> Path:
+    """The demo's model with one value that is no number."""
+    folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "model", dirs_exist_ok=True))
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 @pytest.mark.system
@@ -74,28 +77,19 @@ def test_vllm_loads_files_and_refuses_the_first_tensor_that_is_no_number(tmp_pat
     loader: Any = get_model_loader(settings.load_config)
     whole = dict(loader.get_all_weights(settings.model_config, torch.nn.Module()))
     assert whole.keys() == load_file(folder / "model.safetensors").keys()
-    nan_weights(folder)
+    nan_weights(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.layers\.1\.mlp\.down_proj\.weight"):
         list(loader.get_all_weights(settings.model_config, torch.nn.Module()))
 
 
 @pytest.mark.system
 @pytest.mark.timeout(280)
-def test_an_engine_names_what_is_wrong_with_its_model(tmp_path: Path) -> None:
-    from hora_rl.actors.generator.vllm_engine import Engine
-
-    folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "model"))
-    nan_weights(folder)
-
-    async def start() -> None:
-        engine = Engine(load("tiny", [f"model.path={folder}"]))
-        try:
-            await engine.begin()
-        finally:
-            engine.shutdown()
+async def test_an_engine_names_what_is_wrong_with_its_model(tmp_path: Path) -> None:
+    folder = nan_weights(tmp_path)
 
     with pytest.raises(RunError) as caught:
-        asyncio.run(start())
+        async with engine_of(load("tiny", [f"model.path={folder}"])):
+            pass
     assert "model.layers.1.mlp.down_proj.weight" in str(caught.value)
     assert "root cause" not in str(caught.value)
 
@@ -105,8 +99,7 @@ def test_a_learner_names_the_weights_that_are_no_numbers(tmp_path: Path) -> None
     from hora_rl.learner.device import set_device
     from hora_rl.learner.engine import Engine
 
-    folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "model"))
-    nan_weights(folder)
+    folder = nan_weights(tmp_path)
     config = load("tiny", [f"model.path={folder}"])
     set_device(config.learner, config.run.seed, 0)
     with pytest.raises(ConfigError, match=r"model\.layers\.1\.mlp\.down_proj\.weight"):

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.load import load
+from tests.support.engines import engine_of
 
 
 class OneReplica:
@@ -86,56 +87,48 @@ def snapshot(
 
 @pytest.mark.system
 @pytest.mark.timeout(280)
-def test_a_broadcast_reaches_the_model_whole_or_not_at_all() -> None:
-    from hora_rl.actors.generator.vllm_engine import Engine
+async def test_a_broadcast_reaches_the_model_whole_or_not_at_all() -> None:
     from hora_rl.learner.weights.transfer_group import ATTEMPTS, TransferGroup
 
     config = load("tiny", ["weights.transport=gloo", "weights.update_limit_s=30"])
     prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
 
-    async def run() -> None:
-        engine = Engine(config)
+    async with engine_of(config) as engine:
 
         async def held() -> tuple[str, list[list[int]]]:
             answers = await engine.generate(prompt, 4, seed=1, temperature=1.0)
             return await engine.checksum(), [a.tokens.tolist() for a in answers]
 
-        try:
-            await engine.label(0)
-            first, replica = await held(), OneReplica(engine)
-            group = TransferGroup(config, None, replica)  # type: ignore[arg-type]
+        first, replica = await held(), OneReplica(engine)
+        group = TransferGroup(config, None, replica)  # type: ignore[arg-type]
 
-            async def send(version: int, **how: Any) -> None:
-                await asyncio.to_thread(group.send, snapshot(config, version, **how))
+        async def send(version: int, **how: Any) -> None:
+            await asyncio.to_thread(group.send, snapshot(config, version, **how))
 
-            await send(1)
-            assert await held() == first, "the same weights"
-            await send(2, factor=0.5)
-            second = await held()
-            assert second[0] != first[0]
-            assert second[1] != first[1]
+        await send(1)
+        assert await held() == first, "the same weights"
+        await send(2, factor=0.5)
+        second = await held()
+        assert second[0] != first[0]
+        assert second[1] != first[1]
 
-            await send(3, breaks=ATTEMPTS)  # a warning: no replica's trouble ends the learner
-            while replica.broken_off < ATTEMPTS:
-                await asyncio.sleep(0.05)
-            assert await held() == second, "as it was, and serving"
+        await send(3, breaks=ATTEMPTS)  # a warning: no replica's trouble ends the learner
+        while replica.broken_off < ATTEMPTS:
+            await asyncio.sleep(0.05)
+        assert await held() == second, "as it was, and serving"
 
-            await send(4, breaks=1)
-            assert await held() == first, "repeated in a group formed anew"
+        await send(4, breaks=1)
+        assert await held() == first, "repeated in a group formed anew"
 
-            gate = threading.Event()
-            sending = asyncio.create_task(send(5, factor=0.5, gate=gate))
-            while replica.arriving is None:
-                await asyncio.sleep(0.01)
-            assert await held() == first, "generation goes on while weights arrive"
-            assert not sending.done()
-            gate.set()
-            await sending
-            assert await held() == second
+        gate = threading.Event()
+        sending = asyncio.create_task(send(5, factor=0.5, gate=gate))
+        while replica.arriving is None:
+            await asyncio.sleep(0.01)
+        assert await held() == first, "generation goes on while weights arrive"
+        assert not sending.done()
+        gate.set()
+        await sending
+        assert await held() == second
 
-            await send(3)
-            assert await held() == second, "a learner that repeats steps takes nobody back"
-        finally:
-            engine.shutdown()
-
-    asyncio.run(run())
+        await send(3)
+        assert await held() == second, "a learner that repeats steps takes nobody back"

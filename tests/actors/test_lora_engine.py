@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 from hora_rl.common.config import Config
 from hora_rl.common.load import load
 from hora_rl.common.types import Completion, Tokens
-from tests.support.adapters import policy_with_adapter, published, scores
+from tests.support.adapters import errors, policy_with_adapter, published
 from tests.support.endless import N, never_end
+from tests.support.engines import engine_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 PROMPT = 80
@@ -41,89 +42,63 @@ class Served:
         return await self.engine.generate(self.prompt, n, seed=seed, temperature=1.0)
 
     def error(self, completions: list[Completion]) -> dict[int, float]:
-        """Largest |difference| to the learner's log-probs, by the version that the tokens are labelled
-        with."""
-        found = dict[int, float]()
-        for completion in completions:
-            for span in completion.spans:
-                wanted = scores(self.policies[span.version], self.prompt, completion)
-                part = slice(span.start, span.end)
-                gap = float(np.abs(wanted[part] - completion.logprobs[part]).max(initial=0.0))
-                found[span.version] = max(found.get(span.version, 0.0), gap)
-        return found
+        return errors(self.policies, self.prompt, completions)
 
 
 def configuration(*more: str) -> Config:
-    return load(
-        "tiny",
-        [
-            "learner.lora.rank=8",
-            "learner.lora.alpha=16",
-            "rollout.max_prompt_tokens=96",
-            "rollout.max_response_tokens=300",
-            *more,
-        ],
-    )
+    limits = ("rollout.max_prompt_tokens=96", "rollout.max_response_tokens=300")
+    return load("tiny", ["learner.lora.rank=8", "learner.lora.alpha=16", *limits, *more])
 
 
-def test_log_probs_are_those_of_the_labelled_version_with_cached_prompts_and_running_sequences(
+async def test_log_probs_are_those_of_the_labelled_version_with_cached_prompts_and_running_sequences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hora_rl.actors.generator.engine_args import CPU_BLOCK
-    from hora_rl.actors.generator.vllm_engine import Engine
 
     config = configuration()
 
-    async def run() -> None:
-        served = Served(Engine(config), config, tmp_path)
-        engine = served.engine
-        try:
-            await engine.begin()
-            never_end(monkeypatch)
-            assert served.error(await served.sample())[0] < EXACT
-            assert served.error(await served.sample(2))[0] < EXACT
-            assert engine.load.prefix_hits >= 2 * CPU_BLOCK, "the prompt is in the cache now"
+    async with engine_of(config) as engine:
+        served = Served(engine, config, tmp_path)
+        never_end(monkeypatch)
+        assert served.error(await served.sample())[0] < EXACT
+        assert served.error(await served.sample(2))[0] < EXACT
+        assert engine.load.prefix_hits >= 2 * CPU_BLOCK, "the prompt is in the cache now"
 
-            for version, seed in ((1, 1), (2, 2), (3, 1), (4, 4)):
-                served.prepare(version, seed)
-            first = await served.update(1)
-            assert served.error(await served.sample(3))[1] < EXACT, "the old cache is not used"
-            running = asyncio.create_task(served.sample(4, N))
-            while not engine.load.running:
-                await asyncio.sleep(0)
-            second = await served.update(2)
-            across = served.error(await running)
-            assert set(across) == {1, 2}, "sequences ran through the update"
-            assert max(across.values()) < EXACT
-            hits = engine.load.prefix_hits
-            after = served.error(await served.sample(5)) | served.error(await served.sample(6))
-            assert set(after) == {2}
-            assert after[2] < EXACT, "nothing of the old adapter's cache is used"
-            assert engine.load.prefix_hits > hits, "and the cache is in use"
+        for version, seed in ((1, 1), (2, 2), (3, 1), (4, 4)):
+            served.prepare(version, seed)
+        first = await served.update(1)
+        assert served.error(await served.sample(3))[1] < EXACT, "the old cache is not used"
+        running = asyncio.create_task(served.sample(4, N))
+        while not engine.load.running:
+            await asyncio.sleep(0)
+        second = await served.update(2)
+        across = served.error(await running)
+        assert set(across) == {1, 2}, "sequences ran through the update"
+        assert max(across.values()) < EXACT
+        hits = engine.load.prefix_hits
+        after = served.error(await served.sample(5)) | served.error(await served.sample(6))
+        assert set(after) == {2}
+        assert after[2] < EXACT, "nothing of the old adapter's cache is used"
+        assert engine.load.prefix_hits > hits, "and the cache is in use"
 
-            third = await served.update(3)
-            assert served.error(await served.sample(7))[3] < EXACT
-            assert first.checksum == third.checksum != second.checksum
-            assert 0.0 < first.checksum_s < first.pause_s
+        third = await served.update(3)
+        assert served.error(await served.sample(7))[3] < EXACT
+        assert first.checksum == third.checksum != second.checksum
+        assert 0.0 < first.checksum_s < first.pause_s
 
-            # The same update without an emptied cache, as vLLM's own loading in place would be.
-            await served.sample(8)
-            pause = engine._llm.pause_generation
-            monkeypatch.setattr(
-                engine._llm, "pause_generation", lambda mode, clear_cache: pause(mode=mode, clear_cache=False)
-            )
-            await served.update(4)
-            assert served.error(await served.sample(9))[4] > 0.1, "this test would see a stale cache"
-        finally:
-            engine.shutdown()
-
-    asyncio.run(run())
+        # The same update without an emptied cache, as vLLM's own loading in place would be.
+        await served.sample(8)
+        pause = engine._llm.pause_generation
+        monkeypatch.setattr(
+            engine._llm, "pause_generation", lambda mode, clear_cache: pause(mode=mode, clear_cache=False)
+        )
+        await served.update(4)
+        assert served.error(await served.sample(9))[4] > 0.1, "this test would see a stale cache"
 
 
-def test_an_adapter_that_does_not_fit_leaves_the_old_one_and_one_from_a_folder_is_served(
+async def test_an_adapter_that_does_not_fit_leaves_the_old_one_and_one_from_a_folder_is_served(
     tmp_path: Path,
 ) -> None:
-    from hora_rl.actors.generator.vllm_engine import Engine
     from hora_rl.learner.lora import write_adapter
 
     config = configuration()
@@ -132,24 +107,15 @@ def test_an_adapter_that_does_not_fit_leaves_the_old_one_and_one_from_a_folder_i
     write_adapter(tmp_path, published(start), config.model.path, config.learner.lora)
     config = configuration("learner.lora=null", f"model.adapter={tmp_path}")
 
-    async def run() -> None:
-        served = Served(Engine(config), configuration(), tmp_path)
+    async with engine_of(config) as engine:
+        served = Served(engine, configuration(), tmp_path)
         served.policies[0] = start
-        engine = served.engine
-        try:
-            await engine.begin()
-            assert served.error(await served.sample())[0] < EXACT
-            strange = {
-                name.replace("q_proj", "query"): t for name, t in published(served.policies[0]).items()
-            }
-            save_file(strange, tmp_path / "strange.safetensors")
-            await engine.receive({"version": 1, "path": str(tmp_path / "strange.safetensors")})
-            with pytest.raises(Exception, match=r"no place for 4 of 28 layers.*self_attn.query"):
-                await engine.install(1)
-            await engine._llm.resume_generation()
-            engine.paused_since = None
-            assert served.error(await served.sample(2)) == pytest.approx({0: 0.0}, abs=EXACT)
-        finally:
-            engine.shutdown()
-
-    asyncio.run(run())
+        assert served.error(await served.sample())[0] < EXACT
+        strange = {name.replace("q_proj", "query"): t for name, t in published(served.policies[0]).items()}
+        save_file(strange, tmp_path / "strange.safetensors")
+        await engine.receive({"version": 1, "path": str(tmp_path / "strange.safetensors")})
+        with pytest.raises(Exception, match=r"no place for 4 of 28 layers.*self_attn.query"):
+            await engine.install(1)
+        await engine._llm.resume_generation()
+        engine.paused_since = None
+        assert served.error(await served.sample(2)) == pytest.approx({0: 0.0}, abs=EXACT)

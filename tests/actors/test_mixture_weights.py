@@ -1,7 +1,6 @@
 """Families whose parameters have other names in memory than in a model's files: what the learner publishes is
 loaded by vLLM as a whole."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from transformers import AutoModelForCausalLM, Lfm2MoeConfig, MixtralConfig, Pre
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.load import ROOT, load
+from tests.support.engines import engine_of
 
 SHAPE = {
     "hidden_size": 128,
@@ -112,53 +112,36 @@ def test_every_copy_has_the_names_of_files(tmp_path: Path) -> None:
 @pytest.mark.system
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("family", [mixtral, pytest.param(qwen3_moe, marks=pytest.mark.slow)])
-def test_experts_that_are_one_tensor_in_memory_reach_the_engine(
+async def test_experts_that_are_one_tensor_in_memory_reach_the_engine(
     tmp_path: Path, family: Callable[..., Any]
 ) -> None:
-    from hora_rl.actors.generator.vllm_engine import Engine
-
     config, hf = saved(tmp_path / "model", family)
 
-    async def run() -> None:
-        engine = Engine(config)
-        try:
-            await engine.label(0)
+    async with engine_of(config) as engine:
+        assert await differences(engine, config, hf) < 1e-4
+        for version in (1, 2):
+            with torch.no_grad():
+                for name, parameter in hf.named_parameters():
+                    if "experts" in name or "embed" in name:
+                        parameter.mul_(2.0)
+            assert await differences(engine, config, hf) > 0.01, "the engine still has the old ones"
+            update = file_of(config, tmp_path / "weights", published(hf, version))
+            await engine.receive(update)
+            await engine.install(version)
             assert await differences(engine, config, hf) < 1e-4
-            for version in (1, 2):
-                with torch.no_grad():
-                    for name, parameter in hf.named_parameters():
-                        if "experts" in name or "embed" in name:
-                            parameter.mul_(2.0)
-                assert await differences(engine, config, hf) > 0.01, "the engine still has the old ones"
-                update = file_of(config, tmp_path / "weights", published(hf, version))
-                await engine.receive(update)
-                await engine.install(version)
-                assert await differences(engine, config, hf) < 1e-4
-        finally:
-            engine.shutdown()
-
-    asyncio.run(run())
 
 
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-def test_names_that_vllm_drops_are_an_error(tmp_path: Path) -> None:
-    from hora_rl.actors.generator.vllm_engine import Engine
+async def test_names_that_vllm_drops_are_an_error(tmp_path: Path) -> None:
     from hora_rl.learner.weights.host_copy import Snapshot
 
     config, hf = saved(tmp_path / "model", lfm2_moe)
     in_memory = [(name, p.detach()) for name, p in hf.named_parameters()]
     weights = Snapshot(1, in_memory, torch.device("cpu"))
 
-    async def run() -> None:
-        engine = Engine(config)
-        try:
-            await engine.label(0)
-            await engine.receive(file_of(config, tmp_path / "weights", weights))
-            with pytest.raises(Exception, match="got no weights of the learner's"):
-                await engine.install(1)
-        finally:
-            engine.shutdown()
-
-    asyncio.run(run())
+    async with engine_of(config) as engine:
+        await engine.receive(file_of(config, tmp_path / "weights", weights))
+        with pytest.raises(Exception, match="got no weights of the learner's"):
+            await engine.install(1)

@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.common.types import Completion, Tokens
 from hora_rl.learner.engine import load_model
 from hora_rl.learner.logprobs import Policy
-from tests.support.adapters import policy_with_adapter, published, scores
+from tests.support.adapters import errors, policy_with_adapter, published
 from tests.support.endless import N, never_end
+from tests.support.engines import engine_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 EXACT = 2e-4
@@ -44,17 +44,6 @@ def tensors(config: Config, of: Policy) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in of.hf.named_parameters()}
 
 
-def errors(policies: dict[int, Policy], prompt: Tokens, completions: list[Completion]) -> dict[int, float]:
-    """Largest |difference| to the learner's log-probs, by the version that the tokens are labelled with."""
-    found = dict[int, float]()
-    for completion in completions:
-        for span in completion.spans:
-            wanted, part = scores(policies[span.version], prompt, completion), slice(span.start, span.end)
-            gap = float(np.abs(wanted[part] - completion.logprobs[part]).max(initial=0.0))
-            found[span.version] = max(found.get(span.version, 0.0), gap)
-    return found
-
-
 def noting(did: list[str], name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     async def noted(*args: Any, **named: Any) -> Any:
         did.append(" ".join(map(str, [name, *args, *named.values()])))
@@ -66,7 +55,7 @@ def noting(did: list[str], name: str, call: Callable[..., Any]) -> Callable[...,
 @pytest.mark.parametrize(
     "more", [(), pytest.param(LORA, marks=pytest.mark.slow)], ids=["full weights", "adapter"]
 )
-def test_it_wakes_on_new_weights_and_every_token_is_of_the_version_it_is_labelled_with(
+async def test_it_wakes_on_new_weights_and_every_token_is_of_the_version_it_is_labelled_with(
     more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hora_rl.actors.generator import vllm_engine as module
@@ -78,48 +67,41 @@ def test_it_wakes_on_new_weights_and_every_token_is_of_the_version_it_is_labelle
     save_file(tensors(config, policies[1]), file)
     did = list[str]()
 
-    async def run() -> None:
-        engine = module.Engine(config)
-        try:
-            await engine.begin()
-            never_end(monkeypatch)
-            for name in ("sleep", "wake_up", "pause_generation", "resume_generation"):
-                monkeypatch.setattr(engine._llm, name, noting(did, name, getattr(engine._llm, name)))
-            label = "update_weight_version" if more else "finish_weight_update"
-            monkeypatch.setattr(engine._llm, label, noting(did, "label", getattr(engine._llm, label)))
-            running = asyncio.create_task(engine.generate(prompt, N, seed=1, temperature=1.0))
-            while not engine.load.running:
-                await asyncio.sleep(0)
-            await engine.sleep()
-            await engine.sleep()  # a learner that restarted asks again
-            monkeypatch.setattr(module, "STILL_S", 0.5)
-            came = asyncio.create_task(engine.generate(prompt, 2, seed=2, temperature=1.0))
-            await asyncio.sleep(2.0)
-            await engine.check_health()
-            assert not running.done()
-            assert not came.done()
-            await engine.receive({"version": 1, "path": str(file)})
-            installed = await engine.install(1)
-            assert 0.0 < installed.checksum_s < installed.pause_s < 1.9, "the sleep is not the update's"
-            across, after = errors(policies, prompt, await running), errors(policies, prompt, await came)
-            assert set(across) == {0, 1}, "sequences are kept"
-            assert max(across.values()) < EXACT
-            assert set(after) == {1}
-            assert after[1] < EXACT
-            assert did == ["sleep 1 keep", "wake_up ['weights']", "label 1", "wake_up ['kv_cache']"]
+    async with engine_of(config) as engine:
+        never_end(monkeypatch)
+        for name in ("sleep", "wake_up", "pause_generation", "resume_generation"):
+            monkeypatch.setattr(engine._llm, name, noting(did, name, getattr(engine._llm, name)))
+        label = "update_weight_version" if more else "finish_weight_update"
+        monkeypatch.setattr(engine._llm, label, noting(did, "label", getattr(engine._llm, label)))
+        running = asyncio.create_task(engine.generate(prompt, N, seed=1, temperature=1.0))
+        while not engine.load.running:
+            await asyncio.sleep(0)
+        await engine.sleep()
+        await engine.sleep()  # a learner that restarted asks again
+        monkeypatch.setattr(module, "STILL_S", 0.5)
+        came = asyncio.create_task(engine.generate(prompt, 2, seed=2, temperature=1.0))
+        await asyncio.sleep(2.0)
+        await engine.check_health()
+        assert not running.done()
+        assert not came.done()
+        await engine.receive({"version": 1, "path": str(file)})
+        installed = await engine.install(1)
+        assert 0.0 < installed.checksum_s < installed.pause_s < 1.9, "the sleep is not the update's"
+        across, after = errors(policies, prompt, await running), errors(policies, prompt, await came)
+        assert set(across) == {0, 1}, "sequences are kept"
+        assert max(across.values()) < EXACT
+        assert set(after) == {1}
+        assert after[1] < EXACT
+        assert did == ["sleep 1 keep", "wake_up ['weights']", "label 1", "wake_up ['kv_cache']"]
 
-            did.clear()
-            await engine.sleep()
-            late = asyncio.create_task(engine.generate(prompt, 2, seed=3, temperature=1.0))
-            await engine.wake()
-            await engine.wake()
-            assert errors(policies, prompt, await late)[1] < EXACT, "without new weights, on the old ones"
-            assert did == ["sleep 1 keep", "wake_up ['weights']", "wake_up ['kv_cache']"]
-            await engine.check_health()
-        finally:
-            engine.shutdown()
-
-    asyncio.run(run())
+        did.clear()
+        await engine.sleep()
+        late = asyncio.create_task(engine.generate(prompt, 2, seed=3, temperature=1.0))
+        await engine.wake()
+        await engine.wake()
+        assert errors(policies, prompt, await late)[1] < EXACT, "without new weights, on the old ones"
+        assert did == ["sleep 1 keep", "wake_up ['weights']", "wake_up ['kv_cache']"]
+        await engine.check_health()
 
 
 def test_an_engine_that_could_not_free_its_memory_is_refused() -> None:
