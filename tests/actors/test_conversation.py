@@ -12,9 +12,10 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from hora_rl.actors.environment.conversation import Conversation, History
 from hora_rl.actors.environment.template import Template
 from hora_rl.common.errors import EnvironmentFault
-from hora_rl.common.types import Completion, FinishReason, VersionSpan
+from hora_rl.common.types import Completion
 from hora_rl.deploy.demo.tokenizer import make_tokenizer
 from hora_rl.learner.turns import sequences
+from tests.support.groups import completion as answer
 from tests.support.groups import rollout
 
 # Control tokens of each family, its end of a turn first.
@@ -63,12 +64,6 @@ def whole(family: str, messages: list[dict[str, str]]) -> np.ndarray:
 
 def begun(family: str, history: History = "append") -> Conversation:
     return Conversation(Template(tokenizer_of(family)), OPENING, whole(family, OPENING), history)
-
-
-def answer(tokens: Any, text: str = "x", finish: FinishReason = "stop", version: int = 0) -> Completion:
-    found = np.asarray(tokens, np.int32)
-    spans = (VersionSpan(version, 0, len(found)),)
-    return Completion(text, found, np.full(len(found), -1.0, np.float32), finish, spans)
 
 
 def say(conversation: Conversation, made: Completion, *new: dict[str, str]) -> np.ndarray:

@@ -3,11 +3,10 @@ again, or refused by name; a lost one is never a wrong answer."""
 
 import asyncio
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hora_rl.actors.environment.between import between
@@ -26,17 +25,17 @@ from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
 from hora_rl.common.errors import ConfigError, EnvironmentFault
 from hora_rl.common.load import load
-from hora_rl.common.types import Completion, Tokens, VersionSpan
+from hora_rl.common.types import Completion, Tokens
+from tests.support.groups import completion
 
 GUESS = load("tiny-guess")
 TOKENIZER = load_tokenizer(GUESS.model.path)
 ROW = Row(0, "n=", "5")
+RENDER = ("environment.history=render",)
 
 
 def said(text: str, version: int = 0) -> Completion:
-    tokens = np.asarray(TOKENIZER.encode(text, add_special_tokens=False), np.int32)
-    spans = (VersionSpan(version, 0, len(tokens)),)
-    return Completion(text, tokens, np.full(len(tokens), -0.5, np.float32), "length", spans)
+    return completion(TOKENIZER.encode(text, add_special_tokens=False), text, "length", version)
 
 
 class Script:
@@ -62,7 +61,8 @@ def run(function: Any, script: Any, config: Config = GUESS, row: Row = ROW, tool
     conversation = Conversation(Template(TOKENIZER, config.data.chat), opening, prompt.tokens)
     policy = Policy(conversation, script, config, 0)
     limit_s, names = config.environment.time_limit_s, config.reward.names
-    return asyncio.run(run_episode(function, row, conversation, policy, tools, limit_s, names))
+    own = EpisodeTools(tools, policy)
+    return asyncio.run(run_episode(function, row, conversation, policy, own, limit_s, names))
 
 
 def limited(**settings: object) -> Config:
@@ -143,19 +143,12 @@ async def ignores_its_end(row: Row, policy: Any, sandbox: Any) -> Episode:
     return Episode({"solved": 1.0})
 
 
-async def no_success(row: Row, policy: Any, sandbox: Any) -> Episode:
-    await policy.generate()
-    return Episode({"speed": 1.0})
+def returns(result: object) -> Any:
+    async def episode(row: Row, policy: Any, sandbox: Any) -> Any:
+        await policy.generate()
+        return result
 
-
-async def nan(row: Row, policy: Any, sandbox: Any) -> Episode:
-    await policy.generate()
-    return Episode({"solved": float("nan")})
-
-
-async def returns_a_number(row: Row, policy: Any, sandbox: Any) -> Any:
-    await policy.generate()
-    return 1.0
+    return episode
 
 
 async def says_nothing(row: Row, policy: Any, sandbox: Any) -> Episode:
@@ -185,9 +178,13 @@ async def asks_twice(row: Row, policy: Any, sandbox: Any) -> Episode:
         (raises, "raises", "raises KeyError: 'n='"),
         (hangs, "hangs", "hangs for more than 0.3 s of its own"),
         (ignores_its_end, "hangs", "hangs for more than 0.3 s of its own"),
-        (no_success, "gives", "gives no reward 'solved', which the configuration uses .it gives: speed."),
-        (nan, "gives", "gives nan as reward 'solved'"),
-        (returns_a_number, "returns", "returns float, not an Episode"),
+        (
+            returns(Episode({"speed": 1.0})),
+            "gives",
+            "gives no reward 'solved', which the configuration uses .it gives: speed.",
+        ),
+        (returns(Episode({"solved": float("nan")})), "gives", "gives nan as reward 'solved'"),
+        (returns(1.0), "returns", "returns float, not an Episode"),
         (says_nothing, "ends", "before the policy had a turn"),
         (rewrites, "changes", "message 0 is not what was said"),
         (speaks_for_the_policy, "changes", "what the assistant says is the policy's to sample"),
@@ -275,17 +272,14 @@ def test_the_calculator_answers_until_it_is_asked_no_more() -> None:
 
 @pytest.mark.timeout(120)
 def test_programs_run_in_the_sandbox_and_what_they_print_is_data() -> None:
-    tools = SandboxTools(2)
     program = "```python\nprint(6 * 7, '<eos>')\n```"
     hostile = "```python\nimport socket\nsocket.socket()\n```"
     loud = "```python\nprint('x' * 5000)\n```"
-    try:
-        script = Script(program, hostile, loud, "42")
-        room = ["environment.max_given_tokens=6000", "rollout.max_response_tokens=300"]
-        config = load("tiny", ["environment.path=python", *room, "learner.tokens_per_microbatch=8192"])
+    script = Script(program, hostile, loud, "42")
+    room = ["environment.max_given_tokens=6000", "rollout.max_response_tokens=300"]
+    config = load("tiny", ["environment.path=python", *room, "learner.tokens_per_microbatch=8192"])
+    with closing(SandboxTools(2)) as tools:
         made = run(python_tool, script, config, Row(0, "6*7=?", "42"), tools)
-    finally:
-        tools.close()
     heard = [TOKENIZER.decode(turn.given) for turn in made.turns[1:]]
     assert "42 < eos>" in heard[0]
     assert "PermissionError" in heard[1] or "Error" in heard[1]
@@ -301,19 +295,22 @@ def test_an_environment_that_cannot_be_one_is_refused_by_name() -> None:
     ):
         with pytest.raises(ConfigError, match=reason):
             load_environment(name)
-    with pytest.raises(ConfigError, match="is none of guess, calculator, python"):
-        load("tiny-guess", ["environment.path=chess"])
-    with pytest.raises(ConfigError, match=r"environment.max_turns .5000.: .*less than or equal to 4096"):
-        load("tiny-guess", ["environment.max_turns=5000"])
-    with pytest.raises(ConfigError, match=r"reward 'episode.solved' is given by an environment, and"):
-        load("tiny-guess", ["environment.path=null"])
-    rendered = ["environment.history=render", "data.chat=true"]
-    with pytest.raises(ConfigError, match=r"learner.objective.ratio .sequence. takes a rollout as one"):
-        load("tiny-guess", [*rendered, "learner.objective.ratio=sequence"])
-    with pytest.raises(ConfigError, match=r"environment.history .render. shows .* and data.chat is false"):
-        load("tiny-guess", ["environment.history=render", "data.chat=false"])
-    with pytest.raises(ConfigError, match=r"environment.max_given_tokens = 8 \+ 3 \+ 9000 = 9011"):
-        load("tiny-guess", ["environment.max_given_tokens=9000"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (["environment.path=chess"], "is none of guess, calculator, python"),
+        (["environment.max_turns=5000"], r"environment.max_turns .5000.: .*less than or equal to 4096"),
+        (["environment.path=null"], r"reward 'episode.solved' is given by an environment, and"),
+        ([*RENDER, "data.chat=true", "learner.objective.ratio=sequence"], "takes a rollout as one"),
+        ([*RENDER, "data.chat=false"], r"environment.history .render. shows .* and data.chat is false"),
+        (["environment.max_given_tokens=9000"], r"environment.max_given_tokens = 8 \+ 3 \+ 9000 = 9011"),
+    ],
+)
+def test_settings_that_no_environment_can_have_are_refused(settings: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load("tiny-guess", settings)
 
 
 def test_an_environment_may_catch_its_limit_and_give_partial_credit() -> None:
@@ -355,12 +352,4 @@ def test_time_in_the_sandbox_is_not_the_environment_s_own() -> None:
         await policy.generate()
         return Episode({"solved": float(await sandbox.python("print(7)") == "7")})
 
-    async def inside() -> Completion:
-        config = limited(time_limit_s=0.3)
-        prompt = make_prompt(TOKENIZER, 0, ROW, config.data)
-        conversation = Conversation(Template(TOKENIZER, config.data.chat), [], prompt.tokens)
-        policy = Policy(conversation, Script("1"), config, 0)
-        tools, names = EpisodeTools(Busy(), policy), config.reward.names
-        return await run_episode(uses, ROW, conversation, policy, tools, 0.3, names)
-
-    assert asyncio.run(inside()).rewards == {"solved": 1.0}
+    assert run(uses, Script("1"), limited(time_limit_s=0.3), tools=Busy()).rewards == {"solved": 1.0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hora_rl.common.types import Prompt
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.run_checks import TASK, examine
 from tests.support.groups import group, rollout
+from tests.support.handles import Handle
 
 OWN = """
 import asyncio
@@ -66,32 +67,25 @@ def answers(*texts: str) -> list[Answer]:
     return [Answer("3+4=?", text, "7", {}, 5, tokens=len(text)) for text in texts]
 
 
-def score(*names: str, texts: tuple[str, ...] = ("7", "it is 7", "8")) -> list[dict[str, float]]:
+async def score(*names: str, texts: tuple[str, ...] = ("7", "it is 7", "8")) -> list[dict[str, float]]:
     """Rewards of one group: of each completion alone, and among the others."""
-
-    async def work() -> list[dict[str, float]]:
-        pool = VerifierPool(Reward(weights={f"{MODULE}:{name}": 1.0 for name in names}))
-        try:
-            alone = await pool.score_batch(answers(*texts))
-            among = await pool.score_group(answers(*texts))
-        finally:
-            pool.close()
-        return [a | b for a, b in zip(alone, among, strict=True)]
-
-    found = asyncio.run(work())
+    with closing(VerifierPool(Reward(weights={f"{MODULE}:{name}": 1.0 for name in names}))) as pool:
+        alone = await pool.score_batch(answers(*texts))
+        among = await pool.score_group(answers(*texts))
+    found = [a | b for a, b in zip(alone, among, strict=True)]
     return [{name.partition(":")[2]: value for name, value in each.items()} for each in found]
 
 
-def test_a_group_reward_sees_all_completions_and_returns_one_value_for_each() -> None:
-    assert score("shortest", "judged", "plain") == [
+async def test_a_group_reward_sees_all_completions_and_returns_one_value_for_each() -> None:
+    assert await score("shortest", "judged", "plain") == [
         {"shortest": 1.0, "judged": 0.0, "plain": 0.5},
         {"shortest": 0.0, "judged": 0.5, "plain": 0.5},
         {"shortest": 1.0, "judged": 1.0, "plain": 0.5},
     ]
 
 
-def test_named_numbers_are_rewards_each_and_only_those_that_are_asked_for_are_kept() -> None:
-    assert score("parts[exact]", "shares[of]", "shares[place]", texts=("7", "8")) == [
+async def test_named_numbers_are_rewards_each_and_only_those_that_are_asked_for_are_kept() -> None:
+    assert await score("parts[exact]", "shares[of]", "shares[place]", texts=("7", "8")) == [
         {"parts[exact]": 1.0, "shares[of]": 2.0, "shares[place]": 0.0},
         {"parts[exact]": 0.0, "shares[of]": 2.0, "shares[place]": 1.0},
     ]
@@ -108,9 +102,9 @@ def test_named_numbers_are_rewards_each_and_only_those_that_are_asked_for_are_ke
         ("plain[exact]", "returned 0.5, not numbers by name (row 5, problem '3+4=?'): it has no part"),
     ],
 )
-def test_what_does_not_fit_is_one_line_with_the_reward_and_the_row(name: str, line: str) -> None:
+async def test_what_does_not_fit_is_one_line_with_the_reward_and_the_row(name: str, line: str) -> None:
     with pytest.raises(ValueError, match="reward ") as failed:
-        score(name)
+        await score(name)
     assert line in str(failed.value)
     assert "\n" not in str(failed.value)
 
@@ -136,7 +130,7 @@ def test_success_and_the_gate_go_by_rewards_that_phase_a_can_count() -> None:
     assert group_functions(Reward(weights={named: 1.0}, success=named), None) == ()
 
 
-def test_the_coordinator_ranks_what_rewards_saw_from_the_tokens_that_are_kept() -> None:
+async def test_the_coordinator_ranks_what_rewards_saw_from_the_tokens_that_are_kept() -> None:
     """As text that a model wrote: without its end, which a cut completion does not have."""
     tokenizer = load_tokenizer("deploy/demo/model")
     end, said = tokenizer.eos_token_id, tokenizer.encode("7+8", add_special_tokens=False)
@@ -146,21 +140,11 @@ def test_the_coordinator_ranks_what_rewards_saw_from_the_tokens_that_are_kept() 
         rollout([*said, end], phase="B"),
     ]
     prompt = Prompt(4, "7+8=?", "15", np.zeros(1, np.int32), prefill="<think>", row={"column": 1})
-    asked: list[Answer] = []
-
-    class Handle:
-        def options(self, method_name: str) -> Any:
-            assert method_name == "score_group"
-            return self
-
-        async def remote(self, items: list[Answer]) -> list[dict[str, float]]:
-            asked.extend(items)
-            return [{"x:rank": float(i)} for i in range(len(items))]
-
-    config, handle = tiny(weights={f"{MODULE}:shortest": 1.0}), Handle()
+    handle = Handle(lambda items: [{"x:rank": float(i)} for i in range(len(items))])
+    config = tiny(weights={f"{MODULE}:shortest": 1.0})
     rank = group_calls(handle, config, LastTexts(tokenizer))  # type: ignore[arg-type]
-    found = asyncio.run(rank(prompt, group(4, rollouts, pre_rollouts=2)))
-    assert asked == [
+    found = await rank(prompt, group(4, rollouts, pre_rollouts=2))
+    assert handle.asked[0] == [
         Answer("7+8=?", "<think>7+8", "15", {"column": 1}, 4, n, how)
         for n, how in ((4, "stop"), (3, "length"), (4, "stop"))
     ]

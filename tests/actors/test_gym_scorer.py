@@ -1,6 +1,6 @@
 """Answers to tasks of reasoning-gym, judged by the tasks' own scorers in the sandbox."""
 
-import asyncio
+from contextlib import closing
 
 import pytest
 
@@ -22,34 +22,26 @@ def first_row(task):
     return load_dataset(Data(path=f"reasoning_gym:{task}", limit=1), gold_test(REWARD)).rows[0]
 
 
-def scored(*answers):
+async def scored(*answers):
     """What each (row, text) earns."""
-
-    async def score():
-        pool = VerifierPool(REWARD)
-        try:
-            return await pool.score_batch(
-                [Answer(row.problem, rf"\boxed{{{text}}}", row.answer, row.columns) for row, text in answers]
-            )
-        finally:
-            pool.close()
-
-    return [rewards["accuracy"] for rewards in asyncio.run(score())]
+    asked = [Answer(row.problem, rf"\boxed{{{text}}}", row.answer, row.columns) for row, text in answers]
+    with closing(VerifierPool(REWARD)) as pool:
+        return [rewards["accuracy"] for rewards in await pool.score_batch(asked)]
 
 
-def test_gold_answers_are_right_and_others_are_not():
+async def test_gold_answers_are_right_and_others_are_not():
     rows = [first_row(task) for task in TASKS]
-    assert scored(*((row, row.answer) for row in rows)) == [1.0] * len(rows)
-    wrong = scored(*((row, "it cannot be said") for row in rows))
+    assert await scored(*((row, row.answer) for row in rows)) == [1.0] * len(rows)
+    wrong = await scored(*((row, "it cannot be said") for row in rows))
     assert all(0.0 <= score < 0.1 for score in wrong)
 
 
-def test_another_right_answer_and_part_of_one_are_the_scorers_to_judge():
+async def test_another_right_answer_and_part_of_one_are_the_scorers_to_judge():
     row = first_row("countdown")
-    assert scored((row, f"0 + {row.answer}"), (row, row.answer.replace("*", " * "))) == [0.05, 1.0]
+    assert await scored((row, f"0 + {row.answer}"), (row, row.answer.replace("*", " * "))) == [0.05, 1.0]
 
 
-def test_an_answer_that_is_python_reaches_nothing_and_ends_in_time(tmp_path):
+async def test_an_answer_that_is_python_reaches_nothing_and_ends_in_time(tmp_path):
     """The first scorer evaluates lists, the second whatever sympy takes for an expression."""
     mark = tmp_path / "mark"
     mark.write_text("here")
@@ -63,7 +55,7 @@ def test_an_answer_that_is_python_reaches_nothing_and_ends_in_time(tmp_path):
         "[' ' * 8 * 2**30]",
     ]
     rows = [first_row("string_insertion"), first_row("countdown")]
-    assert max(scored(*((row, text) for row in rows for text in hostile))) < 0.1
+    assert max(await scored(*((row, text) for row in rows for text in hostile))) < 0.1
     assert mark.read_text() == "here"
 
 

@@ -10,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
@@ -21,8 +20,9 @@ from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
 from hora_rl.common.errors import ConfigError, EnvironmentFault
 from hora_rl.common.load import load
-from hora_rl.common.types import Completion, Failed, SamplingRequest, VersionSpan
+from hora_rl.common.types import Completion, Failed, SamplingRequest
 from hora_rl.deploy.verifiers_rows import problem_of, write_rows
+from tests.support.groups import completion
 from tests.support.verifiers_python import PYTHON, ROOT, needs_verifiers
 
 KINDS = ("good", "raises", "hangs", "rewrites", "rubric", "silent", "leaks", "dies")  # of verifiers_rooms
@@ -47,15 +47,11 @@ class Turns:
         self._words = sorted(set(range(len(TOKENIZER))) - set(TOKENIZER.all_special_ids))
 
     def __call__(self, version: int, episode: str) -> Any:
-        del episode
-
         async def generate(request: SamplingRequest) -> list[Completion]:
             n = min(request.max_tokens or 1, 7)
-            tokens = np.asarray(self._chance.choices(self._words, k=n), np.int32)
+            self.sampled.append(tokens := self._chance.choices(self._words, k=n))
             text = TOKENIZER.decode(tokens, skip_special_tokens=True)
-            self.sampled.append(tokens.tolist())
-            spans = (VersionSpan(version, 0, n),)
-            return [Completion(text, tokens, np.full(n, -0.5, np.float32), "stop", spans)]
+            return [completion(tokens, text, version=version)]
 
         return generate
 
@@ -81,14 +77,14 @@ def played(config: Config, tasks: list[int], turns: Any = None) -> tuple[list[An
     return asyncio.run(inside()), counts
 
 
-def test_a_python_without_the_library_is_refused_with_the_remedy() -> None:
+async def test_a_python_without_the_library_is_refused_with_the_remedy() -> None:
     async def start(python: str) -> None:
         await VerifiersEnvironment(configured(python=python).environment.verifiers, "run").start()
 
     with pytest.raises(ConfigError, match=r"has no verifiers 0\.4\.0: install requirements/verifiers\.txt"):
-        asyncio.run(start(sys.executable))
+        await start(sys.executable)
     with pytest.raises(ConfigError, match=r"environment\.verifiers\.python \(/no/such\): No such file"):
-        asyncio.run(start("/no/such"))
+        await start("/no/such")
 
 
 def test_path_and_section_go_together() -> None:
@@ -131,14 +127,14 @@ class TestWithTheLibrary:
         found, counts = played(config, list(range(12)), turns)
         sampled = iter(turns.sampled)
         changed = 0
-        for (completion,) in found:
-            sizes = [t.sampled for t in completion.turns] or [len(completion.tokens)]
+        for (one,) in found:
+            sizes = [t.sampled for t in one.turns] or [len(one.tokens)]
             own = [next(sampled) for _ in sizes]
-            assert completion.tokens.tolist() == [t for turn in own for t in turn]
+            assert one.tokens.tolist() == [t for turn in own for t in turn]
             assert [len(turn) for turn in own] == sizes
-            assert completion.rewards["solved"] in (0.0, 1.0)
-            text = TOKENIZER.decode(completion.tokens, skip_special_tokens=True)
-            changed += TOKENIZER.encode(text, add_special_tokens=False) != completion.tokens.tolist()
+            assert one.rewards["solved"] in (0.0, 1.0)
+            text = TOKENIZER.decode(one.tokens, skip_special_tokens=True)
+            changed += TOKENIZER.encode(text, add_special_tokens=False) != one.tokens.tolist()
         assert next(sampled, None) is None
         assert counts["episodes"] == 12
         assert counts["episode_turns"] > 24

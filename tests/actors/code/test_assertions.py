@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -146,9 +147,8 @@ FOOLS_NOBODY = {
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    found = Runner(Limits(seconds=2.0, memory=256 << 20))
-    yield found
-    found.close()
+    with closing(Runner(Limits(seconds=2.0, memory=256 << 20))) as found:
+        yield found
 
 
 def judged(runner: Runner, program: str, tests: str, entry: str = "") -> Verdict:
@@ -241,16 +241,11 @@ def test_an_import_that_fails_in_the_program_is_its_own_fault(runner: Runner) ->
 
 @pytest.mark.system
 def test_time_is_the_program_s_where_it_takes_it_and_the_tests_where_they_do() -> None:
-    runner = Runner(Limits(seconds=0.5))
-    try:
+    with closing(Runner(Limits(seconds=0.5))) as runner:
         slow = judged(runner, "def add(a, b):\n    while True: pass", ADDED)
-        assert not slow.right
-        assert not slow.judge_ended
+        assert (slow.right, slow.judge_ended) == (False, False)
         made = judged(runner, "def add(a, b): return 10**12", "for i in range(add(1, 2)): pass")
-        assert not made.right
-        assert made.judge_ended
+        assert (made.right, made.judge_ended) == (False, True)
         silent = judged(runner, "import os\ndef add(a, b): return os.read(3, 1 << 16)", ADDED)
         assert not silent.right
         assert judged(runner, ADD, ADDED).right
-    finally:
-        runner.close()

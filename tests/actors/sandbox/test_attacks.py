@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,8 @@ ROOT = Path(__file__).parents[3]
 def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     if "landlock" in request.param and os.geteuid() != 0:
         pytest.skip("a user of its own needs root")
-    sandbox = Sandbox(without=request.param)
-    yield sandbox
-    sandbox.close()
+    with closing(Sandbox(without=request.param)) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,7 @@ def test_a_hostile_program_harms_nothing(
     before = state(folder)
     outcome = box.run(source, limits=LIMITS)
     assert b"HARM" not in outcome.out, outcome
+    assert outcome.kind == "output" or name not in ("endless output", "endless errors")
     assert SECRET.encode() not in outcome.out + outcome.err
     assert len(outcome.out) <= OUTPUT
     assert len(outcome.err) <= OUTPUT
@@ -98,34 +99,23 @@ print(held)
 
 def test_a_program_holds_nothing_of_a_caller_that_has_many_files_open() -> None:
     """The caller's socket has a high number then: a program could forge outcomes through it."""
-    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(150)]
-    sandbox = Sandbox()
-    try:
+    with ExitStack() as opened:
+        for _ in range(150):
+            opened.enter_context(open(os.devnull, "rb"))
+        sandbox = opened.enter_context(closing(Sandbox()))
         assert sandbox.run(HELD).out == b"[]\n"
         assert sandbox.run("print(1)").out == b"1\n"
-    finally:
-        sandbox.close()
-        for file in files:
-            os.close(file)
-
-
-@pytest.mark.parametrize("name", ["endless output", "endless errors"])
-def test_endless_output_is_cut_by_the_kernel(name: str, box: Sandbox) -> None:
-    assert box.run(PRELUDE + ATTACKS[name], limits=LIMITS).kind == "output"
 
 
 @pytest.mark.system
 @pytest.mark.core
 @pytest.mark.parametrize("name", SLOW)
 def test_a_program_that_takes_its_time_is_ended(name: str) -> None:
-    sandbox = Sandbox()
-    try:
+    with closing(Sandbox()) as sandbox:
         outcome = sandbox.run(PRELUDE + SLOW[name], limits=SHORT)
         assert outcome.kind in ("time", "wall")
         assert outcome.wall_s < SHORT.wall + 5
         assert sandbox.run("print(1)").out == b"1\n"
-    finally:
-        sandbox.close()
 
 
 PLAIN = (
