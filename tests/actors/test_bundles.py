@@ -2,14 +2,11 @@
 cancelled."""
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hora_rl.actors.bundles import Bundled, packed
+from hora_rl.actors.bundles import Bundled
 
 
 class Sent:
@@ -68,17 +65,6 @@ async def test_a_bundle_goes_on_for_those_who_still_wait_and_is_cancelled_when_n
     assert [t.cancelled() for t in tasks] == [True, False, True, True]
 
 
-async def test_who_is_cancelled_before_the_bundle_leaves_is_not_in_it() -> None:
-    sent = Sent()
-    sent.go.set()
-    ask = Bundled(sent, lambda n: 1, most=9)
-    one, two = asyncio.create_task(ask(1)), asyncio.create_task(ask(2))
-    asyncio.get_running_loop().call_soon(one.cancel)
-    assert await two == 20
-    assert sent.calls in ([[2]], [[1, 2]])
-    assert one.cancelled()
-
-
 async def test_a_call_that_answers_for_too_few_is_an_error_and_leaves_nobody_waiting() -> None:
     async def short(items: Sequence[int]) -> list[int]:
         return [0]
@@ -86,13 +72,3 @@ async def test_a_call_that_answers_for_too_few_is_an_error_and_leaves_nobody_wai
     ask = Bundled(short, lambda n: 1, most=2)
     with pytest.raises(RuntimeError, match="a call for 2 items was answered for 1"):
         await asyncio.wait_for(asyncio.gather(ask(1), ask(2)), 5)
-
-
-@given(st.lists(st.integers(1, 20)), st.integers(1, 16))
-def test_bundles_hold_all_in_order_and_no_two_neighbours_would_fit_in_one(
-    sizes: list[int], most: int
-) -> None:
-    bundles = list(packed(sizes, lambda n: n, most))
-    assert [n for bundle in bundles for n in bundle] == sizes
-    assert all(sum(bundle) <= most or len(bundle) == 1 for bundle in bundles)
-    assert all(sum(one) + two[0] > most for one, two in itertools.pairwise(bundles))

@@ -14,7 +14,6 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import read_state
 from tests.support.cycles import (
     G0,
-    SHARDS,
     Counting,
     G,
     N,
@@ -105,28 +104,21 @@ async def test_sizes_as_if_are_those_of_the_other_rule_once_the_gate_is_open(red
         assert found.sizes_as_if == tuple((G0 + allocate([0, 2], G0, 2 * (G - G0))).tolist()) != (G, G)
 
 
-async def test_a_cycle_counts_with_the_mean_of_its_shards_formats(redis_url: str) -> None:
-    config = config_of("mean", **{"allocation.warmup.cycles": 1, "allocation.warmup.format_reward": 0.8})
+@pytest.mark.parametrize("reward", ["format", "accuracy"])
+async def test_a_cycle_counts_with_the_mean_of_its_shards_rewards_of_the_name(
+    redis_url: str, reward: str
+) -> None:
+    warmup = {"allocation.warmup.cycles": 1, "allocation.warmup.format_reward": 0.8}
+    config = config_of(f"mean-{reward}", **warmup, **{"allocation.warmup.reward": reward})
     async with coordinators(redis_url, config) as coordinator:
         cycles = coordinator()
-        for cycle, formats in enumerate([(0.7, 0.8), (0.7, 1.0)]):
-            for shard, format in enumerate(formats):
-                await cycles.complete(report(config, cycle, shard, format))
+        for cycle, means in enumerate([(0.7, 0.8), (0.7, 1.0)]):
+            for shard, mean in enumerate(means):
+                rewards = {"format": 1.0, "accuracy": 1.0, reward: mean}
+                await cycles.complete(report(config, cycle, shard) | {"rewards": rewards})
         assert [cycles.of(b).rule for b in range(3)] == ["uniform", "uniform", "hit_utility"]
     state = read_state(connect(redis_url), config.run.name)
     assert (state.gate_open, state.gate_seen, state.gate_mean) == (True, 2, pytest.approx(0.85)), "for views"
-
-
-async def test_the_gate_watches_the_reward_that_is_named(redis_url: str) -> None:
-    warmup = {"allocation.warmup.cycles": 1, "allocation.warmup.reward": "accuracy"}
-    config = config_of("named", **warmup)
-    async with coordinators(redis_url, config) as coordinator:
-        cycles = coordinator()
-        for cycle, accuracy in enumerate((0.0, 0.9)):
-            for shard in range(SHARDS):
-                told = report(config, cycle, shard) | {"rewards": {"format": 1.0, "accuracy": accuracy}}
-                await cycles.complete(told)
-        assert [cycles.of(b).rule for b in range(3)] == ["uniform", "uniform", "hit_utility"]
 
 
 async def test_once_no_cycle_can_change_anything_no_batch_waits_for_one(redis_url: str) -> None:

@@ -64,7 +64,6 @@ async def test_a_coordinator_killed_at_the_end_of_a_cycle_changes_no_rule(
 
     monkeypatch.setattr(Cycles, "complete", until_the_last_shard)
     monkeypatch.setattr(Leases, "release", release_of_the_living)
-
     learner = threading.Thread(target=Learner(config, redis_url, lambda: 0.0).run, daemon=True)
     learner.start()
     first = begun(config, redis_url, FLEET, data=prompts(N))

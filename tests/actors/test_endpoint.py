@@ -155,7 +155,6 @@ def test_a_request_that_is_too_large_is_cut_off_whatever_its_length_says() -> No
 async def test_too_many_requests_are_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "HELD_S", 0.05)
     began = time.monotonic()
-
     client = guarded(Inner(), per_minute=60)
     found = [await client.post("/completions", headers=KEY, content=b"{}") for _ in range(9)]
     assert [r.status_code for r in found] == [200] * 6 + [429] * 3

@@ -106,7 +106,6 @@ async def test_every_number_of_sequences_does_not_take_memory_of_its_own() -> No
     """oneDNN compiles a matrix product for each number of rows."""
     config = load("tiny", ["rollout.max_response_tokens=2"])
     prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
-
     async with engine_of(config) as engine:
         core = next(p for p in psutil.Process().children(recursive=True) if "VLLM::" in p.name())
         before = 0.0
@@ -128,7 +127,6 @@ async def test_a_base_model_under_a_chat_template_ends_with_its_turn_and_gets_it
     tokenizer = chat_tokenizer()
     prompt = render(tokenizer, "1+1=?", config.data)
     save_chat_model(tmp_path, tokenizer, prompt.tolist(), says)
-
     async with engine_of(config) as engine:
         completions = await engine.generate(prompt, 2, seed=1, temperature=0.01)
     for found in completions:

@@ -86,7 +86,6 @@ def test_vllm_loads_files_and_refuses_the_first_tensor_that_is_no_number(tmp_pat
 @pytest.mark.timeout(280)
 async def test_an_engine_names_what_is_wrong_with_its_model(tmp_path: Path) -> None:
     folder = nan_weights(tmp_path)
-
     with pytest.raises(RunError) as caught:
         async with engine_of(load("tiny", [f"model.path={folder}"])):
             pass

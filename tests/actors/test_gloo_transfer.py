@@ -92,7 +92,6 @@ async def test_a_broadcast_reaches_the_model_whole_or_not_at_all() -> None:
 
     config = load("tiny", ["weights.transport=gloo", "weights.update_limit_s=30"])
     prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
-
     async with engine_of(config) as engine:
 
         async def held() -> tuple[str, list[list[int]]]:

@@ -56,7 +56,6 @@ async def test_log_probs_are_those_of_the_labelled_version_with_cached_prompts_a
     from hora_rl.actors.generator.engine_args import CPU_BLOCK
 
     config = configuration()
-
     async with engine_of(config) as engine:
         served = Served(engine, config, tmp_path)
         never_end(monkeypatch)
@@ -106,7 +105,6 @@ async def test_an_adapter_that_does_not_fit_leaves_the_old_one_and_one_from_a_fo
     start = policy_with_adapter(config, 7)
     write_adapter(tmp_path, published(start), config.model.path, config.learner.lora)
     config = configuration("learner.lora=null", f"model.adapter={tmp_path}")
-
     async with engine_of(config) as engine:
         served = Served(engine, configuration(), tmp_path)
         served.policies[0] = start

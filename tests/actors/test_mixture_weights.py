@@ -116,7 +116,6 @@ async def test_experts_that_are_one_tensor_in_memory_reach_the_engine(
     tmp_path: Path, family: Callable[..., Any]
 ) -> None:
     config, hf = saved(tmp_path / "model", family)
-
     async with engine_of(config) as engine:
         assert await differences(engine, config, hf) < 1e-4
         for version in (1, 2):
@@ -140,7 +139,6 @@ async def test_names_that_vllm_drops_are_an_error(tmp_path: Path) -> None:
     config, hf = saved(tmp_path / "model", lfm2_moe)
     in_memory = [(name, p.detach()) for name, p in hf.named_parameters()]
     weights = Snapshot(1, in_memory, torch.device("cpu"))
-
     async with engine_of(config) as engine:
         await engine.receive(file_of(config, tmp_path / "weights", weights))
         with pytest.raises(Exception, match="got no weights of the learner's"):

@@ -158,7 +158,6 @@ async def test_a_lease_that_nobody_renews_ends_by_itself(
 ) -> None:
     monkeypatch.setattr(lease, "LEASE_S", 0.3)
     monkeypatch.setattr(pin, "POLL_S", 0.02)
-
     async with asyncio.timeout(20):
         client = connect_async(redis_url)
         weights, _ = held("gloo", client, "pinned")

@@ -60,7 +60,6 @@ async def test_an_unhealthy_replica_ends_by_itself(
     ended: list[int] = []
     monkeypatch.setattr(deployment, "EXIT_S", 0.0)
     monkeypatch.setattr(deployment.os, "_exit", ended.append)
-
     weights, engine = held()
     await deployment.check_or_exit(weights, engine)  # type: ignore[arg-type]
     await asyncio.sleep(0.01)
@@ -122,7 +121,6 @@ async def test_a_damaged_file_leaves_the_replica_healthy_on_what_it_has_until_it
     monkeypatch.setattr(held_weights, "newest", newest)
     monkeypatch.setattr(held_weights, "check_file", check)
     monkeypatch.setattr(held_weights, "REACH_S", 0.2)
-
     weights, _ = held("file")
     file.write_bytes(b"whale")
     with pytest.raises(DamagedWeights):
@@ -162,7 +160,6 @@ async def test_what_is_loaded_is_the_file_that_was_checked_also_when_another_tak
 
     monkeypatch.setattr(held_weights, "check_file", check)
     monkeypatch.setattr(Engine, "receive", receive)
-
     weights, _ = held("file")
     await weights.update(info, 1, "")
     assert (weights.version, loaded) == (1, [b"right"])

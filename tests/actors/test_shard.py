@@ -173,7 +173,6 @@ class FirstPromptAlone(World):
 
 async def test_what_was_begun_and_not_asked_for_is_cancelled() -> None:
     world = FirstPromptAlone()
-
     async with prefetched(world.sampler(make_shard()), even(3, 4, 2)) as sample:
         await sample(Draw(0, 0, 0, 4))
         assert world.running > 0
@@ -212,7 +211,6 @@ def sizes(groups: list[Group]) -> dict[int, tuple[int, ...]]:
 
 async def test_each_round_is_divided_by_what_was_found_before_it_and_pooled_into_the_group() -> None:
     world = InRounds()
-
     groups = await through_all_rounds(make_shard(), world, await planned(make_shard(), world))
     assert world.told == [(0, 1, 2), (0, 1, 0), (0, 1, 1)], "found in Phase A and in rounds 1 and 2"
     assert sizes(groups) == {0: (2, 0, 4), 1: (1, 3), 2: (0, 1)}
@@ -226,7 +224,6 @@ async def test_each_round_is_divided_by_what_was_found_before_it_and_pooled_into
 
 async def test_a_shard_restarted_in_a_round_draws_that_round_and_those_after_it_alone() -> None:
     whole, first, second = InRounds(), InRounds(), InRounds()
-
     shard = make_shard()
     expected = await through_all_rounds(shard, whole, await planned(shard, whole))
     plan = await planned(shard, first)

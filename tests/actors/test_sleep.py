@@ -53,31 +53,29 @@ async def test_an_engine_that_does_not_fall_asleep_is_unhealthy(trouble: Excepti
     assert weights.asleep_since is None
 
 
+NOW = 1e6
+LONG_AGO = NOW - 2 * DEAD_S
+
+
 @pytest.mark.parametrize(
-    ("state", "age", "left"),
+    ("state", "age", "since", "left"),
     [
-        (STEPPING, 0.0, False),
-        (STEPPING, SILENT_S + 1, False),
-        (STEPPING, DEAD_S + 1, True),
-        (TO_SLEEP, 0.0, False),
-        ("waiting", 0.0, True),
-        ("starting", 0.0, True),
-        ("waiting", DEAD_S - 1, False),
+        (STEPPING, 0.0, LONG_AGO, False),
+        (STEPPING, SILENT_S + 1, LONG_AGO, False),
+        (STEPPING, DEAD_S + 1, LONG_AGO, True),
+        (TO_SLEEP, 0.0, LONG_AGO, False),
+        ("waiting", 0.0, LONG_AGO, True),
+        ("starting", 0.0, LONG_AGO, True),
+        ("waiting", DEAD_S - 1, NOW - DEAD_S + 1, False),
+        ("waiting", 0.2, NOW - 0.1, False),  # a heartbeat from before it slept
+        ("waiting", 0.0, NOW - HEARTBEAT_S / 2, False),
+        (None, 0.0, NOW - 1, False),
+        (None, 0.0, NOW - DEAD_S - 1, True),
     ],
 )
-def test_who_is_left_asleep(state: str, age: float, left: bool) -> None:
-    """Asleep for almost `DEAD_S`, or long before the newest heartbeat."""
-    now = 1e6
-    since = now - 2 * DEAD_S if state == STEPPING or not age else now - DEAD_S + 1
-    assert is_left({"state": state, "seen": now - age}, since, now) == left
-
-
-def test_a_heartbeat_from_before_it_slept_wakes_no_engine() -> None:
-    now = 1e6
-    assert not is_left({"state": "waiting", "seen": now - 0.2}, now - 0.1, now)
-    assert not is_left({"state": "waiting", "seen": now}, now - HEARTBEAT_S / 2, now)
-    assert not is_left({}, now - 1, now)
-    assert is_left({}, now - DEAD_S - 1, now)
+def test_who_is_left_asleep(state: str | None, age: float, since: float, left: bool) -> None:
+    beat = {"state": state, "seen": NOW - age} if state else {}
+    assert is_left(beat, since, NOW) == left
 
 
 async def test_it_wakes_by_itself_when_the_learner_waits_and_not_while_it_steps(
@@ -86,7 +84,6 @@ async def test_it_wakes_by_itself_when_the_learner_waits_and_not_while_it_steps(
     monkeypatch.setattr(sleep, "POLL_S", 0.02)
     monkeypatch.setattr(sleep, "HEARTBEAT_S", 0.05)
     client = connect(redis_url)
-
     redis = connect_async(redis_url)
     weights, engine = await awake(redis)
     heartbeat_now(client, "watch", LEADER, {"state": STEPPING, "step": 4})

@@ -66,7 +66,6 @@ async def test_it_wakes_on_new_weights_and_every_token_is_of_the_version_it_is_l
     file = tmp_path / "1.safetensors"
     save_file(tensors(config, policies[1]), file)
     did = list[str]()
-
     async with engine_of(config) as engine:
         never_end(monkeypatch)
         for name in ("sleep", "wake_up", "pause_generation", "resume_generation"):

@@ -69,18 +69,6 @@ def workers(pid: int) -> set[psutil.Process]:
     return found
 
 
-async def test_rewards_come_in_the_order_of_the_items() -> None:
-    with running() as pool:
-        scored = await pool.score_batch(
-            [("q", tagged("0.5"), r"\frac{1}{2}"), ("q", "0.5", r"\frac{1}{2}"), ("q", tagged("3"), "2")]
-        )
-    assert scored == [
-        {"format": 1.0, "accuracy": 1.0},
-        {"format": 0.0, "accuracy": 0.0},
-        {"format": 1.0, "accuracy": 0.0},
-    ]
-
-
 async def test_what_is_too_large_is_a_wrong_answer_that_costs_no_process() -> None:
     with running() as pool:
         await pool.score_batch([right(0)])
@@ -107,7 +95,6 @@ async def test_an_answer_over_its_processor_time_is_wrong_once_and_never_tried_a
 
 async def test_a_worker_that_the_machine_holds_up_is_no_wrong_answer() -> None:
     """Stopped, it uses no processor time: the caller is told to ask again."""
-
     with running(time_limit_s=0.5) as pool:
         await pool.score_batch([right(0)])
         (worker,) = workers(os.getpid())

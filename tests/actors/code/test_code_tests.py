@@ -54,7 +54,6 @@ async def test_a_program_is_right_where_it_passes_every_test() -> None:
 async def test_every_hostile_program_is_a_wrong_answer(kind: str) -> None:
     """What each of them cannot do is tested in `tests/actors/sandbox/test_attacks.py`."""
     tests, right = (PLUS_ONE, RIGHT) if kind == "pairs" else (["assert f(1) == 2"], "def f(x): return x + 1")
-
     words = {"VICTIM": str(os.getpid()), "PORT": "9", "FOLDER": "/tmp"}
     with closing(programs()) as pool:
         for name, source in ATTACKS.items():
@@ -120,7 +119,6 @@ async def test_a_sandbox_that_is_lost_is_asked_again_and_another_is_made(
             return super().judge(program, tests)
 
     monkeypatch.setattr(module, "Runner", Lost)
-
     with closing(programs()) as pool:
         with pytest.raises(VerifierUnavailable, match="was not judged"):
             await pool.score(answer(RIGHT))
