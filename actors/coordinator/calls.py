@@ -42,8 +42,7 @@ IN_LINE = 4
 
 def generator_calls(
     handle: DeploymentHandle,
-    rollout: RolloutSettings,
-    update_limit_s: float,
+    config: Config,
     min_version: int,
     temperature: float | None = None,
     *,
@@ -58,8 +57,8 @@ def generator_calls(
     raises PinLost if the pin has ended. Concurrent requests share calls of at most `together` completions;
     such requests must not be pinned.
     """
-    method = handle.options(method_name="generate")
-    first = handle.options(method_name="generate", session_id=session) if session else method
+    method, rollout = handle.options(method_name="generate"), config.rollout
+    first = method.options(session_id=session) if session else method
     degrees = rollout.temperature if temperature is None else temperature
 
     async def send(requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
@@ -69,7 +68,7 @@ def generator_calls(
         to_pinned = None
         if requests[0].pinned is not None:
             replica = requests[0].pinned.replica.partition("/")[2]
-            to_pinned = handle.options(method_name="generate", session_id=only_on(replica))
+            to_pinned = method.options(session_id=only_on(replica))
 
         def ask(before: int) -> Awaitable[list[list[Completion]]]:
             return (to_pinned or (method if before else first)).remote(lean, min_version, degrees)
@@ -77,7 +76,7 @@ def generator_calls(
         what = f"generating {sum(r.n for r in requests)} completions of {_named(r.prompt for r in requests)}"
         # A replica detects a dead or hung engine. This deadline covers all other failures, and allows for a
         # queue in front of the request.
-        limit = IN_LINE * rollout.time_limit_s + update_limit_s
+        limit = IN_LINE * rollout.time_limit_s + config.weights.update_limit_s
         return await retry(ask, what, rollout.attempts, limit, patient=weights_come)
 
     return Bundled(send, lambda request: request.n, together)
@@ -123,10 +122,7 @@ def policy_calls(
     most `together`. `handle` is the deployment `config.policy`."""
     if config.environment.path is not None:
         return episode_calls(handle, config, min_version, weights_come=weights_come)
-    limit = config.weights.update_limit_s
-    return generator_calls(
-        handle, config.rollout, limit, min_version, weights_come=weights_come, together=together
-    )
+    return generator_calls(handle, config, min_version, weights_come=weights_come, together=together)
 
 
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:

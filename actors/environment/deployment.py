@@ -70,8 +70,7 @@ class Environment:
         def turns(version: int, episode: str) -> Generate:
             return generator_calls(
                 self._generator,
-                self._config.rollout,
-                self._config.weights.update_limit_s,
+                self._config,
                 version,
                 temperature,
                 weights_come=weights_come,

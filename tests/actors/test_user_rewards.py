@@ -143,5 +143,5 @@ async def test_the_row_goes_to_own_rewards_and_to_nobody_else(tmp_path: Path) ->
         await verifier_calls(handle, config)(prompt, [done])  # type: ignore[arg-type]
         assert handle.asked[0] == [Answer("3+4=?", "7", "7", sent, 3, 2, "length")]
         handle = Handle(lambda *asked: [[done]])
-        await generator_calls(handle, config.rollout, 9.0, 0)(SamplingRequest(prompt, 1, 0))  # type: ignore[arg-type]
+        await generator_calls(handle, config, 0)(SamplingRequest(prompt, 1, 0))  # type: ignore[arg-type]
         assert handle.asked[0][0].prompt.row == {}
