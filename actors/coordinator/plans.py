@@ -18,7 +18,7 @@ from itertools import takewhile
 import structlog
 
 from hora_rl.actors.coordinator.shard import Plan, Round
-from hora_rl.common.errors import RunError, WireError
+from hora_rl.common.errors import WireError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis, read_start
 from hora_rl.common.types import Group
@@ -85,11 +85,6 @@ class Plans:
         facts = [json.loads(text) for text in takewhile(bool, stored) if text]
         if not facts:
             return None
-        if "rewards" not in facts[0]:
-            raise RunError(
-                f"the plan of shard {shard} is of an older hora and names no rewards: end this run with that "
-                "version, or start again under another run.name"
-            )
         plan = Plan(
             rule=facts[0]["rule"],
             priors=tuple((alpha, beta) for alpha, beta in facts[0]["priors"]),
