@@ -22,25 +22,9 @@ LONGEST_STOP = 256
 DEEPEST = 16
 
 SAMPLING = {
-    "model",
-    "max_tokens",
-    "min_tokens",
-    "n",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "logprobs",
-    "stream",
-    "stream_options",
-    "return_token_ids",
-    "user",
+    *("model", "user", "n", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids"),
+    *("temperature", "top_p", "top_k", "min_p", "logprobs", "stream", "stream_options"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "return_token_ids"),
 }
 FIELDS: dict[Kind, set[str]] = {
     "chat": SAMPLING | {"messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice"},

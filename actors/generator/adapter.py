@@ -19,8 +19,8 @@ NOWHERE = "/nonexistent/hora-policy-adapter"
 ends the engine, so the replica is replaced. An existing one would be served as the newest version."""
 
 
-def put_adapter(lora: Any, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, object]) -> int:
-    """Make `tensors` the policy's adapter and return the number of layers.
+def put_adapter(lora: Any, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, object]) -> None:
+    """Make `tensors` the policy's adapter.
 
     `tensors` has the names of an adapter's file, `settings` is an `adapter_config.json`, and `lora` is the
     worker's `lora_manager`. Raises ValueError, before any change, for settings that vLLM does not support and
@@ -43,20 +43,14 @@ def put_adapter(lora: Any, tensors: Mapping[str, torch.Tensor], settings: Mappin
         weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
     )
     _check_layers(inner, model.loras)
-    layers = len(model.loras)
-    inner.remove_adapter(POLICY)
-    inner.add_adapter(model)
-    inner.activate_adapter(POLICY)
-    return layers
+    _replace(inner, model)
 
 
 def put_zero_adapter(lora: Any) -> None:
     """Install an adapter of zeros, so that the policy equals its base. A running sequence cannot get an
     adapter later."""
     inner = lora._adapter_manager
-    inner.remove_adapter(POLICY)
-    inner.add_adapter(inner.create_dummy_lora(POLICY, 1, lora.embedding_modules))
-    inner.activate_adapter(POLICY)
+    _replace(inner, inner.create_dummy_lora(POLICY, 1, lora.embedding_modules))
 
 
 def adapter_tensors(lora: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -65,6 +59,12 @@ def adapter_tensors(lora: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for part in ("lora_a_stacked", "lora_b_stacked"):
             for i, tensor in enumerate(getattr(module, part, ())):
                 yield f"{name}.{part}.{i}", tensor
+
+
+def _replace(inner: Any, model: Any) -> None:
+    inner.remove_adapter(POLICY)
+    inner.add_adapter(model)
+    inner.activate_adapter(POLICY)
 
 
 def _check_layers(inner: Any, loras: Mapping[str, Any]) -> None:

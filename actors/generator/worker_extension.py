@@ -28,21 +28,19 @@ class WorkerExtension:
             self._end_update()
             raise
 
-    def install_adapter(self, settings: Mapping[str, object]) -> int:
-        """Install the received adapter and return its number of layers. vLLM's `finish_weight_update` would
-        remove all adapters instead."""
+    def install_adapter(self, settings: Mapping[str, object]) -> None:
+        """Install the received adapter. vLLM's `finish_weight_update` would remove all adapters instead."""
         try:
-            return put_adapter(
-                self.model_runner.lora_manager, dict(self.weight_transfer_engine.weights()), settings
-            )
+            received = dict(self.weight_transfer_engine.weights())
+            put_adapter(self.model_runner.lora_manager, received, settings)
         finally:
             self._end_update()
 
-    def load_adapter(self, folder: str, settings: Mapping[str, object]) -> int:
-        """Install the adapter in a folder and return its number of layers."""
+    def load_adapter(self, folder: str, settings: Mapping[str, object]) -> None:
+        """Install the adapter in a folder."""
         from safetensors.torch import load_file
 
-        return put_adapter(self.model_runner.lora_manager, load_file(Path(folder) / WEIGHTS), settings)
+        put_adapter(self.model_runner.lora_manager, load_file(Path(folder) / WEIGHTS), settings)
 
     def clear_adapter(self) -> None:
         """Install an adapter of zeros."""

@@ -105,7 +105,7 @@ class VerifierPool:
         )
         self._scorers = ScorerPool(processes)
         self._verdicts = Remembered[tuple[str, str, float], bool](CACHE_SIZE)
-        self._waiting = 0
+        self.waiting = 0  # completions in unfinished batches
         self._counts = {"scored": 0, "plain": 0, "cached": 0, "verified": 0, "killed": 0, "rebuilt": 0}
         # Only a few calls are in the pool at a time. If it breaks, the rest start on the next pool.
         self._slots = asyncio.Semaphore(2 * processes)
@@ -116,11 +116,11 @@ class VerifierPool:
 
         Raises VerifierUnavailable if the pool fails, and ValueError if a user's reward fails.
         """
-        self._waiting += len(items)
+        self.waiting += len(items)
         try:
             results = await asyncio.gather(*(self._score(item) for item in items), return_exceptions=True)
         finally:
-            self._waiting -= len(items)
+            self.waiting -= len(items)
         for result in results:  # raise only after all calls of this batch have ended
             if isinstance(result, BaseException):
                 raise result
@@ -129,16 +129,11 @@ class VerifierPool:
 
     async def score_group(self, items: Sequence[Answer]) -> list[dict[str, float]]:
         """Group rewards of each completion of one group. Raises as `score_batch` does."""
-        self._waiting += len(items)
+        self.waiting += len(items)
         try:
             return await self._by_source[items[0].source].own.score_group(items)
         finally:
-            self._waiting -= len(items)
-
-    @property
-    def waiting(self) -> int:
-        """The number of completions in unfinished batches."""
-        return self._waiting
+            self.waiting -= len(items)
 
     @property
     def away(self) -> dict[str, str]:
