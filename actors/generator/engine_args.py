@@ -14,7 +14,6 @@ from vllm.config import WeightTransferConfig
 from vllm.engine import arg_utils
 from vllm.platforms import current_platform
 
-from hora_rl.actors.generator.cpu_kernels import PRIORITY
 from hora_rl.common.config import Config, Generator, Lora, Model
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.processes import KEEP_FREED_MEMORY
@@ -106,7 +105,7 @@ def _type_of(name: str) -> Any:
 
 
 def _own(config: Config) -> dict[str, Any]:
-    """The arguments that HORA sets. `generator.engine_args` may override `block_size`, `ir_op_priority`,
+    """The arguments that HORA sets. `generator.engine_args` may override `block_size`,
     `enable_chunked_prefill` and `load_format`."""
     generator, longest, cpu = config.generator, config.longest, current_platform.is_cpu()
     own = {
@@ -144,8 +143,6 @@ def _own(config: Config) -> dict[str, Any]:
         # Chunked prefill of a seeded sequence crashes the engine ("CPU Generator does not use offset").
         own |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
         own["block_size"] = CPU_BLOCK
-        if own["enforce_eager"]:
-            own["ir_op_priority"] = PRIORITY
     elif generator.max_batched_tokens is not None:
         own["max_num_batched_tokens"] = generator.max_batched_tokens
     cache = generator.cpu_kv_cache_gib if cpu else generator.kv_cache_gib

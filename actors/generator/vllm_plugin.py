@@ -13,7 +13,6 @@ import signal
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
 
-from hora_rl.actors.generator.cpu_kernels import register_kernels
 from hora_rl.actors.generator.engine_args import FORMAT
 from hora_rl.actors.generator.failure_notes import note_failures
 from hora_rl.actors.generator.finite_loader import FiniteLoader
@@ -35,7 +34,6 @@ def register() -> None:
             WeightTransferEngineFactory.register_engine(name, engine)
     if FORMAT not in _LOAD_FORMAT_TO_MODEL_LOADER:
         register_model_loader(FORMAT)(FiniteLoader)
-    register_kernels()
     parent = multiprocessing.parent_process()
     if parent is not None:
         note_failures()

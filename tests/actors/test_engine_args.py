@@ -44,39 +44,8 @@ def test_every_argument_that_hora_sets_has_its_key() -> None:
     from hora_rl.actors.generator.engine_args import KEYS, _own
 
     config = load("tiny", ["learner.lora.rank=8", "learner.lora.alpha=16"])
-    free = {"block_size", "enable_chunked_prefill", "ir_op_priority", "load_format"}
+    free = {"block_size", "enable_chunked_prefill", "load_format"}
     assert _own(config).keys() - KEYS.keys() == free
-
-
-@pytest.mark.parametrize("shape", [(128, 576), (1, 64), (4, 3, 64)])
-def test_layer_norms_on_a_cpu_are_those_of_the_learner(shape: tuple[int, ...]) -> None:
-    import torch
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm
-    from vllm import ir
-
-    from hora_rl.actors.generator.cpu_kernels import PRIORITY, PROVIDER
-    from hora_rl.actors.generator.vllm_plugin import register
-
-    register()
-    generator = torch.Generator().manual_seed(0)
-    x, residual = (torch.randn(shape, generator=generator).bfloat16() for _ in range(2))
-    norm = LlamaRMSNorm(shape[-1], eps=1e-5).bfloat16()
-    norm.weight.data = weight = torch.rand(shape[-1], generator=generator).bfloat16()
-    plain, fused = (op.impls[PROVIDER] for op in (ir.ops.rms_norm, ir.ops.fused_add_rms_norm))
-
-    found = plain.impl_fn(x, weight, 1e-5)
-    torch.testing.assert_close(found, norm(x), rtol=2**-6, atol=0.0)
-    added = x + residual
-    found, kept = fused.impl_fn(x.clone(), residual.clone(), weight, 1e-5)
-    assert torch.equal(kept, added)
-    torch.testing.assert_close(found, norm(added), rtol=2**-6, atol=0.0)
-
-    assert plain.supports_args(x, weight, 1e-5)
-    assert not plain.supports_args(x, weight.float(), 1e-5)  # the native one computes these
-    strided = torch.stack([residual, residual], dim=-1)[..., 0]
-    assert not fused.supports_args(x, strided, weight, 1e-5)
-    assert args().ir_op_priority.rms_norm == PRIORITY["rms_norm"]
-    assert args("generator.enforce_eager=false").ir_op_priority.rms_norm == []
 
 
 def test_graphs_are_captured_on_gpus_unless_the_key_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
