@@ -4,7 +4,6 @@ completion."""
 
 from __future__ import annotations
 
-from hora_rl.actors.environment.between import between
 from hora_rl.actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
 from hora_rl.common.data.datasets import Row
 
@@ -16,10 +15,17 @@ async def python_tool(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
     runs = 0
     try:
         said = await policy.generate()
-        while (program := between(said.text, BEGIN, END)) is not None:
+        while (program := written(said.text)) is not None:
             runs += 1
             printed = await sandbox.python(program)
             said = await policy.generate({"role": "user", "content": f"```output\n{printed}\n```"})
     except EpisodeOver:
         pass  # the last turn is the answer
     return Episode({"runs": float(runs)})
+
+
+def written(text: str) -> str | None:
+    """The first program in `text`; None without a complete block. Runs in linear time, where a regular
+    expression may need quadratic time."""
+    program, closed, _ = text.partition(BEGIN)[2].partition(END)
+    return program if closed else None

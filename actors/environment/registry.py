@@ -6,7 +6,6 @@ import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from hora_rl.actors.environment.calculator import calculator
 from hora_rl.actors.environment.guess import guess
 from hora_rl.actors.environment.protocol import EpisodeFunction
 from hora_rl.actors.environment.python_tool import python_tool
@@ -16,7 +15,7 @@ from hora_rl.common.config.environment import BUILT_IN, LIBRARY
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.user_code import load_function
 
-OWN = dict(zip(BUILT_IN, (guess, calculator, python_tool), strict=True))
+OWN = dict(zip(BUILT_IN, (guess, python_tool), strict=True))
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, model_validator
 from hora_rl.common.config.base import Count, PerPart, PerStart, Seconds, Section
 from hora_rl.common.user_code import is_user_function
 
-BUILT_IN = ("guess", "calculator", "python")
+BUILT_IN = ("guess", "python")
 LIBRARY = "verifiers"
 """Value of `environment.path` for an environment of that library."""
 
@@ -41,7 +41,7 @@ class Environment(Section):
 
     path: str | None = Field(
         None,
-        description="guess, calculator, python, verifiers (with environment.verifiers), or "
+        description="guess, python, verifiers (with environment.verifiers), or "
         "`package.module:function`. null: a rollout is one completion.",
     )
     verifiers: Verifiers | None = Field(None, description="Environment of `verifiers`, if that is path.")

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from hora_rl.actors.environment.between import between
-from hora_rl.actors.environment.calculator import calculator, evaluate
 from hora_rl.actors.environment.conversation import Conversation
 from hora_rl.actors.environment.episode_runner import run_episode
 from hora_rl.actors.environment.guess import guess
 from hora_rl.actors.environment.policy import Policy
 from hora_rl.actors.environment.protocol import Episode, EpisodeOver
-from hora_rl.actors.environment.python_tool import python_tool
+from hora_rl.actors.environment.python_tool import BEGIN, END, python_tool, written
 from hora_rl.actors.environment.registry import load_environment
 from hora_rl.actors.environment.template import Template
 from hora_rl.actors.environment.tools import EpisodeTools, SandboxTools
@@ -240,36 +238,6 @@ def test_a_turn_that_is_lost_is_neither_the_environments_fault_nor_an_episode(fu
         run(function, lost)
 
 
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [
-        ("12 * (3 + 4)", "84"),
-        ("1/3 + 1/6", "1/2"),
-        ("-0.5*4", "-2"),
-        ("1/0", "error: division by zero"),
-        ("__import__('os')", "error: write numbers, + - * / and brackets"),
-        ("2**99999999", "error: write numbers, + - * / and brackets"),
-        ("(" * 150 + "1" + ")" * 150, "error: longer than 200 characters"),
-        ("9" * 199, "error: write numbers, + - * / and brackets"),
-        ("", "error: write numbers, + - * / and brackets"),
-        ("1e999999", "error: write numbers, + - * / and brackets"),
-    ],
-)
-def test_the_calculator_is_exact_and_survives_what_it_is_asked(expression: str, value: str) -> None:
-    assert evaluate(expression) == value
-
-
-def dialogue() -> Config:
-    return load("tiny", ["environment.path=calculator", "rollout.max_response_tokens=200"])
-
-
-def test_the_calculator_answers_until_it_is_asked_no_more() -> None:
-    script = Script("<calc>37+58</calc>", "<answer>95</answer>")
-    made = run(calculator, script, dialogue(), Row(0, "37+58=?", "95"))
-    assert made.text == "<answer>95</answer>", "what the run's rewards judge"
-    assert "95" in TOKENIZER.decode(made.turns[1].given)
-
-
 @pytest.mark.timeout(120)
 def test_programs_run_in_the_sandbox_and_what_they_print_is_data() -> None:
     program = "```python\nprint(6 * 7, '<eos>')\n```"
@@ -300,7 +268,7 @@ def test_an_environment_that_cannot_be_one_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        (["environment.path=chess"], "is none of guess, calculator, python"),
+        (["environment.path=chess"], "is none of guess, python"),
         (["environment.max_turns=5000"], r"environment.max_turns .5000.: .*less than or equal to 4096"),
         (["environment.path=null"], r"reward 'episode.solved' is given by an environment, and"),
         ([*RENDER, "data.chat=true", "learner.objective.ratio=sequence"], "takes a rollout as one"),
@@ -335,11 +303,11 @@ def test_a_turn_of_thousands_of_digits_is_no_number() -> None:
 LONG = ("environment.max_given_tokens=100", "learner.tokens_per_microbatch=20000")
 
 
-def test_marks_that_never_close_are_read_in_linear_time() -> None:
+def test_a_block_that_never_closes_is_read_in_linear_time() -> None:
     began = time.monotonic()
-    assert between("<calc>" * 200_000, "<calc>", "</calc>") is None
+    assert written(BEGIN + "``\n" * 200_000) is None
     assert time.monotonic() - began < 1.0
-    assert between("a<calc>1+1</calc></calc>", "<calc>", "</calc>") == "1+1"
+    assert written(f"a{BEGIN}1+1{END}{END}") == "1+1"
 
 
 def test_time_in_the_sandbox_is_not_the_environment_s_own() -> None:

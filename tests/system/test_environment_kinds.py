@@ -13,7 +13,6 @@ from tests.system.conftest import LiveRun
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 2
 TWICE = """
-from hora_rl.actors.environment.calculator import calculator
 from hora_rl.actors.environment.protocol import Episode, EpisodeOver
 from hora_rl.actors.environment.python_tool import python_tool
 
@@ -29,9 +28,6 @@ class Asks:
         self._asked = True
         return type(said)(self._call, said.tokens, said.finish_reason)
 
-async def calculates(row, policy, sandbox):
-    return await calculator(row, Asks(policy, "<calc>12 * (3 + 4)</calc>"), sandbox)
-
 async def programs(row, policy, sandbox):
     return await python_tool(row, Asks(policy, "```python\\nprint(6 * 7)\\n```"), sandbox)
 """
@@ -40,9 +36,8 @@ async def programs(row, policy, sandbox):
 @pytest.mark.parametrize(
     ("path", "history", "heard"),
     [
-        ("calculator", "append", None),
         ("python", "append", None),
-        ("asking_rooms:calculates", "render", "84"),
+        ("asking_rooms:programs", "render", "42"),
         ("asking_rooms:programs", "append", "42"),
     ],
 )
