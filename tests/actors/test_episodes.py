@@ -57,7 +57,7 @@ class Turns:
         return generate
 
 
-def made(
+async def made(
     function: EpisodeFunction,
     turns: Any,
     n: int = 4,
@@ -67,37 +67,32 @@ def made(
 ) -> tuple[Any, Counter[str]]:
     config = load("tiny-guess", [f"environment.{k}={v}" for k, v in settings.items()])
     counts: Counter[str] = Counter()
-
-    async def inside() -> Any:
-        episodes = Episodes(config, TOKENIZER, function, None, lambda k, v: counts.update({k: v}))  # type: ignore[arg-type]
-        prompt = make_prompt(TOKENIZER, 0, ROW, config.data)
-        asked = SamplingRequest(prompt, n, seed=seed, priority=3, pinned=pinned)
-        found = await episodes.make(asked, 0, turns)
-        assert episodes.running == 0
-        return found
-
-    return asyncio.run(inside()), counts
+    episodes = Episodes(config, TOKENIZER, function, None, lambda k, v: counts.update({k: v}))  # type: ignore[arg-type]
+    prompt = make_prompt(TOKENIZER, 0, ROW, config.data)
+    found = await episodes.make(SamplingRequest(prompt, n, seed=seed, priority=3, pinned=pinned), 0, turns)
+    assert episodes.running == 0
+    return found, counts
 
 
-def test_each_turn_of_each_episode_has_a_seed_and_a_limit_of_its_own() -> None:
+async def test_each_turn_of_each_episode_has_a_seed_and_a_limit_of_its_own() -> None:
     turns = Turns()
-    found, counts = made(guess, turns)
+    found, counts = await made(guess, turns)
     assert len(found) == 4
     assert len({r.seed for r in turns.asked}) == len(turns.asked) == counts["episode_turns"]
     assert sorted(turns.episodes.values()) == sorted(len(m.turns) or 1 for m in found)
     assert {(r.n, r.priority, r.max_tokens) for r in turns.asked} == {(1, 3, 1)}
-    again, _ = made(guess, Turns())
+    again, _ = await made(guess, Turns())
     assert [c.tokens.tolist() for c in found] == [c.tokens.tolist() for c in again], "a retry draws the same"
 
 
-def test_an_episode_is_the_same_however_episodes_are_cut_into_requests() -> None:
-    whole, _ = made(guess, Turns(), n=4, seed=11)
-    parts = [c for n, seed in ((3, 11), (1, 14)) for c in made(guess, Turns(), n=n, seed=seed)[0]]
+async def test_an_episode_is_the_same_however_episodes_are_cut_into_requests() -> None:
+    whole, _ = await made(guess, Turns(), n=4, seed=11)
+    parts = [c for n, seed in ((3, 11), (1, 14)) for c in (await made(guess, Turns(), n=n, seed=seed))[0]]
     assert [c.tokens.tolist() for c in whole] == [c.tokens.tolist() for c in parts]
     assert len({tuple(c.tokens.tolist()) for c in whole}) > 1
 
 
-def test_an_episode_that_fails_is_sampled_again_and_its_siblings_are_kept() -> None:
+async def test_an_episode_that_fails_is_sampled_again_and_its_siblings_are_kept() -> None:
     calls = 0
 
     async def fails_once(row: Row, policy: Any, sandbox: Any) -> Episode:
@@ -110,19 +105,19 @@ def test_an_episode_that_fails_is_sampled_again_and_its_siblings_are_kept() -> N
         return Episode({"solved": 1.0})
 
     turns = Turns()
-    found, counts = made(fails_once, turns)
+    found, counts = await made(fails_once, turns)
     assert [c.rewards for c in found] == [{"solved": 1.0}] * 4
     assert calls == 5
     assert counts == {"episodes": 4, "episodes_cut": 0, "episode_turns": 4, "episodes_lost:raises": 1}
     assert len({r.seed for r in turns.asked}) == 5, "the second try draws anew"
 
 
-def test_after_all_tries_the_reason_is_one_line_and_no_answer() -> None:
+async def test_after_all_tries_the_reason_is_one_line_and_no_answer() -> None:
     async def fails(row: Row, policy: Any, sandbox: Any) -> Episode:
         await policy.generate()
         raise KeyError("door")
 
-    found, counts = made(fails, Turns(), attempts=3)
+    found, counts = await made(fails, Turns(), attempts=3)
     assert found == Failed(
         "environment guess made no episode of row 0 (problem 'n=') in 3 tries (environment.attempts); last: "
         "the environment raises KeyError: 'door'"
@@ -137,19 +132,19 @@ def failing(error: Exception) -> Any:
     return lambda version, episode: generate
 
 
-def test_what_stops_the_policy_for_good_stops_the_episodes() -> None:
+async def test_what_stops_the_policy_for_good_stops_the_episodes() -> None:
     turns = failing(RunError("generating failed 20 times"))
-    assert made(guess, turns)[0] == Failed("generating failed 20 times")
+    assert (await made(guess, turns))[0] == Failed("generating failed 20 times")
 
 
-def test_all_turns_of_an_evaluation_are_for_its_pinned_replica_and_end_with_its_pin() -> None:
+async def test_all_turns_of_an_evaluation_are_for_its_pinned_replica_and_end_with_its_pin() -> None:
     pinned, turns = Pinned("generator/a", 4), Turns()
-    made(guess, turns, pinned=pinned)
+    await made(guess, turns, pinned=pinned)
     assert {r.pinned for r in turns.asked} == {pinned}
 
     lost = failing(PinLost("generator/a is not pinned at version 4"))
     with pytest.raises(PinLost, match="generator/a is not pinned"):
-        made(guess, lost, pinned=pinned)
+        await made(guess, lost, pinned=pinned)
 
 
 class EpisodeFleet(Fleet):
