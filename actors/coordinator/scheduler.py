@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import structlog
@@ -47,9 +48,11 @@ from hora_rl.common.live.staleness import may_start
 from hora_rl.common.live.state import SharedState, read_state_async
 from hora_rl.common.live.telemetry import Telemetry
 from hora_rl.common.records import ShardReport
-from hora_rl.common.types import Completion, Group, Prompt, SamplingRequest, Scored
+from hora_rl.common.types import Prompt
 
 log = structlog.get_logger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 POLL_S = 0.05
 IDLE_S = 0.2  # all batches are generated, but a group may have to be sampled again
 
@@ -222,33 +225,26 @@ class Coordination:
 
     def _sampler(self, shard: Shard) -> Sampler:
         """Draws rollouts of the shard and counts open requests."""
-        generate_at = self._services.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
+        generate = self._services.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
+        score = self._counted("verifiers", self._services.score)
+        return Sampler(shard, self._counted("generators", generate), score)
 
-        async def generate(request: SamplingRequest) -> list[Completion]:
-            with self._asking("generators"):
-                return await generate_at(request)
+    def _counted(self, part: str, call: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        """`call`, counted as an open request at `part`."""
 
-        async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
-            with self._asking("verifiers"):
-                return await self._services.score(prompt, completions)
+        async def counted(*args: P.args, **named: P.kwargs) -> T:
+            self._asked[part] += 1
+            try:
+                return await call(*args, **named)
+            finally:
+                self._asked[part] -= 1
 
-        return Sampler(shard, generate, score)
-
-    async def _rank(self, prompt: Prompt, group: Group) -> Group:
-        with self._asking("verifiers"):
-            return await self._services.rank(prompt, group)
-
-    @contextmanager
-    def _asking(self, part: str) -> Iterator[None]:
-        self._asked[part] += 1
-        try:
-            yield
-        finally:
-            self._asked[part] -= 1
+        return counted
 
     async def _push(self, shard: Shard, plan: Plan, sample: Sample, planned: bool) -> None:
         """Run Phase B and push each group when it is complete."""
-        async with aclosing(phase_b(shard, plan, sample, self._rank)) as groups:
+        rank = self._counted("verifiers", self._services.rank)
+        async with aclosing(phase_b(shard, plan, sample, rank)) as groups:
             async for group in groups:
                 if await self._services.producer.push(group, planned=planned):
                     self._services.telemetry.group_in(group)

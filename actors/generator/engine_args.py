@@ -27,7 +27,7 @@ CPU_BLOCK = 32
 """Tokens per KV cache block on a CPU: the smallest size that its attention prefers. Rollouts share only full
 blocks of their prompt, so with vLLM's default of 128 each rollout would compute a short prompt again."""
 FORMAT = "hora"
-"""Load format of the loader that refuses NaN and infinite weights (`actors.generator.finite_loader`)."""
+"""Load format of the loader that refuses NaN and infinite weights (`actors.generator.vllm_plugin`)."""
 BACKENDS = {"file": "file", "gloo": "gloo", "nccl": "hora-nccl"}
 """Name in vLLM of each transport's engine. vLLM already has an engine `nccl`."""
 KEYS = {

@@ -104,8 +104,13 @@ class Engine:
         self._request = None if self._adapter is None else LoRARequest("policy", POLICY, NOWHERE)
         self._base_checksum = ""
         self._notes = FailureNotes()
-        with self._why_not():
+        try:
             self._llm = AsyncLLM.from_engine_args(engine_args(config), stat_loggers=[lambda *_: self.load])
+        except RuntimeError as error:
+            if ELSEWHERE not in str(error):
+                raise
+            why = self._notes.reason() or "one of its processes was killed, perhaps for memory"
+            raise RunError(f"the vLLM engine does not start: {why}") from None
         processor = self._llm.output_processor
         self._sequences = processor.request_states = Sequences(processor.request_states)
 
@@ -294,17 +299,6 @@ class Engine:
             spans=spans_of(output),
             origin=origin,
         )
-
-    @contextmanager
-    def _why_not(self) -> Iterator[None]:
-        """Replace vLLM's uninformative start error by a RunError with the cause."""
-        try:
-            yield
-        except RuntimeError as error:
-            if ELSEWHERE not in str(error):
-                raise
-            why = self._notes.reason() or "one of its processes was killed, perhaps for memory"
-            raise RunError(f"the vLLM engine does not start: {why}") from None
 
     @contextmanager
     def _named_when_dead(self) -> Iterator[None]:

@@ -1,5 +1,5 @@
 """Plugin that vLLM loads in each of its processes (entry point `vllm.general_plugins`). Registers the weight
-transports, and ends engine processes with their parent.
+transports and the loader of model files, and ends engine processes with their parent.
 
 Otherwise a killed replica would leave its engine core and workers behind, with their memory and GPUs. Linux
 only, like vLLM's servers.
@@ -9,22 +9,45 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+from collections.abc import Generator
+from dataclasses import replace
 
+import torch
+from torch import nn
+from vllm.config import ModelConfig
+from vllm.config.load import LoadConfig
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from hora_rl.actors.generator.engine_args import FORMAT
 from hora_rl.actors.generator.failure_notes import note_failures
-from hora_rl.actors.generator.finite_loader import FiniteLoader
 from hora_rl.actors.generator.weight_engine import (
     FileWeightTransferEngine,
     GlooWeightTransferEngine,
     NcclEngine,
 )
 from hora_rl.common.processes import die_with_parent
+from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 
 ENGINES = {"file": FileWeightTransferEngine, "gloo": GlooWeightTransferEngine, "hora-nccl": NcclEngine}
 """Engines by name. The names must differ from those of vLLM's engines."""
+
+
+class FiniteLoader(DefaultModelLoader):
+    """Refuses NaN and infinite weights. Only a loader still knows a tensor's name in the file: vLLM later
+    merges tensors, and packs them on a CPU."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        super().__init__(replace(load_config, load_format="auto"))
+
+    def get_all_weights(
+        self, model_config: ModelConfig, model: nn.Module
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """Raises ConfigError at the first tensor with NaN or an infinite value."""
+        for name, tensor in super().get_all_weights(model_config, model):
+            refuse_not_finite(not_finite([(name, tensor)]), model_config.model)
+            yield name, tensor
 
 
 def register() -> None:
