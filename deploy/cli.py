@@ -60,12 +60,13 @@ def run(
     """Train on this machine: starts Redis, Ray, Serve and the learner, and stops them again."""
     from hora_rl.common.load import load
     from hora_rl.deploy.launch.local import run_local
-    from hora_rl.deploy.machine.record import has_run
+    from hora_rl.deploy.machine.record import CONFIG
     from hora_rl.deploy.machine.signals import stopped_by_signals
 
     chosen = load(config, set_ or ())
+    resume |= resume_or_start and (chosen.run.path / CONFIG).is_file()
     with stopped_by_signals():
-        run_local(chosen, resume=resume or (resume_or_start and has_run(chosen.run.path)), fresh=fresh)
+        run_local(chosen, resume=resume, fresh=fresh)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from hora_rl.actors.coordinator.sampling import Generate, Score
-from hora_rl.common.config import Config, Data, Environment, Evaluation, Generator, Reward
+from hora_rl.common.config import Config, Data, Evaluation, Generator
 from hora_rl.common.console import say, shown
 from hora_rl.common.data.datasets import Dataset, load_dataset
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
@@ -36,6 +36,8 @@ from hora_rl.evaluation.results import Result, make_result, read_result
 from hora_rl.evaluation.sample_loop import Progress as Reading
 from hora_rl.learner.records import log_evaluation
 
+JUDGING = {"answer", "max_answer_chars", "time_limit_s", "code_tests"}
+EPISODES = {"path", "verifiers", "max_turns", "max_turn_tokens", "max_given_tokens", "history"}
 Run = Callable[[Coroutine[Any, Any, Counts]], Counts]
 """Runs an evaluation coroutine to its end."""
 
@@ -198,7 +200,7 @@ def sampling_calls(config: Config, version: int) -> tuple[Generate, Score]:
     """Calls to generators and verifiers of the running application. Sampling uses exactly weights `version`
     and has lower priority than training."""
     generate, score = application_calls(config, version, weights_come=False)
-    return on_version(after_training(generate), version), score
+    return of_version(generate, version), score
 
 
 def application_calls(config: Config, version: int, *, weights_come: bool = True) -> tuple[Generate, Score]:
@@ -212,21 +214,12 @@ def application_calls(config: Config, version: int, *, weights_come: bool = True
     return generate, verifier_calls(verifier, config)
 
 
-def after_training(generate: Generate) -> Generate:
+def of_version(generate: Generate, version: int) -> Generate:
     """`generate` with lower priority than training, so that evaluating the initial policy does not delay the
-    first batch."""
-
-    async def sample(request: SamplingRequest) -> list[Completion]:
-        return await generate(replace(request, priority=AFTER_TRAINING))
-
-    return sample
-
-
-def on_version(generate: Generate, version: int) -> Generate:
-    """`generate` that raises RunError if any token is from another version of the weights."""
+    first batch. Raises RunError if any token is from another version of the weights."""
 
     async def checked(request: SamplingRequest) -> list[Completion]:
-        completions = await generate(request)
+        completions = await generate(replace(request, priority=AFTER_TRAINING))
         wrong = {s.version for c in completions for s in c.spans} - {version}
         if wrong:
             raise RunError(
@@ -238,15 +231,11 @@ def on_version(generate: Generate, version: int) -> Generate:
     return checked
 
 
-def in_flight(generator: Generator, size: int) -> int:
-    """Requests of `size` completions to keep in flight: twice what all replicas sample at once, so that none
-    idles while answers are verified."""
-    return in_flight_on(generator, size) * generator.replicas
-
-
-def in_flight_on(generator: Generator, size: int) -> int:
-    """`in_flight` for one replica."""
-    return min(-(-2 * generator.max_sequences // size), generator.max_requests)
+def in_flight(generator: Generator, size: int, replicas: int | None = None) -> int:
+    """Requests of `size` completions to keep in flight: twice what `replicas` (default: all) sample at once,
+    so that none idles while answers are verified."""
+    each = min(-(-2 * generator.max_sequences // size), generator.max_requests)
+    return each * (replicas or generator.replicas)
 
 
 def read_run_results(settings: Evaluation, run_dir: Path) -> list[Result]:
@@ -259,35 +248,25 @@ def read_run_results(settings: Evaluation, run_dir: Path) -> list[Result]:
 
 def about_sampling(config: Config) -> dict[str, object]:
     """Settings that determine completions and their success, except problems and seed."""
-    adapter, engine_args = config.model.adapter, config.generator.engine_args
+    adapter, reward = config.model.adapter, config.evaluated.reward
+    optional = {
+        "adapter": adapter and weights_digest(Path(adapter)),
+        "engine_args": config.generator.engine_args,
+        "stop": list(config.rollout.stop),
+        "environment": config.environment.path
+        and config.environment.model_dump(mode="json", include=EPISODES),
+    }
     return {
         "model": config.model.path,
         "weights": weights_digest(Path(config.model.path)),
-        **({} if adapter is None else {"adapter": weights_digest(Path(adapter))}),
         "dtype": config.model.dtype,
         "temperature": config.rollout.temperature,
         "max_response_tokens": config.rollout.max_response_tokens,
-        "success": config.evaluated.reward.success,
-        "success_at": config.evaluated.reward.success_at,
-        **({"engine_args": engine_args} if engine_args else {}),
-        **_about_judging(config.evaluated.reward, config.rollout.stop),
-        **_about_episodes(config.environment),
+        "success": reward.success,
+        "success_at": reward.success_at,
+        **reward.model_dump(mode="json", include=JUDGING, exclude_defaults=True),
+        **{key: value for key, value in optional.items() if value},
     }
-
-
-def _about_judging(reward: Reward, stop: Sequence[str]) -> dict[str, object]:
-    """Non-default settings of verification and stop strings."""
-    keys = {"answer", "max_answer_chars", "time_limit_s", "code_tests"}
-    judging = reward.model_dump(mode="json", include=keys, exclude_defaults=True)
-    return {**judging, **({"stop": list(stop)} if stop else {})}
-
-
-def _about_episodes(environment: Environment) -> dict[str, object]:
-    """Settings of a run's episodes; empty without an environment."""
-    if environment.path is None:
-        return {}
-    keys = {"path", "verifiers", "max_turns", "max_turn_tokens", "max_given_tokens", "history"}
-    return {"environment": environment.model_dump(mode="json", include=keys)}
 
 
 @contextmanager

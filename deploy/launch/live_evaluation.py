@@ -35,7 +35,7 @@ from hora_rl.deploy.launch.cancellable import Cancellable
 from hora_rl.deploy.launch.evaluation import (
     about_sampling,
     application_calls,
-    in_flight_on,
+    in_flight,
     read_run_results,
     record_result,
     run_problems,
@@ -201,7 +201,7 @@ class LiveEvaluation:
             about={"benchmark": self._benchmark.name, "step": step, **about_sampling(config)},
             seed=config.run.seed,
             samples_per_request=size,
-            in_flight=in_flight_on(config.generator, size) if pinned else behind,
+            in_flight=in_flight(config.generator, size, 1) if pinned else behind,
             progress=self._show,
         )
 

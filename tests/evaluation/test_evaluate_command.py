@@ -23,12 +23,11 @@ from hora_rl.common.load import load
 from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest, VersionSpan
 from hora_rl.common.weights.model_files import weights_digest
 from hora_rl.deploy.launch.evaluation import (
-    after_training,
     evaluate_run,
     in_flight,
     load_benchmark,
     newest_version,
-    on_version,
+    of_version,
 )
 from hora_rl.deploy.launch.local import evaluate_local
 from hora_rl.deploy.machine.redis_server import RedisServer
@@ -122,7 +121,7 @@ def test_an_answer_of_other_weights_is_refused() -> None:
 
     request = SamplingRequest(Prompt(0, "p", "1", np.zeros(1, np.int32)), 1, 0)
     with pytest.raises(RunError, match="an evaluation of version 2 was answered by version 3"):
-        asyncio.run(on_version(generate, 2)(request))
+        asyncio.run(of_version(generate, 2)(request))
 
 
 def test_an_evaluation_waits_behind_training_without_its_limit_of_places() -> None:
@@ -133,7 +132,7 @@ def test_an_evaluation_waits_behind_training_without_its_limit_of_places() -> No
         return []
 
     request = SamplingRequest(Prompt(0, "p", "1", np.zeros(1, np.int32)), 200, 0)
-    asyncio.run(after_training(generate)(request))
+    asyncio.run(of_version(generate, 0)(request))
     last_shard = 10**6 * load("tiny").rollout.shards
     assert last_shard < asked[0].priority < BELOW_TRAINING
     places = Admission("generator/a", requests=2, aside=8)
