@@ -79,6 +79,12 @@ reward:
     seconds: 2.0          # processor time of a program for one test
     memory_mib: 256
 """
+DEMO: dict[str, object] = {
+    "machine": "no GPU, so the demo's model of 0.8M parameters",
+    "model": "deploy/demo/model       # a Hugging Face folder or hub name",
+    "note": "", "dtype": "float32", "prompts": 40, "prompt_tokens": 32, "response_tokens": 128, "steps": 40,
+    "numbers": "generator:\n  replicas: 1\n", "microbatch": 8192, "learner": "", "rate": "1.0e-4",
+}  # fmt: skip
 TINY_CODE = {
     "machine": "no GPU, so the demo's model of 0.2M parameters that writes programs",
     "model": "deploy/demo/programs/model   # a Hugging Face folder or hub name",
@@ -179,21 +185,11 @@ class Machine:
     @property
     def values(self) -> dict[str, object]:
         if not self.cards and self.model:
-            return {
-                "machine": "no GPU", "model": self.model, "note": "", "dtype": fastest_dtype(),
-                "prompts": 8, "prompt_tokens": 512, "response_tokens": 256, "steps": 40,
-                "numbers": "generator:\n  replicas: 1\n", "microbatch": 2048, "learner": "",
-                "rate": "1.0e-5",
-            }  # fmt: skip
+            own = {"machine": "no GPU", "model": self.model, "dtype": fastest_dtype()}
+            return {**DEMO, **own, "prompts": 8, "prompt_tokens": 512, "response_tokens": 256,
+                    "microbatch": 2048, "rate": "1.0e-5"}  # fmt: skip
         if not self.cards:
-            return {
-                "machine": "no GPU, so the demo's model of 0.8M parameters",
-                "model": "deploy/demo/model       # a Hugging Face folder or hub name",
-                "note": "", "dtype": "float32",
-                "prompts": 40, "prompt_tokens": 32, "response_tokens": 128, "steps": 40,
-                "numbers": "generator:\n  replicas: 1\n", "microbatch": 8192, "learner": "",
-                "rate": "1.0e-4",
-            }  # fmt: skip
+            return DEMO
         plan = self.plan
         return (plan or self.plans[-1]).values | {
             "dtype": "float16         # these GPUs have no bfloat16" if without_bfloat16() else "bfloat16",
@@ -211,11 +207,10 @@ def initialise(path: Path, task: Task, model: str | None = None) -> list[Path]:
     machine = Machine(tuple(read_cards(gpus())), model)
     name = _name(path.stem)
     texts = {path: _configuration(path, name, task, machine)}
+    if task != "math":
+        texts[path.with_name(f"{name}_problems.jsonl")] = _problems(task, in_words=machine.has_words)
     if task == "mine":
-        texts[_problems(path, name)] = _rows()
         texts[path.with_name(f"{name}_reward.py")] = REWARD
-    elif task == "code":
-        texts[_problems(path, name)] = _programs(in_words=machine.has_words)
     for file in texts:
         if file.exists():
             raise ConfigError(f"{file} exists already: choose another name, or remove it")
@@ -237,14 +232,14 @@ def _configuration(path: Path, name: str, task: Task, machine: Machine) -> str:
     words = "" if machine.has_words else "\n  system: null            # this model's vocabulary has no words"
     data, reward = "  path: arithmetic        # or a JSONL file, or a Hugging Face data set" + words, ""
     if task == "mine":
-        data = f"  path: {_problems(path, name).name}   # a line each: problem and answer" + words
+        data = f"  path: {name}_problems.jsonl   # a line each: problem and answer" + words
         reward = (
             "reward:                   # found from the working folder: call hora in that of this file\n"
             f'  weights: {{"{name}_reward:score": 1.0}}\n'
             f"  success: {name}_reward:score      # what Phase A counts, where it is at least success_at\n"
         )
     elif task == "code":
-        data = f"  path: {_problems(path, name).name}   # a line each: problem, tests and solution" + words
+        data = f"  path: {name}_problems.jsonl   # a line each: problem, tests and solution" + words
         reward = CODE
     elif machine.cards:
         data = "  path: hiyouga/math12k   # MATH12k: the MATH problems that are not in MATH500"
@@ -254,17 +249,12 @@ def _configuration(path: Path, name: str, task: Task, machine: Machine) -> str:
     return TEMPLATE.format(file=path, name=name, data=data, reward=reward, **values)
 
 
-def _problems(path: Path, name: str) -> Path:
-    return path.with_name(f"{name}_problems.jsonl")
-
-
-def _programs(*, in_words: bool) -> str:
-    """Chains of operations with their tests, in the demo model's notation or in words."""
-    rows = programs.rows(0, in_words=in_words)["train"][:PROBLEMS]
+def _problems(task: Task, *, in_words: bool) -> str:
+    """Example rows: sums, which the demo's model can learn, or chains of operations with their tests, in the
+    demo model's notation or in words."""
+    if task == "code":
+        rows = programs.rows(0, in_words=in_words)["train"][:PROBLEMS]
+    else:
+        sums = load_dataset(Data(path="arithmetic", limit=PROBLEMS)).rows
+        rows = [{"problem": row.problem, "answer": row.answer} for row in sums]
     return "".join(json.dumps(row) + "\n" for row in rows)
-
-
-def _rows() -> str:
-    """Example rows: sums, which the demo's model can learn."""
-    rows = load_dataset(Data(path="arithmetic", limit=PROBLEMS)).rows
-    return "".join(json.dumps({"problem": row.problem, "answer": row.answer}) + "\n" for row in rows)

@@ -13,25 +13,16 @@ from hora_rl.deploy.checks.resources import SPARE, Card, choose
 
 CARD = Card("H100", 79.65)
 COUNTS = (1, 2, 4, 8)
-COMMON = {"max_position_embeddings": 32_768}
-MODELS: dict[str, PretrainedConfig] = {
-    "1.5B": Qwen2Config(
-        vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
-        num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True, **COMMON,
-    ),
-    "3B": Qwen2Config(
-        vocab_size=151_936, hidden_size=2048, intermediate_size=11_008, num_hidden_layers=36,
-        num_attention_heads=16, num_key_value_heads=2, tie_word_embeddings=True, **COMMON,
-    ),
-    "7B": Qwen2Config(
-        vocab_size=152_064, hidden_size=3584, intermediate_size=18_944, num_hidden_layers=28,
-        num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False, **COMMON,
-    ),
-    "8B": LlamaConfig(
-        vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32,
-        num_attention_heads=32, num_key_value_heads=8, tie_word_embeddings=False, **COMMON,
-    ),
-}  # fmt: skip
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "tie_word_embeddings",
+)  # fmt: skip
+MODELS: dict[str, tuple[type[PretrainedConfig], *tuple[int, ...]]] = {
+    "1.5B": (Qwen2Config, 151_936, 1536, 8960, 28, 12, 2, True),
+    "3B": (Qwen2Config, 151_936, 2048, 11_008, 36, 16, 2, True),
+    "7B": (Qwen2Config, 152_064, 3584, 18_944, 28, 28, 4, False),
+    "8B": (LlamaConfig, 128_256, 4096, 14_336, 32, 32, 8, False),
+}
 SETTINGS = (
     "model.dtype=bfloat16", "rollout.prompts_per_batch=60", "rollout.group_size=32",
     "rollout.pre_rollouts=8", "rollout.max_prompt_tokens=2048", "rollout.max_response_tokens=2048",
@@ -55,7 +46,8 @@ def document() -> str:
     """The page."""
     rows = ["| model | " + " | ".join(f"{n} card{'s' * (n > 1)}" for n in COUNTS) + " |\n"]
     rows.append("|---|" + "---|" * len(COUNTS) + "\n")
-    for name, architecture in MODELS.items():
+    for name, (kind, *sizes) in MODELS.items():
+        architecture = kind(max_position_embeddings=32_768, **dict(zip(SIZES, sizes, strict=True)))
         for lora in (False, True):
             cells = " | ".join(_cell(architecture, lora, count) for count in COUNTS)
             rows.append(f"| {name}, {'LoRA' if lora else 'full'} | {cells} |\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,10 @@ class RunSummary:
     run: str
     folder: str
     state: str
-    step: int | None
-    reward: float | None
-    started: float
-    ended: float | None
     reason: str
+    started: float = 0.0
+    step: int | None = None
+    reward: float | None = None
 
 
 def list_runs(folder: Path | str) -> list[RunSummary]:
@@ -57,7 +56,7 @@ def show_runs(runs: Sequence[RunSummary], console: Console | None = None) -> Non
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)) if run.started else ""
         reward = "" if run.reward is None else f"{run.reward:.3f}"
         step = "" if run.step is None else str(run.step)
-        name = run.run if Path(run.folder).name == run.run else f"{run.run} ({Path(run.folder).name})"
+        name = run.run if run.folder == run.run else f"{run.run} ({run.folder})"
         table.add_row(*(Text(t) for t in (name, run.state, step, reward, started, run.reason)))
     console.print(table)
 
@@ -67,19 +66,15 @@ def _summary(folder: Path) -> RunSummary:
     try:
         record = file.read()
     except RunError as error:
-        return RunSummary(folder.name, str(folder), "unreadable", None, None, 0.0, None, str(error))
-    last = _last_step(folder / STEPS)
-    lost = record.state == "running" and not record.alive
-    return RunSummary(
-        run=record.run,
-        folder=str(folder),
-        state="lost" if lost else record.state,
-        step=None if last is None else int(last["step"]) + 1,
-        reward=None if last is None else last.get("reward"),
-        started=record.started,
-        ended=record.ended,
-        reason="its process is gone without a word" if lost else record.reason,
-    )
+        return RunSummary(folder.name, folder.name, "unreadable", str(error))
+    state: str = record.state
+    reason = record.reason
+    if state == "running" and not record.alive:
+        state, reason = "lost", "its process is gone without a word"
+    found = RunSummary(record.run, folder.name, state, reason, record.started)
+    if (last := _last_step(folder / STEPS)) is None:
+        return found
+    return replace(found, step=int(last["step"]) + 1, reward=last.get("reward"))
 
 
 def _last_step(path: Path) -> dict[str, Any] | None:
