@@ -37,10 +37,9 @@ def report(
         print(comparison.write(found, out / "compare.html"))
         return
     with working(f"report of {len(runs)} runs"):
-        from hora_rl.deploy.runs.prediction import predict
         from hora_rl.evaluation.report.runs_report import write_report
 
-        written = write_report(runs, out, predict)
+        written = write_report(runs, out)
     print(written)
 
 

@@ -37,8 +37,6 @@ BANDWIDTH = {
 }
 """Memory bandwidth in bytes per second from data sheets. The first name contained in the card's name
 counts."""
-COPY_BYTES = 20e9
-"""Bytes per second from a card to pinned host memory over PCIe 4 x16. Not measured."""
 
 
 @dataclass(frozen=True, slots=True)

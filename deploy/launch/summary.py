@@ -6,6 +6,7 @@ Printed and written to RUN/summary.json. Evaluations are resumable sample files 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -23,8 +24,8 @@ from hora_rl.common.files import replace_text
 from hora_rl.common.records import GroupRecord
 from hora_rl.deploy.launch.best import read_best
 from hora_rl.deploy.launch.evaluation import read_run_results, samples_file
+from hora_rl.deploy.monitor.balance import KEPT, Metrics, balance, split_of
 from hora_rl.deploy.monitor.pace import Pace
-from hora_rl.deploy.runs.prediction import idle_side
 from hora_rl.evaluation.benchmarks import Benchmark, held_out
 from hora_rl.evaluation.phase_b import PhaseB, counted
 from hora_rl.evaluation.results import Result
@@ -71,12 +72,21 @@ def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> di
         "best": read_best(run_dir),
         "allocation": phase_b_share(groups),
         "plain_grpo": _never_allocated(config.gate, config.allocation, groups),
-        "balance": idle_side(config, run_dir, steps),
+        "balance": _idle_side(config, run_dir, steps),
         "model": str(run_dir / "model"),
     }
     replace_text(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
     _show(summary, console)
     return summary
+
+
+def _idle_side(config: Config, run_dir: Path, steps: Sequence[Metrics]) -> str:
+    """The side that idled in the newest steps, and a split that would balance the run; empty if none did."""
+    learner, about = config.learner, run_dir / "learner.json"
+    device = json.loads(about.read_text(encoding="utf-8"))["device"] if about.exists() else ""
+    split = split_of(config.generator, learner, device)
+    found = balance(steps[-KEPT:], learner.steps, config.rollout.max_staleness, split)
+    return "; ".join(filter(None, (found.says, found.remedy))) if found else ""
 
 
 def _never_allocated(gate: str | None, allocation: Allocation, groups: list[GroupRecord]) -> str:

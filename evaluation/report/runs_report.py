@@ -24,7 +24,6 @@ from hora_rl.evaluation.report.figures import (
 )
 from hora_rl.evaluation.report.hits import hits_by_difficulty
 from hora_rl.evaluation.report.pages import inline_svg, write_page
-from hora_rl.evaluation.report.predicted import Predict, Predicted, shown
 from hora_rl.evaluation.report.result_files import csv_table
 from hora_rl.evaluation.report.tables import curves, latex, summarise, table_1
 from hora_rl.evaluation.results import Result
@@ -34,11 +33,10 @@ CURVES = (("length/mean", "Mean response length (tokens)"), ("entropy", "Mean to
 LEARNING = (("success", "Success on training prompts"), ("reward/format", "Format reward"))
 
 
-def write_report(folders: Sequence[Path], out: Path, predict: Predict | None = None) -> Path:
+def write_report(folders: Sequence[Path], out: Path) -> Path:
     """Write `out`/report.html, with figures as PNG and SVG; returns the HTML path.
 
-    `predict` maps a run folder to predicted values of a step. Raises RunFolderError or ResultError naming a
-    run that cannot be read.
+    Raises RunFolderError or ResultError naming a run that cannot be read.
     """
     if not folders:
         raise RunFolderError("no run to report on: name at least one run folder")
@@ -67,19 +65,11 @@ def write_report(folders: Sequence[Path], out: Path, predict: Predict | None = N
             if (during := _during_training(run))
             for ks in [sorted({k for r in during for k in r.ks})]
         },
-        predicted={} if predict is None else _predicted(runs, folders, predict),
-        shown=shown,
         figures=figures,
         date=time.strftime("%Y-%m-%d %H:%M"),
         runs=runs,
         configuration=_configuration,
     )
-
-
-def _predicted(runs: Mapping[str, Run], folders: Sequence[Path], predict: Predict) -> dict[str, Predicted]:
-    """Predictions of the runs that trained."""
-    pairs = zip(runs.items(), folders, strict=True)
-    return {name: predict(folder) for (name, run), folder in pairs if run.steps}
 
 
 def _configuration(run: Run) -> str:
