@@ -1,7 +1,6 @@
-"""Fit learned priors on recorded rollouts and measure their calibration.
+"""Fit learned priors on recorded rollouts.
 
-python -m hora_rl.deploy.fit_prior fit RUN --name hidden-static
-python -m hora_rl.deploy.fit_prior calibrate RUN
+python -m hora_rl.deploy.fit_prior RUN --name hidden-static
 """
 
 from __future__ import annotations
@@ -9,14 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from hora_rl.actors.coordinator.deployment import render_prompts
-from hora_rl.actors.coordinator.prompt_features import features_of, prior_of
-from hora_rl.allocator.calibration import log_loss, reliability
+from hora_rl.actors.coordinator.prompt_features import features_of
 from hora_rl.allocator.priors import make_prior
 from hora_rl.allocator.priors.files import save_state
 from hora_rl.allocator.priors.fit import fit_prior, outcomes
@@ -27,10 +23,9 @@ from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import load
 from hora_rl.deploy.cli import main
 from hora_rl.deploy.cli_results import RunFolder
-from hora_rl.evaluation.report.figures import reliability_figure, save
 from hora_rl.evaluation.run_folders import records
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Features = Annotated[str | None, typer.Option(help="Sentence-embedding model of mpnet-dual and gp.")]
 SENTENCE = ("mpnet-dual", "gp", "gp-pooled")
 """Priors with features of a sentence-embedding model. Other priors use features of the policy."""
@@ -69,64 +64,9 @@ def fit(
     return path
 
 
-@app.command()
-def calibrate(
-    run: RunFolder,
-    name: Annotated[str | None, typer.Option(help="Prior to replay; by default the recorded one.")] = None,
-    features: Features = None,
-) -> None:
-    """Compare a prior's p̂ with the Phase A outcomes: reliability and log-loss.
-
-    Without `name`, use the recorded predictions of the run's prior. With `name`, replay that prior over the
-    run: it predicts before each batch and learns after it, as in training. Prints both figures and draws
-    RUN/calibration-NAME.png and .svg.
-    """
-    groups = _records(run)
-    rate = _recorded(groups) if name is None else _replayed(run, groups, name, features)
-    name = name or str(groups[0]["prior"])
-    _, successes, trials = outcomes(groups)
-    found = reliability(rate, successes, trials)
-    table = Table(title=f"{name}: log-loss {log_loss(rate, successes, trials):.4f} per rollout")
-    for column in ("predicted", "observed", "prompts"):
-        table.add_column(column, justify="right")
-    for predicted, observed, count in zip(found.predicted, found.observed, found.prompts, strict=True):
-        table.add_row(f"{predicted:.3f}", f"{observed:.3f}", str(int(count)))
-    console = Console()
-    console.print(table)
-    save(reliability_figure(found, name), run, f"calibration-{name}")
-    say(console, f"reliability diagram: {run / f'calibration-{name}.png'}")
-
-
-def _recorded(groups: list[dict]) -> np.ndarray:
-    alpha, beta = (np.array([group[f"prior_{name}"] for group in groups]) for name in ("alpha", "beta"))
-    return np.asarray(alpha / (alpha + beta))
-
-
-def _replayed(run: Path, groups: list[dict], name: str, features: str | None) -> np.ndarray:
-    """p̂ of each record under prior `name`, which has learned only from earlier batches."""
-    config = _configured(run, name, features)
-    with working(f"preparing {name}", 2) as begin:
-        begin("prompts")
-        prompts = render_prompts(config)
-        begin(f"features of {len(prompts)} prompts")
-        prior = prior_of(config, prompts)
-    index, successes, trials = outcomes(groups)
-    batches = np.array([group["batch"] for group in groups])
-    rate = np.empty(len(groups))
-    with working(f"replaying {name}", len(np.unique(batches))) as begin:
-        for batch in np.unique(batches):
-            begin(f"batch {batch}")
-            here = batches == batch
-            alpha, beta = prior.predict(index[here])
-            rate[here] = alpha / (alpha + beta)
-            prior.update(index[here], successes[here], int(trials[here][0]))
-    return rate
-
-
 def _configured(run: Path, name: str, features: str | None) -> Config:
-    """The run's configuration with prior `name`. Drops `prior_state` if the run used another prior."""
-    used = load(str(run / "config.yaml")).allocation
-    if name in SENTENCE and not (features or used.features):
+    """The run's configuration with prior `name`."""
+    if name in SENTENCE and not (features or load(str(run / "config.yaml")).allocation.features):
         raise ConfigError(
             f"prior {name} sees prompts through a sentence-embedding model: name one, by folder or hub name, "
             "with --features (the paper's: --features sentence-transformers/all-mpnet-base-v2)"
@@ -138,8 +78,6 @@ def _configured(run: Path, name: str, features: str | None) -> Config:
     ]
     if features:
         overrides.append(f"allocation.features={features}")
-    if used.prior != name:
-        overrides.append("allocation.prior_state=null")
     return load(str(run / "config.yaml"), overrides)
 
 

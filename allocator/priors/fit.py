@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hora_rl.allocator.calibration import log_loss
-from hora_rl.allocator.posterior import Int
+from hora_rl.allocator.posterior import Float, Int
 from hora_rl.allocator.priors.base import LearnedPrior, Prior
 
 
@@ -29,6 +28,14 @@ def outcomes(records: Iterable[Mapping[str, object]]) -> tuple[Int, Int, Int]:
         raise ValueError("records: there are none to fit a prior on; let the run train a few steps first")
     prompts, successes, trials = np.array(rows, dtype=np.int64).T
     return prompts, successes, trials
+
+
+def log_loss(rate: Float, successes: Int, trials: Int) -> float:
+    """Mean negative log-likelihood per rollout, in nats; a fair coin's is 0.693. rate (n,) in (0, 1)."""
+    if not np.all((rate > 0) & (rate < 1)):
+        raise ValueError("rate: every p̂ must be strictly between 0 and 1, or its log-loss is not finite")
+    nll = -successes * np.log(rate) - (trials - successes) * np.log1p(-rate)
+    return float(np.sum(nll) / np.sum(trials))
 
 
 def fit_prior(

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
-from hora_rl.allocator.calibration import Reliability
 from hora_rl.evaluation.pass_at_k import Estimate
 from hora_rl.evaluation.phase_b import PhaseB, Share, classes
 from hora_rl.evaluation.report.smoothing import moving_average, smoothed
@@ -126,18 +125,6 @@ def curves_figure(
         axis.plot(x, measured, color=color, alpha=0.25, linewidth=0.8)
         axis.plot(x, smooth, color=color, label=name)
     _finish(axis, xlabel=over, ylabel=metric)
-    return figure
-
-
-def reliability_figure(found: Reliability, name: str) -> Figure:
-    """Observed over predicted success rate of a prior; point sizes show the number of prompts."""
-    figure, [axis] = _grid(1, width=4.6, height=4.2)
-    axis.plot([0, 1], [0, 1], color="0.7", linewidth=1, zorder=0)
-    sizes = 20 + 180 * found.prompts / found.prompts.max()
-    axis.scatter(found.predicted, found.observed, s=sizes, alpha=0.8)
-    axis.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    labels = {"xlabel": "predicted success", "ylabel": "observed success"}
-    _finish(axis, percent=True, title=f"Prior {name}", xlim=(0, 1), ylim=(0, 1), **labels)
     return figure
 
 

@@ -14,11 +14,10 @@ from scipy.special import gammaln
 from scipy.stats import betabinom, binom
 from transformers import AutoTokenizer, BertConfig, BertModel
 
-from hora_rl.allocator.calibration import log_loss, reliability
 from hora_rl.allocator.priors import make_prior
 from hora_rl.allocator.priors.features import sentence_features
 from hora_rl.allocator.priors.files import load_state, save_state
-from hora_rl.allocator.priors.fit import fit_prior, outcomes
+from hora_rl.allocator.priors.fit import fit_prior, log_loss, outcomes
 from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
 from hora_rl.allocator.priors.pooled_gp import NOISE, PooledGaussianProcessPrior
 from hora_rl.allocator.priors.probe import Probe, ProbePrior
@@ -188,15 +187,11 @@ def test_missing_or_foreign_features_are_refused_with_the_priors_name() -> None:
         make_prior("hidden", N)
 
 
-def test_calibration_of_known_counts() -> None:
-    rate, successes, trials = np.array([0.11, 0.19, 0.75, 1.0]), np.array([1, 1, 6, 8]), np.full(4, 8)
-    found = reliability(rate, successes, trials)
-    assert found.prompts.tolist() == [2, 1, 1]
-    np.testing.assert_allclose(found.predicted, [0.15, 0.75, 1.0])
-    np.testing.assert_allclose(found.observed, [2 / 16, 6 / 8, 1.0])
-    np.testing.assert_allclose(log_loss(np.full(2, 0.5), np.array([0, 8]), np.full(2, 8)), np.log(2))
+def test_log_loss_of_known_counts() -> None:
+    successes, trials = np.array([0, 8]), np.full(2, 8)
+    np.testing.assert_allclose(log_loss(np.full(2, 0.5), successes, trials), np.log(2))
     with pytest.raises(ValueError, match="strictly between 0 and 1"):
-        log_loss(rate, successes, trials)
+        log_loss(np.array([0.5, 1.0]), successes, trials)
 
 
 @pytest.mark.parametrize("name", FORETELL)

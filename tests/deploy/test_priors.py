@@ -14,7 +14,7 @@ from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.common.types import Prompt
-from hora_rl.deploy.fit_prior import app, calibrate, fit
+from hora_rl.deploy.fit_prior import app, fit
 
 
 @pytest.fixture
@@ -72,16 +72,9 @@ def test_features_of_another_model_or_of_other_prompts_are_computed_anew(
         np.testing.assert_array_equal(features_of(config, given), expected)
 
 
-def test_calibration_is_printed_and_drawn(run: Path) -> None:
-    done = CliRunner().invoke(app, ["calibrate", str(run)], catch_exceptions=False)
-    assert done.exit_code == 0
-    assert "log-loss 0.6931 per rollout" in done.output
-    assert (run / "calibration-fixed.png").stat().st_size > 5000
-
-
 def test_the_command_writes_the_state_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "state.npz"
-    words = ["fit", str(run), "--name", "hidden-static", "--out", str(out)]
+    words = [str(run), "--name", "hidden-static", "--out", str(out)]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0
     assert out.stat().st_size > 500
@@ -94,7 +87,7 @@ def test_what_cannot_be_fitted_is_one_line(run: Path) -> None:
         fit(run, "gp", None, None)
     (run / "groups.jsonl").write_text("")
     with pytest.raises(RunError, match="is empty"):
-        calibrate(run)
+        fit(run, "hidden-static", None, None)
 
 
 def test_a_state_that_is_not_the_priors_own_is_one_line(run: Path) -> None:
@@ -109,27 +102,3 @@ def test_a_state_that_is_not_the_priors_own_is_one_line(run: Path) -> None:
         prompts = render_prompts(config, load_tokenizer(config.model.path))
         with pytest.raises(ConfigError, match=f"allocation.prior_state={state}: .*{reason}"):
             prior_of(config, prompts)
-
-
-def test_another_prior_than_the_runs_own_is_replayed_without_its_fitted_state(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    state = fit(run, "hidden-static", None, None)
-    overrides = ["allocation.prior=hidden-static", f"allocation.prior_state={state}"]
-    (run / "config.yaml").write_text(dump_yaml(load(str(run / "config.yaml"), overrides)))
-    calibrate(run, "hidden-dual")
-    calibrate(run, "hidden-static")
-    dual, static = (float(part.split()[0]) for part in capsys.readouterr().out.split("log-loss ")[-2:])
-    assert static < 0.5 < dual, "the run's own prior goes by what was fitted"
-
-
-def test_any_prior_is_replayed_over_a_run_and_an_online_one_learns_as_it_goes(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    losses = {}
-    for name in ("fixed", "hidden-online"):
-        calibrate(run, name)
-        losses[name] = float(capsys.readouterr().out.split("log-loss ")[1].split()[0])
-    assert losses["fixed"] == pytest.approx(0.6931, abs=1e-4)
-    assert losses["hidden-online"] < 0.69  # the slow average that predicts has seen ten cycles
-    assert (run / "calibration-hidden-online.png").exists()
