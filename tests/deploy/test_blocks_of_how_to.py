@@ -1,10 +1,11 @@
-"""The Python, JSON and shell blocks of the guides do what their pages say, on the smallest thing that stands
-for a reader's own. Their YAML is in test_yaml_of_pages.py. A new block fails here until it has a place."""
+"""The Python, JSON and shell blocks of the pages do what these say, on the smallest thing that stands for a
+reader's own. Their YAML is in test_yaml_of_pages.py. A new block of docs/ fails here until it has a place."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from hora_rl.deploy.machine.record import write_config
 from tests.support.pages import ROOT, Block, blocks, commands
 from tests.support.rollouts import write_rollouts
 
+PAGES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))
 KINDS = {"sh", "python", "json"}
 HERE = {
     "docs/explanation/method.md": 1,
@@ -51,13 +53,27 @@ def names_of(block: Block, **given: Any) -> dict[str, Any]:
 
 
 def test_every_block_that_can_be_run_is() -> None:
-    pages = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))
-    assert {p: len(of(p)) for p in pages if of(p) and p not in ELSEWHERE} == HERE | UNRUN
+    assert {p: len(of(p)) for p in PAGES if of(p) and p not in ELSEWHERE} == HERE | UNRUN
     texts = [" ".join((ROOT / page).read_text(encoding="utf-8").split()) for page in UNRUN]
     assert all("were never run" in text for text in texts)
     for page, test in ELSEWHERE.items():
         assert of(page)
         assert page in (ROOT / test).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "block", [b for p in ("README.md", *PAGES) for b in blocks(p) if b.kind == "sh"], ids=lambda b: b.name
+)
+def test_a_shell_block_is_written_without_mistakes(block: Block) -> None:
+    done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_python_of_the_readme_divides_as_it_says() -> None:
+    (block,) = [b for b in blocks("README.md") if b.kind == "python"]
+    called = "allocate(successes=[0, 3, 8], trials=8, budget=72)"
+    assert f"{called}  # Δ_i of each prompt, summing to 72" in block.text
+    assert sum(eval(called, names_of(block))) == 72
 
 
 @pytest.mark.system

@@ -17,7 +17,7 @@ import pytest
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
-from hora_rl.common.load import ROOT, dump_yaml, load
+from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.cli import main
 from hora_rl.deploy.launch.local import _prepare, run_local
 from hora_rl.deploy.machine.record import RunFile, write_config
@@ -66,19 +66,13 @@ def test_the_version_is_that_of_the_installed_package(hora: Callable[..., Done])
     [
         ("rollout.grup_size=16", ["rollout.grup_size", "unknown key", "did you mean group_size?"]),
         ("rollout.pre_rollouts=16", ["rollout.pre_rollouts (16)", "rollout.group_size (16)"]),
-        ("rollout.shards=7", ["rollout.shards (7) must divide rollout.prompts_per_batch (40)"]),
         ("model.path=/nowhere/model", ["model.path (/nowhere/model)", "no such file or folder"]),
-        ("model.trust_remote_code=perhaps", ["model.trust_remote_code", "boolean"]),
-        ("evaluation.k=[1,128]", ["evaluation.k (128)", "evaluation.samples (32)"]),
         ("data.path=/nowhere/data.jsonl", ["data.path (/nowhere/data.jsonl)"]),
         ("reward.weights={fluency: 1.0}", ["unknown reward 'fluency'"]),
         ("reward.success=no.such:fn", ["reward:", "cannot load 'no.such:fn'"]),
         ("allocation.rule=hit_utilty", ["allocation.rule", "'hit_utilty' is none of hit_utility"]),
         ("allocation.rule=no.such:fn", ["allocation.rule", "'no.such:fn' cannot be loaded"]),
-        ("allocation.prior=gpp", ["allocation.prior (gpp)", "none of fixed, empirical, hidden-static"]),
         ("allocation.prior=gp", ["allocation.features is not set", "sentence-embedding model"]),
-        ("learner.optimizer.betas=[1.5,0.999]", ["learner.optimizer.betas.0 (1.5)", "less than 1"]),
-        ("evaluation.k=[]", ["evaluation.k", "at least 1 item"]),
         ("rollout.max_response_tokens=8000", ["rollout.max_response_tokens", "512 positions"]),
     ],
 )
@@ -131,10 +125,9 @@ def test_the_k_of_an_evaluation_rise_and_occur_once() -> None:
 def test_a_port_in_use_is_named_before_anything_starts_or_is_written(
     tmp_path: Path, hora: Callable[..., Done], how: list[str]
 ) -> None:
-    before = dump_yaml(load("tiny", [f"run.folder={tmp_path}"])) if how else None
-    if before:
-        (tmp_path / "tiny").mkdir()
-        (tmp_path / "tiny" / "config.yaml").write_text(before)
+    if how:
+        write_config(tmp_path / "tiny", load("tiny", [f"run.folder={tmp_path}"]))
+    before = {path: path.is_file() and path.read_text() for path in tmp_path.rglob("*")}
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -143,10 +136,7 @@ def test_a_port_in_use_is_named_before_anything_starts_or_is_written(
         assert_refused(
             hora("run", "tiny", *settings, *how), f"127.0.0.1:{port} cannot be used", "telemetry.http_port"
         )
-    if before:
-        assert [p.name for p in (tmp_path / "tiny").iterdir()] == ["config.yaml"]
-        assert (tmp_path / "tiny" / "config.yaml").read_text() == before
-    assert [p.name for p in tmp_path.iterdir()] == (["tiny"] if before else [])
+    assert {path: path.is_file() and path.read_text() for path in tmp_path.rglob("*")} == before
 
 
 @pytest.fixture
@@ -167,7 +157,6 @@ def without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("rollout.group_size=32", "must keep its configuration; changed: rollout.group_size"),
         ("evaluation.prompts=50", "must keep its configuration; changed: evaluation.prompts"),
-        ("learner.max_bad_losses=10", "the stack was reached"),
         ("generator.max_sequences=64", "the stack was reached"),
     ],
 )
@@ -175,8 +164,7 @@ def test_a_resumed_run_keeps_what_its_results_depend_on(
     tmp_path: Path, without_a_stack: None, hora: Callable[..., Done], change: str, answer: str
 ) -> None:
     folder = f"run.folder={tmp_path}"
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.yaml").write_text(dump_yaml(load("tiny", [folder])))
+    write_config(tmp_path / "tiny", load("tiny", [folder]))
     assert_refused(hora("run", "tiny", "--resume", "-s", folder, "-s", change), answer)
 
 
@@ -268,11 +256,9 @@ def test_an_unreachable_redis_is_named_without_its_password(hora: Callable[..., 
 
 
 def test_a_run_is_never_overwritten(tmp_path: Path, hora: Callable[..., Done]) -> None:
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.yaml").write_text("model: {path: x}\n")
-    assert_refused(
-        hora("run", "tiny", "-s", f"run.folder={tmp_path}"), "holds a run already", "--resume", "--fresh"
-    )
+    write_config(tmp_path / "tiny", load("tiny"))
+    done = hora("run", "tiny", "-s", f"run.folder={tmp_path}")
+    assert_refused(done, "holds a run already", "--resume", "--fresh")
 
 
 def test_an_install_without_the_extra_says_what_to_install() -> None:
@@ -283,17 +269,3 @@ def test_an_install_without_the_extra_says_what_to_install() -> None:
     code = f"{SETUP}from {module} import {function}; {function}()"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
     assert_refused(done, "typer is not installed", "hora-rl[cpu]", "make setup")
-
-
-def test_help_answers_without_loading_the_frameworks() -> None:
-    code = (
-        "import sys\n"
-        "from hora_rl.deploy.cli import app\n"
-        "from typer.testing import CliRunner\n"
-        "result = CliRunner().invoke(app, ['--help'])\n"
-        "assert result.exit_code == 0\n"
-        "print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'deepspeed', 'redis') if m in "
-        "sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

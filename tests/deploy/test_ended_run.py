@@ -1,35 +1,19 @@
 """A run that has ended is looked at as it was, from its folder alone, in which nothing changes."""
 
-import os
-import threading
 import time
 from pathlib import Path
 
-import httpx
 import pytest
-import uvicorn
+from starlette.testclient import TestClient
 
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.redis import connect
-from hora_rl.deploy.machine.record import RunFile, State, write_config
-from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.monitor.run_state import Kind
 from hora_rl.deploy.monitor.terminal import monitor
 from hora_rl.deploy.monitor.web import create_app
 from hora_rl.deploy.runs.ended_run import source_of
-from tests.support.synthetic_run import SyntheticRun, config_of, play
-
-
-def ended(folder: Path, state: State, steps: int, reason: str = "") -> Path:
-    """The folder of a run of three steps that ended after `steps`, its Redis with it."""
-    run = folder / "over"
-    config = config_of("over", learner={"steps": 3})
-    with RedisServer(run / "redis") as server:
-        play(SyntheticRun(server.url, config), steps)
-    write_config(run, config)
-    RunFile(run).start("over", os.getpid(), resume="hora run over --resume")
-    RunFile(run).end(state, reason)
-    return run
+from tests.support.ports import until
+from tests.support.synthetic_run import write_ended
 
 
 def contents(run: Path) -> dict[Path, tuple[int, int]]:
@@ -39,7 +23,8 @@ def contents(run: Path) -> dict[Path, tuple[int, int]]:
 def test_a_finished_run_is_shown_as_it_was_and_its_folder_stays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = ended(tmp_path, "finished", 3)
+    run = tmp_path / "over"
+    write_ended(run)
     before = contents(run)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 5000)
@@ -56,22 +41,13 @@ def test_a_finished_run_is_shown_as_it_was_and_its_folder_stays(
 
 
 def test_a_run_that_failed_says_why_on_the_page(tmp_path: Path) -> None:
-    run = ended(tmp_path, "failed", 2, "the learner stopped: no memory")
+    run = tmp_path / "over"
+    write_ended(run, "failed", 2, "the learner stopped: no memory")
     with source_of(str(run)) as source:
         app = create_app(source.url, source.run, read=source.read)
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
-            deadline = time.monotonic() + 10
-            while (answer := client.get("/status")).status_code != 200:
-                assert time.monotonic() < deadline, answer.text
-            status, history = answer.json(), client.get("/history").json()
-        server.should_exit = server.force_exit = True
-        thread.join(10)
+        with TestClient(app, base_url="http://localhost") as client:
+            until(lambda: client.get("/status").status_code == 200)
+            status, history = client.get("/status").json(), client.get("/history").json()
     assert (status["status"], status["step"]) == ("stopped", 2)
     assert [w["kind"] for w in status["warnings"]] == [Kind.STOPPED]
     assert "no memory" in status["warnings"][0]["text"]
@@ -79,7 +55,8 @@ def test_a_run_that_failed_says_why_on_the_page(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_kept_no_redis_is_one_line(tmp_path: Path) -> None:
-    run = ended(tmp_path, "stopped", 1)
+    run = tmp_path / "over"
+    write_ended(run, "stopped", 1)
     for file in (run / "redis").iterdir():
         file.unlink()
     with pytest.raises(RunError, match="nothing to watch, the run was stopped"), source_of(str(run)):

@@ -2,7 +2,6 @@
 because the command starts a stack or trains."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,10 @@ from typer.testing import CliRunner
 
 from hora_rl.deploy import command_docs
 from hora_rl.deploy.cli import app
-from hora_rl.deploy.machine.record import RunFile, write_config
-from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.pages import ROOT
 from tests.support.reported_runs import make_run
 from tests.support.rollouts import write_rollouts
-from tests.support.synthetic_run import SyntheticRun, config_of, play
+from tests.support.synthetic_run import write_ended
 
 # Commands in one folder, in this order, with what each must say.
 HERE: dict[str, list[tuple[str, str]]] = {
@@ -80,15 +77,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     counts = [{"id": f"q{i}", "successes": i % 33, "trials": 32} for i in range(330)]
     (made / "counts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in counts))
     return made
-
-
-def write_ended(run: Path) -> None:
-    config = config_of("over", learner={"steps": 3})
-    with RedisServer(run / "redis") as server:
-        play(SyntheticRun(server.url, config), 3)
-    write_config(run, config)
-    RunFile(run).start("over", os.getpid(), resume="hora run over --resume")
-    RunFile(run).end("finished")
 
 
 @pytest.mark.system

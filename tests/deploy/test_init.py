@@ -23,7 +23,7 @@ from tests.support.tiny_qwen2 import without_weights
 
 TASKS: tuple[Task, ...] = ("math", "mine", "code")
 Cards = Callable[[int, str], None]
-# Memory as the driver says it, of 141, 48, 40, 32, 24, 24, 16, 12 and 8 GB.
+# Memory as the driver says it.
 H200, L40S, A100, RTX_5090 = "143771 MiB", "46068 MiB", "40960 MiB", "32607 MiB"
 RTX_4090, A10, RTX_4080, RTX_4070, RTX_3070 = "24564 MiB", "23028 MiB", "16376 MiB", "12282 MiB", "8192 MiB"
 FULL = {
@@ -94,11 +94,8 @@ def test_cards_hold_a_model_of_the_users_own_by_its_shape(
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_no_number_of_gpus_is_written_for_run_divides_them(
-    count: int, task: Task, tmp_path: Path, cards: Cards
-) -> None:
-    cards(count, H200)
+def test_no_number_of_gpus_is_written_for_run_divides_them(task: Task, tmp_path: Path, cards: Cards) -> None:
+    cards(3, H200)
     config = load(str(initialise(tmp_path / "big.yaml", task)[0]))
     assert config.run.resources == "auto"
     assert not {"replicas", "gpus"} & config.generator.model_fields_set
@@ -106,7 +103,6 @@ def test_no_number_of_gpus_is_written_for_run_divides_them(
     assert config.model.dtype == "bfloat16"
 
 
-@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(
     ("count", "mib", "model", "lora"),
     [
@@ -115,11 +111,9 @@ def test_no_number_of_gpus_is_written_for_run_divides_them(
         (1, A100, BIG, True),
         (2, A100, BIG, False),
         (1, RTX_5090, BIG, True),
-        (1, RTX_4090, BIG, True),
         (2, RTX_4090, BIG, True),
         (4, RTX_4090, BIG, False),
         (1, A10, BIG, True),
-        (2, A10, BIG, True),
         (1, RTX_4080, SMALL, True),
         (2, RTX_4080, BIG, True),
         (1, RTX_4070, SMALL, True),
@@ -132,13 +126,12 @@ def test_these_gpus_hold_what_is_written_for_them(
     mib: str,
     model: str,
     lora: bool,
-    task: Task,
     tmp_path: Path,
     cards: Cards,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cards(count, mib)
-    path = initialise(tmp_path / "mine.yaml", task)[0]
+    path = initialise(tmp_path / "mine.yaml", "math")[0]
     target = target_of(str(path))
     monkeypatch.setattr(memory, "free_memory", lambda: 2**40)
     found = {f.what: f for f in memory_of(target)}
@@ -195,7 +188,6 @@ def test_a_plan_has_the_shape_of_its_model(plan: initial.Plan, tmp_path: Path) -
     [
         ("2024", "2024"),
         ("null", "null"),
-        ("on", "on"),
         ("1e5", "1e5"),
         ("_first", "first"),
         ("-a.b c", "a_b_c"),
@@ -203,13 +195,12 @@ def test_a_plan_has_the_shape_of_its_model(plan: initial.Plan, tmp_path: Path) -
         ("n" * 80, "n" * 64),
     ],
 )
-@pytest.mark.parametrize("task", TASKS)
-def test_any_name_of_a_file_gives_a_run_a_name(
-    stem: str, name: str, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_any_name_of_a_file_gives_a_run_and_its_files_a_name(
+    stem: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(initial, "gpus", list)
     monkeypatch.chdir(tmp_path)
-    config = load(str(initialise(Path(f"{stem}.yaml"), task)[0]))
+    config = load(str(initialise(Path(f"{stem}.yaml"), "mine")[0]))
     assert config.run.name == name
     require(Target(config), Console(quiet=True), CONFIGURATION)
 

@@ -54,16 +54,6 @@ def test_the_best_evaluation_s_weights_are_kept_and_the_others_go(config: Config
     assert candidates_in(tmp_path) == {}
 
 
-def test_a_better_one_replaces_the_best(config: Config, tmp_path: Path) -> None:
-    results = []
-    for step, right in ((0, 3), (10, 5)):
-        write(tmp_path, step)
-        results.append(result(config, step, right))
-        promote_best("pass@16", tmp_path, results, newest_due=step)
-    assert best_step(tmp_path) == 10
-    assert [p.name for p in sorted(tmp_path.iterdir())] == ["best", "candidates"]
-
-
 def test_what_is_under_way_and_due_next_is_kept_and_what_no_evaluation_will_measure_is_not(
     config: Config, tmp_path: Path
 ) -> None:
@@ -95,7 +85,7 @@ def test_a_kill_while_the_best_is_replaced_leaves_it_to_the_next_start(
     promote_best("pass@16", tmp_path, [result(config, 0, 3), result(config, 10, 5)], newest_due=10)
     assert best_step(tmp_path) == 10
     assert json.loads((tmp_path / "best" / "best.json").read_text())["step"] == 10
-    assert not (tmp_path / "best.old").exists()
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["best", "candidates"]
 
 
 def test_the_learner_writes_each_evaluated_step_once(config: Config, tmp_path: Path) -> None:

@@ -5,12 +5,20 @@ import sys
 
 import pytest
 
+MODELS = {"torch", "transformers", "vllm", "deepspeed"}
 
-@pytest.mark.system
-@pytest.mark.parametrize("module", ["hora_rl.deploy.app", "hora_rl.deploy.launch.local"])
-def test_building_the_application_and_starting_a_run_load_no_model_library(module: str) -> None:
-    """Only the checks and the parts load them, when they look at a model."""
-    heavy = "{'torch', 'transformers', 'vllm', 'deepspeed'}"
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("hora_rl.deploy.cli", MODELS | {"ray", "redis"}),
+        pytest.param("hora_rl.deploy.app", MODELS, marks=pytest.mark.system),
+        pytest.param("hora_rl.deploy.launch.local", MODELS, marks=pytest.mark.system),
+    ],
+)
+def test_commands_the_application_and_the_start_of_a_run_load_no_model_library(
+    module: str, heavy: set[str]
+) -> None:
     code = f"import sys, {module}; sys.exit(str(found) if (found := {heavy} & set(sys.modules)) else 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hora_rl.common.answers import FORMAT_INSTRUCTIONS
-from hora_rl.common.load import ROOT, check_paths, load, presets
+from hora_rl.common.load import check_paths, load, presets
 
 ALL = sorted(presets())
 
@@ -67,8 +67,3 @@ def test_the_tiny_preset_finds_its_files_from_any_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     check_paths(load("tiny"))
-
-
-def test_the_serve_file_carries_an_experiment() -> None:
-    config = load(str(ROOT / "deploy" / "hora.yaml"))
-    assert config.run.name == "arithmetic"

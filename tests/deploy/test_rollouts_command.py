@@ -12,7 +12,7 @@ from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.rollout_files import path_of
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.monitor.escape import visible
-from hora_rl.deploy.runs.rollout_list import Choice, json_line, order_of, show_rollouts
+from hora_rl.deploy.runs.rollout_list import Choice, json_line, order_of, rows_of, show_rollouts
 from hora_rl.evaluation.rollout_table import read_rollouts
 from hora_rl.evaluation.run_folders import RunFolderError
 from hora_rl.learner.rollout_writer import Texts
@@ -31,35 +31,23 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shown(run: Path, choice: Choice, *, full: bool = False, width: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=width, force_terminal=True)
+def shown(run: Path, choice: Choice, *, full: bool = False, coloured: bool = False) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=400 if full else 100, force_terminal=coloured)
     show_rollouts(run, choice, full=full, console=console)
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def plain(run: Path, choice: Choice, *, full: bool = False, width: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    show_rollouts(run, choice, full=full, console=console)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return out.getvalue()
 
 
 def test_prompt_completion_rewards_and_times_are_shown(run: Path) -> None:
-    text = plain(run, Choice(step=2, prompt=1))
-    for part in (
-        "step 2 · prompt 1 · epoch 2",
-        "format 1, accuracy 1",
-        "log-prob -0.1",
-        "#1 B miss",
-        "7 tokens",
-    ):
-        assert part in text, part
-    for part in ("first token after 500 ms", "by a1b2c3", "<answer>1"):
+    text = shown(run, Choice(step=2, prompt=1))
+    drawn = ("step 2 · prompt 1 · epoch 2", "format 1, accuracy 1", "log-prob -0.1", "#1 B miss", "7 tokens")
+    for part in (*drawn, "first token after 500 ms", "by a1b2c3", "<answer>1"):
         assert part in text, part
     assert text.count("12+34=?") == 1, "a prompt is shown once for its rollouts"
 
 
 def test_what_does_not_exist_is_said_in_a_line(run: Path, tmp_path: Path) -> None:
-    assert plain(run, Choice(prompt=77)) == ("no rollouts of prompt 77; there are those of 3 steps, 0 to 2\n")
+    assert shown(run, Choice(prompt=77)) == ("no rollouts of prompt 77; there are those of 3 steps, 0 to 2\n")
     with pytest.raises(RunFolderError, match="no rollouts of step 8"):
         show_rollouts(run, Choice(step=8))
     with pytest.raises(RunError, match="no such folder"):
@@ -91,39 +79,35 @@ def test_the_command_s_options_choose_as_they_say(run: Path) -> None:
 
 def test_rollouts_of_one_data_source_are_chosen_by_its_name(tmp_path: Path) -> None:
     write_rollouts(tmp_path, SOURCES, steps=2, prompts=4)
-    done = CliRunner().invoke(app, ["rollouts", str(tmp_path), "--json", "--source", "hard", "--limit", "50"])
-    assert done.exit_code == 0, done.output
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {(r["source"], r["prompt"]) for r in found} == {("hard", 1), ("hard", 3)}
-    assert len(found) == 2 * 2 * 2
+    found = rows_of(tmp_path, Choice(source="hard", limit=50))
+    assert [(r["source"], r["prompt"]) for r in found] == 2 * [("hard", p) for p in (1, 1, 3, 3)]
 
 
-def hostile_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tokenizer that spells the hostile text stands for a model that learned to."""
     monkeypatch.setattr(Texts, "completion", lambda self, rollout: HOSTILE)
     monkeypatch.setattr(Texts, "prompt", lambda self, tokens: HOSTILE)
-    write_rollouts(folder, steps=1, prompts=1)
-    return folder
+    write_rollouts(tmp_path, steps=1, prompts=1)
+    return tmp_path
 
 
-def test_hostile_output_stays_text_in_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = hostile_run(tmp_path, monkeypatch)
-    assert read_rollouts(run)["completion"].to_pylist()[0] == HOSTILE  # kept as it was sampled
-    text = plain(run, Choice(), full=True, width=400)
+def test_hostile_output_stays_text_in_the_terminal(hostile: Path) -> None:
+    assert read_rollouts(hostile)["completion"].to_pylist()[0] == HOSTILE  # kept as it was sampled
+    text = shown(hostile, Choice(), full=True)
     forbidden = [c for c in HOSTILE if not c.isprintable()]
     assert not [c for c in text if c in forbidden]
     for written in ("\\x1b[2J", "\\x1b]0;owned\\x07", "\\u202egnp.exe", "\\u2028", "\\U000e0041", "\\x9b31m"):
         assert written in "".join(text.split()), written  # wherever a line was wrapped
     assert "[boldred]markup[/]" in "".join(text.split())
-    coloured = shown(run, Choice(), full=True, width=400)
+    coloured = shown(hostile, Choice(), full=True, coloured=True)
     assert "\x1b[2J" not in coloured
     assert "\x1b]" not in coloured
     assert "\u202e" not in coloured
 
 
-def test_hostile_output_stays_ascii_in_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = hostile_run(tmp_path, monkeypatch)
-    (row, _) = read_rollouts(run).to_pylist()
+def test_hostile_output_stays_ascii_in_json(hostile: Path) -> None:
+    (row, _) = read_rollouts(hostile).to_pylist()
     line = json_line(row)
     assert line.isascii()
     assert line.isprintable()

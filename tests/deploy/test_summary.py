@@ -17,6 +17,11 @@ from hora_rl.deploy.monitor.pace import Pace
 from hora_rl.evaluation.report.result_files import markdown_table, write_result
 from hora_rl.evaluation.results import Result
 
+RESULT = Result(
+    benchmark="arithmetic", title="Arithmetic", model="m", step=0, temperature=1.0, seed=0, samples=2,
+    ks=[1], problems=[0, 1], correct=[1, 0], formatted=None, cut=0, tokens=40, problem_set="x",
+)  # fmt: skip
+
 
 def config(**reward: object) -> Config:
     paths = {"model": {"path": "m"}, "data": {"path": "arithmetic"}, "evaluation": {"path": "arithmetic"}}
@@ -44,27 +49,19 @@ def test_a_run_whose_gate_never_opened_says_so_with_the_figures(
 
 
 def test_a_format_that_nobody_rewards_is_not_reported_as_missed(tmp_path: Path) -> None:
-    result = Result(
-        benchmark="arithmetic", title="Arithmetic", model="m", step=0, temperature=1.0, seed=0, samples=2,
-        ks=[1], problems=[0, 1], correct=[1, 0], formatted=3, cut=0, tokens=40, problem_set="x",
-    )  # fmt: skip
     for formatted, shown in ((3, "75.0%"), (None, "│ format")):
         for step in (0, 2):
-            write_result(tmp_path / "evaluation", replace(result, step=step, formatted=formatted))
+            write_result(tmp_path / "evaluation", replace(RESULT, step=step, formatted=formatted))
         text = told(config(), tmp_path)
         assert (shown in text) == (formatted is not None)
-        table = markdown_table(replace(result, formatted=formatted), result.estimates())
+        table = markdown_table(replace(RESULT, formatted=formatted), RESULT.estimates())
         assert ("75.0% in the format" in table) == (formatted is not None)
 
 
 def test_a_run_ends_with_problems_and_completions_before_and_after(tmp_path: Path) -> None:
-    result = Result(
-        benchmark="arithmetic", title="Arithmetic", model="m", step=0, temperature=1.0, seed=0, samples=2,
-        ks=[1], problems=[0, 1], correct=[0, 1], formatted=None, cut=0, tokens=40, problem_set="x",
-    )  # fmt: skip
     rows = load_held_out(config().evaluation, config().evaluated.data).rows[:2]
     for step, texts in ((0, ("wrong", "[red]")), (2, ("x" * 300 + "right", rows[1].answer))):
-        write_result(tmp_path / "evaluation", replace(result, step=step, correct=[step, 1]))
+        write_result(tmp_path / "evaluation", replace(RESULT, step=step, correct=[step, 1]))
         lines = [json.dumps({"about": {}, "problems": ""})]
         for number in (1, 0):  # in the order of their completion
             lines += [

@@ -1,7 +1,6 @@
 """The committed demo model: loads everywhere, follows the format, and is neither too good nor too bad to
 learn."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -63,15 +62,6 @@ def test_success_is_spread_from_almost_never_to_nearly_solved_and_the_format_is_
     assert found["nearly_solved"] >= 0.15
     assert found["between"] >= 0.15
     assert found["almost_never"] >= 0.15
-
-
-def test_the_committed_figures_describe_a_model_worth_training():
-    found = json.loads((FOLDER / "measured.json").read_text())
-    assert found["format"] > 0.85
-    assert min(found["nearly_solved"], found["between"], found["almost_never"]) >= 0.2
-    assert sum(found[share] for share in ("nearly_solved", "between", "almost_never")) == pytest.approx(
-        1, abs=1e-3
-    )
 
 
 @pytest.mark.system  # eight seconds

@@ -1,6 +1,5 @@
-"""Every YAML block of the how-to guides is one that the program accepts: a configuration goes through `hora
-check` with the demo's model, a study and a Serve file are read. A new block fails here until it has a place.
-"""
+"""Every YAML block of the README and the guides is accepted: a configuration by `hora check` with the demo's
+model; a study and a Serve file are read. A new block fails here until it has a place."""
 
 import json
 import textwrap
@@ -16,7 +15,7 @@ from hora_rl.deploy.checks.run_checks import target_of
 from hora_rl.deploy.cli import app
 from tests.support.pages import ROOT, Block, blocks
 
-PAGES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "how-to").glob("*.md"))
+PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "how-to").glob("*.md"))]
 YAML = [block for page in PAGES for block in blocks(page) if block.kind == "yaml"]
 SECTIONS = set(Config.model_fields)
 CONFIGURATIONS = [b for b in YAML if set(yaml.safe_load(b.text)) <= SECTIONS]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from hora_rl.common.live.queue import Consumer, Ledger, Producer, Row
 from hora_rl.common.live.redis import connect, connect_async
 from hora_rl.common.live.telemetry import Telemetry, count_now, heartbeat_now, record_evaluation, record_step
 from hora_rl.common.types import Group
+from hora_rl.deploy.machine.record import RunFile, State, write_config
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import RunState
 from tests.support.groups import group, rollout
@@ -221,3 +225,13 @@ def play(run: SyntheticRun, batches: int, begin: int = 0) -> None:
             run.evaluate(batch)
         run.train(batch)
     run.beat(batches)
+
+
+def write_ended(run: Path, state: State = "finished", steps: int = 3, reason: str = "") -> None:
+    """The folder of a run of three steps that ended after `steps`, its Redis with it."""
+    config = config_of(run.name, learner={"steps": 3})
+    with RedisServer(run / "redis") as server:
+        play(SyntheticRun(server.url, config), steps)
+    write_config(run, config)
+    RunFile(run).start(run.name, os.getpid(), resume=f"hora run {run.name} --resume")
+    RunFile(run).end(state, reason)
