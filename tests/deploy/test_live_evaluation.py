@@ -71,6 +71,13 @@ class Live:
         self.thread = threading.Thread(target=self.live.run, daemon=True)
         self.thread.start()
 
+    def evaluate_slowly(self, version: int) -> None:
+        """Until the evaluation of `version` has asked for samples, which wait for `may_answer`."""
+        self.version(version)
+        self.may_answer.clear()
+        self.start()
+        until(lambda: self.requests, self.said.getvalue)
+
     def stop(self) -> None:
         self.live.stop()
         self.thread.join(20)
@@ -152,6 +159,7 @@ class Replicas:
 @pytest.fixture
 def live(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hora_rl.deploy.launch.live_evaluation.POLL_S", 0.05)
+    monkeypatch.setattr("hora_rl.deploy.launch.pinning.POLL_S", 0.02)
     made: list[Live] = []
 
     def make(*more: str) -> Live:
@@ -168,10 +176,7 @@ def live(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest, monkeyp
 
 def test_an_evaluation_waits_behind_training_and_names_the_weights_it_met(live) -> None:
     run = live()
-    run.version(2)
-    run.may_answer.clear()
-    run.start()
-    until(lambda: run.requests, run.said.getvalue)
+    run.evaluate_slowly(2)
     run.version(3)
     run.may_answer.set()
     found = run.result(2)
@@ -189,10 +194,7 @@ def test_an_evaluation_waits_behind_training_and_names_the_weights_it_met(live) 
 
 def test_an_evaluation_that_takes_too_long_is_finished_and_said_once_on_every_view(live) -> None:
     run = live()
-    run.version(2)
-    run.may_answer.clear()
-    run.start()
-    until(lambda: run.requests, run.said.getvalue)
+    run.evaluate_slowly(2)
     run.version(7)
     name = run.config.run.name
     until(lambda: read_run(run.redis, name).warns(Kind.EVALUATION_LATE), run.said.getvalue)
@@ -261,7 +263,7 @@ def test_an_evaluation_that_fails_is_one_line_and_the_next_one_is_tried(live) ->
 
 
 def test_weights_that_an_evaluator_with_an_error_will_not_measure_do_not_pile_up(live) -> None:
-    run = live("learner.keep_best=pass@1", "rollout.max_prompt_tokens=8", "learner.steps=20")
+    run = live("learner.keep_best=pass@1", "rollout.max_prompt_tokens=8")
     run.start()
     until(lambda: "evaluation during training has ended" in run.said.getvalue(), run.said.getvalue)
     written = [candidate(run.run_dir, step) for step in (2, 4)]
@@ -273,18 +275,14 @@ def test_weights_that_an_evaluator_with_an_error_will_not_measure_do_not_pile_up
 
 def test_the_end_of_training_breaks_an_evaluation_off_and_keeps_its_samples(live) -> None:
     run = live()
-    run.version(2)
-    run.may_answer.clear()
-    run.start()
-    until(lambda: run.requests, run.said.getvalue)
+    run.evaluate_slowly(2)
     run.stop()
     assert "the evaluation of step 2 ends with training" in run.said.getvalue()
     assert (run.run_dir / "evaluation" / "arithmetic-step2.samples.jsonl").exists()
     assert not run.redis.hexists(Keys(run.config.run.name).parts, "evaluator/live")
 
 
-def test_where_two_replicas_serve_one_stays_at_the_version_of_the_evaluation(live, monkeypatch) -> None:
-    monkeypatch.setattr("hora_rl.deploy.launch.pinning.POLL_S", 0.02)
+def test_where_two_replicas_serve_one_stays_at_the_version_of_the_evaluation(live) -> None:
     run = live()
     replicas = Replicas(run, "generator/a", "generator/b")
     run.start()
@@ -320,10 +318,7 @@ def test_where_two_replicas_serve_one_stays_at_the_version_of_the_evaluation(liv
 
 
 @pytest.mark.parametrize("dies", ["the pinned one", "the other one"])
-def test_an_evaluation_that_loses_its_replica_goes_on_on_all_and_names_the_versions(
-    dies: str, live, monkeypatch
-) -> None:
-    monkeypatch.setattr("hora_rl.deploy.launch.pinning.POLL_S", 0.02)
+def test_an_evaluation_that_loses_its_replica_goes_on_on_all_and_names_the_versions(dies: str, live) -> None:
     run = live("evaluation.max_sequences=1", "rollout.samples_per_request=1", "generator.max_sequences=2")
     replicas = Replicas(run, "generator/a", "generator/b")
     run.version(2)
@@ -350,30 +345,21 @@ def test_an_evaluation_that_loses_its_replica_goes_on_on_all_and_names_the_versi
     assert not run.redis.exists(Keys(run.config.run.name).pin)
 
 
-def test_no_replica_is_pinned_where_that_is_turned_off_or_another_one_is_missing(live) -> None:
-    for more, names in ((("evaluation.pin=false",), ("a", "b")), ((), ("a",))):
-        run = live(*more)
-        run.redis.delete(*run.redis.keys(Keys(run.config.run.name).pattern))
-        run.redis.set(Keys(run.config.run.name).config, run.config.model_dump_json())
-        replicas = Replicas(run, *(f"generator/{name}" for name in names))
-        run.version(2)
-        run.start()
-        run.result(2)
-        assert {r.pinned for r, _ in run.requests} == {None}
-        assert not run.redis.exists(Keys(run.config.run.name).pin)
-        run.stop()
-        replicas.end()
-        for file in (run.run_dir / "evaluation").glob("*"):
-            file.unlink()
+@pytest.mark.parametrize(("more", "names"), [(["evaluation.pin=false"], ["a", "b"]), ([], ["a"])])
+def test_no_replica_is_pinned_where_that_is_turned_off_or_another_one_is_missing(live, more, names) -> None:
+    run = live(*more)
+    Replicas(run, *(f"generator/{name}" for name in names))
+    run.version(2)
+    run.start()
+    run.result(2)
+    assert {r.pinned for r, _ in run.requests} == {None}
+    assert not run.redis.exists(Keys(run.config.run.name).pin)
 
 
 def test_the_end_of_training_releases_the_replica(live) -> None:
     run = live()
     replicas = Replicas(run, "generator/a", "generator/b")
-    run.version(2)
-    run.may_answer.clear()
-    run.start()
-    until(lambda: run.requests, run.said.getvalue)
+    run.evaluate_slowly(2)
     assert [it.version for it in replicas.pins.values() if it.version is not None] == [2]
     run.stop()
     until(lambda: all(it.version is None for it in replicas.pins.values()))

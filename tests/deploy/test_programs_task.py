@@ -3,7 +3,6 @@ makes."""
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
@@ -20,9 +19,8 @@ from hora_rl.deploy.demo.programs_task import Chain, chains, completion, rows, w
 SHIPPED = Path(__file__).parents[2] / "deploy" / "demo" / "programs"
 
 
-def test_it_is_pure_in_its_seed_and_no_problem_is_on_both_sides() -> None:
+def test_no_problem_is_on_both_sides() -> None:
     found = rows(0)
-    assert found == rows(0)
     assert found != rows(1)
     train, held_out = ({row["problem"] for row in found[name]} for name in ("train", "held-out"))
     assert (len(train), len(held_out)) == (400, 100)
@@ -65,7 +63,6 @@ def test_a_chain_says_what_its_program_does() -> None:
     assert chain.value(20) == 72 // 5 % 4
     assert "multiply it by 3" in chain.words
     assert extract_code(completion(chain.program)) == chain.program
-    assert json.loads(json.dumps(chain.problem)) == chain.problem
 
 
 @pytest.mark.system

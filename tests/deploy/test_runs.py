@@ -19,6 +19,7 @@ from hora_rl.deploy.machine.record import RunFile, issue_token, redis_of, stop, 
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.machine.signals import stopped_by_signals
 from hora_rl.deploy.runs.listing import list_runs, show_runs
+from tests.support.ports import until
 
 # Stands for the launcher: says that it runs, then waits for Ctrl-C and takes a moment to shut down.
 LAUNCHER = """
@@ -53,16 +54,20 @@ def launcher(tmp_path):
     process.wait()
 
 
-def test_a_run_is_listed_with_its_last_whole_step_and_reward(tmp_path):
-    folder = tmp_path / "demo"
+def test_a_run_is_listed_with_its_last_whole_step_reward_and_reason(tmp_path, capsys):
+    folder = tmp_path / "demo.1"
     RunFile(folder).start("demo", os.getpid())
     (folder / "steps.jsonl").write_text(
         '{"step": 0, "reward": 0.1}\n{"step": 1, "reward": 0.25}\n{"step": 2, "rew'
     )
-    RunFile(folder).end("finished")
+    RunFile(folder).end("failed", "the disk is [full]")
     (tmp_path / "not-a-run").mkdir()
-    (run,) = list_runs(tmp_path)
-    assert (run.run, run.state, run.step, run.reward) == ("demo", "finished", 2, 0.25)
+    show_runs(list_runs(tmp_path))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "demo (demo.1) failed 2 0.250" in shown
+    assert "[full]" in shown
+    show_runs([])
+    assert "no runs yet" in capsys.readouterr().out
 
 
 def test_runs_are_listed_newest_first_and_an_unreadable_one_says_why(tmp_path):
@@ -77,22 +82,19 @@ def test_runs_are_listed_newest_first_and_an_unreadable_one_says_why(tmp_path):
     assert "colour" in runs[2].reason
 
 
-def test_a_run_whose_process_is_gone_is_lost_not_running(tmp_path):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    RunFile(tmp_path / "demo").start("demo", ended.pid)
-    assert list_runs(tmp_path)[0].state == "lost"
+def started(folder: Path, pid: int) -> tuple[RunFile, dict]:
+    """The record of a run whose launcher is process `pid` of this machine."""
+    file = RunFile(folder)
+    file.start("demo", pid)
+    return file, json.loads(file.path.read_text())
 
 
 def test_another_process_with_the_same_number_is_not_the_run(tmp_path):
-    file = RunFile(tmp_path / "demo")
-    file.start("demo", os.getpid())
-    record = json.loads(file.path.read_text())
+    file, record = started(tmp_path / "demo", os.getpid())
     file.path.write_text(json.dumps({**record, "ticks": record["ticks"] - 1}))
     assert not file.read().alive
-    file.path.write_text(
-        json.dumps({**record, "machine": f"another-boot/{record['machine'].partition('/')[2]}"})
-    )
+    namespace = record["machine"].partition("/")[2]
+    file.path.write_text(json.dumps({**record, "machine": f"another-boot/{namespace}"}))
     assert not file.read().alive, "the machine was started anew"
 
 
@@ -112,9 +114,7 @@ def test_a_clock_that_is_set_makes_no_run_dead_or_alive(tmp_path, monkeypatch):
 
 
 def test_a_run_in_another_container_of_this_machine_is_taken_at_its_word(tmp_path):
-    file = RunFile(tmp_path / "demo")
-    file.start("demo", 2**22 + 1)
-    record = json.loads(file.path.read_text())
+    file, record = started(tmp_path / "demo", 2**22 + 1)
     boot = record["machine"].partition("/")[0]
     file.path.write_text(json.dumps({**record, "machine": f"{boot}/pid:[1]"}))
     assert file.read().alive
@@ -131,11 +131,9 @@ def test_stop_ends_the_launcher_as_ctrl_c_does_and_says_how_to_resume(tmp_path, 
 
 
 def test_a_run_of_another_machine_is_taken_at_its_word_and_stopped_there(tmp_path):
-    file = RunFile(tmp_path / "demo")
-    file.start("demo", 2**22 + 1)
+    file, record = started(tmp_path / "demo", 2**22 + 1)
     assert list_runs(tmp_path)[0].state == "lost"
-    record = {**json.loads(file.path.read_text()), "host": "far.away", "machine": "another-boot/pid:[1]"}
-    file.path.write_text(json.dumps(record))
+    file.path.write_text(json.dumps({**record, "host": "far.away", "machine": "another-boot/pid:[1]"}))
     assert list_runs(tmp_path)[0].state == "running"
     with pytest.raises(RunError, match=r"the run is on far\.away; stop it there"):
         stop(tmp_path / "demo")
@@ -152,22 +150,7 @@ def test_a_run_that_is_up_is_not_started_again(tmp_path, launcher):
     assert RunFile(tmp_path / "demo").read().pid == launcher.pid
 
 
-def _wait_for_beat(folder: Path, seen: float) -> None:
-    until = time.monotonic() + 20
-    while RunFile(folder).read().seen == seen:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def test_a_launcher_keeps_saying_that_it_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr("hora_rl.deploy.machine.record.BEAT_S", 0.01)
-    with RunFile(tmp_path).recorded("demo", "hora run", Console(file=io.StringIO())):
-        first = RunFile(tmp_path).read()
-        _wait_for_beat(tmp_path, first.seen)
-    assert RunFile(tmp_path).read().state == "finished"
-
-
-def test_a_disk_that_is_full_for_a_while_does_not_silence_a_launcher_and_is_told_once(
+def test_a_launcher_keeps_saying_that_it_is_there_and_a_full_disk_silences_it_only_meanwhile(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr("hora_rl.deploy.machine.record.BEAT_S", 0.01)
@@ -178,7 +161,7 @@ def test_a_disk_that_is_full_for_a_while_does_not_silence_a_launcher_and_is_told
             time.sleep(0.1)
         assert capsys.readouterr().out.count("No space left on device") == 1
         first = RunFile(tmp_path).read()
-        _wait_for_beat(tmp_path, first.seen)
+        until(lambda: RunFile(tmp_path).read().seen != first.seen)
 
 
 @pytest.mark.parametrize(
@@ -227,27 +210,15 @@ def test_stop_of_a_vanished_launcher_records_that_it_failed(tmp_path, launcher):
 
 
 @pytest.mark.parametrize("call", [stop, redis_of, lambda f: RunFile(f).read()])
-def test_a_folder_without_a_run_is_a_sentence(tmp_path, call):
+def test_a_folder_without_a_run_or_no_folder_is_a_sentence(tmp_path, call):
     with pytest.raises(RunError, match="no run here"):
         call(str(tmp_path))
-
-
-def test_no_runs_folder_is_a_sentence(tmp_path):
     with pytest.raises(RunError, match="no such folder"):
         list_runs(tmp_path / "nowhere")
 
 
-def test_a_finished_run_is_a_sentence_for_whoever_wants_to_watch_it(tmp_path):
-    file = RunFile(tmp_path / "demo")
-    file.start("demo", os.getpid())
-    file.end("finished")
-    with pytest.raises(RunError, match="nothing to watch, the run finished"):
-        redis_of(str(tmp_path / "demo"))
-
-
-def test_a_running_run_is_watched_through_its_embedded_redis(tmp_path):
-    file = RunFile(tmp_path / "demo")
-    file.start("demo", os.getpid())
+def test_a_running_run_is_watched_through_its_embedded_redis_until_it_ends(tmp_path):
+    file, _ = started(tmp_path / "demo", os.getpid())
     with pytest.raises(RunError, match=r"queue\.url"):
         redis_of(str(tmp_path / "demo"))
     with RedisServer(tmp_path / "demo" / "redis") as server:
@@ -255,6 +226,9 @@ def test_a_running_run_is_watched_through_its_embedded_redis(tmp_path):
         assert (url, run) == (server.url, "demo")
         assert connect(url).ping()
         assert (server.folder / "password").read_text() not in url
+    file.end("finished")
+    with pytest.raises(RunError, match="nothing to watch, the run finished"):
+        redis_of(str(tmp_path / "demo"))
 
 
 @pytest.mark.parametrize("source", ["folder", "configuration"])
@@ -301,16 +275,3 @@ def test_a_token_is_kept_over_restarts_and_only_its_owner_can_read_it(tmp_path, 
     assert (tmp_path / "token").stat().st_mode & 0o077 == 0
     stored = connect(redis_url).hget("hora:{tokens}:state", "token_sha256")
     assert token.encode() not in stored
-
-
-def test_the_table_of_runs_shows_state_step_reward_and_reason(tmp_path, capsys):
-    folder = tmp_path / "demo.1"
-    RunFile(folder).start("demo", os.getpid())
-    (folder / "steps.jsonl").write_text('{"step": 6, "reward": 0.25}\n')
-    RunFile(folder).end("failed", "the disk is [full]")
-    show_runs(list_runs(tmp_path))
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "demo (demo.1) failed 7 0.250" in shown
-    assert "[full]" in shown
-    show_runs([])
-    assert "no runs yet" in capsys.readouterr().out

@@ -184,35 +184,6 @@ def test_trl_takes_every_objective_of_the_library(
 
 
 @pytest.mark.system
-def test_rounds_go_on_from_what_the_last_one_found(
-    trainer: HoraTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    each = trainer.generate_each
-
-    def counted(prompts: list[str]) -> tuple[object, ...]:
-        asked.append(len(prompts))
-        return each(prompts)
-
-    monkeypatch.setattr(trainer, "generate_each", counted)
-    trainer.model.train()
-    batch = trainer._generate_and_score_completions(rows_of(trainer))
-    rounds = trainer.session_of.keywords["rounds"]
-    assert asked == [GAMMA * G0, *([GAMMA * (G - G0) // rounds] * rounds)]
-    owner, ids = trainer.last_owner, batch["completion_ids"]
-    hits = np.array(accuracy(trainer.processing_class.batch_decode(ids), [ANSWERS[i] for i in owner]))
-    # What each round is divided by follows from the rows before it: a fresh session gives the same rows.
-    session, at = trainer.session_of(GAMMA, GAMMA * (G - G0)), 0
-    for size in asked:
-        rows = slice(at, at := at + size)
-        trials = np.bincount(owner[rows], minlength=GAMMA)
-        if rows.start:
-            assert session.ask().tolist() == trials.tolist()
-        session.tell(np.bincount(owner[rows], weights=hits[rows], minlength=GAMMA).astype(int), trials)
-    assert session.done
-
-
-@pytest.mark.system
 @pytest.mark.parametrize("scale", ["group", "none"])
 def test_advantages_of_equal_groups_are_trls_own(tmp_path: Path, scale: str) -> None:
     from trl import GRPOTrainer
