@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import typer
 
@@ -34,7 +34,7 @@ def commands() -> Iterator[tuple[str, typer.core.TyperCommand]]:
 
 
 def _section(name: str, command: typer.core.TyperCommand) -> str:
-    parameters = _parameters(command)
+    parameters = [p for p in command.params if isinstance(p, Parameter)]
     given = [p for p in parameters if isinstance(p, typer.core.TyperArgument)]
     usage = " ".join([name, *(_argument(p) for p in given), "[OPTIONS]"])
     rows = [f"| `{_label(p)}` | {_default(p)} | {_meaning(p)} |\n" for p in parameters]
@@ -42,10 +42,6 @@ def _section(name: str, command: typer.core.TyperCommand) -> str:
     return "".join(
         [f"\n## {name}\n\n{text}\n\n    {usage}\n\n| option | default | meaning |\n|---|---|---|\n", *rows]
     )
-
-
-def _parameters(command: typer.core.TyperCommand) -> Sequence[Parameter]:
-    return [p for p in command.params if isinstance(p, Parameter)]
 
 
 def _argument(parameter: Parameter) -> str:

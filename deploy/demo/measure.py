@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
@@ -28,24 +29,20 @@ def measure(
     """
     torch.manual_seed(seed)
     rows = arithmetic.generate(seed, "held-out", problems)
-    outcomes = [_outcomes(model, tokenizer, p, samples) for p in rows]
-    rates, formatted, lengths = (list(values) for values in zip(*outcomes, strict=True))
-    by_digits = {
-        n: [rate for rate, p in zip(rates, rows, strict=True) if p.digits == n]
-        for n in sorted({p.digits for p in rows})
+    rates, formatted, lengths = np.array([_outcomes(model, tokenizer, p, samples) for p in rows]).T
+    digits = np.array([p.digits for p in rows])
+    means: dict[str, np.ndarray] = {
+        "success": rates,
+        "pass_at_samples": rates > 0,
+        "format": formatted,
+        "tokens": lengths,
+        "nearly_solved": rates >= 1 - NEARLY,
+        "between": (rates > NEARLY) & (rates < 1 - NEARLY),
+        "almost_never": rates <= NEARLY,
     }
-    return {
-        "problems": problems,
-        "samples": samples,
-        "success": _mean(rates),
-        "pass_at_samples": _mean([float(rate > 0) for rate in rates]),
-        "format": _mean(formatted),
-        "tokens": _mean(lengths),
-        "nearly_solved": _mean([float(rate >= 1 - NEARLY) for rate in rates]),
-        "between": _mean([float(NEARLY < rate < 1 - NEARLY) for rate in rates]),
-        "almost_never": _mean([float(rate <= NEARLY) for rate in rates]),
-        "success_by_digits": {str(n): _mean(values) for n, values in by_digits.items()},
-    }
+    found: dict[str, object] = {name: round(float(values.mean()), 4) for name, values in means.items()}
+    by_digits = {str(n): round(float(rates[digits == n].mean()), 4) for n in np.unique(digits)}
+    return {"problems": problems, "samples": samples, **found, "success_by_digits": by_digits}
 
 
 @torch.no_grad()
@@ -77,7 +74,3 @@ def _outcomes(
     matches = [match for text in texts if (match := FORMAT.fullmatch(text))]
     correct = sum(match[1].strip() == problem.answer for match in matches)
     return correct / samples, len(matches) / samples, sum(lengths) / samples
-
-
-def _mean(values: list[float]) -> float:
-    return round(sum(values) / len(values), 4)

@@ -97,7 +97,6 @@ class LiveEvaluation:
         self._every = config.evaluation.every or config.learner.steps
         self._results: list[Result] = []
         self._passed: set[int] = set()  # skipped or failed steps: not tried again
-        self._told: set[int] = set()
         self._state: dict[str, Any] = {"state": "starting"}
         self._work = Cancellable()
 
@@ -235,8 +234,7 @@ class LiveEvaluation:
             await self._pins.renew()
             version = await self._version(client)
             self._promote(version, step)
-            if is_late(self._every, step, version) and step not in self._told:
-                self._told.add(step)
+            if is_late(self._every, step, version) and "late" not in self._state:
                 late = (
                     f"the evaluation of step {step} takes longer than evaluation.every ({self._every} "
                     "steps): it is finished, the next ones are left out until then; raise evaluation.every "

@@ -20,7 +20,8 @@ def keep_token_private(*, make: bool = False) -> None:
     """Restrict the token file to its owner. With `make`, create a missing file first, as `ray.init` would. A
     file of another user stays unchanged; `hora check --all` reports it."""
     file = token_file()
-    if make and not file.exists() and not _given_otherwise():
+    elsewhere = "RAY_AUTH_TOKEN" in os.environ or os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled"
+    if make and not file.exists() and not elsewhere:
         _write_once(file, secrets.token_hex(32))
     if open_to_others(file):
         with suppress(PermissionError):
@@ -30,10 +31,6 @@ def keep_token_private(*, make: bool = False) -> None:
 def open_to_others(file: Path) -> bool:
     """Whether the file exists and other users have permissions on it."""
     return file.is_file() and bool(file.stat().st_mode & 0o077)
-
-
-def _given_otherwise() -> bool:
-    return "RAY_AUTH_TOKEN" in os.environ or os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled"
 
 
 def _write_once(file: Path, text: str) -> None:

@@ -129,10 +129,5 @@ def _leave_terminal() -> None:
     """Redirect output from a closed terminal to /dev/null, because a failed write would abort the stop."""
     for stream in (sys.stdout, sys.stderr):
         fd = stream.fileno()
-        if not os.isatty(fd) and _is_device(fd):
+        if not os.isatty(fd) and stat.S_ISCHR(os.fstat(fd).st_mode):  # an open or closed terminal
             os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
-
-
-def _is_device(fd: int) -> bool:
-    """Whether `fd` is a character device, such as an open or closed terminal."""
-    return stat.S_ISCHR(os.fstat(fd).st_mode)
