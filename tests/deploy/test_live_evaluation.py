@@ -273,10 +273,15 @@ def test_weights_that_an_evaluator_with_an_error_will_not_measure_do_not_pile_up
     until(lambda: not any(folder.exists() for folder in written), run.said.getvalue)
 
 
-def test_the_end_of_training_breaks_an_evaluation_off_and_keeps_its_samples(live) -> None:
+def test_the_end_of_training_breaks_an_evaluation_off_keeps_its_samples_and_releases_its_replica(
+    live,
+) -> None:
     run = live()
+    replicas = Replicas(run, "generator/a", "generator/b")
     run.evaluate_slowly(2)
+    assert [it.version for it in replicas.pins.values() if it.version is not None] == [2]
     run.stop()
+    until(lambda: all(it.version is None for it in replicas.pins.values()))
     assert "the evaluation of step 2 ends with training" in run.said.getvalue()
     assert (run.run_dir / "evaluation" / "arithmetic-step2.samples.jsonl").exists()
     assert not run.redis.hexists(Keys(run.config.run.name).parts, "evaluator/live")
@@ -354,12 +359,3 @@ def test_no_replica_is_pinned_where_that_is_turned_off_or_another_one_is_missing
     run.result(2)
     assert {r.pinned for r, _ in run.requests} == {None}
     assert not run.redis.exists(Keys(run.config.run.name).pin)
-
-
-def test_the_end_of_training_releases_the_replica(live) -> None:
-    run = live()
-    replicas = Replicas(run, "generator/a", "generator/b")
-    run.evaluate_slowly(2)
-    assert [it.version for it in replicas.pins.values() if it.version is not None] == [2]
-    run.stop()
-    until(lambda: all(it.version is None for it in replicas.pins.values()))

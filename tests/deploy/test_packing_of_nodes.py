@@ -14,10 +14,10 @@ from hora_rl.common.load import load
 FILE = Path(__file__).parents[2] / "deploy" / "hora-64gpu.yaml"
 
 
-def packed(cpus: int, settings: tuple[str, ...] = ()) -> list[AvailableNodeResources]:
+def packed(cpus: int) -> list[AvailableNodeResources]:
     """What is free on eight machines of eight GPUs and so many CPUs once everything that Serve runs is
     placed, as `_schedule_with_pack_strategy` does it: the largest first, on the fullest node that fits."""
-    config = load(str(FILE), settings)
+    config = load(str(FILE))
     scheduler = DeploymentScheduler(None, "head", lambda *_: None)
     free = {str(i): AvailableNodeResources(CPU=cpus, GPU=8) for i in range(8)}
     requests = [
@@ -44,7 +44,3 @@ def test_generators_fill_two_machines_and_the_learner_has_six_to_itself(cpus: in
     free = packed(cpus)
     assert sorted(node.get("GPU") for node in free) == [0] * 2 + [8] * 6
     assert ranks_that_fit(free) == load(str(FILE)).learner.workers == 48
-
-
-def test_generators_that_take_all_cpus_of_their_machines_would_leave_the_learner_too_few() -> None:
-    assert ranks_that_fit(packed(64, ("generator.cpus=8",))) < 48
