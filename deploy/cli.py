@@ -259,41 +259,11 @@ def plan(
 
 
 @app.command()
-def runs(folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("runs")) -> None:
-    """List the runs of a folder with state, step and last reward."""
-    from hora_rl.deploy.runs.listing import list_runs, show_runs
-
-    show_runs(list_runs(folder))
-
-
-@app.command()
 def stop(run: RunFolder) -> None:
     """Stop a running `hora run` so that it can be resumed."""
     from hora_rl.deploy.machine.record import stop as end
 
     print(end(run))
-
-
-@app.command()
-def export(
-    run: RunFolder,
-    out: Annotated[Path, typer.Argument(help="Folder to write; must not exist or be empty.")],
-    step: Annotated[int | None, typer.Option(min=0, help="Checkpoint; the newest by default.")] = None,
-    adapter: Annotated[bool, typer.Option("--adapter", help="Write only the LoRA adapter.")] = False,
-) -> None:
-    """Write a checkpoint's model as a Hugging Face folder. Needs neither a GPU nor a cluster."""
-    from hora_rl.deploy.runs.export_run import export_run
-
-    print(export_run(run, step, out, adapter=adapter))
-
-
-@app.command()
-def audit(run: RunFolder) -> None:
-    """Prove from a run's records that no group is missing or doubled and that budgets and staleness held."""
-    from hora_rl.deploy.runs.audit_run import audit_run
-
-    if not audit_run(run):
-        raise typer.Exit(1)
 
 
 def main(command: typer.Typer = app) -> None:
