@@ -23,16 +23,6 @@ from tests.support.ports import until
 LAUNCH = ROOT / "examples" / "launch"
 BIN = Path(sys.executable).parent
 SCRIPTS = [LAUNCH / "slurm.sbatch", LAUNCH / "ray-job.sh"]
-SMALL = {
-    "rollout.prompts_per_batch": 8,
-    "rollout.group_size": 6,
-    "rollout.pre_rollouts": 2,
-    "rollout.shards": 2,
-    "learner.steps": 6,
-    "learner.checkpoint_every": 1,
-    "evaluation.path": "null",
-    "telemetry.http_port": 0,
-}
 # Stands for hora: takes a second to stop in order, as a run does.
 STUB = """\
 #!/bin/bash
@@ -106,27 +96,6 @@ def test_the_limit_s_signal_stops_the_run_in_order_and_queues_it_again(slurm: Sl
     batch.send_signal(signal.SIGTERM)  # Slurm repeats itself
     assert batch.wait(20) == 130
     assert called.read_text().splitlines()[-1] == "stopped"
-    assert slurm.requeued == ["requeue 77"]
-
-
-@pytest.mark.system
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_real_run_goes_through_its_limit_and_ends_after_it(slurm: Slurm) -> None:
-    every = {**SMALL, "run.folder": slurm.folder / "runs", "run.name": "queued"}
-    words = ["tiny", *(p for k, v in every.items() for p in ("-s", f"{k}={v}"))]
-    steps = slurm.folder / "runs" / "queued" / "steps.jsonl"
-    batch = slurm.start(BIN / "hora", *words)
-    until(
-        lambda: batch.poll() is not None or (steps.exists() and steps.read_text().count("\n") >= 2),
-        limit_s=400,
-    )
-    assert batch.poll() is None, (slurm.folder / "log").read_text()
-    batch.send_signal(signal.SIGTERM)
-    assert batch.wait(60) == 130
-    assert slurm.requeued == ["requeue 77"]
-    assert slurm.start(BIN / "hora", *words).wait(400) == 0, (slurm.folder / "log").read_text()
-    assert [json.loads(line)["step"] for line in steps.read_text().splitlines()] == list(range(6))
     assert slurm.requeued == ["requeue 77"]
 
 
