@@ -42,7 +42,8 @@ def _section(path: str, model: Any) -> str:
         elif (each := _named(field.annotation)) is not None:
             nested.append(_section(f"{path}.{name}.NAME", each))
         key = f"`{path}.{field.alias or name}`"
-        meaning = _meaning(field.description) + _choices(field.annotation, field.description or "")
+        said = field.description or ""
+        meaning = said.replace("|", "\\|") + _choices(field.annotation, said)
         mark = MARKS[scope_of(Config, f"{path}.{name}")]
         lines.append(f"| {key}{mark} | {_default(field.default)} | {meaning} |\n")
     return "".join(lines + nested)
@@ -65,10 +66,6 @@ def _choices(annotation: Any, said: str) -> str:
 
 def _default(value: Any) -> str:
     return "required" if value is PydanticUndefined else f"`{value!r}`"
-
-
-def _meaning(text: str | None) -> str:
-    return (text or "").replace("|", "\\|")
 
 
 if __name__ == "__main__":

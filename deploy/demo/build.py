@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from hora_rl.common.data import arithmetic
-from hora_rl.deploy.demo.author import recall as remembered
+from hora_rl.deploy.demo.author import recall
 from hora_rl.deploy.demo.measure import measure
 from hora_rl.deploy.demo.tokenizer import make_tokenizer
 
@@ -47,14 +47,10 @@ def build(out: Path, seed: int = 0, steps: int = STEPS) -> None:
     """
     new_folder(out)
     tokenizer = make_tokenizer(MAX_TOKENS)
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        model = make_model(tokenizer, seed)
-        warm_start(model, tokenizer, seed, steps)
-        measured = measure(model, tokenizer, seed)
-    finally:
-        torch.set_num_threads(threads)
+    model = make_model(tokenizer, seed)
+    warm_start(model, tokenizer, seed, steps)
+    measured = measure(model, tokenizer, seed)
     save(model, tokenizer, out)
     (out / "measured.json").write_text(json.dumps(measured, indent=1) + "\n")
     print(json.dumps(measured, indent=1))
@@ -90,26 +86,16 @@ def make_model(
     return Qwen2ForCausalLM(config).float()
 
 
-def warm_start(
-    model: Qwen2ForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    seed: int,
-    steps: int,
-    report_every: int = 50,
-) -> None:
+def warm_start(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, seed: int, steps: int) -> None:
     """`imitate` worked problems of the training split."""
     problems = arithmetic.stream(seed, "train", WARM_START_DIGITS)
     chance = random.Random(f"warm start:{seed}")
     shown = ((p.problem, demonstration(p, chance)) for p in problems)
-    imitate(model, tokenizer, shown, steps, report_every)
+    imitate(model, tokenizer, shown, steps)
 
 
 def imitate(
-    model: Qwen2ForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    shown: Iterator[Shown],
-    steps: int,
-    report_every: int = 50,
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, shown: Iterator[Shown], steps: int
 ) -> None:
     """Supervised learning on completions, `BATCH` per step."""
 
@@ -118,7 +104,7 @@ def imitate(
         found: Tensor = model(input_ids=tokens, labels=labels).loss
         return found
 
-    descend(model, loss, steps, LEARNING_RATE, DECAY, report_every)
+    descend(model, loss, steps, LEARNING_RATE, DECAY)
 
 
 def descend(
@@ -127,7 +113,7 @@ def descend(
     steps: int,
     rate: float,
     decay: int,
-    report_every: int,
+    report_every: int = 50,
 ) -> None:
     """Minimise the loss with AdamW, one batch per step. The rate rises over 50 steps, stays constant, and
     falls to 0 over the last `decay` steps."""
@@ -155,18 +141,12 @@ def demonstration(problem: arithmetic.Addition, chance: random.Random) -> str:
     columns, digits, carry = [], "", 0
     for x, y in zip(reversed(str(problem.a)), reversed(str(problem.b)), strict=True):
         total = int(x) + int(y) + carry
-        if total and chance.random() >= recall(int(x), int(y)):
+        if total and chance.random() >= recall(f"sum {min(x, y)}+{max(x, y)}"):
             total -= 1
         columns.append(f"{x}+{y}+{carry}={total}")
         digits, carry = f"{total % 10}{digits}", total // 10
     answer = f"{carry or ''}{digits}"
     return f"<think>{','.join(columns)}</think><answer>{answer}</answer>"
-
-
-def recall(x: int, y: int) -> float:
-    """Probability that the author remembers x+y, by the unordered pair (`author.recall`)."""
-    low, high = sorted((x, y))
-    return remembered(f"sum {low}+{high}")
 
 
 def encode(shown: Sequence[Shown], tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:

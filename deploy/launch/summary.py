@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import compress
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -106,8 +107,7 @@ def _never_allocated(gate: str | None, allocation: Allocation, groups: list[Grou
 
 def phase_b_share(groups: list[GroupRecord]) -> list[dict[str, float]]:
     """For each observed c_i: share of prompts with that count, and their share of Phase B."""
-    yes = counted([g["rule"] for g in groups])
-    chosen = [g for g, of_a_counted_cycle in zip(groups, yes, strict=True) if of_a_counted_cycle]
+    chosen = list(compress(groups, counted([g["rule"] for g in groups])))
     found = PhaseB.count([g["successes"] for g in chosen], [g["extra"] for g in chosen], 0)
     return [
         {"successes": s.low, "prompts": s.prompts, "phase_b": s.phase_b or 0.0}

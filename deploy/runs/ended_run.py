@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,16 +41,12 @@ def source_of(source: str, overrides: Sequence[str] = ()) -> Iterator[Source]:
         yield Source(*redis_of(source, overrides), read_run, file)
         return
     record = file.read()
-    with TemporaryDirectory(prefix="hora-") as copy:
+    with TemporaryDirectory(prefix="hora-") as copy, ExitStack() as serving:
         with working(f"reading {file.folder}"):
             files = shutil.ignore_patterns("redis.sock", "lock", "pid", "url", "redis.log")
             shutil.copytree(file.folder / "redis", Path(copy) / "redis", ignore=files)
-            server = RedisServer(Path(copy) / "redis")
-            server.start()
-        try:
-            yield Source(server.url, record.run, partial(_as_it_was, record=record), file)
-        finally:
-            server.stop()
+            server = serving.enter_context(RedisServer(Path(copy) / "redis"))
+        yield Source(server.url, record.run, partial(_as_it_was, record=record), file)
 
 
 def _kept(file: RunFile) -> bool:
