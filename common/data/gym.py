@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
+from threading import Timer
 from typing import IO, Any
 
 from hora_rl.common.data import gym_process
@@ -30,6 +31,8 @@ TASK = "reasoning_gym"
 ROWS: Mapping[Split, int] = {"train": 1000, "held-out": 250}
 DRY = 500
 """A task is exhausted after this many draws without a new question."""
+WALL = 10
+"""Wall-clock seconds per second of processor time."""
 PINNED = "reasoning-gym==0.1.25"
 Entry = dict[str, Any]
 
@@ -86,13 +89,8 @@ def _messages(
 ) -> Iterator[Iterator[tuple[str, Any]]]:
     """The messages of the process, which is killed at the end of the block."""
     if packages() is None:
-        raise ConfigError(f"{path}: reasoning-gym is not installed: `make setup`, or pip install {PINNED}")
-    command, environment = [sys.executable, "-P", gym_process.__file__], {**os.environ, "PYTHONHASHSEED": "0"}
-    pipe = subprocess.PIPE
-    with (
-        TemporaryFile() as complaints,
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=complaints, env=environment) as process,
-    ):
+        raise ConfigError(f"{path}: reasoning-gym is not installed: run `make setup`, or pip install {PINNED}")
+    with TemporaryFile() as complaints, _process(complaints) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(BrokenPipeError), process.stdin as stdin:  # the process ended; its messages say why
@@ -106,13 +104,27 @@ def _messages(
                 f"{gym_process.SECONDS} s of processor time and {gym_process.MEMORY >> 30} GiB: lower "
                 "data.limit or evaluation.prompts, or make smaller problems (data.settings)"
             ) from None
-        finally:
-            process.kill()
 
 
 def _read(stdout: IO[bytes]) -> Iterator[tuple[str, Any]]:
     while True:
         yield pickle.load(stdout)  # from our child process
+
+
+@contextmanager
+def _process(complaints: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """The process, killed at the end of the block or after WALL·SECONDS."""
+    command, environment = [sys.executable, "-P", gym_process.__file__], {**os.environ, "PYTHONHASHSEED": "0"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=complaints, env=environment) as process:
+        clock = Timer(WALL * gym_process.SECONDS, process.kill)
+        clock.daemon = True
+        clock.start()
+        try:
+            yield process
+        finally:
+            clock.cancel()
+            process.kill()
 
 
 def _last_line(complaints: IO[bytes]) -> str:
