@@ -89,7 +89,7 @@ def _messages(
 ) -> Iterator[Iterator[tuple[str, Any]]]:
     """The messages of the process, which is killed at the end of the block."""
     if packages() is None:
-        raise ConfigError(f"{path}: reasoning-gym is not installed: run `make setup`, or pip install {PINNED}")
+        raise ConfigError(f"{path}: reasoning-gym is not installed: `make setup`, or pip install {PINNED}")
     with TemporaryFile() as complaints, _process(complaints) as process:
         assert process.stdin is not None
         assert process.stdout is not None
