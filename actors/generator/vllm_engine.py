@@ -35,6 +35,7 @@ from hora_rl.actors.generator.engine_args import adapter_settings, engine_args, 
 from hora_rl.actors.generator.failure_notes import ELSEWHERE, FailureNotes
 from hora_rl.actors.generator.held_weights import Installed
 from hora_rl.actors.generator.stall import Progress
+from hora_rl.actors.generator.start_watch import ended_when_still
 from hora_rl.actors.generator.timeline import Sequences, origin_of, prompt_s
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 ARRIVAL_S = 0.02
-STILL_S = 120.0  # an engine that generates no token for so long is hung
+STILL_S = 120.0  # an engine that generates no token, or starts without processor time, for so long is hung
 
 
 class Load(StatLoggerBase):
@@ -105,27 +106,31 @@ class Engine:
         self._base_checksum = ""
         self._notes = FailureNotes()
         try:
-            self._llm = AsyncLLM.from_engine_args(engine_args(config), stat_loggers=[lambda *_: self.load])
+            with ended_when_still(STILL_S):
+                self._llm = AsyncLLM.from_engine_args(
+                    engine_args(config), stat_loggers=[lambda *_: self.load]
+                )
         except RuntimeError as error:
             if ELSEWHERE not in str(error):
                 raise
-            why = self._notes.reason() or "one of its processes was killed, perhaps for memory"
+            why = self._notes.reason() or "one of its processes was killed, perhaps for memory, or hung"
             raise RunError(f"the vLLM engine does not start: {why}") from None
         processor = self._llm.output_processor
         self._sequences = processor.request_states = Sequences(processor.request_states)
 
     async def begin(self) -> None:
         """Load the initial policy as version 0. Call before the first request."""
-        if self._adapter is not None:
-            folder = self._config.model.adapter
-            if folder is None:
-                await self._llm.collective_rpc("clear_adapter")
-            else:
-                await self._llm.collective_rpc("load_adapter", args=(folder, self._adapter))
-            self._base_checksum = await self._digest("model")
-        await self.label(0)
-        # At the first token vLLM compiles a part of its sampler, which takes seconds.
-        await self.generate(np.zeros(1, np.int32), 1, seed=0, temperature=1.0, max_tokens=1)
+        with ended_when_still(STILL_S):
+            if self._adapter is not None:
+                folder = self._config.model.adapter
+                if folder is None:
+                    await self._llm.collective_rpc("clear_adapter")
+                else:
+                    await self._llm.collective_rpc("load_adapter", args=(folder, self._adapter))
+                self._base_checksum = await self._digest("model")
+            await self.label(0)
+            # At the first token vLLM compiles a part of its sampler, which takes seconds.
+            await self.generate(np.zeros(1, np.int32), 1, seed=0, temperature=1.0, max_tokens=1)
         # vLLM's processes are connected. Without their names no socket remains where a replica is killed.
         self._sockets.cleanup()
 

@@ -1,9 +1,13 @@
 """What keeps a vLLM engine from starting, or ends it, is said by name."""
 
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hora_rl.actors.generator.failure_notes import FailureNotes
-from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.errors import ConfigError, RunError, UnhealthyError
 from hora_rl.common.load import load
 from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 from tests.support.engines import engine_of
@@ -86,3 +90,33 @@ def test_a_learner_names_the_weights_that_are_no_numbers(tmp_path: Path) -> None
     set_device(config.learner, config.run.seed, 0)
     with pytest.raises(ConfigError, match=r"model\.layers\.1\.mlp\.down_proj\.weight"):
         Engine(config, 0, 1)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("moment", ["launch", "first token"])
+async def test_an_engine_that_freezes_while_it_starts_is_ended(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hora_rl.actors.generator import vllm_engine as module
+
+    def freeze() -> None:
+        while not (children := multiprocessing.active_children()):
+            time.sleep(0.05)
+        os.kill(children[0].pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(module, "STILL_S", 3.0)
+    if moment == "launch":
+        threading.Thread(target=freeze, daemon=True).start()
+    else:
+        label = module.Engine.label
+
+        async def freeze_first(self: module.Engine, version: int) -> None:
+            freeze()
+            await label(self, version)
+
+        monkeypatch.setattr(module.Engine, "label", freeze_first)
+    with pytest.raises((RunError, UnhealthyError)):
+        async with engine_of(load("tiny")):
+            pass
+    assert not multiprocessing.active_children()
