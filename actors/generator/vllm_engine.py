@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from vllm.logprobs import FlatLogprobs
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
-ARRIVAL_S = 0.02
+ARRIVAL_S, ALIVE_S = 0.02, 1.0
 STILL_S = 120.0  # an engine that generates no token, or starts without processor time, for so long is hung
 
 
@@ -119,20 +119,31 @@ class Engine:
         self._sequences = processor.request_states = Sequences(processor.request_states)
 
     async def begin(self) -> None:
-        """Load the initial policy as version 0. Call before the first request."""
-        with ended_when_still(STILL_S):
-            if self._adapter is not None:
-                folder = self._config.model.adapter
-                if folder is None:
-                    await self._llm.collective_rpc("clear_adapter")
-                else:
-                    await self._llm.collective_rpc("load_adapter", args=(folder, self._adapter))
-                self._base_checksum = await self._digest("model")
-            await self.label(0)
-            # At the first token vLLM compiles a part of its sampler, which takes seconds.
-            await self.generate(np.zeros(1, np.int32), 1, seed=0, temperature=1.0, max_tokens=1)
+        """Load the initial policy as version 0. Call before the first request. Raises UnhealthyError if the
+        engine dies or hangs."""
+        first = asyncio.create_task(self._first_calls())
+        try:
+            with ended_when_still(STILL_S):
+                while not first.done():
+                    await asyncio.wait({first}, timeout=ALIVE_S)
+                    await self.check_health()  # vLLM never answers a call to an engine that died
+            await first
+        finally:
+            first.cancel()
         # vLLM's processes are connected. Without their names no socket remains where a replica is killed.
         self._sockets.cleanup()
+
+    async def _first_calls(self) -> None:
+        if self._adapter is not None:
+            folder = self._config.model.adapter
+            if folder is None:
+                await self._llm.collective_rpc("clear_adapter")
+            else:
+                await self._llm.collective_rpc("load_adapter", args=(folder, self._adapter))
+            self._base_checksum = await self._digest("model")
+        await self.label(0)
+        # At the first token vLLM compiles a part of its sampler, which takes seconds.
+        await self.generate(np.zeros(1, np.int32), 1, seed=0, temperature=1.0, max_tokens=1)
 
     async def generate(
         self, tokens: Tokens, n: int, seed: int, temperature: float, priority: int = 0, max_tokens: int = 0
