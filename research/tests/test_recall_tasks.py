@@ -1,6 +1,7 @@
 """Recall tasks: their content, that their success is exact, and that a cell trains in one process."""
 
 import asyncio
+import gc
 import json
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -109,6 +110,19 @@ def cell(config: Config) -> dict[str, Any]:
     """The record of a cell, run in another process because a learner leaves its process group behind."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return json.loads(pool.submit(run_cell, config, 1).result().read_text())
+
+
+def engines_left(config: Config) -> int:
+    run_cell(config, 1)
+    gc.collect()
+    return sum(type(each).__name__ == "DeepSpeedEngine" for each in gc.get_objects())
+
+
+@pytest.mark.system
+def test_a_cell_in_bfloat16_leaves_no_engine_in_its_process(task_folder: Path, tmp_path: Path) -> None:
+    config = configuration(task_folder, tmp_path, **{"model.dtype": "bfloat16", "learner.steps": 1})
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert pool.submit(engines_left, config).result() == 0
 
 
 @pytest.mark.system
