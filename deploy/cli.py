@@ -60,11 +60,11 @@ def run(
     """Train on this machine: starts Redis, Ray, Serve and the learner, and stops them again."""
     from hora_rl.common.load import load
     from hora_rl.deploy.launch.local import run_local
-    from hora_rl.deploy.machine.record import CONFIG
+    from hora_rl.deploy.machine.record import has_run
     from hora_rl.deploy.machine.signals import stopped_by_signals
 
     chosen = load(config, set_ or ())
-    resume |= resume_or_start and (chosen.run.path / CONFIG).is_file()
+    resume |= resume_or_start and has_run(chosen.run.path)
     with stopped_by_signals():
         run_local(chosen, resume=resume, fresh=fresh)
 

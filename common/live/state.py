@@ -76,13 +76,15 @@ class SharedState:
 
 
 _STATE = TypeAdapter(SharedState)
+BY_SCRIPTS = {"version", "prompts"}
+"""Fields that only Redis scripts write, which compare before they do."""
 
 
 def changed(**changes: bool | float | str) -> dict[Value, Value]:
-    """`changes` of fields as the mapping of an HSET. Scripts write `version` and `prompts`. Raises TypeError
-    for an unknown field."""
-    if unknown := changes.keys() - SharedState.__dataclass_fields__.keys():
-        raise TypeError(f"the shared state has no field {min(unknown)}")
+    """`changes` of fields as the mapping of an HSET. Raises TypeError for an unknown field, and for those
+    that scripts write."""
+    if foreign := changes.keys() - (SharedState.__dataclass_fields__.keys() - BY_SCRIPTS):
+        raise TypeError(f"no field of the shared state to write here: {min(foreign)}")
     return {name: int(value) if isinstance(value, bool) else value for name, value in changes.items()}
 
 

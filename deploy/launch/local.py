@@ -41,7 +41,7 @@ from hora_rl.deploy.launch.run_redis import refuse_leftovers
 from hora_rl.deploy.launch.stack import Application, stack, starting
 from hora_rl.deploy.launch.summary import summarise
 from hora_rl.deploy.machine.ports import free_port
-from hora_rl.deploy.machine.record import CONFIG, RunFile, with_absolute_folder, write_config
+from hora_rl.deploy.machine.record import CONFIG, RunFile, has_run, with_absolute_folder, write_config
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.pace import Pace
 from hora_rl.deploy.monitor.progress import progress
@@ -59,7 +59,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     console = Console()
     config = with_absolute_folder(config)
     run_dir = config.run.path
-    if resume and (run_dir / CONFIG).is_file():
+    if resume and has_run(run_dir):
         config = config.model_copy(update={"learner": _as_begun(config.learner, run_dir)})
     target = run_target(config)
     config = target.config

@@ -226,6 +226,11 @@ def with_absolute_folder(config: Config) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"folder": folder})})
 
 
+def has_run(run_dir: Path) -> bool:
+    """Whether `run_dir` holds a run to resume."""
+    return (run_dir / CONFIG).is_file()
+
+
 def write_config(run_dir: Path, config: Config) -> None:
     """Write RUN/config.yaml, readable only by the owner if it may contain a secret (queue.url,
     telemetry.on_alert)."""

@@ -8,6 +8,7 @@ import pytest
 
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.redis import connect, hidden
+from hora_rl.common.live.state import changed
 from hora_rl.deploy.machine.redis_server import RedisServer
 
 
@@ -47,3 +48,9 @@ def test_what_is_shown_of_an_address_has_no_password(password):
         with pytest.raises(ConfigError, match=r"queue\.url \(redis://host:6379\) cannot be read:") as said:
             connect(f"redis://:{password}@host:6379")
         assert password not in str(said.value)
+
+
+@pytest.mark.parametrize("field", ["steps", "version", "prompts"])
+def test_the_shared_state_takes_no_unknown_field_and_none_that_scripts_write(field):
+    with pytest.raises(TypeError, match=field):
+        changed(**{field: 1})
