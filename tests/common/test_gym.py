@@ -90,4 +90,8 @@ def test_a_data_set_has_the_tasks_questions_and_the_other_side_held_out():
         load_dataset(data.model_copy(update={"split": "test"}))
     with pytest.raises(ValidationError, match="settings are of a reasoning_gym task"):
         Data(path="arithmetic", settings={"seed": 1})
-    assert data.held_out("reasoning_gym:gcd")["settings"] == {}
+    assert data.held_out("reasoning_gym:gcd") == {
+        "path": "reasoning_gym:gcd",
+        "split": "held-out",
+        "settings": {},
+    }

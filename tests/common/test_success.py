@@ -27,7 +27,11 @@ def refused(**sections: Any) -> str:
 def test_accuracy_is_success_by_default_also_without_a_weight() -> None:
     reward = config(reward={"weights": {"format": 1.0}}).reward
     assert (reward.success, reward.names) == ("accuracy", ("format", "accuracy"))
-    assert [reward.succeeded({"accuracy": a, "format": 1.0}) for a in (0.99, 1.0)] == [False, True]
+    assert [reward.succeeded({"accuracy": a, "format": 1.0}) for a in (0.0, 0.99, 1.0)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_users_reward_is_success_at_the_value_that_they_name() -> None:

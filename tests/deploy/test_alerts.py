@@ -140,9 +140,9 @@ def test_a_hook_that_hangs_does_not_hold_the_run_up(
     alerts, began = Alerts("watched", server.url, tmp_path, at), time.monotonic()
     for number in range(3 * module.MOST):
         alerts.notify("no_hit", str(number))
-    assert time.monotonic() - began < server.delay_s
+    assert time.monotonic() - began < 0.3
     alerts.ended("finished", "")
-    assert time.monotonic() - began < 2 * server.delay_s
+    assert time.monotonic() - began < 1.5
     while "timed out" not in said(at):
         assert time.monotonic() - began < 20
         time.sleep(0.05)

@@ -17,12 +17,14 @@ from hora_rl.deploy.monitor.hosts import SERVE_CALLBACK, Guard, known_host
 from tests.support.served import served
 
 OURS = "localhost localhost:80 LOCALHOST. 127.0.0.1:80 127.0.0.1 [::1]:80 ::1 10.0.0.9:80 page.internal:80"
-FOREIGN = "evil.example evil:8 127.0.0.1.evil.example localhost.evil.example 2130706433. [evil] a:b:c"
+OTHERS = (
+    "evil.example evil:8 xlocalhost 127.0.0.1.evil.example localhost.evil.example 2130706433. [evil] a:b:c"
+)
 
 
 def test_addresses_localhost_and_configured_names_are_this_server_and_no_other_name_is() -> None:
     assert [host for host in OURS.split() if not known_host(host, ["Page.internal"])] == []
-    assert [host for host in ("", *FOREIGN.split()) if known_host(host, ["page.internal"])] == []
+    assert [host for host in ("", *OTHERS.split()) if known_host(host, ["page.internal"])] == []
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,9 +48,12 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def test_a_foreign_name_is_refused_with_the_key_and_other_headers_are_kept(port: int) -> None:
     url = f"http://127.0.0.1:{port}/"
     answer = httpx.get(url, headers={"Host": "page.internal"})
-    assert (answer.text, answer.headers["x-own"]) == ("hello", "kept")
+    assert (answer.status_code, answer.text, answer.headers["x-own"]) == (200, "hello", "kept")
+    assert answer.headers["x-frame-options"] == "DENY"
     assert answer.headers["x-content-type-options"] == "nosniff"
     refused = httpx.get(url, headers={"Host": "evil.example"})
+    assert refused.status_code == 421
+    assert refused.headers["content-type"] == "application/problem+json"
     assert "telemetry.http_names" in refused.json()["detail"]
     assert exchange(port, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 421")
 
