@@ -26,8 +26,9 @@ from torch.distributed import init_process_group, is_initialized
 
 from hora_rl.actors.coordinator.allocation import allocate_round
 from hora_rl.actors.coordinator.cycles import BatchAllocation
+from hora_rl.actors.coordinator.prompt_features import prior_of
 from hora_rl.actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
-from hora_rl.allocator.priors import Prior, make_prior
+from hora_rl.allocator.priors import Prior
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.data.prompts import load_tokenizer, render
@@ -99,7 +100,6 @@ def check(config: Config) -> None:
         "allocation.warmup.enabled": (config.allocation.warmup.enabled and config.gate is not None, False),
         "rollout.max_staleness": (config.rollout.max_staleness, 0),
         "rollout.shards": (config.rollout.shards, 1),
-        "allocation.prior_state": (config.allocation.prior_state or "null", "null"),
         "reward.answer": (config.reward.answer, "tags"),
         "reward.weights": (", ".join(config.reward.names).replace(ONE_OF, "accuracy"), "accuracy"),
         "learner.workers": (config.learner.workers, 1),
@@ -125,11 +125,10 @@ def _prepare(config: Config) -> Parts:
     if not is_initialized():
         init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     engine = Engine(config, rank=0, world=1)
-    allocation = config.allocation
     return Parts(
         config,
         prompts,
-        make_prior(allocation.prior, len(prompts), allocation.alpha, allocation.beta),
+        prior_of(config, prompts),
         engine,
         LocalSampler(engine.hf, tokenizer, config, task.form),
         ExactCurves(task, tokenizer),

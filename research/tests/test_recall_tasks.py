@@ -178,7 +178,6 @@ def test_a_cell_and_a_control_spend_their_budget_and_a_cell_is_repeated_bit_by_b
         ("learner.workers", 2),
         ("evaluation.every", 5),
         ("environment.path", "guess"),
-        ("allocation.prior_state", "prior.npz"),
         ("reward.answer", "boxed"),
         ("data.sources", "easy, hard"),
     ],
