@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hora_rl.allocator.priors.make import PROBES
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import ROOT, check_paths, load
@@ -52,6 +53,8 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder.mkdir(parents=True)
         (folder / "model").symlink_to(ROOT / "deploy" / "demo" / "model")
         task.save(folder)
+        for prior in PROBES:
+            (folder / f"{prior}.npz").touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -62,7 +65,9 @@ def made(tmp_path: Path, *, loop: bool = False, **changes: object) -> list[Cell]
     return cells(load_study(str(path)), tmp_path, loop=loop)
 
 
-@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted(set(STUDIES.glob("*.yaml")) - set(STUDIES.glob("*-first.yaml"))), ids=lambda p: p.stem
+)
 def test_every_shipped_study_has_valid_cells_of_equal_budget(path: Path, tasks: Path) -> None:
     study, loop = load_study(path.stem), path.stem not in ON_THE_STACK
     found = cells(study, tasks, loop=loop)
