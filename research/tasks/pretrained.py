@@ -1,6 +1,7 @@
-"""A recall task for a pretrained language model: SmolLM2 adds and subtracts after three examples.
+"""Recall tasks for a pretrained language model: SmolLM2 adds and subtracts after three examples, or names a
+multiple.
 
-    python -m research.tasks.pretrained OUT [--seed 0]
+    python -m research.tasks.pretrained OUT [--task arithmetic] [--seed 0]
 
 No warm start: success rates are those of the model. All prompts have the same number of tokens, all right
 answers too, and a line break ends a completion, so success is exact by teacher forcing. OUT has the files of
@@ -24,12 +25,17 @@ from hora_rl.deploy.demo.build import new_folder
 from research.tasks.build import save_task
 from research.tasks.recall import TRAINED, RecallTask
 
-EXAMPLES = "3 + 4 = 7\n52 - 17 = 35\n6 * 12 = 72\n"
-TEMPLATE = EXAMPLES + "{{ messages[-1]['content'] }} ="
+SUMS = "3 + 4 = 7\n52 - 17 = 35\n6 * 12 = 72\n{{ messages[-1]['content'] }} ="
+MULTIPLES = (
+    "a multiple of 3 between 10 and 28: 21\na multiple of 12 between 20 and 92: 60\n"
+    "a multiple of 7 between 31 and 73: 49\na multiple of {{ messages[-1]['content'] }}:"
+)
 LINE_BREAK = "Ċ"
 """The token of a line break in a vocabulary of bytes."""
 OF_EACH = 300
 """Sums, and as many differences; half of each are trained."""
+RIGHT = 6
+"""Right answers of a question for a multiple."""
 
 
 def arithmetic(seed: int) -> RecallTask:
@@ -43,8 +49,21 @@ def arithmetic(seed: int) -> RecallTask:
     return RecallTask("smollm2", questions, right, sets, form=" {}")
 
 
-def build(out: Path, seed: int = 0) -> dict[str, object]:
-    """Make the task in the new folder `out`; returns its rates, as `research.tasks.build` does.
+def multiples(seed: int) -> RecallTask:
+    """Every multiple of a digit between two numbers is right: six for each of the 301 prompts."""
+    asked = [(k, x) for k in range(3, 10) for x in range(10, 100 - RIGHT * k) if x % k]
+    asked = [asked[i] for i in np.random.default_rng([seed, 6]).permutation(len(asked))]
+    sets = {TRAINED: tuple(range(0, len(asked), 2)), "held-out": tuple(range(1, len(asked), 2))}
+    questions = tuple(f"{k} between {x} and {x + RIGHT * k}" for k, x in asked)
+    right = tuple(tuple(str((x // k + i) * k) for i in range(1, RIGHT + 1)) for k, x in asked)
+    return RecallTask("multiples", questions, right, sets, form=" {}")
+
+
+TASKS = {"arithmetic": (arithmetic, SUMS), "multiples": (multiples, MULTIPLES)}
+
+
+def build(out: Path, name: str = "arithmetic", seed: int = 0) -> dict[str, object]:
+    """Make the task `name` in the new folder `out`; returns its rates, as `research.tasks.build` does.
 
     Raises FileExistsError when `out` holds files already, ConfigError where the model cannot be downloaded.
     """
@@ -52,18 +71,20 @@ def build(out: Path, seed: int = 0) -> dict[str, object]:
     path = load("smollm2").model.path
     obtain(path)
     tokenizer = load_tokenizer(path)
-    tokenizer.chat_template, tokenizer.eos_token = TEMPLATE, LINE_BREAK
+    make, template = TASKS[name]
+    tokenizer.chat_template, tokenizer.eos_token = template, LINE_BREAK
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     model.config.eos_token_id = tokenizer.eos_token_id
-    return save_task(model, tokenizer, arithmetic(seed), out)
+    return save_task(model, tokenizer, make(seed), out)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Build the recall task of SmolLM2.")
+    parser = argparse.ArgumentParser(description="Build a recall task of SmolLM2.")
     parser.add_argument("out", type=Path, help="new folder for the task")
+    parser.add_argument("--task", choices=TASKS, default="arithmetic")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    print(json.dumps(build(arguments.out, arguments.seed), indent=1))
+    print(json.dumps(build(arguments.out, arguments.task, arguments.seed), indent=1))
 
 
 if __name__ == "__main__":

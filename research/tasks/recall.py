@@ -91,9 +91,7 @@ class ExactSuccess:
         """(n, R): the probability of each of the R right completions of each prompt (or of those in `rows`),
         at temperature 1."""
         chosen = torch.arange(len(self._prompts)) if rows is None else torch.tensor(rows)
-        prompts, right = self._prompts[chosen], self._right[chosen]
-        columns = [_logprobs(model, prompts, right[:, r]) for r in range(right.shape[1])]
-        return torch.stack([c.sum(dim=1).exp() for c in columns], dim=1).double().numpy()
+        return _logprobs(model, self._prompts[chosen], self._right[chosen]).sum(dim=2).exp().double().numpy()
 
 
 def logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
@@ -103,17 +101,25 @@ def logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.T
 
 
 def _logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
-    """`logprobs` without gradients: the tokens that all prompts begin with are computed once."""
+    """(B, R, L) log-probs of completions (B, R, L), R of each of the prompts (B, P), without gradients.
+
+    A prompt, and the tokens that all prompts begin with, are computed once.
+    """
     differ = (prompts != prompts[0]).any(dim=0).nonzero()
-    shared, length = int(differ[0]) if len(differ) else 0, completions.shape[1]
-    if not shared:
-        return logprobs(model, prompts, completions)
+    shared = int(differ[0]) if len(differ) else prompts.shape[1] - 1
     cache = DynamicCache()
-    model(input_ids=prompts[:1, :shared], past_key_values=cache, use_cache=True, logits_to_keep=1)
-    cache.batch_repeat_interleave(len(prompts))
-    rest = torch.cat([prompts[:, shared:], completions], dim=1)
-    logits = model(input_ids=rest, past_key_values=cache, use_cache=True, logits_to_keep=length + 1).logits
-    return torch.log_softmax(logits[:, :-1].float(), dim=-1).gather(-1, completions[..., None])[..., 0]
+    if shared:
+        model(input_ids=prompts[:1, :shared], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache.batch_repeat_interleave(len(prompts))
+    last = model(
+        input_ids=prompts[:, shared:], past_key_values=cache, use_cache=True, logits_to_keep=1
+    ).logits
+    cache.batch_repeat_interleave(completions.shape[1])
+    tokens = completions.flatten(0, 1)
+    rest = model(input_ids=tokens[:, :-1], past_key_values=cache, use_cache=True).logits
+    logits = torch.cat([last.repeat_interleave(completions.shape[1], dim=0), rest], dim=1)
+    found = torch.log_softmax(logits.float(), dim=-1).gather(-1, tokens[..., None])[..., 0]
+    return found.reshape(completions.shape)
 
 
 def encode_prompts(questions: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:

@@ -24,7 +24,7 @@ from research.study.local_sampler import LocalSampler
 from research.study.loop import run_cell
 from research.tasks.build import build
 from research.tasks.catalogue import TASKS
-from research.tasks.pretrained import arithmetic
+from research.tasks.pretrained import arithmetic, multiples
 from research.tasks.recall import ExactSuccess, encode_prompts, load_task, logprobs
 from research.tasks.reward import TAGGED, answer_of, one_of
 from tests.support.jsonl import lines
@@ -58,17 +58,31 @@ def test_sums_and_differences_of_two_digits_are_apart_and_have_answers_of_two_di
         assert len(a) == len(b) == len(answer) == 2
 
 
-def test_success_is_the_same_where_all_prompts_begin_alike() -> None:
-    tokenizer, (task, _) = make_tokenizer(MAX_TOKENS), TASKS["facts"](0)
+def test_multiples_have_six_right_answers_and_prompts_of_one_form() -> None:
+    task = multiples(0)
+    assert task == multiples(0) != multiples(1)
+    assert [len(s) for s in task.sets.values()] == [151, 150]
+    assert len(set(task.questions)) == 301
+    for question, right in zip(task.questions, task.right, strict=True):
+        k, _, low, _, high = question.split()
+        between = range(int(low) + 1, int(high))
+        assert right == tuple(str(x) for x in between if x % int(k) == 0)
+        assert (len(k), len(low), len(high)) == (1, 2, 2)
+        assert {len(r) for r in right} == {2}
+
+
+@pytest.mark.parametrize("name", ["facts", "many"])
+def test_success_is_the_same_where_all_prompts_begin_alike(name: str) -> None:
+    tokenizer, (task, _) = make_tokenizer(MAX_TOKENS), TASKS[name](0)
     model = make_model(tokenizer, 0)
     exact = ExactSuccess(task, "trained", tokenizer)
     apart = exact(model, range(40))
     exact._prompts = torch.cat([torch.full((len(exact._prompts), 7), 9), exact._prompts], dim=1)
     together = exact(model, range(40))
     with torch.no_grad():
-        prompts, right = exact._prompts[:40], exact._right[:40, 0]
-        plain = logprobs(model, prompts, right).sum(dim=1).exp().double().numpy()
-    np.testing.assert_allclose(together[:, 0], plain, rtol=1e-4, atol=0.0)
+        prompts, right = exact._prompts[:40], exact._right[:40].unbind(dim=1)
+        plain = [logprobs(model, prompts, r).sum(dim=1).exp().double().numpy() for r in right]
+    np.testing.assert_allclose(together, np.stack(plain, axis=1), rtol=1e-4, atol=0.0)
     assert not np.allclose(together, apart, rtol=1e-3, atol=0.0)
 
 
