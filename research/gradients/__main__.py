@@ -2,10 +2,15 @@
 
     python -m research.gradients bank OUT       # sample word problems from the model
     python -m research.gradients scores OUT     # gradients of hits and misses, as sketches
-    python -m research.gradients report OUT --to research/results
+    python -m research.gradients report OUT     # the page OUT/gradients.md
 
 Each step continues where it was interrupted. `report` takes the scores that are there; without OUT it draws
-the page again from the archive in `--to`. Sizes are in `design.yaml`.
+the page of results again from its archive. Sizes are in `design.yaml`. For your own model and problems:
+
+    hora eval mine.yaml --samples 96
+    python -m research.gradients bank OUT --of mine.yaml --samples evaluations/….samples.jsonl
+
+makes the bank from the held-out problems, and OUT/design.yaml, whose sizes can be edited.
 """
 
 from __future__ import annotations
@@ -16,9 +21,23 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hora_rl.common.config import Config
+from hora_rl.common.load import load as load_config
 from hora_rl.common.weights.pretrained import model_folder, obtain
 from research.gradients import bank, report, scores
-from research.gradients.design import load
+from research.gradients.design import load, save_own
+
+RESULTS = Path("research/results")
+
+
+def own_bank(out: Path, samples: Path, config: Config) -> None:
+    """The bank of a model and problems of one's own, with a design that claims nothing."""
+    found, rollout = bank.of_samples(samples, config), config.rollout
+    design = load().but(question=[], confirms=[], refutes=[], limits=[], model=config.model.path)
+    design = design.but(group_size=rollout.group_size, pre_rollouts=rollout.pre_rollouts)
+    save_own(out, design)
+    bank.write(out, found)
+    print(f"{len(bank.kept(found, design))} of {len(found)} prompts have {design.min_hits} hits and misses")
 
 
 def main() -> None:
@@ -27,18 +46,22 @@ def main() -> None:
     )
     parser.add_argument("step", choices=("bank", "scores", "report"))
     parser.add_argument("out", type=Path, nargs="?")
-    parser.add_argument("--to", type=Path, default=Path("research/results"))
+    parser.add_argument("--of", help="configuration whose held-out problems the samples are of")
+    parser.add_argument("--samples", type=Path, help="sample file of `hora eval`")
     given = parser.parse_args()
-    design = load()
+    design = load(given.out)
     if given.step == "report":
-        archive = given.to / "gradients.npz"
+        to = given.out or RESULTS
         if given.out:
-            report.pack(given.out, design, archive)
-        report.write(archive, design, given.to / "gradients.md")
+            report.pack(given.out, design, to / "gradients.npz")
+        report.write(to / "gradients.npz", design, to / "gradients.md")
         return
     if given.out is None:
         parser.error(f"{given.step} needs OUT, the folder of the study")
     given.out.mkdir(parents=True, exist_ok=True)
+    if given.step == "bank" and given.samples:
+        own_bank(given.out, given.samples, load_config(given.of))
+        return
     folder = model_folder(design.model)
     obtain(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

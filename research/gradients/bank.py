@@ -1,4 +1,5 @@
-"""The bank: word problems with working, and sampled completions of each, right or wrong.
+"""The bank: prompts with sampled completions of each, right or wrong. They are word problems with working, or
+those of a user's `hora eval`.
 
 `bank.jsonl` has one line a candidate and is only appended to, so an interrupted run continues.
 """
@@ -12,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hora_rl.common.answers import load_extract
+from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.errors import ConfigError
+from hora_rl.deploy.launch.evaluation import run_problems
+from hora_rl.evaluation.samples import fingerprint
 from research.gradients.design import Design
 
 SHOTS = (
@@ -77,6 +84,31 @@ def fill(folder: Path, design: Design, model: PreTrainedModel, tokenizer: PreTra
         with (folder / "bank.jsonl").open("a") as file:
             file.write(json.dumps(asdict(Sampled(text, answer, prompt, completions, right))) + "\n")
         print(f"prompt {i}: {sum(right)} of {len(right)} right", flush=True)
+
+
+def of_samples(file: Path, config: Config) -> list[Sampled]:
+    """The held-out prompts of `config` with the completions of a sample file of `hora eval`.
+
+    Texts are tokenized again, which may split one differently than the model wrote it. Raises ConfigError
+    where the file has other prompts.
+    """
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    prompts = run_problems(config, Console())
+    with file.open(encoding="utf-8") as lines:
+        header, *samples = map(json.loads, lines)
+    if header["problems"] != fingerprint(prompts):
+        raise ConfigError(f"{file}: its prompts are not the held-out ones of {config.run.name}")
+    found = {p.index: Sampled(p.text, 0, p.tokens.tolist(), [], []) for p in prompts}
+    for sample in samples:
+        end = [tokenizer.eos_token_id] if sample["finish_reason"] == "stop" else []
+        tokens = tokenizer(sample["text"], add_special_tokens=False).input_ids
+        found[sample["problem"]].completions.append([*tokens, *end])
+        found[sample["problem"]].right.append(sample["success"])
+    return [s for s in found.values() if s.right]
+
+
+def write(folder: Path, bank: list[Sampled]) -> None:
+    (folder / "bank.jsonl").write_text("".join(json.dumps(asdict(s)) + "\n" for s in bank))
 
 
 def read(folder: Path) -> list[Sampled]:

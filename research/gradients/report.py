@@ -66,7 +66,7 @@ def write(archive: Path, design: Design, page: Path) -> None:
     )
     parts = [
         "# What an allocation does to one step's gradient where right completions differ",
-        _design(design),
+        *([_design(design)] if design.confirms else []),
         f"{len(rate)} prompts of {int(saved['tried'])} candidates, {int(saved['samples'][0])} completions "
         f"each, {saved['tokens'].mean():.0f} tokens on average; scores of {scored[:, 0].sum()} hits and "
         f"{scored[:, 1].sum()} misses. Error of a sketched inner product over |x||y|: "
@@ -140,8 +140,11 @@ def _steps(title: str, m: Moments, design: Design) -> str:
         "E[x]·M = |M|². ± is half a 95% interval, jackknife over prompts. Orthogonal: with the overlap at 0.",
         "",
     ]
-    rows = []
+    rows, best = [], []
     for j, objective in enumerate(objectives(r)):
+        sure = found[:, j, 0] - found[0, j, 0] > less[:, j, 0]
+        first = int(np.argmax(np.where(sure, found[:, j, 0], found[0, j, 0])))
+        best.append(f"{objective} → {list(rules(r, design.rounds))[first]}")
         for i, rule in enumerate(rules(r, design.rounds)):
             (cosine, *parts, snr), (by, *of_parts, _) = found[i, j], half[i, j]
             gain = f"{cosine - found[0, j, 0]:+.3f} ± {less[i, j, 0]:.3f}" if i else ""
@@ -151,4 +154,8 @@ def _steps(title: str, m: Moments, design: Design) -> str:
     heads = ("objective", "rule", "cosine", "− uniform", "bias²", "variance", "SNR", "orthogonal")
     table = markdown_table(heads, rows, numbers=True)
     table[1] = table[1].replace("|---|---:|", "|---|---|", 1)  # the rule is a name
-    return "\n".join([*lines, *table])
+    chosen = (
+        "**The rule with the largest cosine of those whose gain over uniform excludes 0, else uniform** "
+        f"(five rules an objective, no correction): {'; '.join(best)}."
+    )
+    return "\n".join([*lines, chosen, "", *table])

@@ -9,8 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load as load_config
+from hora_rl.deploy.launch.evaluation import run_problems
+from hora_rl.evaluation.samples import Sample, append, open_samples
 from research.gradients import bank, report, scores
+from research.gradients.__main__ import own_bank
 from research.gradients.design import load
 from research.gradients.noise import Array, Moments, moments, overlap, pooled_r
 from research.gradients.steps import counts, objectives, step
@@ -90,6 +97,26 @@ def test_word_problems_differ_and_are_judged_by_the_last_answer() -> None:
     assert not bank.is_right(" He has 3 and 4, so 3 + 4 = 7. The answer is 77.", 7)
 
 
+def test_a_bank_of_ones_own_has_the_prompts_and_completions_of_hora_eval(tmp_path: Path) -> None:
+    config = load_config("tiny")
+    asked = run_problems(config, Console())
+    file = tmp_path / "arithmetic.samples.jsonl"
+    list(open_samples(file, {}, asked))
+    made = [Sample(i, k, 0, f"{k}", 1, "stop", (0, 0), {}, k < 9) for i in (0, 1) for k in range(18)]
+    append(file, [asdict(s) for s in made])
+    own_bank(tmp_path, file, config)
+    found, tokenizer = bank.read(tmp_path), load_tokenizer(config.model.path)
+    assert [p.prompt for p in found] == [p.tokens.tolist() for p in asked[:2]]
+    assert found[1].completions[12] == [*tokenizer("12").input_ids, tokenizer.eos_token_id]
+    assert all(p.right == [True] * 9 + [False] * 9 for p in found)
+    own = load(tmp_path)
+    assert (own.model, own.group_size, own.confirms) == (config.model.path, config.rollout.group_size, [])
+    assert len(bank.kept(found, own)) == 2
+    (tmp_path / "other.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
+    with pytest.raises(ConfigError, match="its prompts are not the held-out ones of tiny"):
+        bank.of_samples(file, load_config("tiny", [f"evaluation.path={tmp_path / 'other.jsonl'}"]))
+
+
 @pytest.mark.system
 def test_a_small_study_runs_through_and_goes_on_where_it_was_cut(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -114,4 +141,4 @@ def test_a_small_study_runs_through_and_goes_on_where_it_was_cut(tmp_path: Path)
     assert {f for f in files if f.stat().st_mtime_ns != files[f]} == {next(iter(files))}
     report.pack(tmp_path, small, tmp_path / "gradients.npz")
     report.write(tmp_path / "gradients.npz", small, tmp_path / "gradients.md")
-    assert (tmp_path / "gradients.md").read_text().count("shrunken(") == 12
+    assert (tmp_path / "gradients.md").read_text().count("| shrunken(") == 12
