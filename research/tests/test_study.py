@@ -41,7 +41,7 @@ FACTS = {
     "data.path": "tasks/facts/trained.jsonl",
     "evaluation.path": None,
 }
-ON_THE_STACK = ("facts-stack", "facts-stack-sync", "hora-vs-grpo")
+ON_THE_STACK = ("facts-stack", "facts-stack-sync", "hora-vs-grpo", "smollm2-stack")
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_every_shipped_study_has_valid_cells_of_equal_budget(path: Path, tasks: 
         elif has_exact_success(cell.config):
             check_kept(cell.config)
     assert study.name == path.stem
-    assert len({c.name for c in found}) == len(found) == len(study.arms) * len(study.seeds) >= 6
+    assert len({c.name for c in found}) == len(found) == len(study.arms) * len(study.seeds) >= 3
     size = 16 if path.stem == "facts-half" or "smollm2" in path.stem or "multiples" in path.stem else 32
     assert {(c.config.rollout.group_size, c.config.rollout.prompts_per_batch) for c in found} == {(size, 16)}
 
