@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 from threading import Lock
 
 import numpy as np
@@ -33,83 +34,57 @@ def mixed_rows(
     Each place of the run goes to the source furthest behind its weight, so every stretch has the sources in
     proportion. Each source has separate epochs, and each epoch a new order. Rows that are too few for a batch
     are left out, different ones each epoch. Determined by seed, weights, rows and batch. Raises ValueError if
-    a batch takes more rows than a source has."""
-    start = _position(batch, prompts_per_batch, mixture)
-    turns = _turns(mixture, start.used, prompts_per_batch)
-    begun = _begun(mixture, start, turns)
-    firsts = [sum(mixture.rows[:k]) for k in range(len(mixture.rows))]
-    met = [
-        iter(order(n, seed, begun.epochs[k], shuffle, k)[begun.places[k] :])
-        for k, n in enumerate(mixture.rows)
-    ]
-    return [(begun.epochs[k], firsts[k] + int(next(met[k]))) for k in turns]
-
-
-def counts_of(batch: int, prompts_per_batch: int, mixture: Mixture) -> list[int]:
-    """Number of rows a batch takes from each source. Raises as `mixed_rows`."""
-    start = _position(batch, prompts_per_batch, mixture)
-    turns = _turns(mixture, start.used, prompts_per_batch)
-    return [turns.count(k) for k in range(len(mixture.rows))]
-
-
-@dataclass(frozen=True, slots=True)
-class _Position:
-    """State before a batch: rows used of each source, its epoch, and the place in that epoch."""
-
-    used: tuple[int, ...]
-    epochs: tuple[int, ...]
-    places: tuple[int, ...]
-
-
-def _position(batch: int, prompts_per_batch: int, mixture: Mixture) -> _Position:
-    known = _positions(mixture, prompts_per_batch)
-    with _LOCK:
-        while len(known) <= batch:
-            known.append(_after(known[-1], prompts_per_batch, mixture))
-    return known[batch]
-
-
-@lru_cache(maxsize=8)
-def _positions(mixture: Mixture, prompts_per_batch: int) -> list[_Position]:
-    """Positions of batches 0, 1, …; `_position` appends, since each depends on the one before."""
-    nought = (0,) * len(mixture.rows)
-    return [_Position(nought, nought, nought)]
-
-
-def _after(start: _Position, prompts_per_batch: int, mixture: Mixture) -> _Position:
-    turns = _turns(mixture, start.used, prompts_per_batch)
-    begun = _begun(mixture, start, turns)
-    used, places = list(start.used), list(begun.places)
-    for k in turns:
-        used[k] += 1
-        places[k] += 1
-    return _Position(tuple(used), begun.epochs, tuple(places))
-
-
-def _turns(mixture: Mixture, used: Sequence[int], n: int) -> list[int]:
-    """The sources (n,) of the next n places; `used` counts each source in earlier places."""
-    total, taken, turns = sum(mixture.weights), list(used), []
-    for place in range(sum(used) + 1, sum(used) + n + 1):
-        lag = [w / total * place - u for w, u in zip(mixture.weights, taken, strict=True)]
-        k = lag.index(max(lag))
-        taken[k] += 1
-        turns.append(k)
-    return turns
-
-
-def _begun(mixture: Mixture, start: _Position, turns: Sequence[int]) -> _Position:
-    """`start`, with a new epoch for each source that has fewer rows left than the batch takes."""
-    epochs, places = list(start.epochs), list(start.places)
+    the batch takes more rows than a source has."""
+    turns, epochs, places = _batch(batch, prompts_per_batch, mixture)
     for k, n in enumerate(mixture.rows):
-        takes = turns.count(k)
-        if takes > n:
+        if (takes := turns.count(k)) > n:
             raise ValueError(
                 f"a batch takes {takes} rows of data source {k + 1} of {len(mixture.rows)}, which has "
                 f"{n} usable ones: lower its weight or rollout.prompts_per_batch, or use more rows"
             )
-        if places[k] + takes > n:
-            epochs[k], places[k] = epochs[k] + 1, 0
-    return _Position(start.used, tuple(epochs), tuple(places))
+    firsts = [sum(mixture.rows[:k]) for k in range(len(mixture.rows))]
+    met = [iter(order(n, seed, epochs[k], shuffle, k)[places[k] :]) for k, n in enumerate(mixture.rows)]
+    return [(epochs[k], firsts[k] + int(next(met[k]))) for k in turns]
+
+
+def counts_of(batch: int, prompts_per_batch: int, mixture: Mixture) -> list[int]:
+    """Number of rows a batch takes from each source."""
+    turns, _, _ = _batch(batch, prompts_per_batch, mixture)
+    return [turns.count(k) for k in range(len(mixture.rows))]
+
+
+Batch = tuple[list[int], list[int], list[int]]
+"""The source of each place of a batch; and by source its epoch, and the first place in that epoch."""
+
+
+def _batch(number: int, prompts_per_batch: int, mixture: Mixture) -> Batch:
+    known, more = _batches(mixture, prompts_per_batch)
+    with _LOCK:
+        while len(known) <= number:
+            known.append(next(more))
+    return known[number]
+
+
+@lru_cache(maxsize=8)
+def _batches(mixture: Mixture, prompts_per_batch: int) -> tuple[list[Batch], Iterator[Batch]]:
+    """The batches so far, and the rest: each depends on the one before."""
+    return [], _all_batches(mixture, prompts_per_batch)
+
+
+def _all_batches(mixture: Mixture, prompts_per_batch: int) -> Iterator[Batch]:
+    sources, total = range(len(mixture.rows)), sum(mixture.weights)
+    used, epochs, places = ([0 for _ in sources] for _ in range(3))
+    for first in count(1, prompts_per_batch):
+        turns, before = list[int](), list(used)
+        for place in range(first, first + prompts_per_batch):
+            lag = [mixture.weights[k] / total * place - used[k] for k in sources]
+            turns.append(lag.index(max(lag)))
+            used[turns[-1]] += 1
+        for k, n in enumerate(mixture.rows):
+            if places[k] + used[k] - before[k] > n:  # too few are left: a new epoch
+                epochs[k], places[k] = epochs[k] + 1, 0
+        yield turns, list(epochs), list(places)
+        places = [places[k] + used[k] - before[k] for k in sources]
 
 
 @lru_cache(maxsize=64)
