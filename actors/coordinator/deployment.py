@@ -14,7 +14,6 @@ from typing import Any
 
 import redis
 import structlog
-from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from hora_rl.actors.coordinator.calls import group_calls, policy_calls, verifier_calls
@@ -25,7 +24,7 @@ from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.actors.coordinator.prompt_features import prior_of
 from hora_rl.actors.coordinator.scheduler import Coordination, Services
-from hora_rl.common import logs
+from hora_rl.actors.replica import Replica
 from hora_rl.common.config import Config
 from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.data.prompts import fingerprint, load_tokenizer, make_prompt
@@ -33,9 +32,9 @@ from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.errors import HoraError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Producer
-from hora_rl.common.live.redis import AsyncRedis, connect_async
+from hora_rl.common.live.redis import AsyncRedis
 from hora_rl.common.live.state import changed
-from hora_rl.common.live.telemetry import Telemetry, beats, keep_beating, stop_beating
+from hora_rl.common.live.telemetry import Telemetry, beats
 from hora_rl.common.processes import freeze_heap
 from hora_rl.common.types import Prompt
 
@@ -43,17 +42,14 @@ log = structlog.get_logger(__name__)
 ALIVE_S = 5.0  # heartbeats come once a second
 
 
-class Coordinator:
+class Coordinator(Replica):
     """`config` is a dumped `Config`. Deployment `policy` samples (`Config.policy`), `verifier` scores."""
 
     async def __init__(  # type: ignore[misc]
         self, config: dict[str, Any], redis_url: str, policy: DeploymentHandle, verifier: DeploymentHandle
     ) -> None:
-        self._config = Config.model_validate(config)
-        logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="coordinator")
-        self._redis = connect_async(redis_url)
-        self._keys = Keys(self._config.run.name)
-        self._name = f"coordinator/{serve.get_replica_context().replica_id.unique_id}"
+        super().__init__("coordinator", config, redis_url)
+        self._keys = Keys(self._run)
         # For views while the data loads. `claim_identity` checks later whether the run may use this data.
         await self._redis.set(self._keys.config, self._config.model_dump_json(), nx=True)
         try:
@@ -64,13 +60,9 @@ class Coordinator:
                 await give_up(self._redis, self._keys, str(error))
             raise
         freeze_heap()
-        loop = asyncio.get_running_loop()
-        self._work = loop.create_task(coordinate(self._coordination.run(), self._redis, self._keys))
-        beating = keep_beating(self._redis, self._config.run.name, self._name, self._state)
-        self._beat = loop.create_task(beating)
-        self._history = loop.create_task(
-            write_history(self._redis, self._config.run.name, self._config.rollout.prompts_per_batch)
-        )
+        self._work = self._begin(coordinate(self._coordination.run(), self._redis, self._keys))
+        self._begin(write_history(self._redis, self._run, self._config.rollout.prompts_per_batch))
+        self._beat(self._state)
 
     def _build(self, policy: DeploymentHandle, verifier: DeploymentHandle) -> Coordination:
         config = self._config
@@ -108,13 +100,6 @@ class Coordinator:
 
     def _state(self) -> dict[str, Any]:
         return {"state": "working", "waiting_for": self._coordination.waiting_for}
-
-    async def __del__(self) -> None:
-        for task in (getattr(self, name, None) for name in ("_work", "_history")):
-            if task is not None:
-                task.cancel()
-        if hasattr(self, "_beat"):
-            await stop_beating(self._beat)
 
 
 async def coordinate(work: Awaitable[None], client: AsyncRedis, keys: Keys) -> bool:

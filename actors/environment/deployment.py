@@ -6,15 +6,11 @@ stored. If a replica dies, the coordinator requests the episodes again.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import socket
 from collections import Counter
-from contextlib import AsyncExitStack
 from typing import Any
 
 import structlog
-from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from hora_rl.actors.coordinator.calls import generator_calls
@@ -23,13 +19,12 @@ from hora_rl.actors.environment.episodes import Episodes
 from hora_rl.actors.environment.registry import environment_of
 from hora_rl.actors.environment.tools import SandboxTools
 from hora_rl.actors.environment.watchdog import Watchdog
-from hora_rl.common import logs
-from hora_rl.common.config import Config
+from hora_rl.actors.replica import Replica
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.live.keys import Keys
-from hora_rl.common.live.redis import connect, connect_async
+from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import changed
-from hora_rl.common.live.telemetry import Telemetry, keep_beating, stop_beating
+from hora_rl.common.live.telemetry import Telemetry
 from hora_rl.common.types import Completion, Failed, SamplingRequest
 
 log = structlog.get_logger(__name__)
@@ -38,29 +33,25 @@ STARTED_S = 600
 """Time in seconds to start a new replica and send requests to it."""
 
 
-class Environment:
+class Environment(Replica):
     """`config` is a dumped `Config`. Deployment `generator` samples the policy's turns."""
 
     async def __init__(  # type: ignore[misc]
         self, config: dict[str, Any], redis_url: str, generator: DeploymentHandle
     ) -> None:
-        self._config = Config.model_validate(config)
-        run, model = self._config.run.name, self._config.model
-        logs.configure(self._config.telemetry.logs, run=run, part="environment")
-        self._redis, self._generator = connect_async(redis_url), generator
-        self._name = f"environment/{serve.get_replica_context().replica_id.unique_id}"
-        self._open = AsyncExitStack()
-        function = await self._open.enter_async_context(environment_of(self._config.environment, run))
+        super().__init__("environment", config, redis_url)
+        self._generator, model = generator, self._config.model
+        environment = environment_of(self._config.environment, self._run)
+        function = await self._held.enter_async_context(environment)
         tokenizer = load_tokenizer(model.path, model.trust_remote_code)
         tools = SandboxTools(SANDBOXES)
-        self._open.callback(tools.close)
-        self._telemetry, self._counts = Telemetry(self._redis, run), Counter[str]()
+        self._held.callback(tools.close)
+        self._telemetry, self._counts = Telemetry(self._redis, self._run), Counter[str]()
         self._episodes = Episodes(self._config, tokenizer, function, tools, self._count)
         self._redis_url = redis_url
         watchdog = Watchdog(self._config.environment.time_limit_s, self._end_blocked)
-        self._open.callback(watchdog.stop)
-        beating = keep_beating(self._redis, run, self._name, self._state)
-        self._open.push_async_callback(stop_beating, asyncio.get_running_loop().create_task(beating))
+        self._held.callback(watchdog.stop)
+        self._beat(self._state)
 
     async def sample(
         self, request: SamplingRequest, min_version: int, temperature: float, weights_come: bool
@@ -85,7 +76,7 @@ class Environment:
     def _end_blocked(self, place: str) -> None:
         """Exit this replica, whose event loop is blocked at `place`, so that Serve starts another. Stop the
         run after environment.attempts such exits in quick succession. Called from the watchdog's thread."""
-        config, keys = self._config, Keys(self._config.run.name)
+        config, keys = self._config, Keys(self._run)
         reason = (
             f"environment {config.environment.path} blocks its replica at {place}, and no episode there "
             "moves on or can be cancelled: await what takes long, or use asyncio.to_thread"
@@ -107,14 +98,4 @@ class Environment:
         self._telemetry.add(name, amount)
 
     def _state(self) -> dict[str, object]:
-        return {
-            "state": "serving",
-            "running": self._episodes.running,
-            **self._counts,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-        }
-
-    async def __del__(self) -> None:
-        if hasattr(self, "_open"):
-            await self._open.aclose()
+        return {"state": "serving", "running": self._episodes.running, **self._counts}

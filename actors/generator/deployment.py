@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from ray import serve
 
 from hora_rl.actors.concurrency import all_of
 from hora_rl.actors.generator.held_weights import HeldWeights
@@ -21,11 +19,8 @@ from hora_rl.actors.generator.pin import PINNED, keep_pin
 from hora_rl.actors.generator.places import Admission
 from hora_rl.actors.generator.share import Share
 from hora_rl.actors.generator.sleep import keep_watch, wait_for_card
-from hora_rl.common import logs
-from hora_rl.common.config import Config
+from hora_rl.actors.replica import Replica
 from hora_rl.common.errors import StaleWeights, UnhealthyError
-from hora_rl.common.live.redis import connect_async
-from hora_rl.common.live.telemetry import keep_beating, stop_beating
 from hora_rl.common.types import Completion, SamplingRequest
 
 if TYPE_CHECKING:
@@ -40,7 +35,7 @@ PIECE_S = 0.05
 """Seconds of tokens that share one message. One message per token would cost as much as sampling."""
 
 
-class Generator:
+class Generator(Replica):
     """Serve deployment `generator`. `config` is a dumped `Config`."""
 
     async def __init__(self, config: dict[str, Any], redis_url: str) -> None:  # type: ignore[misc]
@@ -48,14 +43,12 @@ class Generator:
 
         from hora_rl.actors.generator import vllm_engine  # the import takes seconds
 
-        self._config = Config.model_validate(config)
-        logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="generator")
-        self._redis = connect_async(redis_url)
-        self._name = f"generator/{serve.get_replica_context().replica_id.unique_id}"
+        super().__init__("generator", config, redis_url)
         sleeps = self._config.generator.sleep != "none"
         if sleeps:
-            await wait_for_card(self._redis, self._config.run.name)
+            await wait_for_card(self._redis, self._run)
         self._engine = vllm_engine.Engine(self._config, self._name.partition("/")[2])
+        self._held.callback(self._engine.shutdown)
         self._weights = HeldWeights(self._config, self._engine, self._redis, self._name)
         self._places = Admission(
             self._name,
@@ -68,13 +61,10 @@ class Generator:
         if self._config.weights.transport == "file":
             with suppress(StaleWeights):  # requests pull newer weights later
                 await self._weights.catch_up()
-        beating = keep_beating(self._redis, self._config.run.name, self._name, self._state)
-        self._beat = asyncio.get_running_loop().create_task(beating)
-        pinning = keep_pin(self._weights.note_pin, self._redis, self._config.run.name)
-        self._pin = asyncio.get_running_loop().create_task(pinning)
+        self._begin(keep_pin(self._weights.note_pin, self._redis, self._run))
         if sleeps:
-            watching = keep_watch(self._weights, self._redis, self._config.run.name)
-            self._watch = asyncio.get_running_loop().create_task(watching)
+            self._begin(keep_watch(self._weights, self._redis, self._run))
+        self._beat(self._state)
 
     async def generate(
         self, requests: Sequence[SamplingRequest], min_version: int, temperature: float
@@ -161,18 +151,7 @@ class Generator:
             "cache": load.cache,
             "prefix_hits": load.prefix_hits,
             "prefix_queries": load.prefix_queries,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
         }
-
-    async def __del__(self) -> None:
-        if hasattr(self, "_beat"):
-            await stop_beating(self._beat)
-        for task in (getattr(self, name, None) for name in ("_pin", "_watch")):
-            if task is not None:
-                task.cancel()
-        if hasattr(self, "_engine"):
-            self._engine.shutdown()
 
 
 async def check_or_exit(weights: HeldWeights, engine: Engine) -> None:
