@@ -5,37 +5,27 @@ Only coordinators write it, so the history does not depend on whether anyone wat
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Mapping
 from typing import Any
 
-import redis
 import redis.asyncio
-import structlog
 
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import depth_of
 from hora_rl.common.live.redis import Answer, text_of
 from hora_rl.common.live.state import SharedState
-from hora_rl.common.live.telemetry import FLOWS, HISTORY, LOOKS, SILENT_S, beats
+from hora_rl.common.live.telemetry import FLOWS, HISTORY, LOOKS, SILENT_S, beats, repeat
 
-log = structlog.get_logger(__name__)
 SAMPLE_S = 1.0
 FORGOTTEN_S = 3600.0
 KEPT = ("learner/", "coordinator/")
 
 
 async def write_history(client: redis.asyncio.Redis, run: str, per_step: int) -> None:
-    """Append a sample every second until cancelled. Redis errors are logged and retried. `per_step` is the
-    number of groups of a step."""
-    while True:
-        try:
-            await write_sample(client, run, per_step, time.time())
-        except redis.exceptions.RedisError as error:
-            log.warning("no history sample", error=str(error)[:300])
-        await asyncio.sleep(SAMPLE_S)
+    """Append a sample every second until cancelled. `per_step` is the number of groups of a step."""
+    await repeat(SAMPLE_S, lambda: write_sample(client, run, per_step, time.time()), "no history sample")
 
 
 async def write_sample(client: redis.asyncio.Redis, run: str, per_step: int, now: float) -> None:

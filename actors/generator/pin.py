@@ -10,19 +10,15 @@ the learner's roll call. So no pin begins between a roll call and the end of its
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
-
-import redis
-import structlog
 
 from hora_rl.common.errors import NoRoom, PinLost
 from hora_rl.common.live import pin_lease
 from hora_rl.common.live.redis import AsyncRedis
+from hora_rl.common.live.telemetry import repeat
 from hora_rl.common.types import Pinned, SamplingRequest
 
-log = structlog.get_logger(__name__)
 POLL_S = 0.5
 PINNED = "pinned"
 """Key of the routing statistics: whether the replica is pinned."""
@@ -90,9 +86,8 @@ class Pin:
 async def keep_pin(note: Callable[[Pinned | None], Awaitable[None]], client: AsyncRedis, run: str) -> None:
     """Poll the current lease and pass it to `note`. Without Redis nothing changes: no one trains then, and
     Redis ends the lease."""
-    while True:
-        try:
-            await note(await pin_lease.asked(client, run))
-        except redis.exceptions.RedisError as error:
-            log.warning("cannot read the lease of an evaluation", error=str(error)[:300])
-        await asyncio.sleep(POLL_S)
+
+    async def look() -> None:
+        await note(await pin_lease.asked(client, run))
+
+    await repeat(POLL_S, look, "cannot read the lease of an evaluation")

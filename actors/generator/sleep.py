@@ -17,12 +17,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import redis
 import structlog
 
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis
-from hora_rl.common.live.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP
+from hora_rl.common.live.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP, repeat
 
 if TYPE_CHECKING:
     from hora_rl.actors.generator.held_weights import HeldWeights
@@ -45,18 +44,14 @@ async def wait_for_card(client: AsyncRedis, run: str) -> None:
 
 async def keep_watch(weights: HeldWeights, client: AsyncRedis, run: str) -> None:
     """Wake the engine if no learner will."""
-    while True:
-        await asyncio.sleep(POLL_S)
-        if (since := weights.asleep_since) is None:
-            continue
-        try:
-            beat = await _learner(client, run)
-        except redis.exceptions.RedisError as error:
-            log.warning("cannot see the learner; the engine sleeps on", error=str(error)[:300])
-            continue
-        if is_left(beat, since, time.time()):
+
+    async def look() -> None:
+        since = weights.asleep_since
+        if since is not None and is_left(await _learner(client, run), since, time.time()):
             log.warning("no learner is in a step; the engine wakes", version=weights.version)
             await weights.wake(since)
+
+    await repeat(POLL_S, look, "cannot see the learner; a sleeping engine sleeps on")
 
 
 def is_left(beat: Mapping[str, Any], since: float, now: float) -> bool:

@@ -8,7 +8,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -70,18 +70,28 @@ class Telemetry:
                 await pipe.execute()
 
 
+async def repeat(seconds: float, work: Callable[[], Awaitable[None]], trouble: str) -> None:
+    """Call `work` now, and again `seconds` after each end, until cancelled. An error of Redis is logged as
+    `trouble`."""
+    while True:
+        try:
+            await work()
+        except redis.exceptions.RedisError as error:
+            log.warning(trouble, error=str(error)[:300])
+        await asyncio.sleep(seconds)
+
+
 async def keep_beating(
     client: AsyncRedis, run: str, part: str, state: Callable[[], Mapping[str, Any]]
 ) -> None:
     """Write the heartbeat of `part` (kind/name) once a second. Redis errors are logged and retried. A stopped
     part (`stop_beating`) disappears from views; a killed one is shown as silent."""
+
+    async def beat() -> None:
+        await client.hset(Keys(run).parts, part, _beat(state()))
+
     try:
-        while True:
-            try:
-                await client.hset(Keys(run).parts, part, _beat(state()))
-            except redis.exceptions.RedisError as error:
-                log.warning("no heartbeat", part=part, error=str(error)[:300])
-            await asyncio.sleep(HEARTBEAT_S)
+        await repeat(HEARTBEAT_S, beat, f"no heartbeat of {part}")
     finally:
         with suppress(redis.exceptions.RedisError, OSError):
             await client.hdel(Keys(run).parts, part)
