@@ -173,11 +173,11 @@ async def with_deaths(
     return payloads
 
 
-async def keeps_its_lease(self: Leases, name: str) -> None:
+async def keeps_its_lease(self: Leases, name: str, release: Any = Leases.release) -> None:
     """A killed process releases nothing: its lease runs out."""
     task = asyncio.current_task()
     if task is not None and not task.cancelling():
-        await self._release(keys=[self._key(name)], args=[self._owner])
+        await release(self, name)
 
 
 def _every_promise_was_kept(
