@@ -36,6 +36,10 @@ class AwayTooLong(RuntimeError):
     """A reward raised Unavailable for all of `reward.wait_limit_s`; retrying would wait as long again."""
 
 
+class VerifierUnavailable(RuntimeError):
+    """The verifier failed and judged no answer. Retry."""
+
+
 class UnhealthyError(RuntimeError):
     """A replica can no longer complete requests and must be replaced."""
 

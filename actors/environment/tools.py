@@ -7,9 +7,8 @@ from contextlib import suppress
 from hora_rl.actors.environment.policy import Policy
 from hora_rl.actors.environment.protocol import Tools
 from hora_rl.actors.verifier.boxes import Boxes
-from hora_rl.actors.verifier.errors import VerifierUnavailable
-from hora_rl.actors.verifier.sandbox.limits import Limits, Outcome
-from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
+from hora_rl.actors.verifier.sandbox.sandbox import Limits, Outcome, Sandbox
+from hora_rl.common.errors import VerifierUnavailable
 
 MOST_CHARS = 2_000
 """Maximum characters of output shown to the policy. Longer output is truncated with a notice."""

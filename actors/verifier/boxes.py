@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
 
-from hora_rl.actors.verifier.errors import VerifierUnavailable
 from hora_rl.actors.verifier.sandbox.sandbox import SandboxLost
+from hora_rl.common.errors import VerifierUnavailable
 
 
 class Closed(Protocol):

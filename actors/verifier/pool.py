@@ -29,7 +29,6 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from hora_rl.actors.verifier.code.pool import ProgramPool
-from hora_rl.actors.verifier.errors import VerifierUnavailable
 from hora_rl.actors.verifier.gym.pool import ScorerPool
 from hora_rl.actors.verifier.own_rewards import OwnRewards
 from hora_rl.actors.verifier.remembered import Remembered
@@ -37,7 +36,7 @@ from hora_rl.common import answers, equality
 from hora_rl.common.config import Reward
 from hora_rl.common.data import gym
 from hora_rl.common.data.user_rewards import Answer
-from hora_rl.common.errors import ConfigError
+from hora_rl.common.errors import ConfigError, VerifierUnavailable
 from hora_rl.common.processes import die_with_parent, processors
 from hora_rl.common.user_code import load_function
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hora_rl.actors.verifier.code.pool import ProgramPool
-from hora_rl.actors.verifier.errors import VerifierUnavailable
 from hora_rl.actors.verifier.pool import default_processes
 from hora_rl.common.answers import example_program, prefill
 from hora_rl.common.config import Data, Reward
@@ -20,7 +19,7 @@ from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import render_text
 from hora_rl.common.data.rewards import tests_of
 from hora_rl.common.data.user_rewards import Answer
-from hora_rl.common.errors import ConfigError
+from hora_rl.common.errors import ConfigError, VerifierUnavailable
 from hora_rl.deploy.checks.findings import Finding, ok, plural
 from hora_rl.deploy.checks.judged import judge, prompt_as_read, shown
 

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hora_rl.actors.verifier.errors import VerifierUnavailable
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Data, Reward
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import render
 from hora_rl.common.data.rewards import total
 from hora_rl.common.data.user_rewards import Answer
-from hora_rl.common.errors import ConfigError
+from hora_rl.common.errors import ConfigError, VerifierUnavailable
 from hora_rl.common.user_code import working_folder
 from hora_rl.deploy.checks.configuration import OWN_FAULTS
 from hora_rl.deploy.checks.findings import Finding, ok

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from hora_rl.actors.verifier.errors import VerifierUnavailable
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Reward
+from hora_rl.common.errors import VerifierUnavailable
 
 pytestmark = [pytest.mark.system, pytest.mark.core]
 

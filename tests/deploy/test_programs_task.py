@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hora_rl.actors.verifier.code.runner import Runner
-from hora_rl.actors.verifier.sandbox.limits import Limits
+from hora_rl.actors.verifier.sandbox.sandbox import Limits
 from hora_rl.common.data.code import extract_code, read_tests
 from hora_rl.common.data.datasets import load_dataset, load_held_out
 from hora_rl.common.data.rewards import gold_test

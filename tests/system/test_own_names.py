@@ -80,7 +80,7 @@ def test_a_wheel_puts_one_name_into_the_environment(installed: Path) -> None:
 def test_the_sandbox_of_programs_starts_with_ours(run_in: Run, project: Path) -> None:
     code = """
 from hora_rl.actors.verifier.code.runner import Runner
-from hora_rl.actors.verifier.sandbox.limits import Limits
+from hora_rl.actors.verifier.sandbox.sandbox import Limits
 from hora_rl.common.data.code import RowTests
 runner = Runner(Limits())
 assert runner.judge("def twice(x): return 2 * x", RowTests(asserts="assert twice(2) == 4")).right

@@ -17,7 +17,7 @@ from functools import partial
 from hora_rl.actors.verifier.boxes import Boxes
 from hora_rl.actors.verifier.code.runner import CannotJudge, Runner
 from hora_rl.actors.verifier.remembered import Remembered
-from hora_rl.actors.verifier.sandbox.limits import Limits
+from hora_rl.actors.verifier.sandbox.sandbox import Limits
 from hora_rl.common.config.reward import CodeTests
 from hora_rl.common.data.code import MOST_CHARS, RowTests, extract_code
 from hora_rl.common.data.rewards import tests_of

@@ -11,8 +11,7 @@ import os
 import secrets
 from dataclasses import dataclass
 
-from hora_rl.actors.verifier.sandbox.limits import Limits, Outcome
-from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
+from hora_rl.actors.verifier.sandbox.sandbox import Limits, Outcome, Sandbox
 from hora_rl.common.data.code import RowTests, same_output
 
 PRELOAD = (f"{__package__}.judge", f"{__package__}.program")

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from hora_rl.actors.verifier.code.runner import CannotJudge, Runner, Verdict
-from hora_rl.actors.verifier.sandbox.limits import Limits
+from hora_rl.actors.verifier.sandbox.sandbox import Limits
 from hora_rl.common.data.code import RowTests
 
 ADD = "def add(a, b): return a + b"

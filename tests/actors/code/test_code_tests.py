@@ -13,13 +13,13 @@ import pytest
 from hora_rl.actors.coordinator.calls import verifier_calls
 from hora_rl.actors.verifier.code import pool as module
 from hora_rl.actors.verifier.code.pool import ProgramPool
-from hora_rl.actors.verifier.errors import VerifierUnavailable
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.actors.verifier.sandbox.sandbox import SandboxError
 from hora_rl.common.config import Config
 from hora_rl.common.config.reward import CodeTests, Reward
 from hora_rl.common.data.code import code_block
 from hora_rl.common.data.user_rewards import Answer
+from hora_rl.common.errors import VerifierUnavailable
 from hora_rl.common.types import Prompt
 from tests.support.attacks import ATTACKS, PRELUDE
 from tests.support.groups import completion

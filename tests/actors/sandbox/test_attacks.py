@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hora_rl.actors.verifier.sandbox.limits import Limits
-from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
+from hora_rl.actors.verifier.sandbox.sandbox import Limits, Sandbox
 from tests.support.attacks import ATTACKS, PRELUDE, SLOW
 from tests.support.bare_python import SETUP
 

@@ -1,5 +1,0 @@
-"""Failures of the verifier."""
-
-
-class VerifierUnavailable(RuntimeError):
-    """The verifier failed and judged no answer. Retry."""
