@@ -1,17 +1,20 @@
-"""User-defined rewards of completions and groups. Plain functions run in killable processes, `async` ones on
-a separate event loop. Unavailable rewards are retried."""
+"""User-defined rewards of completions and groups. Plain functions run in killable processes. `async` ones, a
+service or a model as judge, mostly wait, so they share one event loop in a separate thread: one that blocks
+it does not block the replica's. Unavailable rewards are retried."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
 from pebble import ProcessExpired
 
-from hora_rl.actors.verifier.judges import Judges
+from hora_rl.actors.verifier.code.pool import ProgramPool
+from hora_rl.common import answers
 from hora_rl.common.config import Reward
 from hora_rl.common.data.user_rewards import Answer, is_async, is_group, user_reward, user_reward_async
 from hora_rl.common.errors import AwayTooLong, Unavailable
@@ -19,17 +22,44 @@ from hora_rl.common.reward_names import function_of, taken
 from hora_rl.common.user_code import is_user_function
 
 T = TypeVar("T")
+AT_ONCE = 64
+"""Maximum concurrent calls of async rewards."""
 LONGEST_PAUSE_S = 10.0
 """Longest pause between two tries of an unavailable reward."""
 Run = Callable[..., Awaitable[Any]]
 """Calls a function with arguments in a worker process, which is killed after `limit_s`."""
 
 
-class OwnRewards:
-    """The user's functions named in `reward`. `run` calls one in a worker process."""
+class Judges:
+    """The event loop of async rewards. Use from one event loop; `close()` ends the thread."""
 
-    def __init__(self, reward: Reward, run: Run) -> None:
-        self._reward, self._run = reward, run
+    def __init__(self, time_limit_s: float) -> None:
+        self._limit = time_limit_s
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="judges", daemon=True).start()
+
+    async def ask(self, function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
+        """The result of `function`. Raises TimeoutError after the time limit, and the function's errors."""
+        async with self._places:
+            call = asyncio.run_coroutine_threadsafe(function(*args), self._loop)
+            return await asyncio.wait_for(asyncio.wrap_future(call), self._limit)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+class OwnRewards:
+    """The rewards in `reward` that need a user's function or tests of programs, and the place of answers.
+    `run` calls a function in a worker process; up to `processes` programs run at a time. Raises
+    ConfigError."""
+
+    def __init__(self, reward: Reward, run: Run, processes: int) -> None:
+        self.reward, self._run = reward, run
+        self._extract = answers.ANSWERS.get(reward.answer)
+        answers.load_extract(reward.answer)
+        codes = "code_tests" in reward.names
+        self.programs = ProgramPool(reward.code_tests, processes) if codes else None
         own = [name for name in reward.names if is_user_function(name)]
         self._names = {f: [n for n in own if function_of(n) == f] for f in map(function_of, own)}
         self._groups = [f for f in self._names if is_group(f)]
@@ -41,53 +71,61 @@ class OwnRewards:
     @property
     def in_workers(self) -> list[str]:
         """The functions that run in worker processes: all except `async` ones."""
-        return [f for f in self._names if f not in self._async]
+        extract = [] if self._extract else [self.reward.answer]
+        return [*(f for f in self._names if f not in self._async), *extract]
 
     def close(self) -> None:
+        if self.programs is not None:
+            self.programs.close()
         if self._judges is not None:
             self._judges.close()
 
     async def score(self, answer: Answer) -> dict[str, float]:
-        """The rewards of one completion. Raises ValueError if a reward fails, and AwayTooLong if it stays
-        unavailable."""
+        """The rewards of one completion. Raises ValueError if a reward fails, AwayTooLong if it stays
+        unavailable, and as `ProgramPool.score`."""
         scored: dict[str, float] = {}
+        if self.programs is not None:
+            scored["code_tests"] = await self.programs.score(answer)
         for f in self._singles:
             value = await self._patient(f, partial(self._call, f, answer))
             scored |= taken(self._names[f], value, answer.place)
         return scored
 
-    async def score_group(self, answers: Sequence[Answer]) -> list[dict[str, float]]:
+    async def score_group(self, group: list[Answer]) -> list[dict[str, float]]:
         """The group rewards of each completion of one group. Raises as `score` does."""
-        scored: list[dict[str, float]] = [{} for _ in answers]
-        group = list(answers)
+        scored: list[dict[str, float]] = [{} for _ in group]
         for f in self._groups:
             values = await self._patient(f, partial(self._call, f, group))
             for found, value, answer in zip(scored, values, group, strict=True):
                 found |= taken(self._names[f], value, answer.place)
         return scored
 
-    async def call(self, key: str, function: Callable[..., Any], name: str, *args: Any) -> Any:
-        """Call a user's function by name, within reward.time_limit_s. `key` is the setting that names it."""
-        return await self._limited(key, name, self._run(function, name, *args, limit_s=self._limit))
+    async def answer_in(self, completion: str) -> str | None:
+        """The answer of a completion; None if there is none."""
+        if self._extract is not None:
+            return self._extract(completion)
+        name = self.reward.answer
+        work = self._run(answers.user_answer, name, completion, limit_s=self.reward.time_limit_s)
+        return await self._limited("reward.answer", name, work)
 
     async def _call(self, name: str, judged: Answer | list[Answer]) -> Any:
         if self._judges is not None and name in self._async:
-            return await self._limited("reward", name, self._judges.ask(user_reward_async, name, judged))
-        return await self.call("reward", user_reward, name, judged)
+            work: Awaitable[Any] = self._judges.ask(user_reward_async, name, judged)
+        else:
+            work = self._run(user_reward, name, judged, limit_s=self.reward.time_limit_s)
+        return await self._limited("reward", name, work)
 
     async def _limited(self, key: str, name: str, work: Awaitable[T]) -> T:
+        """The result of a call of the function that setting `key` names."""
         try:
             return await work
         except (TimeoutError, ProcessExpired) as error:
-            raise ValueError(f"{key} {name!r} took over {self._limit} s or ended its process") from error
-
-    @property
-    def _limit(self) -> float:
-        return self._reward.time_limit_s
+            limit = self.reward.time_limit_s
+            raise ValueError(f"{key} {name!r} took over {limit} s or ended its process") from error
 
     async def _patient(self, name: str, ask: Callable[[], Awaitable[T]]) -> T:
         """Call `ask`, and retry while it raises Unavailable. Raises AwayTooLong after reward.wait_limit_s."""
-        deadline, pause = time.monotonic() + self._reward.wait_limit_s, 0.5
+        deadline, pause = time.monotonic() + self.reward.wait_limit_s, 0.5
         while True:
             try:
                 value = await ask()
@@ -96,7 +134,7 @@ class OwnRewards:
                 if time.monotonic() + pause > deadline:
                     raise AwayTooLong(
                         f"reward {name!r} was unavailable for reward.wait_limit_s = "
-                        f"{self._reward.wait_limit_s:g} s: {error}"
+                        f"{self.reward.wait_limit_s:g} s: {error}"
                     ) from None
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE_S, 2 * pause)

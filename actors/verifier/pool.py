@@ -22,13 +22,11 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from hora_rl.actors.verifier.code.pool import ProgramPool
 from hora_rl.actors.verifier.gym.pool import ScorerPool
 from hora_rl.actors.verifier.own_rewards import OwnRewards
 from hora_rl.actors.verifier.remembered import Remembered
@@ -46,9 +44,6 @@ MEMORY_BYTES = 2**30
 TASKS_PER_WORKER = 5000
 """A worker is replaced after this many answers, so that sympy's caches cannot fill its memory."""
 
-CACHE_SIZE = 100_000
-"""Cached verdicts. A trained model repeats few different answers."""
-
 MOST_PROCESSES = 8
 """Maximum workers of a replica if no number is configured. The default is one per processor."""
 
@@ -64,26 +59,6 @@ Item = Answer | tuple[str, str, str]
 """An answer, or only (problem, completion, gold)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SourceRewards:
-    """Judges the answers of all sources with the same rewards."""
-
-    reward: Reward
-    own: OwnRewards
-    programs: ProgramPool | None
-
-    @property
-    def in_workers(self) -> tuple[str, ...]:
-        """The user's functions that run in worker processes."""
-        extract = () if self.reward.answer in answers.ANSWERS else (self.reward.answer,)
-        return (*self.own.in_workers, *extract)
-
-    def close(self) -> None:
-        self.own.close()
-        if self.programs is not None:
-            self.programs.close()
-
-
 class VerifierPool:
     """Computes the rewards of batches in worker processes. `sources` gives the rewards of each data source if
     a run has several. Use from one event loop; `close()` ends the pool."""
@@ -97,13 +72,13 @@ class VerifierPool:
     ) -> None:
         self._processes = processes
         self._memory_bytes = memory_bytes
-        self._source_rewards: list[SourceRewards] = []
+        self._rewards: list[OwnRewards] = []
         self._by_source = {name: self._rewards_of(r) for name, r in (sources or {"": reward}).items()}
         self._functions = tuple(
-            dict.fromkeys(name for rewards in self._source_rewards for name in rewards.in_workers)
+            dict.fromkeys(name for rewards in self._rewards for name in rewards.in_workers)
         )
         self._scorers = ScorerPool(processes)
-        self._verdicts = Remembered[tuple[str, str, float], bool](CACHE_SIZE)
+        self._verdicts = Remembered[bool]()
         self.waiting = 0  # completions in unfinished batches
         self._counts = {"scored": 0, "plain": 0, "cached": 0, "verified": 0, "killed": 0, "rebuilt": 0}
         # Only a few calls are in the pool at a time. If it breaks, the rest start on the next pool.
@@ -130,26 +105,23 @@ class VerifierPool:
         """Group rewards of each completion of one group. Raises as `score_batch` does."""
         self.waiting += len(items)
         try:
-            return await self._by_source[items[0].source].own.score_group(items)
+            return await self._by_source[items[0].source].score_group(list(items))
         finally:
             self.waiting -= len(items)
 
     @property
     def away(self) -> dict[str, str]:
         """The reason of each unavailable reward, by name."""
-        return {name: why for rewards in self._source_rewards for name, why in rewards.own.away.items()}
+        return {name: why for rewards in self._rewards for name, why in rewards.away.items()}
 
     def stats(self) -> dict[str, int]:
         """Counters since the start: scored completions, and how answers were decided."""
-        return {
-            **self._counts,
-            "programs": sum(c.programs.judged for c in self._source_rewards if c.programs),
-        }
+        return {**self._counts, "programs": sum(r.programs.judged for r in self._rewards if r.programs)}
 
     def close(self) -> None:
         """End the worker processes, even busy ones, and cancel waiting calls."""
         self._verdicts.cancel()
-        for rewards in self._source_rewards:
+        for rewards in self._rewards:
             rewards.close()
         self._scorers.close()
         self._pool.stop()
@@ -163,26 +135,21 @@ class VerifierPool:
             scored["format"] = answers.format_reward(answer.completion, reward.answer)
         if "accuracy" in reward.names:
             scored["accuracy"] = await self._accuracy(rewards, answer)
-        if rewards.programs is not None:
-            scored["code_tests"] = await rewards.programs.score(answer)
-        return scored | await rewards.own.score(answer)
+        return scored | await rewards.score(answer)
 
-    def _rewards_of(self, reward: Reward) -> SourceRewards:
+    def _rewards_of(self, reward: Reward) -> OwnRewards:
         """The judge for `reward`, shared by all sources with the same rewards."""
-        for rewards in self._source_rewards:
+        for rewards in self._rewards:
             if rewards.reward == reward:
                 return rewards
-        codes = "code_tests" in reward.names
-        programs = ProgramPool(reward.code_tests, self._processes) if codes else None
-        answers.load_extract(reward.answer)
-        self._source_rewards.append(SourceRewards(reward, OwnRewards(reward, self._run), programs))
-        return self._source_rewards[-1]
+        self._rewards.append(OwnRewards(reward, self._run, self._processes))
+        return self._rewards[-1]
 
-    async def _accuracy(self, rewards: SourceRewards, judged: Answer) -> float:
+    async def _accuracy(self, rewards: OwnRewards, judged: Answer) -> float:
         own, gold, seconds = gym.TASK in judged.row, judged.gold, rewards.reward.time_limit_s
         if not own and not isinstance(gold, str):
             raise ValueError(f"reward 'accuracy': the gold answer is no text: {gold!r:.60} ({judged.place})")
-        answer = await self._answer(rewards, judged.completion)
+        answer = await rewards.answer_in(judged.completion)
         most = rewards.reward.max_answer_chars
         if answer is None or (len(answer) > most if own else not equality.bounded(answer, most)):
             self._counts["plain"] += 1
@@ -195,12 +162,6 @@ class VerifierPool:
         else:
             verdict = await self._remembered(gold, answer, seconds)
         return 1.0 if verdict else 0.0
-
-    async def _answer(self, rewards: SourceRewards, completion: str) -> str | None:
-        name = rewards.reward.answer
-        if (extract := answers.ANSWERS.get(name)) is not None:
-            return extract(completion)
-        return await rewards.own.call("reward.answer", answers.user_answer, name, completion)
 
     async def _remembered(self, gold: str, answer: str, seconds: float) -> bool:
         key = (equality.bare(gold), equality.bare(answer), seconds)

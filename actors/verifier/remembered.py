@@ -3,46 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-Key = TypeVar("Key", bound=Hashable)
 Verdict = TypeVar("Verdict")
+SIZE = 100_000
+"""Cached verdicts. A trained model repeats few different answers."""
 
 
-class Remembered(Generic[Key, Verdict]):
-    """The verdicts of the `size` most recently used keys. Use from one event loop."""
+class Remembered(Generic[Verdict]):
+    """The verdicts of the SIZE most recently used keys, told apart by a digest of their `repr`. Use from one
+    event loop."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._found: OrderedDict[Key, Verdict] = OrderedDict()
-        self._pending: dict[Key, asyncio.Task[Verdict]] = {}
+    def __init__(self) -> None:
+        self._found: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._pending: dict[bytes, asyncio.Task[Verdict]] = {}
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: object) -> bool:
         """Whether the verdict of `key` is known or pending."""
-        return key in self._found or key in self._pending
+        return (digest := _digest(key)) in self._found or digest in self._pending
 
-    async def of(self, key: Key, judge: Callable[[], Awaitable[Verdict]]) -> Verdict:
+    async def of(self, key: object, judge: Callable[[], Awaitable[Verdict]]) -> Verdict:
         """The verdict of `key`, from the cache or from `judge`. Errors of `judge` are raised and not
         cached."""
-        if key in self._found:
-            self._found.move_to_end(key)
-            return self._found[key]
-        if key not in self._pending:
-            task = asyncio.create_task(self._judge(key, judge))
-            self._pending[key] = task
-            task.add_done_callback(lambda _: self._pending.pop(key, None))
+        digest = _digest(key)
+        if digest in self._found:
+            self._found.move_to_end(digest)
+            return self._found[digest]
+        if digest not in self._pending:
+            task = asyncio.create_task(self._judge(digest, judge))
+            self._pending[digest] = task
+            task.add_done_callback(lambda _: self._pending.pop(digest, None))
         # Shielded: a cancelled caller must not cancel a verdict that other callers wait for.
-        return await asyncio.shield(self._pending[key])
+        return await asyncio.shield(self._pending[digest])
 
     def cancel(self) -> None:
         """Cancel all pending verdicts."""
         for task in self._pending.values():
             task.cancel()
 
-    async def _judge(self, key: Key, judge: Callable[[], Awaitable[Verdict]]) -> Verdict:
-        verdict = self._found[key] = await judge()
-        if len(self._found) > self._size:
+    async def _judge(self, digest: bytes, judge: Callable[[], Awaitable[Verdict]]) -> Verdict:
+        verdict = self._found[digest] = await judge()
+        if len(self._found) > SIZE:
             self._found.popitem(last=False)
         return verdict
+
+
+def _digest(key: object) -> bytes:
+    return hashlib.blake2b(repr(key).encode(errors="replace"), digest_size=16).digest()

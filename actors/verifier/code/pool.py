@@ -10,7 +10,6 @@ Tests that cannot run raise an error that names the row. After a failure of the 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from functools import partial
 
@@ -23,9 +22,6 @@ from hora_rl.common.data.code import MOST_CHARS, RowTests, extract_code
 from hora_rl.common.data.rewards import tests_of
 from hora_rl.common.data.user_rewards import Answer
 
-CACHE_SIZE = 100_000
-"""Cached verdicts. Programs of a group often repeat."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -35,7 +31,7 @@ class ProgramPool:
     def __init__(self, settings: CodeTests, processes: int) -> None:
         self._settings, self._limits = settings, limits_of(settings)
         self._boxes = Boxes(lambda: Runner(self._limits), processes)
-        self._verdicts = Remembered[bytes, float](CACHE_SIZE)
+        self._verdicts = Remembered[float]()
         self.judged = 0
 
     async def score(self, answer: Answer) -> float:
@@ -48,8 +44,7 @@ class ProgramPool:
             tests = tests_of(self._settings, answer.row)
         except ValueError as error:
             raise ValueError(f"reward 'code_tests': {error} ({answer.place})") from None
-        key = hashlib.blake2b(repr((program, tests)).encode(), digest_size=16).digest()
-        return await self._verdicts.of(key, partial(self._judge, program, tests, answer))
+        return await self._verdicts.of((program, tests), partial(self._judge, program, tests, answer))
 
     def close(self) -> None:
         """End the sandboxes, including busy ones."""

@@ -6,7 +6,6 @@ An answer is wrong if the scorer fails or exceeds a limit. After a failure of th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -26,7 +25,6 @@ from hora_rl.common.errors import ConfigError
 SCORER = f"{__package__}.scorer"
 MEMORY = 2 << 30
 """Address space of a scorer in bytes, of which the library takes 0.2 GiB."""
-CACHE_SIZE = 100_000
 
 _log = logging.getLogger(__name__)
 
@@ -36,13 +34,13 @@ class ScorerPool:
 
     def __init__(self, processes: int) -> None:
         self._boxes = Boxes(_box, processes)
-        self._scores = Remembered[bytes, float](CACHE_SIZE)
+        self._scores = Remembered[float]()
 
     async def score(self, answer: Answer, text: str, seconds: float) -> float:
         """The score of `text`, the answer of a completion, within `seconds` of processor time. Raises
         SandboxError if this machine has no sandbox, and VerifierUnavailable."""
-        key = hashlib.blake2b(repr((answer.row, text, seconds)).encode(errors="replace"), digest_size=16)
-        return await self._scores.of(key.digest(), partial(self._score, answer, text, seconds))
+        key = answer.row, text, seconds
+        return await self._scores.of(key, partial(self._score, answer, text, seconds))
 
     def close(self) -> None:
         self._scores.cancel()
@@ -69,10 +67,7 @@ def _ask(box: Sandbox, asked: dict[str, Any], seconds: float) -> tuple[float, st
     nonce = secrets.token_hex(8)
     task = pickle.dumps({**asked, "nonce": nonce})
     limits = Limits(seconds=seconds, memory=MEMORY, output=1 << 16)
-    for _ in range(TRIES):
-        outcome = box.run(f"from {SCORER} import main; main()", task, limits)
-        if outcome.kind != "wall":
-            break
+    outcome = box.run(f"from {SCORER} import main; main()", task, limits, TRIES)
     try:
         said, score = json.loads(outcome.out) if outcome.kind == "ok" else ("", 0.0)
     except (TypeError, ValueError):

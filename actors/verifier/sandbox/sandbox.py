@@ -136,10 +136,14 @@ class Sandbox:
                 raise SandboxError(why)
             otherwise.pop_all()
 
-    def run(self, source: str, stdin: bytes = b"", limits: Limits = DEFAULT) -> Outcome:
-        """Run a program to its end. Raises SandboxLost."""
-        self.start(source, stdin, limits)
-        return self.wait()
+    def run(self, source: str, stdin: bytes = b"", limits: Limits = DEFAULT, tries: int = 1) -> Outcome:
+        """Run a program to its end, up to `tries` times if it exceeds its wall-clock time. Raises
+        SandboxLost."""
+        for _ in range(tries):
+            self.start(source, stdin, limits)
+            if (outcome := self.wait()).kind != "wall":
+                break
+        return outcome
 
     def start(
         self, source: str, stdin: bytes = b"", limits: Limits = DEFAULT, pipes: Sequence[int] = ()
