@@ -48,7 +48,8 @@ def fit(
         begin("prompts")
         prompts = render_prompts(config)
         begin(f"features of {len(prompts)} prompts")
-        known = None if name in UNCONDITIONED else features_of(config, prompts)
+        own = config.allocation, config.run, config.model.path
+        known = None if name in UNCONDITIONED else features_of(*own, prompts)
         prior = make_prior(name, n=len(prompts), features=known, seed=config.run.seed)
         begin(f"{len(groups)} outcomes")
         found = fit_prior(prior, *outcomes(groups), seed=config.run.seed)

@@ -53,7 +53,9 @@ def allocate_round(
         extra=extra,
         rule=batch.rule,
         priors=tuple((float(a), float(b)) for a, b in zip(*prior, strict=True)),
-        sizes_as_if=None if earlier else sizes_as_if(config, batch, prompts, found.successes),
+        sizes_as_if=None
+        if earlier
+        else sizes_as_if(rollout, allocation.max_group_size, batch, prompts, found.successes),
     )
 
 
@@ -75,20 +77,24 @@ def _by_tokens(
 
 
 def sizes_as_if(
-    config: Config, batch: BatchAllocation, prompts: Sequence[int], successes: Sequence[int]
+    rollout: Rollout,
+    cap: int | None,
+    batch: BatchAllocation,
+    prompts: Sequence[int],
+    successes: Sequence[int],
 ) -> tuple[int, ...] | None:
-    """G_i (n,) under rule `group_weight.as_if`, given the successes (n,) of Phase A. None without such a
-    rule."""
+    """G_i (n,), at most `cap`, under rule `group_weight.as_if`, given the successes (n,) of Phase A. None
+    without such a rule."""
     if batch.as_if is None:
         return None
-    trials = config.rollout.pre_rollouts
+    trials = rollout.pre_rollouts
     extra = allocate(
         successes,
         trials,
-        len(prompts) * (config.rollout.group_size - trials),
+        len(prompts) * (rollout.group_size - trials),
         prior=_shared(*batch.priors_of(prompts)),
         rule=batch.as_if,
-        max_group_size=config.allocation.max_group_size,
+        max_group_size=cap,
     )
     return tuple((trials + extra).tolist())
 

@@ -30,12 +30,6 @@ from hora_rl.common.live.state import changed
 from hora_rl.common.records import ShardReport
 
 
-def rows_of(config: Config, mixture: Mixture, batch: int) -> list[tuple[int, int]]:
-    """(epoch, prompt) of each of the Γ prompts of `batch`, in order."""
-    n, seed = config.rollout.prompts_per_batch, config.run.seed
-    return mixed_rows(batch, n, mixture, seed, config.data.shuffle)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchAllocation:
     """Rule, per-prompt prior and expected lengths used to allocate one batch: α0 (Γ,) and β0 (Γ,) of its
@@ -78,6 +72,11 @@ class Cycles:
         self._observed = 0
         self._here = asyncio.Lock()  # several shards of this process may complete at once
         self._batches: dict[int, BatchAllocation] = {}  # never dropped: 24 bytes per prompt
+
+    def rows(self, batch: int) -> list[tuple[int, int]]:
+        """(epoch, prompt) of each of the Γ prompts of `batch`, in order."""
+        n, seed = self._config.rollout.prompts_per_batch, self._config.run.seed
+        return mixed_rows(batch, n, self._mixture, seed, self._config.data.shuffle)
 
     def known(self, batch: int) -> bool:
         """Whether all cycles needed to allocate `batch` were observed. Its shards may start only then.
@@ -140,8 +139,7 @@ class Cycles:
 
     def _now(self, batch: int) -> BatchAllocation:
         """Rule and prior of `batch` from the cycles observed so far."""
-        rows = rows_of(self._config, self._mixture, batch)
-        prompts = np.array([row for _, row in rows], dtype=np.int64)
+        prompts = np.array([row for _, row in self.rows(batch)], dtype=np.int64)
         rule, as_if = self._config.allocation.rule, self._config.learner.objective.group_weight.as_if
         if not self._gate.open:
             rule, as_if = UNIFORM, as_if and UNIFORM

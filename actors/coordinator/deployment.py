@@ -69,13 +69,12 @@ class Coordinator(Replica):
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         prompts = render_prompts(config, tokenizer)
         together = config.rollout.samples_per_request
+        prior = prior_of(config.allocation, config.run, config.model.path, prompts)
         services = Services(
             generate_at=lambda version: policy_calls(policy, config, version, together=together),
             score=verifier_calls(verifier, config),
             producer=Producer(self._redis, config),
-            cycles=Cycles(
-                self._redis, config, prior_of(config, prompts), mixture_of(config.data.sources, prompts)
-            ),
+            cycles=Cycles(self._redis, config, prior, mixture_of(config.data.sources, prompts)),
             leases=Leases(self._redis, config.run.name, self._name, config.coordinator.lease_s),
             telemetry=Telemetry(self._redis, config.run.name),
             rank=group_calls(verifier, config, LastTexts(tokenizer)),

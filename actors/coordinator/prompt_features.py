@@ -18,19 +18,19 @@ from hora_rl.allocator.priors import Prior, make_prior
 from hora_rl.allocator.priors.features import hidden_state_features, sentence_features
 from hora_rl.allocator.priors.files import load_state
 from hora_rl.allocator.priors.make import UNCONDITIONED
-from hora_rl.common.config import Allocation, Config
+from hora_rl.common.config import Allocation, Run
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.files import replacing
 from hora_rl.common.types import Prompt
 
 
-def prior_of(config: Config, prompts: Sequence[Prompt]) -> Prior:
-    """The prior that `config.allocation` names, restored from `prior_state` if set.
+def prior_of(allocation: Allocation, run: Run, model: str, prompts: Sequence[Prompt]) -> Prior:
+    """The prior that `allocation` names, restored from `prior_state` if set. `model` is the policy.
 
     Raises ConfigError for the state of another prior and for unusable features.
     """
-    allocation = config.allocation
-    features = None if allocation.prior in UNCONDITIONED else features_of(config, prompts)
+    unconditioned = allocation.prior in UNCONDITIONED
+    features = None if unconditioned else features_of(allocation, run, model, prompts)
     try:
         return make_prior(
             allocation.prior,
@@ -39,7 +39,7 @@ def prior_of(config: Config, prompts: Sequence[Prompt]) -> Prior:
             beta=allocation.beta,
             features=features,
             state=load_state(allocation.prior_state, allocation.prior) if allocation.prior_state else None,
-            seed=config.run.seed,
+            seed=run.seed,
         )
     except (OSError, ValueError, BadZipFile) as error:
         state = f", allocation.prior_state={allocation.prior_state}" if allocation.prior_state else ""
@@ -59,15 +59,17 @@ def feature_model(allocation: Allocation, model: str) -> str:
     return allocation.features
 
 
-def features_of(config: Config, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
+def features_of(
+    allocation: Allocation, run: Run, policy: str, prompts: Sequence[Prompt]
+) -> NDArray[np.float32]:
     """Features (n, d) of all prompts, from RUN/features-KIND.npz. Computes the file if it is missing or from
     another model or other prompts."""
-    hidden = config.allocation.prior.startswith("hidden")
-    model = feature_model(config.allocation, config.model.path)
+    hidden = allocation.prior.startswith("hidden")
+    model = feature_model(allocation, policy)
     tokens, texts = [p.tokens.tolist() for p in prompts], [p.text for p in prompts]
     seen = json.dumps(tokens if hidden else texts)
     origin = f"{model} {hashlib.sha256(seen.encode()).hexdigest()}"
-    path = config.run.path / f"features-{'hidden' if hidden else 'text'}.npz"
+    path = run.path / f"features-{'hidden' if hidden else 'text'}.npz"
     if path.exists():
         with np.load(path, allow_pickle=False) as kept:
             if str(kept["origin"]) == origin:

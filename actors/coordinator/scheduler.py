@@ -22,9 +22,9 @@ import structlog
 
 from hora_rl.actors.concurrency import cancel
 from hora_rl.actors.coordinator.allocation import allocate_round, fixed_draws, sizes_as_if
-from hora_rl.actors.coordinator.cycles import Cycles, rows_of
+from hora_rl.actors.coordinator.cycles import Cycles
 from hora_rl.actors.coordinator.group_rewards import Rank, unranked
-from hora_rl.actors.coordinator.identity import claim_identity, mixture_of
+from hora_rl.actors.coordinator.identity import claim_identity
 from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.actors.coordinator.plans import Plans
 from hora_rl.actors.coordinator.sampling import Generate, Sampler, Score, prefetched
@@ -78,8 +78,7 @@ class Coordination:
         self, config: Config, prompts: list[Prompt], tokenizer: str, redis: AsyncRedis, services: Services
     ) -> None:
         self._config = config
-        self._prompts, self._mixture = prompts, mixture_of(config.data.sources, prompts)
-        self._tokenizer = tokenizer
+        self._prompts, self._tokenizer = prompts, tokenizer
         self._redis = redis
         self._keys = Keys(config.run.name)
         self._plans = Plans(redis, config.run.name, config.allocation.rounds, config.queue.max_group_bytes)
@@ -208,7 +207,8 @@ class Coordination:
         await self._known(report["batch"])  # observes the reports if this coordinator has not
         shard = self._shard(report["batch"], report["shard"])
         batch = self._services.cycles.of(report["batch"])
-        sizes = sizes_as_if(self._config, batch, [p.index for p in shard.prompts], report["successes"])
+        places, cap = [p.index for p in shard.prompts], self._config.allocation.max_group_size
+        sizes = sizes_as_if(self._config.rollout, cap, batch, places, report["successes"])
 
         def as_before(earlier: Sequence[Round], found: PhaseCounts) -> Allocation:
             extra = np.array([rounds[len(earlier)]], dtype=np.int64)
@@ -252,7 +252,7 @@ class Coordination:
 
     def _shard(self, batch: int, index: int) -> Shard:
         rollout, n = self._config.rollout, self._config.rollout.prompts_per_shard
-        places = rows_of(self._config, self._mixture, batch)[index * n : (index + 1) * n]
+        places = self._services.cycles.rows(batch)[index * n : (index + 1) * n]
         return Shard(
             run=self._config.run.name,
             batch=batch,

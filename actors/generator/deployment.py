@@ -49,7 +49,10 @@ class Generator(Replica):
             await wait_for_card(self._redis, self._run)
         self._engine = vllm_engine.Engine(self._config, self._name.partition("/")[2])
         self._held.callback(self._engine.shutdown)
-        self._weights = HeldWeights(self._config, self._engine, self._redis, self._name)
+        parallel = self._config.generator.tensor_parallel
+        self._weights = HeldWeights(
+            self._config.weights, parallel, self._engine, self._redis, self._run, self._name
+        )
         self._places = Admission(
             self._name,
             self._config.generator.max_requests,

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Protocol
 import structlog
 
 from hora_rl.actors.generator.pin import Pin
-from hora_rl.common.config import Config
+from hora_rl.common.config import Weights
 from hora_rl.common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
 from hora_rl.common.live.redis import AsyncRedis
 from hora_rl.common.types import Pinned
@@ -54,14 +54,17 @@ class WeightEngine(Protocol):
 
 
 class HeldWeights:
-    """The weights of the replica `name`. Starts with the initial policy, version 0.
+    """The weights of the replica `name`, an engine of `parallel` workers. Starts with the initial policy,
+    version 0.
 
     `failure` is the reason why the replica is unhealthy, else None.
     """
 
-    def __init__(self, config: Config, engine: WeightEngine, redis: AsyncRedis, name: str) -> None:
-        self._config, self._engine, self._redis, self._name = config, engine, redis, name
-        self._transport = config.weights.transport
+    def __init__(
+        self, settings: Weights, parallel: int, engine: WeightEngine, redis: AsyncRedis, run: str, name: str
+    ) -> None:
+        self._limit_s, self._transport, self._parallel = settings.update_limit_s, settings.transport, parallel
+        self._engine, self._redis, self._run, self._name = engine, redis, run, name
         self._update = asyncio.Lock()
         self._updates: set[asyncio.Task[None]] = set()
         self._group = ""  # current transfer group
@@ -69,7 +72,7 @@ class HeldWeights:
         self._installed, self._notice = Installed(0.0, "", 0.0), ""
         self._damaged: tuple[int, str] | None = None  # version and mark of a damaged file
         self.version = 0
-        self.pin = Pin(name, config.weights.update_limit_s)
+        self.pin = Pin(name, settings.update_limit_s)
         self.asleep_since: float | None = None  # seconds since the epoch
         self.failure: str | None = None
 
@@ -79,13 +82,13 @@ class HeldWeights:
         Waits for an update in progress, which ends because the learner has left its group. Raises
         TimeoutError if the learner has given up the group meanwhile.
         """
-        deadline = time.monotonic() + info.get("join_s", self._config.weights.update_limit_s)
+        deadline = time.monotonic() + info.get("join_s", self._limit_s)
         async with self._update:
             self._group = ""
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self._name} was busy with an update until the group was given up")
             if self._name in members:
-                place = members.index(self._name) * self._config.generator.tensor_parallel
+                place = members.index(self._name) * self._parallel
                 joining = self._engine.init_transfer({**info, "rank_offset": info["rank_offset"] + place})
                 await self._guarded("joining the transfer group", joining, unchanged=True)
                 self._group = group
@@ -113,7 +116,7 @@ class HeldWeights:
 
     async def catch_up(self) -> None:
         """Load the newest announced version if it is newer than the current one and its file exists."""
-        manifest = await newest(self._redis, self._config.run.name)
+        manifest = await newest(self._redis, self._run)
         if manifest is None or manifest.version <= self.version or not os.path.exists(manifest.path):
             return
         if self._damaged != (manifest.version, mark_of(manifest.path)):  # skip a file known to be damaged
@@ -215,7 +218,7 @@ class HeldWeights:
 
     async def _install(self, info: Mapping[str, Any], version: int) -> None:
         # Then a failed transfer leaves the model unchanged in all workers.
-        aside = self._transport != "nccl" and self._config.generator.tensor_parallel == 1
+        aside = self._transport != "nccl" and self._parallel == 1
         await self._guarded("receiving weights", self._engine.receive(info), unchanged=aside)
         installed = await self._guarded("loading weights", self._engine.install(version))
         # Views compare replicas by version and checksum, so both change together.
@@ -245,10 +248,10 @@ class HeldWeights:
         """
         task = asyncio.ensure_future(work)
         try:
-            await asyncio.wait({task}, timeout=self._config.weights.update_limit_s)
+            await asyncio.wait({task}, timeout=self._limit_s)
         finally:
             task.cancel()  # a finished task ignores it
-        late = TimeoutError(f"it took {self._config.weights.update_limit_s:g} s")
+        late = TimeoutError(f"it took {self._limit_s:g} s")
         error = task.exception() if task.done() else late
         if error is None:
             self._unreached = False

@@ -10,11 +10,16 @@ from typer.testing import CliRunner
 
 from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.prompt_features import features_of, prior_of
+from hora_rl.common.config import Allocation, Config, Run
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.common.types import Prompt
 from hora_rl.deploy.fit_prior import app, fit
+
+
+def own(config: Config) -> tuple[Allocation, Run, str]:
+    return config.allocation, config.run, config.model.path
 
 
 @pytest.fixture
@@ -43,7 +48,7 @@ def test_a_prior_fitted_on_a_run_tells_its_easy_prompts_from_its_hard_ones(run: 
     overrides = [f"allocation.prior={name}", f"allocation.prior_state={path}"]
     config = load(str(run / "config.yaml"), overrides)
     prompts = render_prompts(config, load_tokenizer(config.model.path))
-    alpha, beta = prior_of(config, prompts).predict(np.arange(len(prompts)))
+    alpha, beta = prior_of(*own(config), prompts).predict(np.arange(len(prompts)))
     rate, short = alpha / (alpha + beta), np.array([len(p.tokens) < 10 for p in prompts])
     assert rate[short].mean() > 0.7
     assert rate[~short].mean() < 0.3
@@ -52,10 +57,10 @@ def test_a_prior_fitted_on_a_run_tells_its_easy_prompts_from_its_hard_ones(run: 
 def test_features_are_computed_once_and_kept_with_the_run(run: Path) -> None:
     config = load(str(run / "config.yaml"), ["allocation.prior=hidden-static"])
     prompts = render_prompts(config, load_tokenizer(config.model.path))
-    first = features_of(config, prompts)
+    first = features_of(*own(config), prompts)
     assert first.shape == (200, 128)
     stamp = (run / "features-hidden.npz").stat().st_mtime_ns
-    np.testing.assert_array_equal(features_of(config, prompts), first)
+    np.testing.assert_array_equal(features_of(*own(config), prompts), first)
     assert (run / "features-hidden.npz").stat().st_mtime_ns == stamp
 
 
@@ -71,7 +76,7 @@ def test_features_of_another_model_or_of_other_prompts_are_computed_anew(
     for model, given in [("one", prompts), ("another", prompts), ("another", prompts[1:])]:
         config = load("tiny", [*overrides, f"allocation.features={model}"])
         expected = embedded(model, [p.text for p in given])
-        np.testing.assert_array_equal(features_of(config, given), expected)
+        np.testing.assert_array_equal(features_of(*own(config), given), expected)
 
 
 def test_what_cannot_be_fitted_is_one_line(run: Path) -> None:
@@ -95,4 +100,4 @@ def test_a_state_that_is_not_the_priors_own_is_one_line(run: Path) -> None:
         config = load(str(run / "config.yaml"), overrides)
         prompts = render_prompts(config, load_tokenizer(config.model.path))
         with pytest.raises(ConfigError, match=f"allocation.prior_state={state}: .*{reason}"):
-            prior_of(config, prompts)
+            prior_of(*own(config), prompts)
