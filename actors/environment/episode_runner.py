@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping
+from typing import Any
 
-from hora_rl.actors.environment.conversation import Conversation
 from hora_rl.actors.environment.policy import Policy
 from hora_rl.actors.environment.protocol import Episode, EpisodeFunction, EpisodeOver, Tools
+from hora_rl.actors.environment.tools import EpisodeTools
 from hora_rl.common.config.reward import EPISODE
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.errors import EnvironmentFault
@@ -24,33 +25,26 @@ GRACE_S = 1.0
 """Seconds to wait for a cancelled environment to end."""
 
 
-async def run_episode(
-    function: EpisodeFunction,
-    row: Row,
-    conversation: Conversation,
-    policy: Policy,
-    tools: Tools,
-    limit_s: float,
-    names: Sequence[str],
-) -> Completion:
-    """One episode on `row` with the rewards `names`. Raises EnvironmentFault if the environment fails, and
-    the sampling error if a turn could not be sampled."""
+async def run_episode(function: EpisodeFunction, row: Row, policy: Policy, tools: Tools) -> Completion:
+    """One episode on `row`, under the configuration of `policy`. Raises EnvironmentFault if the environment
+    fails, and the sampling error if a turn could not be sampled."""
     try:
-        rewards = await _within_limit(function, row, policy, tools, limit_s)
+        rewards = await _within_limit(_called(function, row, policy, EpisodeTools(tools, policy)), policy)
     finally:
         policy.close()
     if policy.lost is not None:  # the environment caught the error and continued
         raise policy.lost
+    names = policy.config.reward.names
     wanted = [name.removeprefix(EPISODE) for name in names if name.startswith(EPISODE)]
     earned = dict.fromkeys(wanted, 0.0) if rewards is None else _checked(rewards, wanted)
-    return conversation.completion(earned, cut=policy.over)
+    return policy.conversation.completion(earned, cut=policy.over)
 
 
 async def _within_limit(
-    function: EpisodeFunction, row: Row, policy: Policy, tools: Tools, limit_s: float
+    episode: Coroutine[Any, Any, Mapping[str, float]], policy: Policy
 ) -> Mapping[str, float] | None:
     """Rewards of the episode; None if a limit ended the episode. Time spent sampling does not count."""
-    task = asyncio.ensure_future(_called(function, row, policy, tools))
+    task, limit_s = asyncio.ensure_future(episode), policy.config.environment.time_limit_s
     try:
         while not task.done():
             left = limit_s - policy.own_s

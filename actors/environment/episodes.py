@@ -17,7 +17,6 @@ from hora_rl.actors.environment.episode_runner import run_episode
 from hora_rl.actors.environment.policy import Policy, Sample
 from hora_rl.actors.environment.protocol import EpisodeFunction, Tools
 from hora_rl.actors.environment.template import Template
-from hora_rl.actors.environment.tools import EpisodeTools
 from hora_rl.common.config import Config
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import opening
@@ -90,9 +89,7 @@ class Episodes:
         row = Row(prompt.index, prompt.text, prompt.answer, prompt.row)
         self.running += 1
         try:
-            tools = EpisodeTools(self._tools, policy)
-            limit_s, names = own.environment.time_limit_s, own.reward.names
-            made = await run_episode(self._function, row, conversation, policy, tools, limit_s, names)
+            made = await run_episode(self._function, row, policy, self._tools)
         finally:
             self.running -= 1
         self._count("episodes", 1)

@@ -23,7 +23,7 @@ class Policy:
     without waits for turns and sandboxed programs."""
 
     def __init__(self, conversation: Conversation, sample: Sample, config: Config, min_version: int) -> None:
-        self._conversation, self._sample, self._config = conversation, sample, config
+        self.conversation, self._sample, self.config = conversation, sample, config
         self._version = min_version
         self._prompt = len(conversation.context(()))
         self._busy = self._closed = False
@@ -56,14 +56,14 @@ class Policy:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return self._conversation.messages
+        return self.conversation.messages
 
     @property
     def turns_left(self) -> int:
-        return max(0, self._config.environment.max_turns - self._conversation.turns)
+        return max(0, self.config.environment.max_turns - self.conversation.turns)
 
     async def reply(self, messages: Sequence[Message]) -> Said:
-        return await self.generate(*self._conversation.rest(messages))
+        return await self.generate(*self.conversation.rest(messages))
 
     async def generate(self, *new: Message) -> Said:
         if self._closed:
@@ -72,7 +72,7 @@ class Policy:
             raise EnvironmentFault("asks for two turns at a time")
         if self.lost is not None:
             raise self.lost
-        context = self._conversation.context(new)
+        context = self.conversation.context(new)
         most = self._room(len(context))
         self._busy = True
         self._turn = asyncio.ensure_future(self._sample(context, most, self._version))
@@ -83,7 +83,7 @@ class Policy:
             self._busy = False
         if self._closed:
             raise EnvironmentFault("asks for a turn after its end")
-        self._conversation.append(new, context, answer)
+        self.conversation.append(new, context, answer)
         # A later turn must not come from older weights.
         self._version = max(self._version, answer.spans[-1].version)
         return Said(answer.text, answer.tokens, answer.finish_reason)
@@ -95,10 +95,10 @@ class Policy:
     def _room(self, length: int) -> int:
         """Token limit of a turn after a context of `length` tokens. Raises EpisodeOver if a limit is
         reached."""
-        environment, conversation = self._config.environment, self._conversation
-        left = self._config.rollout.max_response_tokens - conversation.sampled
+        environment, conversation = self.config.environment, self.conversation
+        left = self.config.rollout.max_response_tokens - conversation.sampled
         given = length - self._prompt - conversation.sampled
-        fits = self._config.longest - length
+        fits = self.config.longest - length
         self.over = self.over or (
             self.turns_left == 0 or left <= 0 or given > environment.max_given_tokens or fits <= 0
         )

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -87,12 +87,22 @@ def _entries(path: str, settings: str, split: Split, limit: int | None) -> tuple
 def _messages(
     path: str, task: str, settings: Mapping[str, Any], wanted: int
 ) -> Iterator[Iterator[tuple[str, Any]]]:
-    """The messages of the process, which is killed at the end of the block."""
+    """The messages of the process, which is killed at the end of the block or after WALL·SECONDS."""
     if packages() is None:
         raise ConfigError(f"{path}: reasoning-gym is not installed: `make setup`, or pip install {PINNED}")
-    with TemporaryFile() as complaints, _process(complaints) as process:
+    command, environment = [sys.executable, "-P", gym_process.__file__], {**os.environ, "PYTHONHASHSEED": "0"}
+    pipe = subprocess.PIPE
+    with (
+        TemporaryFile() as complaints,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=complaints, env=environment) as process,
+        ExitStack() as end,
+    ):
         assert process.stdin is not None
-        assert process.stdout is not None
+        end.callback(process.kill)
+        clock = Timer(WALL * gym_process.SECONDS, process.kill)
+        clock.daemon = True
+        end.callback(clock.cancel)
+        clock.start()
         with suppress(BrokenPipeError), process.stdin as stdin:  # the process ended; its messages say why
             stdin.write(json.dumps({"task": task, "settings": settings}).encode())
         try:
@@ -106,25 +116,9 @@ def _messages(
             ) from None
 
 
-def _read(stdout: IO[bytes]) -> Iterator[tuple[str, Any]]:
-    while True:
+def _read(stdout: IO[bytes] | None) -> Iterator[tuple[str, Any]]:
+    while stdout is not None:
         yield pickle.load(stdout)  # from our child process
-
-
-@contextmanager
-def _process(complaints: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """The process, killed at the end of the block or after WALL·SECONDS."""
-    command, environment = [sys.executable, "-P", gym_process.__file__], {**os.environ, "PYTHONHASHSEED": "0"}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=complaints, env=environment) as process:
-        clock = Timer(WALL * gym_process.SECONDS, process.kill)
-        clock.daemon = True
-        clock.start()
-        try:
-            yield process
-        finally:
-            clock.cancel()
-            process.kill()
 
 
 def _last_line(complaints: IO[bytes]) -> str:

@@ -18,7 +18,7 @@ from hora_rl.actors.environment.protocol import Episode, EpisodeOver
 from hora_rl.actors.environment.python_tool import BEGIN, END, python_tool, written
 from hora_rl.actors.environment.registry import load_environment
 from hora_rl.actors.environment.template import Template
-from hora_rl.actors.environment.tools import EpisodeTools, SandboxTools
+from hora_rl.actors.environment.tools import SandboxTools
 from hora_rl.common.config import Config
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
@@ -59,9 +59,7 @@ def run(function: Any, script: Any, config: Config = GUESS, row: Row = ROW, tool
     opening = [{"role": "user", "content": row.problem}]
     conversation = Conversation(Template(TOKENIZER, config.data.chat), opening, prompt.tokens)
     policy = Policy(conversation, script, config, 0)
-    limit_s, names = config.environment.time_limit_s, config.reward.names
-    own = EpisodeTools(tools, policy)
-    return asyncio.run(run_episode(function, row, conversation, policy, own, limit_s, names))
+    return asyncio.run(run_episode(function, row, policy, tools))
 
 
 def limited(**settings: object) -> Config:
