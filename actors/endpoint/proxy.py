@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,11 +59,10 @@ class EngineProxy:
 
         async def begun() -> DeploymentResponseGenerator[RequestOutput]:
             stream = self._stream.remote(tokens, params, watched.version)
-            try:
+            with ExitStack() as otherwise:
+                otherwise.callback(stream.cancel)
                 await anext(stream)  # the replica has a place
-            except BaseException:
-                stream.cancel()
-                raise
+                otherwise.pop_all()
             return stream
 
         stream = None

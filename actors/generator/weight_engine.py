@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -219,14 +220,13 @@ class GlooWeightTransferEngine(_Arriving):
 
     def _receive(self, info: NCCLWeightTransferUpdateInfo) -> list[tuple[str, torch.Tensor]]:
         received = []
-        try:
+        with ExitStack() as broken_off:
+            broken_off.callback(self.shutdown)  # Gloo broadcasts along a tree: members below would wait
             for name, dtype, shape in zip(info.names, info.dtype_names, info.shapes, strict=True):
                 tensor = torch.empty(shape, dtype=getattr(torch, dtype))
                 self._group.broadcast(tensor, 0).wait()
                 received.append((name, tensor))
-        except BaseException:
-            self.shutdown()  # Gloo broadcasts along a tree: members below would wait for missing tensors
-            raise
+            broken_off.pop_all()
         return received
 
     def shutdown(self) -> None:

@@ -4,6 +4,7 @@ worker already has."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +23,11 @@ class WorkerExtension:
 
     def weights_arrived(self) -> bool:
         """Whether all weights of the current update have arrived. An error ends the update, as in vLLM."""
-        try:
-            return bool(self.weight_transfer_engine.arrived())
-        except BaseException:
-            self._end_update()
-            raise
+        with ExitStack() as otherwise:
+            otherwise.callback(self._end_update)
+            arrived = bool(self.weight_transfer_engine.arrived())
+            otherwise.pop_all()
+        return arrived
 
     def install_adapter(self, settings: Mapping[str, object]) -> None:
         """Install the received adapter. vLLM's `finish_weight_update` would remove all adapters instead."""

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
@@ -50,12 +51,10 @@ def check_file(info: Mapping[str, Any]) -> BinaryIO:
     Raises DamagedWeights if it differs from its announcement or cannot be read, and StaleWeights if it was
     deleted, here or on another machine of a shared disk."""
     try:
-        file = open(info["path"], "rb", opener=_open)  # noqa: SIM115
-        try:
+        with ExitStack() as otherwise:
+            file = otherwise.enter_context(open(info["path"], "rb", opener=_open))
             _compare(file, info)
-        except BaseException:
-            file.close()
-            raise
+            otherwise.pop_all()
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESTALE):
             raise StaleWeights(f"{info['path']} is gone: a newer version is out") from None
