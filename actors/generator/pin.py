@@ -10,8 +10,9 @@ the learner's roll call. So no pin begins between a roll call and the end of its
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from hora_rl.common.errors import NoRoom, PinLost
 from hora_rl.common.live import pin_lease
@@ -28,6 +29,12 @@ def only_on(replica: str) -> str:
     """The session of requests for one replica, given its id. If that replica is gone, another one refuses the
     request."""
     return f"only:{replica}"
+
+
+def chosen(key: str, names: Iterable[str]) -> str:
+    """The name for `key`, the same in every process and order of `names` (not empty). If names come or go, as
+    few keys as possible move (rendezvous hashing)."""
+    return max(names, key=lambda name: hashlib.blake2b(f"{key}:{name}".encode(), digest_size=8).digest())
 
 
 class Pin:

@@ -15,8 +15,7 @@ from ray.serve._private.common import RequestMetadata
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from hora_rl.actors.generator.pin import PINNED, only_on
-from hora_rl.common.weights.rendezvous import chosen
+from hora_rl.actors.generator.pin import PINNED, chosen, only_on
 
 RESERVED = 8
 """Places of each replica (of Serve's `max_ongoing_requests`) reserved for calls other than sampling."""

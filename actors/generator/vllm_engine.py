@@ -32,10 +32,8 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from hora_rl.actors.generator.adapter import NOWHERE, POLICY
 from hora_rl.actors.generator.engine_args import adapter_settings, engine_args, set_environment
-from hora_rl.actors.generator.failure_notes import ELSEWHERE, FailureNotes
+from hora_rl.actors.generator.failures import ELSEWHERE, FailureNotes, Progress, ended_when_still
 from hora_rl.actors.generator.held_weights import Installed
-from hora_rl.actors.generator.stall import Progress
-from hora_rl.actors.generator.start_watch import ended_when_still
 from hora_rl.actors.generator.timeline import Sequences, origin_of, prompt_s
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer

@@ -21,7 +21,7 @@ from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, regis
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from hora_rl.actors.generator.engine_args import FORMAT
-from hora_rl.actors.generator.failure_notes import note_failures
+from hora_rl.actors.generator.failures import note_failures
 from hora_rl.actors.generator.weight_engine import (
     FileWeightTransferEngine,
     GlooWeightTransferEngine,

@@ -19,8 +19,7 @@ from hora_rl.common.config.lora import Lora
 from hora_rl.common.config.objective import Objective, check_sampling
 from hora_rl.common.config.reward import BUILT_IN, EPISODE, Reward, Verifier
 from hora_rl.common.config.rollout import Rollout
-from hora_rl.common.config.serve import Serve
-from hora_rl.common.config.services import Coordinator, Generator, Queue
+from hora_rl.common.config.services import Coordinator, Generator, Queue, Serve
 from hora_rl.common.config.telemetry import Evaluation, Telemetry
 
 __all__ = [

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hora_rl.actors.generator.pin import chosen
 from hora_rl.common.config import Config
 from hora_rl.common.live import pin_lease
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis, text_of
 from hora_rl.common.live.telemetry import SILENT_S
 from hora_rl.common.types import Pinned
-from hora_rl.common.weights.rendezvous import chosen
 
 POLL_S = 0.2
 Beats = Mapping[str, Mapping[str, Any]]

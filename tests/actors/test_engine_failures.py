@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hora_rl.actors.generator.failure_notes import FailureNotes
+from hora_rl.actors.generator.failures import FailureNotes
 from hora_rl.common.errors import ConfigError, RunError, UnhealthyError
 from hora_rl.common.load import load
 from hora_rl.common.weights.finite import not_finite, refuse_not_finite
@@ -23,7 +23,7 @@ from tests.support.engines import engine_of
 ROOT = Path(__file__).parents[2]
 CHILD = """
 import logging
-from hora_rl.actors.generator.failure_notes import note_failures
+from hora_rl.actors.generator.failures import note_failures
 note_failures()
 note_failures()
 log = logging.getLogger("vllm.v1.engine.core")

@@ -6,7 +6,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from hora_rl.actors.generator.stall import Progress
+from hora_rl.actors.generator.failures import Progress
 from hora_rl.actors.generator.timeline import Sequences
 
 

@@ -1,0 +1,124 @@
+"""Why an engine's processes ended, and whether an engine hangs, while it starts and while it runs.
+
+vLLM logs an error in the failing process; the parent only gets "see root cause above". So every engine
+process also writes the error to an in-memory file of its parent. vLLM waits for its processes as long as they
+live.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+
+from hora_rl.common.errors import HoraError
+from hora_rl.common.weights.versions import path_of
+
+ENV = "HORA_ENGINE_NOTES"
+FATAL = ("EngineCore failed", "EngineCore encountered", "WorkerProc failed")
+"""Prefixes of the last message of a failing vLLM process."""
+ELSEWHERE = "root cause"
+LONGEST = 500
+
+
+class _Notes(logging.Handler):
+    def __init__(self, path: str) -> None:
+        super().__init__(logging.ERROR)
+        self._path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None or not record.getMessage().startswith(FATAL):
+            return
+        kind = "" if isinstance(error, HoraError) else f"{type(error).__name__}: "
+        text = " ".join(f"{kind}{error}".split())[:LONGEST]
+        with suppress(OSError), open(self._path, "a", encoding="utf-8") as notes:  # the parent may be gone
+            notes.write(text + "\n")
+
+
+def note_failures() -> None:
+    """In a vLLM process: write fatal errors to the parent's file from now on."""
+    log, path = logging.getLogger("vllm"), os.environ.get(ENV)
+    if path is not None and not any(isinstance(handler, _Notes) for handler in log.handlers):
+        log.addHandler(_Notes(path))
+
+
+class FailureNotes:
+    """In the parent: collects errors of the engine that is started next."""
+
+    def __init__(self) -> None:
+        self._file = open(os.memfd_create("hora-engine-notes", os.MFD_CLOEXEC), "rb")  # noqa: SIM115
+        os.environ[ENV] = path_of(self._file.fileno())
+
+    def reason(self) -> str | None:
+        """The newest fatal error of a process; None if it was killed."""
+        text = os.pread(self._file.fileno(), 2**20, 0).decode(errors="replace")
+        lines = [line for line in text.splitlines() if ELSEWHERE not in line]
+        return lines[-1] if lines else None
+
+
+@contextmanager
+def ended_when_still(still_s: float) -> Iterator[None]:
+    """During the block, kill the processes that this one started by multiprocessing once all of them used no
+    processor time for `still_s`: an engine that loads, compiles or polls uses some. vLLM then raises."""
+    over = threading.Event()
+    threading.Thread(target=_watch, args=(over, still_s), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _watch(over: threading.Event, still_s: float) -> None:
+    before: dict[int, float] = {}
+    while not over.wait(still_s):
+        now = dict(_seconds())
+        if now and now == before:
+            for child in multiprocessing.active_children():
+                child.kill()
+        before = now
+
+
+def _seconds() -> Iterator[tuple[int, float]]:
+    """Processor seconds of each child and its descendants, by process id."""
+    for child in multiprocessing.active_children():
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(child.pid)
+            for each in (process, *process.children(recursive=True)):
+                times = each.cpu_times()
+                yield each.pid, times.user + times.system
+
+
+class Progress:
+    """`still_s` is the time in seconds without a token while requests are open; 0 without open requests.
+    `clock` returns seconds and is monotonic."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._open = 0
+        self._moved_at = clock()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request as open during the block."""
+        if not self._open:
+            self.moved()
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+    def moved(self) -> None:
+        """Restart the clock: a sequence got a token, or decoding can only start now."""
+        self._moved_at = self._clock()
+
+    @property
+    def still_s(self) -> float:
+        return self._clock() - self._moved_at if self._open else 0.0
