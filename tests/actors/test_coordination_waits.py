@@ -26,6 +26,7 @@ from tests.support.coordination import (
     payloads_of,
     to_the_end,
     trained,
+    until,
 )
 from tests.support.held import rollouts_held
 from tests.support.simulated import Fleet, coordinate, prompts, score
@@ -35,9 +36,7 @@ async def test_a_full_queue_pauses_the_coordinator_after_the_shard_in_hand(redis
     config = config_of("full", staleness=4, steps=5, **{"rollout.shards_in_flight": 1, "queue.capacity": 30})
     keys, client = Keys("full"), connect(redis_url)
     work = begun(config, redis_url)
-    async with asyncio.timeout(20):
-        while client.xlen(keys.groups) < 30:
-            await asyncio.sleep(0.02)
+    await until(lambda: client.xlen(keys.groups) >= 30)
     await asyncio.sleep(0.5)
     assert client.xlen(keys.groups) == 30
     learner = await trained(config, redis_url, work)
@@ -75,19 +74,13 @@ async def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_lear
     fleet = Fleet(lambda request, _: 60.0 if part == "generators" and request.priority == 0 else 0.0)
     client.hset(keys.state, "paused", "1")
 
-    async def comes_to_wait_for(what: str) -> None:
-        async with asyncio.timeout(10):
-            while not (made and made[0].waiting_for == what):
-                await asyncio.sleep(0.01)
-
     work = begun(config, redis_url, fleet)
-    await comes_to_wait_for("an operator: the run is paused")
+    await until(lambda: made and made[0].waiting_for == "an operator: the run is paused")
     client.hset(keys.state, "paused", "0")
-    async with asyncio.timeout(10):
-        while client.hlen(keys.shards) < (5 if in_flight > 1 else 0):  # all that may start but the first
-            await asyncio.sleep(0.01)
+    await until(lambda: client.hlen(keys.shards) >= (5 if in_flight > 1 else 0))  # all but the first
     held = {"generators": 0, "verifiers": 0, part: PROMPTS // 3}
-    await comes_to_wait_for(f"requests: {held['generators']} at generators, {held['verifiers']} at verifiers")
+    asked = f"requests: {held['generators']} at generators, {held['verifiers']} at verifiers"
+    await until(lambda: made[0].waiting_for == asked)
     await asyncio.sleep(0.2)
     assert made[0].waiting_for.startswith("requests: ")
     await killed(work)
@@ -109,9 +102,7 @@ async def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_p
     keys, client = Keys(config.run.name), connect(redis_url)
     payloads = payloads_of(monkeypatch)
     work = begun(config, redis_url)
-    async with asyncio.timeout(20):
-        while client.hlen(keys.shards) < 3:  # the first batch; nobody has claimed a group yet
-            await asyncio.sleep(0.02)
+    await until(lambda: client.hlen(keys.shards) >= 3)  # the first batch; nobody has claimed a group yet
     entry, fields = client.xrange(keys.groups, count=1)[0]
     group_id = fields[b"id"].decode()
     damaged = keys.additional(entry.decode()) if part == "additional" else keys.pre_rollouts(group_id)
@@ -145,9 +136,7 @@ async def test_pre_rollouts_lost_with_their_coordinator_are_drawn_again_at_the_p
     client.hset(keys.state, "error", "what the one before gave up for")
     # Its Phase B lasts longer than a look at the plans.
     first = begun(config, redis_url, fleet_of(random.Random(0), 0.4))
-    async with asyncio.timeout(20):
-        while not (planned := set(client.hkeys(keys.plans)) - set(client.hkeys(keys.shards))):
-            await asyncio.sleep(0.001)
+    planned = await until(lambda: set(client.hkeys(keys.plans)) - set(client.hkeys(keys.shards)))
     await killed(first)
     shard = sorted(planned)[0]
     unpushed = [
@@ -168,9 +157,7 @@ async def test_pre_rollouts_lost_with_their_coordinator_are_drawn_again_at_the_p
 async def test_a_coordinator_with_other_data_gives_up_before_it_asks_for_anything(redis_url: str) -> None:
     config = config_of("other-data", staleness=1, steps=2)
     first = begun(config, redis_url)
-    async with asyncio.timeout(20):
-        while not connect(redis_url).exists(Keys("other-data").plans):
-            await asyncio.sleep(0.005)
+    await until(lambda: connect(redis_url).exists(Keys("other-data").plans))
     other = fleet_of(random.Random(0), 0.001)
     with pytest.raises(RunError, match="begun with 17 prompts"):
         await coordinate(config, redis_url, prompts(16), other, "two")

@@ -1,7 +1,6 @@
 """Phase B in rounds on a real Redis: what a coordinator leaves behind in the middle of a round is what the
 next one continues."""
 
-import asyncio
 import json
 import random
 from collections import Counter
@@ -20,7 +19,7 @@ from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.evaluation.audit import audit, gather
 from hora_rl.evaluation.audit_divisions import divisions as divided
 from tests.support.coordination import PROMPTS as GAMMA
-from tests.support.coordination import begun, killed, to_the_end
+from tests.support.coordination import begun, killed, to_the_end, until
 from tests.support.coordination import config_of as small_run
 from tests.support.held import rollouts_held
 from tests.support.simulated import RATES, Fleet, score_by_chance
@@ -81,9 +80,7 @@ async def killed_in_round(config: Config, redis_url: str, fleet: Fleet, number: 
         return next((n for n in sorted(open_) if newest_round(redis_url, config, n) == number), None)
 
     work = begun(config, redis_url, fleet, scoring=score_by_chance)
-    async with asyncio.timeout(20):
-        while (shard := planned()) is None:
-            await asyncio.sleep(0.001)
+    shard: str = await until(planned)
     await killed(work)
     return shard
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,14 @@ def payloads_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, Group]:
 
     monkeypatch.setattr(Reader, "read", remembered)
     return payloads
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    """What `condition` returns, once that is true: within 20 seconds."""
+    async with asyncio.timeout(20):
+        while not (found := condition()):
+            await asyncio.sleep(0.001)
+    return found
 
 
 async def killed(work: asyncio.Task[Any]) -> None:
