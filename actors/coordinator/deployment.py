@@ -68,12 +68,14 @@ class Coordinator(Replica):
         config = self._config
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         prompts = render_prompts(config, tokenizer)
-        together = config.rollout.samples_per_request
+        rollout, rounds = config.rollout, config.allocation.rounds
         prior = prior_of(config.allocation, config.run, config.model.path, prompts)
         services = Services(
-            generate_at=lambda version: policy_calls(policy, config, version, together=together),
+            generate_at=lambda version: policy_calls(
+                policy, config, version, together=rollout.samples_per_request
+            ),
             score=verifier_calls(verifier, config),
-            producer=Producer(self._redis, config),
+            producer=Producer(self._redis, self._run, rollout.prompts_per_batch, rounds),
             cycles=Cycles(self._redis, config, prior, mixture_of(config.data.sources, prompts)),
             leases=Leases(self._redis, config.run.name, self._name, config.coordinator.lease_s),
             telemetry=Telemetry(self._redis, config.run.name),

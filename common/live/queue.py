@@ -22,7 +22,7 @@ from typing import Any
 
 import redis
 
-from hora_rl.common.config import Config, Queue
+from hora_rl.common.config import Queue
 from hora_rl.common.errors import WireError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis, text_of
@@ -94,13 +94,14 @@ def depth_of(length: int, steps: int, durable_step: int, per_step: int) -> int:
 
 
 class Producer:
-    """The coordinator's side. `redis` is an asyncio client that returns bytes."""
+    """The coordinator's side: a step takes `per_step` groups, of up to `rounds` rounds. `redis` is an asyncio
+    client that returns bytes."""
 
-    def __init__(self, redis: AsyncRedis, config: Config) -> None:
+    def __init__(self, redis: AsyncRedis, run: str, per_step: int, rounds: int = 1) -> None:
         self._redis = redis
-        self._keys = Keys(config.run.name)
-        self._per_step = config.rollout.prompts_per_batch
-        self._rounds_before_last = range(1, config.allocation.rounds)
+        self._keys = Keys(run)
+        self._per_step = per_step
+        self._rounds_before_last = range(1, rounds)
 
     async def push(self, group: Group, *, planned: bool = False) -> bool:
         """Add a complete group; False if its id was pushed before. `planned`: the plan stored Phase A."""

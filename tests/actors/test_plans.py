@@ -7,7 +7,7 @@ import pytest
 
 from hora_rl.actors.coordinator.plans import Plans
 from hora_rl.actors.coordinator.shard import Plan, Round
-from hora_rl.common.config import Config
+from hora_rl.common.config import Queue
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Consumer, Producer
 from hora_rl.common.live.redis import AsyncRedis, connect, connect_async
@@ -16,7 +16,6 @@ from hora_rl.common.wire import decode_group
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.groups import group, rollout
 
-CONFIG = Config.model_validate({"run": {"name": "p"}, "model": {"path": "m"}, "data": {"path": "arithmetic"}})
 IDS = ["0:0", "0:1", "0:2"]
 
 
@@ -66,12 +65,12 @@ async def test_the_first_plan_of_a_shard_counts_and_nothing_is_left_of_another(c
 async def test_a_planned_group_is_whole_for_the_learner_and_closed_for_the_next_coordinator(
     client: AsyncRedis, redis_server: RedisServer
 ) -> None:
-    plans, producer = Plans(client, "p"), Producer(client, CONFIG)
+    plans, producer = Plans(client, "p"), Producer(client, "p", 1)
     plan = await plans.remember("0:0", plan_of(2))
     for one in plan.groups[:2]:
         grown = replace(one, rollouts=(*one.rollouts, sampled("B", 7)))
         assert await producer.push(grown, planned=True)
-    consumer = Consumer(connect(redis_server.url), CONFIG.run.name, CONFIG.queue)
+    consumer = Consumer(connect(redis_server.url), "p", Queue())
     entry, *_ = consumer.claim(1.0)
     found = decode_group(*consumer.read(entry.id, entry.group))
     assert [(r.phase, int(r.tokens[0])) for r in found.rollouts] == [("A", 2), ("B", 7)]
@@ -92,7 +91,7 @@ async def test_a_group_whose_pre_rollouts_are_lost_is_asked_for_again(
     assert plan is not None
     assert [g.id for g in plan.groups] == ["0:0", "0:2"]
     assert plan.extra == (2, 0, 1), "the plan still says how much the group is due"
-    assert await Producer(client, CONFIG).redo() == {"0:1": 4}
+    assert await Producer(client, "p", 1).redo() == {"0:1": 4}
 
 
 async def test_pre_rollouts_longer_than_the_limit_are_not_read_to_their_end(client: AsyncRedis) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hora_rl.actors.coordinator.leases import Leases
-from hora_rl.common.config import Config
+from hora_rl.common.config import Queue
 from hora_rl.common.errors import WireError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Consumer, Ledger, Producer, Row
@@ -20,21 +20,12 @@ from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.groups import group
 from tests.support.held import rollouts_held
 
-CONFIG = Config.model_validate(
-    {
-        "run": {"name": "q"},
-        "model": {"path": "m"},
-        "data": {"path": "arithmetic"},
-        "rollout": {"prompts_per_batch": 4},
-    }
-)
-
 
 def run(redis_server: RedisServer, work: Any) -> Any:
     async def inside() -> Any:
         client = connect_async(redis_server.url)
         try:
-            result: Coroutine[Any, Any, Any] = work(client, Producer(client, CONFIG))
+            result: Coroutine[Any, Any, Any] = work(client, Producer(client, "q", 4))
             return await result
         finally:
             await client.aclose()
@@ -58,7 +49,7 @@ def messages(redis_server: RedisServer) -> set[str]:
 
 
 def consumer_of(redis_server: RedisServer) -> Consumer:
-    return Consumer(connect(redis_server.url), "q", CONFIG.queue)
+    return Consumer(connect(redis_server.url), "q", Queue())
 
 
 def rows(entries: list[Any]) -> list[Row]:
@@ -75,14 +66,14 @@ def test_pushing_a_group_again_adds_nothing(redis_server: RedisServer) -> None:
 
 
 def test_a_push_removes_what_earlier_rounds_drew_also_when_it_comes_second(redis_server: RedisServer) -> None:
-    keys, config = Keys("q"), Config.model_validate({**CONFIG.model_dump(), "allocation": {"rounds": 3}})
+    keys = Keys("q")
 
     async def work(client: Any, _: Producer) -> list[bool]:
         pushed = []
         for _ in range(2):
             for number in (1, 2):
                 await client.set(keys.drawn("0:7", number), b"drawn")
-            pushed.append(await Producer(client, config).push(group(7, run="q")))
+            pushed.append(await Producer(client, "q", 4, rounds=3).push(group(7, run="q")))
             assert not await client.exists(keys.drawn("0:7", 1), keys.drawn("0:7", 2))
         return pushed
 
@@ -153,8 +144,7 @@ def test_an_unusable_message_is_set_aside_and_asked_for_again(redis_server: Redi
 
 def test_a_message_above_the_limit_is_not_read_to_its_end(redis_server: RedisServer) -> None:
     push(redis_server, 1)
-    small = CONFIG.queue.model_copy(update={"max_group_bytes": 10})
-    consumer = Consumer(connect(redis_server.url), "q", small)
+    consumer = Consumer(connect(redis_server.url), "q", Queue(max_group_bytes=10))
     [entry] = consumer.claim(1.0)
     assert [len(m) for m in consumer.read(entry.id, entry.group)] == [11, 11]
 

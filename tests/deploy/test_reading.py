@@ -31,7 +31,7 @@ def text_of(state: RunState, kind: Kind) -> str:
 async def _depth(url, config) -> int:
     client = connect_async(url)
     try:
-        return await Producer(client, config).depth()
+        return await Producer(client, config.run.name, config.rollout.prompts_per_batch).depth()
     finally:
         await client.aclose()
 

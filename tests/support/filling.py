@@ -14,7 +14,7 @@ def fill(config: Config, server: RedisServer, groups: Iterable[Group]) -> None:
     async def push() -> None:
         client = connect_async(server.url)
         for group in groups:
-            await Producer(client, config).push(group)
+            await Producer(client, config.run.name, config.rollout.prompts_per_batch).push(group)
         await client.aclose()
 
     asyncio.run(push())

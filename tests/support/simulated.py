@@ -140,7 +140,7 @@ async def coordinate(
     services = Services(
         generate_at=generate_at,
         score=scoring or score,
-        producer=Producer(redis, config),
+        producer=Producer(redis, config.run.name, config.rollout.prompts_per_batch, config.allocation.rounds),
         cycles=Cycles(redis, config, FixedPrior(1.0, 1.0), mixture_of(config.data.sources, data)),
         leases=Leases(redis, config.run.name, owner, config.coordinator.lease_s),
         telemetry=Telemetry(redis, config.run.name),

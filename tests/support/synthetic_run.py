@@ -73,7 +73,7 @@ class SyntheticRun:
         """Push one batch, shard by shard, with its reports and counters."""
         client = connect_async(self._url)
         try:
-            producer = Producer(client, self.config)
+            producer = Producer(client, self.config.run.name, self.config.rollout.prompts_per_batch)
             telemetry = Telemetry(client, self.name)
             for shard in range(self.config.rollout.shards):
                 groups = self._shard(batch, shard)
