@@ -119,33 +119,35 @@ def test_the_pre_rollouts_are_a_group_by_themselves_without_what_ranks_the_whole
         (lambda r: r.update(sampling="2"), "drawn to other pre-rollouts"),
         (lambda r: first(r, phase="A"), "exactly G0 = 2 rollouts of Phase A"),
         (lambda r: r.update(schema=99), "schema version 99"),
-        (lambda r: r.pop("rollouts"), "rollouts must be a list"),
-        *((lambda r, n=n: first(r, round=n), "round must be") for n in (0, 65_537, "2", True)),
-        (lambda r: r.update(ranked={}), "ranked must be 1 to 64 lists by name"),
+        (lambda r: r.pop("rollouts"), "missing required field `rollouts`"),
+        *((lambda r, n=n: first(r, round=n), "at `$.rollouts[0].round`") for n in (0, 65_537, "2", True)),
+        (lambda r: r.update(ranked={}), "length >= 1 - at `$.ranked`"),
         (lambda r: r.update(ranked={"a:rank": [1.0]}), "'a:rank' ranks not all 2 of its pre-rollouts"),
-        (lambda r: r.update(ranked={"a:rank": 1.0}), "'a:rank' ranks not all 2"),
-        (lambda r: r.update(ranked={"a:rank": [1.0, float("nan")]}), "must be a finite number"),
-        (lambda r: r.update(ranked={"": [1.0, 1.0]}), "rewards must be text of 1 to"),
+        (lambda r: r.update(ranked={"a:rank": 1.0}), "Expected `array`, got `float` - at `$.ranked"),
+        (lambda r: r.update(ranked={"a:rank": [1.0, float("nan")]}), "e+308 - at `$.ranked[...][1]`"),
+        (lambda r: r.update(ranked={"": [1.0, 1.0]}), "`str` of length >= 1 - at `key` in `$.ranked`"),
     ],
 )
 def test_a_message_of_phase_b_that_cannot_be_is_refused(change: Change, message: str) -> None:
-    with pytest.raises(WireError, match=message):
+    with pytest.raises(WireError) as refused:
         decode_group(*damaged_extra(change))
+    assert message in str(refused.value)
 
 
 TWO = [[2, b"", False], [3, b"\7\0\0\0", False]]
 REFUSED_TURNS = [
-    (TWO[:1], "turns must be 2 to 4096, or not there, not 1"),
-    ([[1, b"", False]] * 5000, "turns must be 2 to 4096"),
-    (5, "turns must be a list"),
+    (TWO[:1], "length >= 2 - at `$.rollouts[0].turns`"),
+    ([[1, b"", False]] * 5000, "length <= 4096 - at `$.rollouts[0].turns`"),
+    (5, "Expected `array`, got `int` - at `$.rollouts[0].turns`"),
+    (None, "Expected `array`, got `null` - at `$.rollouts[0].turns`"),
     ([TWO[0], [2, b"", False]], "turns cover 4 of 5 tokens"),
     ([[2, b"\7\0\0\0", False], TWO[1]], "the first of its turns must follow the prompt"),
     ([TWO[0], [0, b"", False], TWO[1]], "turn 1 has no sampled token"),
     ([TWO[0], [3, b"", True]], "turn 1 has no context"),
     ([TWO[0], [3, b"abc", False]], "turns must be a buffer of 4-byte values"),
     ([TWO[0], [3, b"\x09\0\0\0", False]], "a token id is outside the vocabulary of 9"),
-    ([TWO[0], [3, b""]], r"turns must be \[sampled, given, anew\]"),
-    ([TWO[0], [True, b"", False]], "turns must be a whole number"),
+    ([TWO[0], [3, b""]], "`array` of length 3, got 2 - at `$.rollouts[0].turns[1]`"),
+    ([TWO[0], [True, b"", False]], "Expected `int`, got `bool` - at `$.rollouts[0].turns[1][0]`"),
 ]
 
 
@@ -154,12 +156,12 @@ REFUSED_TURNS = [
     [
         (lambda r: r.update(schema=3), "schema version 3, this reader knows 4: use one version of hora"),
         (lambda r: r.pop("schema"), "schema version None"),
-        (lambda r: r.update(epoch=-1), "epoch must be a whole number"),
+        (lambda r: r.update(epoch=-1), "`int` >= 0 - at `$.epoch`"),
         (lambda r: r.update(prompt=b""), "the prompt is empty"),
         (lambda r: r.update(prompt=b"abc"), "prompt must be a buffer of 4-byte values"),
         (lambda r: r.update(pre_rollouts=3), "exactly G0 = 3 rollouts of Phase A"),
         (lambda r: r.update(pre_rollouts=9), "1 <= G0 <= G_i"),
-        (lambda r: r.update(prior=[0.0, 1.0]), "prior must be two positive numbers"),
+        (lambda r: r.update(prior=[0.0, 1.0]), "`float` > 0.0 - at `$.prior[0]`"),
         (lambda r: first(r, tokens=b"\0" * 16), "5 log-probs for 4 tokens"),
         (lambda r: first(r, logprobs=np.full(5, 0.1, "<f4").tobytes()), "finite and at most 0"),
         (lambda r: first(r, logprobs=np.full(5, np.nan, "<f4").tobytes()), "finite and at most 0"),
@@ -167,16 +169,22 @@ REFUSED_TURNS = [
         (lambda r: first(r, spans=[[0, 0, 4]]), "spans cover 4 of 5 tokens"),
         (lambda r: first(r, spans=[[5, 0, 2], [4, 2, 5]]), "versions never falling"),
         (lambda r: first(r, spans=[[0, 1, 5]]), "spans must follow each other"),
-        (lambda r: first(r, phase="C"), "phase must be A or B"),
-        (lambda r: first(r, finish="abort"), "finish must be stop or length"),
-        (lambda r: first(r, rewards=[]), "rewards must be 0 to 64 values by name"),
-        (lambda r: first(r, rewards={str(i): 1.0 for i in range(65)}), "rewards must be 0 to 64 values by"),
-        (lambda r: first(r, origin=["g", 1.0, 2.0, 3.0]), "origin must be"),
-        (lambda r: first(r, origin=["", 1.0, 2.0, 3.0, 4.0]), "origin must be text"),
-        (lambda r: first(r, origin=["g", 1.0, 2.0, float("nan"), 4.0]), "origin must be a finite number"),
-        (lambda r: r.update(source=7), "source must be text"),
-        (lambda r: first(r, success=1), "success must be true or false, not 1"),
-        (lambda r: first(r, rewards={"accuracy": float("nan"), "format": 1.0}), "a finite number"),
+        (lambda r: first(r, phase="C"), "'C' - at `$.rollouts[0].phase`"),
+        (lambda r: first(r, finish="abort"), "'abort' - at `$.rollouts[0].finish`"),
+        (lambda r: first(r, rewards=[]), "`object`, got `array` - at `$.rollouts[0].rewards`"),
+        (lambda r: first(r, rewards={str(i): 1.0 for i in range(65)}), "<= 64 - at `$.rollouts[0].rewards`"),
+        (lambda r: first(r, origin=["g", 1.0, 2.0, 3.0]), "length 5, got 4 - at `$.rollouts[0].origin`"),
+        (lambda r: first(r, origin=["", 1.0, 2.0, 3.0, 4.0]), ">= 1 - at `$.rollouts[0].origin[0]`"),
+        (
+            lambda r: first(r, origin=["g", 1.0, 2.0, float("nan"), 4.0]),
+            "+308 - at `$.rollouts[0].origin[3]`",
+        ),
+        (lambda r: r.update(source=7), "Expected `str`, got `int` - at `$.source`"),
+        (lambda r: first(r, success=1), "Expected `bool`, got `int` - at `$.rollouts[0].success`"),
+        (
+            lambda r: first(r, rewards={"accuracy": float("nan"), "format": 1.0}),
+            "+308 - at `$.rollouts[0].rewards",
+        ),
         (lambda r: first(r, tokens=np.array([1, 2, 3, 4, 9], "<i4").tobytes()), "outside the vocabulary of"),
         (lambda r: first(r, tokens=np.array([1, -2, 3, 4, 5], "<i4").tobytes()), "outside the vocabulary"),
         *((lambda r, t=turns: first(r, turns=t), said) for turns, said in REFUSED_TURNS),
@@ -185,8 +193,9 @@ REFUSED_TURNS = [
     ],
 )
 def test_what_a_learner_could_not_train_on_is_refused_with_the_reason(change: Change, message: str) -> None:
-    with pytest.raises(WireError, match=message):
+    with pytest.raises(WireError) as refused:
         decode_group(damaged(change), run="run", tokenizer="tok", vocabulary=9)
+    assert message in str(refused.value)
 
 
 def nested(depth: int, value: Any = None) -> Any:
