@@ -4,8 +4,8 @@
                                                          └─► Gloo or NCCL ─► replicas load ─► state.version
 
 The learner waits only for its copy. Writing, announcing, sending and loading run in the background while the
-next step trains. `file`: a file in memory, or in RUN/weights. `gloo`, `nccl`: vLLM's weight-transfer API
-broadcasts to a group of rank 0 and the running replicas. Over `file` a version counts as published when its
+next step trains. `file`: a file in memory, or in RUN/weights. `gloo`, `nccl`: broadcast to a group
+of rank 0 and the running replicas. Over `file` a version counts as published when its
 file is announced, because an older replica pulls before it serves; otherwise when the version was sent. So
 with max_staleness 0 no token of the next batch can come from older weights.
 """

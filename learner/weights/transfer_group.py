@@ -11,11 +11,13 @@ can be repeated, and a replica that starts between two versions receives the new
 from __future__ import annotations
 
 import faulthandler
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import ray
@@ -23,13 +25,15 @@ import redis
 import structlog
 import torch
 from ray.exceptions import RayError
-from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
+from vllm.utils.nccl import unpinned_nccl_env
 
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.telemetry import beats
+from hora_rl.common.weights.member_group import PackedGroup, member_group
 from hora_rl.learner.weights.broadcast import BroadcastClient, Confirmation
-from hora_rl.learner.weights.group_engines import ENGINES, Meeting
 from hora_rl.learner.weights.host_copy import Snapshot
 
 log = structlog.get_logger(__name__)
@@ -38,45 +42,6 @@ RESEND_S = 5.0  # shortest time between two sendings of one version
 LAG_S = 1.0  # difference of clocks of two machines
 # If a replica dies after the roll call, the rest wait this long without decoding.
 JOIN_S = 30.0
-
-
-class _Source(WeightSource):
-    """`weights` as vLLM's trainer reads them."""
-
-    def __init__(self, weights: Snapshot) -> None:
-        self._weights = weights
-
-    def metadata(self) -> list[ParamMeta]:
-        return [ParamMeta(*of) for of in self._weights.shapes()]
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter(self._weights)
-
-
-@dataclass(slots=True)
-class _Update:
-    """One version on its way to one group: vLLM's weight-sync client, whose four calls carry both.
-    `confirmed` are the replicas that hold the version afterwards."""
-
-    broadcast: BroadcastClient
-    members: tuple[str, ...]
-    group: str
-    version: int
-    confirmed: list[Confirmation] = field(default_factory=list)
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """vLLM sends one payload with rank offset 1; each member adds its index."""
-        self.broadcast.join(init_info, self.members, self.group)
-
-    def start_weight_update(self) -> None:
-        """Nothing to do: a replica opens its model when the weights have arrived."""
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Members receive and load by themselves, so a started update needs no further call."""
-        self.broadcast.update(update_info, self.version, self.group)
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self.confirmed = self.broadcast.confirm(self.version)
 
 
 class TransferGroup:
@@ -94,7 +59,7 @@ class TransferGroup:
         self._sent_at = 0.0
         self._limit = config.weights.update_limit_s
         self._nccl = config.weights.transport == "nccl"
-        self._engine: Any = None
+        self._group: Any = None
         self._members: tuple[str, ...] = ()
         self._name = ""
 
@@ -150,31 +115,67 @@ class TransferGroup:
         return tuple(sorted(name for name, of in held.items() if of < version))
 
     def _send(self, weights: Snapshot, members: tuple[str, ...]) -> list[Confirmation]:
+        """Broadcast `weights` to `members`, in a new group unless they are those of the last one."""
         if not members:
             return []
-        forming = self._engine is None or members != self._members
-        if forming:
+        if self._group is None or members != self._members:
             self._leave()
-            self._members, self._name = members, uuid.uuid4().hex
-        update = _Update(self._broadcast, members, self._name, weights.version)
-        if forming:
-            self._form(update, weights)
-        self._engine.client, self._engine.source = update, _Source(weights)
-        self._engine.send_weights()
-        self._engine.source = None  # free this copy of the model: the next one is made meanwhile
-        return update.confirmed
+            self._form(members)
+        names, types, shapes = zip(*weights.shapes(), strict=True)
+        of_types = [str(dtype).removeprefix("torch.") for dtype in types]
+        info = {"names": [*names], "dtype_names": of_types, "shapes": [[*shape] for shape in shapes]}
+        aside = ThreadPoolExecutor(max_workers=1)
+        try:
+            # Members receive while rank 0 sends.
+            told = aside.submit(self._broadcast.update, info, weights.version, self._name)
+            if self._nccl:
+                pairs = iter(weights)
+                packed_nccl_broadcast_producer(pairs, PackedGroup(self._group), 0, lambda pair: pair[1])
+            else:
+                for _, tensor in weights:
+                    self._group.broadcast(tensor.contiguous(), 0).wait()
+            told.result()
+        finally:
+            aside.shutdown(wait=False)  # after an error here, members wait until their own limit
+        return self._broadcast.confirm(weights.version)
 
-    def _form(self, update: _Update, weights: Snapshot) -> None:
-        world = 1 + len(update.members) * self._config.generator.tensor_parallel
+    def _form(self, members: tuple[str, ...]) -> None:
+        """Meet the workers of `members` at a store of this machine: rank 0, then they in order."""
+        self._members, self._name = members, uuid.uuid4().hex
+        world = 1 + len(members) * self._config.generator.tensor_parallel
         # Replicas wait twice, to meet and to connect, and that ends before their own limit, which ends a
         # hung replica.
-        address, join_s = ray.util.get_node_ip_address(), min(JOIN_S, self._limit / 4)
-        meeting = Meeting(address, world, join_s, self._limit / 2, rank=0)
-        kind = ENGINES[self._config.weights.transport]
-        self._engine = kind.trainer_init(meeting, client=update, source=_Source(weights))
-        log.info("transfer group formed", replicas=len(update.members), world=world)
+        join_s, limit_s = min(JOIN_S, self._limit / 4), self._limit / 2
+        join, limit = timedelta(seconds=join_s), timedelta(seconds=limit_s)
+        address = ray.util.get_node_ip_address()
+        store = _store_at(address, join)
+        place = {"master_address": address, "master_port": store.port, "world_size": world, "rank_offset": 1}
+        place |= {"join_s": join_s, "limit_s": limit_s}
+        with ThreadPoolExecutor(max_workers=1) as aside:
+            joined = aside.submit(self._broadcast.join, place, members, self._name)
+            with unpinned_nccl_env() if self._nccl else nullcontext():
+                backend = "nccl" if self._nccl else "gloo"
+                self._group = member_group(backend, store, 0, world, join, limit, address)
+            joined.result()
+        log.info("transfer group formed", replicas=len(members), world=world)
 
     def _leave(self) -> None:
-        if self._engine is not None:
-            self._engine.shutdown()
-            self._engine = None
+        group, self._group = self._group, None
+        if group is not None:
+            (group.abort if self._nccl else group.shutdown)()
+
+
+def _store_at(address: str, limit: timedelta) -> TCPStore:
+    """A store that listens only on `address`, on a port that the system chooses and this socket holds.
+    torch's socket would listen on all interfaces."""
+    listening = socket.create_server((address, 0), family=socket.getaddrinfo(address, 0)[0][0])
+    port = listening.getsockname()[1]
+    return TCPStore(
+        address,
+        port,
+        is_master=True,
+        timeout=limit,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+        use_libuv=False,  # libuv's server does not take a socket
+    )
