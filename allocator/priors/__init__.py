@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hora_rl.allocator.priors.base import Prior
-from hora_rl.allocator.priors.fixed import FixedPrior
+from hora_rl.allocator.priors.base import FixedPrior, Prior
 from hora_rl.allocator.priors.make import make_prior
 
 __all__ = ["FixedPrior", "Prior", "make_prior"]

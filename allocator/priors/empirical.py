@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hora_rl.allocator.posterior import Float, Int
-from hora_rl.allocator.priors.base import State
-from hora_rl.allocator.priors.fixed import FixedPrior
+from hora_rl.allocator.priors.base import FixedPrior, State
 
 CYCLES = 10
 LEAST, MOST = 0.02, 50.0

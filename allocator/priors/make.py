@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hora_rl.allocator.priors.base import LearnedPrior, Prior, State
+from hora_rl.allocator.priors.base import FixedPrior, LearnedPrior, Prior, State
 from hora_rl.allocator.priors.empirical import EmpiricalPrior
-from hora_rl.allocator.priors.fixed import FixedPrior
-from hora_rl.allocator.priors.gp import GaussianProcessPrior
-from hora_rl.allocator.priors.pooled_gp import PooledGaussianProcessPrior
+from hora_rl.allocator.priors.gp import GaussianProcessPrior, PooledGaussianProcessPrior
 
 # name: (two heads, learns during training)
 PROBES = {
@@ -20,10 +18,7 @@ PROBES = {
 }
 UNCONDITIONED = ("fixed", "empirical")
 """Priors without features: all prompts have the same one."""
-PROCESSES: dict[str, type[GaussianProcessPrior] | type[PooledGaussianProcessPrior]] = {
-    "gp": GaussianProcessPrior,
-    "gp-pooled": PooledGaussianProcessPrior,
-}
+PROCESSES = {process.name: process for process in (GaussianProcessPrior, PooledGaussianProcessPrior)}
 NAMES = (*UNCONDITIONED, *PROBES, *PROCESSES)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hora_rl.allocator import allocate
-from hora_rl.allocator.priors.fixed import FixedPrior
+from hora_rl.allocator.priors import FixedPrior
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import read_state
 from tests.support.cycles import (

@@ -11,8 +11,8 @@ import pytest
 
 from hora_rl.actors.coordinator.cycles import Cycles
 from hora_rl.actors.coordinator.leases import Leases
+from hora_rl.allocator.priors import FixedPrior
 from hora_rl.allocator.priors.empirical import EmpiricalPrior, fit_beta
-from hora_rl.allocator.priors.fixed import FixedPrior
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect

@@ -18,8 +18,8 @@ from hora_rl.allocator.priors import make_prior
 from hora_rl.allocator.priors.features import sentence_features
 from hora_rl.allocator.priors.files import load_state, save_state
 from hora_rl.allocator.priors.fit import fit_prior, log_loss, outcomes
+from hora_rl.allocator.priors.gp import NOISE, PooledGaussianProcessPrior
 from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
-from hora_rl.allocator.priors.pooled_gp import NOISE, PooledGaussianProcessPrior
 from hora_rl.allocator.priors.probe import Probe, ProbePrior
 from hora_rl.common.load import load
 

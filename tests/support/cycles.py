@@ -10,8 +10,7 @@ from hora_rl.actors.coordinator.allocation import allocate_round
 from hora_rl.actors.coordinator.cycles import Cycles
 from hora_rl.actors.coordinator.shard import Allocation, PhaseCounts
 from hora_rl.allocator.posterior import Float, Int
-from hora_rl.allocator.priors.base import State
-from hora_rl.allocator.priors.fixed import FixedPrior
+from hora_rl.allocator.priors.base import FixedPrior, State
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.live.redis import connect_async
