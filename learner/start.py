@@ -1,10 +1,11 @@
-"""Builds the parts of a rank that is ready for its first step."""
+"""The objects with which one rank trains, and how they are made."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import redis
@@ -24,14 +25,32 @@ from hora_rl.learner.drift import Drift
 from hora_rl.learner.engine import Engine
 from hora_rl.learner.estimator import estimator_of
 from hora_rl.learner.feed import Planner, Reader
-from hora_rl.learner.parts import Parts
 from hora_rl.learner.prefixes import rows_of
 from hora_rl.learner.records import Records
-from hora_rl.learner.republish import publish_newest
 from hora_rl.learner.rollout_writer import RolloutFiles
 from hora_rl.learner.shared_card import SharedCard
 from hora_rl.learner.weights.broadcast import BroadcastClient
 from hora_rl.learner.weights.publisher import Publisher
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The objects of one rank; only rank 0 has `planner` and `records`."""
+
+    config: Config
+    redis: redis.Redis
+    engine: Engine
+    reader: Reader
+    publisher: Publisher
+    checkpoints: Checkpoints
+    planner: Planner | None
+    records: Records | None
+    run_dir: Path
+    rank: int
+    world: int
+    heart: Heartbeat
+    drift: Drift
+    card: SharedCard
 
 
 def prepare(
@@ -61,7 +80,7 @@ def prepare(
     parts = Parts(config, client, *objects, run_dir, rank, world, heart, drift, card)
     card.give()
     starting("the newest weights to be published")
-    publish_newest(parts, start)
+    publisher.begin(start)
     return parts, start
 
 

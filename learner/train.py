@@ -10,6 +10,7 @@ group if there are several ranks. Rank 0 plans, records and publishes.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -31,11 +32,11 @@ from hora_rl.learner.engine import Update
 from hora_rl.learner.estimator import estimator_of
 from hora_rl.learner.export import export
 from hora_rl.learner.feed import Planner, wait_while_held
-from hora_rl.learner.parts import Parts
+from hora_rl.learner.flops import peak_flops
+from hora_rl.learner.metrics import step_metrics
 from hora_rl.learner.prefixes import rows_of
-from hora_rl.learner.republish import help_replicas, publish_with_rank_0
-from hora_rl.learner.start import prepare
-from hora_rl.learner.step_record import record_step
+from hora_rl.learner.records import records_of
+from hora_rl.learner.start import Parts, prepare
 from hora_rl.learner.totals import Totals, sums_over_ranks
 
 log = structlog.get_logger(__name__)
@@ -111,7 +112,7 @@ def train_step(parts: Parts, step: int) -> Update:
     if parts.planner is not None:
         waited = parts.planner.plan(step, partial(_wait, parts, parts.planner, step))
     parts.heart.update(state=STEPPING, step=step)
-    groups = parts.reader.read(step, partial(publish_with_rank_0, parts, step))
+    groups = parts.reader.read(step, partial(parts.publisher.follow_rank_0, step))
     estimator = estimator_of(config)
     if estimator.objective.over_batch:
         totals = sums_over_ranks(asdict(estimator.sums(groups)), parts.world)
@@ -122,18 +123,19 @@ def train_step(parts: Parts, step: int) -> Update:
     flops = parts.engine.shape.flops(rows)
     packing |= {"packing/flops": flops, "packing/rank_flops_max": flops}
     packing["packing/micro_batches_max"] = float(len(micro))
-    fell_asleep = parts.card.acquire(step, lambda: parts.published, partial(help_replicas, parts, step))
+    fell_asleep = parts.card.acquire(
+        step, lambda: parts.publisher.published, partial(parts.publisher.help_replicas, step)
+    )
     update = parts.engine.step(micro, partial(_fresh, parts, step))
     if update.bad:
         _keep_for_inspection(parts, step, groups)
     sums = parts.drift.add(step, sums_over_ranks(update.sums | packing, parts.world))
     parts.card.give()
-    if step + 1 > parts.published:
+    if step + 1 > parts.publisher.published:
         parts.publisher.publish(step + 1)
-        parts.published = step + 1
     seconds = time.monotonic() - began
     times = {"time/wait": waited, "time/forward_backward": update.seconds, "time/step": seconds}
-    record_step(parts, step, groups, update, sums, times | fell_asleep)
+    _record(parts, step, groups, update, sums, times | fell_asleep)
     return update
 
 
@@ -159,4 +161,43 @@ def _keep_for_inspection(parts: Parts, step: int, groups: list[Group]) -> None:
 def _wait(parts: Parts, planner: Planner, step: int) -> None:
     missing, batch = planner.missing(step)
     parts.heart.update(state="waiting", step=step, missing=missing, batch=batch)
-    help_replicas(parts, step)
+    parts.publisher.help_replicas(step)
+
+
+def _record(
+    parts: Parts,
+    step: int,
+    mine: list[Group],
+    update: Update,
+    sums: dict[str, float],
+    times: dict[str, float],
+) -> None:
+    """Write the step to every record. `sums` are over all ranks, `mine` this rank's groups. A collective."""
+    trained = records_of(step, mine, parts.config, parts.world)
+    if parts.records is None:
+        return
+    groups = mine if parts.world == 1 else parts.reader.read_all(step)
+    norm, rate = update.grad_norm, update.learning_rate
+    metrics = step_metrics(
+        step, groups, sums, parts.config, ranks=parts.world, grad_norm=norm, learning_rate=rate
+    )
+    metrics |= times | parts.publisher.metrics
+    metrics["time/checkpoint"] = parts.checkpoints.seconds  # of an earlier step
+    metrics["tokens_per_second"] = metrics["tokens"] / max(1e-9, times["time/forward_backward"])
+    metrics["flops"] = parts.config.learner.objective.updates_per_batch * sums["packing/flops"]
+    metrics["micro_batches"] = sums["packing/micro_batches_max"]
+    metrics["mfu"] = _mfu(parts, metrics["flops"], times["time/forward_backward"])
+    metrics["applied"] = float(update.applied)
+    if metrics.get("drift", 0.0) > parts.config.weights.drift_alarm:
+        found = {"drift": metrics["drift"], "tokens": metrics["drift/tokens"]}
+        log.error("generator and learner disagree on the same weights", step=step, **found)
+    metrics |= parts.records.idle()
+    known = {k: v for k, v in metrics.items() if not math.isnan(v)}
+    parts.records.step(step, trained, known, groups)
+    parts.heart.update(state=STEPPING, step=step + 1)
+
+
+def _mfu(parts: Parts, flops: float, seconds: float) -> float:
+    """Model FLOPs of a step over the peak of the ranks' devices; NaN if the peak is unknown."""
+    peak = peak_flops(parts.engine.device_name, parts.config.model.dtype)
+    return flops / (max(1e-9, seconds) * peak * parts.world) if peak else math.nan

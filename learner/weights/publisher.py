@@ -24,7 +24,8 @@ import torch
 
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
-from hora_rl.common.weights.versions import Manifest, advance, announce, mark_of, newest_now
+from hora_rl.common.live.state import read_state
+from hora_rl.common.weights.versions import Manifest, advance, announce, available, mark_of, newest_now
 from hora_rl.learner.engine import Engine
 from hora_rl.learner.weights.broadcast import BroadcastClient, Confirmation
 from hora_rl.learner.weights.file_transport import FileTransport
@@ -43,7 +44,10 @@ class Publisher:
     evaluates the initial policy (`Keys.hold`), a version stays with the learner."""
 
     def __init__(self, config: Config, engine: Engine, client: redis.Redis, run_dir: Path, rank: int) -> None:
-        self._config, self._redis, self._rank = config, client, rank
+        self._config, self._redis, self._engine, self._rank = config, client, engine, rank
+        self.published = 0
+        """Newest version that replicas can get; repeated steps below it are not published."""
+        self._republished = 0  # how often rank 0 has asked all ranks to publish again
         broadcast = BroadcastClient(config.weights.update_limit_s)
         self._device = engine.device if config.weights.transport == "nccl" else torch.device("cpu")
         self._copy = HostCopy(engine, rank)
@@ -69,6 +73,19 @@ class Publisher:
 
             self._group = TransferGroup(config, client, broadcast)
 
+    def begin(self, start: int) -> None:
+        """Publish the weights after `start` steps if replicas lack them. A collective."""
+        run, transport = self._config.run.name, self._config.weights.transport
+        there = available(self._redis, run, transport) if self._rank == 0 else 0
+        self.published = self._engine.agree(there)
+        self._republished = self._engine.agree(read_state(self._redis, run).republished)
+        if self._rank == 0:
+            # The learner before this one may have died between announcing a version and recording that.
+            advance(self._redis, run, self.published)
+        if self.published < start:
+            self.publish(start)
+            self.wait()
+
     def publish(self, version: int) -> None:
         """Make `version` the newest. Returns when rank 0 has its copy. A collective under ZeRO-3."""
         self.wait()  # the copy in flight is overwritten below
@@ -80,11 +97,36 @@ class Publisher:
         if self._rank == 0:
             self._newest = Snapshot(version, tensors, self._device)
             self._shipping = self._background.submit(self._bring_when_free, self._newest)
+        self.published = version
 
-    def refresh(self) -> None:
+    def help_replicas(self, step: int) -> None:
+        """Send the weights of version `step` to replicas that lack them, and again if a file was found
+        damaged. Rank 0 calls this while it waits: otherwise a batch could wait for a version that is never
+        sent again."""
+        self._refresh()
+        if self._is_damaged():
+            log.error("a replica found the newest weights damaged; publishing them again", version=step)
+            # A number, not an increment: a command whose answer is lost is sent again.
+            number = self._republished + 1
+            self._redis.hset(Keys(self._config.run.name).state, "republished", str(number))
+            self._publish_again(step, number)
+
+    def follow_rank_0(self, step: int) -> None:
+        """Publish again together with rank 0, which also waits for groups of step `step`: gathering is a
+        collective."""
+        number = read_state(self._redis, self._config.run.name).republished
+        if number > self._republished:
+            self._publish_again(step, number)
+
+    def _publish_again(self, step: int, number: int) -> None:
+        """A version newer than `step` is published again when its step is repeated."""
+        self._republished = number
+        self.publish(step)
+        self.wait()
+
+    def _refresh(self) -> None:
         """Send the newest version to replicas that started after its broadcast, or on a machine that cannot
-        read its file. Rank 0 calls this while waiting for groups: otherwise a batch could wait for a version
-        that is never sent again."""
+        read its file."""
         if self._shipping is not None and not self._shipping.done():
             return
         self.wait()
@@ -94,7 +136,7 @@ class Publisher:
         if self._file.out_of_reach() if group is None else group.is_behind(newest.version):
             self._shipping = self._background.submit(self._bring, newest)
 
-    def is_damaged(self) -> bool:
+    def _is_damaged(self) -> bool:
         """Whether a replica reports that the current newest file differs from its announcement."""
         manifest = newest_now(self._redis, self._config.run.name)
         if self._config.weights.transport != "file" or manifest is None:
