@@ -41,7 +41,7 @@ from hora_rl.learner.manifest import (
     read_secret,
 )
 from hora_rl.learner.origin import steps_in
-from hora_rl.learner.totals import T, gathered
+from hora_rl.learner.totals import gathered
 
 log = structlog.get_logger(__name__)
 TAG = "state"
@@ -74,7 +74,7 @@ class Checkpoints:
         """How long the newest checkpoint blocked its step."""
         if rank == 0:
             make_secret(run_dir)
-        self._gather(None)
+        gathered(None)  # wait for all ranks
         self._wait_for(run_dir / "secret", "the run's secret")
         self._secret = read_secret(run_dir)
 
@@ -94,7 +94,7 @@ class Checkpoints:
             folder.mkdir(parents=True)
             if (lora := self._config.learner.lora) is not None:
                 (folder / IDENTITY).write_text(json.dumps(identity(self._config.model.path, lora)))
-        self._gather(None)
+        gathered(None)
         older = [s for s in self._there() if s < step and s not in self._verified]
         look = older[: self._config.learner.keep_checkpoints - 1]
         job = self._aside.submit(self._write, folder, engine.save(folder, TAG), torch.get_rng_state(), look)
@@ -108,11 +108,11 @@ class Checkpoints:
 
         While a checkpoint is written, each kept one is compared with its manifest again.
         """
-        if self._writing is None or not all(self._gather(wait or self._writing[1].done())):
+        if self._writing is None or not all(gathered(wait or self._writing[1].done())):
             return None
         (step, job), self._writing = self._writing, None
         own = job.result()
-        written = self._gather(own)
+        written = gathered(own)
         if self._rank == 0:
             files = {name: found for of_rank in written for name, found in of_rank.digests.items()}
             folder, place = self._partial(step), self._of(step)
@@ -173,7 +173,7 @@ class Checkpoints:
 
     def _there(self) -> list[int]:
         """Steps of the checkpoints that rank 0 sees, newest first."""
-        return self._gather(sorted(steps_in(self._folder), reverse=True))[0]
+        return gathered(sorted(steps_in(self._folder), reverse=True))[0]
 
     def _prune(self, newest: int, looked: Mapping[int, str]) -> int:
         """Keep the newest learner.keep_checkpoints that match their manifests. Returns the step of the oldest
@@ -189,18 +189,18 @@ class Checkpoints:
             else:
                 kept.append(step)
         self._verified = set(kept[1:])
-        self._gather(None)
+        gathered(None)
         return kept[-1] if len(kept) == keep else 0
 
     def _trouble(self, step: int) -> str:
         """Why the checkpoint of `step` is refused; empty when correct. Rank 0 checks names, sizes and
         signature, then each rank reads its share of the files."""
         folder = self._of(step)
-        first = self._gather(_refusal(lambda: self._manifest(step)) if self._rank == 0 else "")[0]
+        first = gathered(_refusal(lambda: self._manifest(step)) if self._rank == 0 else "")[0]
         if first:
             return first
         self._wait_for(folder / NAME, "this checkpoint")
-        return next(filter(None, self._gather(_refusal(lambda: self._read_share(step)))), "")
+        return next(filter(None, gathered(_refusal(lambda: self._read_share(step)))), "")
 
     def _manifest(self, step: int) -> Manifest:
         return read_manifest(self._of(step), self._secret, self._config.run.name, step)
@@ -221,7 +221,7 @@ class Checkpoints:
             folder.rename(aside)
             sync(self._folder)
             log.error("a checkpoint is refused", checkpoint=str(folder), reason=trouble, now=aside.name)
-        self._gather(None)
+        gathered(None)
 
     def _own_digests(self, folder: Path) -> dict[str, tuple[int, str]]:
         """[bytes, BLAKE3] by relative path of the files in `folder` that this rank wrote."""
@@ -253,10 +253,6 @@ class Checkpoints:
                 )
             list(file.parent.parent.glob("*"))  # makes a network disk look again
             time.sleep(0.5)
-
-    def _gather(self, value: T) -> list[T]:
-        """Every rank's value; with None, only wait for all ranks."""
-        return gathered(value, self._world)
 
 
 def _refusal(look: Callable[[], object]) -> str:

@@ -27,7 +27,6 @@ from hora_rl.common.weights.adapters import refuse_to_train
 from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 from hora_rl.learner.agreement import check_agreement
 from hora_rl.learner.batch import MicroBatch, empty_micro_batch
-from hora_rl.learner.entropy import threshold
 from hora_rl.learner.flops import Shape
 from hora_rl.learner.kernels import use_liger
 from hora_rl.learner.load_by_part import load_by_part
@@ -36,7 +35,7 @@ from hora_rl.learner.lora import add_adapter, without_adapter
 from hora_rl.learner.objective import Task
 from hora_rl.learner.optimizer import ClippedAdamW, schedule
 from hora_rl.learner.prefixes import Sharing, window_of
-from hora_rl.learner.totals import T, gathered
+from hora_rl.learner.totals import gathered, threshold
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -116,7 +115,7 @@ class Engine:
         dtype, temperature = config.model.dtype, config.rollout.temperature
         self.unshared = check_agreement(dtype, temperature, self._policy, self._engine, self.device)
         self.shape = Shape.of(self.hf)
-        alike = all(self._of_ranks(not self.unshared))  # all ranks cut their groups in the same way
+        alike = all(gathered(not self.unshared))  # all ranks cut their groups in the same way
         self.sharing = Sharing(self.shape.even, window_of(self.hf.config)) if alike else None
 
     def close(self) -> None:
@@ -175,7 +174,7 @@ class Engine:
         applied, bad = True, False
         for update in range(objective.updates_per_batch):
             update_sums, finite = self._accumulate(tasks)
-            if update == 0 and all(self._of_ranks(update_sums["drift_tokens"] == 0.0)):
+            if update == 0 and all(gathered(update_sums["drift_tokens"] == 0.0)):
                 update_sums |= self._drift(fresh())
             done = self._apply(finite)
             applied = applied and done
@@ -221,7 +220,7 @@ class Engine:
 
     def agree(self, value: int) -> int:
         """Rank 0's `value`, on every rank. A collective."""
-        return self._of_ranks(value)[0]
+        return gathered(value)[0]
 
     def load(self, folder: Path, tag: str) -> None:
         strict = self._lora is None  # a LoRA checkpoint lacks the base
@@ -229,7 +228,7 @@ class Engine:
 
     def _aligned(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
         """Pad with empty micro-batches to the largest number of any rank, at least one."""
-        count = max(1, *self._of_ranks(len(micro_batches)))
+        count = max(1, *gathered(len(micro_batches)))
         return micro_batches + [empty_micro_batch(self.device)] * (count - len(micro_batches))
 
     def _tasks(self, rounds: list[MicroBatch]) -> list[Task]:
@@ -242,7 +241,7 @@ class Engine:
         keep: list[torch.Tensor | None] = [None] * len(rounds)
         if share < 1.0:
             real = [entropy[m.scale > 0] for (_, entropy), m in zip(frozen, rounds, strict=True)]
-            least = threshold(real, share, self._world)
+            least = threshold(real, share)
             keep = [entropy >= least for _, entropy in frozen]
         return [Task(*parts) for parts in zip(rounds, prox, reference, keep, strict=True)]
 
@@ -258,14 +257,14 @@ class Engine:
         objective, sums, finite = self._config.learner.objective, dict[str, float](), True
         acted = 0.0
         if objective.rewards_entropy:
-            acted = sum(self._of_ranks(sum(float(t.acted.sum()) for t in tasks)))
+            acted = sum(gathered(sum(float(t.acted.sum()) for t in tasks)))
         for task in tasks:
             logprobs, entropy = self._forward(self._engine, task.micro)
             loss, stats = task.loss(logprobs, entropy, objective, acted)
             finite = finite and bool(torch.isfinite(loss))
             self._engine.backward(loss * self._world)
             _add(sums, stats)
-        return sums, all(self._of_ranks(finite))
+        return sums, all(gathered(finite))
 
     def _drift(self, micro: MicroBatch | None) -> dict[str, float]:
         """Drift sums on `micro`. Every rank runs one forward, because ZeRO-3 gathers parameters there."""
@@ -286,10 +285,6 @@ class Engine:
             return finite and applied
         self._engine.zero_grad()
         return False
-
-    def _of_ranks(self, value: T) -> list[T]:
-        """Every rank's `value`. A collective."""
-        return gathered(value, self._world)
 
     def _forward(self, module: Forward, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         return module(micro, self._config.rollout.temperature, self._config.learner.logit_chunk)

@@ -153,7 +153,7 @@ def _worker(arguments: dict[str, Any]) -> str | None:
     # DeepSpeed reads these; Ray Train has created the process group already.
     os.environ.setdefault("LOCAL_RANK", str(context.get_local_rank()))
     stop = StopReason(redis_url, config.run.name, arguments["start"])
-    if (reason := stop.agree(world)) is not None:
+    if (reason := stop.agree()) is not None:
         return reason
     try:
         train(config, redis_url, Path(arguments["run_dir"]), rank, world)

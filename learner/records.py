@@ -56,7 +56,7 @@ class Records:
         metrics: Mapping[str, float],
         trained: Sequence[Group] = (),
     ) -> None:
-        """Write one step. `groups` are the records of all Γ groups, made by `records_of`; `trained` are these
+        """Write one step. `groups` are the records of all Γ groups by `group_record`, `trained` these
         groups."""
         if self._rollouts is not None:
             self._rollouts.write(step, trained)
@@ -93,15 +93,6 @@ def log_evaluation(config: Config, run_dir: Path, version: int, values: Mapping[
     for tracker in trackers(config, run_dir, evaluation=True):
         tracker.log(values, version)
         tracker.close()
-
-
-def records_of(step: int, mine: Sequence[Group], config: Config, world: int) -> list[GroupRecord]:
-    """The records of all groups that step `step` was trained on, independent of the ledger. `mine` are this
-    rank's groups. A collective: every rank gets all records."""
-    from hora_rl.learner.totals import gathered  # torch, and the launcher needs none
-
-    own = [group_record(step, g, config) for g in mine]
-    return [record for records in gathered(own, world) for record in records]
 
 
 def group_record(step: int, group: Group, config: Config) -> GroupRecord:

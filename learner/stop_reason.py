@@ -30,11 +30,11 @@ class StopReason:
         with suppress(HoraError, redis.exceptions.RedisError):
             connect(self.url).hsetnx(Keys(self.run).stopped, self.start, reason)
 
-    def agree(self, world: int) -> str | None:
-        """The reason found by any of the `world` ranks, on every rank; None to train. A collective."""
+    def agree(self) -> str | None:
+        """The reason found by any rank, on every rank; None to train. A collective."""
         from hora_rl.learner.totals import gathered  # torch, and the launcher needs none
 
-        return next((reason for reason in gathered(self._read(), world) if reason is not None), None)
+        return next((reason for reason in gathered(self._read()) if reason is not None), None)
 
     def _read(self) -> str | None:
         """An unreachable Redis is a reason too: every attempt would wait as long."""

@@ -1,11 +1,13 @@
-"""Sums and values of a step over all ranks."""
+"""Sums, values and quantiles of a step over all ranks."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 T = TypeVar("T")
@@ -29,15 +31,23 @@ class Totals:
         return math.sqrt(max(0.0, self.squares - self.rollouts * mean * mean) / (self.rollouts - 1))
 
 
-def sums_over_ranks(sums: dict[str, float], world: int) -> dict[str, float]:
+def sums_over_ranks(sums: dict[str, float]) -> dict[str, float]:
     """The sums over all ranks; the maximum for names that end with `max`. A collective."""
-    every = gathered(sums, world)
+    every = gathered(sums)
     return {n: (max if n.endswith("max") else sum)(own[n] for own in every) for n in sums}
 
 
-def gathered(own: T, world: int) -> list[T]:
-    """Every rank's value, in rank order. A collective where `world` > 1."""
-    every = [own] * world
-    if world > 1:
+def threshold(entropies: Sequence[torch.Tensor], share: float) -> float:
+    """The (1 - share) quantile of the entropies of all ranks' tokens (`top_entropy_quantile`). A
+    collective."""
+    own = torch.cat(list(entropies)).float().cpu().numpy()
+    every = np.concatenate(gathered(own))
+    return float(np.quantile(every, 1.0 - share)) if len(every) else 0.0
+
+
+def gathered(own: T) -> list[T]:
+    """Every rank's value, in rank order. A collective of the process group, if there is one."""
+    every = [own] * (torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1)
+    if len(every) > 1:
         torch.distributed.all_gather_object(every, own)
     return every

@@ -35,9 +35,9 @@ from hora_rl.learner.feed import Planner, wait_while_held
 from hora_rl.learner.flops import peak_flops
 from hora_rl.learner.metrics import step_metrics
 from hora_rl.learner.prefixes import rows_of
-from hora_rl.learner.records import records_of
+from hora_rl.learner.records import group_record
 from hora_rl.learner.start import Parts, prepare
-from hora_rl.learner.totals import Totals, sums_over_ranks
+from hora_rl.learner.totals import Totals, gathered, sums_over_ranks
 
 log = structlog.get_logger(__name__)
 
@@ -115,7 +115,7 @@ def train_step(parts: Parts, step: int) -> Update:
     groups = parts.reader.read(step, partial(parts.publisher.follow_rank_0, step))
     estimator = estimator_of(config)
     if estimator.objective.over_batch:
-        totals = sums_over_ranks(asdict(estimator.sums(groups)), parts.world)
+        totals = sums_over_ranks(asdict(estimator.sums(groups)))
         estimator = replace(estimator, totals=Totals(**totals))
     samples = samples_of(groups, estimator, config.rollout.prompts_per_batch, step)
     rows = rows_of(samples, config.learner.tokens_per_microbatch, parts.engine.sharing)
@@ -129,7 +129,7 @@ def train_step(parts: Parts, step: int) -> Update:
     update = parts.engine.step(micro, partial(_fresh, parts, step))
     if update.bad:
         _keep_for_inspection(parts, step, groups)
-    sums = parts.drift.add(step, sums_over_ranks(update.sums | packing, parts.world))
+    sums = parts.drift.add(step, sums_over_ranks(update.sums | packing))
     parts.card.give()
     if step + 1 > parts.publisher.published:
         parts.publisher.publish(step + 1)
@@ -173,7 +173,7 @@ def _record(
     times: dict[str, float],
 ) -> None:
     """Write the step to every record. `sums` are over all ranks, `mine` this rank's groups. A collective."""
-    trained = records_of(step, mine, parts.config, parts.world)
+    of_ranks = gathered([group_record(step, group, parts.config) for group in mine])
     if parts.records is None:
         return
     groups = mine if parts.world == 1 else parts.reader.read_all(step)
@@ -193,7 +193,7 @@ def _record(
         log.error("generator and learner disagree on the same weights", step=step, **found)
     metrics |= parts.records.idle()
     known = {k: v for k, v in metrics.items() if not math.isnan(v)}
-    parts.records.step(step, trained, known, groups)
+    parts.records.step(step, [record for own in of_ranks for record in own], known, groups)
     parts.heart.update(state=STEPPING, step=step + 1)
 
 

@@ -15,7 +15,7 @@ from hora_rl.deploy.monitor.history import BY_STEP
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.web import PAGE
 from hora_rl.learner.metrics import step_metrics
-from hora_rl.learner.records import Records, log_evaluation, records_of
+from hora_rl.learner.records import Records, group_record, log_evaluation
 from tests.support.synthetic_run import SyntheticRun, config_of
 
 TIMES = {f"time/{part}": 0.5 for part in ("step", "wait", "forward_backward", "gather", "transfer", "load")}
@@ -64,7 +64,7 @@ def test_every_view_of_a_step_has_the_same_names(redis_url, tmp_path, logged):
     metrics = step_metrics(0, groups, sums, run.config, ranks=1, grad_norm=1.0, learning_rate=0.1)
     metrics |= {**TIMES, "tokens_per_second": 10.0, "applied": 1.0}
     records = Records(run.config, run.redis, tmp_path, 0)
-    records.step(0, records_of(0, groups, run.config, 1), metrics)
+    records.step(0, [group_record(0, group, run.config) for group in groups], metrics)
     records.close()
 
     events = EventAccumulator(str(tmp_path / "tensorboard"))

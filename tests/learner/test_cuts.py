@@ -11,12 +11,11 @@ import torch
 from hora_rl.common.config import Objective
 from hora_rl.common.types import Group
 from hora_rl.learner.batch import MicroBatch, empty_micro_batch, micro_batches, samples_of
-from hora_rl.learner.entropy import threshold
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.objective import Task
 from hora_rl.learner.prefixes import Sharing, rows_of
-from hora_rl.learner.totals import Totals
+from hora_rl.learner.totals import Totals, threshold
 from tests.support.groups import group, rollout
 from tests.support.sharing import ALWAYS
 from tests.support.tiny_qwen2 import tiny_qwen2
@@ -98,7 +97,7 @@ def gradient(objective: Objective, budget: int, sharing: Sharing | None, ranks: 
     with torch.no_grad():
         entropies = [model(m, 0.7, 16)[1] for m in micro]
     share = objective.top_entropy_quantile
-    least = threshold([e[m.scale > 0] for e, m in zip(entropies, micro, strict=True)], share, 1)
+    least = threshold([e[m.scale > 0] for e, m in zip(entropies, micro, strict=True)], share)
     tasks = [
         Task(m, keep=e >= least - 1e-6 if share < 1.0 else None)
         for m, e in zip(micro, entropies, strict=True)

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from hora_rl.learner.entropy import threshold
 from hora_rl.learner.head import scored
+from hora_rl.learner.totals import threshold
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 def test_the_threshold_is_the_quantile_of_all_micro_batches_together(share: float) -> None:
     values = np.random.default_rng(0).exponential(size=101).astype(np.float32)
     parts = [torch.from_numpy(p) for p in np.split(values, [7, 60])]
-    least = threshold(parts, share, 1)
+    least = threshold(parts, share)
     assert least == pytest.approx(np.quantile(values, 1 - share))
     kept = sum(int((p >= least).sum()) for p in parts)
     assert kept == pytest.approx(share * 101, abs=1)

@@ -69,7 +69,7 @@ def test_a_redis_that_is_gone_hides_no_reason_and_ends_the_next_attempt(
     with socket.socket() as closed:  # a port on which nothing listens
         closed.bind(("127.0.0.1", 0))
         gone = f"redis://127.0.0.1:{closed.getsockname()[1]}"
-        monkeypatch.setattr(launch.StopReason, "agree", lambda stop, world: None)  # Redis was up then
+        monkeypatch.setattr(launch.StopReason, "agree", lambda stop: None)  # Redis was up then
         with pytest.raises(RunError, match="waited 1 s"):
             attempt(gone, tmp_path / "a", "gone", "1")
         monkeypatch.setattr(launch.StopReason, "agree", agree)
@@ -85,15 +85,15 @@ from hora_rl.learner.stop_reason import StopReason
 
 dist.init_process_group("gloo")
 rank, url = dist.get_rank(), sys.argv[1]
-first = StopReason(url, "ranks", "1").agree(2)
+first = StopReason(url, "ranks", "1").agree()
 if rank == 1:
     StopReason(url, "ranks", "1").write("one line")
 dist.barrier()
 lacking = "redis://127.0.0.1:1?password_file=/no/such/file"
 found = [
     first,
-    StopReason(url, "ranks", "1").agree(2),
-    StopReason(lacking if rank == 1 else url, "ranks", "2").agree(2),
+    StopReason(url, "ranks", "1").agree(),
+    StopReason(lacking if rank == 1 else url, "ranks", "2").agree(),
 ]
 every = [None, None]
 dist.all_gather_object(every, found)

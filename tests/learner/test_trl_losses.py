@@ -13,10 +13,10 @@ from benchmarks.learner import TEMPERATURE, gradient, small_model, trl_trainer
 from hora_rl.common.config import Objective
 from hora_rl.common.types import Group, Rollout
 from hora_rl.learner.batch import micro_batches, samples_of
-from hora_rl.learner.entropy import threshold
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.objective import Task
+from hora_rl.learner.totals import threshold
 from tests.support.groups import group, rollout
 
 LONGEST, VOCABULARY, GROUPS, SIZE = 16, 48, 4, 4
@@ -96,7 +96,7 @@ def our_gradient(model: Any, data: list[Group], objective: Objective, inputs: di
     if objective.top_entropy_quantile < 1.0:
         with torch.no_grad():
             entropies = [policy(t.micro, TEMPERATURE, 16)[1] for t in tasks]
-        least = threshold(entropies, objective.top_entropy_quantile, 1)
+        least = threshold(entropies, objective.top_entropy_quantile)
         tasks = [
             Task(t.micro, t.prox, t.reference, e >= least) for t, e in zip(tasks, entropies, strict=True)
         ]
