@@ -15,7 +15,7 @@ from hora_rl.common.errors import WireError
 from hora_rl.common.live.queue import Entry
 from hora_rl.common.types import Group
 from hora_rl.common.wire import decode_group
-from hora_rl.learner.turns import sequences as sequences_of
+from hora_rl.learner.sample import sequences as sequences_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from hora_rl.common.types import Group, Rollout
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.packing import bins
 from hora_rl.learner.prefixes import Row, length
-from hora_rl.learner.sample import Sample
-from hora_rl.learner.turns import sequences
+from hora_rl.learner.sample import Sample, sequences
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,12 +7,22 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hora_rl.common.advantages import STD_FLOOR, Formula, Values, centred, formula, grpo, rloo_by_phase
+from hora_rl.common.advantages import (
+    STD_FLOOR,
+    Formula,
+    Values,
+    centred,
+    formula,
+    grpo,
+    rloo_by_phase,
+    size_weight,
+)
 from hora_rl.common.config import Config, Objective
+from hora_rl.common.config.objective import GroupWeight
 from hora_rl.common.data.rewards import total
+from hora_rl.common.errors import RunError
 from hora_rl.common.types import Group, Rollout
 from hora_rl.common.user_code import is_user_function
-from hora_rl.learner.group_weights import group_weight
 from hora_rl.learner.totals import Totals
 from hora_rl.learner.user_advantage import user_advantage
 
@@ -109,6 +119,30 @@ class Estimator:
         cache = self.objective.overlong_cache or max(1, self.max_response // 5)
         lengths = np.array([len(r.tokens) for r in group.rollouts])
         return np.clip((lengths - self.max_response) / cache + 1.0, 0.0, 1.0)
+
+
+def group_weight(group: Group, weight: GroupWeight, group_size: int) -> float:
+    """The factor of the advantages of `group`, with G = `group_size` (`learner.objective.group_weight`).
+
+    Under `grpo` a rare prompt's expected update grows with the root of its group's size. The weights apply
+    that without unequal groups, remove that effect, or weight by difficulty: clamp((τ/p̂)^γ, lo, hi). Raises
+    RunError for a group without the size that as_if needs.
+    """
+    if weight.kind == "sqrt_size":
+        return float(size_weight(group.size, group_size))
+    if weight.kind == "inverse_sqrt_size":
+        return 1.0 / float(size_weight(group.size, group_size))
+    if weight.kind == "difficulty":
+        rate = group.hits / group.size
+        return min(weight.hi, max(weight.lo, (weight.tau / rate) ** weight.gamma)) if rate else weight.hi
+    if weight.kind == "as_if":
+        if not group.size_as_if:
+            raise RunError(
+                f"group {group.id} does not say its size under rule {weight.as_if} "
+                "(learner.objective.group_weight.as_if): it was sampled under another configuration"
+            )
+        return float(size_weight(group.size_as_if, group_size))
+    return 1.0
 
 
 def estimator_of(config: Config) -> Estimator:

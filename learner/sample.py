@@ -1,13 +1,15 @@
-"""One training sequence."""
+"""Training sequences, and the sequences on which the policy runs in a rollout of several turns. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hora_rl.common.types import LogProbs, Tokens
+from hora_rl.common.types import LogProbs, Rollout, Tokens, Turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,3 +41,45 @@ class Sample:
     def targets(self) -> Tokens:
         """The sampled tokens (N,)."""
         return self.tokens if self.places is None else self.tokens[self.places]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence:
+    """`tokens` (L,) after `prompt`. `places` (N,) are the indices of the sampled tokens in `tokens`; None:
+    all. `span` are their indices in the rollout."""
+
+    prompt: Tokens
+    tokens: Tokens
+    places: NDArray[np.int64] | None
+    span: slice
+
+
+def sequences(prompt: Tokens, rollout: Rollout) -> Iterator[Sequence]:
+    """The sequences of a rollout, in order: the first after the group's `prompt`, and one per turn with a
+    fresh context."""
+    if not rollout.turns:
+        yield Sequence(prompt, rollout.tokens, None, slice(None))
+        return
+    starts = accumulate((turn.sampled for turn in rollout.turns), initial=0)
+    part: list[tuple[int, Turn]] = []
+    for start, turn in zip(starts, rollout.turns, strict=False):
+        if turn.anew:
+            yield _sequence(prompt, rollout, part)
+            prompt, part = turn.given, []
+        part.append((start, turn))
+    yield _sequence(prompt, rollout, part)
+
+
+def _sequence(prompt: Tokens, rollout: Rollout, part: list[tuple[int, Turn]]) -> Sequence:
+    pieces: list[Tokens] = []
+    places: list[NDArray[np.int64]] = []
+    length = 0
+    for start, turn in part:
+        given = turn.given[:0] if turn.anew else turn.given  # a fresh context is the prompt
+        pieces += [given, rollout.tokens[start : start + turn.sampled]]
+        length += len(given)
+        places.append(np.arange(length, length + turn.sampled))
+        length += turn.sampled
+    start, (last, turn) = part[0][0], part[-1]
+    span = slice(start, last + turn.sampled)
+    return Sequence(prompt, np.concatenate(pieces), np.concatenate(places), span)

@@ -21,7 +21,7 @@ from hora_rl.common.files import replace_text
 from hora_rl.deploy.launch.evaluation import read_run_results
 from hora_rl.evaluation.pass_at_k import Estimate
 from hora_rl.evaluation.results import Result
-from hora_rl.learner.candidates import BEST, CANDIDATES, best_step, candidates_in
+from hora_rl.learner.origin import BEST, CANDIDATES, best_step, candidates_in
 
 NAME = "best.json"
 

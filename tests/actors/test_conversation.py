@@ -14,7 +14,7 @@ from hora_rl.actors.environment.template import Template
 from hora_rl.common.errors import EnvironmentFault
 from hora_rl.common.types import Completion
 from hora_rl.deploy.demo.tokenizer import make_tokenizer
-from hora_rl.learner.turns import sequences
+from hora_rl.learner.sample import sequences
 from tests.support.groups import completion as answer
 from tests.support.groups import rollout
 

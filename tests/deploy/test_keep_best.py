@@ -12,8 +12,14 @@ from hora_rl.deploy.launch.best import promote_best, read_best
 from hora_rl.evaluation.benchmarks import held_out
 from hora_rl.evaluation.evaluate import Counts
 from hora_rl.evaluation.results import Result, make_result
-from hora_rl.learner.candidates import best_step, candidate, candidates_in, is_candidate, is_missing
-from hora_rl.learner.origin import write_origin
+from hora_rl.learner.origin import (
+    best_step,
+    candidate,
+    candidates_in,
+    is_candidate,
+    is_missing,
+    write_origin,
+)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from hora_rl.deploy.launch.live_evaluation import LiveEvaluation
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind
 from hora_rl.evaluation.results import Result, read_result
-from hora_rl.learner.candidates import candidate
+from hora_rl.learner.origin import candidate
 from tests.support.ports import until
 
 PROBLEMS, SAMPLES = 4, 8

@@ -13,7 +13,7 @@ from hora_rl.common.advantages import rloo, rloo_by_phase
 from hora_rl.common.config.objective import GroupWeight
 from hora_rl.common.errors import RunError
 from hora_rl.common.types import Group
-from hora_rl.learner.group_weights import group_weight
+from hora_rl.learner.estimator import group_weight
 from tests.support.groups import group, rollout
 
 G0, G = 8, 32

@@ -14,7 +14,7 @@ from hora_rl.learner.admission import Vocabulary, admitted
 from hora_rl.learner.batch import measurable
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.turns import sequences
+from hora_rl.learner.sample import sequences
 from tests.support.formula import apart, by_cut, by_formula
 from tests.support.groups import group, in_turns, rollout
 from tests.support.sharing import ALWAYS
