@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hora_rl.common.config import Config, Lora
+from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.files import sync_tree
 from hora_rl.common.weights.adapter_names import PARAMETER, published_name
@@ -43,12 +43,9 @@ def export(
     tensors = {name: tensor for name, tensor in engine.gathered() if rank == 0}
     if rank != 0:
         return
-    if (lora := config.learner.lora) is None:
-        _write(engine.hf, tensors, config, step, folder)
-        return
-    if adapter is not None:
-        _write_adapter(tensors, lora, config, step, adapter)
-    _write_merged(tensors, lora, config, step, folder)
+    if adapter is not None and config.learner.lora is not None:
+        _write(tensors, config, step, adapter, adapter=True)
+    _write(tensors, config, step, folder, None if config.learner.lora else engine.hf)
 
 
 def export_checkpoint(
@@ -69,12 +66,9 @@ def export_checkpoint(
         raise RunError(f"{folder}: exists and is not empty; choose another folder")
     chosen, weights = checkpoint_weights(run_dir, config.run.name, step)
     weights = {name: t.to(DTYPES[config.model.dtype]) for name, t in weights.items()}
-    if (lora := config.learner.lora) is not None:
-        tensors = {published_name(name): t for name, t in weights.items() if PARAMETER.match(name)}
-        (_write_adapter if adapter else _write_merged)(tensors, lora, config, chosen, folder)
-        return chosen
-    model = load_model(config.model, config.learner, attention="sdpa")  # only for its names and shapes
-    _write(model, {name: weights[name] for name, _ in model.named_parameters()}, config, chosen, folder)
+    if config.learner.lora is not None:
+        weights = {published_name(name): t for name, t in weights.items() if PARAMETER.match(name)}
+    _write(weights, config, chosen, folder, adapter=adapter)
     return chosen
 
 
@@ -123,26 +117,34 @@ def _weights(state: Path) -> dict[str, torch.Tensor]:
         )
 
 
-def _write_merged(tensors: Tensors, lora: Lora, config: Config, step: int, folder: Path) -> None:
-    model = load_model(config.model, config.learner, attention="sdpa")
-    merge(model, tensors, lora.scale)
-    _write(model, dict(model.named_parameters()), config, step, folder)
-
-
-def _write_adapter(tensors: Tensors, lora: Lora, config: Config, step: int, folder: Path) -> None:
-    base = config.model.path
-    with _complete(folder, config.run.name, step, weights_digest(Path(base))) as partial:
-        write_adapter(partial, tensors, base, lora)
-
-
-def _write(hf: PreTrainedModel, tensors: Tensors, config: Config, step: int, folder: Path) -> None:
+def _write(
+    tensors: Tensors,
+    config: Config,
+    step: int,
+    folder: Path,
+    hf: PreTrainedModel | None = None,
+    *,
+    adapter: bool = False,
+) -> None:
+    """Write a whole model of `tensors`; with `learner.lora` they are its adapter's, which is merged with the
+    base or, with `adapter`, written alone. `hf` gives names and buffers; None: it is loaded."""
     from transformers import AutoTokenizer
 
-    path, trusted = config.model.path, config.model.trust_remote_code
-    with _complete(folder, config.run.name, step) as partial:
-        hf.save_pretrained(partial, state_dict={**tensors, **_buffers(hf)})
-        AutoTokenizer.from_pretrained(path, trust_remote_code=trusted).save_pretrained(partial)
-        if (generation := Path(path) / "generation_config.json").is_file():
+    model, lora, run = config.model, config.learner.lora, config.run.name
+    if adapter and lora is not None:
+        with _complete(folder, run, step, weights_digest(Path(model.path))) as partial:
+            write_adapter(partial, tensors, model.path, lora)
+        return
+    hf = hf or load_model(model, config.learner, attention="sdpa")
+    if lora is not None:
+        merge(hf, tensors, lora.scale)
+        tensors = dict(hf.named_parameters())
+    own = {name: tensors[name] for name, _ in hf.named_parameters()}
+    with _complete(folder, run, step) as partial:
+        hf.save_pretrained(partial, state_dict={**own, **_buffers(hf)})
+        tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        tokenizer.save_pretrained(partial)
+        if (generation := Path(model.path) / "generation_config.json").is_file():
             shutil.copy(generation, partial)
 
 
