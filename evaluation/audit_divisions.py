@@ -37,7 +37,9 @@ def _of_shard(config: Config, report: ShardReport, reports: Sequence[ShardReport
         return
     in_tokens = under.budget == "tokens"
     again = (
-        _again_in_tokens(config.rollout, allocation, report, reports) if in_tokens else _again(config, report)
+        _again_in_tokens(config.rollout, allocation, report, reports)
+        if in_tokens
+        else _again(config.rollout, allocation, report, config.least_extra(report["rule"]))
     )
     try:
         for number, (recorded, extra) in enumerate(zip(rounds, again, strict=True), 1):
@@ -61,11 +63,10 @@ def _terms(allocation: Allocation, report: ShardReport) -> dict[str, Any]:
     }
 
 
-def _again(config: Config, report: ShardReport) -> Iterator[Int]:
-    n, rollout, rounds = len(report["groups"]), config.rollout, report["rounds"]
+def _again(rollout: Rollout, allocation: Allocation, report: ShardReport, least: int) -> Iterator[Int]:
+    n, rounds = len(report["groups"]), report["rounds"]
     budget = n * (rollout.group_size - rollout.pre_rollouts)
-    least = config.least_extra(report["rule"])
-    session = Session(n, budget, rounds=len(rounds), least_extra=least, **_terms(config.allocation, report))
+    session = Session(n, budget, rounds=len(rounds), least_extra=least, **_terms(allocation, report))
     trials: int | list[int] = report["trials"]
     for recorded in rounds:
         session.tell(recorded["successes"], trials)

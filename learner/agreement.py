@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Learner, Model
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.learner.batch import make_micro_batch
@@ -81,8 +81,8 @@ def check_agreement(
     return "" if differs <= allowed else f"its log-probs would differ by {differs:.2e} in the mean"
 
 
-def check_family(config: Config) -> tuple[str, str]:
-    """Return the family name of `config.model.path`, and why its completions do not share a prompt (empty if
+def check_family(source: Model, learner: Learner, temperature: float) -> tuple[str, str]:
+    """Return the family name of `source.path`, and why its completions do not share a prompt (empty if
     they do). Raises ConfigError when the learner cannot train this family. Needs no weights.
 
     Compares a model of the same family with two layers and a small vocabulary. If no such model can be made,
@@ -92,28 +92,27 @@ def check_family(config: Config) -> tuple[str, str]:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from transformers import AutoModelForCausalLM
 
-    trusted, attention = config.model.trust_remote_code, config.learner.attention
+    trusted = source.trust_remote_code
     try:
-        whole = own_configuration(config.model)
+        whole = own_configuration(source)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
-                whole, trust_remote_code=trusted, attn_implementation=attention
+                whole, trust_remote_code=trusted, attn_implementation=learner.attention
             )
         family = type(model).__name__
         Policy(model)
-        if config.learner.lora is not None:
-            model.config.name_or_path = config.model.path
-            check_targets(model, config.learner.lora)
+        if learner.lora is not None:
+            model.config.name_or_path = source.path
+            check_targets(model, learner.lora)
     except ConfigError:
         raise
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path ({config.model.path}): {' '.join(str(error).split())[:300]}") from None
+        raise ConfigError(f"model.path ({source.path}): {' '.join(str(error).split())[:300]}") from None
     small = _small(whole, trusted)
     if small is None:
         return family, ""
-    small.config.name_or_path = config.model.path
+    small.config.name_or_path = source.path
     policy = Policy(small.eval())
-    temperature = config.rollout.temperature
     return family, check_agreement("float32", temperature, policy, policy, torch.device("cpu"))
 
 

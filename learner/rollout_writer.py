@@ -80,13 +80,23 @@ class RolloutFiles:
 
     def _write(self, step: int, groups: Sequence[Group]) -> None:
         path = path_of(self._run_dir, step)
-        table = table_of(step, groups, self._config, self._texts)
+        table = self._table(step, groups)
         repeated = [name for name in table.column_names if name not in UNIQUE]
         with replacing(path) as new:
             pq.write_table(table, new, compression="zstd", row_group_size=ROW_GROUP, use_dictionary=repeated)
         self._sizes[step] = path.stat().st_size
         self._unsynced.append(path)
         self._forget()
+
+    def _table(self, step: int, groups: Sequence[Group]) -> pa.Table:
+        """The rows of one step, in order of prompt index."""
+        config, logprobs = self._config, self._config.telemetry.rollouts_logprobs
+        earned = (name for g in groups for r in g.rollouts for name in r.rewards)
+        form = schema(list(dict.fromkeys([*config.reward_names, *earned])), logprobs=logprobs)
+        weights = {source: config.of(source).reward.weights for source in config.source_names}
+        ordered = sorted(groups, key=lambda g: g.prompt_index)
+        of_groups = (_rows(step, g, weights[g.source], self._texts, logprobs=logprobs) for g in ordered)
+        return pa.Table.from_pylist([row for rows in of_groups for row in rows], schema=form)
 
     def _forget(self) -> None:
         """Remove the oldest files while the total exceeds the limit; the newest stays."""
@@ -121,18 +131,6 @@ class Texts:
             yield spoken(self._tokenizer, frozenset(), turn.given.tolist())
             yield spoken(self._tokenizer, self._silent, rollout.tokens[at : at + turn.sampled].tolist())
             at += turn.sampled
-
-
-def table_of(step: int, groups: Sequence[Group], config: Config, texts: Texts) -> pa.Table:
-    """The rows of one step, in order of prompt index."""
-    earned = (name for g in groups for r in g.rollouts for name in r.rewards)
-    names = list(dict.fromkeys([*config.reward_names, *earned]))
-    form = schema(names, logprobs=config.telemetry.rollouts_logprobs)
-    ordered = sorted(groups, key=lambda g: g.prompt_index)
-    weights = {source: config.of(source).reward.weights for source in config.source_names}
-    kept = config.telemetry.rollouts_logprobs
-    rows = [row for g in ordered for row in _rows(step, g, weights[g.source], texts, logprobs=kept)]
-    return pa.Table.from_pylist(rows, schema=form)
 
 
 def _rows(

@@ -31,7 +31,8 @@ def trackers(
     board = run_dir / "tensorboard"
     found: list[Board | Wandb] = [Board(board / EVALUATION) if evaluation else Board(board, start)]
     if config.learner.wandb:
-        found.append(Wandb(config, run_dir, name))
+        settings = config.model_dump(mode="json", exclude=SECRETS)
+        found.append(Wandb(config.learner.wandb, config.run.name, name, run_dir, settings))
     return found
 
 
@@ -52,18 +53,13 @@ class Board:
 
 
 class Wandb:
-    """A W&B run with `name` as its id, in the group of the run's name. An existing one is continued."""
+    """A W&B run with `name` as its id, in the group `run`. An existing one is continued."""
 
-    def __init__(self, config: Config, run_dir: Path, name: str) -> None:
+    def __init__(self, project: str, run: str, name: str, folder: Path, settings: dict[str, Any]) -> None:
         import wandb
 
         self._run = wandb.init(
-            project=config.learner.wandb,
-            id=name,
-            group=config.run.name,
-            resume="allow",
-            dir=str(run_dir),
-            config=config.model_dump(mode="json", exclude=SECRETS),
+            project=project, id=name, group=run, resume="allow", dir=str(folder), config=settings
         )
 
     def log(self, values: Mapping[str, float], step: int) -> None:

@@ -150,9 +150,10 @@ def family(target: Target) -> Iterator[Finding]:
     from hora_rl.learner.agreement import check_family
 
     if target.trains:
-        name, unshared = check_family(target.config)
-        if target.config.learner.kernels == "liger":
-            check_liger_family(own_configuration(target.config.model))
+        config = target.config
+        name, unshared = check_family(config.model, config.learner, config.rollout.temperature)
+        if config.learner.kernels == "liger":
+            check_liger_family(own_configuration(config.model))
         prompts = f"each rollout computes its prompt again: {unshared}" if unshared else "prompts are shared"
         yield ok("family", f"{name}: log-probs are those of the model's own forward; {prompts}")
 

@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -116,13 +116,12 @@ class FileTransport:
     def _in_memory(self, version: int) -> Iterator[tuple[str, BinaryIO]]:
         memory = os.memfd_create(f"hora-weights-{version}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         path = path_of(memory)
-        try:
+        with ExitStack() as torn:
+            torn.callback(os.close, memory)
             with open(memory, "wb", closefd=False) as file:
                 yield path, file
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALED)
-        except BaseException:
-            os.close(memory)
-            raise
+            torn.pop_all()
         self._memory[path] = memory
 
 

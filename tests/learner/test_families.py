@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Learner, Model
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.learner.agreement import check_agreement, check_family
@@ -58,6 +58,10 @@ def gradient(hf: Any, logprobs: torch.Tensor) -> torch.Tensor:
 def start(config: Config) -> None:
     policy = Policy(load_model(config.model, config.learner))
     check_agreement(config.model.dtype, 1.0, policy, policy, torch.device("cpu"))
+
+
+def sections(config: Config) -> tuple[Model, Learner, float]:
+    return config.model, config.learner, config.rollout.temperature
 
 
 def config_of(folder: Path, *more: str) -> Config:
@@ -109,10 +113,11 @@ def test_completions_of_a_family_whose_state_runs_through_all_tokens_do_not_shar
     layers = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
     whole = AutoConfig.for_model("lfm2", **(GROUPED | TOKENS | layers))
     whole.save_pretrained(tmp_path)
-    name, unshared = check_family(config_of(tmp_path))
+    name, unshared = check_family(*sections(config_of(tmp_path)))
     assert name == "Lfm2ForCausalLM"
     assert unshared
-    assert check_family(config_of(write_model("qwen3", tmp_path / "other"))) == ("Qwen3ForCausalLM", "")
+    other = config_of(write_model("qwen3", tmp_path / "other"))
+    assert check_family(*sections(other)) == ("Qwen3ForCausalLM", "")
 
 
 @pytest.mark.parametrize("family", ["granite", "gpt2", "gpt_neox", "phi3"])
@@ -134,7 +139,7 @@ def test_dropout_is_off_and_activations_are_still_recomputed(tmp_path: Path, fam
 def test_a_family_of_another_shape_is_refused_by_name(tmp_path: Path, family: str) -> None:
     config = config_of(write_model(family, tmp_path))
     with pytest.raises(ConfigError, match=REFUSED[family]) as refused:
-        check_family(config)
+        check_family(*sections(config))
     assert "\n" not in str(refused.value)
     with pytest.raises(ConfigError, match=REFUSED[family]):
         start(config)
@@ -148,7 +153,7 @@ def test_logits_that_lack_what_follows_the_head_are_refused(
         return torch.nn.functional.linear(states, weight, bias)
 
     config = config_of(write_model(family, tmp_path))
-    check_family(config)
+    check_family(*sections(config))
     monkeypatch.setattr(OwnPath, "logits", bare)
     policy = Policy(load_model(config.model, config.learner))
     with pytest.raises(
@@ -156,4 +161,4 @@ def test_logits_that_lack_what_follows_the_head_are_refused(
     ):
         check_agreement(config.model.dtype, 1.0, policy, policy, torch.device("cpu"))
     with pytest.raises(ConfigError, match="differ by"):
-        check_family(config)
+        check_family(*sections(config))

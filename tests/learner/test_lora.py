@@ -87,7 +87,7 @@ def test_the_merged_model_and_the_written_adapter_give_the_policys_logits(tmp_pa
 def test_a_target_that_is_not_there_is_refused_by_check_and_learner(targets: str, line: str) -> None:
     config = load("tiny", [f"learner.lora.targets={targets}"])
     with pytest.raises(ConfigError, match=line):
-        check_family(config)
+        check_family(config.model, config.learner, 1.0)
     assert config.learner.lora is not None
     with pytest.raises(ConfigError, match=line):
         add_adapter(load_model(config.model, config.learner), config.run.seed, config.learner.lora)
