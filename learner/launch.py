@@ -8,17 +8,40 @@ import signal
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
+import redis
 import structlog
+import torch
+from ray import train as ray_train
+from ray._common.network_utils import is_localhost
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
+from ray.train import (
+    ControllerError,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    WorkerGroupError,
+)
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch.config import (
+    _set_torch_distributed_env_vars,
+    _setup_torch_process_group,
+    _TorchBackend,
+)
 
 from hora_rl.common import logs
 from hora_rl.common.config import Config
 from hora_rl.common.errors import HoraError, RunError
-from hora_rl.common.live.redis import connect
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect, text_of
 from hora_rl.common.live.state import read_state
-from hora_rl.learner.stop_reason import StopReason
+from hora_rl.learner.totals import gathered
 
 log = structlog.get_logger(__name__)
 RESTARTS = 10
@@ -39,10 +62,6 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
 
     Raises RunError with the reason when the learner cannot continue.
     """
-    import ray
-    from ray.exceptions import RayError
-    from ray.train import ControllerError, TrainingFailedError
-
     share, start = gpu_share(config.learner.gpus, ray.cluster_resources()), uuid.uuid4().hex
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
@@ -70,9 +89,6 @@ def fit(make: Callable[[], Any], steps: Callable[[], int]) -> str | None:
     another, which continues from the newest checkpoint. Both limits count anew after a start that completed a
     step: a run of weeks may survive any number of deaths.
     """
-    from ray.exceptions import OutOfMemoryError, RayActorError
-    from ray.train import WorkerGroupError
-
     left = CONTROLLERS
     while True:
         before = steps()
@@ -103,19 +119,11 @@ def gpu_share(gpus: float | None, resources: Mapping[str, float]) -> float:
 def backend(resources: Mapping[str, float]) -> str:
     """The process group's backend: NCCL with real GPUs. Ray may have a GPU resource without a GPU, but names
     the type only of those that it found."""
-    import torch
-
     found = any(name.startswith("accelerator_type:") for name in resources)
     return "nccl" if torch.cuda.is_available() or (found and resources.get("GPU", 0) > 0) else "gloo"
 
 
 def _trainer(config: Config, redis_url: str, run_dir: str, share: float, start: str) -> Any:
-    import ray
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-
-    from hora_rl.learner.process_group import torch_config
-
     return TorchTrainer(
         _worker,
         train_loop_config={
@@ -140,8 +148,6 @@ def _trainer(config: Config, redis_url: str, run_dir: str, share: float, start: 
 
 def _worker(arguments: dict[str, Any]) -> str | None:
     """Run one rank. Returns the reason to stop if another attempt would fail the same way."""
-    from ray import train as ray_train
-
     from hora_rl.learner.device import set_device
     from hora_rl.learner.train import train
 
@@ -166,10 +172,75 @@ def _worker(arguments: dict[str, Any]) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class StopReason:
+    """Why the start with id `start` of `run` must end. Reasons of earlier starts are ignored.
+
+    A value in Redis, because all ranks see the same one: NFS may show another machine an old folder for up to
+    a minute. A rank that misses the reason would wait in a collective for ranks that have returned.
+    """
+
+    url: str
+    run: str
+    start: str
+
+    def write(self, reason: str) -> None:
+        """Store `reason`, unless one is stored already. Without Redis the reason is lost, but `agree` then
+        finds Redis down."""
+        with suppress(HoraError, redis.exceptions.RedisError):
+            connect(self.url).hsetnx(Keys(self.run).stopped, self.start, reason)
+
+    def agree(self) -> str | None:
+        """The reason found by any rank, on every rank; None to train. A collective."""
+        return next((reason for reason in gathered(self._read()) if reason is not None), None)
+
+    def _read(self) -> str | None:
+        """An unreachable Redis is a reason too: every attempt would wait as long."""
+        try:
+            client = connect(self.url, patient=True)
+        except HoraError as error:
+            return str(error)
+        found = client.hget(Keys(self.run).stopped, self.start)
+        return None if found is None else text_of(found)
+
+
+class FileBackend(_TorchBackend):
+    """The ranks of one machine rendezvous through a file, so no port is opened. Ray Train would use torch's
+    TCPStore, which listens on all interfaces without a password."""
+
+    def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
+        """Create the process group of `worker_group`, on this machine; called again after each restart."""
+        session = Path(ray._private.worker._global_node.get_session_dir_path())
+        worker_group.execute(_set_torch_distributed_env_vars)
+        size = len(worker_group)
+        common = {
+            "backend": backend_config.backend,
+            "world_size": size,
+            "init_method": f"file://{session / f'ranks-{uuid.uuid4().hex}'}",
+            "timeout_s": backend_config.timeout_s,
+        }
+        joining = [
+            worker_group.execute_single_async(rank, _setup_torch_process_group, world_rank=rank, **common)
+            for rank in range(size)
+        ]
+        ray.get(joining)
+
+
+class FileConfig(TorchConfig):
+    @property
+    def backend_cls(self) -> type[FileBackend]:
+        return FileBackend
+
+
+def torch_config(backend: str) -> TorchConfig:
+    """Config of `backend`, through a file if Ray's node is on loopback, as under `hora run`; else through a
+    port of rank 0's machine."""
+    local = is_localhost(ray.util.get_node_ip_address())
+    return FileConfig(backend=backend) if local else TorchConfig(backend=backend)
+
+
 def _unplaced(workers: int, error: BaseException) -> str:
     """Why the ranks did not start, with the free resources of the cluster."""
-    import ray
-
     free = ray.available_resources()
     return (
         f"the learner's ranks did not start: learner.workers = {workers} need a CPU each, and "

@@ -81,7 +81,7 @@ def test_a_redis_that_is_gone_hides_no_reason_and_ends_the_next_attempt(
 
 RANKS = """
 import json, os, sys, torch.distributed as dist
-from hora_rl.learner.stop_reason import StopReason
+from hora_rl.learner.launch import StopReason
 
 dist.init_process_group("gloo")
 rank, url = dist.get_rank(), sys.argv[1]
