@@ -64,9 +64,7 @@ def median(work: Callable[[], object], repeats: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--million", action="store_true", help="also a million prompts (the heap takes minutes)"
-    )
+    parser.add_argument("--million", action="store_true", help="also a million prompts, in minutes")
     options = parser.parse_args()
     sizes = [(15, 32), (60, 32), (4096, 64)] + ([(1_000_000, 32)] if options.million else [])
     print(f"{'prompts':>8} {'G':>3} {'prior':>10} {'ours':>10} {'heap':>10} {'heap/ours':>10}")

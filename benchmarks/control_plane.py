@@ -79,9 +79,7 @@ def _seconds(processes: dict[str, psutil.Process]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--replicas", type=int, default=256)
     parser.add_argument("--prompts", type=int, default=4096)
     parser.add_argument("--group", type=int, default=64)

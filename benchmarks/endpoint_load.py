@@ -112,9 +112,7 @@ def until_warm(url: str, run: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=40)
     parser.add_argument("--turns", type=int, default=5, help="pairs of turns, alone and with clients")
     parser.add_argument("--seconds", type=float, default=60.0, help="of one turn")

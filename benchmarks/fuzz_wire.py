@@ -18,8 +18,9 @@ import time
 import numpy as np
 
 from hora_rl.common.errors import WireError
-from hora_rl.common.types import Group, Rollout, VersionSpan
+from hora_rl.common.types import Group, VersionSpan
 from hora_rl.common.wire import decode_group, encode_extra, encode_group, encode_pre_rollouts
+from tests.support.groups import group, rollout
 
 HANG_S = 1.0
 LENGTH_MARKS = bytes([0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xD9, 0xDA, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF])
@@ -27,21 +28,11 @@ LENGTH_MARKS = bytes([0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xD9, 0xDA, 0xDB, 0xDC
 
 def sample_group() -> Group:
     """Four rollouts of a dozen tokens: small, so that most damage hits structure, not buffers."""
-    spans = (VersionSpan(3, 0, 5), VersionSpan(4, 5, 12))
-    rollouts = tuple(
-        Rollout(
-            np.arange(12, dtype=np.int32),
-            -np.linspace(0.0, 2.0, 12, dtype=np.float32),
-            "stop",
-            spans,
-            "A" if i < 2 else "B",
-            {"accuracy": 1.0, "format": 0.0},
-            True,
-        )
-        for i in range(4)
-    )
-    prompt = np.array([7, 8], np.int32)
-    return Group("run", 2, 17, 5, 1, "hit_utility", (1.0, 1.5), "tok", 2, prompt, rollouts)
+    spans, rewards = (VersionSpan(3, 0, 5), VersionSpan(4, 5, 12)), {"accuracy": 1.0, "format": 0.0}
+    made = {"logprobs": -np.linspace(0.0, 2.0, 12, dtype=np.float32), "spans": spans, "rewards": rewards}
+    rollouts = [rollout(np.arange(12), phase="A" if i < 2 else "B", **made) for i in range(4)]
+    names = {"run": "run", "tokenizer": "tok", "rule": "hit_utility", "prior": (1.0, 1.5)}
+    return group(17, rollouts, prompt=[7, 8], epoch=2, batch=5, shard=1, pre_rollouts=2, **names)
 
 
 def damage(message: bytes, seed: int) -> bytes:
@@ -69,12 +60,8 @@ def resident_mib() -> float:
 
 
 def main(messages: int) -> None:
-    group = sample_group()
-    whole, pre_rollouts, extra = (
-        encode_group(group),
-        encode_pre_rollouts(group),
-        encode_extra(group),
-    )
+    sample = sample_group()
+    whole, pre_rollouts, extra = (f(sample) for f in (encode_group, encode_pre_rollouts, encode_extra))
     decoded, slowest, early, began = 0, 0.0, 0.0, time.perf_counter()
     for seed in range(messages):
         # A group in one message, and each of the two that the queue holds beside the other.

@@ -17,8 +17,9 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
@@ -44,6 +45,7 @@ LIMIT_S = 180.0
 SPARE = 1.05
 FUSED = ("flash", "fmha", "efficient_attention", "cudnn_attention")
 MARK = "LINE "
+PIECES = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +228,17 @@ def adapter(sizes: Sizes) -> Iterator[Line]:
     yield Line("LoRA step", still and result.norm > 0, figure, "the base stands still")
 
 
+def lacking(package: str, device: torch.device) -> str:
+    """Why a check of this package cannot run; empty if it can."""
+    if find_spec(package) is None:
+        return f"{package} is not installed"
+    return "" if device.type == "cuda" else "needs a GPU"
+
+
 def kernels(sizes: Sizes) -> Iterator[Line]:
     """Liger's kernels against the model's own."""
     name = "Liger's kernels"
-    if find_spec("liger_kernel") is None or sizes.device.type != "cuda":
-        why = "liger-kernel is not installed" if find_spec("liger_kernel") is None else "needs a GPU"
+    if why := lacking("liger_kernel", sizes.device):
         yield Line(name, None, why)
         return
     own, own_logprobs = step_with("torch", sizes)  # first: Liger's stay in the process
@@ -253,15 +261,68 @@ def step_with(kind: str, sizes: Sizes) -> tuple[Result, torch.Tensor]:
         return measure(engine, samples, sizes.budget, sizes.steps), torch.cat(found)
 
 
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """Hands on what `src` broadcasts to the one other member, in order."""
+
+    sends: bool
+    sent: deque[torch.Tensor] = field(default_factory=deque)
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        if self.sends:
+            self.sent.append(tensor.clone())
+        else:
+            tensor.copy_(self.sent.popleft())
+
+
+def tensors_of(size: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """About `size` bytes in two types: small tensors, and one that is larger than a buffer."""
+    each = max(8, size // PIECES // 2 // 4 * 4)
+    made = {
+        f"layer.{i}": torch.randn(each // 4, 4, device=device).to(torch.float32 if i % 2 else torch.bfloat16)
+        for i in range(PIECES)
+    }
+    return {
+        "embedding": torch.randn(each * 3, 2, device=device),
+        **made,
+        "norm": torch.ones(3, device=device),
+    }
+
+
+def packed_transfer(size: int, device: torch.device) -> tuple[bool, str]:
+    """Whether every tensor arrived as it was by vLLM's packed transfer, which `weights.transport: nccl` uses,
+    over a communicator that stands in for NCCL; how fast and in how many messages. Needs a GPU's streams."""
+    from vllm.distributed.weight_transfer.packed_tensor import (
+        packed_nccl_broadcast_consumer,
+        packed_nccl_broadcast_producer,
+    )
+
+    source, arrived = tensors_of(size, device), dict[str, torch.Tensor]()
+    total, sender = sum(t.nbytes for t in source.values()), StandIn(sends=True)
+    began = time.perf_counter()
+    packed_nccl_broadcast_producer(
+        iter(source.items()), sender, 0, lambda item: item[1], buffer_size_bytes=total // 8
+    )
+    messages = len(sender.sent)
+    packed_nccl_broadcast_consumer(
+        iter((name, (list(t.shape), t.dtype)) for name, t in source.items()),
+        StandIn(sends=False, sent=sender.sent),
+        0,
+        lambda pairs: arrived.update((name, t.clone()) for name, t in pairs),
+        buffer_size_bytes=total // 8,
+        device=device,
+    )
+    same = arrived.keys() == source.keys() and all(torch.equal(arrived[n], t) for n, t in source.items())
+    seconds = time.perf_counter() - began
+    return same and messages > 1, f"{messages} messages, {total / 1e9 / seconds:.2f} GB/s there and back"
+
+
 def engine_side(sizes: Sizes) -> Iterator[Line]:
     """vLLM's part, where it is installed."""
     name, expected = "vLLM's packed transfer", "every tensor as it was"
-    if find_spec("vllm") is None or sizes.device.type != "cuda":
-        why = "vllm is not installed" if find_spec("vllm") is None else "needs a GPU"
+    if why := lacking("vllm", sizes.device):
         yield Line(name, None, why)
     else:
-        from benchmarks.gpu_packed import packed_transfer
-
         yield Line(name, *packed_transfer(sizes.copied, sizes.device), expected)
     yield Line("vLLM's sleep and wake", None, "run `make test-gpu`, which starts engines")
 

@@ -24,36 +24,16 @@ from hora_rl.common.config import Config
 from hora_rl.learner.batch import micro_batches
 from hora_rl.learner.flops import peak_flops
 from hora_rl.learner.sample import Sample
+from tests.support.samples import sample
+from tests.support.tiny_qwen2 import NAMES, SHAPES
 
 if TYPE_CHECKING:
     from hora_rl.learner.engine import Engine
 
-SHAPE_1_5B: dict[str, Any] = {
-    "vocab_size": 151936,
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": True,
-}
-WIDE_7B = SHAPE_1_5B | {
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "tie_word_embeddings": False,
-}
-SMALL = SHAPE_1_5B | {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
+SHAPE_1_5B: dict[str, Any] = dict(zip(NAMES, SHAPES["1.5B"], strict=True))
+SHAPE_1_5B["max_position_embeddings"] = 32768
+WIDE_7B = SHAPE_1_5B | dict(zip(NAMES, SHAPES["7B"], strict=True)) | {"num_hidden_layers": 4}
+SMALL = SHAPE_1_5B | dict(zip(NAMES, (512, 64, 128, 2, 4), strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +61,9 @@ def ragged_samples(count: int, vocabulary: int, longest: int, seed: int = 0) -> 
     samples = []
     for _ in range(count):
         n = int(np.clip(rng.lognormal(np.log(longest / 4), 0.6), 1, longest))
-        prompt = rng.integers(0, vocabulary, int(rng.integers(60, 300))).astype(np.int32)
-        tokens = rng.integers(0, vocabulary, n).astype(np.int32)
-        logprobs = np.full(n, -np.log(vocabulary), np.float32)
-        samples.append(
-            Sample(
-                prompt, tokens, logprobs, float(rng.normal()), 1 / (count * longest), np.ones(n, dtype=bool)
-            )
-        )
+        prompt = rng.integers(0, vocabulary, int(rng.integers(60, 300)))
+        tokens, advantage = rng.integers(0, vocabulary, n), float(rng.normal())
+        samples.append(sample(prompt, tokens, -np.log(vocabulary), advantage, 1 / (count * longest)))
     return samples
 
 
@@ -151,13 +126,8 @@ def measure(engine: Engine, samples: Sequence[Sample], budget: int, steps: int) 
 
 def join_alone(backend: str) -> None:
     """A process group of one, meeting in a file: no port is needed. DeepSpeed takes it over."""
-    for name, value in {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-    }.items():
-        os.environ.setdefault(name, value)
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update(alone | os.environ)
     with tempfile.NamedTemporaryFile(delete=False) as store:
         torch.distributed.init_process_group(
             backend, init_method=f"file://{store.name}", rank=0, world_size=1

@@ -24,16 +24,15 @@ import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from hora_rl.common.config import Objective
-from hora_rl.common.types import Group, Rollout, VersionSpan
+from hora_rl.common.types import Group
 from hora_rl.learner.batch import MicroBatch, micro_batches, samples_of
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.flops import Shape
@@ -41,6 +40,10 @@ from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.objective import policy_loss
 from hora_rl.learner.prefixes import Sharing, rows_of, window_of
 from hora_rl.learner.sample import Sample
+from tests.support.formula import flat
+from tests.support.groups import group, rollout
+from tests.support.samples import sample
+from tests.support.tiny_qwen2 import shape_of
 
 WEIGHTS = {"accuracy": 0.5, "format": 0.5}
 TEMPERATURE = 0.7
@@ -48,20 +51,9 @@ TEMPERATURE = 0.7
 
 def small_model(vocabulary: int = 8192, hidden: int = 256, layers: int = 4) -> Any:
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=hidden * 8 // 3 // 8 * 8,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
-    return Qwen2ForCausalLM(config).float()
+    sizes = vocabulary, hidden, hidden * 8 // 3 // 8 * 8, layers, 4, 2
+    tokens = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    return Qwen2ForCausalLM(shape_of(*sizes, max_position_embeddings=4096, **tokens)).float()
 
 
 def ragged_batch(samples: int, max_response: int, vocabulary: int, seed: int = 0) -> list[Group]:
@@ -71,15 +63,13 @@ def ragged_batch(samples: int, max_response: int, vocabulary: int, seed: int = 0
     sizes.append(samples - sum(sizes))
     groups = []
     for i, size in enumerate(sizes):
-        prompt = rng.integers(2, vocabulary, int(rng.integers(20, 75))).astype(np.int32)
+        prompt = rng.integers(2, vocabulary, int(rng.integers(20, 75)))
         rollouts = []
         for j in range(size):
             n = int(np.clip(rng.lognormal(np.log(max_response / 4), 0.6), 1, max_response))
-            tokens = rng.integers(2, vocabulary, n).astype(np.int32)
-            logprobs = np.full(n, -np.log(vocabulary), dtype=np.float32)
-            rewards = {"accuracy": float(j == 0), "format": 1.0}
-            rollouts.append(Rollout(tokens, logprobs, "stop", (VersionSpan(0, 0, n),), "A", rewards, j == 0))
-        groups.append(Group("bench", 0, i, 0, 0, "hit_utility", (1.0, 1.0), "t", 1, prompt, tuple(rollouts)))
+            tokens = rng.integers(2, vocabulary, n)
+            rollouts.append(rollout(tokens, logprobs=-np.log(vocabulary), success=j == 0))
+        groups.append(group(i, rollouts, prompt=prompt))
     return groups
 
 
@@ -159,10 +149,6 @@ def our_pass(policy: Policy, micro: Sequence[MicroBatch], objective: Objective, 
         policy_loss(logprobs, logprobs.detach(), m, objective)[0].backward()
 
 
-def gradient(model: Any) -> torch.Tensor:
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
 def timed(run: Any, model: Any) -> float:
     model.zero_grad()
     started = time.perf_counter()
@@ -170,48 +156,47 @@ def timed(run: Any, model: Any) -> float:
     return time.perf_counter() - started
 
 
-def compare(samples: int, rounds: int, rows: int, max_response: int) -> SimpleNamespace:
+def compare(args: argparse.Namespace, out: Console) -> None:
+    """Print tokens per second of both sides, once their gradients are equal."""
+    max_response, rows = args.max_response, args.rows
     objective = Objective(importance="none")
     model = small_model().train()
     vocabulary = model.config.vocab_size
-    groups = ragged_batch(samples, max_response, vocabulary)
-    ours = samples_of(
+    groups = ragged_batch(args.samples, max_response, vocabulary)
+    samples = samples_of(
         groups, Estimator(objective, WEIGHTS, "accuracy", 8, max_response), len(groups), version=0
     )
-    tokens = sum(s.length for s in ours)
-    inputs = trl_inputs(ours, max_response)
+    tokens = sum(s.length for s in samples)
+    inputs = trl_inputs(samples, max_response)
     padded = inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
-    micro, figures = micro_batches([[s] for s in ours], rows * padded // len(ours))
+    micro, figures = micro_batches([[s] for s in samples], rows * padded // len(samples))
     policy = Policy(model)
-
-    def our() -> None:
-        our_pass(policy, micro, objective, 1024)
-
+    our = partial(our_pass, policy, micro, objective, 1024)
     # Timed once before TRL wraps the forward of the model too, so that its wrapper cannot slow our side
     # unseen.
     timed(our, model)
-    expected = gradient(model)
+    expected = flat(model)
     alone = timed(our, model)
     with tempfile.TemporaryDirectory() as folder:
         trainer = trl_trainer(model, max_response, folder)
         model.train()
-
-        def trl() -> None:
-            trl_pass(trainer, inputs, rows)
-
+        trl = partial(trl_pass, trainer, inputs, rows)
         timed(trl, model)
-        difference = float((gradient(model) - expected).norm() / expected.norm())
-        pairs = [(timed(our, model), timed(trl, model)) for _ in range(rounds)]
-    return SimpleNamespace(
-        tokens=tokens,
-        real_ours=figures["packing/tokens"] / figures["packing/processed"],
-        real_trl=tokens / padded,
-        difference=difference,
-        alone=alone,
-        ours=statistics.median(a for a, _ in pairs),
-        trl=statistics.median(b for _, b in pairs),
-        ratios=[b / a for a, b in pairs],
-        sizes=[g.size for g in groups],
+        difference = float((flat(model) - expected).norm() / expected.norm())
+        pairs = [(timed(our, model), timed(trl, model)) for _ in range(args.rounds)]
+    sizes = [group.size for group in groups]
+    out.print(f"groups of {sizes} completions, {tokens} real tokens, {args.threads} thread(s), float32")
+    out.print(f"gradients differ by {difference:.1e} relative")
+    if difference > 1e-3:
+        raise SystemExit("the two sides do not compute the same gradient: the times say nothing")
+    ours, theirs = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
+    real = figures["packing/tokens"] / figures["packing/processed"]
+    out.print(f"TRL   {tokens / theirs:8.0f} tokens/s, {tokens / padded:.1%} of processed tokens real")
+    out.print(f"ours  {tokens / ours:8.0f} tokens/s, {real:.1%} of processed tokens real")
+    ratios = [b / a for a, b in pairs]
+    out.print(
+        f"ratio {statistics.median(ratios):.2f} (rounds {', '.join(f'{x:.2f}' for x in ratios)}; before "
+        f"TRL had the model: {tokens / alone:.0f} tokens/s)"
     )
 
 
@@ -226,7 +211,7 @@ def shared(args: argparse.Namespace, out: Console) -> None:
     gradients = {}
     for name, side in micro.items():
         timed(partial(our_pass, policy, side, objective, 1024), model)
-        gradients[name] = gradient(model).double()
+        gradients[name] = flat(model).double()
     norm = gradients["alone"].norm()
     out.print(f"gradients differ by {float((gradients['alone'] - gradients['shared']).norm() / norm):.1e}")
     seconds: dict[str, list[float]] = {name: [] for name in micro}
@@ -248,11 +233,10 @@ def grouped(count: int, prompt: int, completion: int, vocabulary: int) -> list[S
     rng, samples = np.random.default_rng(0), []
     for i in range(count):
         if i % 16 == 0:
-            ids = rng.integers(2, vocabulary, prompt).astype(np.int32)
+            ids = rng.integers(2, vocabulary, prompt)
         n = int(rng.integers(completion // 2, completion * 3 // 2 + 1))
-        tokens = rng.integers(2, vocabulary, max(1, n)).astype(np.int32)
-        zeros = np.zeros(len(tokens), np.float32)
-        samples.append(Sample(ids, tokens, zeros, (-1.0) ** i, 1.0 / count, zeros == 0))
+        tokens = rng.integers(2, vocabulary, max(1, n))
+        samples.append(sample(ids, tokens, advantage=(-1.0) ** i, scale=1.0 / count))
     return samples
 
 
@@ -270,21 +254,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    out = Console(soft_wrap=True)
-    if args.shared:
-        shared(args, out)
-        return
-    r = compare(args.samples, args.rounds, args.rows, args.max_response)
-    out.print(f"groups of {r.sizes} completions, {r.tokens} real tokens, {args.threads} thread(s), float32")
-    out.print(f"gradients differ by {r.difference:.1e} relative")
-    if r.difference > 1e-3:
-        raise SystemExit("the two sides do not compute the same gradient: the times say nothing")
-    out.print(f"TRL   {r.tokens / r.trl:8.0f} tokens/s, {r.real_trl:.1%} of processed tokens real")
-    out.print(f"ours  {r.tokens / r.ours:8.0f} tokens/s, {r.real_ours:.1%} of processed tokens real")
-    out.print(
-        f"ratio {statistics.median(r.ratios):.2f} (rounds {', '.join(f'{x:.2f}' for x in r.ratios)}; before "
-        f"TRL had the model: {r.tokens / r.alone:.0f} tokens/s)"
-    )
+    (shared if args.shared else compare)(args, Console(soft_wrap=True))
 
 
 if __name__ == "__main__":

@@ -82,12 +82,8 @@ def step_seconds(staleness: int, seconds: float, steps: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=2.0, help="of generating, and of learning, one batch"
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=2.0, help="of generating and of learning a batch")
     parser.add_argument("--steps", type=int, default=12)
     options = parser.parse_args()
     table = Table("staleness", "seconds of a step", "over the longer of the two", "target")
@@ -100,7 +96,7 @@ def main() -> None:
             f"{middle / options.seconds:.2f}",
             target,
         )
-    Console().print(table)  # fmt: skip
+    Console().print(table)
 
 
 if __name__ == "__main__":

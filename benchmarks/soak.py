@@ -193,9 +193,7 @@ def table_of(found: Sequence[Growth]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--prompts", type=int, default=60)
     parser.add_argument("--group", type=int, default=32)

@@ -164,9 +164,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--shards", type=int, default=24, help="of a side's repeat")
     parser.add_argument("--in-flight", type=int, default=4, help="shards at the same time")

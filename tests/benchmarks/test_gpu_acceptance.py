@@ -111,22 +111,20 @@ def test_what_vllm_packs_is_unpacked_over_a_communicator_that_stands_in(
 
     from vllm.distributed.weight_transfer import packed_tensor
 
-    from benchmarks import gpu_packed
-
     class Stream:
         def synchronize(self) -> None: ...
 
     monkeypatch.setattr(packed_tensor, "_get_streams", lambda device, count: (Stream(),) * count)
     monkeypatch.setattr(packed_tensor.torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(packed_tensor.torch.cuda, "stream", lambda stream: nullcontext())
-    passed, figure = gpu_packed.packed_transfer(2**20, torch.device("cpu"))
+    passed, figure = gpu_acceptance.packed_transfer(2**20, torch.device("cpu"))
     assert passed
     assert int(figure.partition(" ")[0]) >= 4
-    broken = gpu_packed.StandIn.broadcast
+    broken = gpu_acceptance.StandIn.broadcast
     monkeypatch.setattr(
-        gpu_packed.StandIn,
+        gpu_acceptance.StandIn,
         "broadcast",
         lambda self, tensor, src: (broken(self, tensor, src), tensor.zero_() if not self.sends else None),
     )
-    passed, _ = gpu_packed.packed_transfer(2**20, torch.device("cpu"))
+    passed, _ = gpu_acceptance.packed_transfer(2**20, torch.device("cpu"))
     assert not passed

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import learner as benchmark
-from benchmarks.learner import TEMPERATURE, gradient, small_model, trl_trainer
+from benchmarks.learner import TEMPERATURE, small_model, trl_trainer
 from hora_rl.common.config import Objective
 from hora_rl.common.types import Group, Rollout
 from hora_rl.learner.batch import micro_batches, samples_of
@@ -17,6 +17,7 @@ from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.objective import Task
 from hora_rl.learner.totals import threshold
+from tests.support.formula import flat
 from tests.support.groups import group, rollout
 
 LONGEST, VOCABULARY, GROUPS, SIZE = 16, 48, 4, 4
@@ -105,7 +106,7 @@ def our_gradient(model: Any, data: list[Group], objective: Objective, inputs: di
     for task in tasks:
         logprobs, entropy = policy(task.micro, TEMPERATURE, 16)
         task.loss(logprobs, entropy, objective, acted)[0].backward()
-    return gradient(model)
+    return flat(model)
 
 
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -178,7 +179,7 @@ def test_the_gradient_of_each_loss_is_trls(
         inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
     model.zero_grad()
     trainer._compute_loss(model, inputs).backward()
-    wanted = gradient(model)
+    wanted = flat(model)
     found = our_gradient(model, data, objective, inputs)
     assert float((found - wanted).norm() / wanted.norm()) < 1e-5
 
@@ -193,7 +194,7 @@ def test_on_ragged_groups_the_gradient_is_dr_grpos_with_rows_weighted_by_one_ove
     samples = samples_of(data, estimator, len(data), version=0)
     micro, _ = micro_batches([[s] for s in samples], 300)
     benchmark.our_pass(Policy(model), micro, objective, 16)
-    ours = gradient(model)
+    ours = flat(model)
     model.zero_grad()
     benchmark.trl_pass(trainer, benchmark.trl_inputs(samples, LONGEST), 5)
-    assert float((ours - gradient(model)).norm() / ours.norm()) < 1e-5
+    assert float((ours - flat(model)).norm() / ours.norm()) < 1e-5
