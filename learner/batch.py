@@ -14,8 +14,7 @@ import torch
 
 from hora_rl.common.types import Group, Rollout
 from hora_rl.learner.estimator import Estimator
-from hora_rl.learner.packing import bins
-from hora_rl.learner.prefixes import Row, length
+from hora_rl.learner.prefixes import Row, bins, length
 from hora_rl.learner.sample import Sample, sequences
 
 

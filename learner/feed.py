@@ -28,7 +28,7 @@ from hora_rl.common.live.telemetry import LEADER, Heartbeat
 from hora_rl.common.types import Group
 from hora_rl.common.wire import decode_group
 from hora_rl.learner.admission import Foreign, Vocabulary, admitted
-from hora_rl.learner.packing import spread
+from hora_rl.learner.prefixes import spread
 
 POLL_S = 0.05
 CLAIM_S = 0.5

@@ -1,4 +1,5 @@
-"""Puts completions of one prompt in one row, so the prompt is computed once for all of them.
+"""Packs samples: completions of one prompt in one row, so the prompt is computed once for all of them; rows
+of similar length in micro-batches; costs evenly over parts. Deterministic.
 
 A row of tokens is [prompt, c_1, …, c_m]. Positions of every completion continue the prompt's, and a mask
 limits a token to the prompt and its completion. One call of the model computes the row, so module hooks run
@@ -10,6 +11,9 @@ each would pay for all others. With S tokens of completions in k rows, C per tok
 attention, the cost is
 
     C (kP + S) + A (kP + S)² / k,    least at k = S / sqrt(P² + P C/A)
+
+Rows of a micro-batch are padded at the right. Causal attention never looks there, and costs as much as for
+separate rows.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hora_rl.learner.packing import spread
+from hora_rl.common.errors import ConfigError
 from hora_rl.learner.sample import Sample
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ SAVING = 0.1
 """Prompts are shared if that saves this share of the cost; mask and row lengths use up smaller savings."""
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
 ALIGNED = 8
+REAL = 0.95
 
 Row = Sequence[Sample]
 """Samples of one prompt, computed together."""
@@ -82,6 +87,38 @@ def divide(prompt: int, completions: Sequence[int], budget: int, even: float) ->
             return rows if shared <= (1.0 - SAVING) * single else alone
         count += 1
     return alone
+
+
+def bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices of `lengths` in bins, longest first; ties by index. In each bin, count times longest is at most
+    `budget`, and at least 95% of that are real tokens. Raises ConfigError for a length above the budget."""
+    if lengths and max(lengths) > budget:
+        raise ConfigError(
+            f"a prompt with its completion has {max(lengths)} tokens, learner.tokens_per_microbatch is "
+            f"{budget}: raise it"
+        )
+    found: list[list[int]] = []
+    longest = tokens = 0
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        area = (len(found[-1]) + 1) * longest if found else 0
+        if not found or area > budget or tokens + lengths[i] < REAL * area:
+            found.append([])
+            longest, tokens = lengths[i], 0
+        found[-1].append(i)
+        tokens += lengths[i]
+    return found
+
+
+def spread(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Indices of `sizes` in `count` parts of about equal sums: the largest first, each to the smallest part.
+    Indices rise within a part."""
+    parts: list[list[int]] = [[] for _ in range(count)]
+    sums = [0] * count
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        part = sums.index(min(sums))
+        parts[part].append(i)
+        sums[part] += sizes[i]
+    return [sorted(part) for part in parts]
 
 
 def mask_of(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

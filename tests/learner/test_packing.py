@@ -7,8 +7,7 @@ from hora_rl.common.types import Group
 from hora_rl.learner.batch import micro_batches, samples_of
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.metrics import step_metrics
-from hora_rl.learner.packing import bins
-from hora_rl.learner.prefixes import SAVING, Sharing, divide, rows_of
+from hora_rl.learner.prefixes import SAVING, Sharing, bins, divide, rows_of
 from tests.support.groups import group, rollout
 from tests.support.samples import sized
 from tests.support.sharing import ALWAYS
