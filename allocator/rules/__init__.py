@@ -29,7 +29,7 @@ from hora_rl.allocator.rules.outcomes import FIRST_HIT, HIT_OR_MISS, MIXED, firs
 from hora_rl.allocator.rules.probe_aware import PROBE_AWARE
 from hora_rl.allocator.rules.reinforce_ada import AR3PO, HARD_FIRST, REINFORCE_ADA, reinforce_ada
 from hora_rl.allocator.rules.uniform import EVEN_SIZES, UNIFORM
-from hora_rl.allocator.rules.variance import OPTIONS, VARIANCE, variance
+from hora_rl.allocator.rules.variance import VARIANCE, variance
 from hora_rl.allocator.rules.worth import expected_worth, first_hits
 
 RULES: dict[str, Rule] = {
@@ -68,7 +68,11 @@ def get_rule(rule: str | Rule | Gain) -> Rule:
 @lru_cache(maxsize=64)
 def _load(name: str) -> Rule:
     if found := re.fullmatch(r"(hit_or_miss|first_hit|expected_worth|variance|reinforce_ada)\((.*)\)", name):
-        return _with_parameter(name, *found.groups())
+        rule, parameter = found.groups()
+        try:
+            return PARAMETERS[rule](parameter)
+        except ValueError as error:
+            raise ValueError(f"rule: {name!r}: {error}") from None
     module, colon, function = name.partition(":")
     if not colon:
         raise ValueError(f"rule: {name!r} is none of {', '.join(RULES)}, nor package.module:function")
@@ -79,20 +83,6 @@ def _load(name: str) -> Rule:
     if not callable(gain):
         raise ValueError(f"rule: {name!r} is no function but {gain!r}")
     return from_gain(name, gain)
-
-
-def _with_parameter(name: str, rule: str, parameter: str) -> Rule:
-    if rule == "first_hit" and not parameter.isdecimal():
-        return first_hit(get_rule(parameter))
-    if rule == "variance":
-        options = frozenset(part.strip() for part in parameter.split(","))
-        if not options <= OPTIONS:
-            raise ValueError(f"rule: {name!r}: options are {' and '.join(sorted(OPTIONS))}, with a comma")
-        return variance(options)
-    try:
-        return PARAMETERS[rule](parameter)
-    except ValueError as error:
-        raise ValueError(f"rule: {name!r}: {error}") from None
 
 
 def _number(text: str) -> float:
@@ -111,8 +101,9 @@ def _from_one(text: str) -> int:
 PARAMETERS: dict[str, Callable[[str], Rule]] = {
     "hit_or_miss": lambda text: hit_or_miss(_number(text)),
     "expected_worth": lambda text: expected_worth(_number(text)),
-    "first_hit": lambda text: first_hits(_from_one(text)),
+    "first_hit": lambda text: first_hits(_from_one(text)) if text.isdecimal() else first_hit(get_rule(text)),
     "reinforce_ada": lambda text: reinforce_ada(_from_one(text)),
+    "variance": lambda text: variance(frozenset(part.strip() for part in text.split(","))),
 }
 
 

@@ -23,7 +23,9 @@ OPTIONS = {"dr_grpo", "prior"}
 
 @lru_cache(maxsize=8)
 def variance(options: frozenset[str] = frozenset()) -> Marginal:
-    """`variance` with some of the options `dr_grpo` and `prior`."""
+    """`variance` with some of the options `dr_grpo` and `prior`. Raises ValueError for another one."""
+    if not options <= OPTIONS:
+        raise ValueError(f"options are {' and '.join(sorted(OPTIONS))}, with a comma")
     of_dr_grpo, of_prior = "dr_grpo" in options, "prior" in options
 
     def table(posterior: Posterior, depth: int) -> Float:
