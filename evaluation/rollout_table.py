@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Literal
 
@@ -42,12 +44,8 @@ class Wanted:
     def expression(self) -> pc.Expression | None:
         """The filter within a file."""
         chosen = {"prompt": self.prompt, "success": self.success, "phase": self.phase, "source": self.source}
-        found = None
-        for name, value in chosen.items():
-            if value is not None:
-                test = pc.field(name) == value
-                found = test if found is None else found & test
-        return found
+        tests = [pc.field(name) == value for name, value in chosen.items() if value is not None]
+        return reduce(and_, tests) if tests else None
 
 
 def read_rollouts(

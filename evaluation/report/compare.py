@@ -16,10 +16,9 @@ from rich.text import Text
 from hora_rl.common.console import plain_table
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import differing
-from hora_rl.evaluation.report.figures import curves_figure
+from hora_rl.evaluation.report.figures import curves_figure, smoothed
 from hora_rl.evaluation.report.pages import inline_svg, write_page
 from hora_rl.evaluation.report.runs_report import by_name
-from hora_rl.evaluation.report.smoothing import smoothed
 from hora_rl.evaluation.report.terminal_curves import Array, chart, colour
 from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from hora_rl.evaluation.pass_at_k import Estimate
 from hora_rl.evaluation.phase_b import PhaseB, Share, classes
-from hora_rl.evaluation.report.smoothing import moving_average, smoothed
 
 if TYPE_CHECKING:
     from hora_rl.evaluation.results import Result
@@ -182,6 +181,23 @@ def _grid(panels: int, width: float, height: float) -> tuple[Figure, list[Axes]]
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
     return figure, axes[:panels]
+
+
+def smoothed(values: Array) -> Array:
+    """`values` (n,) averaged over max(5, n/30) points, the window of the paper's training curves."""
+    return moving_average(values, max(5, len(values) // 30))
+
+
+def moving_average(values: Array, window: int) -> Array:
+    """Centred mean over `window` points of `values` (n,), fewer at the ends, ignoring non-finite values.
+
+    A window of even size looks one further back than ahead.
+    """
+    known, ahead = np.isfinite(values), (window - 1) // 2
+    sums, counts = (
+        np.convolve(x, np.ones(window))[ahead:][: len(values)] for x in (np.where(known, values, 0.0), known)
+    )
+    return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 import yaml
 from matplotlib.figure import Figure
 
-from hora_rl.evaluation.report.by_source import by_source, sources_of
 from hora_rl.evaluation.report.figures import (
     allocation_figure,
     during_training_figure,
@@ -25,7 +24,7 @@ from hora_rl.evaluation.report.figures import (
 from hora_rl.evaluation.report.hits import hits_by_difficulty
 from hora_rl.evaluation.report.pages import inline_svg, write_page
 from hora_rl.evaluation.report.result_files import csv_table
-from hora_rl.evaluation.report.tables import curves, latex, summarise, table_1
+from hora_rl.evaluation.report.tables import by_source, curves, latex, sources_of, summarise, table_1
 from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 

@@ -1,4 +1,4 @@
-"""Table 1 of the paper for any runs, and the cost of each run."""
+"""Table 1 of the paper for any runs, the cost of each run, and its statistics per data source."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hora_rl.evaluation.benchmarks import BENCHMARKS
 from hora_rl.evaluation.pass_at_k import Estimate, pass_at_k, resampled_means
 from hora_rl.evaluation.phase_b import PhaseB
 from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, by_model, check_same_problems
+
+EDGE = 10
+"""The first and last 1/EDGE of the steps are the beginning and the end of training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,45 @@ def _per_batch(run: Run) -> str:
     if not whole.size:
         return "–"
     return str(whole.min()) if whole.min() == whole.max() else f"{whole.min()} to {whole.max()}"
+
+
+@dataclass(frozen=True, slots=True)
+class BySource:
+    """One source: total groups, rollouts and tokens; mean reward and success over the first and last tenth of
+    steps, None if not recorded."""
+
+    source: str
+    groups: int
+    rollouts: int
+    tokens: int
+    reward: tuple[float, float] | None
+    success: tuple[float, float] | None
+
+
+def sources_of(run: Run) -> list[str]:
+    """The data sources of a run with several."""
+    keys = [key.split("/") for key in run.steps if key.startswith("source/")]
+    return list(dict.fromkeys(parts[1] for parts in keys))
+
+
+def by_source(run: Run) -> list[BySource]:
+    """One row per source; none for a run with one data set."""
+    rows = []
+    for source in sources_of(run):
+        columns = {
+            what: run.steps.get(f"source/{source}/{what}", np.zeros(0))
+            for what in ("groups", "rollouts", "tokens", "reward", "success")
+        }
+        groups, rollouts, tokens = (int(np.nansum(columns[k])) for k in ("groups", "rollouts", "tokens"))
+        reward, success = _ends(columns["reward"]), _ends(columns["success"])
+        rows.append(BySource(source, groups, rollouts, tokens, reward, success))
+    return rows
+
+
+def _ends(values: NDArray[np.float64]) -> tuple[float, float] | None:
+    values = values[~np.isnan(values)]
+    n = max(1, len(values) // EDGE)
+    return (float(values[:n].mean()), float(values[-n:].mean())) if len(values) else None
 
 
 def curves(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, list[Estimate]]]]:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from hora_rl.common.config import Objective
+from hora_rl.evaluation.report.figures import moving_average
 from hora_rl.evaluation.report.result_files import write_result
 from hora_rl.evaluation.report.runs_report import write_report
-from hora_rl.evaluation.report.smoothing import moving_average
 from hora_rl.evaluation.report.tables import table_1
 from hora_rl.evaluation.results import ResultError, read_result
 from hora_rl.evaluation.run_folders import RunFolderError, load_run
