@@ -22,6 +22,7 @@ from hora_rl.evaluation.benchmarks import (
 from hora_rl.evaluation.evaluate import Counts, evaluate
 from hora_rl.evaluation.sample_loop import Progress
 from hora_rl.evaluation.samples import SampleFileError
+from hora_rl.evaluation.schedule import Next, is_late, next_evaluation
 from tests.support.dice import ABOUT, Dice, prompts, score
 from tests.support.jsonl import lines
 
@@ -235,3 +236,28 @@ def test_a_training_prompt_of_a_shipped_benchmark_or_of_the_held_out_problems_is
     leaks = known_leaks(config, load_dataset(config.data).rows)
     found = {(leak.index, leak.row, Path(leak.benchmark).name) for leak in leaks}
     assert found == {(1, 5, "aime24.jsonl"), (2, 2, "held.jsonl")}
+
+
+@pytest.mark.parametrize(
+    ("version", "done", "begun", "step", "left_out"),
+    [
+        (0, (), (), 0, ()),
+        (4, (0,), (), None, ()),
+        (5, (0,), (), 5, ()),
+        (9, (0,), (), 5, ()),
+        (17, (0,), (), 15, (5, 10)),
+        (17, (0,), (5,), 5, ()),
+        (17, (0, 10), (5,), 5, ()),
+        (20, (0, 5, 10, 15), (), None, ()),  # the last step's own follows training
+        (25, (0, 5, 10), (), 15, ()),
+        (3, (), (), None, (0,)),  # the initial policy is trained: nothing to compare with is left
+        (3, (), (0,), 0, ()),
+        (6, (), (), 5, (0,)),
+    ],
+)
+def test_the_newest_due_evaluation_is_next_unless_one_has_begun(version, done, begun, step, left_out):
+    assert next_evaluation(5, 20, version, done, begun) == Next(step, left_out)
+
+
+def test_an_evaluation_is_late_when_the_next_one_is_due():
+    assert [is_late(5, 10, version) for version in (10, 14, 15)] == [False, False, True]

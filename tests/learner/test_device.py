@@ -1,4 +1,4 @@
-"""A rank's device, its threads, and optimizer steps on the host (`learner.offload_optimizer`)."""
+"""A rank's device, its threads, its learning rate, and steps on the host (`learner.offload_optimizer`)."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,7 @@ import torch
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.learner.device import expand_segments, set_device
+from hora_rl.learner.optimizer import schedule
 from tests.support.ranks import run_ranks
 
 RANK = """
@@ -83,3 +84,18 @@ def test_moments_on_the_host_need_zero() -> None:
         load("tiny", ["learner.offload_optimizer=true"])
     for more in ("learner.zero_stage=1", "model.dtype=bfloat16"):
         assert load("tiny", ["learner.offload_optimizer=true", more]).learner.offload_optimizer
+
+
+@pytest.mark.parametrize("updates", [1, 4])
+@pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
+def test_warm_up_and_decay_count_steps(updates: int, kind: str) -> None:
+    """Optimizer steps, however many updates a step has."""
+    optimizer = {"learner.optimizer.warmup_steps": 8, "learner.optimizer.schedule": kind}
+    settings = {**optimizer, "learner.steps": 40, "learner.objective.updates_per_batch": updates}
+    factor = schedule(load("tiny", [f"{key}={value}" for key, value in settings.items()]).learner)
+    rising = [factor(u) for u in range(8 * updates)]
+    assert rising == sorted(rising)
+    assert factor(4 * updates - 1) == pytest.approx(0.5)
+    assert factor(8 * updates - 1) == factor(8 * updates) == 1.0
+    half, end = factor(24 * updates), factor(40 * updates)
+    assert (half, end) == pytest.approx((1.0, 1.0) if kind == "constant" else (0.5, 0.0))

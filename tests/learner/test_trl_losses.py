@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks import learner as benchmark
 from benchmarks.learner import TEMPERATURE, small_model, trl_trainer
@@ -19,6 +20,7 @@ from hora_rl.learner.objective import Task
 from hora_rl.learner.totals import threshold
 from tests.support.formula import flat
 from tests.support.groups import group, rollout
+from tests.support.samples import sample
 
 LONGEST, VOCABULARY, GROUPS, SIZE = 16, 48, 4, 4
 WEIGHTS = {"accuracy": 0.6, "format": 0.4}
@@ -48,26 +50,11 @@ def sampled(rng: np.random.Generator, j: int) -> Rollout:
     return rollout(tokens, finish_reason="length" if j == 2 else "stop", rewards=rewards, success=right)
 
 
-def padded(values: list[np.ndarray], left: bool = False) -> torch.Tensor:
-    out = np.zeros((len(values), max(map(len, values))), dtype=values[0].dtype)
-    for row, v in zip(out, values, strict=True):
-        row[-len(v) if left else 0 : None if left else len(v)] = v
-    return torch.from_numpy(out)
-
-
 def trl_inputs(data: list[Group], advantages: torch.Tensor, noise: list[np.ndarray]) -> dict[str, Any]:
     """TRL's tensors of one generation batch; π_old and π_ref are filled in by `with_policies`."""
-    rollouts = [(g, r) for g in data for r in g.rollouts]
-    mask = padded([np.ones(len(r.tokens), np.int64) for _, r in rollouts])
-    return {
-        "prompt_ids": padded([g.prompt_tokens for g, _ in rollouts], left=True).long(),
-        "prompt_mask": torch.ones(len(rollouts), 5, dtype=torch.int64),
-        "completion_ids": padded([r.tokens for _, r in rollouts]).long(),
-        "completion_mask": mask,
-        "advantages": advantages.float(),
-        "num_items_in_batch": mask.sum(),
-        "noise": padded(noise),
-    }
+    samples = [sample(g.prompt_tokens, r.tokens) for g in data for r in g.rollouts]
+    inputs = {**benchmark.trl_inputs(samples, LONGEST), "advantages": advantages.float()}
+    return {**inputs, "noise": pad_sequence([torch.from_numpy(n) for n in noise], batch_first=True)}
 
 
 def with_policies(trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -89,9 +76,9 @@ def our_gradient(model: Any, data: list[Group], objective: Objective, inputs: di
     policy.head.entropy_gradient = objective.rewards_entropy
     assert len(samples) == len(trained), "every rollout has a signal, so that rows and samples are the same"
     tasks = []
-    for row, sample in zip(trained, samples, strict=True):
-        [micro], _ = micro_batches([[sample]], 300)
-        n = len(sample.tokens)
+    for row, one in zip(trained, samples, strict=True):
+        [micro], _ = micro_batches([[one]], 300)
+        n = len(one.tokens)
         reference = inputs["ref_per_token_logps"][row, :n] if objective.kl else None
         tasks.append(Task(micro, inputs["old_per_token_logps"][row, :n], reference))
     if objective.top_entropy_quantile < 1.0:
