@@ -1,7 +1,6 @@
 """The gradient of every option is that of one micro-batch on one rank, however groups are cut and shared
 out."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +9,10 @@ import torch
 
 from hora_rl.common.config import Objective
 from hora_rl.common.types import Group
-from hora_rl.learner.batch import MicroBatch, empty_micro_batch, micro_batches, samples_of
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.objective import Task
-from hora_rl.learner.prefixes import Sharing, rows_of
-from hora_rl.learner.totals import Totals, threshold
+from hora_rl.learner.prefixes import Sharing
+from tests.support.formula import apart, by_cut
 from tests.support.groups import group, rollout
 from tests.support.sharing import ALWAYS
 from tests.support.tiny_qwen2 import tiny_qwen2
@@ -47,12 +44,6 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def policy(objective: Objective) -> Policy:
-    model = Policy(tiny_qwen2(VOCABULARY, num_hidden_layers=1))
-    model.head.entropy_gradient = objective.rewards_entropy
-    return model
-
-
 def ragged_groups(objective: Objective) -> list[Group]:
     """One of them without a Phase B, where the objective allows it."""
     rng = np.random.default_rng(0)
@@ -80,33 +71,10 @@ def ragged(rng: np.random.Generator, index: int, size: int) -> Group:
 
 
 def gradient(objective: Objective, budget: int, sharing: Sharing | None, ranks: int) -> torch.Tensor:
-    """What `ranks` ranks add up to: totals and threshold of all of them, then every rank its own
-    micro-batches."""
-    model, groups = policy(objective), ragged_groups(objective)
+    model = Policy(tiny_qwen2(VOCABULARY, num_hidden_layers=1))
+    model.head.entropy_gradient = objective.rewards_entropy
     estimator = Estimator(objective, WEIGHTS, "accuracy", G, LONGEST)
-    own = [estimator.sums(groups[rank::ranks]) for rank in range(ranks)]
-    totals = Totals(*(sum(getattr(t, name) for t in own) for name in Totals.__slots__))
-    estimator = replace(estimator, totals=totals)
-    micro: list[MicroBatch] = []
-    for rank in range(ranks):
-        samples = samples_of(groups[rank::ranks], estimator, len(groups), version=0)
-        micro += [
-            *micro_batches(rows_of(samples, budget, sharing), budget)[0],
-            empty_micro_batch(torch.device("cpu")),
-        ]
-    with torch.no_grad():
-        entropies = [model(m, 0.7, 16)[1] for m in micro]
-    share = objective.top_entropy_quantile
-    least = threshold([e[m.scale > 0] for e, m in zip(entropies, micro, strict=True)], share)
-    tasks = [
-        Task(m, keep=e >= least - 1e-6 if share < 1.0 else None)
-        for m, e in zip(micro, entropies, strict=True)
-    ]
-    acted = sum(float(t.acted.sum()) for t in tasks) if objective.rewards_entropy else 0.0
-    for task in tasks:
-        logprobs, entropy = model(task.micro, 0.7, 16)
-        task.loss(logprobs, entropy, objective, acted)[0].backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    return by_cut(model, ragged_groups(objective), estimator, 0.7, budget, sharing, ranks)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -116,4 +84,4 @@ def test_no_option_depends_on_the_cut_or_on_the_ranks(options: dict[str, Any]) -
     assert whole.norm() > 0
     for budget, sharing, ranks in ((40, None, 2), (90, ALWAYS, 4), (1000, ALWAYS, 1)):
         other = gradient(objective, budget, sharing, ranks)
-        assert float((other - whole).norm() / whole.norm()) < 1e-5, (budget, sharing, ranks)
+        assert apart(other, whole) < 1e-5, (budget, sharing, ranks)

@@ -1,5 +1,7 @@
 """The gradient of equation 1: by its formula, one completion at a time, and as the learner cuts a batch."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -7,8 +9,9 @@ from hora_rl.common.types import Group, Rollout, Tokens, Turn
 from hora_rl.learner.batch import empty_micro_batch, micro_batches, samples_of
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.objective import policy_loss
+from hora_rl.learner.objective import Task
 from hora_rl.learner.prefixes import Sharing, rows_of
+from hora_rl.learner.totals import Totals, threshold
 
 
 def logprobs_of(model: torch.nn.Module, prompt: Tokens, made: Rollout, temperature: float) -> torch.Tensor:
@@ -81,13 +84,30 @@ def by_cut(
     sharing: Sharing | None,
     ranks: int = 1,
 ) -> torch.Tensor:
-    """The gradient as the learner computes it, summed over `ranks` ranks with an empty micro-batch each."""
-    for rank in range(ranks):
-        samples = samples_of(groups[rank::ranks], estimator, len(groups), version=0)
-        micro, _ = micro_batches(rows_of(samples, budget, sharing), budget)
-        for m in [*micro, empty_micro_batch(torch.device("cpu"))]:
-            logprobs, _ = policy(m, temperature, 64)
-            policy_loss(logprobs, logprobs.detach(), m, estimator.objective)[0].backward()
+    """The gradient as the learner computes it on `ranks` ranks: totals and threshold of all of them, then
+    every rank's own micro-batches and an empty one."""
+    objective, parts = estimator.objective, [groups[rank::ranks] for rank in range(ranks)]
+    own = [estimator.sums(part) for part in parts]
+    totals = Totals(*(sum(getattr(t, name) for t in own) for name in Totals.__slots__))
+    samples = [samples_of(part, replace(estimator, totals=totals), len(groups), version=0) for part in parts]
+    micro = [
+        m
+        for part in samples
+        for m in (
+            *micro_batches(rows_of(part, budget, sharing), budget)[0],
+            empty_micro_batch(torch.device("cpu")),
+        )
+    ]
+    share, tasks = objective.top_entropy_quantile, [Task(m) for m in micro]
+    if share < 1.0:
+        with torch.no_grad():
+            entropies = [policy(m, temperature, 16)[1] for m in micro]
+        least = threshold([e[m.scale > 0] for e, m in zip(entropies, micro, strict=True)], share)
+        tasks = [Task(m, keep=e >= least - 1e-6) for m, e in zip(micro, entropies, strict=True)]
+    acted = sum(float(t.acted.sum()) for t in tasks) if objective.rewards_entropy else 0.0
+    for task in tasks:
+        logprobs, entropy = policy(task.micro, temperature, 16)
+        task.loss(logprobs, entropy, objective, acted)[0].backward()
     return flat(policy)
 
 
