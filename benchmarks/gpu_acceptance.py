@@ -177,13 +177,14 @@ def steps(sizes: Sizes) -> Iterator[Line]:
 
 def stage_step(sizes: Sizes, stage: int) -> tuple[Result, float]:
     """A step under one stage of ZeRO, and the GiB that were estimated for it (0 where shards hide sizes)."""
-    from hora_rl.deploy.checks.estimate import ModelShape, rank_need
+    from hora_rl.deploy.checks.estimate import Estimate, ModelShape
 
     samples = ragged_samples(sizes.samples, sizes.whole["vocab_size"], sizes.longest)
     settings = {"zero_stage": stage, "tokens_per_microbatch": sizes.budget, "gradient_checkpointing": True}
     with engine_of(sizes.whole, sizes.dtype, sizes.longest, **settings) as engine:
         config = engine._config
-        need = rank_need(ModelShape.of(engine.hf, config.learner.lora), config).gib if stage < 3 else 0.0
+        estimate = Estimate(config, ModelShape.of(engine.hf, config.learner.lora))
+        need = estimate.rank().gib if stage < 3 else 0.0
         return measure(engine, samples, sizes.budget, sizes.steps), need
 
 

@@ -18,11 +18,11 @@ from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import from_args
 from hora_rl.common.weights.pretrained import obtain
-from hora_rl.deploy.checks.estimate import ModelShape
+from hora_rl.deploy.checks.estimate import Estimate, ModelShape
 from hora_rl.deploy.checks.findings import plural
 from hora_rl.deploy.checks.gpu_software import without_bfloat16
 from hora_rl.deploy.checks.machine import check_writable, gpus
-from hora_rl.deploy.checks.memory import holds, model_shape
+from hora_rl.deploy.checks.memory import estimate_of, holds
 from hora_rl.deploy.checks.processors import fastest_dtype
 from hora_rl.deploy.checks.resources import Card, choose, read_cards
 from hora_rl.deploy.demo import programs_task as programs
@@ -121,13 +121,16 @@ class Plan:
         """
         texts = {"file": "", "machine": "", "note": "", "name": "hora", "data": "  path: arithmetic"}
         config = from_args(yaml.safe_load(TEMPLATE.format(**texts, reward="", **self.values)))
-        if (shape := self.shape) is None:
+        if self.shape is not None:
+            found: Estimate | None = Estimate(config, self.shape)
+        else:
             obtain(config.model.path)
-            if (shape := model_shape(config)) is None:
-                raise ConfigError(
-                    f"--model {self.model}: no language model can be read there; name a folder or a hub name"
-                )
-        return holds(choose(config, cards, shape), shape, cards).level == "ok"
+            found = estimate_of(config)
+        if found is None:
+            raise ConfigError(
+                f"--model {self.model}: no language model can be read there; name a folder or a hub name"
+            )
+        return holds(choose(found, cards), cards).level == "ok"
 
 
 LORA = """\

@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.deploy.checks.estimate import ModelShape, on_one_card
-from hora_rl.deploy.checks.memory import holds, needs
+from hora_rl.deploy.checks.estimate import Estimate, ModelShape
+from hora_rl.deploy.checks.memory import holds
 from hora_rl.deploy.checks.resources import SPARE, Card, choose
 
 CARD = Card("H100", 79.65)
@@ -60,15 +60,16 @@ def _cell(architecture: PretrainedConfig, lora: bool, count: int) -> str:
         shape = ModelShape.of(AutoModelForCausalLM.from_config(architecture), config.learner.lora)
     cards = [CARD] * count
     try:
-        chosen = choose(config, cards, shape)
+        chosen = choose(Estimate(config, shape), cards)
     except ConfigError:
         return "does not fit"
-    rank, generator = needs(chosen, shape)
-    if holds(chosen, shape, cards).level == "fail":
-        need = on_one_card(rank, generator, chosen.generator.sleep) if count == 1 else rank.gib
+    rank, generator = chosen.rank(), chosen.generator()
+    if holds(chosen, cards).level == "fail":
+        need = chosen.shared_gib(generator) if count == 1 else rank.gib
         return f"does not fit: {need:.0f}"
-    stage = chosen.learner.zero_stage or 2
-    split = "shared" if count == 1 else f"{chosen.generator.replicas} + {chosen.learner.workers}"
+    replicas, learner = chosen.config.generator.replicas, chosen.config.learner
+    stage = learner.zero_stage or 2
+    split = "shared" if count == 1 else f"{replicas} + {learner.workers}"
     return f"{split}, ZeRO-{stage} · {rank.gib:.0f} · {generator.gib:.0f}"
 
 

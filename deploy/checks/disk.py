@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hora_rl.common.config import Config, Learner
-from hora_rl.deploy.checks.estimate import GIB, ModelShape, checkpoint_gib, published_gib, weights_gib
+from hora_rl.common.config import Config, Rollout, Telemetry
+from hora_rl.deploy.checks.estimate import GIB, Estimate
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, size
-from hora_rl.deploy.checks.memory import model_shape
+from hora_rl.deploy.checks.memory import estimate_of
 
 # Bytes of one line of groups.jsonl, and of a step in steps.jsonl and TensorBoard; rounded up.
 OF_GROUP, OF_STEP = 1024, 8192
@@ -37,8 +37,8 @@ class Use:
         return f"{self.what} {size(self.gib)}" + (f" ({self.key})" if self.key else "")
 
 
-def uses(config: Config, shape: ModelShape | None) -> list[Use]:
-    """Parts that the run writes, largest first. Without a shape, only those independent of the model."""
+def uses(config: Config, estimate: Estimate | None) -> list[Use]:
+    """Parts that the run writes, largest first. Without an estimate, only those independent of the model."""
     learner, rollout = config.learner, config.rollout
     batch = rollout.prompts_per_batch * rollout.group_size
     kept = learner.checkpoint_every * learner.keep_checkpoints + rollout.max_staleness + 1
@@ -47,20 +47,20 @@ def uses(config: Config, shape: ModelShape | None) -> list[Use]:
     queue = min(learner.steps * of_batch, max(REWRITE_GIB, 2 * held)) + held
     lines = learner.steps * (rollout.prompts_per_batch * OF_GROUP + OF_STEP) / GIB
     found = [
-        *(_of_model(learner, config.model.dtype, shape) if shape else ()),
-        Use("rollouts", expected_gib(config), "telemetry.rollouts_gib"),
+        *(_of_model(estimate) if estimate else ()),
+        Use("rollouts", expected_gib(rollout, config.telemetry, learner.steps), "telemetry.rollouts_gib"),
         Use("Redis", queue, "learner.checkpoint_every"),
         Use("records", lines),
     ]
     return sorted((use for use in found if use.gib), key=lambda use: -use.gib)
 
 
-def _of_model(learner: Learner, dtype: str, shape: ModelShape) -> Iterator[Use]:
-    weights = weights_gib(shape, dtype)
+def _of_model(estimate: Estimate) -> Iterator[Use]:
+    learner, weights = estimate.config.learner, estimate.weights_gib
     # The kept ones and the one being written.
-    checkpoints = (learner.keep_checkpoints + 1) * checkpoint_gib(shape, dtype)
+    checkpoints = (learner.keep_checkpoints + 1) * estimate.checkpoint_gib
     yield Use("checkpoints", checkpoints, "learner.keep_checkpoints")
-    yield Use("published weights", 2 * published_gib(shape, dtype))
+    yield Use("published weights", 2 * estimate.published_gib)
     yield Use("model", weights)
     # The best, the one under evaluation, the next one, and the one being written.
     yield Use("best weights", 4 * weights * (learner.keep_best is not None), "learner.keep_best")
@@ -70,9 +70,8 @@ def disk(target: Target) -> Iterator[Finding]:
     """Whether the disk has room for the run."""
     config, path = target.config, Path(target.config.run.folder).absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
-    free, shape = shutil.disk_usage(existing).free / GIB, model_shape(config)
-    found = uses(config, shape)
-    need, words = sum(use.gib for use in found) + SPARE_GIB, in_words(found, config.learner.steps, shape)
+    free, found = shutil.disk_usage(existing).free / GIB, estimate_of(config)
+    need, words = sum(use.gib for use in uses(config, found)) + SPARE_GIB, in_words(config, found)
     says = f"{words}; {size(SPARE_GIB)} must remain, and {size(free)} are free in {existing}"
     fix = "lower learner.keep_checkpoints or telemetry.rollouts_gib, or set run.folder to a larger disk"
     yield must(free >= need * target.trains, "disk", says, fix)
@@ -81,22 +80,21 @@ def disk(target: Target) -> Iterator[Finding]:
 def forecast(target: Target) -> Iterator[Finding]:
     """Disk space of a run that is meant for another machine."""
     if target.trains:
-        shape = model_shape(target.config)
-        yield ok("disk", in_words(uses(target.config, shape), target.config.learner.steps, shape))
+        yield ok("disk", in_words(target.config, estimate_of(target.config)))
 
 
-def in_words(found: Sequence[Use], steps: int, shape: ModelShape | None) -> str:
+def in_words(config: Config, estimate: Estimate | None) -> str:
     """`200 steps take about 221 GiB at most: checkpoints 159 GiB (learner.keep_checkpoints), …`."""
+    found = uses(config, estimate)
     whole = size(sum(use.gib for use in found))
-    unknown = "" if shape else "; the model's size is not known here, and comes on top"
-    return f"{steps} steps take about {whole} at most: {', '.join(map(str, found))}{unknown}"
+    unknown = "" if estimate else "; the model's size is not known here, and comes on top"
+    return f"{config.learner.steps} steps take about {whole} at most: {', '.join(map(str, found))}{unknown}"
 
 
-def expected_gib(config: Config) -> float:
-    """Maximal size of RUN/rollouts: every completion has the longest allowed length."""
-    rollout, telemetry = config.rollout, config.telemetry
+def expected_gib(rollout: Rollout, telemetry: Telemetry, steps: int) -> float:
+    """Maximal size of RUN/rollouts after `steps`: every completion has the longest allowed length."""
     per_token = OF_TOKEN_WITH_LOGPROBS if telemetry.rollouts_logprobs else OF_TOKEN
     per_rollout = OF_ROW + per_token * rollout.max_response_tokens
     per_step = OF_FILE + rollout.prompts_per_batch * rollout.group_size * per_rollout
-    every = config.learner.steps * per_step / GIB
+    every = steps * per_step / GIB
     return 0.0 if telemetry.rollouts == "none" else min(every, telemetry.rollouts_gib)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hora_rl.common.config import Config, Learner, Lora, Rollout
+from hora_rl.common.config import Config, Lora
 from hora_rl.learner.flops import Shape
 from hora_rl.learner.prefixes import ALIGNED, divide, window_of
 
@@ -124,134 +124,192 @@ class Need:
         )
 
 
-def rank_need(shape: ModelShape, config: Config, *, card: bool = True) -> Need:
-    """Memory of one learner rank, on a card or (without `card`) in host memory."""
-    from hora_rl.learner.engine import effective_stage
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Memory of a run of `config` with a model of this `shape`."""
 
-    learner, width = config.learner, WIDTH[config.model.dtype]
-    stage, world = effective_stage(learner, config.model.dtype), learner.workers
-    trained = shape.adapter or shape.parameters
-    own = trained / (world if stage >= 1 else 1)
-    reference = shape.parameters if learner.objective.kl and not shape.adapter else 0
-    copies = (shape.parameters + shape.adapter + reference) / (world if stage == 3 else 1)
-    sums = 4 * (own if stage >= 2 else trained)
-    at_once = min(own, LIVE) if stage == 3 else own
-    several = NCCL_GIB if card and world > 1 else 0.0
-    host = card and learner.offload_optimizer
-    always = {
-        "weights": width * copies,
-        "master weights, moments": 0.0 if host else (12 if stage else 8) * own,
-        "gradients": sums if stage in (1, 3) else 0.0,
-        "communication": (several + transfer_gib(config.weights.transport)) * GIB,
-        "context": (CONTEXT_GIB if card else RANK_GIB) * GIB,
-    }
-    bucket = width * (BUCKET if card else min(trained, BUCKET)) if stage else 0.0
-    backward = {
-        "gradients": 0.0 if stage in (1, 3) else sums,
-        "gradients as computed": width * trained / (world if stage == 3 else 1) if stage else 0.0,
-        "bucket": bucket,
-        "live parameters": width * min(shape.parameters, LIVE) if stage == 3 and world > 1 else 0.0,
-        **micro_batch_bytes(shape, config),
-        "logits": LOGIT_BYTES * learner.logit_chunk * shape.vocabulary,
-        "head's gradient": 0.0 if shape.adapter else (4 + width) * shape.vocabulary * shape.hidden,
-    }
-    update = {
-        "gradients": 4 * at_once + (4 * min(trained, BUCKET) if not stage else 0.0),
-        "temporaries": 0.0 if card or not stage else 8 * at_once,
-    }
-    return Need("learner rank", *map(_in_gib, (always, backward, update)))
+    config: Config
+    shape: ModelShape
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number in the model's precision."""
+        return WIDTH[self.config.model.dtype]
+
+    @property
+    def trained(self) -> int:
+        """Parameters that are trained."""
+        return self.shape.adapter or self.shape.parameters
+
+    @property
+    def checkpoint_gib(self) -> float:
+        """One checkpoint of all ranks: weights, Adam's moments, and in 16 bits the master copy."""
+        return self.trained * (self.width + (12 if self.width == 2 else 8)) / GIB
+
+    @property
+    def weights_gib(self) -> float:
+        """The full model without an adapter."""
+        return self.shape.parameters * self.width / GIB
+
+    @property
+    def published_gib(self) -> float:
+        """One published version of the weights."""
+        return self.trained * self.width / GIB
+
+    @property
+    def transfer_gib(self) -> float:
+        """GiB on each side for weight transfer between cards."""
+        return transfer_gib(self.config.weights.transport)
+
+    def rank(self, *, card: bool = True) -> Need:
+        """Memory of one learner rank, on a card or (without `card`) in host memory."""
+        from hora_rl.learner.engine import effective_stage
+
+        learner, shape, width, trained = self.config.learner, self.shape, self.width, self.trained
+        stage, world = effective_stage(learner, self.config.model.dtype), learner.workers
+        own = trained / (world if stage >= 1 else 1)
+        reference = shape.parameters if learner.objective.kl and not shape.adapter else 0
+        copies = (shape.parameters + shape.adapter + reference) / (world if stage == 3 else 1)
+        sums = 4 * (own if stage >= 2 else trained)
+        at_once = min(own, LIVE) if stage == 3 else own
+        several = NCCL_GIB if card and world > 1 else 0.0
+        host = card and learner.offload_optimizer
+        always = {
+            "weights": width * copies,
+            "master weights, moments": 0.0 if host else (12 if stage else 8) * own,
+            "gradients": sums if stage in (1, 3) else 0.0,
+            "communication": (several + self.transfer_gib) * GIB,
+            "context": (CONTEXT_GIB if card else RANK_GIB) * GIB,
+        }
+        bucket = width * (BUCKET if card else min(trained, BUCKET)) if stage else 0.0
+        backward = {
+            "gradients": 0.0 if stage in (1, 3) else sums,
+            "gradients as computed": width * trained / (world if stage == 3 else 1) if stage else 0.0,
+            "bucket": bucket,
+            "live parameters": width * min(shape.parameters, LIVE) if stage == 3 and world > 1 else 0.0,
+            **self._micro_batch(),
+            "logits": LOGIT_BYTES * learner.logit_chunk * shape.vocabulary,
+            "head's gradient": 0.0 if shape.adapter else (4 + width) * shape.vocabulary * shape.hidden,
+        }
+        update = {
+            "gradients": 4 * at_once + (4 * min(trained, BUCKET) if not stage else 0.0),
+            "temporaries": 0.0 if card or not stage else 8 * at_once,
+        }
+        return Need("learner rank", *map(_in_gib, (always, backward, update)))
+
+    def _micro_batch(self) -> dict[str, float]:
+        """Bytes of one full micro-batch's activations. Each layer keeps about ten vectors of the hidden size,
+        four of the feed-forward size, and keys and values, which a mask repeats for all query heads. Gradient
+        checkpointing keeps one vector per layer, and one layer in full. A micro-batch has at most the tokens
+        of a batch."""
+        rollout, learner, shape = self.config.rollout, self.config.learner, self.shape
+        prompt, longest, row = rollout.max_prompt_tokens, rollout.max_response_tokens, self.widest_row()
+        group = sum(prompt + n * longest for n in self.shared_rows(prompt, longest))
+        tokens = min(learner.tokens_per_microbatch, rollout.prompts_per_batch * group) * self.width
+        layers = 1 if learner.gradient_checkpointing else shape.layers
+        kept = shape.layers * shape.hidden if learner.gradient_checkpointing else 0
+        vectors = 10 * shape.hidden + 4 * shape.intermediate + 4 * shape.kv_width
+        # Replaces the keys and values that attention would keep.
+        repeated = 2 * (shape.queries - shape.kv_width) if row else 0
+        return {
+            "activations": float(tokens * (kept + layers * vectors)),
+            "repeated keys and values": float(tokens * layers * repeated),
+            "mask": float(tokens * -(-row // ALIGNED) * ALIGNED),
+        }
+
+    def shared_rows(self, prompt: int, response: int) -> list[int]:
+        """Completions per row when the learner packs a group of `group_size` completions of this length."""
+        shape, group = self.shape, [max(1, response)] * self.config.rollout.group_size
+        if shape.window is not None and prompt + response > shape.window:
+            return [1] * len(group)
+        budget = self.config.learner.tokens_per_microbatch
+        return [len(row) for row in divide(max(1, prompt), group, budget, shape.even)]
+
+    def widest_row(self) -> int:
+        """Tokens of the longest row of completions that share the longest prompt, for responses of the full,
+        half, quarter and eighth length; 0 if none share."""
+        prompt, longest = self.config.rollout.max_prompt_tokens, self.config.rollout.max_response_tokens
+        found = 0
+        for response in (max(1, longest >> halved) for halved in range(4)):
+            most = max(self.shared_rows(prompt, response))
+            found = max(found, prompt + most * response if most > 1 else 0)
+        return found
+
+    @property
+    def kv_token_bytes(self) -> float:
+        """Keys and values of one token in all layers, on one tensor-parallel rank."""
+        shape, parallel = self.shape, self.config.generator.tensor_parallel
+        return 2 * shape.layers * shape.kv_width * self.width / parallel
+
+    @property
+    def longest_kv_gib(self) -> float:
+        """KV cache of one longest sequence."""
+        return self.config.longest * self.kv_token_bytes / GIB
+
+    @property
+    def least_kv_gib(self) -> float:
+        """KV cache for eight of the longest sequences, the least that is useful."""
+        return 8 * self.longest_kv_gib
+
+    def generator(self, kv_gib: float | None = None, *, card: bool = True) -> Need:
+        """One tensor-parallel rank of a generator replica with `kv_gib` of KV cache; by default the
+        configured one, or the least useful one."""
+        generator, shape, width = self.config.generator, self.shape, self.width
+        kv_gib = generator.kv_cache_gib or self.least_kv_gib if kv_gib is None else kv_gib
+        parallel = generator.tensor_parallel
+        batched = generator.max_batched_tokens or BATCHED
+        layer = batched * width * (6 * shape.hidden + 3 * shape.intermediate / parallel)
+        sampler = LOGIT_BYTES * generator.max_sequences * shape.vocabulary
+        graphs = GRAPHS_GIB if card and not generator.enforce_eager else 0.0
+        several = NCCL_GIB if card and parallel > 1 else 0.0
+        return Need(
+            "generator",
+            {
+                "weights": width * (shape.parameters + shape.adapter) / parallel / GIB,
+                "KV cache": kv_gib,
+                "engine": (layer + sampler) / GIB + graphs,
+                "communication": several + self.transfer_gib,
+                "context": CONTEXT_GIB if card else REPLICA_GIB,
+            },
+        )
+
+    def shared_gib(self, generator: Need) -> float:
+        """GiB on a card that one rank shares with `generator`: the sum. With `generator.sleep`, the larger of
+        a step with a sleeping engine and generation with a waiting learner."""
+        rank = self.rank()
+        if self.config.generator.sleep != "step":
+            return rank.gib + generator.gib
+        return max(rank.gib + asleep_gib(generator), waiting_gib(rank) + generator.gib)
+
+    def host(self, *, cards: bool, trains: bool = True) -> dict[str, float]:
+        """Host memory of a run on one machine, in GiB by purpose. With cards, weights and caches are on
+        them."""
+        learner, generator = self.config.learner, self.config.generator
+        engine = self.generator(generator.cpu_kv_cache_gib, card=False)
+        needs = {
+            "Ray, Redis, coordinator": BASE_GIB,
+            f"generator, {generator.replicas} of": generator.replicas
+            * (REPLICA_GIB if cards else engine.gib),
+        }
+        if not trains:
+            return needs
+        return needs | {
+            f"learner rank, {learner.workers} of": learner.workers
+            * (RANK_GIB if cards else self.rank(card=False).gib),
+            "published weights": self.published_gib,
+            "checkpoint's copy": self.checkpoint_gib * learner.async_checkpoint,
+            "offloaded optimizer": (12 + 4) * self.trained / GIB * (cards and learner.offload_optimizer),
+            "engine asleep": self.weights_gib * (generator.sleep == "step"),
+        }
 
 
 def _in_gib(parts: dict[str, float]) -> dict[str, float]:
     return {name: size / GIB for name, size in parts.items()}
 
 
-def micro_batch_bytes(shape: ModelShape, config: Config) -> dict[str, float]:
-    """Activations of one full micro-batch. Each layer keeps about ten vectors of the hidden size, four of the
-    feed-forward size, and keys and values, which a mask repeats for all query heads. Gradient checkpointing
-    keeps one vector per layer, and one layer in full. A micro-batch has at most the tokens of a batch."""
-    rollout, learner, width = config.rollout, config.learner, WIDTH[config.model.dtype]
-    longest, row = rollout.max_response_tokens, widest_row(shape, rollout, learner)
-    rows = shared_rows(shape, rollout, learner, rollout.max_prompt_tokens, longest)
-    group = sum(rollout.max_prompt_tokens + n * longest for n in rows)
-    tokens = min(learner.tokens_per_microbatch, rollout.prompts_per_batch * group)
-    layers = 1 if learner.gradient_checkpointing else shape.layers
-    kept = shape.layers * shape.hidden if learner.gradient_checkpointing else 0
-    vectors = 10 * shape.hidden + 4 * shape.intermediate + 4 * shape.kv_width
-    # Replaces the keys and values that attention would keep.
-    repeated = 2 * (shape.queries - shape.kv_width) if row else 0
-    return {
-        "activations": float(tokens * width * (kept + layers * vectors)),
-        "repeated keys and values": float(tokens * width * layers * repeated),
-        "mask": float(tokens * width * -(-row // ALIGNED) * ALIGNED),
-    }
-
-
-def shared_rows(
-    shape: ModelShape, rollout: Rollout, learner: Learner, prompt: int, response: int
-) -> list[int]:
-    """Completions per row when the learner packs a group of `group_size` completions of this length."""
-    group = [max(1, response)] * rollout.group_size
-    if shape.window is not None and prompt + response > shape.window:
-        return [1] * len(group)
-    budget = learner.tokens_per_microbatch
-    return [len(row) for row in divide(max(1, prompt), group, budget, shape.even)]
-
-
-def widest_row(shape: ModelShape, rollout: Rollout, learner: Learner) -> int:
-    """Tokens of the longest row of completions that share the longest prompt, for responses of the full,
-    half, quarter and eighth length; 0 if none share."""
-    prompt, longest = rollout.max_prompt_tokens, rollout.max_response_tokens
-    found = 0
-    for response in (max(1, longest >> halved) for halved in range(4)):
-        most = max(shared_rows(shape, rollout, learner, prompt, response))
-        found = max(found, prompt + most * response if most > 1 else 0)
-    return found
-
-
-def kv_token_bytes(shape: ModelShape, dtype: str, tensor_parallel: int) -> float:
-    """Keys and values of one token in all layers, on one tensor-parallel rank."""
-    return 2 * shape.layers * shape.kv_width * WIDTH[dtype] / tensor_parallel
-
-
-def least_kv_gib(shape: ModelShape, config: Config) -> float:
-    """KV cache for eight of the longest sequences, the least that is useful."""
-    each = kv_token_bytes(shape, config.model.dtype, config.generator.tensor_parallel)
-    return 8 * config.longest * each / GIB
-
-
-def generator_need(shape: ModelShape, config: Config, kv_gib: float, *, card: bool = True) -> Need:
-    """One tensor-parallel rank of a generator replica with `kv_gib` of KV cache."""
-    generator, width = config.generator, WIDTH[config.model.dtype]
-    parallel = generator.tensor_parallel
-    batched = generator.max_batched_tokens or BATCHED
-    layer = batched * width * (6 * shape.hidden + 3 * shape.intermediate / parallel)
-    sampler = LOGIT_BYTES * generator.max_sequences * shape.vocabulary
-    graphs = GRAPHS_GIB if card and not generator.enforce_eager else 0.0
-    several = NCCL_GIB if card and parallel > 1 else 0.0
-    return Need(
-        "generator",
-        {
-            "weights": width * (shape.parameters + shape.adapter) / parallel / GIB,
-            "KV cache": kv_gib,
-            "engine": (layer + sampler) / GIB + graphs,
-            "communication": several + transfer_gib(config.weights.transport),
-            "context": CONTEXT_GIB if card else REPLICA_GIB,
-        },
-    )
-
-
 def transfer_gib(transport: str) -> float:
     """GiB on each side for weight transfer between cards."""
     return PACKED_GIB + NCCL_GIB if transport == "nccl" else 0.0
-
-
-def on_one_card(rank: Need, generator: Need, sleep: str) -> float:
-    """GiB on a shared card: the sum. With `generator.sleep`, the larger of a step with a sleeping engine and
-    generation with a waiting learner."""
-    if sleep != "step":
-        return rank.gib + generator.gib
-    return max(rank.gib + asleep_gib(generator), waiting_gib(rank) + generator.gib)
 
 
 def asleep_gib(generator: Need) -> float:
@@ -262,46 +320,6 @@ def asleep_gib(generator: Need) -> float:
 def waiting_gib(rank: Need) -> float:
     """GiB that a learner rank keeps on its card between steps."""
     return sum(rank.always.values())
-
-
-def host_needs(shape: ModelShape, config: Config, *, cards: bool, trains: bool = True) -> dict[str, float]:
-    """Host memory of a run on one machine, in GiB by purpose. With cards, weights and caches are on them."""
-    learner, generator = config.learner, config.generator
-    dtype = config.model.dtype
-    version, state = published_gib(shape, dtype), checkpoint_gib(shape, dtype)
-    engine = generator_need(shape, config, generator.cpu_kv_cache_gib, card=False)
-    needs = {
-        "Ray, Redis, coordinator": BASE_GIB,
-        f"generator, {generator.replicas} of": generator.replicas * (REPLICA_GIB if cards else engine.gib),
-    }
-    if not trains:
-        return needs
-    rank = RANK_GIB if cards else rank_need(shape, config, card=False).gib
-    offloaded = (12 + 4) * (shape.adapter or shape.parameters) / GIB
-    return needs | {
-        f"learner rank, {learner.workers} of": learner.workers * rank,
-        "published weights": version,
-        "checkpoint's copy": state * learner.async_checkpoint,
-        "offloaded optimizer": offloaded * (cards and learner.offload_optimizer),
-        "engine asleep": weights_gib(shape, dtype) * (generator.sleep == "step"),
-    }
-
-
-def checkpoint_gib(shape: ModelShape, dtype: str) -> float:
-    """One checkpoint of all ranks: weights, Adam's moments, and in 16 bits the master copy."""
-    width = WIDTH[dtype]
-    trained = shape.adapter or shape.parameters
-    return trained * (width + (12 if width == 2 else 8)) / GIB
-
-
-def weights_gib(shape: ModelShape, dtype: str) -> float:
-    """The full model without an adapter."""
-    return shape.parameters * WIDTH[dtype] / GIB
-
-
-def published_gib(shape: ModelShape, dtype: str) -> float:
-    """One published version of the weights."""
-    return (shape.adapter or shape.parameters) * WIDTH[dtype] / GIB
 
 
 def _adapter_size(hf: PreTrainedModel, lora: Lora) -> int:

@@ -12,21 +12,10 @@ from hora_rl.common.processes import free_memory
 from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.common.weights.pretrained import obtain
 from hora_rl.deploy.checks import machine
-from hora_rl.deploy.checks.estimate import (
-    CONTEXT_GIB,
-    ModelShape,
-    Need,
-    checkpoint_gib,
-    generator_need,
-    host_needs,
-    least_kv_gib,
-    on_one_card,
-    rank_need,
-    transfer_gib,
-)
+from hora_rl.deploy.checks.estimate import CONTEXT_GIB, GIB, Estimate, ModelShape, transfer_gib
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, should
 from hora_rl.deploy.checks.processors import on_processors
-from hora_rl.deploy.checks.resources import GIB, SPARE, Card, choose, read_cards, shares_a_card
+from hora_rl.deploy.checks.resources import SPARE, Card, choose, read_cards, shares_a_card
 
 HOST_KEYS = (
     "learner.tokens_per_microbatch, learner.gradient_checkpointing, learner.logit_chunk, learner.lora, "
@@ -38,8 +27,9 @@ KEYS = (
 )
 
 
-def model_shape(config: Config) -> ModelShape | None:
-    """The shape of `model.path` without loading weights; None if its configuration cannot be read."""
+def estimate_of(config: Config) -> Estimate | None:
+    """The estimate of a run, by the shape of `model.path`; None if its configuration cannot be read. Loads no
+    weights."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -47,7 +37,8 @@ def model_shape(config: Config) -> ModelShape | None:
     try:
         whole = own_configuration(config.model)
         with torch.device("meta"):
-            return ModelShape.of(AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted), lora)
+            empty = AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted)
+            return Estimate(config, ModelShape.of(empty, lora))
     except (OSError, ValueError):
         return None  # reported by the checks of model and family
 
@@ -59,9 +50,9 @@ def run_target(config: Config) -> Target:
     cards = read_cards(machine.gpus())
     if not cards:
         return Target(on_processors(config))
-    if config.run.resources != "auto" or (shape := model_shape(config)) is None:
+    if config.run.resources != "auto" or (found := estimate_of(config)) is None:
         return Target(config)
-    chosen = choose(config, cards, shape)
+    chosen = choose(found, cards).config
     changed = [d.replace(": ", " = ", 1).split(" != ")[0] for d in differences(chosen, config)]
     names = f"{len(cards)} × {cards[0].name}" if len(cards) > 1 else cards[0].name
     return Target(chosen, chosen=f"chosen for {names}: {', '.join(changed)}" if changed else "")
@@ -71,41 +62,41 @@ def memory(target: Target) -> Iterator[Finding]:
     """Memory per part. Fails if this machine has too little; on a cluster Ray spreads the parts."""
     if target.chosen:
         yield ok("resources", target.chosen)
-    shape = model_shape(target.config)
-    if shape is None:
+    estimate = estimate_of(target.config)
+    if estimate is None:
         return
     cards = [] if target.on_cluster else read_cards(machine.gpus())
     if target.trains:
-        yield ok("memory per part", table(target, shape, cards=bool(cards) or target.on_cluster))
+        yield ok("memory per part", table(estimate, cards=bool(cards) or target.on_cluster))
         if cards:
-            yield holds(target.config, shape, cards)
+            yield holds(estimate, cards)
             yield from beside_engine(target.config.generator, target.config.weights.transport, cards)
     if not target.on_cluster:
-        yield fits_host(target, shape, cards=bool(cards))
+        yield fits_host(estimate, cards=bool(cards), trains=target.trains)
 
 
 def estimated(target: Target) -> Iterator[Finding]:
     """Only the table, for a configuration that is meant for another machine."""
-    if target.trains and (shape := model_shape(target.config)) is not None:
-        yield ok("memory per part", table(target, shape, cards=target.config.model.dtype != "float32"))
+    if target.trains and (estimate := estimate_of(target.config)) is not None:
+        yield ok("memory per part", table(estimate, cards=target.config.model.dtype != "float32"))
 
 
-def fits_host(target: Target, shape: ModelShape, *, cards: bool) -> Finding:
+def fits_host(estimate: Estimate, *, cards: bool, trains: bool = True) -> Finding:
     """Whether the host has enough free memory."""
-    needs = host_needs(shape, target.config, cards=cards, trains=target.trains)
+    needs = estimate.host(cards=cards, trains=trains)
     need, free = sum(needs.values()), free_memory() / GIB
     parts = " + ".join(f"{name} {gib:.1f}" for name, gib in needs.items() if gib)
     says = f"about {need:.1f} GiB = {parts}; {free:.1f} GiB are free"
     return must(need <= free * (1 - SPARE), "memory", says, f"change {HOST_KEYS}, or use a larger machine")
 
 
-def holds(config: Config, shape: ModelShape, cards: Sequence[Card]) -> Finding:
+def holds(estimate: Estimate, cards: Sequence[Card]) -> Finding:
     """Whether the smallest of `cards` has enough memory."""
-    rank, generator = needs(config, shape)
+    rank, generator, config = estimate.rank(), estimate.generator(), estimate.config
     together = len(cards) == 1 or shares_a_card(config.generator, config.learner)
     need = [rank, generator] if together else [max((rank, generator), key=lambda n: n.gib)]
     card = min(cards, key=lambda c: c.gib)
-    total = on_one_card(rank, generator, config.generator.sleep) if together else need[0].gib
+    total = estimate.shared_gib(generator) if together else need[0].gib
     in_turn = ", not at the same time," if together and config.generator.sleep == "step" else ""
     says = (
         f"{' and '.join(f'{n.part} {n.gib:.1f}' for n in need)} GiB{in_turn} = {total:.1f} GiB on one "
@@ -131,24 +122,14 @@ def beside_engine(generator: Generator, transport: str, cards: Sequence[Card]) -
     yield should(need <= left, "GPU memory beside vLLM", says, fix)
 
 
-def needs(config: Config, shape: ModelShape) -> tuple[Need, Need]:
-    """Memory of a learner rank, and of one tensor-parallel rank of a generator with the configured KV cache
-    or the least useful one."""
-    cache = config.generator.kv_cache_gib or least_kv_gib(shape, config)
-    return rank_need(shape, config), generator_need(shape, config, cache)
-
-
-def table(target: Target, shape: ModelShape, *, cards: bool = True) -> str:
+def table(estimate: Estimate, *, cards: bool = True) -> str:
     """GiB per part, one line each. With `cards`, generator and learner are on cards."""
-    config = target.config
-    if cards:
-        rank, generator = needs(config, shape)
-    else:
-        rank = rank_need(shape, config, card=False)
-        generator = generator_need(shape, config, config.generator.cpu_kv_cache_gib, card=False)
+    config, shape, rank = estimate.config, estimate.shape, estimate.rank(card=cards)
+    cache = None if cards else config.generator.cpu_kv_cache_gib
+    generator = estimate.generator(cache, card=cards)
     replicas, ranks = config.generator.replicas * config.generator.tensor_parallel, config.learner.workers
-    kept, one = config.learner.keep_checkpoints + 1, checkpoint_gib(shape, config.model.dtype)
-    host = host_needs(shape, config, cards=cards)
+    kept, one = config.learner.keep_checkpoints + 1, estimate.checkpoint_gib
+    host = estimate.host(cards=cards)
     rows = [
         (f"generator, {replicas} of", generator.gib, str(generator)),
         (f"learner rank, {ranks} of", rank.gib, str(rank)),

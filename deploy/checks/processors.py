@@ -9,7 +9,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.processes import processors
 from hora_rl.deploy.checks import machine
 from hora_rl.deploy.checks.findings import Finding, Target, ok, plural, should
-from hora_rl.deploy.checks.resources import Plan
+from hora_rl.deploy.checks.resources import filled
 
 CPUINFO = Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -43,11 +43,12 @@ def on_processors(config: Config, *, trains: bool = True) -> Config:
     most = max(1, round(weights / THREAD_GIB)) if weights else have
     theirs = have if alone else have - have // 2  # sampling takes most of a step's time
     learners = have if alone else have // 2
-    plan = Plan(config)
-    plan.put("model", dtype=fastest_dtype())
-    plan.put("generator", threads=max(1, min(most, theirs // config.generator.replicas)))
-    plan.put("learner", threads=max(1, min(most, learners // config.learner.workers)))
-    return plan.config
+    return filled(
+        config,
+        model={"dtype": fastest_dtype()},
+        generator={"threads": max(1, min(most, theirs // config.generator.replicas))},
+        learner={"threads": max(1, min(most, learners // config.learner.workers))},
+    )
 
 
 def threads(target: Target) -> Iterator[Finding]:

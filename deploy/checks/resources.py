@@ -7,28 +7,19 @@ because vLLM would otherwise take it. Several cards are divided for the shortest
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import psutil
 
 from hora_rl.common.config import Config, Generator, Learner
 from hora_rl.common.errors import ConfigError
-from hora_rl.deploy.checks.estimate import (
-    ModelShape,
-    generator_need,
-    kv_token_bytes,
-    least_kv_gib,
-    on_one_card,
-    rank_need,
-    waiting_gib,
-)
+from hora_rl.deploy.checks.estimate import GIB, Estimate, waiting_gib
 from hora_rl.deploy.checks.step_costs import step_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-GIB = 2**30
 SPARE = 0.05
 """Unallocated share of a card, for fragmentation and the error of the estimate."""
 
@@ -55,12 +46,12 @@ def read_cards(lines: Sequence[str]) -> list[Card]:
     return found
 
 
-def choose(config: Config, cards: Sequence[Card], shape: ModelShape) -> Config:
+def choose(found: Estimate, cards: Sequence[Card]) -> Estimate:
     """Choose the keys of a training run on one machine with `cards`. Raises ConfigError if the configuration
     cannot be divided over them."""
-    if config.run.resources != "auto" or not cards:
-        return config
-    return _shared(config, cards[0], shape) if len(cards) == 1 else _divided(config, cards, shape)
+    if found.config.run.resources != "auto" or not cards:
+        return found
+    return _shared(found, cards[0]) if len(cards) == 1 else _divided(found, cards)
 
 
 def shares_a_card(generator: Generator, learner: Learner) -> bool:
@@ -68,70 +59,60 @@ def shares_a_card(generator: Generator, learner: Learner) -> bool:
     return 0 < (generator.gpus or 1.0) < 1 and 0 < (learner.gpus or 1.0) < 1
 
 
-class Plan:
-    """A configuration under construction. Keys that the user wrote are never changed."""
-
-    def __init__(self, config: Config) -> None:
-        sections = ("model", "generator", "learner")
-        self._written = {name: getattr(config, name).model_fields_set for name in sections}
-        self.config = config
-
-    def wrote(self, section: str, key: str) -> bool:
-        return key in self._written[section]
-
-    def put(self, section: str, **values: object) -> None:
-        free = {key: value for key, value in values.items() if key not in self._written[section]}
-        new = getattr(self.config, section).model_copy(update=free)
-        self.config = self.config.model_copy(update={section: new})
+def filled(config: Config, **sections: Mapping[str, object]) -> Config:
+    """The configuration with these values, by section, for keys that nobody wrote."""
+    new = {}
+    for name, values in sections.items():
+        section = getattr(config, name)
+        unwritten = {key: v for key, v in values.items() if key not in section.model_fields_set}
+        new[name] = section.model_copy(update=unwritten)
+    return config.model_copy(update=new)
 
 
-def _shared(config: Config, card: Card, shape: ModelShape) -> Config:
+def _filled(found: Estimate, **sections: Mapping[str, object]) -> Estimate:
+    return replace(found, config=filled(found.config, **sections))
+
+
+def _shared(found: Estimate, card: Card) -> Estimate:
     """Generator and learner on one card, with the KV cache that the learner leaves."""
-    plan = Plan(config)
-    if plan.config.weights.transport == "nccl":
+    generator = found.config.generator
+    if found.config.weights.transport == "nccl":
         raise ConfigError(
             "weights.transport (nccl) joins processes on different cards, and this machine has 1: use file "
             "or gloo"
         )
-    if (parallel := plan.config.generator.tensor_parallel) > 1:
+    if (parallel := generator.tensor_parallel) > 1:
         raise ConfigError(
             f"generator.tensor_parallel ({parallel}) needs as many cards, and this machine has 1: set it to 1"
         )
-    plan.put("generator", replicas=1, gpus=0.5)
-    plan.put("learner", workers=1, gpus=0.5)
-    usable = card.usable_gib
-    least = least_kv_gib(shape, plan.config)
-    smallest = generator_need(shape, plan.config, least)
-    sleep = plan.config.generator.sleep
-    if on_one_card(rank_need(shape, plan.config), smallest, sleep) > usable:
-        plan.put("learner", gradient_checkpointing=True)
-    rank, fixed = rank_need(shape, plan.config), generator_need(shape, plan.config, 0.0).gib
-    beside = waiting_gib(rank) if sleep == "step" else rank.gib
-    left = usable - beside - fixed
-    if on_one_card(rank, smallest, sleep) > usable:
-        return plan.config  # reported by the memory check
-    each = kv_token_bytes(shape, plan.config.model.dtype, parallel)
-    useful = plan.config.generator.max_sequences * plan.config.longest * each / GIB
-    cache = max(least, min(left, useful))
-    plan.put("generator", kv_cache_gib=math.floor(100 * cache) / 100)
-    share = math.ceil(100 * (fixed + cache) / card.gib) / 100
-    plan.put("generator", memory_utilization=min(0.95, share))
-    return plan.config
+    found = _filled(found, generator={"replicas": 1, "gpus": 0.5}, learner={"workers": 1, "gpus": 0.5})
+    least, usable = found.least_kv_gib, card.usable_gib
+    smallest = found.generator(least)
+    if found.shared_gib(smallest) > usable:
+        found = _filled(found, learner={"gradient_checkpointing": True})
+        if found.shared_gib(smallest) > usable:
+            return found  # reported by the memory check
+    rank, fixed = found.rank(), found.generator(0.0).gib
+    left = usable - fixed - (waiting_gib(rank) if generator.sleep == "step" else rank.gib)
+    cache = max(least, min(left, generator.max_sequences * found.longest_kv_gib))
+    share = min(0.95, math.ceil(100 * (fixed + cache) / card.gib) / 100)
+    sizes = {"kv_cache_gib": math.floor(100 * cache) / 100, "memory_utilization": share}
+    return _filled(found, generator=sizes)
 
 
-def _divided(config: Config, cards: Sequence[Card], shape: ModelShape) -> Config:
+def _divided(found: Estimate, cards: Sequence[Card]) -> Estimate:
     """The split of the cards with the fastest expected step among those that fit into memory."""
-    if config.generator.sleep == "step":
+    generator, learner = found.config.generator, found.config.learner
+    if generator.sleep == "step":
         raise ConfigError(
             f"generator.sleep (step) is for one card that generator and learner share, and this machine has "
             f"{len(cards)}: set generator.sleep: none, which gives each cards of its own, or show one card "
             "(CUDA_VISIBLE_DEVICES)"
         )
-    card, plan = min(cards, key=lambda c: c.gib), Plan(config)
-    parallel, generator, learner = config.generator.tensor_parallel, config.generator, config.learner
-    if plan.wrote("generator", "replicas"):
+    card, parallel = min(cards, key=lambda c: c.gib), generator.tensor_parallel
+    if "replicas" in generator.model_fields_set:
         counts = [generator.replicas]
-    elif plan.wrote("learner", "workers"):
+    elif "workers" in learner.model_fields_set:
         counts = [max(1, (len(cards) - learner.workers) // parallel)]
     else:
         counts = list(range(1, max(2, (len(cards) - 1) // parallel + 1)))
@@ -141,32 +122,33 @@ def _divided(config: Config, cards: Sequence[Card], shape: ModelShape) -> Config
             f"take {taken} of the {len(cards)} GPUs of this machine, and the learner needs one: lower one of "
             "them"
         )
-    made = [_with_replicas(config, count, len(cards), card, shape) for count in counts]
+    made = [_with_replicas(found, count, len(cards), card) for count in counts]
 
-    def rank(one: Config) -> tuple[bool, float]:
-        too_large = rank_need(shape, one).gib > card.usable_gib
-        return too_large, step_seconds(one, shape, card.name, card.gib)
+    def rank(one: Estimate) -> tuple[bool, float]:
+        return one.rank().gib > card.usable_gib, step_seconds(one, card.name, card.gib)
 
     return min(made, key=rank)
 
 
-def _with_replicas(config: Config, count: int, cards: int, card: Card, shape: ModelShape) -> Config:
+def _with_replicas(found: Estimate, count: int, cards: int, card: Card) -> Estimate:
     """`count` replicas; the remaining cards are ranks, sharded only as far as memory requires."""
-    plan = Plan(config)
-    plan.put("generator", replicas=count)
-    plan.put("generator", max_sequences=most_sequences(plan.config, card, shape))
-    plan.put("learner", workers=cards - count * config.generator.tensor_parallel)
-    for change in ({"zero_stage": 2}, {"gradient_checkpointing": True}, {"zero_stage": 3}):
-        if rank_need(shape, plan.config).gib <= card.usable_gib:
+    ranks = cards - count * found.config.generator.tensor_parallel
+    sampling = {"replicas": count, "max_sequences": most_sequences(found, card)}
+    found = _filled(found, generator=sampling, learner={"workers": ranks})
+    changes: tuple[dict[str, object], ...] = (
+        {"zero_stage": 2}, {"gradient_checkpointing": True}, {"zero_stage": 3}
+    )  # fmt: skip
+    change, made = dict[str, object](), found
+    for more in changes:
+        if made.rank().gib <= card.usable_gib:
             break
-        plan.put("learner", **change)
-    return plan.config
+        change |= more
+        made = _filled(found, learner=change)
+    return made
 
 
-def most_sequences(config: Config, card: Card, shape: ModelShape) -> int:
+def most_sequences(found: Estimate, card: Card) -> int:
     """`max_sequences` for a generator's card, 64 to 1,024: twice the number of longest sequences that fit,
     because sequences grow over time."""
-    room = card.gib * config.generator.memory_utilization - generator_need(shape, config, 0.0).gib
-    each = kv_token_bytes(shape, config.model.dtype, config.generator.tensor_parallel)
-    longest = config.longest * each / GIB
-    return min(1024, max(64, 8 * int(2 * room / longest / 8)))
+    room = card.gib * found.config.generator.memory_utilization - found.generator(0.0).gib
+    return min(1024, max(64, 8 * int(2 * room / found.longest_kv_gib / 8)))

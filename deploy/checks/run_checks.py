@@ -20,7 +20,7 @@ from hora_rl.deploy.checks import configuration, disk, machine, processors, serv
 from hora_rl.deploy.checks.findings import Check, Finding, Target
 from hora_rl.deploy.checks.gpu_software import driver, precision, triton_build
 from hora_rl.deploy.checks.isolation import sandbox
-from hora_rl.deploy.checks.memory import estimated, memory, model_shape, run_target
+from hora_rl.deploy.checks.memory import estimate_of, estimated, memory, run_target
 from hora_rl.deploy.checks.resources import read_cards
 from hora_rl.deploy.checks.step_costs import UNKNOWN, said
 from hora_rl.deploy.checks.weight_files import weight_files
@@ -128,8 +128,8 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, est
         f"{rollout.prompts_per_batch * rollout.group_size} rollouts, rule {config.allocation.rule}.",
     )
     show(found, SHOWN_BY_CHECK, console)
-    if estimate and (shape := model_shape(config)) is not None:
-        for line in said(config, shape, _device(config.model.dtype, elsewhere=elsewhere)):
+    if estimate and (numbers := estimate_of(config)) is not None:
+        for line in said(numbers, _device(config.model.dtype, elsewhere=elsewhere)):
             say(console, line)
 
 

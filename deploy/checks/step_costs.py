@@ -5,15 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hora_rl.common.config import Config
-from hora_rl.deploy.checks.estimate import (
-    GIB,
-    ModelShape,
-    generator_need,
-    kv_token_bytes,
-    published_gib,
-    shared_rows,
-)
+from hora_rl.deploy.checks.estimate import GIB, Estimate
 from hora_rl.learner.flops import PEAK_BF16, peak_flops
 
 MEAN = 0.5
@@ -55,16 +47,16 @@ class StepArithmetic:
     published: float
 
 
-def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
+def arithmetic(estimate: Estimate) -> StepArithmetic:
     """A step with prompts of half the limit and responses of `MEAN` times the limit."""
-    rollout, learner = config.rollout, config.learner
+    rollout, learner, shape = estimate.config.rollout, estimate.config.learner, estimate.shape
     rollouts = rollout.prompts_per_batch * rollout.group_size
     response = MEAN * rollout.max_response_tokens
     prompt = rollout.max_prompt_tokens / 2
     length = prompt + response
     tokens = rollouts * length
     attention = shape.layers * shape.queries * length * tokens
-    rows = shared_rows(shape, rollout, learner, int(prompt), int(response))
+    rows = estimate.shared_rows(int(prompt), int(response))
     # Prompts saved by sharing rows.
     again = rollout.prompts_per_batch * (rollout.group_size - len(rows))
     computed = tokens - again * prompt
@@ -78,7 +70,7 @@ def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
         flops=learner.objective.updates_per_batch * (per_weight * computed + 6 * pairs),
         sampling=2 * (shape.parameters + shape.adapter) * tokens + 2 * attention,
         micro_batches=max(1.0, computed / (learner.tokens_per_microbatch * learner.workers)),
-        published=published_gib(shape, config.model.dtype),
+        published=estimate.published_gib,
     )
 
 
@@ -92,7 +84,7 @@ def learner_seconds(found: StepArithmetic, ranks: int, device: str) -> float:
     return found.flops / card_flops(device) / ranks
 
 
-def generator_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN, gib: float = 80.0) -> float:
+def generator_seconds(estimate: Estimate, device: str = UNKNOWN, gib: float = 80.0) -> float:
     """Seconds for sampling one batch on cards with `gib` each.
 
     One decoding step adds a token to each of a replica's B running sequences. The step reads W bytes of
@@ -103,12 +95,12 @@ def generator_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN, 
 
     `max_sequences`, the batch and the KV cache limit B. A prompt is computed once for its group.
     """
-    generator, rollout, found = config.generator, config.rollout, arithmetic(config, shape)
+    shape, generator, rollout = estimate.shape, estimate.config.generator, estimate.config.rollout
+    found, entry = arithmetic(estimate), estimate.kv_token_bytes
     bandwidth = REACHED * next((b for name, b in BANDWIDTH.items() if name in device), BANDWIDTH[UNKNOWN])
     weights, parallel = 2 * (shape.parameters + shape.adapter), generator.tensor_parallel
     context = found.tokens / found.rollouts - found.responses / found.rollouts / 2
-    entry = kv_token_bytes(shape, config.model.dtype, parallel)
-    room = gib * GIB * 0.9 - generator_need(shape, config, 0.0).gib * GIB
+    room = gib * GIB * 0.9 - estimate.generator(0.0).gib * GIB
     most = min(generator.max_sequences, found.rollouts / generator.replicas, room / (entry * context))
     running = max(1.0, most)
     read = (weights / parallel + running * context * entry) / bandwidth
@@ -118,16 +110,16 @@ def generator_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN, 
     return step * found.responses / generator.replicas / running + prefill
 
 
-def step_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN, gib: float = 80.0) -> float:
+def step_seconds(estimate: Estimate, device: str = UNKNOWN, gib: float = 80.0) -> float:
     """Seconds of a step: the slower side, or the sum of both if `rollout.max_staleness` is 0."""
-    learner = learner_seconds(arithmetic(config, shape), config.learner.workers, device)
-    sides = (learner, generator_seconds(config, shape, device, gib))
-    return max(sides) if config.rollout.max_staleness else sum(sides)
+    learner = learner_seconds(arithmetic(estimate), estimate.config.learner.workers, device)
+    sides = (learner, generator_seconds(estimate, device, gib))
+    return max(sides) if estimate.config.rollout.max_staleness else sum(sides)
 
 
-def said(config: Config, shape: ModelShape, device: str | None) -> list[str]:
+def said(estimate: Estimate, device: str | None) -> list[str]:
     """The arithmetic in words, one line each. `device` is the card's name; None on a CPU, without seconds."""
-    found, weights = arithmetic(config, shape), config.weights.transport
+    found, config = arithmetic(estimate), estimate.config
     ranks, replicas = config.learner.workers, config.generator.replicas
     mean = MEAN * config.rollout.max_response_tokens
     learner = generators = ""
@@ -136,7 +128,7 @@ def said(config: Config, shape: ModelShape, device: str | None) -> list[str]:
         unknown = []
         where = f"expected on {device}, at {WANTED_MFU:.0%} of its peak and {REACHED:.0%} of its bandwidth"
         learner = f"; {learner_seconds(found, ranks, device):.1f} s {where}"
-        generators = f"; {generator_seconds(config, shape, device):.1f} s expected, bound by memory"
+        generators = f"; {generator_seconds(estimate, device):.1f} s expected, bound by memory"
     return [
         f"a step: {found.rollouts:,} rollouts, {found.tokens / 1e6:.2f} million tokens at a mean response of "
         f"{mean:,.0f}",
@@ -144,6 +136,6 @@ def said(config: Config, shape: ModelShape, device: str | None) -> list[str]:
         f"micro-batches each{learner}",
         f"generators: {found.sampling / 1e12:,.3g} TFLOPs over {replicas} replicas{generators}",
         *unknown,
-        f"weights: {found.published:.3f} GiB to each replica over {weights}; "
+        f"weights: {found.published:.3f} GiB to each replica over {config.weights.transport}; "
         f"{found.published * replicas:.3f} GiB in all",
     ]

@@ -13,7 +13,7 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT
 from hora_rl.deploy.checks import configuration, machine, services
 from hora_rl.deploy.checks.configuration import group_size
-from hora_rl.deploy.checks.estimate import ModelShape, checkpoint_gib, host_needs, rank_need
+from hora_rl.deploy.checks.estimate import Estimate, ModelShape
 from hora_rl.deploy.checks.findings import Finding, Target
 from hora_rl.deploy.checks.memory import fits_host, memory
 from hora_rl.deploy.checks.run_checks import target_of
@@ -147,15 +147,16 @@ def test_memory_of_the_host_is_counted_where_it_is_needed(config: Make) -> None:
         generator={"replicas": 2, "kv_cache_gib": 5},
         learner={"workers": 3, "offload_optimizer": True},
     )
-    cpu, gpu = (host_needs(SHAPE, settings, cards=cards) for cards in (False, True))
-    assert cpu["learner rank, 3 of"] == pytest.approx(3 * rank_need(SHAPE, settings, card=False).gib)
+    estimate = Estimate(settings, SHAPE)
+    cpu, gpu = (estimate.host(cards=cards) for cards in (False, True))
+    assert cpu["learner rank, 3 of"] == pytest.approx(3 * estimate.rank(card=False).gib)
     assert cpu["generator, 2 of"] > 2 * (5 + 2e9 / 2**30)
-    assert cpu["checkpoint's copy"] == gpu["checkpoint's copy"] == checkpoint_gib(SHAPE, "bfloat16")
+    assert cpu["checkpoint's copy"] == gpu["checkpoint's copy"] == estimate.checkpoint_gib
     assert gpu["learner rank, 3 of"] == 3.0, "weights and activations are on the cards"
     assert gpu["offloaded optimizer"] == pytest.approx(16e9 / 2**30)
     assert "offloaded optimizer" in cpu
     assert cpu["offloaded optimizer"] == 0, "it is in the ranks"
-    sampling = host_needs(SHAPE, settings, cards=False, trains=False)
+    sampling = estimate.host(cards=False, trains=False)
     assert not any(name.startswith("learner") for name in sampling)
 
 
@@ -171,7 +172,7 @@ def test_activations_that_the_host_cannot_hold_are_refused(
         settings = config(
             model={"dtype": "bfloat16"}, rollout=lengths, learner={"tokens_per_microbatch": tokens}
         )
-        found = fits_host(Target(settings), shape, cards=False)
+        found = fits_host(Estimate(settings, shape), cards=False)
         levels[tokens] = found.level
         assert ("learner.tokens_per_microbatch" in found.line) == (found.level == "fail")
     assert levels == {4096: "ok", 32_768: "fail"}

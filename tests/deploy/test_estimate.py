@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2ForCausalLM
 
 from hora_rl.common.load import load
-from hora_rl.deploy.checks.estimate import ModelShape, rank_need, widest_row
+from hora_rl.deploy.checks.estimate import Estimate, ModelShape
 from hora_rl.learner.batch import micro_batches
 from hora_rl.learner.logprobs import Policy, without_dropout
 from hora_rl.learner.prefixes import Sharing, length, rows_of
@@ -83,12 +83,13 @@ def test_a_backward_pass_takes_what_is_estimated(case: str) -> None:
     rows = rows_of(samples, budget, sharing)
     shared = max(map(length, rows)) if max(map(len, rows)) > 1 else 0
     assert bool(shared) == (case not in ("alone", "a head"))
-    assert widest_row(shape, config.rollout, config.learner) >= shared
+    estimate = Estimate(config, shape)
+    assert estimate.widest_row() >= shared
     found = peak(Policy(without_dropout(hf)), samples, sharing, budget, 32)
-    need = rank_need(shape, config, card=False).backward
-    estimate = sum(need[part] for part in PARTS)
+    need = estimate.rank(card=False).backward
+    expected = sum(need[part] for part in PARTS)
     print(
-        f"{case}: measured {found * 1024:.1f} MiB, estimated {estimate * 1024:.1f}: "
+        f"{case}: measured {found * 1024:.1f} MiB, estimated {expected * 1024:.1f}: "
         + ", ".join(f"{p} {need[p] * 1024:.1f}" for p in PARTS)
     )
-    assert 0.9 * found < estimate < 1.4 * found
+    assert 0.9 * found < expected < 1.4 * found

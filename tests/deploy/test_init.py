@@ -13,7 +13,7 @@ from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.deploy import init_command as initial
 from hora_rl.deploy.checks import machine, memory
-from hora_rl.deploy.checks.estimate import ModelShape
+from hora_rl.deploy.checks.estimate import Estimate, ModelShape
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.memory import memory as memory_of
 from hora_rl.deploy.checks.run_checks import CONFIGURATION, require, target_of
@@ -28,10 +28,10 @@ H200, L40S, A100, RTX_5090 = "143771 MiB", "46068 MiB", "40960 MiB", "32607 MiB"
 RTX_4090, A10, RTX_4080, RTX_4070, RTX_3070 = "24564 MiB", "23028 MiB", "16376 MiB", "12282 MiB", "8192 MiB"
 
 
-def shape_of(config: Config) -> ModelShape | None:
-    """As `model_shape` says it, without the network."""
-    lora = config.learner.lora is not None
-    return next(p.shape for p in PLANS if p.model == config.model.path and bool("lora:" in p.learner) == lora)
+def estimate_of(config: Config) -> Estimate:
+    """As the checks make it, without the network."""
+    own = (config.model.path, config.learner.lora is not None)
+    return Estimate(config, next(p.shape for p in PLANS if (p.model, "lora:" in p.learner) == own))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Cards:
     def have(count: int, mib: str) -> None:
         for module in (initial, machine):
             monkeypatch.setattr(module, "gpus", lambda: [f"NVIDIA, {mib}"] * count)
-        monkeypatch.setattr(memory, "model_shape", shape_of)
+        monkeypatch.setattr(memory, "estimate_of", estimate_of)
 
     return have
 

@@ -10,17 +10,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.deploy.checks import machine
-from hora_rl.deploy.checks.estimate import (
-    ModelShape,
-    asleep_gib,
-    checkpoint_gib,
-    generator_need,
-    least_kv_gib,
-    on_one_card,
-    published_gib,
-    rank_need,
-    waiting_gib,
-)
+from hora_rl.deploy.checks.estimate import Estimate, ModelShape, asleep_gib, waiting_gib
 from hora_rl.deploy.checks.findings import Finding, Target
 from hora_rl.deploy.checks.memory import beside_engine, holds, memory, run_target, table
 from hora_rl.deploy.checks.resources import SPARE, Card, choose, read_cards
@@ -41,10 +31,10 @@ BASE = (
 )
 
 
-def case(name: str, *more: str) -> tuple[Config, ModelShape]:
+def case(name: str, *more: str) -> Estimate:
     """A configuration in which nobody wrote how many replicas, ranks or cards, and the shape of a model."""
     config = load("tiny", [*BASE, *more])
-    return config, ModelShape.of(without_weights(*SHAPES[name]), config.learner.lora)
+    return Estimate(config, ModelShape.of(without_weights(*SHAPES[name]), config.learner.lora))
 
 
 @pytest.mark.parametrize(
@@ -57,20 +47,18 @@ def case(name: str, *more: str) -> tuple[Config, ModelShape]:
     ],
 )
 def test_one_card_holds_generator_and_learner(name: str, card: Card, more: tuple[str, ...]) -> None:
-    config, shape = case(name, *more)
-    chosen = choose(config, [card], shape)
-    generator = chosen.generator
-    learner = chosen.learner
+    chosen = choose(case(name, *more), [card])
+    generator, learner = chosen.config.generator, chosen.config.learner
     assert (generator.replicas, generator.gpus, learner.workers, learner.gpus) == (1, 0.5, 1, 0.5)
     cache = generator.kv_cache_gib
     assert cache is not None
-    need = rank_need(shape, chosen).gib + generator_need(shape, chosen, cache).gib
-    assert need <= card.gib * (1 - SPARE)
-    assert cache >= least_kv_gib(shape, chosen) - 0.01
+    rank, engine = chosen.rank(), chosen.generator(cache)
+    assert rank.gib + engine.gib <= card.gib * (1 - SPARE)
+    assert cache >= chosen.least_kv_gib - 0.01
     # vLLM asks for its share to be free when it starts, also again while the learner holds its own.
-    assert generator.memory_utilization * card.gib <= card.gib - rank_need(shape, chosen).gib
-    assert generator.memory_utilization * card.gib >= generator_need(shape, chosen, cache).gib - 0.01
-    assert holds(chosen, shape, [card]).level == "ok"
+    assert generator.memory_utilization * card.gib <= card.gib - rank.gib
+    assert generator.memory_utilization * card.gib >= engine.gib - 0.01
+    assert holds(chosen, [card]).level == "ok"
 
 
 SLEEP = ("generator.sleep=step", "rollout.max_staleness=0")
@@ -80,28 +68,28 @@ SLEEP = ("generator.sleep=step", "rollout.max_staleness=0")
     ("name", "more"), [("0.5B", ("learner.tokens_per_microbatch=20480",)), ("3B", ("learner.lora.rank=16",))]
 )
 def test_taking_turns_leaves_the_cache_what_only_a_step_needs(name: str, more: tuple[str, ...]) -> None:
-    config, shape = case(name, *more, "generator.max_sequences=1024")
-    sleeping, _ = case(name, *more, *SLEEP, "generator.max_sequences=1024")
-    together, apart = (choose(c, [RTX], shape) for c in (config, sleeping))
-    assert apart.generator.kv_cache_gib is not None
-    assert apart.generator.kv_cache_gib > (together.generator.kv_cache_gib or 0.0) + 0.5
-    rank = rank_need(shape, apart)
-    generator = generator_need(shape, apart, apart.generator.kv_cache_gib)
+    together, apart = (
+        choose(case(name, *more, *sleep, "generator.max_sequences=1024"), [RTX]) for sleep in ((), SLEEP)
+    )
+    own = apart.config.generator
+    assert own.kv_cache_gib is not None
+    assert own.kv_cache_gib > (together.config.generator.kv_cache_gib or 0.0) + 0.5
+    rank, generator = apart.rank(), apart.generator(own.kv_cache_gib)
     usable = RTX.gib * (1 - SPARE)
     assert rank.gib + generator.gib > usable, "at the same time they would not fit"
-    assert on_one_card(rank, generator, apart.generator.sleep) <= usable
+    assert apart.shared_gib(generator) <= usable
     assert rank.gib + asleep_gib(generator) <= usable
     assert waiting_gib(rank) + generator.gib <= usable
     # vLLM asks for its share to be free when a replica starts, which it does while the learner waits.
-    assert apart.generator.memory_utilization * RTX.gib <= RTX.gib - waiting_gib(rank)
-    found = holds(apart, shape, [RTX])
+    assert own.memory_utilization * RTX.gib <= RTX.gib - waiting_gib(rank)
+    found = holds(apart, [RTX])
     assert (found.level, "not at the same time" in found.line) == ("ok", True)
-    assert "engine asleep" in table(Target(apart), shape)
-    assert "engine asleep" not in table(Target(together), shape)
+    assert "engine asleep" in table(apart)
+    assert "engine asleep" not in table(together)
 
 
 def test_sleep_is_refused_where_no_card_can_be_freed(cards: Callable[[int], None]) -> None:
-    config, _ = case("0.5B", *SLEEP)
+    config = case("0.5B", *SLEEP).config
     for count, level in ((0, "fail"), (1, "ok")):
         cards(count)
         [found] = machine.engine_sleep(Target(config))
@@ -109,8 +97,7 @@ def test_sleep_is_refused_where_no_card_can_be_freed(cards: Callable[[int], None
 
 
 def test_what_no_card_holds_is_refused_with_every_part_and_the_keys() -> None:
-    config, shape = case("7B")
-    found = holds(choose(config, [H100], shape), shape, [H100])
+    found = holds(choose(case("7B"), [H100]), [H100])
     assert found.level == "fail"
     for words in ("learner rank 1", "generator 1", "on one H100 of 79.6 GiB", "learner.lora"):
         assert words in found.line
@@ -118,7 +105,7 @@ def test_what_no_card_holds_is_refused_with_every_part_and_the_keys() -> None:
 
 def test_buffers_of_nccl_that_do_not_fit_beside_vllm_s_share_are_a_warning_with_the_share_that_does() -> None:
     def beside(cards: list[Card], *more: str) -> list[Finding]:
-        config, _ = case("0.5B", *more)
+        config = case("0.5B", *more).config
         return [*beside_engine(config.generator, config.weights.transport, cards)]
 
     nccl = "weights.transport=nccl"
@@ -145,55 +132,49 @@ PAPER = (
 @pytest.mark.parametrize("name", ["1.5B", "7B"])
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
 def test_several_cards_are_divided_so_that_the_slower_side_is_fastest(name: str, count: int) -> None:
-    config, shape = case(name, *PAPER)
-    chosen = choose(config, [H100] * count, shape)
-    replicas, workers = chosen.generator.replicas, chosen.learner.workers
+    chosen = choose(case(name, *PAPER), [H100] * count)
+    replicas, workers = chosen.config.generator.replicas, chosen.config.learner.workers
     assert replicas + workers == count
-    took = step_seconds(chosen, shape, "H100", H100.gib)
+    took = step_seconds(chosen, "H100", H100.gib)
     for other in range(1, count):
         split = ("generator.replicas=" + str(other), "learner.workers=" + str(count - other))
-        alone, _ = case(name, *PAPER, *split)
-        made = choose(alone, [H100] * count, shape)
-        if rank_need(shape, made).gib <= H100.gib * (1 - SPARE):
-            assert took <= step_seconds(made, shape, "H100", H100.gib) + 1e-9
-    assert chosen.generator.gpus is None
+        made = choose(case(name, *PAPER, *split), [H100] * count)
+        if made.rank().gib <= H100.gib * (1 - SPARE):
+            assert took <= step_seconds(made, "H100", H100.gib) + 1e-9
+    assert chosen.config.generator.gpus is None
 
 
 def test_long_answers_want_generators_and_short_ones_learners() -> None:
-    config, shape = case("7B", *PAPER)
-    assert choose(config, [H100] * 8, shape).generator.replicas == 2
+    assert choose(case("7B", *PAPER), [H100] * 8).config.generator.replicas == 2
     longer = ("rollout.max_response_tokens=16384", "learner.tokens_per_microbatch=18432")
-    thinking, _ = case("7B", *PAPER, *longer)
-    assert choose(thinking, [H100] * 8, shape).generator.replicas >= 4
+    assert choose(case("7B", *PAPER, *longer), [H100] * 8).config.generator.replicas >= 4
 
 
 def test_a_model_that_fits_no_rank_is_sharded() -> None:
-    config, shape = case("7B")
-    eight, three = (choose(config, [H100] * n, shape) for n in (8, 3))
-    assert (eight.learner.zero_stage, three.learner.zero_stage) == (2, 3)
-    assert rank_need(shape, eight).gib <= H100.gib * (1 - SPARE)
-    assert holds(eight, shape, [H100] * 8).level == "ok"
-    assert holds(three, shape, [H100] * 3).level == "fail", "two ranks have too little even so"
+    eight, three = (choose(case("7B"), [H100] * n) for n in (8, 3))
+    assert (eight.config.learner.zero_stage, three.config.learner.zero_stage) == (2, 3)
+    assert eight.rank().gib <= H100.gib * (1 - SPARE)
+    assert holds(eight, [H100] * 8).level == "ok"
+    assert holds(three, [H100] * 3).level == "fail", "two ranks have too little even so"
 
 
 def test_what_somebody_wrote_stays() -> None:
     written = ("generator.gpus=0.3", "learner.workers=1", "generator.replicas=1", "learner.zero_stage=3")
-    config, shape = case("1.5B", *written)
-    one = choose(config, [H100], shape)
+    asked = case("1.5B", *written)
+    one = choose(asked, [H100]).config
     assert (one.generator.gpus, one.learner.gpus, one.learner.zero_stage) == (0.3, 0.5, 3)
-    two = choose(config, [H100] * 4, shape)
+    two = choose(asked, [H100] * 4).config
     assert (two.generator.replicas, two.learner.workers) == (1, 1)
-    manual = config.model_copy(update={"run": config.run.model_copy(update={"resources": "manual"})})
-    assert choose(manual, [H100], shape) == manual
-    assert choose(config, [], shape) == config
+    manual = case("1.5B", *written, "run.resources=manual")
+    assert choose(manual, [H100]) == manual
+    assert choose(asked, []) == asked
 
 
 @pytest.mark.parametrize(("count", "workers", "replicas"), [(4, 3, 1), (8, 6, 2), (8, 7, 1)])
 def test_ranks_that_somebody_wrote_leave_the_other_cards_to_generators(
     count: int, workers: int, replicas: int
 ) -> None:
-    config, shape = case("1.5B", f"learner.workers={workers}")
-    chosen = choose(config, [H100] * count, shape)
+    chosen = choose(case("1.5B", f"learner.workers={workers}"), [H100] * count).config
     assert (chosen.generator.replicas, chosen.learner.workers) == (replicas, workers)
 
 
@@ -236,9 +217,8 @@ def test_what_continues_a_cluster_s_run_is_not_divided_over_this_machine(
     ],
 )
 def test_what_cannot_be_divided_is_one_line(settings: tuple[str, ...], count: int, line: str) -> None:
-    config, shape = case("1.5B", *settings)
     with pytest.raises(ConfigError, match=line):
-        choose(config, [H100] * count, shape)
+        choose(case("1.5B", *settings), [H100] * count)
 
 
 def test_cards_are_read_from_the_driver_and_the_choice_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,12 +247,11 @@ def test_ray_may_have_a_gpu_that_no_process_can_use() -> None:
 
 
 def test_an_adapter_needs_no_master_copy_of_its_base() -> None:
-    full, shape = case("7B")
-    lora, small = case("7B", "learner.lora.rank=16")
-    assert rank_need(small, lora).always[MOMENTS] < 0.01 * rank_need(shape, full).always[MOMENTS]
-    assert checkpoint_gib(small, "bfloat16") < 0.01 * checkpoint_gib(shape, "bfloat16")
-    assert published_gib(small, "bfloat16") < 0.01 * published_gib(shape, "bfloat16")
-    assert rank_need(small, lora).always["weights"] >= rank_need(shape, full).always["weights"]
+    full, lora = case("7B"), case("7B", "learner.lora.rank=16")
+    assert lora.rank().always[MOMENTS] < 0.01 * full.rank().always[MOMENTS]
+    assert lora.checkpoint_gib < 0.01 * full.checkpoint_gib
+    assert lora.published_gib < 0.01 * full.published_gib
+    assert lora.rank().always["weights"] >= full.rank().always["weights"]
 
 
 def test_a_run_from_python_leaves_free_what_nobody_wrote(
@@ -324,7 +303,7 @@ def test_a_card_of_its_own_samples_as_many_sequences_as_its_cache_holds(tmp_path
     def chosen(name: str, *more: str) -> int:
         config = load(str(file), more)
         shape = ModelShape.of(without_weights(*SHAPES[name]), config.learner.lora)
-        return choose(config, [H100] * 2, shape).generator.max_sequences
+        return choose(Estimate(config, shape), [H100] * 2).config.generator.max_sequences
 
     long = ("rollout.max_response_tokens=16384", "learner.tokens_per_microbatch=32768")
     assert chosen("1.5B") == 1024

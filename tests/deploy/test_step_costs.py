@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hora_rl.common.load import load
-from hora_rl.deploy.checks.estimate import GIB, ModelShape
+from hora_rl.deploy.checks.estimate import GIB, Estimate, ModelShape
 from hora_rl.deploy.checks.step_costs import (
     BANDWIDTH,
     REACHED,
@@ -30,7 +30,7 @@ BASE = (
 
 def test_tokens_flops_and_what_travels() -> None:
     config = load("tiny", [*BASE, "learner.workers=2", "learner.zero_stage=2"])
-    found = arithmetic(config, FULL)
+    found = arithmetic(Estimate(config, FULL))
     tokens, computed = 32 * (50 + 50), 8 * (50 + 4 * 50)
     attention = 2 * 64 * 100 * tokens
     pairs = 2 * 64 * 8 * (4 * 100**2 - 3 * 50**2)
@@ -43,7 +43,8 @@ def test_tokens_flops_and_what_travels() -> None:
 
 def test_an_adapter_costs_less_and_travels_alone() -> None:
     config = load("tiny", [*BASE, "learner.lora.rank=4", "learner.workers=2", "learner.zero_stage=3"])
-    found, full = arithmetic(config, ADAPTED), arithmetic(load("tiny", list(BASE)), FULL)
+    found = arithmetic(Estimate(config, ADAPTED))
+    full = arithmetic(Estimate(load("tiny", list(BASE)), FULL))
     assert found.published * GIB == pytest.approx(4e4)
     assert 0.6 < found.flops / full.flops < 0.8
 
@@ -65,21 +66,24 @@ def test_decoding_is_bound_by_what_it_reads() -> None:
     weights, entry, context = 2 * 7_615_616_512, 2 * 28 * 512 * 2, 1024 + 512
     step = (weights + 128 * context * entry) / (REACHED * BANDWIDTH["H100"])
     decoding = step * 1024 * 60 * 32 / (4 * 128)
-    assert generator_seconds(config, SEVEN) == pytest.approx(decoding, rel=0.02), "and little for prompts"
+    assert generator_seconds(Estimate(config, SEVEN)) == pytest.approx(decoding, rel=0.02), (
+        "and little for prompts"
+    )
     twice = load("tiny", [*PAPER, "generator.replicas=8", "generator.max_sequences=128"])
-    assert generator_seconds(twice, SEVEN) == pytest.approx(decoding / 2, rel=0.02)
+    assert generator_seconds(Estimate(twice, SEVEN)) == pytest.approx(decoding / 2, rel=0.02)
 
 
 def test_sides_that_wait_for_each_other_add_up() -> None:
     settings = [*PAPER, "generator.replicas=4", "learner.workers=4"]
-    overlapped = step_seconds(load("tiny", [*settings, "rollout.max_staleness=1"]), SEVEN)
-    in_turn = step_seconds(load("tiny", [*settings, "rollout.max_staleness=0"]), SEVEN)
+    in_turn, overlapped = (
+        step_seconds(Estimate(load("tiny", [*settings, f"rollout.max_staleness={s}"]), SEVEN)) for s in (0, 1)
+    )
     assert overlapped < in_turn < 2 * overlapped
 
 
 def test_seconds_are_said_of_cards_and_never_of_a_cpu() -> None:
-    config = load("tiny", list(PAPER))
-    cpu, card = (" ".join(said(config, SEVEN, device)) for device in (None, "H100"))
+    estimate = Estimate(load("tiny", list(PAPER)), SEVEN)
+    cpu, card = (" ".join(said(estimate, device)) for device in (None, "H100"))
     assert " s expected" in card
     assert not re.search(r"[0-9] s ", cpu)
     assert "TFLOP/s" not in cpu

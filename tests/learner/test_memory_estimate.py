@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from benchmarks.gpu_step import SHAPE_1_5B, engine_of, join_alone, micro_batches, ragged_samples
-from hora_rl.deploy.checks.estimate import GIB, RANK_GIB, ModelShape, rank_need
+from hora_rl.deploy.checks.estimate import GIB, RANK_GIB, Estimate, ModelShape
 import hora_rl.learner.engine
 from hora_rl.learner.device import set_device
 from hora_rl.learner.prefixes import rows_of
@@ -65,7 +65,8 @@ with engine_of(shape, dtype, 900, zero_stage=stage, tokens_per_microbatch=2048, 
     for event in sorted(events, key=lambda e: e.start_ns()):
         now += event.nbytes()
         peak = max(peak, now)
-    need = rank_need(ModelShape.of(engine.hf, engine._config.learner.lora), engine._config, card=False)
+    shape = ModelShape.of(engine.hf, engine._config.learner.lora)
+    need = Estimate(engine._config, shape).rank(card=False)
     whole = need.gib - RANK_GIB - need.backward["bucket"]
     print(json.dumps({"measured": (kept + peak) / GIB, "estimated": whole}))
 """
