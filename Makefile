@@ -64,10 +64,7 @@ docs: setup
 
 # The pages that are generated from the code.
 reference: setup
-	$(BIN)/python -m hora_rl.deploy.configuration_docs > docs/reference/configuration.md
-	$(BIN)/python -m hora_rl.deploy.command_docs > docs/reference/commands.md
-	$(BIN)/python -m hora_rl.deploy.metric_docs > docs/reference/metrics.md
-	$(BIN)/python -m hora_rl.deploy.memory_docs > docs/reference/memory.md
+	$(BIN)/python -m hora_rl.deploy.reference docs/reference
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

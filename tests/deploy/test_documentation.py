@@ -7,18 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 from pydantic import BaseModel
 
 from hora_rl.common.config import Config
 from hora_rl.common.config.base import section_of
-from hora_rl.deploy import command_docs, configuration_docs, memory_docs, metric_docs
+from hora_rl.deploy import reference
+from hora_rl.deploy.cli import app
 from hora_rl.deploy.monitor.run_state import Kind
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
-COMMANDS = {name.removeprefix("hora "): command for name, command in command_docs.commands()}
+COMMANDS = typer.main.get_command(app).commands
 SECTIONS = "|".join(Config.model_fields)
 ROOMS = (
     "actors|allocator|common|deploy|learner|evaluation|hora_rl|tests|examples|benchmarks|requirements|docs"
@@ -28,22 +30,14 @@ MADE = {"deploy/demo/model"}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 
 
-REFERENCE = {
-    "commands": command_docs,
-    "configuration": configuration_docs,
-    "memory": memory_docs,
-    "metrics": metric_docs,
-}
-
-
-@pytest.mark.parametrize("page", REFERENCE)
+@pytest.mark.parametrize("page", reference.PAGES)
 def test_the_reference_is_current(page: str) -> None:
     text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
-    assert text == REFERENCE[page].document(), "run: make reference"
+    assert text == reference.PAGES[page](), "run: make reference"
 
 
 def test_every_configuration_key_is_explained() -> None:
-    rows = [line for line in configuration_docs.document().splitlines() if line.startswith("| `")]
+    rows = [line for line in reference.configuration().splitlines() if line.startswith("| `")]
     assert len(rows) > 80
     assert not [row for row in rows if row.endswith("|  |")]
 
