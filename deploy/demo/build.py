@@ -1,6 +1,7 @@
-"""Build the demo model: a small Qwen2 with its tokenizer, warm-started on worked additions.
+"""Build the demo's models: small Qwen2s with their tokenizer, warm-started on additions or on programs.
 
-    python -m hora_rl.deploy.demo.build OUT [--seed 0]
+    python -m hora_rl.deploy.demo.build sums OUT [--seed 0]          built deploy/demo/model
+    python -m hora_rl.deploy.demo.build programs OUT [--seed 0]      built deploy/demo/programs
 
 A simulated author writes the additions and misremembers some sums of two digits (`recall`). The model then
 nearly always follows the answer format. The success rate of a problem is the product over its columns, from
@@ -23,8 +24,9 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from hora_rl.common.data import arithmetic
-from hora_rl.deploy.demo.author import recall
+from hora_rl.deploy.demo import programs_task
 from hora_rl.deploy.demo.measure import measure
+from hora_rl.deploy.demo.programs_task import recall
 from hora_rl.deploy.demo.tokenizer import make_tokenizer
 
 MAX_TOKENS = 512
@@ -35,10 +37,12 @@ DECAY = (
 BATCH = 128
 LEARNING_RATE = 1.5e-3
 WARM_START_DIGITS: Mapping[int, float] = {1: 0.1, 2: 0.3, 3: 0.3, 4: 0.2, 5: 0.1}
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Shown = tuple[str, str]
 """A problem and the completion to imitate."""
 
 
+@app.command("sums")
 def build(out: Path, seed: int = 0, steps: int = STEPS) -> None:
     """Train for `steps` steps of 128 worked problems and save a Hugging Face folder to `out`.
 
@@ -54,6 +58,23 @@ def build(out: Path, seed: int = 0, steps: int = STEPS) -> None:
     save(model, tokenizer, out)
     (out / "measured.json").write_text(json.dumps(measured, indent=1) + "\n")
     print(json.dumps(measured, indent=1))
+
+
+@app.command("programs")
+def build_programs(out: Path, seed: int = 0, steps: int = STEPS) -> None:
+    """Build the code task: its model (0.2 million parameters) in `out/model`, and the data sets
+    `out/train.jsonl` and `out/held-out.jsonl`. Takes a few minutes on one CPU thread. Raises FileExistsError
+    if `out` contains files."""
+    new_folder(out)
+    programs_task.write(out, seed)
+    tokenizer = make_tokenizer(MAX_TOKENS)
+    model = make_model(tokenizer, seed, heads=2, layers=3)
+    chance = random.Random(f"author:{seed}")
+    chains = programs_task.chains(seed + 1)
+    shown = ((c.problem, programs_task.completion(c.misremembered(chance).program)) for c in chains)
+    torch.set_num_threads(1)
+    imitate(model, tokenizer, shown, steps)
+    save(model, tokenizer, out / "model")
 
 
 def new_folder(out: Path) -> None:
@@ -184,4 +205,4 @@ def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, out: Path)
 
 
 if __name__ == "__main__":
-    typer.run(build)
+    app()
