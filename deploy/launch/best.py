@@ -13,12 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from hora_rl.common.config import Evaluation, Learner
-from hora_rl.common.console import say
 from hora_rl.common.files import replace_text
-from hora_rl.deploy.launch.evaluation import read_run_results
+from hora_rl.deploy.launch.evaluation import TrainingRun, read_run_results
 from hora_rl.evaluation.pass_at_k import Estimate
 from hora_rl.evaluation.results import Result
 from hora_rl.learner.origin import BEST, CANDIDATES, best_step, candidates_in
@@ -59,16 +55,17 @@ def promote_best(
     return said
 
 
-def promote_last(learner: Learner, evaluation: Evaluation, run_dir: Path, console: Console) -> None:
+def promote_last(run: TrainingRun) -> None:
     """Promote after the last evaluation of a run, remove the candidates and print the best result."""
+    learner, run_dir = run.config.learner, run.folder
     if learner.keep_best is None:
         return
-    results = read_run_results(evaluation, run_dir)
+    results = read_run_results(run.config.evaluation, run_dir)
     promote_best(learner.keep_best, run_dir, results, newest_due=learner.steps + 1)
     shutil.rmtree(run_dir / CANDIDATES, ignore_errors=True)
     if (best := read_best(run_dir)) is not None:
         found = f"step {best['step']}, {best['metric']} {best['value']:.1%}"
-        say(console, f"best evaluation: {found}; its weights: {run_dir / BEST}")
+        run.say(f"best evaluation: {found}; its weights: {run_dir / BEST}")
 
 
 def _promote(run_dir: Path, folder: Path, result: Result, estimate: Estimate) -> str:

@@ -21,7 +21,7 @@ from hora_rl.deploy.app import APP
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.run_checks import SHOWN_BY_RUN, require, show
 from hora_rl.deploy.launch.best import promote_last
-from hora_rl.deploy.launch.evaluation import evaluate_run
+from hora_rl.deploy.launch.evaluation import TrainingRun, evaluate_run
 from hora_rl.deploy.launch.live_evaluation import evaluating
 from hora_rl.deploy.launch.placement import reports_unplaced
 from hora_rl.deploy.machine.ray_token import keep_token_private
@@ -58,16 +58,17 @@ def train_on_cluster(config: Config) -> None:
     )
     with RunFile(run_dir, alerts.ended).recorded(config.run.name, again, console, weights=weights):
         write_config(run_dir, config)
+        run = TrainingRun(config, url, run_dir, console)
         try:
             with (
                 progress(config.run.name, config.learner.steps, url, console, alerts),
-                reports_unplaced(config, url),
-                evaluating(config, url, run_dir, console),
+                reports_unplaced(run),
+                evaluating(run),
             ):
                 launch.run(config, url, str(run_dir))
             if config.evaluation.every is not None:
-                evaluate_run(config, url, run_dir, config.learner.steps, console)
-                promote_last(config.learner, config.evaluation, run_dir, console)
+                evaluate_run(run, config.learner.steps)
+                promote_last(run)
         finally:
             ray.shutdown()
     say(console, f"done; model: {run_dir / 'model'}")

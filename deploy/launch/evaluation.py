@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,22 @@ from hora_rl.learner.records import log_evaluation
 
 JUDGING = {"answer", "max_answer_chars", "time_limit_s", "code_tests"}
 EPISODES = {"path", "verifiers", "max_turns", "max_turn_tokens", "max_given_tokens", "history"}
-Run = Callable[[Coroutine[Any, Any, Counts]], Counts]
+Drive = Callable[[Coroutine[Any, Any, Counts]], Counts]
 """Runs an evaluation coroutine to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """A run while it trains: its configuration, the URL of its Redis, its folder, and its command's
+    console."""
+
+    config: Config
+    url: str
+    folder: Path
+    console: Console
+
+    def say(self, line: str) -> None:
+        say(self.console, line)
 
 
 def is_missing(settings: Evaluation, run_dir: Path, step: int) -> bool:
@@ -49,43 +63,40 @@ def is_missing(settings: Evaluation, run_dir: Path, step: int) -> bool:
     return not (run_dir / "evaluation" / f"{held_out(settings).name}-step{step}.json").exists()
 
 
-def evaluate_run(
-    config: Config, url: str, run_dir: Path, step: int, console: Console, run: Run = asyncio.run
-) -> None:
+def evaluate_run(run: TrainingRun, step: int, drive: Drive = asyncio.run) -> None:
     """Evaluate weights of version `step` on the run's held-out problems;
     RUN/evaluation/<name>-step<step>.json.
 
     Does nothing without held-out problems or if this result exists. Generators hold only the newest weights:
     if these are newer than `step`, print one line and skip the evaluation.
     """
-    if not is_missing(config.evaluation, run_dir, step):
+    config = run.config
+    if not is_missing(config.evaluation, run.folder, step):
         return
-    held = newest_version(config.run.name, url)
+    held = newest_version(config.run.name, run.url)
     if held > step:
-        say(
-            console,
+        run.say(
             f"step {step} is not evaluated: the generators hold version {held} by now, and older weights "
-            "cannot be sampled; `hora eval` measures a model folder",
+            "cannot be sampled; `hora eval` measures a model folder"
         )
         return
-    problems = run_problems(config, console)
-    folder = run_dir / "evaluation"
-    benchmark = held_out(config.evaluation)
-    result = sample(config, benchmark, problems, folder, step, console, version=step, run=run)
-    record_result(config, url, run_dir, result)
+    benchmark, folder = held_out(config.evaluation), run.folder / "evaluation"
+    problems = run_problems(run)
+    result = sample(config, benchmark, problems, folder, step, run.console, version=step, drive=drive)
+    record_result(run, result)
 
 
-def run_problems(config: Config, console: Console) -> list[Prompt]:
+def run_problems(run: TrainingRun) -> list[Prompt]:
     """Prompts of the run's held-out problems."""
-    return prompts(config, config.evaluated.data, usable_held_out(config), console)
+    return prompts(run.config, run.config.evaluated.data, usable_held_out(run.config), run.console)
 
 
-def record_result(config: Config, url: str, run_dir: Path, result: Result) -> None:
+def record_result(run: TrainingRun, result: Result) -> None:
     """Write Pass@K, step and sampled versions to the live views and the trackers."""
     values = {f"pass@{e.k}": e.value for e in result.estimates()}
     values |= dict(zip(("version/min", "version/max"), map(float, result.versions), strict=False))
-    record_evaluation(connect(url, patient=True), config.run.name, result.step, values)
-    log_evaluation(config, run_dir, result.step, values)
+    record_evaluation(connect(run.url, patient=True), run.config.run.name, result.step, values)
+    log_evaluation(run.config, run.folder, result.step, values)
 
 
 def newest_version(run: str, url: str) -> int:
@@ -140,7 +151,7 @@ def sample(
     console: Console,
     *,
     version: int,
-    run: Run = asyncio.run,
+    drive: Drive = asyncio.run,
 ) -> Result:
     """Draw the missing samples on all replicas and write the result. Resumes an interrupted call.
 
@@ -150,7 +161,7 @@ def sample(
     generate, score = sampling_calls(config, version)
     total = len(problems) * benchmark.samples
     with sampling_bar(f"{benchmark.title}, step {step}", total, console) as progress:
-        counts = run(
+        counts = drive(
             evaluate(
                 problems,
                 generate,

@@ -17,18 +17,16 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import ExitStack, contextmanager, suppress
 
 import redis
-from rich.console import Console
 
-from hora_rl.common.config import Config
 from hora_rl.common.errors import HoraError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.deploy.launch.cancellable import Cancellable
-from hora_rl.deploy.launch.evaluation import evaluate_run, is_missing
+from hora_rl.deploy.launch.evaluation import TrainingRun, evaluate_run, is_missing
+from hora_rl.deploy.machine.beside import beside
 
 HOLD_S, RENEW_S = 120, 10.0
 Up = Callable[[threading.Event], bool]
@@ -38,9 +36,8 @@ Up = Callable[[threading.Event], bool]
 class FirstEvaluation:
     """Evaluates version 0 in the thread that calls `run`. Other threads may wait for the end or stop it."""
 
-    def __init__(self, config: Config, url: str, run_dir: Path, console: Console, up: Up) -> None:
-        self._config, self._url, self._run_dir, self._console = config, url, run_dir, console
-        self._up, self._sampling = up, Cancellable()
+    def __init__(self, run: TrainingRun, up: Up) -> None:
+        self._run, self._up, self._sampling = run, up, Cancellable()
         self._over, self._complete = threading.Event(), False
         self.error: Exception | None = None
 
@@ -50,8 +47,7 @@ class FirstEvaluation:
         try:
             with suppress(asyncio.CancelledError):
                 if self._up(self._over):
-                    run = self._sampling.run
-                    evaluate_run(self._config, self._url, self._run_dir, 0, self._console, run)
+                    evaluate_run(self._run, 0, self._sampling.run)
                     self._complete = True
         except (HoraError, OSError, redis.exceptions.RedisError) as error:
             if not self._sampling.cancelled:
@@ -68,9 +64,9 @@ class FirstEvaluation:
         self._sampling.cancel()
         self._over.set()
 
-    def hold(self) -> None:
+    def hold(self, _: threading.Event) -> None:
         """Renew the hold on the learner until the evaluation ends. Lift the hold if it is complete."""
-        client, key = connect(self._url, patient=True), Keys(self._config.run.name).hold
+        client, key = connect(self._run.url, patient=True), Keys(self._run.config.run.name).hold
         while not self._over.wait(RENEW_S):
             client.set(key, 1, ex=HOLD_S)
         if self._complete:
@@ -78,26 +74,21 @@ class FirstEvaluation:
 
 
 @contextmanager
-def evaluating_first(
-    config: Config, url: str, run_dir: Path, console: Console, up: Up
-) -> Iterator[FirstEvaluation]:
+def evaluating_first(run: TrainingRun, up: Up) -> Iterator[FirstEvaluation]:
     """Hold back the learner's weights until the initial policy is evaluated, if the run needs that. The block
     calls `run`. Raises the evaluation's error when the block ends."""
-    first = FirstEvaluation(config, url, run_dir, console, up)
-    holding = threading.Thread(target=first.hold, name="hold", daemon=True)
-    if is_missing(config.evaluation, run_dir, 0):
-        connect(url).set(Keys(config.run.name).hold, 1, ex=HOLD_S)
-        holding.start()
-    else:
-        connect(url).delete(Keys(config.run.name).hold)  # left by a killed launcher
-    try:
-        yield first
-    except (KeyboardInterrupt, SystemExit, HoraError):  # Ray Train may convert an interrupt
-        if first.error is None:
-            raise
-    finally:
-        first.close()
-        if holding.ident is not None:
-            holding.join(RENEW_S)
+    first, client, key = FirstEvaluation(run, up), connect(run.url), Keys(run.config.run.name).hold
+    with ExitStack() as exits:
+        if is_missing(run.config.evaluation, run.folder, 0):
+            client.set(key, 1, ex=HOLD_S)
+            exits.enter_context(beside("hold", first.hold, RENEW_S))
+        else:
+            client.delete(key)  # left by a killed launcher
+        exits.callback(first.close)
+        try:
+            yield first
+        except (KeyboardInterrupt, SystemExit, HoraError):  # Ray Train may convert an interrupt
+            if first.error is None:
+                raise
     if first.error is not None:
         raise first.error

@@ -13,18 +13,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import redis
-import structlog
-from rich.console import Console
 
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.common.config import Config
-from hora_rl.common.console import say
 from hora_rl.common.errors import HoraError, PinLost
 from hora_rl.common.live.redis import AsyncRedis, connect_async
 from hora_rl.common.live.state import read_state_async
@@ -33,6 +30,7 @@ from hora_rl.common.types import BELOW_TRAINING, Completion, Pinned, Prompt, Sam
 from hora_rl.deploy.launch.best import promote_best
 from hora_rl.deploy.launch.cancellable import Cancellable
 from hora_rl.deploy.launch.evaluation import (
+    TrainingRun,
     about_sampling,
     application_calls,
     in_flight,
@@ -43,6 +41,7 @@ from hora_rl.deploy.launch.evaluation import (
     write_counts,
 )
 from hora_rl.deploy.launch.pinning import Pinning
+from hora_rl.deploy.machine.beside import beside
 from hora_rl.evaluation.benchmarks import held_out
 from hora_rl.evaluation.evaluate import Counts, evaluate
 from hora_rl.evaluation.results import Result
@@ -50,7 +49,6 @@ from hora_rl.evaluation.sample_loop import Progress
 from hora_rl.evaluation.samples import newest_version
 from hora_rl.evaluation.schedule import is_late, next_evaluation, upcoming
 
-log = structlog.get_logger(__name__)
 POLL_S = 1.0
 JOIN_S = 20.0
 PART = "evaluator/live"
@@ -59,41 +57,32 @@ Calls = Callable[[Config, int], tuple[Generate, Score]]
 
 
 @contextmanager
-def evaluating(
-    config: Config, url: str, run_dir: Path, console: Console, first: Callable[[], object] = lambda: None
-) -> Iterator[None]:
+def evaluating(run: TrainingRun, first: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Evaluate the run every `evaluation.every` steps while the block runs, once `first` returns. Does
     nothing if the key is not set.
 
     The end of the block cancels a running evaluation; its samples are kept.
     """
-    if config.evaluation.every is None:
+    if run.config.evaluation.every is None:
         yield
         return
-    live = LiveEvaluation(config, url, run_dir, console)
+    live = LiveEvaluation(run)
 
-    def run() -> None:
+    def evaluate_all(_: threading.Event) -> None:
         first()
         live.run()
 
-    thread = threading.Thread(target=run, name="evaluation", daemon=True)
-    thread.start()
-    try:
+    with beside("evaluation", evaluate_all, JOIN_S), closing(live):
         yield
-    finally:
-        live.stop()
-        thread.join(JOIN_S)
 
 
 class LiveEvaluation:
     """Evaluates one run until stopped. `calls` returns `generate` and `score`."""
 
-    def __init__(
-        self, config: Config, url: str, run_dir: Path, console: Console, calls: Calls = application_calls
-    ) -> None:
-        self._config, self._url, self._run_dir, self._console = config, url, run_dir, console
-        self._calls = calls
-        self._benchmark, self._folder = held_out(config.evaluation), run_dir / "evaluation"
+    def __init__(self, run: TrainingRun, calls: Calls = application_calls) -> None:
+        config = run.config
+        self._run, self._config, self._calls = run, config, calls
+        self._benchmark, self._folder = held_out(config.evaluation), run.folder / "evaluation"
         self._every = config.evaluation.every or config.learner.steps
         self._results: list[Result] = []
         self._passed: set[int] = set()  # skipped or failed steps: not tried again
@@ -101,22 +90,22 @@ class LiveEvaluation:
         self._work = Cancellable()
 
     def run(self) -> None:
-        """Evaluate until `stop` or an error, which is printed in one line."""
+        """Evaluate until `close` or an error, which is printed in one line."""
         with suppress(asyncio.CancelledError):
             self._work.run(self._main())
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stop from another thread."""
         self._work.cancel()
 
     async def _main(self) -> None:
-        client = connect_async(self._url)
-        self._pins = Pinning(self._config, client, self._say)
+        client = connect_async(self._run.url)
+        self._pins = Pinning(self._config, client, self._run.say)
         beating = asyncio.create_task(keep_beating(client, self._config.run.name, PART, lambda: self._state))
         try:
             await self._evaluate_all(client)
         except (HoraError, OSError, redis.exceptions.RedisError) as error:
-            self._say(f"evaluation during training has ended: {error}")
+            self._run.say(f"evaluation during training has ended: {error}")
         finally:
             await stop_beating(beating)
             with suppress(redis.exceptions.RedisError):
@@ -127,8 +116,8 @@ class LiveEvaluation:
             await asyncio.sleep(POLL_S)
 
     async def _evaluate_all(self, client: AsyncRedis) -> None:
-        problems = await asyncio.to_thread(run_problems, self._config, self._console)
-        self._results = read_run_results(self._config.evaluation, self._run_dir)
+        problems = await asyncio.to_thread(run_problems, self._run)
+        self._results = read_run_results(self._config.evaluation, self._run.folder)
         while not self._work.cancelled:  # on Python 3.11 a Redis call may swallow a cancellation
             version = await self._version(client)
             step = self._next(version)
@@ -150,7 +139,9 @@ class LiveEvaluation:
         if found.left_out:
             self._passed.update(found.left_out)
             steps = ", ".join(map(str, found.left_out))
-            self._say(f"no evaluation of step {steps}: newer weights were published before it could begin")
+            self._run.say(
+                f"no evaluation of step {steps}: newer weights were published before it could begin"
+            )
         return found.step
 
     async def _evaluate(self, client: AsyncRedis, problems: list[Prompt], step: int, version: int) -> None:
@@ -165,9 +156,9 @@ class LiveEvaluation:
             counts = await self._draw(problems, step, pinned)
         except (HoraError, OSError) as error:
             self._passed.add(step)
-            self._say(f"step {step} is not evaluated: {error}")
+            self._run.say(f"step {step} is not evaluated: {error}")
         except asyncio.CancelledError:
-            self._say(
+            self._run.say(
                 f"the evaluation of step {step} ends with training, before it is complete: what it sampled "
                 f"is kept in {self._samples(step)}"
             )
@@ -183,7 +174,7 @@ class LiveEvaluation:
         config, folder = self._config, self._folder
         name = config.run.name if step or any(counts.versions) else config.model.path
         result = write_counts(config, self._benchmark, counts, problems, folder, name, step, counts.versions)
-        record_result(config, self._url, self._run_dir, result)
+        record_result(self._run, result)
         return result
 
     async def _draw(self, problems: Sequence[Prompt], step: int, pinned: Pinned | None) -> Counts:
@@ -241,17 +232,17 @@ class LiveEvaluation:
                     "or evaluation.max_sequences, or lower evaluation.prompts or evaluation.samples"
                 )
                 self._state = {**self._state, "late": late}
-                self._say(late)
+                self._run.say(late)
             await asyncio.sleep(POLL_S)
 
     def _promote(self, version: int, under_way: int | None = None) -> None:
         learner = self._config.learner
         newest = min(version, learner.steps) // self._every * self._every
         said = promote_best(
-            learner.keep_best, self._run_dir, self._results, newest_due=newest, under_way=under_way
+            learner.keep_best, self._run.folder, self._results, newest_due=newest, under_way=under_way
         )
         if said:
-            self._say(said)
+            self._run.say(said)
 
     def _forget_newer(self, step: int, version: int) -> None:
         """Rename samples of versions that this run has not trained, for example after a loss of Redis."""
@@ -259,7 +250,7 @@ class LiveEvaluation:
         if path.exists() and (newest := newest_version(path)) > version:
             aside = path.with_name(f"{path.name}.older")
             path.rename(aside)
-            self._say(
+            self._run.say(
                 f"{aside}: samples of version {newest}, and the newest weights are version {version}: they "
                 f"are not of these weights, and step {step} is sampled anew"
             )
@@ -269,6 +260,3 @@ class LiveEvaluation:
 
     async def _version(self, client: AsyncRedis) -> int:
         return (await read_state_async(client, self._config.run.name)).version
-
-    def _say(self, line: str) -> None:
-        say(self._console, line)

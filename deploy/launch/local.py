@@ -29,6 +29,7 @@ from hora_rl.deploy.checks.resources import shares_a_card
 from hora_rl.deploy.checks.run_checks import SHOWN_BY_RUN, require, show
 from hora_rl.deploy.launch.best import promote_last
 from hora_rl.deploy.launch.evaluation import (
+    TrainingRun,
     evaluate_benchmark,
     evaluate_run,
     load_benchmark,
@@ -75,11 +76,12 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     weights = model_digest(config.model.path)
     with file.recorded(config.run.name, again, console, http_port=port, weights=weights):
         with starting(config, run_dir, console, file=file) as application:
-            pace = _train(application, run_dir, console, alerts)
+            run = TrainingRun(config, application.url, run_dir, console)
+            pace = _train(run, application, alerts)
             application.wait()  # a resumed run without remaining steps ends before a replica is loaded
-            evaluate_run(config, application.url, run_dir, config.learner.steps, console)
-            promote_last(config.learner, config.evaluation, run_dir, console)
-        summarise(config, run_dir, pace, console)
+            evaluate_run(run, config.learner.steps)
+            promote_last(run)
+        summarise(run, pace)
 
 
 def evaluate_local(
@@ -158,21 +160,21 @@ def with_port(config: Config) -> Config:
     return config.model_copy(update={"telemetry": config.telemetry.model_copy(update={"http_port": port})})
 
 
-def _train(application: Application, run_dir: Path, console: Console, alerts: Alerts) -> Pace:
+def _train(run: TrainingRun, application: Application, alerts: Alerts) -> Pace:
     from hora_rl.learner import launch
 
-    config, url = application.config, application.url
+    config, url = run.config, run.url
     if shares_a_card(config.generator, config.learner) or config.generator.sleep != "none":
         application.wait()  # a loading engine measures the free memory of its card
     else:
         # A loading engine keeps one core busy; starting the learner together with all other parts delays it.
         application.wait_for_all_but("generator")
     with (
-        evaluating_first(config, url, run_dir, console, application.wait) as first,
-        progress(config.run.name, config.learner.steps, url, console, alerts, first.run) as pace,
-        reports_unplaced(config, url),
-        evaluating(config, url, run_dir, console, first.wait),
+        evaluating_first(run, application.wait) as first,
+        progress(config.run.name, config.learner.steps, url, run.console, alerts, first.run) as pace,
+        reports_unplaced(run),
+        evaluating(run, first.wait),
         closing(first),
     ):
-        launch.run(config, url, str(run_dir))
+        launch.run(config, url, str(run.folder))
     return pace

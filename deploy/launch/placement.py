@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import redis
 
-from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import changed
 from hora_rl.deploy.app import APP
+from hora_rl.deploy.launch.evaluation import TrainingRun
 from hora_rl.deploy.machine.beside import beside
 from hora_rl.deploy.monitor.reading import read_run
 
@@ -52,7 +52,7 @@ def unplaced(shares: Sequence[Share], have: Mapping[str, float]) -> str:
     return ""
 
 
-def reports_unplaced(config: Config, url: str) -> AbstractContextManager[None]:
+def reports_unplaced(run: TrainingRun) -> AbstractContextManager[None]:
     """Update the `unplaced` field of the run's state while the block runs, and clear it afterwards. Needs an
     attached Ray."""
 
@@ -61,12 +61,12 @@ def reports_unplaced(config: Config, url: str) -> AbstractContextManager[None]:
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
 
-        client, state = connect(url), Keys(config.run.name).state
+        client, state = connect(run.url), Keys(run.config.run.name).state
         said: str | None = None  # an earlier start may have set the field
         while not done.wait(EVERY_S):
             # A failed check, for example before the coordinator is up, is repeated.
             with suppress(RayError, RayServeException, redis.exceptions.RedisError, RunError):
-                now = unplaced(_shares(config, client), ray.cluster_resources())
+                now = unplaced(_shares(run, client), ray.cluster_resources())
                 if now != said:
                     client.hset(state, mapping=changed(unplaced=now))
                     said = now
@@ -76,10 +76,11 @@ def reports_unplaced(config: Config, url: str) -> AbstractContextManager[None]:
     return beside("placement", report, EVERY_S)
 
 
-def _shares(config: Config, client: redis.Redis) -> list[Share]:
+def _shares(run: TrainingRun, client: redis.Redis) -> list[Share]:
     import ray
     from ray import serve
 
+    config = run.config
     on_gpus = ray.cluster_resources().get("GPU", 0) > 0
     generator, application = config.generator, serve.status().applications.get(APP)
     gpus = generator.tensor_parallel * on_gpus if generator.gpus is None else generator.gpus

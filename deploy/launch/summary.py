@@ -24,7 +24,7 @@ from hora_rl.common.errors import ConfigError
 from hora_rl.common.files import replace_text
 from hora_rl.common.records import GroupRecord
 from hora_rl.deploy.launch.best import read_best
-from hora_rl.deploy.launch.evaluation import read_run_results, samples_file
+from hora_rl.deploy.launch.evaluation import TrainingRun, read_run_results, samples_file
 from hora_rl.deploy.monitor.balance import KEPT, Metrics, balance, split_of
 from hora_rl.deploy.monitor.pace import Pace
 from hora_rl.evaluation.benchmarks import Benchmark, held_out
@@ -54,9 +54,10 @@ class Example(TypedDict):
     after: Said
 
 
-def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> dict[str, object]:
+def summarise(run: TrainingRun, pace: Pace) -> dict[str, object]:
     """Read the run's records, write RUN/summary.json and print tables. Rates are those of this start
     (`pace`)."""
+    config, run_dir = run.config, run.folder
     groups = cast(list[GroupRecord], records(run_dir / "groups.jsonl"))
     steps = records(run_dir / "steps.jsonl")
     results = read_run_results(config.evaluation, run_dir)
@@ -77,7 +78,7 @@ def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> di
         "model": str(run_dir / "model"),
     }
     replace_text(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
-    _show(summary, console)
+    _show(summary, run.console)
     return summary
 
 

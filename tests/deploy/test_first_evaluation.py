@@ -20,6 +20,7 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
 from hora_rl.deploy.launch import first_evaluation
+from hora_rl.deploy.launch.evaluation import TrainingRun
 from hora_rl.deploy.launch.first_evaluation import Up, evaluating_first
 from hora_rl.evaluation.benchmarks import held_out
 from hora_rl.learner.feed import wait_while_held
@@ -44,7 +45,8 @@ def during(
     """`do` in the place of the learner, while `evaluate` runs in the thread of the display. `up` waits for
     the replicas."""
     monkeypatch.setattr(first_evaluation, "evaluate_run", evaluate)
-    with evaluating_first(config, url, tmp_path, Console(), up) as first, closing(first):
+    run = TrainingRun(config, url, tmp_path, Console())
+    with evaluating_first(run, up) as first, closing(first):
         thread = threading.Thread(target=first.run)
         thread.start()
         do()

@@ -30,6 +30,7 @@ from hora_rl.common.types import (
     VersionSpan,
 )
 from hora_rl.common.weights.versions import advance
+from hora_rl.deploy.launch.evaluation import TrainingRun
 from hora_rl.deploy.launch.live_evaluation import LiveEvaluation
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind
@@ -65,9 +66,9 @@ class Live:
         self.said = io.StringIO()
 
     def start(self) -> None:
-        self.live = LiveEvaluation(
-            self.config, self.url, self.run_dir, Console(file=self.said, width=1000), calls=self._calls
-        )
+        console = Console(file=self.said, width=1000)
+        run = TrainingRun(self.config, self.url, self.run_dir, console)
+        self.live = LiveEvaluation(run, self._calls)
         self.thread = threading.Thread(target=self.live.run, daemon=True)
         self.thread.start()
 
@@ -79,7 +80,7 @@ class Live:
         until(lambda: self.requests, self.said.getvalue)
 
     def stop(self) -> None:
-        self.live.stop()
+        self.live.close()
         self.thread.join(20)
         assert not self.thread.is_alive()
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from hora_rl.common.config import Config
 from hora_rl.common.data.datasets import load_held_out
+from hora_rl.deploy.launch.evaluation import TrainingRun
 from hora_rl.deploy.launch.summary import summarise
 from hora_rl.deploy.monitor.pace import Pace
 from hora_rl.evaluation.report.result_files import markdown_table, write_result
@@ -30,7 +31,7 @@ def config(**reward: object) -> Config:
 
 def told(config: Config, folder: Path) -> str:
     console = Console(width=300, record=True, file=io.StringIO())
-    summarise(config, folder, Pace(), console)
+    summarise(TrainingRun(config, "", folder, console), Pace())
     return console.export_text()
 
 

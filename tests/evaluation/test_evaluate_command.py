@@ -23,6 +23,7 @@ from hora_rl.common.load import load
 from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest, VersionSpan
 from hora_rl.common.weights.model_files import weights_digest
 from hora_rl.deploy.launch.evaluation import (
+    TrainingRun,
     evaluate_run,
     in_flight,
     load_benchmark,
@@ -156,7 +157,7 @@ def test_a_step_whose_weights_are_gone_is_left_out_in_one_line(
     config: Config = load("tiny", ["run.name=resumed"])
     assert newest_version("resumed", redis_server.url) == 0
     connect(redis_server.url).hset(Keys("resumed").state, "version", 7)
-    evaluate_run(config, redis_server.url, tmp_path, 0, console)
+    evaluate_run(TrainingRun(config, redis_server.url, tmp_path, console), 0)
     assert not (tmp_path / "evaluation").exists()
     assert shown.getvalue().startswith("step 0 is not evaluated: the generators hold version 7")
     assert len(shown.getvalue().splitlines()) == 1
