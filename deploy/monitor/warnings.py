@@ -5,6 +5,8 @@ Views show the text; Prometheus, alerts and the page's logic use the kind.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hora_rl.common.live.telemetry import TELEMETRY
 from hora_rl.deploy.monitor.balance import IDLES, LEAST_S
 from hora_rl.deploy.monitor.run_state import Kind, Part, RunState, Warning
@@ -19,146 +21,122 @@ SLOW_START_S = 60.0
 def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warning]:
     """Warnings about `state`; none for a finished run. `stall_s` seconds without a step count as a stall. A
     mean log-prob difference above `drift_alarm` means that weights differ."""
-    if state.status == "finished":
-        return []
-    found = [Warning(Kind.STOPPED, f"stopped: {state.error}")] if state.error else []
+    return [] if state.status == "finished" else list(_all(state, stall_s, drift_alarm))
+
+
+def _all(state: RunState, stall_s: float, drift_alarm: float) -> Iterator[Warning]:
+    if state.error:
+        yield Warning(Kind.STOPPED, f"stopped: {state.error}")
     if state.paused:
-        found.append(Warning(Kind.PAUSED, "paused by an operator"))
+        yield Warning(Kind.PAUSED, "paused by an operator")
     if state.unplaced:
-        found.append(Warning(Kind.UNPLACED, state.unplaced))
+        yield Warning(Kind.UNPLACED, state.unplaced)
     if state.redis_full:
         # Heartbeats cannot be written either, so living parts are unknown.
         full = f"Redis is at its memory limit ({state.redis_full}) and takes nothing: raise its maxmemory"
-        return [*found, Warning(Kind.REDIS_FULL, full)]
-    found += _foreign(state) + _drifted(state, drift_alarm) + _different(state)
-    found += _silent(state) + _away(state) + _late(state) + notices(state) + _flow(state)
-    return found + _stalled(state, stall_s) + _idle_allocation(state)
+        yield Warning(Kind.REDIS_FULL, full)
+        return
+    yield from _foreign(state)
+    yield from _drifted(state, drift_alarm)
+    yield from _different(state)
+    yield from _silent(state)
+    yield from _told(state)
+    yield from _idle(state)
+    if state.dead_letters:
+        yield Warning(Kind.DEAD_LETTERS, f"{state.dead_letters} dead letters")
+    for part in _alive(state, "generator"):
+        if part.behind(state.version) > state.max_staleness:
+            holds = f"generator {part.name} holds version {part.state.get('version', 0)} of {state.version}"
+            yield Warning(Kind.REPLICA_BEHIND, holds)
+    if not state.paused and state.idle_s is not None and state.idle_s >= stall_s:
+        yield Warning(Kind.STALLED, f"no optimizer step for {state.idle_s:.0f} s{_waits(state)}")
+    yield from _idle_allocation(state)
 
 
-def _foreign(state: RunState) -> list[Warning]:
+def _foreign(state: RunState) -> Iterator[Warning]:
     """One warning per telemetry version that differs from this reader's."""
     kinds: dict[int, set[str]] = {}
     for part in state.parts:
         version = part.state.get("telemetry", 1)
         if version != TELEMETRY and part.alive:
             kinds.setdefault(version, set()).add(part.kind)
-    return [
-        Warning(
+    for version, found in sorted(kinds.items()):
+        yield Warning(
             Kind.OTHER_VERSION,
             f"{', '.join(sorted(found))} of {'an older' if version < TELEMETRY else 'a newer'} hora "
             f"(telemetry {version}, here {TELEMETRY}): not all they report is shown; use one version for all "
             "parts",
         )
-        for version, found in sorted(kinds.items())
-    ]
 
 
-def _drifted(state: RunState, alarm: float) -> list[Warning]:
+def _drifted(state: RunState, alarm: float) -> Iterator[Warning]:
     drift = state.learner.get("drift") or 0.0
-    if drift <= alarm:
-        return []
-    text = (
-        "weights disagree: on the same version log-probs of generators and learner differ by "
-        f"{drift:.3g} in the mean over {state.learner.get('drift/tokens') or 0:.0f} tokens, more than "
-        f"weights.drift_alarm ({alarm:g})"
-    )
-    return [Warning(Kind.WEIGHTS_DISAGREE, text)]
+    if drift > alarm:
+        yield Warning(
+            Kind.WEIGHTS_DISAGREE,
+            "weights disagree: on the same version log-probs of generators and learner differ by "
+            f"{drift:.3g} in the mean over {state.learner.get('drift/tokens') or 0:.0f} tokens, more than "
+            f"weights.drift_alarm ({alarm:g})",
+        )
 
 
-def _different(state: RunState) -> list[Warning]:
+def _different(state: RunState) -> Iterator[Warning]:
     """Living replicas whose checksum differs from the majority of their version; all if there is no
     majority."""
     held: dict[int, dict[str, list[str]]] = {}
     for part in _alive(state, "generator"):
         if checksum := part.state.get("checksum"):  # none at version 0, and while it is computed
             held.setdefault(part.state.get("version", 0), {}).setdefault(checksum, []).append(part.name)
-    found: list[Warning] = []
     for version, replicas in sorted(held.items()):
         of = sum(map(len, replicas.values()))
         odd = sorted(name for names in replicas.values() if 2 * len(names) <= of for name in names)
         if odd:
             on = f"of {of} generators on version {version}, {', '.join(odd)}"
-            found.append(
-                Warning(Kind.WEIGHTS_DISAGREE, f"weights disagree: {on} hold what no majority holds")
-            )
-    return found
+            yield Warning(Kind.WEIGHTS_DISAGREE, f"weights disagree: {on} hold what no majority holds")
 
 
-def _silent(state: RunState) -> list[Warning]:
-    found: list[Warning] = []
+def _silent(state: RunState) -> Iterator[Warning]:
     needed = ("generator", "verifier", "coordinator", "learner")
     for kind in (*needed, "environment") if state.of("environment") else needed:  # only if the run has one
         parts = state.of(kind)
         if not _alive(state, kind):
             since = f" for {min(p.silent_s for p in parts):.0f} s" if parts else ""
-            found.append(Warning(Kind.NOT_ALIVE, f"no {kind} is alive{since}"))
+            yield Warning(Kind.NOT_ALIVE, f"no {kind} is alive{since}")
         elif kind in ("generator", "verifier", "environment"):
-            found += [
-                Warning(Kind.SILENT, f"{kind} {p.name} is silent for {p.silent_s:.0f} s")
-                for p in parts
-                if not p.alive
-            ]
-    return found
+            for p in (p for p in parts if not p.alive):
+                yield Warning(Kind.SILENT, f"{kind} {p.name} is silent for {p.silent_s:.0f} s")
 
 
-def notices(state: RunState) -> list[Warning]:
-    """Notices of living parts: why a learner is still starting, and what parts repaired or gave up."""
-    said = [
-        Warning(Kind.NOTICE, f"{p.kind} {p.name}: {p.state['notice']}")
-        for p in state.parts
-        if p.alive and p.state.get("notice")
-    ]
-    return _starting(state) + said
-
-
-def _starting(state: RunState) -> list[Warning]:
-    waits = {
-        (round(state.time - p.state["started"]), p.state["waiting_for"])
-        for p in _alive(state, "learner")
-        if p.state.get("state") == "starting" and state.time - p.state["started"] > SLOW_START_S
-    }
-    return [
-        Warning(Kind.STARTING, f"the learner has been starting for {n} s: it waits for {what}")
-        for n, what in sorted(waits)[:1]
-    ]
-
-
-def _late(state: RunState) -> list[Warning]:
-    said = [p.state["late"] for p in _alive(state, "evaluator") if "late" in p.state]
-    return [Warning(Kind.EVALUATION_LATE, text) for text in said]
-
-
-def _away(state: RunState) -> list[Warning]:
-    reasons = sorted({p.state["away"] for p in _alive(state, "verifier") if "away" in p.state})
+def _told(state: RunState) -> Iterator[Warning]:
+    """What living parts say of themselves: a reward that is away, a late evaluation, what a learner waits for
+    at its start, and what was repaired or given up."""
     away = "a reward is unavailable, the run waits for it up to reward.wait_limit_s"
-    return [Warning(Kind.REWARD_AWAY, f"{away}: {why}") for why in reasons]
+    for why in sorted({p.state["away"] for p in _alive(state, "verifier") if "away" in p.state}):
+        yield Warning(Kind.REWARD_AWAY, f"{away}: {why}")
+    for part in _alive(state, "evaluator"):
+        if "late" in part.state:
+            yield Warning(Kind.EVALUATION_LATE, part.state["late"])
+    starting = [p.state for p in _alive(state, "learner") if p.state.get("state") == "starting"]
+    slow = [said for said in starting if state.time - said["started"] > SLOW_START_S]
+    for seconds, what in sorted((round(state.time - s["started"]), s["waiting_for"]) for s in slow)[:1]:
+        yield Warning(Kind.STARTING, f"the learner has been starting for {seconds} s: it waits for {what}")
+    for part in state.parts:
+        if part.alive and part.state.get("notice"):
+            yield Warning(Kind.NOTICE, f"{part.kind} {part.name}: {part.state['notice']}")
 
 
-def _flow(state: RunState) -> list[Warning]:
-    found = _idle(state)
-    if state.dead_letters:
-        found.append(Warning(Kind.DEAD_LETTERS, f"{state.dead_letters} dead letters"))
-    for part in _alive(state, "generator"):
-        if part.behind(state.version) > state.max_staleness:
-            holds = f"generator {part.name} holds version {part.state.get('version', 0)} of {state.version}"
-            found.append(Warning(Kind.REPLICA_BEHIND, holds))
-    return found
-
-
-def _idle(state: RunState) -> list[Warning]:
+def _idle(state: RunState) -> Iterator[Warning]:
     """The side that idles persistently, or a learner that waits much longer than for a step."""
     balance = None if state.paused else state.balance
     remedy = f"; {balance.remedy}" if balance and balance.remedy else ""
     if balance and balance.side == "generators":
         cause = "the learner is the bottleneck" if balance.learner < IDLES else _bottleneck(state)
-        return [Warning(Kind.GENERATORS_IDLE, f"{balance.says}: {cause}{remedy}")]
-    now = _starves(state)
-    if balance is None and not now:
-        return []
-    busy = balance is not None and balance.generators is not None and balance.generators < IDLES
-    cause = "generators are the bottleneck" if busy and not now else _bottleneck(state)
-    says = balance.says if balance else "learner waits longer than for two steps"
-    return [Warning(Kind.LEARNER_STARVING, f"{says}: {cause}{_lacking(state)}{remedy}")]
+        yield Warning(Kind.GENERATORS_IDLE, f"{balance.says}: {cause}{remedy}")
+    elif (now := _starves(state)) or balance:
+        busy = balance is not None and balance.generators is not None and balance.generators < IDLES
+        cause = "generators are the bottleneck" if busy and not now else _bottleneck(state)
+        says = balance.says if balance else "learner waits longer than for two steps"
+        yield Warning(Kind.LEARNER_STARVING, f"{says}: {cause}{_lacking(state)}{remedy}")
 
 
 def _bottleneck(state: RunState) -> str:
@@ -205,66 +183,39 @@ def _starves(state: RunState) -> bool:
     return (state.idle_s or 0.0) >= max(LEAST_S, 2 * (state.learner.get("time/step") or 0.0))
 
 
-def _stalled(state: RunState, stall_s: float) -> list[Warning]:
-    if state.paused or state.idle_s is None or state.idle_s < stall_s:
-        return []
-    return [Warning(Kind.STALLED, f"no optimizer step for {state.idle_s:.0f} s{_waits(state)}")]
-
-
-def _idle_allocation(state: RunState) -> list[Warning]:
+def _idle_allocation(state: RunState) -> Iterator[Warning]:
     """Conditions that reduce the run to plain GRPO or leave no signal, each with its remedy."""
-    found = {
-        Kind.GATE_SHUT: _gate_shut(state),
-        Kind.NO_HIT: _no_hit(state),
-        Kind.NO_SIGNAL: _no_signal(state),
-        Kind.CUT: _cut(state),
-    }
-    return [Warning(kind, text) for kind, text in found.items() if text]
-
-
-def _gate_shut(state: RunState) -> str:
-    gate = state.gate
-    if gate is None or gate.mean is None or gate.seen < PATIENCE * gate.cycles:
-        return ""
-    return (
-        f"warm-up gate still shut after {gate.seen} batches, so allocation is uniform (plain GRPO): the mean "
-        f"{gate.reward} reward is {gate.mean:.2f}, and {gate.cycles} batches in a row need {gate.needs:.2f}. "
-        "`hora check` shows what the prompt asks for; or lower allocation.warmup.format_reward, or set "
-        "allocation.warmup.enabled: false"
-    )
-
-
-def _no_hit(state: RunState) -> str:
-    if state.learner.get("groups/hit") != 0:
-        return ""
-    return (
-        f"no success in any of the {state.prompts_per_batch} groups of step "
-        f"{state.learner.get('step', 0):.0f}: there is no hit to allocate by. `hora check` shows what a "
-        "right answer must look like; where that is right, train on easier problems"
-    )
-
-
-def _no_signal(state: RunState) -> str:
-    share = state.learner.get("groups/zero_signal") or 0.0
-    if share <= MOST:
-        return ""
-    rate = state.learner.get("success")
-    what, remedy = "", "vary the problems' difficulty or raise rollout.group_size"
-    if rate is not None:
-        what = f" ({rate:.0%} of rollouts succeed)"
-        remedy = f"train on {'harder' if rate >= MOST else 'easier'} problems or raise rollout.group_size"
-    return (
-        f"no signal in {share:.0%} of the groups of step {state.learner.get('step', 0):.0f}: their rollouts "
-        f"earn the same, and teach nothing{what}; {remedy}"
-    )
-
-
-def _cut(state: RunState) -> str:
-    share = state.learner.get("length/cut") or 0.0
-    if share <= MOST:
-        return ""
-    return (
-        f"{share:.0%} of the completions of step {state.learner.get('step', 0):.0f} were cut at "
-        f"rollout.max_response_tokens ({state.max_response_tokens}): raise it, or see in `hora check` "
-        "whether the stop tokens are those that this model ends with"
-    )
+    gate, learner, step = state.gate, state.learner, f"step {state.learner.get('step', 0):.0f}"
+    if gate is not None and gate.mean is not None and gate.seen >= PATIENCE * gate.cycles:
+        yield Warning(
+            Kind.GATE_SHUT,
+            f"warm-up gate still shut after {gate.seen} batches, so allocation is uniform (plain GRPO): the "
+            f"mean {gate.reward} reward is {gate.mean:.2f}, and {gate.cycles} batches in a row need "
+            f"{gate.needs:.2f}. `hora check` shows what the prompt asks for; or lower "
+            "allocation.warmup.format_reward, or set allocation.warmup.enabled: false",
+        )
+    if learner.get("groups/hit") == 0:
+        yield Warning(
+            Kind.NO_HIT,
+            f"no success in any of the {state.prompts_per_batch} groups of {step}: there is no hit to "
+            "allocate by. `hora check` shows what a right answer must look like; where that is right, train "
+            "on easier problems",
+        )
+    if (share := learner.get("groups/zero_signal") or 0.0) > MOST:
+        rate = learner.get("success")
+        what, remedy = "", "vary the problems' difficulty"
+        if rate is not None:
+            what = f" ({rate:.0%} of rollouts succeed)"
+            remedy = f"train on {'harder' if rate >= MOST else 'easier'} problems"
+        yield Warning(
+            Kind.NO_SIGNAL,
+            f"no signal in {share:.0%} of the groups of {step}: their rollouts earn the same, and teach "
+            f"nothing{what}; {remedy} or raise rollout.group_size",
+        )
+    if (share := learner.get("length/cut") or 0.0) > MOST:
+        yield Warning(
+            Kind.CUT,
+            f"{share:.0%} of the completions of {step} were cut at rollout.max_response_tokens "
+            f"({state.max_response_tokens}): raise it, or see in `hora check` whether the stop tokens are "
+            "those that this model ends with",
+        )
