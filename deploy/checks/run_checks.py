@@ -19,7 +19,6 @@ from hora_rl.common.weights.pretrained import obtain
 from hora_rl.deploy.checks import configuration, disk, machine, processors, services, sources, task
 from hora_rl.deploy.checks.findings import Check, Finding, Target
 from hora_rl.deploy.checks.gpu_software import driver, precision, triton_build
-from hora_rl.deploy.checks.isolation import sandbox
 from hora_rl.deploy.checks.memory import estimate_of, estimated, memory, run_target
 from hora_rl.deploy.checks.resources import read_cards
 from hora_rl.deploy.checks.step_costs import UNKNOWN, said
@@ -63,7 +62,7 @@ CHECKS: tuple[Check, ...] = (
     machine.limits,
     machine.port,
     disk.disk,
-    sandbox,
+    task.sandbox,
     sources.data,
     configuration.evaluation,
     *TASK,

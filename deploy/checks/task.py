@@ -1,25 +1,48 @@
-"""Check of the task: one prompt, the stop tokens, and the rewards of a right and a wrong answer."""
+"""Check of the task: one prompt, the stop tokens, and the rewards of a right and a wrong answer; of a code
+task also the sandbox, and whether the data set's solutions pass their tests."""
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import json
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from hora_rl.common.answers import ANSWERS, example, instructions, prefill
+from hora_rl.actors.verifier.code.pool import ProgramPool
+from hora_rl.actors.verifier.pool import VerifierPool, default_processes
+from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
+from hora_rl.common.answers import ANSWERS, example, example_program, instructions, prefill
 from hora_rl.common.config import Config, Data, Reward
+from hora_rl.common.config.reward import CodeTests
+from hora_rl.common.data.code import code_block
 from hora_rl.common.data.datasets import Json, Row, load_dataset
 from hora_rl.common.data.gym import TASK
-from hora_rl.common.data.prompts import load_tokenizer, render_text
-from hora_rl.common.data.rewards import gold_test
+from hora_rl.common.data.prompts import load_tokenizer, render, render_text
+from hora_rl.common.data.rewards import gold_test, tests_of, total
 from hora_rl.common.data.stop_tokens import named, stop_tokens
+from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.equality import quick_verdict
-from hora_rl.deploy.checks.code_task import programs
-from hora_rl.deploy.checks.findings import Finding, Target, ok
-from hora_rl.deploy.checks.judged import judge, prompt_as_read, shown
+from hora_rl.common.errors import ConfigError, VerifierUnavailable
+from hora_rl.common.user_code import working_folder
+from hora_rl.deploy.checks.configuration import OWN_FAULTS
+from hora_rl.deploy.checks.findings import Finding, Target, ok, plural
+from hora_rl.deploy.monitor.escape import visible
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ROWS = 64
 """Rows to search for a wrong answer."""
+SHOWN = 1500
+"""Characters of a text to print."""
+IDLE = "pass"
+"""The wrong program: it does nothing."""
+NAMED = 5
+"""Rows listed by name per problem; more are only counted."""
+HAVE = "Python's standard library, and no folder to write to"
 
 
 def stops(target: Target) -> Iterator[Finding]:
@@ -43,18 +66,18 @@ def _task(config: Config) -> Iterator[Finding]:
     rows = load_dataset(config.data.model_copy(update={"limit": ROWS}), gold_test(config.reward)).rows
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     if "code_tests" in config.reward.names:
-        yield from programs(config.data, config.reward, rows, tokenizer)
+        yield from _programs(config.data, config.reward, rows, tokenizer)
         return
     row, prompt = rows[0], render_text(tokenizer, rows[0].problem, config.data)
-    read = prompt_as_read(tokenizer, row.problem, config.data)
+    read = _as_read(tokenizer, row.problem, config.data)
     yield ok("prompt", f"row 0, gold answer {_text(row.answer)!r:.200}, {read}")
     if config.reward.judged != config.reward.names:
         yield ok("right answer", f"environment {config.environment.path} says what an episode earned")
         return
     opened, wrong_answer = prefill(prompt), _wrong(row, rows)
     forms = _forms(config.data, config.reward, opened, [_text(row.answer), wrong_answer])
-    right, wrong = judge(config.reward, row, opened, forms)
-    found = list(shown(config.reward, right, wrong))
+    right, wrong = _judge(config.reward, row, opened, forms)
+    found = list(_shown(config.reward, right, wrong))
     yield from found if row.answer is not None or TASK not in row.columns else found[1:]
 
 
@@ -81,3 +104,181 @@ def _wrong(row: Row, rows: Sequence[Row]) -> str:
 def _text(answer: Json) -> str:
     """A gold answer as a completion would write it."""
     return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """An example completion with its rewards."""
+
+    text: str
+    rewards: dict[str, float]
+    success: bool
+
+
+def _shown(reward: Reward, right: _Judged, wrong: _Judged) -> Iterator[Finding]:
+    """Findings for the rewards of a right and a wrong answer."""
+    says = f"{_earned(reward, right)}\n{_quoted(right.text)}"
+    if right.success or reward.success is None:
+        yield ok("right answer", says)
+    else:
+        yield Finding(
+            "warn",
+            "right answer",
+            says,
+            "made from the gold answer, and no success: unless your rewards ask for another form, no "
+            "completion will be one; look at reward.answer, reward.success and reward.success_at",
+        )
+    yield Finding(
+        "warn" if wrong.success else "ok", "wrong answer", f"{_earned(reward, wrong)}\n{_quoted(wrong.text)}"
+    )
+
+
+def _judge(reward: Reward, row: Row, opened: str, texts: Sequence[Sequence[str]]) -> list[_Judged]:
+    """Score the lists of completions. Returns the first list whose first completion is a success, else the
+    first list. Raises ConfigError if a reward fails."""
+    forms = [
+        [Answer(row.problem, opened + text, row.answer, row.columns, row.index) for text in form]
+        for form in texts
+    ]
+    try:
+        with working_folder():
+            scored = asyncio.run(_score(reward, forms))
+    except (*OWN_FAULTS, VerifierUnavailable) as error:
+        raise ConfigError(f"reward: scoring an answer to row {row.index} failed: {error}") from None
+    found = [
+        [_Judged(text, r, reward.succeeded(r)) for text, r in zip(form, rewards, strict=True)]
+        for form, rewards in zip(texts, scored, strict=True)
+    ]
+    return next((form for form in found if form[0].success), found[0])
+
+
+async def _score(reward: Reward, groups: Sequence[Sequence[Answer]]) -> list[list[dict[str, float]]]:
+    """Rewards of each answer, including group rewards."""
+    pool, found = VerifierPool(reward), []
+    try:
+        for group in groups:
+            alone, among = await pool.score_batch(group), await pool.score_group(group)
+            found.append([one | more for one, more in zip(alone, among, strict=True)])
+        return found
+    finally:
+        pool.close()
+
+
+def _earned(reward: Reward, judged: _Judged) -> str:
+    parts = ", ".join(f"{name} {value:g}" for name, value in judged.rewards.items())
+    success = "" if reward.success is None else ", a success" if judged.success else ", no success"
+    return f"{parts}: reward {total(judged.rewards, reward.weights):g}{success}"
+
+
+def _as_read(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> str:
+    """The prompt that the model reads, decoded from its tokens, with their number and the last token."""
+    tokens = render(tokenizer, problem, data)
+    text = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    last = tokenizer.decode(tokens[-1:], clean_up_tokenization_spaces=False)
+    return f"{len(tokens)} tokens, the last {last!r}\n{_quoted(str(text))}"
+
+
+def _quoted(text: str) -> str:
+    """Indent `text`, escape control characters, and cut the middle of a long text."""
+    if len(text) > SHOWN:
+        text = f"{text[: SHOWN // 2]}\n[… {len(text) - SHOWN} characters …]\n{text[-SHOWN // 2 :]}"
+    return "\n".join(f"      | {line}" for line in visible(text).split("\n"))
+
+
+def _programs(
+    data: Data, reward: Reward, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Finding]:
+    """Findings of a task whose completions are programs."""
+    field = reward.code_tests.solution_field
+    solved = [row for row in rows if isinstance(row.columns.get(field), str)]
+    row = (solved or rows)[0]
+    prompt = render_text(tokenizer, row.problem, data)
+    read = _as_read(tokenizer, row.problem, data)
+    tests = tests_of(reward.code_tests, row.columns).pairs
+    counted = plural(len(tests), "test") if tests else "assertions"
+    yield ok("prompt", f"row {row.index}, {counted}, {read}")
+    texts = [
+        example_program(reward.answer, code_block(program), prefill(prompt))
+        for program in (str(row.columns.get(field, IDLE)), IDLE)
+    ]
+    right, wrong = _judge(reward, row, prefill(prompt), [texts])
+    if solved:
+        yield from _shown(reward, right, wrong)
+        yield from _solutions(reward.code_tests, solved)
+        return
+    yield list(_shown(reward, right, wrong))[1]
+    fix = f"add the column {field!r} to some rows, or name yours in reward.code_tests.solution_field"
+    says = f"no row has a program in {field!r}, and from tests alone none can be made: they are not tried"
+    yield Finding("warn", "right answer", says, fix)
+
+
+def _solutions(settings: CodeTests, rows: Sequence[Row]) -> Iterator[Finding]:
+    """Whether the rows' solutions pass. Raises ConfigError if tests cannot be run, because a run would stop
+    at them."""
+    field = settings.solution_field
+    found = list(zip(rows, asyncio.run(_tried(settings, rows)), strict=True))
+    broken = [result for _, result in found if isinstance(result, BaseException)]
+    if broken:
+        raise ConfigError(
+            f"{broken[0]}: change these tests or leave the row out ({len(broken)} of "
+            f"{plural(len(rows), 'row')} that were tried; a run stops at such a row)"
+        )
+    failed = [row for row, result in found if result != 1.0]
+    for row in failed[:NAMED]:
+        says = f"row {row.index}: its own program in {field!r} does not pass its tests: {row.problem!r:.60}"
+        if missing := _missing(str(row.columns[field])):
+            says += f" (it imports {', '.join(missing)}: programs have Python's standard library alone)"
+        yield Finding("warn", "solutions", says, "correct the tests or the program")
+    passed = f"{len(rows) - len(failed)} of the first {plural(len(rows), 'solution')} pass their tests"
+    yield Finding("warn" if failed else "ok", "solutions", passed)
+
+
+def _missing(program: str) -> list[str]:
+    """Imported modules that are not in Python's standard library."""
+    try:
+        nodes = list(ast.walk(ast.parse(program)))
+    except (SyntaxError, ValueError):
+        return []
+    named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    named += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return sorted({name.partition(".")[0] for name in named} - sys.stdlib_module_names)
+
+
+async def _tried(settings: CodeTests, rows: Sequence[Row]) -> list[float | BaseException]:
+    """Reward of each row's solution, or the ValueError of tests that cannot be run."""
+    pool = ProgramPool(settings, default_processes())
+    programs = [code_block(str(row.columns[settings.solution_field])) for row in rows]
+    answers = [
+        Answer(row.problem, program, None, row.columns, row.index)
+        for row, program in zip(rows, programs, strict=True)
+    ]
+    try:
+        results = await asyncio.gather(*map(pool.score, answers), return_exceptions=True)
+    finally:
+        pool.close()
+    for result in results:
+        if isinstance(result, VerifierUnavailable):
+            raise ConfigError(f"reward.code_tests: {result}")
+        if isinstance(result, BaseException) and not isinstance(result, ValueError):
+            raise result
+    return results
+
+
+def sandbox(target: Target) -> Iterator[Finding]:
+    """The layers of the `code_tests` sandbox that work here. Raises SandboxError if they do not suffice."""
+    if "code_tests" not in target.config.reward_names:
+        return
+    box = Sandbox()
+    try:
+        found = box.run("print(6 * 7)")
+        where = "; the verifier's machines may differ" if target.on_cluster else ""
+    finally:
+        box.close()
+    held = ", ".join(name for name, why in box.layers.items() if not why)
+    missing = "; ".join(f"without {name}: {why}" for name, why in box.layers.items() if why)
+    says = f"limits, no privileges, {held}" + (f"; {missing}" if missing else "") + where
+    if found.out != b"42\n":
+        why = found.err.decode(errors="replace").strip()[-200:] or f"exit status {found.status}"
+        yield Finding("fail", "sandbox", f"a first program did not run: {why}", "see reward.code_tests")
+        return
+    yield ok("sandbox", f"{says}; programs have {HAVE}")

@@ -11,12 +11,11 @@ import pytest
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError
-from hora_rl.deploy.checks import isolation
+from hora_rl.deploy.checks import task as checked_task
 from hora_rl.deploy.checks.findings import Finding, Target
-from hora_rl.deploy.checks.isolation import sandbox
 from hora_rl.deploy.checks.run_checks import CHECKS, examine
 from hora_rl.deploy.checks.sources import data
-from hora_rl.deploy.checks.task import task
+from hora_rl.deploy.checks.task import sandbox, task
 from tests.deploy.test_task import save_model
 
 PLUS = {"problem": "Read a number and print it plus one.", "tests": [{"input": "1\n", "output": "2\n"}]}
@@ -104,7 +103,7 @@ def test_the_layers_of_this_machine_are_said_where_programs_are_run_and_too_few_
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def checked(*without: str) -> Finding:
-        monkeypatch.setattr(isolation, "Sandbox", lambda: Sandbox(without=without))
+        monkeypatch.setattr(checked_task, "Sandbox", lambda: Sandbox(without=without))
         [found] = examine(Target(config(folder, PLUS)), [sandbox])
         return found
 
