@@ -44,8 +44,7 @@ from hora_rl.deploy.launch.summary import summarise
 from hora_rl.deploy.machine.ports import free_port
 from hora_rl.deploy.machine.record import CONFIG, RunFile, has_run, with_absolute_folder, write_config
 from hora_rl.deploy.monitor.alerts import Alerts
-from hora_rl.deploy.monitor.pace import Pace
-from hora_rl.deploy.monitor.progress import progress
+from hora_rl.deploy.monitor.progress import Pace, progress
 from hora_rl.evaluation.benchmarks import find_benchmarks
 from hora_rl.evaluation.model_weights import model_digest
 from hora_rl.learner.origin import step_of

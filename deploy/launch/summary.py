@@ -26,7 +26,7 @@ from hora_rl.common.records import GroupRecord
 from hora_rl.deploy.launch.best import read_best
 from hora_rl.deploy.launch.evaluation import TrainingRun, read_run_results, samples_file
 from hora_rl.deploy.monitor.balance import KEPT, Metrics, balance, split_of
-from hora_rl.deploy.monitor.pace import Pace
+from hora_rl.deploy.monitor.progress import Pace
 from hora_rl.evaluation.benchmarks import Benchmark, held_out
 from hora_rl.evaluation.phase_b import PhaseB, counted
 from hora_rl.evaluation.results import Result

@@ -1,10 +1,11 @@
-"""Progress of a training run in the terminal of `hora run` and `hora train`."""
+"""Progress of a training run in the terminal of `hora run` and `hora train`, its speed and remaining time."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 from rich.console import Console
@@ -16,7 +17,6 @@ from hora_rl.common.errors import RunError
 from hora_rl.common.live.redis import connect
 from hora_rl.deploy.machine.beside import beside
 from hora_rl.deploy.monitor.alerts import Alerts
-from hora_rl.deploy.monitor.pace import Pace
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
 
@@ -25,6 +25,35 @@ QUIET_S = 300.0
 END_S = 5.0
 BESIDE = 46
 """Columns taken by state, bar, step and time left of the longest runs."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """Receives every state through `see`. Excludes the first step with its rollouts and its time."""
+
+    seen: RunState | None = None
+    first: RunState | None = None
+    last: RunState | None = None
+
+    def see(self, state: RunState) -> None:
+        if self.seen is not None and state.step > self.seen.step:
+            self.first = self.first or state
+            self.last = state
+        self.seen = state
+
+    def per_second(self, flow: str) -> float | None:
+        """Mean rate of `flow` (`rollouts_out`, …) from the end of the first to the end of the last step, or
+        None."""
+        if self.first is None or self.last is None or self.last.time <= self.first.time:
+            return None
+        return (self.last.totals[flow] - self.first.totals[flow]) / (self.last.time - self.first.time)
+
+    def left_s(self) -> float | None:
+        """Seconds until the last step at the current pace; None before two steps."""
+        if self.first is None or self.last is None or self.last.step <= self.first.step:
+            return None
+        each = (self.last.time - self.first.time) / (self.last.step - self.first.step)
+        return max(0.0, each * (self.last.steps - self.last.step))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from hora_rl.common import console as console_of
 from hora_rl.common.console import working
 from hora_rl.common.live.telemetry import FLOWS
 from hora_rl.deploy.monitor import progress as progress_of
-from hora_rl.deploy.monitor.pace import Pace
+from hora_rl.deploy.monitor.progress import Pace
 from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
 
 

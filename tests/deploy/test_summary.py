@@ -14,7 +14,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.data.datasets import load_held_out
 from hora_rl.deploy.launch.evaluation import TrainingRun
 from hora_rl.deploy.launch.summary import summarise
-from hora_rl.deploy.monitor.pace import Pace
+from hora_rl.deploy.monitor.progress import Pace
 from hora_rl.evaluation.report.result_files import markdown_table, write_result
 from hora_rl.evaluation.results import Result
 
