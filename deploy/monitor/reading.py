@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,46 +29,31 @@ WINDOW_S = 60.0
 MIN_WINDOW_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Raw:
-    """Replies of one round trip to Redis, in the order of `_fetch`."""
-
-    config: bytes | None
-    state: SharedState
-    counters: dict[bytes, bytes]
-    parts: dict[bytes, bytes]
-    length: int
-    taken: int
-    steps: list[tuple[bytes, dict[bytes, bytes]]]
-    history: list[tuple[bytes, dict[bytes, bytes]]]
-    evaluations: dict[bytes, bytes]
-    memory: dict[str, Any]
-
-
 def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunState:
     """Read the state of `run` at `now` (seconds since the epoch, default: the current time). Read-only.
     Raises RunError if Redis has no such run."""
     keys, now = Keys(run), time.time() if now is None else now
-    raw = _fetch(client, keys, now)
-    config = read_config(raw.config, run)
-    rollout, gate = config.rollout, _gate(config.gate, config.allocation.warmup, raw.state)
-    totals = {k.decode(): int(v) for k, v in raw.counters.items()}
-    depth = depth_of(raw.length, raw.taken, raw.state.durable_step, rollout.prompts_per_batch)
-    samples = [json.loads(fields[b"sample"]) for _, fields in reversed(raw.history)]
-    version, parts = raw.state.version, _parts(raw.parts, now)
-    records = [numbers(fields[b"metrics"]) for _, fields in raw.steps]
+    stored, fields, counters, heartbeats, length, taken, steps, history, evaluations, memory = _fetch(
+        client, keys, now
+    )
+    config, state = read_config(stored, run), SharedState.parse(fields)
+    rollout, gate = config.rollout, _gate(config.gate, config.allocation.warmup, state)
+    totals = {k.decode(): int(v) for k, v in counters.items()}
+    samples = [json.loads(entry[b"sample"]) for _, entry in reversed(history)]
+    parts = _parts(heartbeats, now)
+    records = [numbers(entry[b"metrics"]) for _, entry in steps]
     learner = records[0] if records else {}
-    last_step_s = _age(raw.steps[0][0], now) if raw.steps else None
-    split = _split(config.generator, config.learner, raw.state, parts)
+    last_step_s = _age(steps[0][0], now) if steps else None
+    split = _split(config.generator, config.learner, state, parts)
     snapshot = RunState(
         run=run,
         time=now,
-        status=_status(config.learner.steps, raw.state),
-        step=raw.state.step,
-        paused=raw.state.paused,
-        controls=raw.state.token_sha256 is not None,
-        unplaced=raw.state.unplaced,
-        error=raw.state.error,
+        status=_status(config.learner.steps, state),
+        step=state.step,
+        paused=state.paused,
+        controls=state.token_sha256 is not None,
+        unplaced=state.unplaced,
+        error=state.error,
         warm_up=gate is not None,
         gate=gate,
         steps=config.learner.steps,
@@ -79,11 +64,11 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         max_response_tokens=rollout.max_response_tokens,
         pre_rollouts=rollout.pre_rollouts,
         queue_capacity=config.capacity,
-        redis_full=_full(raw.memory),
+        redis_full=_full(memory),
         last_step_s=last_step_s,
-        idle_s=_idle(last_step_s, parts, raw.state, now),
-        version=version,
-        queue_depth=depth,
+        idle_s=_idle(last_step_s, parts, state, now),
+        version=state.version,
+        queue_depth=depth_of(length, taken, state.durable_step, rollout.prompts_per_batch),
         dead_letters=totals.get("dead_letters", 0),
         rates=_rates(samples, totals, now),
         totals={name: totals.get(name, 0) for name in (*FLOWS, "mixed_groups")},
@@ -91,14 +76,15 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         **_allocation(totals, rollout.pre_rollouts),
         learner=learner,
         balance=balance(records[::-1], config.learner.steps, rollout.max_staleness, split),
-        evaluations={int(v): numbers(raw.evaluations[v]) for v in sorted(raw.evaluations, key=int)},
+        evaluations={int(v): numbers(evaluations[v]) for v in sorted(evaluations, key=int)},
         parts=parts,
     )
     found = warnings(snapshot, config.telemetry.stall_s, config.weights.drift_alarm)
     return replace(snapshot, warnings=tuple(found))
 
 
-def _fetch(client: redis.Redis, keys: Keys, now: float) -> _Raw:
+def _fetch(client: redis.Redis, keys: Keys, now: float) -> list[Any]:
+    """All that a snapshot needs, in one round trip."""
     with client.pipeline(transaction=False) as pipe:
         pipe.get(keys.config)
         pipe.hgetall(keys.state)
@@ -110,8 +96,7 @@ def _fetch(client: redis.Redis, keys: Keys, now: float) -> _Raw:
         pipe.xrevrange(keys.history, min=f"{int((now - WINDOW_S) * 1000)}", count=int(WINDOW_S * 2))
         pipe.hgetall(keys.evaluations)
         pipe.info("memory")
-        config, state, *rest = pipe.execute()
-    return _Raw(config, SharedState.parse(state), *rest)
+        return pipe.execute()
 
 
 def _split(generator: Generator, learner: Learner, state: SharedState, parts: Sequence[Part]) -> Split | None:
