@@ -56,17 +56,21 @@ def build(args: dict[str, object]) -> Application:
 def build_run(config: Config, *, drain: bool) -> Application:
     """Build the application of a checked configuration. With `drain`, a generator that is scaled down first
     completes its requests, within a time limit."""
-    url = redis_url(config.queue)
-    plain = config.model_dump(mode="json")
-    policy = _policy(config, plain, url, drain=drain)
-    verifier = _verifier(config.verifier.replicas, config.verifier.cpus).bind(plain, url)
-    coordinator = _coordinator(config.coordinator.replicas, config.coordinator.cpus).bind(
-        plain, url, policy, verifier
+    given = config.model_dump(mode="json"), redis_url(config.queue)
+    environment = {"env_vars": KEEP_FREED_MEMORY}
+    coordinator = _deployment(
+        Coordinator,
+        "coordinator",
+        num_replicas=config.coordinator.replicas,
+        ray_actor_options={"num_cpus": config.coordinator.cpus, "runtime_env": environment},
+        health_check_period_s=2.0,
+        graceful_shutdown_timeout_s=5.0,
+        graceful_shutdown_wait_loop_s=0.5,
     )
     # Each open page holds a stream; Serve's default of five requests would block further clients.
     options = {"num_cpus": 0}
     ingress = _deployment(Ingress, "ingress", ray_actor_options=options, max_ongoing_requests=1000)
-    return ingress.bind(plain, url, coordinator)
+    return ingress.bind(*given, coordinator.bind(*given, *_samplers(config, given, drain=drain)))
 
 
 def build_endpoint(args: dict[str, object]) -> Application:
@@ -104,20 +108,30 @@ class Sampler:
 
 def build_sampler(config: Config) -> Application:
     """Build generators, environments and verifiers without a coordinator, for evaluation."""
-    plain = config.model_dump(mode="json")
-    url = redis_url(config.queue)
-    policy = _policy(config, plain, url, drain=False)
     root = _deployment(Sampler, "sampler", ray_actor_options={"num_cpus": 0})
-    verifier = _verifier(config.verifier.replicas, config.verifier.cpus).bind(plain, url)
-    return root.bind(policy, verifier)
+    given = config.model_dump(mode="json"), redis_url(config.queue)
+    return root.bind(*_samplers(config, given, drain=False))
 
 
-def _policy(config: Config, plain: dict[str, object], url: str, *, drain: bool) -> Application:
-    """The deployment `config.policy`: generators, or an environment with its generators."""
-    generator = _generator(config, drain=drain).bind(plain, url)
-    if config.environment.path is None:
-        return generator
-    return environment_deployment(config.environment, config.rollout).bind(plain, url, generator)
+def _samplers(
+    config: Config, given: tuple[dict[str, object], str], *, drain: bool
+) -> tuple[Application, Application]:
+    """The deployment `config.policy`, which is generators or an environment with its generators, and the
+    verifiers. `given` are their first arguments: configuration and Redis URL."""
+    policy = _generator(config, drain=drain).bind(*given)
+    if config.environment.path is not None:
+        policy = environment_deployment(config.environment, config.rollout).bind(*given, policy)
+    verifier = _deployment(
+        Verifier,
+        "verifier",
+        num_replicas=config.verifier.replicas,
+        max_ongoing_requests=256,
+        ray_actor_options={"num_cpus": config.verifier.cpus},
+        health_check_period_s=5.0,
+        graceful_shutdown_timeout_s=10.0,
+        graceful_shutdown_wait_loop_s=1.0,
+    )
+    return policy, verifier.bind(*given)
 
 
 def _generator(config: Config, *, drain: bool) -> serve.Deployment:
@@ -166,32 +180,6 @@ def environment_deployment(environment: Episodes, rollout: Rollout) -> serve.Dep
         graceful_shutdown_timeout_s=LEAVING_S,
         graceful_shutdown_wait_loop_s=1.0,
         **scaled,
-    )
-
-
-def _verifier(replicas: int, cpus: float) -> serve.Deployment:
-    return _deployment(
-        Verifier,
-        "verifier",
-        num_replicas=replicas,
-        max_ongoing_requests=256,
-        ray_actor_options={"num_cpus": cpus},
-        health_check_period_s=5.0,
-        graceful_shutdown_timeout_s=10.0,
-        graceful_shutdown_wait_loop_s=1.0,
-    )
-
-
-def _coordinator(replicas: int, cpus: float) -> serve.Deployment:
-    environment = {"env_vars": KEEP_FREED_MEMORY}
-    return _deployment(
-        Coordinator,
-        "coordinator",
-        num_replicas=replicas,
-        ray_actor_options={"num_cpus": cpus, "runtime_env": environment},
-        health_check_period_s=2.0,
-        graceful_shutdown_timeout_s=5.0,
-        graceful_shutdown_wait_loop_s=0.5,
     )
 
 
