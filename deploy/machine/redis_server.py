@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Self, TextIO
 from urllib.parse import quote, urlencode
 
+import psutil
 import structlog
 from redis.exceptions import BusyLoadingError
 
@@ -211,23 +212,13 @@ class RedisServer:
         """Stop a server left on these files by a killed launcher."""
         file = self.folder / "pid"
         text = file.read_text() if file.exists() else ""
-        if text.isdigit() and self._serves_here(int(text)):
-            os.kill(int(text), signal.SIGTERM)
-            deadline = time.monotonic() + STOP_S
-            while self._serves_here(int(text)) and time.monotonic() < deadline:
-                time.sleep(0.05)
+        with suppress(psutil.Error):
+            left = psutil.Process(int(text)) if text.isdigit() else None
+            # Numbers of processes are reused.
+            if left and "redis" in " ".join(left.cmdline()) and left.cwd() == str(self.folder):
+                left.terminate()
+                left.wait(STOP_S)
         file.unlink(missing_ok=True)
-
-    def _serves_here(self, pid: int) -> bool:
-        """Whether process `pid` is a Redis on this folder; pids are reused."""
-        process = Path(f"/proc/{pid}")
-        try:
-            return (
-                b"redis" in (process / "cmdline").read_bytes()
-                and (process / "cwd").resolve(strict=True) == self.folder
-            )
-        except OSError:
-            return False
 
 
 def serve_redis(folder: Path, address: tuple[str, int] | None) -> None:
