@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -85,12 +84,16 @@ DEMO: dict[str, object] = {
     "note": "", "dtype": "float32", "prompts": 40, "prompt_tokens": 32, "response_tokens": 128, "steps": 40,
     "numbers": "generator:\n  replicas: 1\n", "microbatch": 8192, "learner": "", "rate": "1.0e-4",
 }  # fmt: skip
-TINY_CODE = {
+TINY_CODE: dict[str, object] = {
     "machine": "no GPU, so the demo's model of 0.2M parameters that writes programs",
     "model": "deploy/demo/programs/model   # a Hugging Face folder or hub name",
     "response_tokens": 96,
     "rate": "2.0e-4",
 }
+OWN: dict[str, object] = {
+    "machine": "no GPU", "prompts": 8, "prompt_tokens": 512, "response_tokens": 256, "microbatch": 2048,
+    "rate": "1.0e-5",
+}  # fmt: skip
 NOTHING_FITS = "no model that `hora init` knows fits these GPUs; `hora check` says how much is missing"
 
 
@@ -163,55 +166,26 @@ reward:
 """
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Values for this machine: a plan for its GPUs, or the demo's model on CPUs. `model` replaces the
-    model."""
-
-    cards: tuple[Card, ...]
-    model: str | None = None
-
-    @property
-    def has_words(self) -> bool:
-        """Whether the model knows language; the demo's does not."""
-        return bool(self.cards or self.model)
-
-    @cached_property
-    def plan(self) -> Plan | None:
-        """The first plan that fits, or None."""
-        return next((plan for plan in self.plans if plan.fits(self.cards)), None)
-
-    @property
-    def plans(self) -> Sequence[Plan]:
-        return PLANS if self.model is None else [replace(p, model=self.model, shape=None) for p in PLANS]
-
-    @property
-    def values(self) -> dict[str, object]:
-        if not self.cards and self.model:
-            own = {"machine": "no GPU", "model": self.model, "dtype": fastest_dtype()}
-            return {**DEMO, **own, "prompts": 8, "prompt_tokens": 512, "response_tokens": 256,
-                    "microbatch": 2048, "rate": "1.0e-5"}  # fmt: skip
-        if not self.cards:
-            return DEMO
-        plan = self.plan
-        return (plan or self.plans[-1]).values | {
-            "dtype": "float16         # these GPUs have no bfloat16" if without_bfloat16() else "bfloat16",
-            "machine": f"{plural(len(self.cards), 'GPU')}, divided by `hora run`: `hora check` says how",
-            "note": "" if plan else f"# Too large for this machine: {NOTHING_FITS}.\n",
-        }
-
-
 def initialise(path: Path, task: Task, model: str | None = None) -> list[Path]:
     """Write the configuration `path`; also problems with tests for task `code`, problems and a reward for
     `mine`. `model` is a value of `model.path`; None chooses a model that fits this machine.
 
     Returns the written files. Warns on stderr if no model fits the GPUs. Raises ConfigError if a file exists.
     """
-    machine = Machine(tuple(read_cards(gpus())), model)
-    name = _name(path.stem)
-    texts = {path: _configuration(path, name, task, machine)}
+    cards, name = read_cards(gpus()), _name(path.stem)
+    plans = PLANS if model is None else [replace(plan, model=model, shape=None) for plan in PLANS]
+    plan = next((plan for plan in plans if plan.fits(cards)), None) if cards else None
+    if cards:
+        values = _on_cards(len(cards), plan, plans[-1])
+    elif model:
+        values = DEMO | OWN | {"model": model, "dtype": fastest_dtype()}
+    else:
+        values = DEMO | TINY_CODE if task == "code" else DEMO
+    words = bool(cards or model)  # the demo's model knows no language
+    data, reward = _task(task, name, words=words, hub=bool(cards))
+    texts = {path: TEMPLATE.format(file=path, name=name, data=data, reward=reward, **values)}
     if task != "math":
-        texts[path.with_name(f"{name}_problems.jsonl")] = _problems(task, in_words=machine.has_words)
+        texts[path.with_name(f"{name}_problems.jsonl")] = _problems(task, in_words=words)
     if task == "mine":
         texts[path.with_name(f"{name}_reward.py")] = REWARD
     for file in texts:
@@ -221,9 +195,18 @@ def initialise(path: Path, task: Task, model: str | None = None) -> list[Path]:
     for file, text in texts.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    if machine.cards and not machine.plan:
+    if cards and not plan:
         print(f"hora: {NOTHING_FITS}", file=sys.stderr)
     return list(texts)
+
+
+def _on_cards(count: int, plan: Plan | None, smallest: Plan) -> dict[str, object]:
+    """The values of `plan` for `count` GPUs, or those of the `smallest` one with a note."""
+    return (plan or smallest).values | {
+        "dtype": "float16         # these GPUs have no bfloat16" if without_bfloat16() else "bfloat16",
+        "machine": f"{plural(count, 'GPU')}, divided by `hora run`: `hora check` says how",
+        "note": "" if plan else f"# Too large for this machine: {NOTHING_FITS}.\n",
+    }
 
 
 def _name(stem: str) -> str:
@@ -231,25 +214,23 @@ def _name(stem: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]", "_", stem).lstrip("_")[:64] or "run"
 
 
-def _configuration(path: Path, name: str, task: Task, machine: Machine) -> str:
-    words = "" if machine.has_words else "\n  system: null            # this model's vocabulary has no words"
-    data, reward = "  path: arithmetic        # or a JSONL file, or a Hugging Face data set" + words, ""
+def _task(task: Task, name: str, *, words: bool, hub: bool) -> tuple[str, str]:
+    """The lines of `data` and `reward`. `words`: whether the model knows language. `hub`: whether its
+    problems come from the hub."""
+    plain = "" if words else "\n  system: null            # this model's vocabulary has no words"
     if task == "mine":
-        data = f"  path: {name}_problems.jsonl   # a line each: problem and answer" + words
-        reward = (
+        return f"  path: {name}_problems.jsonl   # a line each: problem and answer{plain}", (
             "reward:                   # found from the working folder: call hora in that of this file\n"
             f'  weights: {{"{name}_reward:score": 1.0}}\n'
             f"  success: {name}_reward:score      # what Phase A counts, where it is at least success_at\n"
         )
-    elif task == "code":
-        data = f"  path: {name}_problems.jsonl   # a line each: problem, tests and solution" + words
-        reward = CODE
-    elif machine.cards:
-        data = "  path: hiyouga/math12k   # MATH12k: the MATH problems that are not in MATH500"
-    elif machine.model:
-        data, reward = SUMS, LENIENT
-    values = machine.values | (TINY_CODE if task == "code" and not machine.has_words else {})
-    return TEMPLATE.format(file=path, name=name, data=data, reward=reward, **values)
+    if task == "code":
+        return f"  path: {name}_problems.jsonl   # a line each: problem, tests and solution{plain}", CODE
+    if hub:
+        return "  path: hiyouga/math12k   # MATH12k: the MATH problems that are not in MATH500", ""
+    if words:
+        return SUMS, LENIENT
+    return f"  path: arithmetic        # or a JSONL file, or a Hugging Face data set{plain}", ""
 
 
 def _problems(task: Task, *, in_words: bool) -> str:
