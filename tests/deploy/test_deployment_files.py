@@ -14,6 +14,11 @@ from pathlib import Path
 import pytest
 import redis
 import yaml
+from ray.serve._private.deployment_scheduler import (
+    AvailableNodeResources,
+    DeploymentScheduler,
+    RequestedResources,
+)
 from ray.serve.schema import ServeDeploySchema
 
 from hora_rl.common.errors import RunError
@@ -60,6 +65,38 @@ def test_a_variant_uses_every_gpu_it_is_named_for(name, count):
     gpus = config.generator.gpus
     assert gpus is not None
     assert config.generator.replicas * gpus + config.learner.workers == count
+
+
+def packed(cpus: int) -> list[AvailableNodeResources]:
+    """What is free on eight machines of eight GPUs and so many CPUs once everything that Serve runs is
+    placed, as `_schedule_with_pack_strategy` does it: the largest first, on the fullest node that fits."""
+    config = load(str(DEPLOY / "hora-64gpu.yaml"))
+    scheduler = DeploymentScheduler(None, "head", lambda *_: None)
+    free = {str(i): AvailableNodeResources(CPU=cpus, GPU=8) for i in range(8)}
+    requests = [
+        RequestedResources(CPU=getattr(config, name).cpus, GPU=config.generator.gpus * (name == "generator"))
+        for name in config.deployments
+        for _ in range(getattr(config, name).replicas)
+    ]
+    placed: dict[str, set[str]] = {}
+    for request in sorted(requests, reverse=True):
+        node = scheduler._find_best_fit_node_for_pack(request, free, placed)
+        assert node is not None
+        free[node] -= request
+        placed.setdefault(node, set()).add(str(len(placed)))
+    return list(free.values())
+
+
+def ranks_that_fit(free: list[AvailableNodeResources]) -> int:
+    """Of the learner, a GPU and a CPU each."""
+    return sum(int(min(node.get("GPU"), node.get("CPU"))) for node in free)
+
+
+@pytest.mark.parametrize("cpus", [64, 96, 192])
+def test_generators_fill_two_machines_and_the_learner_has_six_to_itself(cpus: int) -> None:
+    free = packed(cpus)
+    assert sorted(node.get("GPU") for node in free) == [0] * 2 + [8] * 6
+    assert ranks_that_fit(free) == load(str(DEPLOY / "hora-64gpu.yaml")).learner.workers == 48
 
 
 def test_the_lines_for_one_gpu_are_what_one_gpu_needs(tmp_path):

@@ -33,30 +33,30 @@ def config(tmp_path: Path) -> Config:
     return load("tiny", ["run.name=held", f"run.folder={tmp_path}"])
 
 
-def during(
-    config: Config,
-    url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    evaluate: Evaluate,
-    do: Callable[[], None],
-    up: Up = lambda _: True,
-) -> None:
+During = Callable[..., None]
+
+
+@pytest.fixture
+def during(config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> During:
     """`do` in the place of the learner, while `evaluate` runs in the thread of the display. `up` waits for
     the replicas."""
-    monkeypatch.setattr(first_evaluation, "evaluate_run", evaluate)
-    run = TrainingRun(config, url, tmp_path, Console())
-    with evaluating_first(run, up) as first, closing(first):
-        thread = threading.Thread(target=first.run)
-        thread.start()
-        do()
-    thread.join(5.0)
-    assert not thread.is_alive()
+
+    def run(
+        evaluate: Evaluate, do: Callable[[], None], up: Up = lambda _: True, config: Config = config
+    ) -> None:
+        monkeypatch.setattr(first_evaluation, "evaluate_run", evaluate)
+        training = TrainingRun(config, redis_url, tmp_path, Console())
+        with evaluating_first(training, up) as first, closing(first):
+            thread = threading.Thread(target=first.run)
+            thread.start()
+            do()
+        thread.join(5.0)
+        assert not thread.is_alive()
+
+    return run
 
 
-def test_the_learner_goes_on_when_the_evaluation_is_over(
-    config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_learner_goes_on_when_the_evaluation_is_over(during: During, redis_url: str) -> None:
     over: list[float] = []
 
     def evaluate(*_: Any) -> None:
@@ -71,28 +71,26 @@ def test_the_learner_goes_on_when_the_evaluation_is_over(
         assert over
         assert time.monotonic() - over[0] < 2.0
 
-    during(config, redis_url, tmp_path, monkeypatch, evaluate, learn)
+    during(evaluate, learn)
     assert set(told) == {"the evaluation of the initial policy"}
     assert connect(redis_url).exists(Keys("held").hold) == 0
 
 
 def test_a_run_without_held_out_problems_or_with_a_result_holds_nothing(
-    config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    during: During, config: Config, redis_url: str, tmp_path: Path
 ) -> None:
     def look() -> None:
         assert connect(redis_url).exists(Keys("held").hold) == 0
 
     without = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"path": None})})
-    during(without, redis_url, tmp_path, monkeypatch, lambda *_: None, look)
+    during(lambda *_: None, look, config=without)
     (tmp_path / "evaluation").mkdir()
     (tmp_path / "evaluation" / f"{held_out(config.evaluation).name}-step0.json").touch()
     connect(redis_url).set(Keys("held").hold, 1, ex=60)  # the launcher was killed when it had the result
-    during(config, redis_url, tmp_path, monkeypatch, lambda *_: None, look)
+    during(lambda *_: None, look)
 
 
-def test_the_end_of_a_run_breaks_the_evaluation_off(
-    config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_run_breaks_the_evaluation_off(during: During, redis_url: str) -> None:
     began = time.monotonic()
 
     def evaluate(*given: Any) -> None:
@@ -103,26 +101,22 @@ def test_the_end_of_a_run_breaks_the_evaluation_off(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        during(config, redis_url, tmp_path, monkeypatch, evaluate, interrupted)
+        during(evaluate, interrupted)
     assert time.monotonic() - began < 10.0
     left_s = connect(redis_url).ttl(Keys("held").hold)
     assert 0 < left_s <= first_evaluation.HOLD_S, "a resumed run completes it"
 
 
-def test_an_evaluation_that_fails_ends_the_run_with_its_reason(
-    config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_that_fails_ends_the_run_with_its_reason(during: During, redis_url: str) -> None:
     def evaluate(*_: Any) -> None:
         raise RunError("no verifier answers")
 
     with pytest.raises(RunError, match="no verifier answers"):
-        during(config, redis_url, tmp_path, monkeypatch, evaluate, lambda: time.sleep(20.0))
+        during(evaluate, lambda: time.sleep(20.0))
     assert connect(redis_url).exists(Keys("held").hold), "a learner that still lives publishes nothing"
 
 
-def test_replicas_load_beside_the_learner_and_are_waited_for_before_the_evaluation(
-    config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_load_beside_the_learner_and_are_waited_for_before_the_evaluation(during: During) -> None:
     loaded, evaluated = threading.Event(), threading.Event()
 
     def learn() -> None:
@@ -130,8 +124,7 @@ def test_replicas_load_beside_the_learner_and_are_waited_for_before_the_evaluati
         loaded.set()
         assert evaluated.wait(5.0)
 
-    given = (config, redis_url, tmp_path, monkeypatch)
-    during(*given, lambda *_: evaluated.set(), learn, lambda _: loaded.wait(10.0))
+    during(lambda *_: evaluated.set(), learn, lambda _: loaded.wait(10.0))
 
 
 def no_start(_: threading.Event) -> bool:
@@ -150,13 +143,7 @@ def refuse() -> None:
     ],
 )
 def test_a_run_that_ends_before_its_replicas_are_up_ends_at_once_with_its_reason(
-    config: Config,
-    redis_url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    up: Up,
-    learn: Callable[[], None],
-    reason: str,
+    during: During, redis_url: str, up: Up, learn: Callable[[], None], reason: str
 ) -> None:
     evaluated: list[object] = []
 
@@ -164,6 +151,6 @@ def test_a_run_that_ends_before_its_replicas_are_up_ends_at_once_with_its_reason
         evaluated.append(1)
 
     with pytest.raises(RunError, match=reason):
-        during(config, redis_url, tmp_path, monkeypatch, evaluate, learn, up)
+        during(evaluate, learn, up)
     assert not evaluated
     assert connect(redis_url).exists(Keys("held").hold), "a resumed run completes it"
