@@ -19,8 +19,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hora_rl.common.answers import load_extract
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.data.rewards import usable_held_out
 from hora_rl.common.errors import ConfigError
-from hora_rl.deploy.launch.evaluation import run_problems
+from hora_rl.deploy.launch.evaluation import prompts
 from hora_rl.evaluation.samples import fingerprint
 from research.gradients.design import Design
 
@@ -93,12 +94,12 @@ def of_samples(file: Path, config: Config) -> list[Sampled]:
     where the file has other prompts.
     """
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    prompts = run_problems(config, Console())
+    asked = prompts(config, config.evaluated.data, usable_held_out(config), Console())
     with file.open(encoding="utf-8") as lines:
         header, *samples = map(json.loads, lines)
-    if header["problems"] != fingerprint(prompts):
+    if header["problems"] != fingerprint(asked):
         raise ConfigError(f"{file}: its prompts are not the held-out ones of {config.run.name}")
-    found = {p.index: Sampled(p.text, 0, p.tokens.tolist(), [], []) for p in prompts}
+    found = {p.index: Sampled(p.text, 0, p.tokens.tolist(), [], []) for p in asked}
     for sample in samples:
         end = [tokenizer.eos_token_id] if sample["finish_reason"] == "stop" else []
         tokens = tokenizer(sample["text"], add_special_tokens=False).input_ids

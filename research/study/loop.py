@@ -128,7 +128,7 @@ def _prepare(config: Config) -> Parts:
     return Parts(
         config,
         prompts,
-        prior_of(config, prompts),
+        prior_of(config.allocation, config.run, config.model.path, prompts),
         engine,
         LocalSampler(engine.hf, tokenizer, config, task.form),
         ExactCurves(task, tokenizer),

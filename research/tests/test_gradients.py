@@ -12,9 +12,10 @@ import torch
 from rich.console import Console
 
 from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.data.rewards import usable_held_out
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load as load_config
-from hora_rl.deploy.launch.evaluation import run_problems
+from hora_rl.deploy.launch.evaluation import prompts
 from hora_rl.evaluation.samples import Sample, append, open_samples
 from research.gradients import bank, report, scores
 from research.gradients.__main__ import own_bank
@@ -99,7 +100,7 @@ def test_word_problems_differ_and_are_judged_by_the_last_answer() -> None:
 
 def test_a_bank_of_ones_own_has_the_prompts_and_completions_of_hora_eval(tmp_path: Path) -> None:
     config = load_config("tiny")
-    asked = run_problems(config, Console())
+    asked = prompts(config, config.evaluated.data, usable_held_out(config), Console())
     file = tmp_path / "arithmetic.samples.jsonl"
     list(open_samples(file, {}, asked))
     made = [Sample(i, k, 0, f"{k}", 1, "stop", (0, 0), {}, k < 9) for i in (0, 1) for k in range(18)]
