@@ -1,6 +1,5 @@
 """A tab of headless Chromium, driven through the DevTools protocol."""
 
-import base64
 import json
 import shutil
 import subprocess
@@ -76,12 +75,6 @@ class Browser:
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
-
-    def shot(self, path: str) -> None:
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        picture = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-        Path(path).write_bytes(base64.b64decode(picture["data"]))
 
     def close(self) -> None:
         self._socket.close()
