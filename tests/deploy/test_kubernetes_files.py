@@ -2,20 +2,24 @@
 against its own, of the oldest and the newest version that they are for; unknown keys are errors. Pod
 templates are checked as Kubernetes' own too."""
 
+import gzip
 import json
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from hora_rl.common.load import differences, from_args, load
-from tests.support import crds
-from tests.support.crds import validate_kuberay
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 OLDEST, NEWEST = "1.29.0", "1.37.0"
+CRDS = Path(__file__).parent / "kuberay"  # KubeRay's own schemas
+PLURAL = {"RayService": "rayservices", "RayJob": "rayjobs"}
 
 
 def documents(name: str) -> list[dict]:
@@ -28,12 +32,46 @@ def validate(document: dict, version: str) -> None:
     if document["apiVersion"] != "ray.io/v1":
         kubernetes_validate.validate(document, version, strict=True)
         return
-    validate_kuberay(document, crds.OLDEST if version == OLDEST else crds.NEWEST)
+    validate_kuberay(document, "1.5.1" if version == OLDEST else "1.7.0")
     named = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": document["metadata"]}
     kubernetes_validate.validate(named, version, strict=True)  # the names of metadata are Kubernetes' own
     for pod in pods(document):
         template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}}
         kubernetes_validate.validate({**template, "template": pod}, version, strict=True)
+
+
+def validate_kuberay(document: dict[str, Any], version: str) -> None:
+    """Raises jsonschema's ValidationError for an object that the CRD of KubeRay `version` does not describe;
+    unknown keys included, wherever they are."""
+    jsonschema.Draft7Validator(_schema(document["kind"], version)).validate(document)
+
+
+@cache
+def _schema(kind: str, version: str) -> dict[str, Any]:
+    path = CRDS / f"{PLURAL[kind]}-{version}.json.gz"
+    schema: dict[str, Any] = _strict(json.loads(gzip.decompress(path.read_bytes())))
+    meta = schema["properties"]["metadata"]  # the API server's own, checked beside this
+    meta.pop("additionalProperties", None)
+    return schema
+
+
+def _strict(node: Any) -> Any:
+    """OpenAPI as JSON schema, where an object with properties has no others."""
+    if isinstance(node, list):
+        return [_strict(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    # Names of fields are no keywords: a field may be called `type` or `items`.
+    found = {
+        key: {name: _strict(each) for name, each in value.items()} if key == "properties" else _strict(value)
+        for key, value in node.items()
+    }
+    if node.get("x-kubernetes-int-or-string"):
+        found.pop("type", None)
+    open_ended = node.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in node
+    if node.get("type") == "object" and "properties" in node and not open_ended:
+        found["additionalProperties"] = False
+    return found
 
 
 def pods(document: dict) -> list[dict]:
