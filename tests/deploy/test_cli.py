@@ -17,10 +17,13 @@ import pytest
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.cli import main
 from hora_rl.deploy.launch.local import _prepare, run_local
 from hora_rl.deploy.machine.record import RunFile, write_config
+from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.bare_python import SETUP
 from tests.support.families import write_model
 
@@ -259,6 +262,23 @@ def test_a_run_is_never_overwritten(tmp_path: Path, hora: Callable[..., Done]) -
     write_config(tmp_path / "tiny", load("tiny"))
     done = hora("run", "tiny", "-s", f"run.folder={tmp_path}")
     assert_refused(done, "holds a run already", "--resume", "--fresh")
+
+
+def test_a_named_redis_that_holds_a_run_of_this_name_or_is_away_is_refused_in_one_line(
+    tmp_path: Path, hora: Callable[..., Done]
+) -> None:
+    elsewhere, keys = tmp_path / "elsewhere", Keys("tiny")
+    with RedisServer(tmp_path / "mine") as server:
+        settings = [f"run.folder={elsewhere}", "telemetry.http_port=0", f"queue.url={server.url}"]
+        tiny = ("run", "tiny", *(word for s in settings for word in ("-s", s)))
+        client = connect(server.url)
+        client.hset(keys.state, mapping={"step": 2, "version": 2})
+        assert_refused(hora(*tiny), "holds a run 'tiny' already")
+        assert not elsewhere.exists()
+        assert client.hget(keys.state, "step") == b"2"
+    away = hora(*tiny)
+    assert away.returncode == 1
+    assert "no Redis answers at" in away.stdout + away.stderr
 
 
 def test_an_install_without_the_extra_says_what_to_install() -> None:

@@ -1,6 +1,7 @@
 """Whole runs in the background whose parts can be killed: `hora run tiny` at a small size, on the real
 stack."""
 
+import ipaddress
 import json
 import os
 import random
@@ -8,13 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from hora_rl.deploy.machine.signals import GRACE_S
 from hora_rl.deploy.runs.audit_run import audit_run
 from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.support.cluster import Cluster
@@ -42,33 +45,65 @@ PARTS = {
     "raylet": "raylet/raylet",
     "redis": "redis-server",
 }
+PORTS_WITHOUT_A_SETTING = {"ray::ServeReplica"}  # Serve's gRPC port of a replica
 # A worker has no name of its own: it is what its replica spawned.
 WORKERS = {"verifier worker": ("verifier", "spawn_main")}
 
 
+def options(settings: Mapping[str, object]) -> list[str]:
+    """The words by which a command takes these settings."""
+    return [word for key, value in settings.items() for word in ("-s", f"{key}={value}")]
+
+
+def hora(
+    *words: object, cwd: Path | None = None, status: int = 0, limit_s: float = 500.0
+) -> subprocess.CompletedProcess[str]:
+    """`hora WORDS` in the folder `cwd`; it must end with `status`."""
+    done = subprocess.run(
+        [HORA, *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
 class LiveRun:
-    """One `hora run` of `steps` steps of `preset` in `folder`, and the processes that belong to it."""
+    """One `hora run` of `steps` steps of `preset` in `folder`, and the processes that belong to it. It works
+    in the folder `cwd`."""
 
     def __init__(
-        self, folder: Path, steps: int, preset: str = "tiny", log: Path | None = None, **settings: object
+        self,
+        folder: Path,
+        steps: int,
+        preset: str = "tiny",
+        log: Path | None = None,
+        cwd: Path | None = None,
+        **settings: object,
     ) -> None:
         self.steps, self.run = steps, folder / "live"
         own = SMALL if preset == "tiny" else {"telemetry.http_port": 0}
         every = {**own, **settings, "learner.steps": steps, "run.folder": folder, "run.name": "live"}
-        self._command = [HORA, "run", preset, *(p for k, v in every.items() for p in ("-s", f"{k}={v}"))]
-        self._log = log or folder / "live.log"
+        self._command = [HORA, "run", preset, *options(every)]
+        self._log, self._cwd = log or folder / "live.log", cwd
         self._process: subprocess.Popen[bytes] | None = None
         self.family: set[psutil.Process] = set()
 
     def start(self, *more: str) -> None:
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._command, *more],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, "COLUMNS": "200"},
-            )
+            self._begin(*more, stdout=log, stderr=log)
+
+    def _begin(self, *more: str, before: Sequence[str] = (), **how: Any) -> None:
+        self._process = subprocess.Popen(
+            [*before, *self._command, *more],
+            cwd=self._cwd,
+            start_new_session=True,
+            env={**os.environ, "COLUMNS": "200"},
+            **how,
+        )
 
     def said(self) -> str:
         return self._log.read_text(errors="replace")
@@ -84,13 +119,7 @@ class LiveRun:
 
     def until(self, steps: int, limit_s: float = 400.0) -> None:
         """Wait for `steps` steps; fail with the run's own words when it ends or stands still."""
-        deadline = time.monotonic() + limit_s
-        assert self._process is not None
-        while self.trained() < steps:
-            assert self._process.poll() is None, self.output()
-            assert time.monotonic() < deadline, f"{self.trained()} of {steps} steps\n{self.output()}"
-            self.processes()
-            time.sleep(0.1)
+        self.wait_for(lambda: self.trained() >= steps, f"{steps} steps", limit_s)
 
     def progressed(self, steps: int) -> bool:
         """Wait for `steps` more steps: False where the run has few left, or none. During a fault the learner
@@ -110,8 +139,9 @@ class LiveRun:
 
     def redis_url(self) -> str:
         """Of the embedded Redis, once it is there."""
-        self.until_there(self.run / "redis" / "url")
-        return (self.run / "redis" / "url").read_text().strip()
+        url = self.run / "redis" / "url"
+        self.wait_for(url.exists, f"a file {url}")
+        return url.read_text().strip()
 
     def processes(self) -> list[psutil.Process]:
         """The launcher and all that descends from it; remembered, so that none can be left unseen."""
@@ -130,18 +160,27 @@ class LiveRun:
             return _saying(word, [c for p in self.part(replica) for c in p.children(recursive=True)])
         return _saying(PARTS[name], self.processes())
 
-    def until_there(self, path: Path, limit_s: float = 400.0) -> None:
-        """Wait for a file."""
-        self.wait_for(path.exists, f"a file {path}", limit_s)
-
     def wait_for(self, holds: Callable[[], bool], what: str, limit_s: float = 400.0) -> None:
         deadline = time.monotonic() + limit_s
         assert self._process is not None
         while not holds():
             assert self._process.poll() is None, self.output()
-            assert time.monotonic() < deadline, f"no {what}\n{self.output()}"
+            assert time.monotonic() < deadline, f"{self.trained()} steps, no {what}\n{self.output()}"
             self.processes()
             time.sleep(0.05)
+
+    def open_ports(self) -> set[str]:
+        """Names of the processes that listen elsewhere than on loopback; every socket is printed."""
+        found = set()
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                name = (process.cmdline() or [process.name()])[0]
+                for socket in process.net_connections("tcp"):
+                    if socket.status == psutil.CONN_LISTEN:
+                        print(f"{name}: {socket.laddr.ip} {socket.laddr.port}")
+                        if not ipaddress.ip_address(socket.laddr.ip.removeprefix("::ffff:")).is_loopback:
+                            found.add(name.split(":hora")[0])
+        return found
 
     def kill(
         self,
@@ -161,8 +200,8 @@ class LiveRun:
                 victim.send_signal(how)
                 return victim
 
-    def kill_launcher(self) -> float:
-        """SIGKILL the launcher alone; seconds until everything else has ended by itself.
+    def kill_launcher(self) -> None:
+        """SIGKILL the launcher alone, and wait until everything else has ended by itself.
 
         Ray's agents are the last: they try for a minute to tell a control store that is gone that the raylet
         is gone.
@@ -171,9 +210,7 @@ class LiveRun:
         self.processes()
         self._process.kill()
         self._process.wait(20)
-        began = time.monotonic()
         self.assert_nothing_left(120.0)
-        return time.monotonic() - began
 
     def kill_everything(self) -> None:
         for process in reversed(self.processes()):
@@ -183,16 +220,15 @@ class LiveRun:
         assert self._process is not None
         self._process.wait(20)
 
-    def finish(self, limit_s: float = 600.0) -> float:
-        """Seconds until the run ended by itself, in good order."""
+    def finish(self, limit_s: float = 600.0, status: int = 0) -> None:
+        """Wait until the run ends, with this exit status."""
         assert self._process is not None
-        began = time.monotonic()
+        deadline = time.monotonic() + limit_s
         while self._process.poll() is None:
-            assert time.monotonic() - began < limit_s, f"{self.trained()} steps\n{self.output()}"
+            assert time.monotonic() < deadline, f"{self.trained()} steps\n{self.output()}"
             self.processes()
             time.sleep(0.2)
-        assert self._process.returncode == 0, self.output()
-        return time.monotonic() - began
+        assert self._process.returncode == status, self.output()
 
     def interrupt(self) -> None:
         """As Ctrl-C does."""
@@ -201,14 +237,15 @@ class LiveRun:
 
     def fail(self, limit_s: float = 400.0, status: int = 1) -> str:
         """What a run said that ended with `status`, and not well."""
-        assert self._process is not None
-        deadline = time.monotonic() + limit_s
-        while self._process.poll() is None:
-            assert time.monotonic() < deadline, self.output()
-            self.processes()
-            time.sleep(0.2)
-        assert self._process.returncode == status, self.output()
+        self.finish(limit_s, status)
         return self.said()
+
+    def stopped(self) -> str:
+        """What a run said that was told to stop: it ended in good order, with nothing left."""
+        said = self.fail(GRACE_S, status=130)
+        self.assert_nothing_left(30.0)
+        assert json.loads((self.run / "run.json").read_text())["state"] == "stopped"
+        return said
 
     def assert_exact(self) -> None:
         """Every step is there once, the audit finds nothing, and no process is left."""

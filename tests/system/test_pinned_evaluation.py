@@ -106,6 +106,7 @@ def test_an_evaluation_is_of_one_version_while_training_goes_on(
     watch.until(lambda state: state.version >= steps - 1, "last step")
     run.finish()
     run.assert_exact()
+    assert not (run.run / "redis").exists(), "a Redis of the run's own beside the one that is named"
 
     due = STEPS_DUE if transport == "file" else (EVERY,)
     for step in due:

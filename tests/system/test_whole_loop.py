@@ -1,5 +1,7 @@
-"""The real stack end to end, in one run from which most promises are read: vLLM generates, Serve hosts, a
-Redis that the user names queues, DeepSpeed learns, weights come back over Gloo.
+"""The real stack end to end, in one run from which most promises are read: vLLM generates, Serve hosts, Redis
+queues, DeepSpeed learns, weights come back over Gloo.
+
+The run is stopped by SIGTERM in the middle, and resumed.
 
 It has two data sources, one of them with a reward of whole groups, Phase B in rounds that stop at a hit and
 evaluations while it trains, and it keeps its best weights.
@@ -7,8 +9,7 @@ evaluations while it trains, and it keeps its best weights.
 
 import json
 import os
-import subprocess
-import sys
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from hora_rl.evaluation.results import Result, read_result
 from tests.support.held import rollouts_held
 from tests.support.jsonl import lines
 from tests.support.pages import ROOT
+from tests.system.conftest import LiveRun
 
 STEPS, PROMPTS, GROUP, PRE, EVERY = 6, 8, 6, 2, 2
 TOOLS = {".git", ".venv", ".venv-verifiers", ".hypothesis", ".pytest_cache", "__pycache__", "runs"}
@@ -46,7 +48,6 @@ def configuration(folder: Path) -> str:
     ranked = {"accuracy": 1.0, "own_ranks:shortest[is]": 0.1, "own_ranks:shortest[of]": 0.0}
     return yaml.safe_dump(
         {
-            "run": {"name": "loop", "folder": str(folder / "runs")},
             "model": {"path": str(ROOT / "deploy/demo/model"), "dtype": "float32"},
             "data": {
                 "sources": {
@@ -85,19 +86,6 @@ def configuration(folder: Path) -> str:
     )
 
 
-def hora(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    (folder / "own_ranks.py").write_text(REWARDS)
-    (folder / "two.yaml").write_text(configuration(folder))
-    return subprocess.run(
-        [str(Path(sys.executable).with_name("hora")), *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=1100,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-
-
 def checkout() -> set[Path]:
     found = set()
     for folder, inner, names in os.walk(ROOT):
@@ -107,27 +95,30 @@ def checkout() -> set[Path]:
 
 
 @pytest.fixture(scope="module")
-def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A Redis of the user's, which the run names."""
-    with RedisServer(tmp_path_factory.mktemp("named")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, named: RedisServer) -> tuple[Path, str]:
-    """(The run's folder, what it printed)."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """(The run's folder, what it printed when it was stopped)."""
     folder = tmp_path_factory.mktemp("run")
     before, files = {p.pid for p in psutil.process_iter()}, checkout()
-    result = hora(folder, "run", "two.yaml", "-s", f"queue.url={named.url}")
-    assert result.returncode == 0, result.stdout + result.stderr
-    mine = [
-        p
-        for p in psutil.process_iter(["cmdline"])
-        if p.pid not in before and str(folder) in " ".join(p.info["cmdline"] or [])
-    ]
-    assert not mine, "a process of the run is still there"
-    assert checkout() <= files, "a run writes into its own folder alone"
-    return folder / "runs" / "loop", result.stdout
+    (folder / "own_ranks.py").write_text(REWARDS)
+    (folder / "two.yaml").write_text(configuration(folder))
+    live = LiveRun(folder, STEPS, "two.yaml", cwd=folder)
+    try:
+        live.start()
+        live.until(2)
+        live.signal_group(signal.SIGTERM)
+        said = live.stopped()
+        live.start("--resume")
+        live.finish()
+        mine = [
+            p
+            for p in psutil.process_iter(["cmdline"])
+            if p.pid not in before and str(folder) in " ".join(p.info["cmdline"] or [])
+        ]
+        assert not mine, "a process of the run is still there"
+        assert checkout() <= files, "a run writes into its own folder alone"
+        yield live.run, said
+    finally:
+        live.end()
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +130,12 @@ def run(finished: tuple[Path, str]) -> Path:
 def results(run: Path) -> dict[int, Result]:
     """Evaluations by step."""
     return {r.step: r for r in map(read_result, (run / "evaluation").glob("*-step*.json"))}
+
+
+def test_a_stopped_run_leaves_nothing_and_says_how_it_is_resumed(finished: tuple[Path, str]) -> None:
+    _, said = finished
+    assert "resume with: hora run" in said
+    assert "SIGTERM received" not in said, "a stack of C++"
 
 
 def test_every_batch_trains_its_whole_budget_exactly_once(run: Path) -> None:
@@ -203,18 +200,16 @@ def test_the_model_differs_from_the_initial_one_and_the_last_checkpoint_is_expor
     assert all(torch.equal(own[name], exported[name]) for name in own)
 
 
-def test_nothing_is_left_in_the_queue_and_each_shard_kept_its_first_plan(
-    run: Path, named: RedisServer
-) -> None:
-    client, keys = connect(named.url), Keys("loop")
-    assert not (run / "redis").exists(), "a Redis of the run's own beside the one that is named"
-    assert client.xlen(keys.groups) == client.xlen(keys.dead) == 0
-    assert client.hlen(keys.shards) == STEPS * 2
-    assert client.hlen(keys.ledger) == STEPS
-    reports = {name: json.loads(text) for name, text in client.hgetall(keys.shards).items()}
-    plans = {name: json.loads(text) for name, text in client.hgetall(keys.plans).items()}
-    assert {n: plans[n]["successes"] for n in reports} == {n: r["successes"] for n, r in reports.items()}
-    assert rollouts_held(client, "loop") == set()
+def test_nothing_is_left_in_the_queue_and_each_shard_kept_its_first_plan(run: Path) -> None:
+    with RedisServer(run / "redis") as server:
+        client, keys = connect(server.url), Keys("live")
+        assert client.xlen(keys.groups) == client.xlen(keys.dead) == 0
+        assert client.hlen(keys.shards) == STEPS * 2
+        assert client.hlen(keys.ledger) == STEPS
+        reports = {name: json.loads(text) for name, text in client.hgetall(keys.shards).items()}
+        plans = {name: json.loads(text) for name, text in client.hgetall(keys.plans).items()}
+        assert {n: plans[n]["successes"] for n in reports} == {n: r["successes"] for n, r in reports.items()}
+        assert rollouts_held(client, "live") == set()
 
 
 def test_the_run_is_evaluated_before_after_and_between(results: dict[int, Result]) -> None:
@@ -246,9 +241,9 @@ def test_the_report_shows_the_curve_and_each_source(
     run: Path, results: dict[int, Result], tmp_path: Path
 ) -> None:
     page = write_report([run], tmp_path).read_text()
-    assert "Evaluations during training: loop" in page
+    assert "Evaluations during training: live" in page
     assert all(r.sampled in page for r in results.values())
-    assert "Data sources: loop" in page
+    assert "Data sources: live" in page
     assert f"<td>long</td><td>{STEPS * PROMPTS // 3}</td>" in page
 
 
@@ -271,22 +266,3 @@ def test_each_source_is_trained_on_its_own_rewards(run: Path) -> None:
             assert 0 < g["rewards"]["own_ranks:shortest[is]"] <= 1
     last = lines(run / "steps.jsonl")[-1]
     assert {"source/short/success", "source/long/reward", "reward/own_ranks:shortest[is]"} <= last.keys()
-
-
-def test_a_named_redis_that_holds_a_run_of_this_name_or_is_away_is_refused_in_one_line(
-    tmp_path: Path,
-) -> None:
-    elsewhere, keys = tmp_path / "elsewhere", Keys("tiny")
-    tiny = ("run", "tiny", "-s", f"run.folder={elsewhere}", "-s", "telemetry.http_port=0", "-s")
-    with RedisServer(tmp_path / "mine") as server:
-        client = connect(server.url)
-        client.hset(keys.state, mapping={"step": 2, "version": 2})
-        again = hora(tmp_path, *tiny, f"queue.url={server.url}")
-        assert again.returncode == 1
-        assert "holds a run 'tiny' already" in again.stderr
-        assert "Traceback" not in again.stderr
-        assert not elsewhere.exists()
-        assert client.hget(keys.state, "step") == b"2"
-    away = hora(tmp_path, *tiny, f"queue.url={server.url}")
-    assert away.returncode == 1
-    assert "no Redis answers at" in away.stdout + away.stderr
