@@ -3,10 +3,6 @@
 Programs are tested in sandboxes. vLLM serves the adapter, which alone travels. Allocation stops at a hit.
 """
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,8 +19,8 @@ from hora_rl.evaluation.run_folders import load_run
 from hora_rl.learner.engine import load_model
 from hora_rl.learner.lora import merge
 from tests.support.jsonl import lines
+from tests.system.conftest import LiveRun, hora
 
-HORA = str(Path(sys.executable).with_name("hora"))
 STEPS, PROMPTS, GROUP = 5, 24, 12
 SETTINGS = {
     "rollout.prompts_per_batch": PROMPTS,
@@ -34,7 +30,6 @@ SETTINGS = {
     "allocation.stop": "hit",
     "allocation.warmup.cycles": 1,
     "allocation.warmup.format_reward": 0.1,
-    "learner.steps": STEPS,
     "learner.objective.advantage": "likelihood",
     "learner.objective.kl": 0.01,
     "learner.lora.rank": 8,
@@ -46,21 +41,21 @@ SETTINGS = {
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
 
-def trained(folder: Path, preset: str, settings: dict[str, object]) -> Path:
+def trained(folder: Path, steps: int, preset: str, **settings: object) -> Path:
     """The folder of a run that has ended."""
-    settings = {**settings, "run.name": "run", "run.folder": folder, "telemetry.http_port": 0}
-    arguments = [part for key, value in settings.items() for part in ("-s", f"{key}={value}")]
-    environment = {**os.environ, "COLUMNS": "120"}
-    command = [HORA, "run", preset, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=1100, env=environment)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return folder / "run"
+    live = LiveRun(folder, steps, preset, **settings)
+    try:
+        live.start()
+        live.finish(1100.0)
+    finally:
+        live.end()
+    return live.run
 
 
 @pytest.fixture(scope="module", params=["file", pytest.param("gloo", marks=pytest.mark.slow)])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    return trained(folder, "tiny-code", {**SETTINGS, "weights.transport": request.param})
+    return trained(folder, STEPS, "tiny-code", **SETTINGS, **{"weights.transport": request.param})
 
 
 def allocated(run: Path) -> list[dict]:
@@ -140,13 +135,10 @@ def test_the_adapter_and_the_merged_model_are_evaluated(run: Path, tmp_path: Pat
     (tmp_path / "programs.jsonl").write_text("".join(problems))
     found = {}
     for name in ("adapter", "model"):
-        out = tmp_path / name
-        command = [HORA, "eval", str(run / name), "--benchmark", str(tmp_path / "programs.jsonl")]
-        command += ["--samples", "8", "--k", "1,4", "--out", str(out), "-s", "telemetry.http_port=0"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-        assert done.returncode == 0, done.stdout + done.stderr
-        [file] = out.glob(f"*-step{STEPS}.samples.jsonl")
-        _, *samples = (json.loads(line) for line in file.read_text().splitlines())
+        asked = ("--benchmark", tmp_path / "programs.jsonl", "--samples", 8, "--k", "1,4")
+        hora("eval", run / name, *asked, "--out", tmp_path / name, "-s", "telemetry.http_port=0")
+        [file] = (tmp_path / name).glob(f"*-step{STEPS}.samples.jsonl")
+        _, *samples = lines(file)
         found[name] = {(s["problem"], s["sample"]): s["text"] for s in samples}
     assert len(found["adapter"]) == len(found["model"]) == 4 * 8
     equal = sum(text == found["model"][key] for key, text in found["adapter"].items())
@@ -156,8 +148,8 @@ def test_the_adapter_and_the_merged_model_are_evaluated(run: Path, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["tiny-likelihood", "tiny-code"])
 def test_held_out_pass_at_k_rises(preset: str, tmp_path: Path) -> None:
-    settings = {"learner.steps": 16, "learner.checkpoint_every": 8, "evaluation.k": "[1, 16]"}
-    run = trained(tmp_path, preset, {**settings, "evaluation.prompts": 60, "evaluation.samples": 16})
+    settings = {"learner.checkpoint_every": 8, "evaluation.k": "[1, 16]"}
+    run = trained(tmp_path, 16, preset, **settings, **{"evaluation.prompts": 60, "evaluation.samples": 16})
     before, after = load_run(run).results[0], load_run(run).results[-1]
     assert (before.step, after.step) == (0, 16)
     for k in (1, 16):

@@ -1,13 +1,13 @@
 """Built-in environments and the history that the template renders, over the whole stack: generator and
 learner agree on every turn, whatever is a sequence."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.jsonl import lines
 from tests.system.conftest import LiveRun
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -62,7 +62,7 @@ def test_generator_and_learner_agree(
     )
     run.finish()
     run.assert_exact()
-    steps = [json.loads(line) for line in (run.run / "steps.jsonl").read_text().splitlines()]
+    steps = lines(run.run / "steps.jsonl")
     assert len(steps) == STEPS
     assert max(s["drift"] for s in steps if "drift" in s) < 1e-4
     if heard is not None:

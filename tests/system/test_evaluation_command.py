@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,8 +14,9 @@ from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.load import load
 from hora_rl.deploy.machine.signals import GRACE_S
 from hora_rl.evaluation.benchmarks import find_benchmark
+from tests.support.jsonl import samples
+from tests.system.conftest import HORA, hora, options, runs
 
-HORA = str(Path(sys.executable).with_name("hora"))
 SAMPLES, SUMS, CONTESTS = 24, 40, 2
 SETTINGS = {
     "rollout.max_prompt_tokens": 384,
@@ -40,17 +40,8 @@ def command(folder: Path) -> list[str]:
         write_rows(folder / "sums.jsonl", sums),
         write_rows(folder / "contests.jsonl", contests[:CONTESTS]),
     ]
-    settings = [part for key, value in SETTINGS.items() for part in ("-s", f"{key}={value}")]
     where = ["--out", str(folder / "out"), "--samples", str(SAMPLES), "--k", f"1,8,{SAMPLES}"]
-    return [HORA, "eval", load("tiny").model.path, "--benchmark", ",".join(files), *where, *settings]
-
-
-def samples(path: Path) -> list[dict]:
-    """The whole lines after the first."""
-    if not path.exists():
-        return []
-    whole = path.read_text().rpartition("\n")[0].splitlines()
-    return [json.loads(line) for line in whole[1:]]
+    return ["eval", load("tiny").model.path, "--benchmark", ",".join(files), *where, *options(SETTINGS)]
 
 
 def test_an_interrupted_evaluation_goes_on_to_its_end_without_repeating_a_sample(tmp_path: Path) -> None:
@@ -58,7 +49,7 @@ def test_an_interrupted_evaluation_goes_on_to_its_end_without_repeating_a_sample
     drawn = out / "sums-step0.samples.jsonl"
     ask, env = command(tmp_path), {**os.environ, "COLUMNS": "200"}
     with log.open("wb") as file:
-        first = subprocess.Popen(ask, stdout=file, stderr=file, env=env, start_new_session=True)
+        first = subprocess.Popen([HORA, *ask], stdout=file, stderr=file, env=env, start_new_session=True)
         try:
             deadline = time.monotonic() + 400
             while len(samples(drawn)) < 100:
@@ -71,14 +62,13 @@ def test_an_interrupted_evaluation_goes_on_to_its_end_without_repeating_a_sample
             ended = first.wait(GRACE_S)
     assert ended == 130
     _, alive = psutil.wait_procs(family, timeout=30)
-    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    assert not [p for p in alive if runs(p)]
     assert "the same command continues" in log.read_text()
     assert not list(out.glob("*-step0.json"))
     kept = samples(drawn)
     assert 100 <= len(kept) < SUMS * SAMPLES
 
-    again = subprocess.run(ask, capture_output=True, text=True, timeout=500, env=env)
-    assert again.returncode == 0, again.stdout + again.stderr
+    hora(*ask)
     assert samples(drawn)[: len(kept)] == kept
     for name, problems in (("sums", SUMS), ("contests", CONTESTS)):
         found = samples(out / f"{name}-step0.samples.jsonl")

@@ -1,16 +1,15 @@
 """The whole stack is killed in the middle of an evaluation, while the run trains and again after its last
 step. The resumed run completes both: every sample once, on weights that the result names."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hora_rl.evaluation.results import read_result
+from tests.support.jsonl import samples
 
 STEPS, EVERY, PROMPTS, SAMPLES = 30, 10, 8, 16
 SETTINGS = {
@@ -26,15 +25,9 @@ SETTINGS = {
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
-def samples(path: Path) -> list[dict]:
-    """Whole lines of a file that may be written to now, without its first, which names what was sampled."""
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[1:-1]]
-
-
 def kill_during(run: Any, step: int) -> list[dict]:
     """Kill everything when the evaluation of `step` is under way; what it had sampled."""
     path = run.run / "evaluation" / f"arithmetic-step{step}.samples.jsonl"
-    run.until_there(path)
     run.wait_for(lambda: len(samples(path)) > 4, f"samples of step {step}")
     run.kill_everything()
     assert not path.with_name(f"arithmetic-step{step}.json").exists(), "it was to be killed before its end"

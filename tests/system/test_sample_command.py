@@ -1,8 +1,6 @@
 """`hora sample` on the real stack counts training prompts; `hora plan` plans from them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,28 +8,23 @@ import yaml
 from typer.testing import CliRunner
 
 from hora_rl.deploy.cli import app
+from tests.support.jsonl import lines
+from tests.system.conftest import hora, options
 
-HORA = str(Path(sys.executable).with_name("hora"))
-SAMPLES = 16
+PROMPTS, SAMPLES = 100, 16
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 
-def sample(out: Path, prompts: int) -> list[dict]:
-    ask = [HORA, "sample", "tiny", "--prompts", str(prompts), "--samples", str(SAMPLES), "--out", str(out)]
-    settings = ["-s", "telemetry.http_port=0", "-s", "generator.replicas=2"]
-    done = subprocess.run([*ask, *settings], capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"hora plan {out}" in done.stdout.replace("\n", "")
-    return [json.loads(line) for line in out.read_text().splitlines()]
-
-
 def test_counts_of_this_machine_become_a_plan(tmp_path: Path) -> None:
     out = tmp_path / "counts.jsonl"
-    counts = sample(out, 100)
-    assert len({r["id"] for r in counts}) == 100
+    asked = ("--prompts", PROMPTS, "--samples", SAMPLES, "--out", out)
+    done = hora("sample", "tiny", *asked, *options({"telemetry.http_port": 0, "generator.replicas": 2}))
+    assert f"hora plan {out}" in done.stdout.replace("\n", "")
+    counts = lines(out)
+    assert len({r["id"] for r in counts}) == PROMPTS
     assert {r["trials"] for r in counts} == {SAMPLES}
-    assert 0 < sum(r["successes"] for r in counts) < 100 * SAMPLES
+    assert 0 < sum(r["successes"] for r in counts) < PROMPTS * SAMPLES
     assert all(r["tokens"] >= SAMPLES for r in counts)
     assert list(tmp_path.iterdir()) == [out]
 
@@ -57,10 +50,9 @@ def test_prompts_of_several_data_sources_are_judged_by_their_own_rewards(tmp_pat
         }
     }
     (tmp_path / "mixed.yaml").write_text(yaml.safe_dump(config, sort_keys=False))  # rows of `given` first
-    words = ["mixed.yaml", "--prompts", "100", "--samples", "2", "-s", "telemetry.http_port=0"]
-    done = subprocess.run([HORA, "sample", *words], capture_output=True, text=True, timeout=400, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = [json.loads(line) for line in (tmp_path / "counts.jsonl").read_text().splitlines()]
+    words = ("mixed.yaml", "--prompts", 100, "--samples", 2, "-s", "telemetry.http_port=0")
+    hora("sample", *words, cwd=tmp_path)
+    found = lines(tmp_path / "counts.jsonl")
     given, asked = ([r for r in found if (r["id"] < 90) == first] for first in (True, False))
     assert (len(given), len(asked)) == (75, 25)
     assert {r["successes"] for r in given} == {2}
