@@ -55,14 +55,8 @@ class Cluster:
             "HORA_REDIS_URL": self.redis.url,
             "COLUMNS": "200",
         }
-        command: list[str | Path] = [
-            BIN / "ray",
-            "start",
-            "--head",
-            "--block",
-            f"--num-cpus={cpus}",
-            "--disable-usage-stats",
-        ]
+        command = [str(BIN / "ray"), "start", "--head", "--block", "--disable-usage-stats"]
+        command += [f"--num-cpus={cpus}"]
         command += [] if gpus is None else [f"--num-gpus={gpus}"]
         command += [f"--port={self.gcs}", f"--dashboard-port={self.dashboard}", "--dashboard-host=127.0.0.1"]
         command += [f"--dashboard-agent-listen-port={self.agent}", f"--temp-dir={self.temporary}"]
@@ -176,6 +170,17 @@ class Cluster:
             assert time.monotonic() < deadline, f"{what}: {self._parts()}\n{said}"
             assert self.learner is None or self.learner.poll() is None, said
             time.sleep(0.5)
+
+    def until_alive(self, **counts: int) -> None:
+        """Wait for so many parts of these kinds: `generator=2`."""
+        self.until(f"{counts}", lambda: all(len(self.alive(kind)) == n for kind, n in counts.items()))
+
+    def until_trained(self, steps: int) -> None:
+        """Train with one generator until these steps are there."""
+        self.deploy(generator={"num_replicas": 1})
+        self.until_alive(generator=1)
+        self.train()
+        self.until("steps", lambda: self.state().step >= steps)
 
     def _parts(self) -> str:
         kinds = ("generator", "verifier", "coordinator", "learner")

@@ -24,16 +24,14 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1200)]
 def test_generators_verifiers_and_coordinators_scale_up_and_down_during_training(cluster: Cluster) -> None:
     one, two, three = ({"num_replicas": n} for n in (1, 2, 3))
     cluster.deploy(generator=one, verifier=one, coordinator=one)
-    cluster.until("a generator", lambda: len(cluster.alive("generator")) == 1)
+    cluster.until_alive(generator=1)
     cluster.train()
     cluster.until("steps", lambda: cluster.state().step >= 5)
     learner, [oldest] = cluster.learner_rank(), cluster.alive("generator")
 
     version = cluster.state().version
     cluster.deploy(generator=three, verifier=two, coordinator=two)
-    cluster.until("three generators", lambda: len(cluster.alive("generator")) == 3)
-    cluster.until("two verifiers", lambda: len(cluster.alive("verifier")) == 2)
-    cluster.until("two coordinators", lambda: len(cluster.alive("coordinator")) == 2)
+    cluster.until_alive(generator=3, verifier=2, coordinator=2)
     # A replica's first sign of life comes after it has loaded the newest weights.
     late = {name: v for name, v in cluster.first_version.items() if name != oldest.name}
     assert len(late) == 2
@@ -41,8 +39,7 @@ def test_generators_verifiers_and_coordinators_scale_up_and_down_during_training
     cluster.steps_more(5)
 
     cluster.deploy(generator=one, verifier=one, coordinator=one)
-    kinds = ("generator", "verifier", "coordinator")
-    cluster.until("one of each", lambda: all(len(cluster.alive(kind)) == 1 for kind in kinds))
+    cluster.until_alive(generator=1, verifier=1, coordinator=1)
     cluster.steps_more(5)
     assert cluster.learner_rank() == learner
     # Who left had answered what it was asked: nobody had to ask again.
@@ -60,10 +57,7 @@ def test_a_replica_without_a_place_is_told_and_sigterm_stops_the_learner(tmp_pat
     small = Cluster(tmp_path)
     try:
         small.start(cpus=2)
-        small.deploy(generator={"num_replicas": 1})
-        small.until("a generator", lambda: len(small.alive("generator")) == 1)
-        small.train()
-        small.until("steps", lambda: small.state().step >= 2)
+        small.until_trained(2)
         small.deploy(generator={"num_replicas": 2})
         small.until("the warning", lambda: small.state().warns(Kind.UNPLACED), 60)
         shown = small._command("hora", "monitor", str(small.run), "--once").stdout
@@ -81,10 +75,8 @@ def test_a_replica_without_a_place_is_told_and_sigterm_stops_the_learner(tmp_pat
             done = subprocess.run(asked, env=small.env, capture_output=True, text=True, timeout=120)
             assert done.returncode == 1
             assert "the cluster has 2, the configuration reserves 2.5" in done.stderr
-        args = file["applications"][0]["args"]
-        args["generator"]["cpus"] = yaml.safe_load((ROOT / "deploy/hora.yaml").read_text())["applications"][
-            0
-        ]["args"]["generator"]["cpus"]
+        [shipped] = yaml.safe_load((ROOT / "deploy/hora.yaml").read_text())["applications"]
+        file["applications"][0]["args"]["generator"]["cpus"] = shipped["args"]["generator"]["cpus"]
         refused.write_text(yaml.safe_dump(file))
         assert small._command("hora", "check", str(refused)).returncode == 0
     finally:
@@ -93,10 +85,7 @@ def test_a_replica_without_a_place_is_told_and_sigterm_stops_the_learner(tmp_pat
 
 def test_another_run_is_refused_beside_one_that_trains(cluster: Cluster) -> None:
     """Its application would take the generators from the learner. The run that trains notices nothing."""
-    cluster.deploy(generator={"num_replicas": 1})
-    cluster.until("a generator", lambda: len(cluster.alive("generator")) == 1)
-    cluster.train()
-    cluster.until("steps", lambda: cluster.state().step >= 2)
+    cluster.until_trained(2)
     parts = {p.name for kind in ("generator", "coordinator") for p in cluster.alive(kind)}
 
     file = yaml.safe_load((cluster.folder / "hora.yaml").read_text())
@@ -121,10 +110,7 @@ def test_another_run_is_refused_beside_one_that_trains(cluster: Cluster) -> None
 
 
 def test_a_served_generator_whose_engine_stands_still_is_replaced_and_not_drained(cluster: Cluster) -> None:
-    cluster.deploy(generator={"num_replicas": 1})
-    cluster.until("a generator", lambda: len(cluster.alive("generator")) == 1)
-    cluster.train()
-    cluster.until("steps", lambda: cluster.state().step >= 5)
+    cluster.until_trained(5)
     [victim] = cluster.alive("generator")
     [engine] = [
         p for p in psutil.Process(victim.state["pid"]).children() if "VLLM::" in " ".join(p.cmdline())
@@ -156,10 +142,10 @@ def test_serve_scales_the_generators_with_the_requests_in_flight(cluster: Cluste
     }
     cluster.deploy(generator={"autoscaling_config": scaling})
     cluster.train()
-    cluster.until("a second generator", lambda: len(cluster.alive("generator")) == 2)
+    cluster.until_alive(generator=2)
     cluster.steps_more(5)
     cluster.pause(True)
-    cluster.until("one generator again", lambda: len(cluster.alive("generator")) == 1)
+    cluster.until_alive(generator=1)
     cluster.pause(False)
     cluster.steps_more(5)
     cluster.assert_exact()
@@ -172,7 +158,7 @@ def test_a_transfer_group_is_formed_anew_when_replicas_come_die_and_go(cluster: 
 
     one, two = {"num_replicas": 1}, {"num_replicas": 2}
     cluster.deploy("gloo", generator=one)
-    cluster.until("a generator", lambda: len(cluster.alive("generator")) == 1)
+    cluster.until_alive(generator=1)
     cluster.train()
     cluster.until("steps", lambda: cluster.state().step >= 5)
     learner = cluster.learner_rank()
@@ -196,7 +182,7 @@ def test_a_transfer_group_is_formed_anew_when_replicas_come_die_and_go(cluster: 
     cluster.steps_more(5)
 
     cluster.deploy("gloo", generator=one)
-    cluster.until("one replica", lambda: len(cluster.alive("generator")) == 1)
+    cluster.until_alive(generator=1)
     cluster.steps_more(5)
     assert cluster.learner_rank() == learner
     cluster.assert_exact()

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 def test_a_run_of_hora_train_is_evaluated_while_it_trains_and_keeps_its_best(cluster: Cluster) -> None:
     cluster.deploy(sections=SECTIONS, generator={"num_replicas": 1})
-    cluster.until("a generator", lambda: len(cluster.alive("generator")) == 1)
+    cluster.until_alive(generator=1)
     cluster.train()
     folder = cluster.run / "evaluation"
     first = folder / "arithmetic-step0.samples.jsonl"

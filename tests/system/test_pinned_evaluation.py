@@ -1,7 +1,6 @@
 """Evaluations during training on two generators: one stays at the version of the evaluation, the other
 trains."""
 
-import json
 import os
 import random
 import signal
@@ -21,6 +20,7 @@ from hora_rl.deploy.monitor.run_state import Kind, Part, RunState
 from hora_rl.evaluation.results import read_result
 from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.support.cluster import Cluster
+from tests.support.jsonl import samples
 
 STEPS, EVERY, PROMPTS, SAMPLES = 36, 12, 8, 64
 STEPS_DUE = (EVERY, 2 * EVERY)
@@ -70,8 +70,7 @@ def pinned(state: RunState) -> Part | None:
 
 
 def drawn(run: Path, step: int) -> list[dict[str, Any]]:
-    path = run / "evaluation" / f"arithmetic-step{step}.samples.jsonl"
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[1:-1]]  # whole lines
+    return samples(run / "evaluation" / f"arithmetic-step{step}.samples.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -110,10 +109,10 @@ def test_an_evaluation_is_of_one_version_while_training_goes_on(
 
     due = STEPS_DUE if transport == "file" else (EVERY,)
     for step in due:
-        samples = drawn(run.run, step)
-        met = {v for s in samples for v in s["versions"]}
+        found = drawn(run.run, step)
+        met = {v for s in found for v in s["versions"]}
         result = read_result(run.run / "evaluation" / f"arithmetic-step{step}.json")
-        assert len(samples) == PROMPTS * SAMPLES
+        assert len(found) == PROMPTS * SAMPLES
         assert result.versions == [*met, *met], "one version"
         assert step <= min(met) <= step + 2
     assert read_result(run.run / "evaluation" / f"arithmetic-step{steps}.json").versions == [steps, steps]
@@ -148,7 +147,6 @@ def test_a_run_ends_clean_whose_coordinator_and_pinned_replica_are_killed(
     )
     victim = pinned(again)
     assert victim is not None
-    run.until_there(run.run / "evaluation" / f"arithmetic-step{2 * EVERY}.samples.jsonl")
     run.wait_for(lambda: len(drawn(run.run, 2 * EVERY)) > PROMPTS, "samples of the second evaluation")
     os.kill(victim.state["pid"], signal.SIGKILL)
     run.finish()
@@ -159,8 +157,8 @@ def test_a_run_ends_clean_whose_coordinator_and_pinned_replica_are_killed(
     met = {v for s in drawn(run.run, 2 * EVERY) for v in s["versions"]}
     assert min(met) == victim.state["pinned"]
     for step in STEPS_DUE:
-        samples = drawn(run.run, step)
-        assert len({(s["problem"], s["sample"]) for s in samples}) == len(samples)
+        found = drawn(run.run, step)
+        assert len({(s["problem"], s["sample"]) for s in found}) == len(found)
     assert len(drawn(run.run, EVERY)) == PROMPTS * SAMPLES  # training may end before the other one is whole
 
 
@@ -170,7 +168,7 @@ def test_a_replica_whose_evaluator_is_killed_takes_the_newest_weights_and_serves
 ) -> None:
     evaluation = {"path": "arithmetic", "every": 50, "prompts": 8, "samples": 4096, "k": [1]}
     cluster.deploy(sections={"evaluation": evaluation}, generator={"num_replicas": 2})
-    cluster.until("two generators", lambda: len(cluster.alive("generator")) == 2)
+    cluster.until_alive(generator=2)
     cluster.train()
 
     def kept() -> list[Part]:
