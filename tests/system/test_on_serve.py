@@ -1,0 +1,341 @@
+"""Deployments as Serve runs them, on one Serve: the ingress at the application's root with the metrics that
+Ray exports, the router of the generators, and a coordinator whose data cannot be used.
+
+Samples fill a replica up to its reserved places, calls to all replicas go through, and the turns of an
+episode stay on one replica.
+"""
+
+import asyncio
+import re
+import resource
+import socket
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from hora_rl.actors.coordinator.calls import retry
+from hora_rl.actors.coordinator.deployment import Coordinator
+from hora_rl.actors.generator.pin import PINNED, only_on
+from hora_rl.actors.generator.router import RESERVED
+from hora_rl.common.errors import NoRoom
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
+from hora_rl.deploy.app import ROUTER, ROUTING_S
+from hora_rl.deploy.machine.ports import free_port
+from hora_rl.deploy.monitor.hosts import SERVE_CALLBACK
+from hora_rl.deploy.monitor.ingress import Ingress
+from hora_rl.deploy.monitor.prometheus import EXPORTED
+from hora_rl.deploy.monitor.request_limits import REQUEST_S
+from tests.support.ports import until
+from tests.support.synthetic_run import SyntheticRun, config_of, play
+
+pytestmark = pytest.mark.system
+CLIENTS = 20
+PLACES, SECONDS = 2, 3.0
+ANYWHERE: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0}}
+
+
+@pytest.fixture(scope="module")
+def local_serve() -> Iterator[tuple[str, str]]:
+    """(Serve's URL, that of Ray's metrics) on free ports of this machine."""
+    port, metrics = free_port(), free_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*SERVE_CALLBACK)
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=100 * 2**20,
+            _metrics_export_port=metrics,
+        )
+        try:
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            yield f"http://127.0.0.1:{port}", f"http://127.0.0.1:{metrics}/metrics"
+            serve.shutdown()
+        finally:
+            ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def stage(redis_url: str, local_serve: tuple[str, str]) -> tuple[SyntheticRun, str]:
+    """(run, base URL) of an application that holds the ingress alone."""
+    run = SyntheticRun(redis_url, config_of("served"))
+    play(run, 3)
+    application = serve.deployment(Ingress, name="ingress", max_ongoing_requests=1000, **ANYWHERE).bind(
+        run.config.model_dump(mode="json"), redis_url
+    )
+    serve.run(application, name="hora", route_prefix="/")
+    return run, local_serve[0]
+
+
+@pytest.fixture(scope="module")
+def half_sent(stage: tuple[SyntheticRun, str]) -> Iterator[Future[float]]:
+    """Seconds until a request that is never sent to its end loses its connection, while other tests go on."""
+    url = httpx.URL(stage[1])
+    until(lambda: httpx.get(f"{url}/healthz").status_code == 200, limit_s=20)
+
+    def send() -> float:
+        began = time.monotonic()
+        with socket.create_connection((url.host, url.port), timeout=60) as client:
+            client.sendall(b"GET /status HTTP/1.1\r\nHost: localhost\r\nX-Never: ")
+            with suppress(ConnectionError):
+                assert client.recv(1000) == b""
+        return time.monotonic() - began
+
+    with ThreadPoolExecutor(1) as sender:
+        yield sender.submit(send)
+
+
+def test_page_status_and_problems_are_at_the_application_s_root(
+    stage: tuple[SyntheticRun, str], half_sent: Future[float]
+) -> None:
+    _, url = stage
+    assert httpx.get(f"{url}/status").json()["step"] == 3
+    assert "EventSource" in httpx.get(url).text
+    refused = httpx.post(f"{url}/pause")
+    assert refused.status_code == 403
+    assert refused.headers["content-type"] == "application/problem+json"
+
+
+def test_a_foreign_name_is_refused(stage: tuple[SyntheticRun, str]) -> None:
+    _, url = stage
+    for path in ("/status", "/-/routes", "/-/healthz"):
+        assert httpx.get(url + path, headers={"Host": "rebound.example"}).status_code == 421
+        assert httpx.get(url + path).status_code == 200
+
+
+def test_twenty_clients_watch_at_once_and_the_page_still_answers(stage: tuple[SyntheticRun, str]) -> None:
+    _, url = stage
+
+    async def watch(client: httpx.AsyncClient) -> int:
+        seen = 0
+        async with client.stream("GET", f"{url}/events") as stream:
+            async for line in stream.aiter_lines():
+                seen += line.startswith("data: {")
+                if seen == 3:
+                    return seen
+        return seen
+
+    async def all_of_them() -> list[int]:
+        limits = httpx.Limits(max_connections=CLIENTS + 1)
+        async with httpx.AsyncClient(timeout=20, limits=limits) as client:
+            watching = [asyncio.create_task(watch(client)) for _ in range(CLIENTS)]
+            await asyncio.sleep(1)
+            assert (await client.get(f"{url}/healthz")).status_code == 200
+            return await asyncio.gather(*watching)
+
+    assert asyncio.run(all_of_them()) == [3] * CLIENTS
+
+
+def test_a_thousand_clients_that_never_read_their_events_do_not_keep_others_out(
+    stage: tuple[SyntheticRun, str],
+) -> None:
+    """They are more than a proxy's connections."""
+    _, url = stage
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    address, held = httpx.URL(url), []
+    try:
+        for _ in range(1010):
+            held.append(socket.create_connection((address.host, address.port), timeout=20))
+            held[-1].sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for path in ("/", "/status", "/healthz"):
+            until(lambda path=path: answers(url + path))
+    finally:
+        for client in held:
+            client.close()
+
+
+def answers(url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(url, timeout=10).status_code == 200
+    return False
+
+
+def test_ray_exports_every_metric_under_the_name_that_dashboards_use(
+    stage: tuple[SyntheticRun, str], local_serve: tuple[str, str]
+) -> None:
+    run, metrics = stage[0], local_serve[1]
+
+    def exported() -> set[str]:
+        with urllib.request.urlopen(metrics) as answer:
+            return set(re.findall(r"^(ray_hora_\w+)\{", answer.read().decode(), re.MULTILINE))
+
+    batch = 3
+
+    def complete() -> bool:
+        nonlocal batch
+        asyncio.run(run.generate(batch))
+        run.train(batch)
+        run.beat(batch + 1)
+        batch += 1
+        return exported() >= EXPORTED
+
+    until(complete, limit_s=60)
+    assert exported() == EXPORTED
+
+
+def test_a_half_sent_request_loses_its_connection(half_sent: Future[float]) -> None:
+    assert REQUEST_S - 1 < half_sent.result(60) < REQUEST_S + 20
+
+
+class Slow:
+    """A generator but for its engine."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    async def generate(self) -> int:
+        if self.now >= PLACES:
+            raise NoRoom("full")
+        self.now += 1
+        await asyncio.sleep(SECONDS)
+        self.now -= 1
+        return self.now
+
+    async def answer_roll_call(self) -> int:
+        return self.now
+
+
+@contextmanager
+def generators(kind: type, replicas: int, places: int, **routing: Any) -> Iterator[Any]:
+    """The handle of an application of `replicas` such generators behind the router."""
+    application = serve.deployment(
+        kind,
+        name="generator",
+        num_replicas=replicas,
+        max_ongoing_requests=places + RESERVED,
+        graceful_shutdown_wait_loop_s=0.1,
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER, **routing),
+        **ANYWHERE,
+    ).bind()
+    yield serve.run(application, name="routed", route_prefix=None)
+    serve.delete("routed")
+
+
+def test_a_call_to_all_replicas_does_not_wait_for_samples(local_serve: tuple[str, str]) -> None:
+    async def run() -> None:
+        async def ask(before: int) -> int:
+            return await handle.generate.remote()
+
+        asked = [
+            asyncio.create_task(retry(ask, "sampling", attempts=1, limit_s=60)) for _ in range(PLACES * 4)
+        ]
+        await asyncio.sleep(SECONDS / 2)  # all places are taken, the rest waits
+        began = time.monotonic()
+        running = await asyncio.to_thread(lambda: handle.broadcast("answer_roll_call").results(timeout_s=10))
+        assert running == [PLACES, PLACES]
+        assert time.monotonic() - began < SECONDS / 3
+        await asyncio.gather(*asked)
+
+    with generators(Slow, 2, PLACES) as handle:
+        asyncio.run(run())
+
+
+class Pinnable:
+    """A generator that may be pinned, and says which one it is. It refuses nothing."""
+
+    def __init__(self) -> None:
+        self.pinned, self.name = False, serve.get_replica_context().replica_id.unique_id
+
+    async def generate(self) -> str:
+        return self.name
+
+    async def pin(self, name: str) -> None:
+        self.pinned = self.name == name
+
+    async def record_routing_stats(self) -> dict[str, bool]:
+        return {PINNED: self.pinned}
+
+
+def test_a_pinned_replica_gets_its_own_requests_and_no_others(local_serve: tuple[str, str]) -> None:
+    async def ask(session: str = "", times: int = 24) -> set[str]:
+        options = handle.options(session_id=session) if session else handle
+        return {await options.generate.remote() for _ in range(times)}
+
+    async def until(session: str, names: set[str]) -> None:
+        deadline = time.monotonic() + 30
+        while await ask(session) != names:
+            assert time.monotonic() < deadline, (session, names)
+
+    async def pin(name: str) -> None:
+        await asyncio.to_thread(lambda: handle.broadcast("pin", name).results(timeout_s=10))
+
+    async def run() -> None:
+        await until("", names := await ask("", 60))
+        stays, other = sorted(names)
+        await pin(stays)
+        await until("", {other})
+        sessions = await asyncio.gather(*(ask(str(i), 2) for i in range(12)))
+        assert set.union(*sessions) == {other}, "its home is another one meanwhile"
+        assert await ask(only_on(stays)) == {stays}
+        assert await ask(only_on("gone")) == {other}, "which refuses it"
+        await pin("")
+        await until("", names)
+
+    with generators(Pinnable, 2, 12, request_routing_stats_period_s=ROUTING_S) as handle:
+        asyncio.run(run())
+
+
+class Named:
+    """A generator that says which replica it is."""
+
+    async def generate(self) -> str:
+        await asyncio.sleep(0.05)
+        return serve.get_replica_context().replica_id.unique_id
+
+
+def test_a_session_has_a_home_and_goes_elsewhere_while_it_is_full(local_serve: tuple[str, str]) -> None:
+    async def turns(session: str, n: int) -> list[str]:
+        return [await handle.options(session_id=session).generate.remote() for _ in range(n)]
+
+    async def run() -> None:
+        await asyncio.gather(*(turns("", 5) for _ in range(6)))  # loads of all replicas are known
+        # So few at a time that home has room for all, in bursts that Serve would hand out first come, first
+        # served.
+        homes = defaultdict(set)
+        for start in range(0, 24, 4):
+            sessions = [str(i) for i in range(start, start + 4)]
+            for name, seen in zip(
+                sessions, await asyncio.gather(*(turns(s, 6) for s in sessions)), strict=True
+            ):
+                homes[name] |= set(seen)
+        assert all(len(seen) == 1 for seen in homes.values()), homes
+        assert len(set.union(*homes.values())) == 3, "sessions are spread over the replicas"
+        crowd = await asyncio.gather(*(turns("crowd", 1) for _ in range(40)))
+        assert len({seen for one in crowd for seen in one}) > 1, "a full home keeps nobody waiting"
+
+    with generators(Named, 3, 12) as handle:
+        asyncio.run(run())
+
+
+def test_the_reason_why_a_run_does_not_begin_is_left_and_one_that_has_begun_is_not_ended(
+    local_serve: tuple[str, str], redis_url: str, tmp_path: Path
+) -> None:
+    """A learner elsewhere learns why, instead of waiting for a plan."""
+    client, old = connect(redis_url), b"what the one before gave up for"
+    for run, begun in (("no-data", False), ("begun", True)):
+        config, keys = config_of(run, data={"path": str(tmp_path / "gone.jsonl")}), Keys(run)
+        client.hset(keys.state, "error", old)
+        if begun:  # another coordinator may be doing it
+            client.hset(keys.plans, "0:0", "a plan")
+        application = serve.deployment(
+            Coordinator, name="coordinator", max_constructor_retry_count=1, **ANYWHERE
+        ).bind(config.model_dump(mode="json"), redis_url, {}, None)
+        with pytest.raises(RuntimeError):
+            serve.run(application, name=run, route_prefix=None)
+        reason = client.hget(keys.state, "error")
+        assert (b"gone.jsonl" in reason, reason == old) == (not begun, begun)
