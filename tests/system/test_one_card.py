@@ -1,18 +1,31 @@
-"""`hora run` on a machine with one card: generator and learner share it. The card is a resource that Ray was
-told of, so that placement and order are real and everything computes on the CPU."""
+"""`hora run` on a machine with one card, which generator and learner share or use in turn.
 
+Without a card Ray is told of one: placement and order are real, and everything computes on the CPU. What
+needs a real one is of `make test-gpu`, and says why it is skipped.
+"""
+
+import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.load import load
 from hora_rl.deploy.runs.audit_run import audit_run
 from tests.support.jsonl import lines
+from tests.system.conftest import SMALL, LiveRun
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+TURNS = {"generator.sleep": "step", "rollout.max_staleness": 0, "model.dtype": "bfloat16"}
+CACHE_GIB = 2.0
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs an NVIDIA GPU, this machine has none"
+)
 
 RUN = """
 import sys
@@ -31,18 +44,9 @@ run_local(load("tiny", sys.argv[1:]), resume=False, fresh=False)
 """
 
 
+@pytest.mark.slow
 def test_learner_and_replica_share_one_card(tmp_path: Path) -> None:
-    settings = {
-        "run.folder": tmp_path / "runs",
-        "run.name": "one",
-        "rollout.prompts_per_batch": 8,
-        "rollout.group_size": 6,
-        "rollout.pre_rollouts": 2,
-        "rollout.shards": 2,
-        "learner.steps": 3,
-        "evaluation.path": "null",
-        "telemetry.http_port": 0,
-    }
+    settings = {**SMALL, "run.folder": tmp_path / "runs", "run.name": "one", "learner.steps": 3}
     ran = subprocess.run(
         [sys.executable, "-c", RUN, *(f"{key}={value}" for key, value in settings.items())],
         capture_output=True,
@@ -58,3 +62,47 @@ def test_learner_and_replica_share_one_card(tmp_path: Path) -> None:
     steps = lines(run / "steps.jsonl")
     assert [s["step"] for s in steps] == [0, 1, 2]
     assert audit_run(run)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_an_engine_that_sleeps_frees_its_memory_and_wakes_with_its_weights() -> None:
+    from hora_rl.actors.generator.vllm_engine import Engine
+
+    room = {"generator.kv_cache_gib": CACHE_GIB, "generator.memory_utilization": 0.3}
+    config = load("tiny", [f"{key}={value}" for key, value in {**TURNS, **room}.items()])
+    prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
+
+    async def run() -> None:
+        engine = Engine(config)
+        try:
+            await engine.begin()
+            before = [c.tokens.tolist() for c in await engine.generate(prompt, 4, seed=1, temperature=1.0)]
+            checksum, free = await engine.checksum(), torch.cuda.mem_get_info()[0]
+            await engine.sleep()
+            assert torch.cuda.mem_get_info()[0] - free > 0.95 * CACHE_GIB * 2**30
+            await engine.wake()
+            assert await engine.checksum() == checksum
+            after = [c.tokens.tolist() for c in await engine.generate(prompt, 4, seed=1, temperature=1.0)]
+            assert after == before
+        finally:
+            engine.shutdown()
+
+    asyncio.run(run())
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.skipif(
+    torch.cuda.device_count() > 1,
+    reason=f"needs one NVIDIA GPU alone, of {torch.cuda.device_count()} each part would get some of its own",
+)
+@pytest.mark.parametrize("more", [{}, {"learner.lora.rank": 8}], ids=["full", "lora"])
+def test_generator_and_learner_take_turns(live_run: Callable[..., LiveRun], more: dict[str, object]) -> None:
+    live = live_run(4, **TURNS, **more)
+    live.finish(1100.0)
+    steps = lines(live.run / "steps.jsonl")
+    assert len(steps) == 4
+    assert all(s["time/sleep"] > 0 for s in steps)
+    assert max(s["drift"] for s in steps if "drift" in s) < 0.02
+    assert audit_run(live.run)
