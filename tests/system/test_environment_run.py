@@ -1,19 +1,22 @@
 """The smallest environment over the whole stack: the tiny model learns to guess, a replica of environments is
-killed meanwhile, the audit finds nothing, and the run is evaluated in episodes."""
+killed meanwhile, the audit finds nothing, and the run is evaluated in episodes. It learns an environment of
+the library `verifiers` too."""
 
 import json
 import random
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from hora_rl.deploy.verifiers_rows import app
 from hora_rl.evaluation.results import read_result
 from tests.support.jsonl import lines
-from tests.system.conftest import HORA, PARTS, LiveRun
+from tests.support.verifiers_python import PYTHON, ROOT, needs_verifiers
+from tests.system.conftest import PARTS, PORTS_WITHOUT_A_SETTING, LiveRun, hora, options
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 STEPS, EVERY, SAMPLES = 8, 4, 16
@@ -39,7 +42,7 @@ def assert_episodes(folder: Path, step: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> LiveRun:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     folder = tmp_path_factory.mktemp("guess")
     run = LiveRun(
         folder,
@@ -60,6 +63,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> LiveRun:
     try:
         run.start()
         run.until(2)
+        assert run.open_ports() <= PORTS_WITHOUT_A_SETTING
         run.kill("environment", random.Random(0))
         run.finish()
         yield run
@@ -67,8 +71,39 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> LiveRun:
         run.end()
 
 
-def test_hits_rise(finished: LiveRun) -> None:
-    success = [s["success"] for s in lines(finished.run / "steps.jsonl")]
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
+    """A game of several turns of the library `verifiers` that knows nothing of us."""
+    folder = tmp_path_factory.mktemp("library")
+    example = str(ROOT / "examples/verifiers_guess.yaml")
+    settings = {
+        "data.path": folder / "rows.jsonl",
+        "model.path": ROOT / "deploy/demo/model",
+        "environment.verifiers.python": PYTHON,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT / "examples"))
+        done = CliRunner().invoke(app, [example, *options(settings)], catch_exceptions=False)
+        assert done.stdout.endswith("rows.jsonl: 42 rows\n"), done.output
+        run = LiveRun(folder, 12, preset=example, **settings)
+        try:
+            run.start()
+            run.finish()
+            yield run
+        finally:
+            run.end()
+
+
+@pytest.fixture(
+    params=["finished", pytest.param("library", marks=[pytest.mark.slow, needs_verifiers])], scope="module"
+)
+def either(request: pytest.FixtureRequest) -> LiveRun:
+    run: LiveRun = request.getfixturevalue(request.param)
+    return run
+
+
+def test_hits_rise(either: LiveRun) -> None:
+    success = [s["success"] for s in lines(either.run / "steps.jsonl")]
     print("success by step:", [round(s, 2) for s in success])
     assert np.mean(success[-3:]) > success[0] + 0.05
 
@@ -81,8 +116,9 @@ def test_the_audit_is_clean_after_a_replica_was_killed(finished: LiveRun) -> Non
         assert sum(g["size"] for g in groups if g["batch"] == batch) == 28 * 16
 
 
-def test_generator_and_learner_agree_on_every_turn(finished: LiveRun) -> None:
-    steps = lines(finished.run / "steps.jsonl")
+def test_generator_and_learner_agree_on_every_turn(either: LiveRun) -> None:
+    either.assert_exact()
+    steps = lines(either.run / "steps.jsonl")
     drifts = [s["drift"] for s in steps if "drift" in s]
     assert drifts
     assert max(drifts) < 1e-4, "float32 on both sides: the same context, or log-probs would differ"
@@ -113,19 +149,8 @@ def test_the_run_is_evaluated_in_episodes_before_between_and_after(finished: Liv
 
 @pytest.mark.slow
 def test_hora_eval_plays_episodes_with_a_finished_model(finished: LiveRun, tmp_path: Path) -> None:
-    settings = [
-        "--samples",
-        str(SAMPLES),
-        "--k",
-        "1,16",
-        "--out",
-        str(tmp_path),
-        "-s",
-        "telemetry.http_port=0",
-    ]
-    ask = [HORA, "eval", str(finished.run / "model"), "--benchmark", str(numbers(tmp_path)), *settings]
-    done = subprocess.run(ask, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr
+    asked = ("--benchmark", numbers(tmp_path), "--samples", SAMPLES, "--k", "1,16", "--out", tmp_path)
+    hora("eval", finished.run / "model", *asked, "-s", "telemetry.http_port=0")
     assert_episodes(tmp_path, STEPS)
 
 
