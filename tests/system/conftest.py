@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 from hora_rl.deploy.machine.signals import GRACE_S
 from hora_rl.deploy.runs.audit_run import audit_run
 from hora_rl.evaluation.rollout_table import read_rollouts
+from tests.support.browser import Browser
 from tests.support.cluster import Cluster
 
 HORA = str(Path(sys.executable).with_name("hora"))
@@ -311,3 +312,16 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield made
     finally:
         made.end()
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Callable[..., Browser]]:
+    """`tab(url, **how)`: a tab of a browser, which is closed with the test file."""
+    with ExitStack() as closing:
+
+        def opened(url: str, **how: Any) -> Browser:
+            browser = Browser(url, **how)
+            closing.callback(browser.close)
+            return browser
+
+        yield opened

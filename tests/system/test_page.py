@@ -72,7 +72,7 @@ Stage = tuple[SyntheticRun, Server, Opens]
 
 
 @pytest.fixture(scope="module")
-def stage(redis_url: str) -> Iterator[Stage]:
+def stage(redis_url: str, tab: Opens) -> Iterator[Stage]:
     """A run with thirty steps behind it, its server, and a function that opens the page. The last test that
     takes it ends the run."""
     run = SyntheticRun(redis_url, config_of("staged", rollout={"prompts_per_batch": 16, "shards": 2}))
@@ -81,16 +81,13 @@ def stage(redis_url: str) -> Iterator[Stage]:
     coordinator = threading.Thread(target=sample_until, args=(run, ended))
     coordinator.start()
     server = Server(redis_url, "staged")
-    browsers: list[Browser] = []
 
     def page(**how: Any) -> Browser:
-        browsers.append(Browser(server.url, **how))
-        until(lambda: browsers[-1].js("document.querySelectorAll('#charts canvas').length") >= 7, 20)
-        return browsers[-1]
+        browser = tab(server.url, **how)
+        until(lambda: browser.js("document.querySelectorAll('#charts canvas').length") >= 7, 20)
+        return browser
 
     yield run, server, page
-    for browser in browsers:
-        browser.close()
     server.kill()
     ended.set()
     coordinator.join()
@@ -250,12 +247,12 @@ def test_a_page_of_a_run_that_has_ended_says_so_when_its_server_is_gone(
 
 
 def test_a_button_that_cannot_work_is_not_shown_and_a_finished_run_is_not_silent(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, tab: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = SyntheticRun(redis_url, config_of("over", learner={"steps": 3}))
     play(run, 2)
     server = Server(redis_url, "over", token=None)
-    browser = Browser(server.url)
+    browser = tab(server.url)
     try:
         hidden = "document.getElementById('pause').hidden"
         step = "document.getElementById('step')?.textContent"
@@ -274,18 +271,16 @@ def test_a_button_that_cannot_work_is_not_shown_and_a_finished_run_is_not_silent
         assert "silent" not in browser.js(shown)
         assert "the run has finished" in browser.js("document.getElementById('learner').textContent")
     finally:
-        browser.close()
         server.kill()
 
 
-def test_what_cannot_be_read_is_a_sentence_on_the_page(redis_url: str) -> None:
+def test_what_cannot_be_read_is_a_sentence_on_the_page(redis_url: str, tab: Opens) -> None:
     server = Server(redis_url, "nowhere", healthy=False)
-    browser = Browser(server.url)
+    browser = tab(server.url)
     try:
         said = "document.getElementById('warnings')?.textContent ?? ''"
         until(lambda: "knows no run 'nowhere'" in browser.js(said), 20)
         assert browser.js("document.getElementById('status')?.textContent") == "no snapshot"
         assert browser.errors == []
     finally:
-        browser.close()
         server.kill()

@@ -1,26 +1,23 @@
 """The page "Rollouts" in headless Chromium: filters, one prompt over training, and hostile model output."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from hora_rl.deploy.machine.ports import free_port
-from hora_rl.deploy.machine.record import RunFile, write_config
-from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.learner.rollout_writer import Texts
 from tests.support.browser import Browser, needs_chromium, until
 from tests.support.rollouts import SOURCES, write_rollouts
-from tests.support.synthetic_run import SyntheticRun, config_of, play
+from tests.support.synthetic_run import write_ended
+from tests.system.conftest import HORA
 
 pytestmark = [pytest.mark.system, needs_chromium, pytest.mark.timeout(180)]
-HORA = str(Path(sys.executable).with_name("hora"))
 HOSTILE = (
     "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"></pre>"
     "\x1b[2J\x07\u202egnp.exe\u2066\u200b\u2028\U000e0041\x9b31m &amp; \ud7ff"
@@ -28,51 +25,30 @@ HOSTILE = (
 
 
 def ended_run(folder: Path, *settings: str) -> Path:
-    """The folder of a run that has ended, with a Redis and four steps of four prompts."""
+    """The folder of a run that has ended, with a Redis and rollouts of four steps of four prompts."""
     run = folder / "over"
-    config = config_of("over", learner={"steps": 4})
-    with RedisServer(run / "redis") as server:
-        play(SyntheticRun(server.url, config), 4)
-    write_config(run, config)
-    RunFile(run).start("over", os.getpid(), resume="hora run over --resume")
-    RunFile(run).end("finished", "")
+    write_ended(run)
     write_rollouts(run, *settings, steps=4, prompts=4)
     return run
 
 
-class Page:
-    """`hora monitor RUN --page` and a tab on its rollouts."""
-
-    def __init__(self, run: Path) -> None:
-        self.port = free_port()
-        command = [HORA, "monitor", str(run), "--page", "--port", str(self.port)]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.browsers: list[Browser] = []
-
-    def open(self, query: str = "") -> Browser:
-        url = f"http://127.0.0.1:{self.port}/rollouts"
-        until(lambda: urllib.request.urlopen(url, timeout=5).status == 200, 60)
-        self.browsers.append(Browser(url + query))
-        return self.browsers[-1]
-
-    def close(self) -> None:
-        for browser in self.browsers:
-            browser.close()
-        self.process.send_signal(signal.SIGINT)
-        self.process.wait(30)
-
-
 @pytest.fixture
-def page_of() -> Iterator:
-    made: list[Page] = []
+def page_of(tab: Callable[..., Browser]) -> Iterator[Callable[..., Browser]]:
+    """`page_of(run, query)`: a tab on the rollouts of `hora monitor RUN --page`."""
+    with ExitStack() as ending:
 
-    def make(run: Path) -> Page:
-        made.append(Page(run))
-        return made[-1]
+        def opened(run: Path, query: str = "") -> Browser:
+            port = free_port()
+            url = f"http://127.0.0.1:{port}/rollouts"
+            command = [HORA, "monitor", str(run), "--page", "--port", str(port)]
+            process = ending.enter_context(
+                subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            )
+            ending.callback(process.send_signal, signal.SIGINT)
+            until(lambda: urllib.request.urlopen(url, timeout=5).status == 200, 60)
+            return tab(url + query)
 
-    yield make
-    for page in made:
-        page.close()
+        yield opened
 
 
 PROBLEM = "document.getElementById('problem')?.textContent ?? ''"
@@ -90,7 +66,7 @@ def choose(browser: Browser, **values: str) -> None:
 
 
 def test_filters_and_one_prompt_over_training_of_a_run_that_has_ended(tmp_path: Path, page_of) -> None:
-    browser = page_of(ended_run(tmp_path, SOURCES)).open()
+    browser = page_of(ended_run(tmp_path, SOURCES))
     until(lambda: len(keys(browser)) == 32, 20)
     assert keys(browser)[0] == "3 3:0 0"
     offered = "JSON.stringify([...document.getElementById('form').source.options].map(o => o.value))"
@@ -121,21 +97,15 @@ def test_filters_and_one_prompt_over_training_of_a_run_that_has_ended(tmp_path: 
 def test_hostile_model_output_stays_text(tmp_path: Path, page_of, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Texts, "completion", lambda self, rollout: HOSTILE)
     monkeypatch.setattr(Texts, "prompt", lambda self, tokens: HOSTILE)
-    browser = page_of(ended_run(tmp_path)).open("?prompt=1&view=over")
+    browser = page_of(ended_run(tmp_path), "?prompt=1&view=over")
     until(lambda: len(keys(browser)) == 8, 20)
     assert browser.js("document.title") == "HORA rollouts"
     assert browser.js("document.querySelectorAll('#rows script, #rows img').length") == 0
     shown = browser.js("document.querySelector('article pre').textContent")
-    assert shown == (
-        HOSTILE.replace("\x1b", "\\x1b")
-        .replace("\x07", "\\x07")
-        .replace("\u202e", "\\u202e")
-        .replace("\u2066", "\\u2066")
-        .replace("\u200b", "\\u200b")
-        .replace("\u2028", "\\u2028")
-        .replace("\U000e0041", "\\U000e0041")
-        .replace("\x9b", "\\x9b")
-    )
+    said = HOSTILE
+    for sign in "\x1b\x07\u202e\u2066\u200b\u2028\U000e0041\x9b":
+        said = said.replace(sign, sign.encode("unicode_escape").decode())
+    assert shown == said
     hidden = "/[\\p{Cc}\\p{Cf}\\p{Zl}\\p{Zp}]/u"
     assert (
         browser.js(f"{hidden}.test(document.querySelector('#rows').textContent.replace(/[\\n\\t]/g, ''))")
@@ -148,6 +118,6 @@ def test_what_cannot_be_read_is_a_sentence_on_the_page(tmp_path: Path, page_of) 
     run = ended_run(tmp_path)
     for path in (run / "rollouts").iterdir():
         path.write_bytes(b"PAR1 no more")
-    browser = page_of(run).open()
+    browser = page_of(run)
     until(lambda: "not a file of rollouts" in browser.js(PROBLEM), 20)
     assert browser.errors == []
