@@ -71,19 +71,9 @@ class Machine:
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}\n")
         script = "set -e" + SET_UP.format(name=self.name, folder=self.folder, python=sys.executable)
         with (self.folder / "init.log").open("wb") as log:
+            new = ["unshare", *SEPARATE, "--fork", "--kill-child", "--mount-proc"]
             holder = subprocess.Popen(
-                [
-                    "unshare",
-                    *SEPARATE,
-                    "--fork",
-                    "--kill-child",
-                    "--mount-proc",
-                    "sh",
-                    "-c",
-                    script,
-                    "sh",
-                    INIT,
-                ],
+                [*new, "sh", "-c", script, "sh", INIT],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 
-def until(check: Callable[[], Any], why: Callable[[], str] = str, limit_s: float = 30.0) -> Any:
-    """The first true value of `check()`. Fails with `why()` after `limit_s`."""
+def until(
+    check: Callable[[], Any], why: Callable[[], str] = str, limit_s: float = 30.0, every_s: float = 0.02
+) -> Any:
+    """The first true value of `check()`, asked for every so often. Fails with `why()` after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not (value := check()):
         assert time.monotonic() < deadline, f"not within {limit_s} s: {why()}"
-        time.sleep(0.02)
+        time.sleep(every_s)
     return value
 
 

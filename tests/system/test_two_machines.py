@@ -7,7 +7,6 @@ take longer to start. Needs root.
 
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Part
 from tests.support.machines import Machine, private_network, why_not
 from tests.support.pages import blocks
+from tests.support.ports import until
+from tests.system.conftest import runs
 
 PAGE = "docs/how-to/run-on-several-machines.md"
 STEPS = 5000  # more than the test waits for
@@ -55,7 +56,7 @@ class Cluster:
 
     def start_redis(self) -> None:
         self.server = self.head.begin(self.redis.strip(), "redis.log")
-        _until("Redis", lambda: "export HORA_REDIS_URL=" in self.head.said("redis.log"), 60)
+        until(lambda: "export HORA_REDIS_URL=" in self.head.said("redis.log"), limit_s=60)
         self.head.run(self.password)
 
     def start_training(self) -> None:
@@ -92,13 +93,13 @@ class Cluster:
     def until(self, what: str, holds: Callable[[], bool], limit_s: float = 600.0) -> None:
         def said() -> str:
             shown = [(p.name, p.state["host"], p.state.get("version")) for p in self.generators()]
-            return f"{shown}\n{self.head.said('train.log')[-3000:] if self.learner else ''}"
+            return f"{what}\n{shown}\n{self.head.said('train.log')[-3000:] if self.learner else ''}"
 
         def holds_while_alive() -> bool:
-            assert self.learner is None or _runs(self.learner), said()
+            assert self.learner is None or runs(self.learner), said()
             return holds()
 
-        _until(what, holds_while_alive, limit_s, said)
+        until(holds_while_alive, said, limit_s, every_s=0.5)
 
     def steps_more(self, n: int) -> None:
         at = self.step()
@@ -108,24 +109,8 @@ class Cluster:
         assert self.learner is not None
         self.learner.send_signal(signal.SIGINT)
         self.learner, learner = None, self.learner
-        _until("the learner's end", lambda: not _runs(learner), 120)
+        until(lambda: not runs(learner), limit_s=120)
         assert f"resume with: hora train {self.shared}/runs/two/config.yaml" in self.head.said("train.log")
-
-
-def _until(
-    what: str, holds: Callable[[], bool], limit_s: float, said: Callable[[], str] = lambda: ""
-) -> None:
-    deadline = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline, f"{what}\n{said()}"
-        time.sleep(0.5)
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture
@@ -212,5 +197,5 @@ def test_two_machines_train_scale_survive_a_loss_resume_and_stop_as_the_page_say
         cluster.do(machine, cluster.stop_ray)
     assert cluster.server is not None
     cluster.server.send_signal(signal.SIGINT)
-    _until("nothing left", lambda: not [p for p in head.processes() + other.processes() if _runs(p)], 120)
+    until(lambda: not [p for p in head.processes() + other.processes() if runs(p)], limit_s=120, every_s=0.5)
     assert (cluster.shared / "runs" / "two" / "steps.jsonl").read_bytes().count(b"\n") >= done + 3
