@@ -213,9 +213,9 @@ def test_a_scaling_that_hora_does_not_do_is_refused(tmp_path: Path, settings: di
 
 @pytest.mark.system
 def test_two_processes_divide_one_batch_and_have_the_gradient_of_one(tmp_path: Path) -> None:
-    """tests/support/trl_ranks.py asserts that, in both."""
+    """tests/examples/trl_ranks.py asserts that, in both."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.trl_ranks", str(tmp_path)],
+        [sys.executable, "-m", "tests.examples.trl_ranks", str(tmp_path)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

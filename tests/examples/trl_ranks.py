@@ -1,4 +1,4 @@
-"""TRL with HORA in two processes on the CPU: `python -m tests.support.trl_ranks FOLDER` asserts in both."""
+"""TRL with HORA in two processes on the CPU: `python -m tests.examples.trl_ranks FOLDER` asserts in both."""
 
 from __future__ import annotations
 
