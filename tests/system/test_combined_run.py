@@ -21,7 +21,7 @@ from hora_rl.learner.lora import merge
 from tests.support.jsonl import lines
 from tests.system.conftest import LiveRun, hora
 
-STEPS, PROMPTS, GROUP = 5, 24, 12
+STEPS, PROMPTS, GROUP = 4, 24, 12
 SETTINGS = {
     "rollout.prompts_per_batch": PROMPTS,
     "rollout.group_size": GROUP,

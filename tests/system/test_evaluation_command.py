@@ -17,7 +17,7 @@ from hora_rl.evaluation.benchmarks import find_benchmark
 from tests.support.jsonl import samples
 from tests.system.conftest import HORA, hora, options, runs
 
-SAMPLES, SUMS, CONTESTS = 24, 40, 2
+SAMPLES, SUMS, CONTESTS = 16, 30, 2
 SETTINGS = {
     "rollout.max_prompt_tokens": 384,
     "rollout.max_response_tokens": 64,

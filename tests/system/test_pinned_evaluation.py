@@ -22,7 +22,7 @@ from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.support.cluster import Cluster
 from tests.support.jsonl import samples
 
-STEPS, EVERY, PROMPTS, SAMPLES = 36, 12, 8, 64
+STEPS, EVERY, PROMPTS, SAMPLES = 27, 9, 8, 64
 STEPS_DUE = (EVERY, 2 * EVERY)
 SETTINGS = {
     "generator.replicas": 2,

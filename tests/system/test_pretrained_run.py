@@ -62,7 +62,7 @@ def test_an_adapter_under_the_chat_template_is_stopped_and_resumed(
 ) -> None:
     chat = {"data.chat": True, "data.template": "'{problem} ='", "rollout.stop": [], "learner.lora.rank": 8}
     chat |= {"data.path": "arithmetic:1-1:spaced", "data.limit": 60, "reward.answer": "lenient"}  # has hits
-    live = live_run(3, **SHORT, **chat, **{"rollout.max_response_tokens": 24, "learner.lora.alpha": 16})
+    live = live_run(2, **SHORT, **chat, **{"rollout.max_response_tokens": 24, "learner.lora.alpha": 16})
     live.until(1)
     live.interrupt()
     live.stopped()

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from hora_rl.deploy.cli import app
 from tests.support.jsonl import lines
-from tests.system.conftest import hora, options
+from tests.system.conftest import hora
 
 PROMPTS, SAMPLES = 100, 16
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 def test_counts_of_this_machine_become_a_plan(tmp_path: Path) -> None:
     out = tmp_path / "counts.jsonl"
     asked = ("--prompts", PROMPTS, "--samples", SAMPLES, "--out", out)
-    done = hora("sample", "tiny", *asked, *options({"telemetry.http_port": 0, "generator.replicas": 2}))
+    done = hora("sample", "tiny", *asked, "-s", "telemetry.http_port=0")
     assert f"hora plan {out}" in done.stdout.replace("\n", "")
     counts = lines(out)
     assert len({r["id"] for r in counts}) == PROMPTS
