@@ -19,9 +19,12 @@ demo: setup
 test: test-fast
 	$(BIN)/pytest -m "core and not slow" -q
 
-# Everything but what is slow, kills parts at random, or needs a GPU.
+# Everything but what is slow, kills parts at random, or needs a GPU. What starts no stack runs two at a time.
+REST := system and not core and not slow and not gpu
+WITHOUT_STACK := tests/common tests/deploy tests/evaluation tests/examples research/tests
 test-all: test
-	$(BIN)/pytest -m "system and not core and not slow and not gpu" -q
+	$(BIN)/pytest -m "$(REST)" -n 2 -q $(WITHOUT_STACK)
+	$(BIN)/pytest -m "$(REST)" -q $(addprefix --ignore=,$(WITHOUT_STACK))
 
 test-fast: setup
 	$(BIN)/pytest -m "not system and not slow and not gpu" -n 2 -q
