@@ -14,6 +14,8 @@ import random
 import resource
 import sys
 import time
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +31,10 @@ LENGTH_MARKS = bytes([0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xD9, 0xDA, 0xDB, 0xDC
 def sample_group() -> Group:
     """Four rollouts of a dozen tokens: small, so that most damage hits structure, not buffers."""
     spans, rewards = (VersionSpan(3, 0, 5), VersionSpan(4, 5, 12)), {"accuracy": 1.0, "format": 0.0}
-    made = {"logprobs": -np.linspace(0.0, 2.0, 12, dtype=np.float32), "spans": spans, "rewards": rewards}
-    rollouts = [rollout(np.arange(12), phase="A" if i < 2 else "B", **made) for i in range(4)]
-    names = {"run": "run", "tokenizer": "tok", "rule": "hit_utility", "prior": (1.0, 1.5)}
+    logprobs = -np.linspace(0.0, 2.0, 12, dtype=np.float32)
+    made = partial(rollout, np.arange(12), logprobs=logprobs, spans=spans, rewards=rewards)
+    rollouts = [made(phase=phase) for phase in ("A", "A", "B", "B")]
+    names: dict[str, Any] = {"run": "run", "tokenizer": "tok", "rule": "hit_utility", "prior": (1.0, 1.5)}
     return group(17, rollouts, prompt=[7, 8], epoch=2, batch=5, shard=1, pre_rollouts=2, **names)
 
 

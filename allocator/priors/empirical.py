@@ -41,7 +41,7 @@ def fit_beta(successes: Int, trials: Int, times: Int | None = None) -> tuple[flo
 def _exceeding(successes: Int, trials: Int, weight: Float) -> list[Float]:
     """Total weight of the successes, failures and trials above j = 0, 1, …, each (J,)."""
     counted = (np.bincount(values, weights=weight) for values in (successes, trials - successes, trials))
-    return [np.cumsum(each[::-1])[::-1][1:] for each in counted]
+    return [np.cumsum(each[::-1], dtype=np.float64)[::-1][1:] for each in counted]
 
 
 def _log_likelihood(ab: Float, hits: Float, misses: Float, all_: Float) -> Float:

@@ -32,7 +32,7 @@ from vllm.utils.nccl import unpinned_nccl_env
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.telemetry import beats
-from hora_rl.common.weights.member_group import PackedGroup, member_group
+from hora_rl.common.weights.member_group import Backend, PackedGroup, member_group
 from hora_rl.learner.weights.broadcast import BroadcastClient, Confirmation
 from hora_rl.learner.weights.host_copy import Snapshot
 
@@ -154,7 +154,7 @@ class TransferGroup:
         with ThreadPoolExecutor(max_workers=1) as aside:
             joined = aside.submit(self._broadcast.join, place, members, self._name)
             with unpinned_nccl_env() if self._nccl else nullcontext():
-                backend = "nccl" if self._nccl else "gloo"
+                backend: Backend = "nccl" if self._nccl else "gloo"
                 self._group = member_group(backend, store, 0, world, join, limit, address)
             joined.result()
         log.info("transfer group formed", replicas=len(members), world=world)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from hora_rl.common.types import Completion, FinishReason, Group, Phase, Rollout, Tokens, Turn, VersionSpan
+from hora_rl.common.types import Completion, FinishReason, Group, Phase, Rollout, Turn, VersionSpan
 
 
 def rollout(
-    tokens: Sequence[int] | Tokens = (1, 1, 1),
+    tokens: Sequence[int] | np.ndarray = (1, 1, 1),
     *,
     logprobs: Sequence[float] | np.ndarray | float = -1.0,
     finish_reason: FinishReason = "stop",
@@ -40,7 +40,7 @@ def rollout(
 
 
 def completion(
-    tokens: Sequence[int] | Tokens = (1,),
+    tokens: Sequence[int] | np.ndarray = (1,),
     text: str = "x",
     finish_reason: FinishReason = "stop",
     version: int = 0,
@@ -55,13 +55,14 @@ def group(
     index: int = 0,
     rollouts: Sequence[Rollout] | None = None,
     *,
-    prompt: Sequence[int] | Tokens = (1, 1),
+    prompt: Sequence[int] | np.ndarray = (1, 1),
     **fields: Any,
 ) -> Group:
     """The group of prompt `index`, with these further `fields`; by default one successful rollout of each
     phase."""
-    plain = {"run": "r", "epoch": 0, "batch": 0, "shard": 0, "rule": "uniform", "prior": (1.0, 1.0)}
-    plain |= {"tokenizer": "t", "pre_rollouts": 1, "prompt_tokens": np.asarray(prompt, np.int32)}
+    plain: dict[str, Any] = {"run": "r", "epoch": 0, "batch": 0, "shard": 0, "rule": "uniform"}
+    plain |= {"prior": (1.0, 1.0), "tokenizer": "t", "pre_rollouts": 1}
+    plain["prompt_tokens"] = np.asarray(prompt, np.int32)
     own = (rollout(), rollout(phase="B")) if rollouts is None else tuple(rollouts)
     return Group(prompt_index=index, rollouts=own, **(plain | fields))
 

@@ -13,9 +13,8 @@ SHAPES = {
 }
 """Of Qwen2.5, as `shape_of` takes them."""
 
-
-NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-NAMES += ("num_key_value_heads", "tie_word_embeddings")
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+NAMES = (*SIZES, "num_attention_heads", "num_key_value_heads", "tie_word_embeddings")
 
 
 def shape_of(*sizes: int, **more: Any) -> Qwen2Config:
