@@ -7,32 +7,42 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray import serve
 
 from hora_rl.actors.verifier.deployment import Verifier
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
-from tests.support.local_serve import local_serve
 
 RUN = "judged"
 
 
 @pytest.fixture(scope="module")
 def handle(redis_url: str) -> Iterator[Any]:
-    config = {
-        "run": {"name": RUN},
-        "model": {"path": "m"},
-        "data": {"path": "d"},
-        "reward": {"time_limit_s": 1.0},
-        "verifier": {"processes": 1},
-    }
-    deployment = serve.deployment(
-        Verifier, name="verifier", ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=100
-    )
-    with local_serve():
-        app = deployment.bind(Config.model_validate(config).model_dump(mode="json"), redis_url)
-        yield serve.run(app, name="verifier-test", route_prefix=None)
+    started = not ray.is_initialized()
+    if started:
+        ray.init(num_cpus=2, include_dashboard=False)
+    try:
+        config = {
+            "run": {"name": RUN},
+            "model": {"path": "m"},
+            "data": {"path": "d"},
+            "reward": {"time_limit_s": 1.0},
+            "verifier": {"processes": 1},
+        }
+        deployment = serve.deployment(
+            Verifier, name="verifier", ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=100
+        )
+        yield serve.run(
+            deployment.bind(Config.model_validate(config).model_dump(mode="json"), redis_url),
+            name="verifier-test",
+            route_prefix=None,
+        )
+    finally:
+        serve.shutdown()
+        if started:
+            ray.shutdown()
 
 
 def workers() -> list[str]:
