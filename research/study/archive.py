@@ -31,13 +31,13 @@ from research.study.cells import Study, cells, config_of, load_study
 from research.study.curve_sources import CURVES
 
 KEPT = (
-    *("step", "prompt_index", "p", "successes", "rounds", "round_hits", "tokens"),
+    *("step", "prompt_index", "p", "successes", "rounds", "round_hits"),
     *("prior_alpha", "prior_beta"),
 )
 """Columns of groups that others do not follow from: a group's size is G0 + Σ rounds, its hits are
 successes + Σ round_hits."""
 DIGITS = 5
-DIGITS_OF = {"p": 3, "success": 3}
+DIGITS_OF = {"p": 3, "success": 3, "prior_alpha": 3, "prior_beta": 3}
 """Significant digits, by key: of success rates there are over a thousand a cell."""
 DRAWS = 4
 MOST_ARMS = 4
