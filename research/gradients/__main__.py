@@ -7,10 +7,11 @@
 Each step continues where it was interrupted. `report` takes the scores that are there; without OUT it draws
 the page of results again from its archive. Sizes are in `design.yaml`. For your own model and problems:
 
-    hora eval mine.yaml --samples 96
-    python -m research.gradients bank OUT --of mine.yaml --samples evaluations/….samples.jsonl
+    hora eval MODEL --config mine.yaml --benchmark held-out.jsonl --samples 96
+    python -m research.gradients bank OUT --config mine.yaml --benchmark held-out.jsonl \\
+        --samples evaluations/held-out-step0.samples.jsonl
 
-makes the bank from the held-out problems, and OUT/design.yaml, whose sizes can be edited.
+makes the bank and OUT/design.yaml, whose sizes can be edited. `rollout.temperature` should be 1.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from research.gradients.design import load, save_own
 RESULTS = Path("research/results")
 
 
-def own_bank(out: Path, samples: Path, config: Config) -> None:
+def own_bank(out: Path, samples: Path, config: Config, benchmark: str) -> None:
     """The bank of a model and problems of one's own, with a design that claims nothing."""
-    found, rollout = bank.of_samples(samples, config), config.rollout
+    found, rollout = bank.of_samples(samples, config, benchmark), config.rollout
     design = load().but(question=[], confirms=[], refutes=[], limits=[], model=config.model.path)
     design = design.but(group_size=rollout.group_size, pre_rollouts=rollout.pre_rollouts)
     save_own(out, design)
@@ -46,7 +47,8 @@ def main() -> None:
     )
     parser.add_argument("step", choices=("bank", "scores", "report"))
     parser.add_argument("out", type=Path, nargs="?")
-    parser.add_argument("--of", help="configuration whose held-out problems the samples are of")
+    parser.add_argument("--config", help="configuration of the samples")
+    parser.add_argument("--benchmark", help="problems of the samples")
     parser.add_argument("--samples", type=Path, help="sample file of `hora eval`")
     given = parser.parse_args()
     design = load(given.out)
@@ -60,7 +62,7 @@ def main() -> None:
         parser.error(f"{given.step} needs OUT, the folder of the study")
     given.out.mkdir(parents=True, exist_ok=True)
     if given.step == "bank" and given.samples:
-        own_bank(given.out, given.samples, load_config(given.of))
+        own_bank(given.out, given.samples, load_config(given.config), given.benchmark)
         return
     folder = model_folder(design.model)
     obtain(folder)

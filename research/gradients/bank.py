@@ -19,9 +19,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hora_rl.common.answers import load_extract
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
-from hora_rl.common.data.rewards import usable_held_out
 from hora_rl.common.errors import ConfigError
-from hora_rl.deploy.launch.evaluation import prompts
+from hora_rl.deploy.launch.evaluation import load_benchmark
+from hora_rl.evaluation.benchmarks import find_benchmark
 from hora_rl.evaluation.samples import fingerprint
 from research.gradients.design import Design
 
@@ -87,18 +87,18 @@ def fill(folder: Path, design: Design, model: PreTrainedModel, tokenizer: PreTra
         print(f"prompt {i}: {sum(right)} of {len(right)} right", flush=True)
 
 
-def of_samples(file: Path, config: Config) -> list[Sampled]:
-    """The held-out prompts of `config` with the completions of a sample file of `hora eval`.
+def of_samples(file: Path, config: Config, benchmark: str) -> list[Sampled]:
+    """The prompts of `benchmark` under `config` with the completions of a sample file of `hora eval`.
 
     Texts are tokenized again, which may split one differently than the model wrote it. Raises ConfigError
     where the file has other prompts.
     """
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    asked = prompts(config, config.evaluated.data, usable_held_out(config), Console())
+    asked = load_benchmark(config, find_benchmark(benchmark), Console())
     with file.open(encoding="utf-8") as lines:
         header, *samples = map(json.loads, lines)
     if header["problems"] != fingerprint(asked):
-        raise ConfigError(f"{file}: its prompts are not the held-out ones of {config.run.name}")
+        raise ConfigError(f"{file}: its prompts are not those of {benchmark} under {config.run.name}")
     found = {p.index: Sampled(p.text, 0, p.tokens.tolist(), [], []) for p in asked}
     for sample in samples:
         end = [tokenizer.eos_token_id] if sample["finish_reason"] == "stop" else []

@@ -12,10 +12,10 @@ import torch
 from rich.console import Console
 
 from hora_rl.common.data.prompts import load_tokenizer
-from hora_rl.common.data.rewards import usable_held_out
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load as load_config
-from hora_rl.deploy.launch.evaluation import prompts
+from hora_rl.deploy.launch.evaluation import load_benchmark
+from hora_rl.evaluation.benchmarks import find_benchmark
 from hora_rl.evaluation.samples import Sample, append, open_samples
 from research.gradients import bank, report, scores
 from research.gradients.__main__ import own_bank
@@ -99,13 +99,14 @@ def test_word_problems_differ_and_are_judged_by_the_last_answer() -> None:
 
 
 def test_a_bank_of_ones_own_has_the_prompts_and_completions_of_hora_eval(tmp_path: Path) -> None:
-    config = load_config("tiny")
-    asked = prompts(config, config.evaluated.data, usable_held_out(config), Console())
+    config, problems = load_config("tiny"), tmp_path / "problems.jsonl"
+    problems.write_text("".join(f'{{"problem": "{i} + 1", "answer": "{i + 1}"}}\n' for i in range(3)))
+    asked = load_benchmark(config, find_benchmark(str(problems)), Console())
     file = tmp_path / "arithmetic.samples.jsonl"
     list(open_samples(file, {}, asked))
     made = [Sample(i, k, 0, f"{k}", 1, "stop", (0, 0), {}, k < 9) for i in (0, 1) for k in range(18)]
     append(file, [asdict(s) for s in made])
-    own_bank(tmp_path, file, config)
+    own_bank(tmp_path, file, config, str(problems))
     found, tokenizer = bank.read(tmp_path), load_tokenizer(config.model.path)
     assert [p.prompt for p in found] == [p.tokens.tolist() for p in asked[:2]]
     assert found[1].completions[12] == [*tokenizer("12").input_ids, tokenizer.eos_token_id]
@@ -114,8 +115,8 @@ def test_a_bank_of_ones_own_has_the_prompts_and_completions_of_hora_eval(tmp_pat
     assert (own.model, own.group_size, own.confirms) == (config.model.path, config.rollout.group_size, [])
     assert len(bank.kept(found, own)) == 2
     (tmp_path / "other.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
-    with pytest.raises(ConfigError, match="its prompts are not the held-out ones of tiny"):
-        bank.of_samples(file, load_config("tiny", [f"evaluation.path={tmp_path / 'other.jsonl'}"]))
+    with pytest.raises(ConfigError, match=r"its prompts are not those of .*other\.jsonl under tiny"):
+        bank.of_samples(file, config, str(tmp_path / "other.jsonl"))
 
 
 @pytest.mark.system
