@@ -41,12 +41,12 @@ def train_on_cluster(config: Config) -> None:
     configuration."""
     import ray
 
-    from hora_rl.learner import launch
-
     console = Console()
     show(require(Target(config, "train"), console), SHOWN_BY_RUN, console)
     url = redis_url(config.queue)
     _attach(config, url)
+    from hora_rl.learner import launch  # torch takes seconds, which a refusal need not wait for
+
     config = with_absolute_folder(config)
     run_dir = config.run.path
     again, weights = f"hora train {run_dir / CONFIG}", model_digest(config.model.path)
