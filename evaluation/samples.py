@@ -61,8 +61,7 @@ def open_samples(path: Path, about: Mapping[str, object], problems: Sequence[Pro
         return
     with path.open(encoding="utf-8") as lines:
         _compare(path, _first(next(lines)), header)
-        for number, line in enumerate(lines, start=2):
-            yield _sample(path, number, line)
+    yield from read_samples(path)
 
 
 def append(path: Path, records: Iterable[Mapping[str, object]]) -> None:
@@ -137,12 +136,17 @@ def _sample(path: Path, number: int, line: str) -> Sample:
         ) from error
 
 
-def first_samples(path: Path) -> dict[int, Sample]:
-    """Sample 0 of each problem by index. Raises OSError and SampleFileError."""
+def read_samples(path: Path) -> Iterator[Sample]:
+    """The samples of a file, in order. Raises OSError and SampleFileError."""
     with path.open(encoding="utf-8") as lines:
         next(lines, None)
-        found = (_sample(path, number, line) for number, line in enumerate(lines, start=2))
-        return {sample.problem: sample for sample in found if sample.sample == 0}
+        for number, line in enumerate(lines, start=2):
+            yield _sample(path, number, line)
+
+
+def first_samples(path: Path) -> dict[int, Sample]:
+    """Sample 0 of each problem by index. Raises OSError and SampleFileError."""
+    return {sample.problem: sample for sample in read_samples(path) if sample.sample == 0}
 
 
 def newest_version(path: Path) -> int:

@@ -21,21 +21,11 @@ from hora_rl.allocator import allocate
 from hora_rl.allocator.priors import Prior, make_prior
 from hora_rl.allocator.priors.base import LearnedPrior
 from hora_rl.allocator.priors.features import hidden_state_features, sentence_features
-from hora_rl.allocator.priors.make import UNCONDITIONED
+from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.evaluation.report.markdown import markdown_table
 from research.tasks.recall import TRAINED, ExactSuccess, RecallTask, encode_prompts, load_task
 
-NAMES = (
-    "fixed",
-    "empirical",
-    "hidden-static",
-    "hidden-online",
-    "hidden-dual",
-    "mpnet-dual",
-    "gp",
-    "gp-pooled",
-)
 SIZES = ((16, 4), (16, 8), (32, 8), (32, 16))
 """(G, G0)."""
 BATCH, EPOCHS, SEEDS = 16, 2, 20

@@ -62,6 +62,8 @@ def main() -> None:
         parser.error(f"{given.step} needs OUT, the folder of the study")
     given.out.mkdir(parents=True, exist_ok=True)
     if given.step == "bank" and given.samples:
+        if not (given.config and given.benchmark):
+            parser.error("--samples needs --config and --benchmark, with which they were made")
         own_bank(given.out, given.samples, load_config(given.config), given.benchmark)
         return
     folder = model_folder(design.model)

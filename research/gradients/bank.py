@@ -22,7 +22,7 @@ from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError
 from hora_rl.deploy.launch.evaluation import load_benchmark
 from hora_rl.evaluation.benchmarks import find_benchmark
-from hora_rl.evaluation.samples import fingerprint
+from hora_rl.evaluation.samples import fingerprint, read_samples
 from research.gradients.design import Design
 
 SHOTS = (
@@ -91,20 +91,20 @@ def of_samples(file: Path, config: Config, benchmark: str) -> list[Sampled]:
     """The prompts of `benchmark` under `config` with the completions of a sample file of `hora eval`.
 
     Texts are tokenized again, which may split one differently than the model wrote it. Raises ConfigError
-    where the file has other prompts.
+    where the file has other prompts or is damaged.
     """
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     asked = load_benchmark(config, find_benchmark(benchmark), Console())
     with file.open(encoding="utf-8") as lines:
-        header, *samples = map(json.loads, lines)
+        header = json.loads(next(lines))
     if header["problems"] != fingerprint(asked):
         raise ConfigError(f"{file}: its prompts are not those of {benchmark} under {config.run.name}")
     found = {p.index: Sampled(p.text, 0, p.tokens.tolist(), [], []) for p in asked}
-    for sample in samples:
-        end = [tokenizer.eos_token_id] if sample["finish_reason"] == "stop" else []
-        tokens = tokenizer(sample["text"], add_special_tokens=False).input_ids
-        found[sample["problem"]].completions.append([*tokens, *end])
-        found[sample["problem"]].right.append(sample["success"])
+    for sample in read_samples(file):
+        end = [tokenizer.eos_token_id] if sample.finish_reason == "stop" else []
+        tokens = tokenizer(sample.text, add_special_tokens=False).input_ids
+        found[sample.problem].completions.append([*tokens, *end])
+        found[sample.problem].right.append(sample.success)
     return [s for s in found.values() if s.right]
 
 

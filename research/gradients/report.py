@@ -140,12 +140,12 @@ def _steps(title: str, m: Moments, design: Design) -> str:
         "E[x]·M = |M|². ± is half a 95% interval, jackknife over prompts. Orthogonal: with the overlap at 0.",
         "",
     ]
-    rows, best = [], []
+    rows, best, named = [], [], list(rules(r, design.rounds))
     for j, objective in enumerate(objectives(r)):
         sure = found[:, j, 0] - found[0, j, 0] > less[:, j, 0]
         first = int(np.argmax(np.where(sure, found[:, j, 0], found[0, j, 0])))
-        best.append(f"{objective} → {list(rules(r, design.rounds))[first]}")
-        for i, rule in enumerate(rules(r, design.rounds)):
+        best.append(f"{objective} → {named[first]}")
+        for i, rule in enumerate(named):
             (cosine, *parts, snr), (by, *of_parts, _) = found[i, j], half[i, j]
             gain = f"{cosine - found[0, j, 0]:+.3f} ± {less[i, j, 0]:.3f}" if i else ""
             noise = [f"{x:.2f} ± {e:.2f}" for x, e in zip(parts, of_parts, strict=True)]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hora_rl.allocator.priors import make_prior
+from hora_rl.allocator.priors.make import NAMES
 from research import prior_ablation
 from research.prior_ablation import fitted, run, table, with_hit
 
@@ -47,6 +48,6 @@ def test_a_table_has_every_prior_at_every_size(monkeypatch: pytest.MonkeyPatch) 
     rng = np.random.default_rng(0)
     features = {kind: rng.normal(size=(64, 4)).astype(np.float32) for kind in (True, False)}
     lines = table(rng.uniform(0.01, 0.4, 64), np.arange(32), features)
-    assert [line.split(" ")[1] for line in lines[2:]] == list(prior_ablation.NAMES)
+    assert [line.split(" ")[1] for line in lines[2:]] == list(NAMES)
     assert {line.count("|") for line in lines} == {2 + 2 * len(prior_ablation.SIZES)}
     assert all("±" in line for line in lines[3:])
