@@ -76,7 +76,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     with file.recorded(config.run.name, again, console, http_port=port, weights=weights):
         with starting(config, run_dir, console, file=file) as application:
             run = TrainingRun(config, application.url, run_dir, console)
-            pace = _train(run, application, alerts)
+            pace = _train(run, application, alerts, resume=resume)
             application.wait()  # a resumed run without remaining steps ends before a replica is loaded
             evaluate_run(run, config.learner.steps)
             promote_last(run)
@@ -159,12 +159,16 @@ def with_port(config: Config) -> Config:
     return config.model_copy(update={"telemetry": config.telemetry.model_copy(update={"http_port": port})})
 
 
-def _train(run: TrainingRun, application: Application, alerts: Alerts) -> Pace:
+def _train(run: TrainingRun, application: Application, alerts: Alerts, *, resume: bool) -> Pace:
     from hora_rl.learner import launch
 
     config, url = run.config, run.url
-    if shares_a_card(config.generator, config.learner) or config.generator.sleep != "none":
-        application.wait()  # a loading engine measures the free memory of its card
+    # A loading engine measures the free memory of its card.
+    one_card = shares_a_card(config.generator, config.learner) or config.generator.sleep != "none"
+    # A resumed learner may end before a replica is loaded, and only `file` leaves the last version behind.
+    may_miss = resume and config.weights.transport != "file"
+    if one_card or may_miss:
+        application.wait()
     else:
         # A loading engine keeps one core busy; starting the learner together with all other parts delays it.
         application.wait_for_all_but("generator")

@@ -34,10 +34,11 @@ def kill_during(run: Any, step: int) -> list[dict]:
     return samples(path)
 
 
+@pytest.mark.parametrize("transport", ["file", "gloo"])
 def test_an_evaluation_that_was_killed_with_everything_else_is_completed_once(
-    live_run: Callable[..., Any],
+    transport: str, live_run: Callable[..., Any]
 ) -> None:
-    run = live_run(STEPS, **SETTINGS)
+    run = live_run(STEPS, **SETTINGS, **{"weights.transport": transport})
     begun = {EVERY: kill_during(run, EVERY)}
     run.start("--resume")
     begun[STEPS] = kill_during(run, STEPS)
