@@ -28,8 +28,6 @@ STUDIES, PRESETS = HERE / "studies", HERE / "presets"
 # Settings that every cell of a study shares: the budget, what is trained on which data, and how it is
 # measured.
 COMMON = (
-    "rollout.prompts_per_batch",
-    "rollout.group_size",
     "allocation.budget",
     "rollout.max_prompt_tokens",
     "rollout.max_response_tokens",
@@ -62,13 +60,15 @@ class Design(Section):
     seed, with Holm's correction over the comparisons; Pass@`pass_at` at the end where nothing is evaluated
     between. `comparisons` are pairs (arm, arm it is compared with); without any, all arms with the
     baseline. `exploratory` pairs are reported separately, without correction and without a claim. The arms
-    in `first` are trained for all seeds before the others.
+    in `first` are trained for all seeds before the others. Those in `dynamic` use DAPO's dynamic sampling,
+    which only the loop has (`research.study.loop.run_cell`).
     """
 
     hypotheses: tuple[str, ...] = ()
     comparisons: tuple[tuple[str, str], ...] = ()
     exploratory: tuple[tuple[str, str], ...] = ()
     first: tuple[str, ...] = ()
+    dynamic: tuple[str, ...] = ()
     watched: str = "held-out"
     pass_at: int = 16
     margin: float = Field(0.02, gt=0, description="Loss of Pass@1 that still counts as not inferior.")
@@ -160,6 +160,7 @@ def _check_design(source: str, study: Study) -> None:
         "comparisons": {arm for pair in design.comparisons for arm in pair},
         "exploratory": {arm for pair in design.exploratory for arm in pair},
         "first": set(design.first),
+        "dynamic": set(design.dynamic),
     }
     for key, arms in named.items():
         if unknown := sorted(arms - study.arms.keys()):
@@ -190,6 +191,8 @@ def cells(study: Study, out: Path, *, loop: bool = False) -> list[Cell]:
             f"{study.name}: of arms {first[0].arm} and {other.arm} only one has its success computed from "
             "checkpoints: set evaluation.path for all, or use no adapter (learner.lora)"
         )
+    if study.design.dynamic and not loop:
+        raise ConfigError(f"{study.name}: design.dynamic: only a study with --loop has dynamic sampling")
     _check_watched(study, first[0].config, exact[0])
     for i, cell in enumerate(first):
         check_paths(cell.config)
@@ -200,10 +203,14 @@ def cells(study: Study, out: Path, *, loop: bool = False) -> list[Cell]:
 def _check_comparable(study: Study, cell: Cell, before: Sequence[Cell]) -> None:
     """Raise ConfigError where the arm equals one of `before`, or differs from the first in its budget."""
     for other in before:
-        if not [d for d in differences(other.config, cell.config) if not d.startswith("run.")]:
+        alike = (other.arm in study.design.dynamic) == (cell.arm in study.design.dynamic)
+        if alike and not [d for d in differences(other.config, cell.config) if not d.startswith("run.")]:
             raise ConfigError(f"{study.name}: arms {other.arm} and {cell.arm} are the same experiment")
     for first in before[:1]:
-        if unequal := [d for d in differences(first.config, cell.config) if d.startswith(COMMON)]:
+        budgets = [c.config.rollout.prompts_per_batch * c.config.rollout.group_size for c in (first, cell)]
+        unequal = [f"Γ·G: {budgets[0]}, {budgets[1]}"] if budgets[0] != budgets[1] else []
+        unequal += [d for d in differences(first.config, cell.config) if d.startswith(COMMON)]
+        if unequal:
             raise ConfigError(
                 f"{study.name}: arms {first.arm} and {cell.arm} cannot be compared: {'; '.join(unequal)}"
             )

@@ -60,9 +60,12 @@ class Parts:
     curves: ExactCurves
 
 
-def run_cell(config: Config, every: int) -> Path:
+def run_cell(config: Config, every: int, *, dynamic: bool = False) -> Path:
     """Train the cell in its run folder and evaluate every `every` steps. Returns the file of its curves,
     written last.
+
+    With `dynamic` as DAPO's dynamic sampling (2503.14476): groups of one reward are dropped, and the policy
+    is updated once Γ others are there; more than Γ are dropped too. A step is a batch generated.
 
     The process must do nothing afterwards except run other cells. Raises ConfigError for a model that is not
     a recall task's, and for settings that a loop without servers cannot follow.
@@ -72,7 +75,7 @@ def run_cell(config: Config, every: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     gc.collect()  # the engine of the cell before is a circle
     parts = _prepare(config)
-    steps, began = [], time.monotonic()
+    steps, held, began = [], list[Group](), time.monotonic()
     # asyncio.run for each step would look up the SIGINT handler, which prints the result of the step before.
     with (
         (folder / "groups.jsonl").open("w") as records,
@@ -87,7 +90,11 @@ def run_cell(config: Config, every: int) -> Path:
             groups = loop.run_until_complete(_batch(parts, step))
             places = [g.prompt_index for g in groups]
             rates = parts.curves.sets[TRAINED](parts.engine.hf, places).sum(axis=1).tolist()
-            steps.append(_train(parts, step, groups))
+            held = [*held, *filter(_has_signal, groups)] if dynamic else groups
+            trained = held[: config.rollout.prompts_per_batch]
+            enough = len(trained) == config.rollout.prompts_per_batch
+            steps.append(_record(parts, step, groups, _train(parts, step, trained) if enough else 0.0))
+            held = [] if enough else held
             lines = ({**group_record(step, g, config), "p": p} for g, p in zip(groups, rates, strict=True))
             records.writelines(json.dumps(line) + "\n" for line in lines)
     return parts.curves.write(config, steps, seconds=time.monotonic() - began)
@@ -168,15 +175,23 @@ async def _batch(parts: Parts, step: int) -> list[Group]:
     return groups
 
 
-def _train(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
-    """One optimizer step on `groups`; returns its record."""
+def _has_signal(group: Group) -> bool:
+    return 0 < group.hits < group.size
+
+
+def _train(parts: Parts, step: int, groups: list[Group]) -> float:
+    """One optimizer step on `groups`; returns the norm of its gradient."""
     config = parts.config
     estimator, objective = estimator_of(config), config.learner.objective
     samples = merged(samples_of(groups, estimator, config.rollout.prompts_per_batch, step), objective)
     budget = config.learner.tokens_per_microbatch
     micro, _ = micro_batches(rows_of(samples, budget, parts.engine.sharing), budget)
-    update = parts.engine.step(micro)
-    rewards = [estimator.rewards(g) for g in groups]
+    return parts.engine.step(micro).grad_norm
+
+
+def _record(parts: Parts, step: int, groups: list[Group], grad_norm: float) -> dict[str, float]:
+    """The record of a step, which generated `groups`."""
+    rewards = [estimator_of(parts.config).rewards(g) for g in groups]
     return {
         "step": step,
         "hits": float(np.mean([g.hits > 0 for g in groups])),
@@ -184,5 +199,5 @@ def _train(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
         "rollouts": float(sum(g.size for g in groups)),
         "tokens": float(sum(g.tokens for g in groups)),
         "entropy": float(-np.mean([r.logprobs.sum() for g in groups for r in g.rollouts])),
-        "grad_norm": update.grad_norm,
+        "grad_norm": grad_norm,
     }

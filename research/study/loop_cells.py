@@ -14,7 +14,7 @@ from rich.console import Console
 from hora_rl.common.console import counting_bar
 from hora_rl.common.load import dump_yaml
 from hora_rl.common.processes import die_with_parent, processors
-from research.study.cells import Cell, Study
+from research.study.cells import Cell, Design, Study
 from research.study.curve_sources import CURVES
 from research.study.loop import run_cell
 
@@ -38,7 +38,7 @@ def run_loops(
     pool = ProcessPoolExecutor(workers, context, initializer=_obey, initargs=(os.getpid(),))
     with counting_bar(console) as bar, pool:
         task = bar.add_task("cells", total=len(todo))
-        started: dict[Future[Path], Cell] = {pool.submit(_run, c, plan.design.every): c for c in todo}
+        started: dict[Future[Path], Cell] = {pool.submit(_run, c, plan.design): c for c in todo}
         try:
             for future in as_completed(started):
                 if error := future.exception():
@@ -57,7 +57,7 @@ def _obey(study: int) -> None:
     die_with_parent(signal.SIGKILL, study)
 
 
-def _run(cell: Cell, every: int) -> Path:
+def _run(cell: Cell, design: Design) -> Path:
     cell.config.run.path.mkdir(parents=True, exist_ok=True)
     (cell.config.run.path / "config.yaml").write_text(dump_yaml(cell.config))
-    return run_cell(cell.config, every)
+    return run_cell(cell.config, design.every, dynamic=cell.arm in design.dynamic)

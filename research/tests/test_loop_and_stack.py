@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -94,3 +95,18 @@ def test_the_loop_learns_as_the_whole_stack_does(task: Path, tmp_path: Path) -> 
         assert abs(t) < bound, "\n".join(lines)
     hits = np.mean([figures["hits"] for figures in loop])
     assert 0.2 < hits < 0.9, f"{hits:.0%} of groups have a hit: the comparison says nothing"
+
+
+def test_dynamic_sampling_updates_once_it_holds_as_many_groups_with_signal_as_a_batch(
+    task: Path, tmp_path: Path
+) -> None:
+    config = load_base("facts", settings(task, tmp_path, 0))
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        path = pool.submit(partial(run_cell, dynamic=True), config, STEPS).result()
+    size, held, expected = config.rollout.prompts_per_batch, 0, []
+    for step in json.loads(path.read_text())["steps"]:
+        held += round(size * step["signal"])
+        expected.append((held >= size, size * config.rollout.group_size))
+        held = 0 if held >= size else held
+        assert (step["grad_norm"] > 0, step["rollouts"]) == expected[-1]
+    assert {updated for updated, _ in expected} == {False, True}

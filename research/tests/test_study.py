@@ -79,7 +79,7 @@ def test_every_shipped_study_has_valid_cells_of_equal_budget(path: Path, tasks: 
     assert study.name == path.stem
     assert len({c.name for c in found}) == len(found) == len(study.arms) * len(study.seeds) >= 3
     size = 16 if path.stem == "facts-half" or "smollm2" in path.stem or "multiples" in path.stem else 32
-    assert {(c.config.rollout.group_size, c.config.rollout.prompts_per_batch) for c in found} == {(size, 16)}
+    assert {c.config.rollout.group_size * c.config.rollout.prompts_per_batch for c in found} == {size * 16}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -118,6 +118,7 @@ def test_cells_come_seed_by_seed_and_carry_arm_and_seed(tmp_path: Path) -> None:
         ({"set": {"evaluation.path": None}}, "evaluation.path is not set: arms are compared on held-out"),
         ({"arms": {"a": {"run.seed": 4}}}, "run.seed is set by the study itself"),
         ({"set": {"evaluation.k": [128]}}, "evaluation.k (128) must be between 1 and evaluation.samples"),
+        ({"design": {"dynamic": ["grpo"]}}, "design.dynamic: only a study with --loop"),
         ({"design": {"pass_at": 8}}, "design.pass_at (8) is none of those of"),
         ({"design": {"exploratory": [["hora", "d"]]}}, "design.exploratory: d is none of the arms (grpo,"),
         ({"seeds": []}, "seeds: Tuple should have at least 1 item"),
@@ -139,7 +140,7 @@ def test_a_study_that_compares_nothing_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("rollout.group_size", 8), ("rollout.temperature", 0.9), ("rollout.max_prompt_tokens", 16)),
+        *(("rollout.temperature", 0.9), ("rollout.max_prompt_tokens", 16)),
         *(("allocation.budget", "tokens"), ("learner.objective.updates_per_batch", 2)),
         *(("data.limit", 10), ("data.split", "held-out"), ("model.dtype", "bfloat16")),
         *(("evaluation.samples", 128), ("reward.max_answer_chars", 5)),
@@ -148,6 +149,13 @@ def test_a_study_that_compares_nothing_is_refused_in_one_line(
 def test_an_arm_keeps_model_data_budget_and_evaluation(tmp_path: Path, key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"arms a and b cannot be compared: {key}: "):
         made(tmp_path, arms={"a": {}, "b": {key: value}})
+
+
+def test_an_arm_may_divide_the_rollouts_of_a_batch_otherwise(tmp_path: Path) -> None:
+    twice = {"rollout.prompts_per_batch": 32, "rollout.group_size": 16}
+    made(tmp_path, arms={"a": {"rollout.prompts_per_batch": 64, "rollout.group_size": 8}, "b": twice})
+    with pytest.raises(ConfigError, match=r"arms a and b cannot be compared: Γ·G: \d+, 512"):
+        made(tmp_path, arms={"a": {"rollout.prompts_per_batch": 8, "rollout.group_size": 8}, "b": twice})
 
 
 def test_the_initial_policy_is_evaluated_anew_only_where_its_samples_could_differ(tmp_path: Path) -> None:
