@@ -13,11 +13,12 @@ from functools import cache
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hora_rl.actors.coordinator.shard import Draw
 from hora_rl.common.config import Config
 from hora_rl.common.types import Prompt, Rollout, VersionSpan
+from research.tasks.recall import prefilled
 from research.tasks.reward import TAGGED, is_right
 
 Sampled = list[tuple[list[int], list[float]]]
@@ -87,9 +88,9 @@ class LocalSampler:
         """
         end, most = self._tokenizer.eos_token_id, self._config.rollout.max_response_tokens
         node = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-        rows, cache = torch.arange(len(node)), DynamicCache()
+        rows = torch.arange(len(node))
         tokens, logprobs = torch.full((len(node), most), end), torch.zeros(len(node), most)
-        logits = self._model(input_ids=prompts, past_key_values=cache, use_cache=True).logits[:, -1]
+        cache, logits = prefilled(self._model, prompts)
         for place in range(most):
             log_probs = torch.log_softmax(logits.float() / self._config.rollout.temperature, dim=-1)
             next_ = self._next(log_probs, node)

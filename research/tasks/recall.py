@@ -100,24 +100,26 @@ def logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.T
     return torch.log_softmax(logits.float(), dim=-1).gather(-1, completions[..., None])[..., 0]
 
 
-def _logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
-    """(B, R, L) log-probs of completions (B, R, L), R of each of the prompts (B, P), without gradients.
-
-    A prompt, and the tokens that all prompts begin with, are computed once.
-    """
+def prefilled(model: PreTrainedModel, prompts: torch.Tensor) -> tuple[DynamicCache, torch.Tensor]:
+    """The cache of prompts (B, P) and the logits (B, V) after them, without gradients. The tokens that all
+    prompts begin with are computed once."""
     differ = (prompts != prompts[0]).any(dim=0).nonzero()
     shared = int(differ[0]) if len(differ) else prompts.shape[1] - 1
     cache = DynamicCache()
     if shared:
         model(input_ids=prompts[:1, :shared], past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache.batch_repeat_interleave(len(prompts))
-    last = model(
-        input_ids=prompts[:, shared:], past_key_values=cache, use_cache=True, logits_to_keep=1
-    ).logits
+    rest = prompts[:, shared:]
+    return cache, model(input_ids=rest, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, 0]
+
+
+def _logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
+    """(B, R, L) log-probs of completions (B, R, L), R of each of the prompts (B, P), without gradients."""
+    cache, last = prefilled(model, prompts)
     cache.batch_repeat_interleave(completions.shape[1])
     tokens = completions.flatten(0, 1)
     rest = model(input_ids=tokens[:, :-1], past_key_values=cache, use_cache=True).logits
-    logits = torch.cat([last.repeat_interleave(completions.shape[1], dim=0), rest], dim=1)
+    logits = torch.cat([last[:, None].repeat_interleave(completions.shape[1], dim=0), rest], dim=1)
     found = torch.log_softmax(logits.float(), dim=-1).gather(-1, tokens[..., None])[..., 0]
     return found.reshape(completions.shape)
 
