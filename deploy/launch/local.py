@@ -19,7 +19,7 @@ from rich.console import Console
 
 from hora_rl.common.config import Config, Learner
 from hora_rl.common.config.base import Scope
-from hora_rl.common.errors import ConfigError
+from hora_rl.common.errors import ConfigError, RunError, StaleWeights
 from hora_rl.common.load import differences, load
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.machine import check_writable
@@ -78,7 +78,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
             run = TrainingRun(config, application.url, run_dir, console)
             pace = _train(run, application, alerts, resume=resume)
             application.wait()  # a resumed run without remaining steps ends before a replica is loaded
-            evaluate_run(run, config.learner.steps)
+            _evaluate_last(run)
             promote_last(run)
         summarise(run, pace)
 
@@ -157,6 +157,21 @@ def with_port(config: Config) -> Config:
         return config
     port = free_port(config.telemetry.http_host)
     return config.model_copy(update={"telemetry": config.telemetry.model_copy(update={"http_port": port})})
+
+
+def _evaluate_last(run: TrainingRun) -> None:
+    from hora_rl.learner import launch
+
+    config = run.config
+    try:
+        evaluate_run(run, config.learner.steps)
+    except RunError as error:
+        # Over Gloo and NCCL a replica that started again has lost the last version. A learner without steps
+        # left publishes it and ends.
+        if not isinstance(error.__cause__, StaleWeights):
+            raise
+        launch.run(config, run.url, str(run.folder))
+        evaluate_run(run, config.learner.steps)
 
 
 def _train(run: TrainingRun, application: Application, alerts: Alerts, *, resume: bool) -> Pace:

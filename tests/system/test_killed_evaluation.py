@@ -1,6 +1,7 @@
 """The whole stack is killed in the middle of an evaluation, while the run trains and again after its last
 step. The resumed run completes both: every sample once, on weights that the result names."""
 
+import random
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -56,6 +57,22 @@ def test_an_evaluation_that_was_killed_with_everything_else_is_completed_once(
         assert result.versions == [min(met), max(met)]
         assert min(met) >= step
     assert max(met) == STEPS, "after training there is one version"
+
+
+@pytest.mark.parametrize("transport", ["file", "gloo"])
+def test_a_replica_that_dies_in_the_last_evaluation_gets_the_last_weights_again(
+    transport: str, live_run: Callable[..., Any]
+) -> None:
+    own = {"evaluation.every": "null", "weights.transport": transport}
+    run = live_run(3, **SETTINGS | own)
+    path = run.run / "evaluation" / "arithmetic-step3.samples.jsonl"
+    run.wait_for(lambda: len(samples(path)) > 4, "samples of step 3")
+    run.kill("generator", random.Random(0), within_s=0.0)
+    assert len(samples(path)) < PROMPTS * SAMPLES, "it was to be killed before the end"
+    run.finish()
+    run.assert_exact()
+    assert read_result(path.with_name("arithmetic-step3.json")).versions == [3, 3]
+    assert len(samples(path)) == PROMPTS * SAMPLES
 
 
 def test_the_first_step_is_not_published_before_the_initial_policy_is_measured(
