@@ -28,6 +28,10 @@ class RunError(HoraError, RuntimeError):
     """The run cannot start or continue: a server is unreachable, memory is short, a part gave up."""
 
 
+class MissingWeights(RunError):
+    """Replicas lack a version, and no learner runs that sends it."""
+
+
 class Unavailable(Exception):
     """Raise this from a reward whose service is down. The run retries for up to `reward.wait_limit_s`."""
 

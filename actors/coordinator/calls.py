@@ -29,7 +29,7 @@ from hora_rl.common.config import Rollout as RolloutSettings
 from hora_rl.common.config.reward import EPISODE, Reward
 from hora_rl.common.data.rewards import group_functions, tests_of
 from hora_rl.common.data.user_rewards import Answer
-from hora_rl.common.errors import AwayTooLong, NoRoom, PinLost, RunError, StaleWeights
+from hora_rl.common.errors import AwayTooLong, MissingWeights, NoRoom, PinLost, RunError, StaleWeights
 from hora_rl.common.types import Completion, Failed, Group, Prompt, Rollout, SamplingRequest, Scored
 from hora_rl.common.user_code import is_user_function
 
@@ -37,6 +37,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 Asked = tuple[Prompt, Sequence[Completion]]
 LONGEST_PAUSE_S = 5.0
+STALE = 3  # tries for weights that nobody sends
 IN_LINE = 4
 
 
@@ -223,7 +224,8 @@ async def retry(
     """First result of `ask(number of earlier calls)`. Makes up to `attempts` tries of `limit_s` seconds, with
     growing pauses. A full replica does not count as a try; with `patient`, stale weights do not either.
 
-    Raises RunError after the last try or when a reward was unavailable too long, and PinLost at once.
+    Raises RunError after the last try or when a reward was unavailable too long, MissingWeights after a few
+    tries on stale weights, and PinLost at once.
     Cancelling this call cancels the try.
     """
     attempt = 1
@@ -241,7 +243,10 @@ async def retry(
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            if not (isinstance(error, NoRoom) or (patient and isinstance(error, StaleWeights))):
+            stale = isinstance(error, StaleWeights)
+            if stale and not patient and attempt >= min(STALE, attempts):
+                raise MissingWeights(f"{what} failed: {_short(error)}") from error
+            if not (isinstance(error, NoRoom) or (patient and stale)):
                 if attempt == attempts:
                     raise RunError(
                         f"{what} failed {attempts} times; last: {_short(error)}. See the replica's log in "

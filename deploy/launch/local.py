@@ -19,7 +19,7 @@ from rich.console import Console
 
 from hora_rl.common.config import Config, Learner
 from hora_rl.common.config.base import Scope
-from hora_rl.common.errors import ConfigError, RunError, StaleWeights
+from hora_rl.common.errors import ConfigError, MissingWeights
 from hora_rl.common.load import differences, load
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.machine import check_writable
@@ -76,7 +76,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     with file.recorded(config.run.name, again, console, http_port=port, weights=weights):
         with starting(config, run_dir, console, file=file) as application:
             run = TrainingRun(config, application.url, run_dir, console)
-            pace = _train(run, application, alerts, resume=resume)
+            pace = _train(run, application, alerts)
             application.wait()  # a resumed run without remaining steps ends before a replica is loaded
             _evaluate_last(run)
             promote_last(run)
@@ -165,25 +165,19 @@ def _evaluate_last(run: TrainingRun) -> None:
     config = run.config
     try:
         evaluate_run(run, config.learner.steps)
-    except RunError as error:
-        # Over Gloo and NCCL a replica that started again has lost the last version. A learner without steps
-        # left publishes it and ends.
-        if not isinstance(error.__cause__, StaleWeights):
-            raise
+    except MissingWeights:
+        # Over Gloo and NCCL a replica that started after the learner's end has no weights. A learner without
+        # steps left publishes the last version and ends.
         launch.run(config, run.url, str(run.folder))
         evaluate_run(run, config.learner.steps)
 
 
-def _train(run: TrainingRun, application: Application, alerts: Alerts, *, resume: bool) -> Pace:
+def _train(run: TrainingRun, application: Application, alerts: Alerts) -> Pace:
     from hora_rl.learner import launch
 
     config, url = run.config, run.url
-    # A loading engine measures the free memory of its card.
-    one_card = shares_a_card(config.generator, config.learner) or config.generator.sleep != "none"
-    # A resumed learner may end before a replica is loaded, and only `file` leaves the last version behind.
-    may_miss = resume and config.weights.transport != "file"
-    if one_card or may_miss:
-        application.wait()
+    if shares_a_card(config.generator, config.learner) or config.generator.sleep != "none":
+        application.wait()  # a loading engine measures the free memory of its card
     else:
         # A loading engine keeps one core busy; starting the learner together with all other parts delays it.
         application.wait_for_all_but("generator")

@@ -6,7 +6,7 @@ import pytest
 
 from hora_rl.actors.coordinator import calls
 from hora_rl.actors.coordinator.calls import retry
-from hora_rl.common.errors import AwayTooLong, NoRoom, PinLost, RunError, StaleWeights
+from hora_rl.common.errors import AwayTooLong, MissingWeights, NoRoom, PinLost, RunError, StaleWeights
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +41,8 @@ async def test_the_last_try_says_what_it_was_for() -> None:
 async def test_weights_that_are_not_there_yet_are_waited_for_only_where_somebody_sends_them() -> None:
     stale = [StaleWeights("holds 10, needs 19")] * 9
     assert await asked(*stale, "answer", patient=True) == "answer"
-    with pytest.raises(RunError, match="failed 2 times; last: StaleWeights"):
-        await asked(*stale)
+    with pytest.raises(MissingWeights, match="generating failed: StaleWeights: holds 10, needs 19"):
+        await asked(*stale, "answer", attempts=20)
 
 
 async def test_a_full_replica_is_no_failed_try() -> None:
