@@ -15,22 +15,6 @@ from tests.support.sharing import ALWAYS
 CONFIG = Config.model_validate({"model": {"path": "m"}, "data": {"path": "arithmetic"}})
 
 
-def lengths(seed: int, n: int = 500) -> list[int]:
-    """Completions of a long-tailed length distribution, cut at 2,048 as in the paper's runs, behind
-    prompts."""
-    rng = np.random.default_rng(seed)
-    return (np.minimum(2048, rng.lognormal(6.2, 0.6, n)).astype(int) + rng.integers(60, 300, n)).tolist()
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_every_row_is_in_exactly_one_bin_and_none_exceeds_the_budget(seed: int) -> None:
-    values = lengths(seed)
-    found = bins(values, 16384)
-    assert sorted(i for b in found for i in b) == list(range(len(values)))
-    assert all(len(b) * max(values[i] for i in b) <= 16384 for b in found)
-    assert sum(values) / sum(len(b) * max(values[i] for i in b) for b in found) >= 0.95
-
-
 def ragged(rng: np.random.Generator, index: int) -> Group:
     """2 to 200 completions of lognormal length, median 600, cut at 2,048: every other one right, so all are
     trained on."""
