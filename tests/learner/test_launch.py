@@ -1,20 +1,29 @@
 """The learner under Ray Train and torchrun: what another attempt cannot fix is not attempted again, what it
-cannot do there is said before it trains, and one run at a time trains on a cluster."""
+cannot do there is said before it trains, and why it ended is one line. A reason to stop reaches every rank of
+the start that it belongs to, and no other start."""
 
 import os
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import ray
+from ray import train as ray_train
+from ray.exceptions import OutOfMemoryError
+from ray.train import WorkerGroupError
 
-from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.errors import RunError
+from hora_rl.common.live import redis as connections
 from hora_rl.common.load import load
 from hora_rl.deploy.machine.redis_server import RedisServer
-from hora_rl.learner import launch
+from hora_rl.learner import device, launch, train
 from hora_rl.learner import main as program
-from hora_rl.learner.ray_job import job_of, refuse_beside_another, training_runs
+from tests.support.ranks import cases_of, run_ranks
 
 
 @pytest.fixture
@@ -36,38 +45,6 @@ def test_a_learner_that_cannot_go_on_stops_with_its_reason_and_is_not_tried_agai
     with pytest.raises(RunError, match="the learner stopped: step 0 has waited 1 s for groups"):
         launch.run(config, redis_server.url, str(run_dir))
     assert len(list((run_dir / "tensorboard").glob("events*"))) == 1, "each attempt that trains opens one"
-
-
-@pytest.fixture
-def learner_of_a() -> Iterator[None]:
-    ray.init(
-        address="local",
-        num_cpus=1,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=80 * 2**20,
-        job_config=job_of("a"),
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-@pytest.mark.system
-@pytest.mark.slow
-def test_another_run_is_refused_while_a_learner_is_attached(learner_of_a: None) -> None:
-    assert training_runs() == {"a"}
-    refuse_beside_another("a")
-    with pytest.raises(ConfigError, match=r"run 'a' trains on this Ray cluster.*replaced by that of 'b'"):
-        refuse_beside_another("b")
-
-    @ray.remote(num_cpus=0)
-    def build() -> set[str]:
-        """Serve builds an application in a task."""
-        return training_runs()
-
-    assert ray.get(build.remote()) == {"a"}
 
 
 LINE = "evaluation.every (5) is kept by `hora run` and `hora train`"
@@ -97,3 +74,181 @@ def test_what_would_be_left_out_is_refused_in_one_line(
     assert line in str(ended.value)
     assert str(ended.value).startswith("hora learner, rank 0: ")
     assert "\n" not in str(ended.value)
+
+
+# As Ray 2.60 wrote it, shortened.
+SHORT_OF_MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node \
+(IP: 192.0.2.2, ID: 307e) was 22.78GB used / 23.54GB limit (0.96)
+OOM kill reason: Memory usage 2982658048B exceeded threshold of 2906798848B (11.5% of 25276510208B limit)
+Object store memory usage: [- objects spillable: 1
+- bytes spillable: 1651
+
+(global lru) num evictions: 0]
+Ray killed 2 worker(s) based on the killing policy
+Considered workers: [
+Selected to kill: (Task: job ID=01000000, lease ID=00000000aeb, task name=PreemptionWatcher.__init__, \
+required resources={}, pid=9006, actual memory used=0.10GB, worker ID=1560)
+Selected to kill: (Task: job ID=01000000, lease ID=00000000aea, task name=RayTrainWorker.execute, \
+required resources={}, pid=9007, actual memory used=7.05GB, worker ID=1561)
+]
+Total non-selected idle workers: 2
+Top 10 memory users: PID\tMEM(GB)\tCOMMAND
+8320\t0.57\tray::IDLE
+Refer to the documentation on how to address the out of memory issue: https://docs.ray.io/en/latest/x.html. \
+Consider provisioning more memory."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfMemoryError(SHORT_OF_MEMORY),
+        RuntimeError(f"Training failed due to worker errors:\n{SHORT_OF_MEMORY}"),
+    ],
+)
+def test_of_short_memory_the_process_the_memory_and_the_keys_are_named(error: Exception) -> None:
+    said = launch.reason(error)
+    assert "\n" not in said
+    for fact in ("9007", "7.05 GB", "22.78 of 23.54 GB", "192.0.2.2", "learner.tokens_per_microbatch"):
+        assert fact in said, fact
+
+
+def test_any_other_error_is_its_last_line_and_ours_is_whole() -> None:
+    assert launch.reason(ValueError("a\nray.x.Y: the last")) == "the learner stopped: the last"
+    assert launch.reason(RunError("one line")) == "one line"
+
+
+def dying(times: int, error: Exception) -> tuple[Callable[[], Any], list[int]]:
+    """Trainers of which so many die, and one entry for each that was started."""
+    started: list[int] = []
+
+    class Trainer:
+        def fit(self) -> SimpleNamespace:
+            started.append(1)
+            if len(started) <= times:
+                raise error
+            return SimpleNamespace(return_value=None)
+
+    return Trainer, started
+
+
+CONTROLLER, RANKS = OutOfMemoryError(SHORT_OF_MEMORY), WorkerGroupError("ranks died", {0: ValueError("x")})
+
+
+def test_a_controller_that_dies_again_and_again_is_given_up() -> None:
+    make, started = dying(2, CONTROLLER)
+    launch.fit(make, lambda: 0)
+    assert len(started) == 3
+    make, started = dying(9, CONTROLLER)
+    with pytest.raises(RunError, match="TrainController"):
+        launch.fit(make, lambda: 0)
+    assert len(started) == launch.CONTROLLERS
+
+
+def test_ranks_that_die_without_a_step_are_given_up_at_once() -> None:
+    make, started = dying(9, RANKS)
+    with pytest.raises(WorkerGroupError):
+        launch.fit(make, lambda: 0)
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("error", [CONTROLLER, RANKS])
+def test_deaths_with_steps_between_them_end_no_run(error: Exception) -> None:
+    make, started = dying(99, error)
+    launch.fit(make, iter(range(1000)).__next__)
+    assert len(started) == 100
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The run folders of the ranks that began to train. Each of them fails in a way that stays."""
+    folders: list[str] = []
+
+    def fail(config: Any, url: str, run_dir: Path, rank: int, world: int) -> None:
+        folders.append(run_dir.name)
+        raise RunError("step 0 has waited 1 s for groups")
+
+    monkeypatch.setattr(train, "train", fail)
+    monkeypatch.setattr(device, "set_device", lambda *_: "gloo")
+    monkeypatch.setattr(launch.logs, "configure", lambda form, run, part: None)
+    values = {"get_world_rank": 0, "get_world_size": 1, "get_local_rank": 0}
+    one_rank = Mock(**{f"{name}.return_value": value for name, value in values.items()})
+    monkeypatch.setattr(ray_train, "get_context", lambda: one_rank)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    return folders
+
+
+def attempt(url: str, run_dir: Path, run: str, start: str) -> str | None:
+    """A rank as Ray Train starts it."""
+    run_dir.mkdir(exist_ok=True)
+    config = load("tiny", [f"run.name={run}"]).model_dump(mode="json")
+    arguments = {"config": config, "redis_url": url, "run_dir": str(run_dir), "start": start}
+    return launch._worker(arguments)
+
+
+def test_a_rank_that_does_not_see_the_folder_of_the_one_that_stopped_stops_too(
+    trained: list[str], redis_url: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match="waited 1 s"):
+        attempt(redis_url, tmp_path / "a", "sees", "1")
+    assert attempt(redis_url, tmp_path / "b", "sees", "1") == "step 0 has waited 1 s for groups"
+    assert trained == ["a"]
+
+
+def test_the_next_start_trains_whatever_the_folder_still_shows(
+    trained: list[str], redis_url: str, tmp_path: Path
+) -> None:
+    for start in ("1", "2"):
+        with pytest.raises(RunError, match="waited 1 s"):
+            attempt(redis_url, tmp_path / "a", "next", start)
+    assert trained == ["a", "a"]
+
+
+def test_a_redis_that_is_gone_hides_no_reason_and_ends_the_next_attempt(
+    trained: list[str], redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Otherwise patience takes two minutes.
+    monkeypatch.setattr(connections.connect, "__kwdefaults__", {"retries": 0, "patient": False})
+    agree = launch.StopReason.agree
+    with socket.socket() as closed:  # a port on which nothing listens
+        closed.bind(("127.0.0.1", 0))
+        gone = f"redis://127.0.0.1:{closed.getsockname()[1]}"
+        monkeypatch.setattr(launch.StopReason, "agree", lambda stop: None)  # Redis was up then
+        with pytest.raises(RunError, match="waited 1 s"):
+            attempt(gone, tmp_path / "a", "gone", "1")
+        monkeypatch.setattr(launch.StopReason, "agree", agree)
+        said = attempt(gone, tmp_path / "a", "gone", "1")
+    assert said is not None
+    assert said.startswith("no Redis answers at redis://127.0.0.1")
+    assert trained == ["a"]
+
+
+AGREE = """
+import json, os, sys, torch.distributed as dist
+from hora_rl.learner.launch import StopReason
+
+dist.init_process_group("gloo")
+rank, url = dist.get_rank(), sys.argv[1]
+first = StopReason(url, "ranks", "1").agree()
+if rank == 1:
+    StopReason(url, "ranks", "1").write("one line")
+dist.barrier()
+lacking = "redis://127.0.0.1:1?password_file=/no/such/file"
+found = [
+    first,
+    StopReason(url, "ranks", "1").agree(),
+    StopReason(lacking if rank == 1 else url, "ranks", "2").agree(),
+]
+every = [None, None]
+dist.all_gather_object(every, found)
+if rank == 0:
+    print(json.dumps(every), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_all_ranks_return_when_one_of_them_has_a_reason(redis_url: str, tmp_path: Path) -> None:
+    [[zero, one]] = cases_of(run_ranks(AGREE, tmp_path, redis_url))
+    assert zero == one
+    assert zero[:2] == [None, "one line"]
+    assert "password_file /no/such/file cannot be read" in zero[2]
