@@ -1,14 +1,115 @@
-"""DeepSpeed's real checkpoints, written while the next step trains: what is loaded is the state before that
-step, and the files are those of a checkpoint that is written within the step."""
+"""What is written aside, while the next step trains, is the state at the moment it was taken, in the files of
+a checkpoint that is written within the step. Its copy in host memory takes the bytes of what is copied, not
+the next power of two."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._pytree import tree_leaves
 
+from hora_rl.learner.async_checkpoint import HostState
+from hora_rl.learner.host_block import ALIGNED, HostBlock, size_of
 from tests.support.ranks import cases_of, run_ranks
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+def tensors_in(found: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+
+
+class Scaler:
+    """An object within the state that changes with every step, as DeepSpeed's loss scaler."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+def state() -> dict[str, Any]:
+    weight, flat = torch.arange(6.0).view(2, 3), torch.arange(8.0)
+    return {
+        "module": {"embedding": weight.detach(), "head": weight.detach()},
+        "partitions": [flat[:4], (flat[4:], torch.tensor(3))],
+        "scaler": Scaler(),
+        "groups": [{"lr": 0.1}],
+        "empty": torch.empty(0),
+    }
+
+
+def change(found: dict[str, Any]) -> None:
+    for tensor in tensors_in(found):
+        tensor.zero_()
+    found["scaler"].scale, found["groups"][0]["lr"] = 8.0, 0.2
+    found["partitions"].append(torch.ones(3))
+
+
+def test_a_copy_is_the_state_when_it_was_taken_whatever_is_changed_later() -> None:
+    live, wanted, host = state(), state(), HostState()
+    held: Any = host.copy("a", live)
+    change(live)
+    assert [t.tolist() for t in tensors_in(held)] == [t.tolist() for t in tensors_in(wanted)]
+    assert (held["scaler"].scale, held["groups"], len(held["partitions"])) == (1.0, [{"lr": 0.1}], 2)
+
+
+def test_memory_is_kept_from_one_copy_to_the_next_and_for_each_name_its_own() -> None:
+    host, live = HostState(), state()
+    first: Any = host.copy("a", live)
+    places = [t.data_ptr() for t in tensors_in(first) if len(t.shape)]
+    other: Any = host.copy("b", live)
+    for tensor in tensors_in(live):
+        tensor.zero_()
+    second: Any = host.copy("a", live)
+    assert [t.data_ptr() for t in tensors_in(second) if len(t.shape)] == places
+    assert other["module"]["head"].sum() == 15.0
+
+
+def test_tied_weights_are_written_once(tmp_path: Path) -> None:
+    live = state()["module"]
+    held = HostState().copy("a", live)
+    torch.save(live, tmp_path / "live")
+    torch.save(held, tmp_path / "held")
+    found = torch.load(tmp_path / "held", weights_only=True)
+    assert found["head"].data_ptr() == found["embedding"].data_ptr()
+    assert (tmp_path / "held").stat().st_size == (tmp_path / "live").stat().st_size
+
+
+SHAPES = [((3, 5), torch.float32), ((), torch.int64), ((0, 4), torch.float32), ((7,), torch.bfloat16)]
+
+
+def test_every_tensor_has_an_aligned_place_of_its_own_in_one_block_of_their_size() -> None:
+    tensors = [torch.full(shape, i + 1, dtype=dtype) for i, (shape, dtype) in enumerate(SHAPES)]
+    block = HostBlock(size_of(tensors), pinned=False)
+    assert block.size <= sum(t.nbytes for t in tensors) + ALIGNED * len(tensors)
+    for factor in (1, 2):
+        block.restart()
+        copies = [block.like(t).copy_(t * factor) for t in tensors]
+        assert all(torch.equal(c, t * factor) for c, t in zip(copies, tensors, strict=True))
+        assert all(c.dtype == t.dtype and c.shape == t.shape for c, t in zip(copies, tensors, strict=True))
+        assert all(c.data_ptr() % ALIGNED == 0 for c in copies if c.numel())
+    with pytest.raises(ValueError, match="no room"):
+        block.like(torch.zeros(1000))
+
+
+def test_a_sharded_parameter_counts_whole() -> None:
+    shard = torch.nn.Parameter(torch.zeros(4))
+    shard.ds_numel = 64  # type: ignore[attr-defined]
+    assert size_of([shard]) == 256
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, this machine has none")
+def test_a_block_for_a_gpu_is_pinned_and_can_be_made_again() -> None:
+    source = torch.arange(1000.0, device="cuda")
+    for _ in range(3):
+        block = HostBlock(size_of([source]), pinned=True)
+        copy = block.like(source)
+        assert copy.is_pinned()
+        copy.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        assert torch.equal(copy, source.cpu())
+        del block, copy
+
 
 CASES = """
 import json, sys
@@ -60,6 +161,8 @@ for stage, lora, aside in json.loads(sys.argv[2]):
 """
 
 
+@pytest.mark.system
+@pytest.mark.timeout(300)
 def test_a_checkpoint_that_is_written_aside_is_the_state_when_it_was_taken(tmp_path: Path) -> None:
     kinds = ((0, False), (2, True), (3, False))
     cases = [(*kind, aside) for kind in kinds for aside in (True, False)]
