@@ -43,17 +43,15 @@ class Watch:
         self._run, self._redis = run, connect(url)
         self.seen: list[RunState] = []
 
-    def until(self, holds: Callable[[RunState], object], what: str, limit_s: float = 400.0) -> RunState:
-        deadline = time.monotonic() + limit_s
-        while True:
-            assert time.monotonic() < deadline, f"no {what}\n{self._run.output()}"
-            assert self._run._process.poll() is None, f"no {what}\n{self._run.output()}"
-            self._run.processes()
-            if self._redis.exists(Keys("live").config):
-                self.seen.append(read_run(self._redis, "live"))
-                if holds(self.seen[-1]):
-                    return self.seen[-1]
-            time.sleep(0.1)
+    def until(self, holds: Callable[[RunState], object], what: str) -> RunState:
+        def seen() -> bool:
+            if not self._redis.exists(Keys("live").config):
+                return False
+            self.seen.append(read_run(self._redis, "live"))
+            return bool(holds(self.seen[-1]))
+
+        self._run.wait_for(seen, what)
+        return self.seen[-1]
 
     def wrongly_warned(self) -> list[str]:
         """That weights differ, or that a replica is late while an evaluation keeps it. With steps this short
