@@ -1,6 +1,6 @@
 """Losses and gradients that are not finite never reach the weights; unusable messages are in test_feed.py."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 
 from hora_rl.common.load import load
 from hora_rl.learner.batch import MicroBatch, make_micro_batch
-from hora_rl.learner.engine import Engine
+from hora_rl.learner.engine import Engine, Update
 from tests.support.ranks import run_ranks
 from tests.support.samples import sample
 
@@ -50,6 +50,24 @@ def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
+def check_refusal(engine: Engine, usual: list[MicroBatch], refused: Callable[[], Update]) -> Update:
+    """A step that is refused between two usual ones leaves the weights and the schedule alone."""
+
+    def weights() -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in engine.gathered()}
+
+    assert engine.step(usual).applied
+    before, result = weights(), refused()
+    assert not result.applied
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights().items())
+    again, moved = engine.step(usual), weights()
+    assert again.applied
+    assert again.learning_rate == result.learning_rate
+    assert any(not torch.equal(before[name], tensor) for name, tensor in moved.items())
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in moved.values())
+    return result
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("wrong", ["loss", "gradient"])
@@ -57,20 +75,18 @@ def test_a_loss_or_gradient_not_finite_leaves_the_weights_and_the_schedule_alone
     process_group: None, wrong: str, stage: int
 ) -> None:
     engine = Engine(load("tiny", [f"learner.zero_stage={stage}"]), 0, 1)
-    assert engine.step([micro_batch(1.0, -1.0)]).applied
-    before = {name: tensor.clone() for name, tensor in engine.gathered()}
-    explode = engine.hf.get_input_embeddings().register_forward_hook(lambda *a: Exploding.apply(a[-1]))
-    if wrong == "loss":
-        explode.remove()
-    refused = engine.step([micro_batch(1.0, float("nan") if wrong == "loss" else -1.0)])
-    explode.remove()
-    assert refused.bad
-    assert not refused.applied
-    assert all(torch.equal(before[name], tensor) for name, tensor in engine.gathered())
-    again = engine.step([micro_batch(1.0, -1.0)])
-    assert again.applied
-    assert again.learning_rate == refused.learning_rate
-    assert all(bool(torch.isfinite(tensor).all()) for _, tensor in engine.gathered())
+
+    def refused() -> Update:
+        if wrong == "loss":
+            return engine.step([micro_batch(1.0, float("nan"))])
+        embeddings = engine.hf.get_input_embeddings()
+        explode = embeddings.register_forward_hook(lambda *a: Exploding.apply(a[-1]))
+        try:
+            return engine.step([micro_batch(1.0, -1.0)])
+        finally:
+            explode.remove()
+
+    assert check_refusal(engine, [micro_batch(1.0, -1.0)], refused).bad
 
 
 @pytest.mark.system
@@ -124,27 +140,14 @@ import torch
 from hora_rl.common.load import load
 from hora_rl.learner.device import set_device
 from hora_rl.learner.engine import Engine
-from tests.learner.test_bad_input import micro_batch
+from tests.learner.test_bad_input import check_refusal, micro_batch
 
 stage, rank = sys.argv[1], int(os.environ["RANK"])
 config = load("tiny", [f"learner.zero_stage={stage}", "learner.workers=2"])
 torch.distributed.init_process_group(set_device(config.learner, config.run.seed, rank))
 engine = Engine(config, rank, 2)
-
-def weights():
-    return {name: tensor.clone() for name, tensor in engine.gathered()}
-
-assert engine.step([micro_batch(1.0)]).applied
-before = weights()
-refused = engine.step([micro_batch(float("nan") if rank == 1 else 1.0)])
-after = weights()
-again = engine.step([micro_batch(1.0)])
-moved = weights()
-assert not refused.applied, "one rank's loss was not finite"
-assert all(torch.equal(before[n], after[n]) for n in before)
-assert again.applied and again.learning_rate == refused.learning_rate
-assert any(not torch.equal(before[n], moved[n]) for n in before)
-assert all(bool(torch.isfinite(t).all()) for t in moved.values())
+bad = [micro_batch(float("nan") if rank == 1 else 1.0)]
+check_refusal(engine, [micro_batch(1.0)], lambda: engine.step(bad))
 torch.distributed.barrier()
 print(f"rank {rank} done", flush=True)
 """
