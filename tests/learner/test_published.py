@@ -1,9 +1,6 @@
 """A learner that comes after another says which version is out, or nobody would."""
 
 import os
-import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.weights.versions import check_file, mark_of, newest_now
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.filling import fill
+from tests.support.ports import until
 from tests.support.real_learner import finish, recorded, small_run, start
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(280)]
@@ -44,7 +42,7 @@ def test_weights_that_a_replica_found_damaged_are_published_again_while_their_ba
     client, groups = connect(redis_server.url), recorded(config, [[9, 12]] * 2 * GAMMA, per_batch=GAMMA)
     fill(config, redis_server, groups[:GAMMA])
     learner = start(config, redis_server, tmp_path)
-    until(lambda: client.hget(Keys("r").state, "version") == b"1", learner)
+    until(lambda: client.hget(Keys("r").state, "version") == b"1", limit_s=200, process=learner)
     manifest = newest_now(client, "r")
     assert manifest is not None
     os.truncate(manifest.path, 1000)
@@ -52,7 +50,7 @@ def test_weights_that_a_replica_found_damaged_are_published_again_while_their_ba
         check_file(manifest.update_info())
     found = {"version": 0, "damaged": (1, mark_of(manifest.path))}
     heartbeat_now(client, "r", "generator/a", found)
-    until(lambda: os.path.getsize(manifest.path) == manifest.bytes, learner)
+    until(lambda: os.path.getsize(manifest.path) == manifest.bytes, limit_s=200, process=learner)
     again = newest_now(client, "r")
     assert again is not None
     assert (again.version, again.digest) == (1, manifest.digest)
@@ -60,11 +58,3 @@ def test_weights_that_a_replica_found_damaged_are_published_again_while_their_ba
     fill(config, redis_server, groups[GAMMA:])
     finish(learner, tmp_path)
     assert client.hget(Keys("r").state, "republished") == b"1", "once for each file that is found damaged"
-
-
-def until(there: Callable[[], bool], learner: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 200
-    while not there():
-        assert learner.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

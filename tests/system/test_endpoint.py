@@ -24,6 +24,7 @@ from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.load import load
 from hora_rl.deploy.machine.ports import free_port
 from hora_rl.deploy.monitor.web import STREAMS
+from tests.support.ports import until
 from tests.system.conftest import LiveRun
 from tests.system.test_endpoint_handlers import NAMES, RAW, VALUES
 
@@ -74,11 +75,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     )
     found = Served(f"http://127.0.0.1:{port}", folder / "token")
     try:
-        deadline = time.monotonic() + 400
-        while not _answers(found):
-            assert process.poll() is None, (folder / "serve.log").read_text()[-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        until(lambda: _answers(found), (folder / "serve.log").read_text, 400, 0.2, process)
         yield found
     finally:
         family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
@@ -205,9 +202,7 @@ def test_a_client_that_leaves_gives_its_place_back(served: Served) -> None:
         with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, headers=_key(served)) as r:
             assert r.status_code == 200
             next(r.iter_lines())
-    deadline = time.monotonic() + 30
-    while post(served, "/completions", {"prompt": TEXT, "n": 8}).status_code != 200:
-        assert time.monotonic() < deadline
+    until(lambda: post(served, "/completions", {"prompt": TEXT, "n": 8}).status_code == 200)
 
 
 @pytest.mark.slow

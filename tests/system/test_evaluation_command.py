@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,7 @@ from hora_rl.common.load import load
 from hora_rl.deploy.machine.signals import GRACE_S
 from hora_rl.evaluation.benchmarks import find_benchmark
 from tests.support.jsonl import samples
+from tests.support.ports import until
 from tests.system.conftest import HORA, hora, options, runs
 
 SAMPLES, SUMS, CONTESTS = 16, 30, 2
@@ -51,11 +51,7 @@ def test_an_interrupted_evaluation_goes_on_to_its_end_without_repeating_a_sample
     with log.open("wb") as file:
         first = subprocess.Popen([HORA, *ask], stdout=file, stderr=file, env=env, start_new_session=True)
         try:
-            deadline = time.monotonic() + 400
-            while len(samples(drawn)) < 100:
-                assert first.poll() is None, log.read_text()[-3000:]
-                assert time.monotonic() < deadline, log.read_text()[-3000:]
-                time.sleep(0.1)
+            until(lambda: len(samples(drawn)) >= 100, log.read_text, 400, 0.1, first)
             family = psutil.Process(first.pid).children(recursive=True)
         finally:  # whatever failed, it must not outlive the test
             first.send_signal(signal.SIGTERM)

@@ -7,13 +7,13 @@ Ctrl-C does.
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.jsonl import lines
 from tests.support.pages import ROOT, blocks, commands
+from tests.support.ports import until
 from tests.system.conftest import HORA, SMALL, hora, options
 
 PAGE = "docs/tutorial/first-run.md"
@@ -38,11 +38,8 @@ def test_the_first_run_is_watched_stopped_resumed_and_read(tmp_path: Path) -> No
         )
     try:
         steps = tmp_path / "runs" / "tiny" / "steps.jsonl"
-        deadline = time.monotonic() + 400
-        while not steps.exists() or steps.read_text().count("\n") < 2:
-            assert first.poll() is None, (tmp_path / "run.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        said = (tmp_path / "run.log").read_text
+        until(lambda: steps.exists() and steps.read_text().count("\n") >= 2, said, 400, 0.2, first)
         assert monitor == ".venv/bin/hora monitor runs/tiny"
         assert "step" in hora(*words(f"{monitor} --once"), cwd=tmp_path).stdout
         first.send_signal(signal.SIGINT)

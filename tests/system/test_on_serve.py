@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ from tests.support.ports import until
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 pytestmark = pytest.mark.system
-CLIENTS = 20
 PLACES, SECONDS = 2, 3.0
 ANYWHERE: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0}}
 
@@ -99,12 +99,15 @@ def half_sent(stage: tuple[SyntheticRun, str]) -> Iterator[Future[float]]:
         yield sender.submit(send)
 
 
-def test_page_status_and_problems_are_at_the_application_s_root(
+def test_page_status_events_and_problems_are_at_the_application_s_root(
     stage: tuple[SyntheticRun, str], half_sent: Future[float]
 ) -> None:
     _, url = stage
     assert httpx.get(f"{url}/status").json()["step"] == 3
     assert "EventSource" in httpx.get(url).text
+    with httpx.stream("GET", f"{url}/events", timeout=20) as stream:
+        readings = (line for line in stream.iter_lines() if line.startswith("data: {"))
+        assert len(list(islice(readings, 3))) == 3
     refused = httpx.post(f"{url}/pause")
     assert refused.status_code == 403
     assert refused.headers["content-type"] == "application/problem+json"
@@ -115,29 +118,6 @@ def test_a_foreign_name_is_refused(stage: tuple[SyntheticRun, str]) -> None:
     for path in ("/status", "/-/routes", "/-/healthz"):
         assert httpx.get(url + path, headers={"Host": "rebound.example"}).status_code == 421
         assert httpx.get(url + path).status_code == 200
-
-
-def test_twenty_clients_watch_at_once_and_the_page_still_answers(stage: tuple[SyntheticRun, str]) -> None:
-    _, url = stage
-
-    async def watch(client: httpx.AsyncClient) -> int:
-        seen = 0
-        async with client.stream("GET", f"{url}/events") as stream:
-            async for line in stream.aiter_lines():
-                seen += line.startswith("data: {")
-                if seen == 3:
-                    return seen
-        return seen
-
-    async def all_of_them() -> list[int]:
-        limits = httpx.Limits(max_connections=CLIENTS + 1)
-        async with httpx.AsyncClient(timeout=20, limits=limits) as client:
-            watching = [asyncio.create_task(watch(client)) for _ in range(CLIENTS)]
-            await asyncio.sleep(1)
-            assert (await client.get(f"{url}/healthz")).status_code == 200
-            return await asyncio.gather(*watching)
-
-    assert asyncio.run(all_of_them()) == [3] * CLIENTS
 
 
 def test_a_thousand_clients_that_never_read_their_events_do_not_keep_others_out(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.runs.audit_run import audit_run
 from tests.support.cluster import Cluster
 from tests.support.jsonl import lines
+from tests.support.ports import until
 from tests.system.conftest import LiveRun
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
@@ -90,13 +90,12 @@ def _check(cluster: Cluster) -> None:
 
 def _held(cluster: Cluster) -> str:
     """The beginning of the replica's checksum of the last version."""
-    deadline = time.monotonic() + 60
-    while True:
+
+    def checksum() -> str:
         [state] = [part.state for part in cluster.alive("generator")] or [{}]
-        if state.get("version") == STEPS and state["checksum"]:
-            return str(state["checksum"])
-        assert time.monotonic() < deadline, state
-        time.sleep(0.5)
+        return str(state["checksum"]) if state.get("version") == STEPS else ""
+
+    return str(until(checksum, limit_s=60, every_s=0.5))
 
 
 def _fresh(cluster: Cluster) -> str:
