@@ -1,6 +1,8 @@
 """The gradient of a batch is the formula's, and that of every option the one of a single micro-batch, however
-the batch is cut and shared out."""
+the batch is cut and shared out. Of rollouts of several turns it is that of their sampled tokens, each in the
+context it was sampled in."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,13 +10,19 @@ import pytest
 import torch
 
 from hora_rl.common.config import Objective
-from hora_rl.common.types import Group
-from hora_rl.learner.batch import samples_of
+from hora_rl.common.errors import WireError
+from hora_rl.common.live.queue import Entry
+from hora_rl.common.load import load
+from hora_rl.common.types import Group, Turn
+from hora_rl.common.wire import encode_extra, encode_pre_rollouts
+from hora_rl.learner.admission import Vocabulary, admitted
+from hora_rl.learner.batch import measurable, samples_of
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.prefixes import Sharing
+from hora_rl.learner.sample import sequences
 from tests.support.formula import apart, by_cut, by_formula
-from tests.support.groups import group, rollout
+from tests.support.groups import group, in_turns, rollout
 from tests.support.sharing import ALWAYS
 from tests.support.tiny_qwen2 import tiny_qwen2
 
@@ -130,3 +138,48 @@ def test_no_option_depends_on_the_cut_or_on_the_ranks(options: dict[str, Any]) -
     assert whole.norm() > 0
     for cut in ((60, None, 2), (90, ALWAYS, 4), (1000, ALWAYS, 1)):
         assert apart(gradient(*cut), whole) < 1e-5, cut
+
+
+def in_several_turns(anew: float) -> list[Group]:
+    rng = np.random.default_rng(5)
+    groups = [ragged(rng, i, size) for i, size in enumerate((2, 3, 9, 5))]
+    return [
+        replace(g, rollouts=tuple(in_turns(r, rng, anew, VOCABULARY) for r in g.rollouts)) for g in groups
+    ]
+
+
+@pytest.mark.parametrize("anew", [0.0, 0.5, 1.0])
+def test_the_gradient_of_turns_is_the_formulas_over_cuts_and_ranks(anew: float) -> None:
+    groups = in_several_turns(anew)
+    assert any(len(r.turns) > 2 for g in groups for r in g.rollouts)
+    wanted = by_formula(policy(), groups, estimator(), TEMPERATURE)
+    for cut in ((80, None, 1), (90, ALWAYS, 2), (1000, ALWAYS, 1), (1000, None, 3)):
+        assert apart(by_cut(policy(), groups, estimator(), TEMPERATURE, *cut), wanted) < 1e-5, cut
+
+
+def test_each_sampled_token_is_in_one_sequence_once() -> None:
+    for g in in_several_turns(0.5):
+        for r in (r for r in g.rollouts if r.turns):
+            found = list(sequences(g.prompt_tokens, r))
+            assert len(found) == 1 + sum(t.anew for t in r.turns)
+            np.testing.assert_array_equal(np.concatenate([s.tokens[s.places] for s in found]), r.tokens)
+    sampled = [int(s.match.sum()) for s in measurable(in_several_turns(1.0), 0, 40)]
+    assert sum(sampled) >= 40 > sum(sampled[:-1])
+
+
+def admit(made: Group, *settings: str) -> Group:
+    config = load("tiny", ["run.name=r", "rollout.max_response_tokens=5", *settings])
+    messages = encode_pre_rollouts(made), encode_extra(made)
+    return admitted(config, Vocabulary("t", VOCABULARY), None, Entry("1-0", made.id, made.batch), messages)
+
+
+def test_turns_that_the_configuration_does_not_allow_are_refused() -> None:
+    given = np.ones(30, np.int32)
+    turns = (Turn(3, given[:0]), Turn(2, given))
+    made = group(0, [rollout([1] * 5, turns=turns), rollout([1] * 5, phase="B", turns=turns)])
+    assert admit(made, "environment.path=guess", "environment.max_given_tokens=30").rollouts[0].given == 30
+    with pytest.raises(WireError, match=r"group 0:0: it has several turns, and environment.path is null"):
+        admit(made)
+    limit = "environment.max_given_tokens=1", "rollout.max_prompt_tokens=4"
+    with pytest.raises(WireError, match=r"a sequence exceeds .* = 4 \+ 5 \+ 1 = 10 tokens"):
+        admit(made, "environment.path=guess", *limit)
