@@ -226,11 +226,3 @@ def test_pooling_phases_biases_rloo_and_weights_by_phase_do_not(p: float, pooled
     assert PAPER.min() >= 1, "every prompt gets a Phase B"
     assert bias(p, unbiased=False) == pytest.approx(pooled, abs=0.02)
     assert bias(p, unbiased=True) == pytest.approx(1.0, abs=1e-10)
-
-
-def test_uniform_sampling_is_unbiased_either_way() -> None:
-    for p in (0.03, 0.995):
-        chance = binom.pmf(np.arange(G0 + 1), G0, p)
-        for unbiased in (False, True):
-            updates = [mean_update(p, G - G0, c, unbiased) for c in range(G0 + 1)]
-            assert float(chance @ updates) == pytest.approx(p * (1 - p), rel=1e-10)

@@ -186,8 +186,3 @@ def test_pkpo_is_the_gradient_of_the_expected_maximum_of_continuous_rewards() ->
                 per = np.bincount(outcomes, pkpo(value[outcomes], k) / n, minlength=3)
                 found += chance * (per - per.sum() * RATES)
     assert np.abs(found - wanted).max() < 1e-10
-
-
-def test_rloo_is_biased_once_the_size_depends_on_counts() -> None:
-    for plan in (one_shot("hit_utility", 1), stop_at_a_hit(4, 1)):
-        assert np.abs(expected(paths(plan), rloo) - of_success()).max() > 0.005

@@ -24,8 +24,8 @@ def written(family: str, folder: Path) -> Config:
     return load("tiny", [f"model.path={folder}", "model.dtype=bfloat16"])
 
 
-def misfit(config: Config, dtype: torch.dtype = DTYPE) -> str:
-    return _misfit(skeleton(config.model, "sdpa", dtype), _Files(config.model.path), dtype)
+def misfit(config: Config) -> str:
+    return _misfit(skeleton(config.model, "sdpa", DTYPE), _Files(config.model.path), DTYPE)
 
 
 @pytest.mark.parametrize("family", sorted(SETTINGS.keys() - {"bloom", "mamba"}))  # these refuse sdpa

@@ -14,9 +14,9 @@ from tests.support.groups import group, rollout
 CONFIG = Config.model_validate({"model": {"path": "m"}, "data": {"path": "arithmetic"}})
 
 
-def of_accuracies(index: int, accuracies: list[float], version: int = 3, length: int = 4) -> Group:
-    spans = [VersionSpan(version, 0, 1), VersionSpan(version + 1, 1, length)]
-    return group(index, [rollout([1] * length, spans=spans, success=a == 1.0) for a in accuracies])
+def of_accuracies(index: int, accuracies: list[float], version: int = 3) -> Group:
+    spans = [VersionSpan(version, 0, 1), VersionSpan(version + 1, 1, 4)]
+    return group(index, [rollout([1] * 4, spans=spans, success=a == 1.0) for a in accuracies])
 
 
 def of_phases(*versions: tuple[Phase, int]) -> Group:

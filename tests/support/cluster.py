@@ -68,7 +68,6 @@ class Cluster:
     def deploy(
         self,
         transport: str = "file",
-        generator_cpus: float = 0.5,
         sections: Mapping[str, dict[str, Any]] | None = None,
         **deployments: dict[str, Any],
     ) -> None:
@@ -82,7 +81,7 @@ class Cluster:
         args["run"] = {"name": "elastic", "folder": str(self.folder / "runs")}
         args["model"]["path"] = str(ROOT / args["model"]["path"])
         args["rollout"] |= {"prompts_per_batch": 8, "group_size": 6, "pre_rollouts": 2, "shards": 2}
-        args["generator"] = {"cpus": generator_cpus}
+        args["generator"] = {"cpus": 0.5}
         args["learner"] |= {"steps": STEPS, "checkpoint_every": 50}
         args["queue"], args["weights"] = {}, {"transport": transport}
         for section, keys in (sections or {}).items():
@@ -175,9 +174,9 @@ class Cluster:
         """Wait for so many parts of these kinds: `generator=2`."""
         self.until(f"{counts}", lambda: all(len(self.alive(kind)) == n for kind, n in counts.items()))
 
-    def until_trained(self, steps: int) -> None:
+    def until_trained(self, steps: int, transport: str = "file", **deployments: dict[str, Any]) -> None:
         """Train with one generator until these steps are there."""
-        self.deploy(generator={"num_replicas": 1})
+        self.deploy(transport, **{"generator": {"num_replicas": 1}, **deployments})
         self.until_alive(generator=1)
         self.train()
         self.until("steps", lambda: self.state().step >= steps)

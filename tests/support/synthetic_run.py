@@ -48,13 +48,13 @@ class SyntheticRun:
     """Walks `config`'s run batch by batch. Everything it writes goes through the modules the real parts
     use. The first `warm_up` batches are divided uniformly; `groups` are those pushed so far."""
 
-    def __init__(self, url: str, config: Config, length: int = 24, seed: int = 0, warm_up: int = 0) -> None:
+    def __init__(self, url: str, config: Config, warm_up: int = 0) -> None:
         self.config, self.keys, self._warm_up = config, Keys(config.run.name), warm_up
         self.groups: list[Group] = []
         self.name = config.run.name
         self.redis: Any = connect(url)
-        self._url, self._length = url, length
-        self._random = np.random.default_rng(seed)
+        self._url, self._length = url, 24
+        self._random = np.random.default_rng(0)
         self.redis.set(self.keys.config, config.model_dump_json())
         self.redis.hset(self.keys.state, mapping={"version": 0, "step": 0})
         self._consumer = Consumer(self.redis, config.run.name, config.queue)

@@ -23,10 +23,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 def test_generators_verifiers_and_coordinators_scale_up_and_down_during_training(cluster: Cluster) -> None:
     one, two, three = ({"num_replicas": n} for n in (1, 2, 3))
-    cluster.deploy(generator=one, verifier=one, coordinator=one)
-    cluster.until_alive(generator=1)
-    cluster.train()
-    cluster.until("steps", lambda: cluster.state().step >= 5)
+    cluster.until_trained(5, verifier=one, coordinator=one)
     learner, [oldest] = cluster.learner_rank(), cluster.alive("generator")
 
     version = cluster.state().version
@@ -157,10 +154,7 @@ def test_a_transfer_group_is_formed_anew_when_replicas_come_die_and_go(cluster: 
         return len(held) == replicas and min(held) >= cluster.state().version - 1 > 0
 
     one, two = {"num_replicas": 1}, {"num_replicas": 2}
-    cluster.deploy("gloo", generator=one)
-    cluster.until_alive(generator=1)
-    cluster.train()
-    cluster.until("steps", lambda: cluster.state().step >= 5)
+    cluster.until_trained(5, "gloo")
     learner = cluster.learner_rank()
 
     cluster.deploy("gloo", generator=two)

@@ -48,9 +48,9 @@ class Cluster:
         self.learner: psutil.Process | None = None
         self.server: psutil.Process | None = None
 
-    def do(self, machine: Machine, block: str, limit_s: float = 300.0) -> str:
+    def do(self, machine: Machine, block: str) -> str:
         """What `block` prints there, in the page's environment."""
-        done = machine.run(self.environment + block, limit_s)
+        done = machine.run(self.environment + block, 300.0)
         assert done.returncode == 0, (block, done.stdout[-3000:], done.stderr[-3000:])
         return done.stdout
 
