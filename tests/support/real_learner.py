@@ -105,13 +105,18 @@ def said(folder: Path) -> str:
     return (folder / "learner.log").read_text()
 
 
-def finish(process: subprocess.Popen[bytes], folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of the model that the run of that process exported."""
+def ended(process: subprocess.Popen[bytes]) -> int:
+    """The status with which it ends by itself."""
     try:
-        assert process.wait(300) == 0, said(folder)[-3000:]
+        return process.wait(300)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def finish(process: subprocess.Popen[bytes], folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of the model that the run of that process exported."""
+    assert ended(process) == 0, said(folder)[-3000:]
     return load_file(folder / "r" / "model" / "model.safetensors")
 
 

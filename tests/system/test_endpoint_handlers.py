@@ -170,15 +170,7 @@ def test_a_stream_ends_with_the_versions_of_its_tokens(served: tuple[Replica, En
     assert not proxy.watched
 
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
-        },
-    }
-]
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 SHOWS_TOOLS = """{% for tool in tools or [] %}tool {{ tool.function.name }}
 {% endfor %}{% for message in messages %}{{ message.role }} {{ message.content }}
 {% endfor %}"""

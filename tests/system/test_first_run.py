@@ -1,4 +1,5 @@
-"""The commands of the tutorial "first run", in its order, on a run of a few steps in a folder of its own.
+"""What a new user does first: the commands of the tutorial "first run", in its order, on a run of a few steps
+in a folder of its own, and the training of what `hora init` writes.
 
 `make demo` stands for the run that it starts, which would train for minutes. The run is stopped by SIGINT, as
 Ctrl-C does.
@@ -53,3 +54,18 @@ def test_the_first_run_is_watched_stopped_resumed_and_read(tmp_path: Path) -> No
     hora(*words(report), cwd=tmp_path)
     assert (tmp_path / "report" / "report.html").exists()
     assert "none missing, none doubled" in hora(*words(audit), cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("task", "files", "reward"), [("mine", 3, "first_reward:score"), ("code", 2, "code_tests")]
+)
+def test_a_task_of_one_s_own_is_written_checked_and_trained(
+    task: str, files: int, reward: str, tmp_path: Path
+) -> None:
+    assert len(hora("init", "first.yaml", "--task", task, cwd=tmp_path).stdout.split()) == files
+    free = ("-s", "telemetry.http_port=0")
+    assert "valid. 64 prompts" in hora("check", "first.yaml", *free, cwd=tmp_path).stdout
+    hora("run", "first.yaml", "-s", "learner.steps=2", *free, cwd=tmp_path)
+    steps = lines(tmp_path / "runs" / "first" / "steps.jsonl")
+    assert len(steps) == 2
+    assert f"reward/{reward}" in steps[0]
