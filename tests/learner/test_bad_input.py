@@ -149,13 +149,10 @@ engine = Engine(config, rank, 2)
 bad = [micro_batch(float("nan") if rank == 1 else 1.0)]
 check_refusal(engine, [micro_batch(1.0)], lambda: engine.step(bad))
 torch.distributed.barrier()
-print(f"rank {rank} done", flush=True)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_one_ranks_bad_loss_leaves_every_ranks_weights_and_schedule_alone(tmp_path: Path, stage: int) -> None:
-    printed = run_ranks(RANK, tmp_path, str(stage))
-    assert "rank 0 done" in printed
-    assert "rank 1 done" in printed
+    run_ranks(RANK, tmp_path, str(stage))

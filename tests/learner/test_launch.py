@@ -80,10 +80,6 @@ def test_what_would_be_left_out_is_refused_in_one_line(
 SHORT_OF_MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node \
 (IP: 192.0.2.2, ID: 307e) was 22.78GB used / 23.54GB limit (0.96)
 OOM kill reason: Memory usage 2982658048B exceeded threshold of 2906798848B (11.5% of 25276510208B limit)
-Object store memory usage: [- objects spillable: 1
-- bytes spillable: 1651
-
-(global lru) num evictions: 0]
 Ray killed 2 worker(s) based on the killing policy
 Considered workers: [
 Selected to kill: (Task: job ID=01000000, lease ID=00000000aeb, task name=PreemptionWatcher.__init__, \
@@ -91,9 +87,6 @@ required resources={}, pid=9006, actual memory used=0.10GB, worker ID=1560)
 Selected to kill: (Task: job ID=01000000, lease ID=00000000aea, task name=RayTrainWorker.execute, \
 required resources={}, pid=9007, actual memory used=7.05GB, worker ID=1561)
 ]
-Total non-selected idle workers: 2
-Top 10 memory users: PID\tMEM(GB)\tCOMMAND
-8320\t0.57\tray::IDLE
 Refer to the documentation on how to address the out of memory issue: https://docs.ray.io/en/latest/x.html. \
 Consider provisioning more memory."""
 

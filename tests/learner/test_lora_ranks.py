@@ -70,7 +70,6 @@ for number, (stage, checkpointing, kl) in enumerate(cases):
         save_file(restored, place / "restored.safetensors")
         print(json.dumps([[stage, checkpointing, kl], [norms, same]]), flush=True)
     torch.distributed.barrier()
-print(f"rank {rank} done", flush=True)
 """
 Case = tuple[int, bool, float]
 Found = tuple[Path, dict[Case, tuple[list[float], bool]]]
@@ -83,9 +82,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     case)."""
     folder = tmp_path_factory.mktemp("lora")
     write_model(folder / "model", tied=True)
-    printed = run_ranks(RANK, folder, str(folder), json.dumps(TOKENS), json.dumps(CASES))
-    assert printed.count("done") == 2
-    lines = cases_of(printed)
+    lines = cases_of(run_ranks(RANK, folder, str(folder), json.dumps(TOKENS), json.dumps(CASES)))
     print(*lines, sep="\n")
     return folder, {(c[0], c[1], c[2]): (f[0], f[1]) for c, f in lines}
 

@@ -208,6 +208,14 @@ class Cluster:
         self.redis.stop()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
+    def refusal(self, *words: str) -> str:
+        """What `hora WORDS` says that ends with an error."""
+        done = subprocess.run(
+            [BIN / "hora", *words], env=self.env, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 1
+        return done.stderr
+
     def _command(self, *words: str) -> subprocess.CompletedProcess[str]:
         for _ in range(30):  # the dashboard listens a while after `ray start`
             done = subprocess.run(

@@ -5,7 +5,6 @@ training does not notice. Evaluations are made on the same cluster.
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.monitor.run_state import Kind
 from hora_rl.evaluation.results import read_result
 from hora_rl.evaluation.run_folders import load_run
-from tests.support.cluster import BIN, Cluster
+from tests.support.cluster import Cluster
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -72,10 +71,8 @@ def test_a_replica_without_a_place_is_told_and_sigterm_stops_the_learner(tmp_pat
         file["applications"][0]["deployments"][0]["num_replicas"] = 2
         refused.write_text(yaml.safe_dump(file))
         for command in ("check", "train"):
-            asked = [BIN / "hora", command, str(refused)]
-            done = subprocess.run(asked, env=small.env, capture_output=True, text=True, timeout=120)
-            assert done.returncode == 1
-            assert "the cluster has 2, the configuration reserves 2.5" in done.stderr
+            said = small.refusal(command, str(refused))
+            assert "the cluster has 2, the configuration reserves 2.5" in said
         [shipped] = yaml.safe_load((ROOT / "deploy/hora.yaml").read_text())["applications"]
         file["applications"][0]["args"]["generator"]["cpus"] = shipped["args"]["generator"]["cpus"]
         refused.write_text(yaml.safe_dump(file))
@@ -96,10 +93,7 @@ def test_another_run_is_refused_beside_one_that_trains(cluster: Cluster) -> None
     refusal = "run 'elastic' trains on this Ray cluster"
     assert cluster._command("serve", "deploy", str(second)).returncode == 0, "Serve judges it later"
     cluster.until("the refusal", lambda: refusal in cluster._command("serve", "status").stdout, 120)
-    asked = [BIN / "hora", "train", str(second)]
-    done = subprocess.run(asked, env=cluster.env, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 1
-    assert refusal in done.stderr
+    assert refusal in cluster.refusal("train", str(second))
 
     cluster.steps_more(3)
     assert {p.name for kind in ("generator", "coordinator") for p in cluster.alive(kind)} == parts

@@ -1,6 +1,7 @@
 """The smallest environment over the whole stack: the tiny model learns to guess, a replica of environments is
 killed meanwhile, the audit finds nothing, and the run is evaluated in episodes. It learns an environment of
-the library `verifiers` too."""
+the library `verifiers` too. In built-in environments and where the template renders the history, generator
+and learner agree on every turn, whatever is a sequence."""
 
 import json
 import random
@@ -169,3 +170,63 @@ def test_an_environment_that_blocks_stops_the_run_with_its_line(
     said = " ".join(live_run(2, preset="tiny-guess", **settings).fail().split())
     assert "environment blocking_rooms:blocks blocks its replica at" in said
     assert "blocking_rooms.py:6 in blocks" in said
+
+
+TWICE = """
+from hora_rl.actors.environment.protocol import Episode, EpisodeOver
+from hora_rl.actors.environment.python_tool import python_tool
+
+class Asks:
+    # The demo model calls no tool by itself: its first turn is read as if it had.
+    def __init__(self, policy, call):
+        self._policy, self._call, self._asked = policy, call, False
+
+    async def generate(self, *new):
+        said = await self._policy.generate(*new)
+        if self._asked:
+            return said
+        self._asked = True
+        return type(said)(self._call, said.tokens, said.finish_reason)
+
+async def programs(row, policy, sandbox):
+    return await python_tool(row, Asks(policy, "```python\\nprint(6 * 7)\\n```"), sandbox)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "history", "heard"),
+    [
+        ("python", "append", None),
+        ("asking_rooms:programs", "render", "42"),
+        ("asking_rooms:programs", "append", "42"),
+    ],
+)
+def test_generator_and_learner_agree_on_built_in_environments_and_rendered_histories(
+    live_run: Callable[..., LiveRun],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    history: str,
+    heard: str | None,
+) -> None:
+    (tmp_path / "asking_rooms.py").write_text(TWICE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = live_run(
+        2,
+        **{
+            "environment.path": path,
+            "environment.history": history,
+            "environment.max_turn_tokens": 60,
+            "environment.max_given_tokens": 120,
+        },
+    )
+    run.finish()
+    run.assert_exact()
+    steps = lines(run.run / "steps.jsonl")
+    assert len(steps) == 2
+    assert max(s["drift"] for s in steps if "drift" in s) < 1e-4
+    if heard is not None:
+        assert all(s["turns/mean"] > 1.0 for s in steps)
+        rows = pq.read_table(run.run / "rollouts" / "step-00000001.parquet").to_pylist()
+        assert any(heard in row["completion"] for row in rows)
