@@ -26,6 +26,7 @@ from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.machine.signals import GRACE_S
 from hora_rl.deploy.monitor.reading import read_run
+from tests.support.ports import until
 
 BIN = Path(sys.executable).parent
 STEPS = 5000  # more than any test waits for: most end their run when they have seen enough
@@ -162,13 +163,13 @@ class Cluster:
         connect(self.redis.url).hset(Keys("elastic").state, "paused", str(int(paused)))
 
     def until(self, what: str, holds: Callable[[], bool], limit_s: float = 300.0) -> None:
-        deadline = time.monotonic() + limit_s
-        while not holds():
+        def said() -> str:
             log = self.folder / "train.log"
-            said = log.read_text(errors="replace")[-1500:] if log.exists() else ""
-            assert time.monotonic() < deadline, f"{what}: {self._parts()}\n{said}"
-            assert self.learner is None or self.learner.poll() is None, said
-            time.sleep(0.5)
+            kinds = ("generator", "verifier", "coordinator", "learner")
+            parts = " ".join(f"{kind} {len(self.alive(kind))}" for kind in kinds)
+            return f"{what}: {parts}\n{log.read_text(errors='replace')[-1500:] if log.exists() else ''}"
+
+        until(holds, said, limit_s, 0.5, self.learner)
 
     def until_alive(self, **counts: int) -> None:
         """Wait for so many parts of these kinds: `generator=2`."""
@@ -180,10 +181,6 @@ class Cluster:
         self.until_alive(generator=1)
         self.train()
         self.until("steps", lambda: self.state().step >= steps)
-
-    def _parts(self) -> str:
-        kinds = ("generator", "verifier", "coordinator", "learner")
-        return " ".join(f"{kind} {len(self.alive(kind))}" for kind in kinds)
 
     def assert_exact(self) -> None:
         """So far: the audit judges a run that goes on by what it should have."""

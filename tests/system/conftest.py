@@ -22,6 +22,7 @@ from hora_rl.deploy.runs.audit_run import audit_run
 from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.support.browser import Browser
 from tests.support.cluster import Cluster
+from tests.support.ports import until
 
 HORA = str(Path(sys.executable).with_name("hora"))
 SMALL = {
@@ -108,8 +109,8 @@ class LiveRun:
         return self._log.read_text(errors="replace")
 
     def output(self) -> str:
-        """The end of what was said, for a failed test."""
-        return self.said()[-4000:]
+        """The steps so far and the end of what was said, for a failed test."""
+        return f"{self.trained()} steps\n{self.said()[-4000:]}"
 
     def trained(self) -> int:
         """Steps that surviving records hold."""
@@ -160,13 +161,11 @@ class LiveRun:
         return _saying(PARTS[name], self.processes())
 
     def wait_for(self, holds: Callable[[], bool], what: str, limit_s: float = 400.0) -> None:
-        deadline = time.monotonic() + limit_s
-        assert self._process is not None
-        while not holds():
-            assert self._process.poll() is None, self.output()
-            assert time.monotonic() < deadline, f"{self.trained()} steps, no {what}\n{self.output()}"
+        def held() -> bool:
             self.processes()
-            time.sleep(0.05)
+            return holds()
+
+        until(held, lambda: f"no {what}: {self.output()}", limit_s, 0.05, self._process)
 
     def open_ports(self) -> set[str]:
         """Names of the processes that listen elsewhere than on loopback; every socket is printed."""
@@ -221,12 +220,13 @@ class LiveRun:
 
     def finish(self, limit_s: float = 600.0, status: int = 0) -> None:
         """Wait until the run ends, with this exit status."""
-        assert self._process is not None
-        deadline = time.monotonic() + limit_s
-        while self._process.poll() is None:
-            assert time.monotonic() < deadline, f"{self.trained()} steps\n{self.output()}"
+
+        def over() -> bool:
             self.processes()
-            time.sleep(0.2)
+            return not self.alive()
+
+        until(over, self.output, limit_s, 0.2)
+        assert self._process is not None
         assert self._process.returncode == status, self.output()
 
     def interrupt(self) -> None:
