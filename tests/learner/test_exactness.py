@@ -23,7 +23,7 @@ from hora_rl.learner.prefixes import Sharing
 from hora_rl.learner.sample import sequences
 from tests.support.formula import apart, by_cut, by_formula
 from tests.support.groups import group, in_turns, rollout
-from tests.support.sharing import ALWAYS
+from tests.support.samples import ALWAYS
 from tests.support.tiny_qwen2 import tiny_qwen2
 
 LONGEST, VOCABULARY, TEMPERATURE = 40, 64, 0.7

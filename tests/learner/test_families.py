@@ -23,8 +23,7 @@ from hora_rl.learner.sample import Sample
 from tests.support.families import GROUPED, SETTINGS, TOKENS, VOCABULARY, model_of, write_model
 from tests.support.formula import logprobs_of
 from tests.support.groups import rollout
-from tests.support.samples import sample
-from tests.support.sharing import ALWAYS
+from tests.support.samples import ALWAYS, sample
 
 REFUSED = {"opt": "OPTForCausalLM", "mamba": "MambaForCausalLM", "bloom": "BloomForCausalLM"}
 TRAINED = sorted(set(SETTINGS) - set(REFUSED))

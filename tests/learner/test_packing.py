@@ -9,8 +9,7 @@ from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.metrics import step_metrics
 from hora_rl.learner.prefixes import SAVING, Sharing, bins, divide, rows_of
 from tests.support.groups import group, rollout
-from tests.support.samples import sized
-from tests.support.sharing import ALWAYS
+from tests.support.samples import ALWAYS, sized
 
 CONFIG = Config.model_validate({"model": {"path": "m"}, "data": {"path": "arithmetic"}})
 

@@ -1,13 +1,16 @@
-"""Training sequences of a test's choosing."""
+"""Training sequences of a test's choosing, and how their prompts are shared."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from hora_rl.learner.batch import MicroBatch, make_micro_batch
+from hora_rl.learner.prefixes import Sharing
 from hora_rl.learner.sample import Sample
 
 Numbers = Sequence[int] | np.ndarray
+ALWAYS = Sharing(even=1e9)
+"""Prompts are shared wherever a prompt has two completions, however little that saves."""
 
 
 def sample(
