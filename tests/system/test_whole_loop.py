@@ -16,7 +16,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from hora_rl.common.live.keys import Keys
@@ -31,7 +30,27 @@ from tests.support.jsonl import lines
 from tests.support.pages import ROOT
 from tests.system.conftest import LiveRun
 
-STEPS, PROMPTS, GROUP, PRE, EVERY = 6, 8, 6, 2, 2
+STEPS, PROMPTS, GROUP = 6, 8, 6
+# Sums in the demo's own form, and longer ones twice as seldom, of which brevity is rewarded too.
+CONFIG = """
+model: {path: deploy/demo/model, dtype: float32}
+data:
+  sources:
+    short: {path: "arithmetic:1-2", weight: 2, system: null, limit: 20}
+    long:
+      path: "arithmetic:3-4"
+      system: null
+      reward: {weights: {accuracy: 1.0, "own_ranks:shortest[is]": 0.1, "own_ranks:shortest[of]": 0.0}}
+rollout:
+  {prompts_per_batch: 8, group_size: 6, pre_rollouts: 2, shards: 2, temperature: 1.0, max_prompt_tokens: 32,
+   max_response_tokens: 128}
+allocation: {warmup: {cycles: 1, format_reward: 0.1}, rounds: 4, stop: hit}
+weights: {transport: gloo}
+learner:
+  {tokens_per_microbatch: 8192, checkpoint_every: 2, keep_best: pass@4,
+   optimizer: {learning_rate: 0.0001, schedule: constant}}
+evaluation: {path: arithmetic, source: short, every: 2, prompts: 4, samples: 4, k: [1, 4]}
+"""
 TOOLS = {".git", ".venv", ".venv-verifiers", ".hypothesis", ".pytest_cache", "__pycache__", "runs"}
 """Folders of a checkout that tools write to, and the user's own runs."""
 REWARDS = """
@@ -41,49 +60,6 @@ def shortest(answers):
 """
 
 pytestmark = [pytest.mark.system, pytest.mark.core, pytest.mark.timeout(1200)]
-
-
-def configuration(folder: Path) -> str:
-    """Sums in the demo's own form, and longer ones twice as seldom, of which brevity is rewarded too."""
-    ranked = {"accuracy": 1.0, "own_ranks:shortest[is]": 0.1, "own_ranks:shortest[of]": 0.0}
-    return yaml.safe_dump(
-        {
-            "model": {"path": str(ROOT / "deploy/demo/model"), "dtype": "float32"},
-            "data": {
-                "sources": {
-                    "short": {"path": "arithmetic:1-2", "weight": 2, "system": None, "limit": 20},
-                    "long": {"path": "arithmetic:3-4", "system": None, "reward": {"weights": ranked}},
-                }
-            },
-            "rollout": {
-                "prompts_per_batch": PROMPTS,
-                "group_size": GROUP,
-                "pre_rollouts": PRE,
-                "shards": 2,
-                "temperature": 1.0,
-                "max_prompt_tokens": 32,
-                "max_response_tokens": 128,
-            },
-            "allocation": {"warmup": {"cycles": 1, "format_reward": 0.1}, "rounds": 4, "stop": "hit"},
-            "weights": {"transport": "gloo"},
-            "learner": {
-                "steps": STEPS,
-                "tokens_per_microbatch": 8192,
-                "checkpoint_every": 2,
-                "keep_best": "pass@4",
-                "optimizer": {"learning_rate": 1e-4, "schedule": "constant"},
-            },
-            "evaluation": {
-                "path": "arithmetic",
-                "source": "short",
-                "every": EVERY,
-                "prompts": 4,
-                "samples": 4,
-                "k": [1, 4],
-            },
-            "telemetry": {"http_port": 0},
-        }
-    )
 
 
 def checkout() -> set[Path]:
@@ -100,7 +76,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, s
     folder = tmp_path_factory.mktemp("run")
     before, files = {p.pid for p in psutil.process_iter()}, checkout()
     (folder / "own_ranks.py").write_text(REWARDS)
-    (folder / "two.yaml").write_text(configuration(folder))
+    (folder / "two.yaml").write_text(CONFIG)
     live = LiveRun(folder, STEPS, "two.yaml", cwd=folder)
     try:
         live.start()
