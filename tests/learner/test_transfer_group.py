@@ -1,6 +1,17 @@
-"""When a version is sent again."""
+"""When a transfer group sends a version again. A member that is killed, at any point of an update, costs that
+member alone.
 
+Members are processes that do over Gloo what a replica's worker does, by the same functions. How members meet
+is the same over NCCL.
+"""
+
+import json
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +24,7 @@ from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.learner.weights.broadcast import BroadcastClient
 from hora_rl.learner.weights.host_copy import Snapshot
 
-pytestmark = pytest.mark.system  # vLLM takes seconds to import
+pytestmark = [pytest.mark.system, pytest.mark.timeout(250)]  # vLLM takes seconds to import
 
 
 @pytest.fixture
@@ -99,3 +110,176 @@ def test_what_a_pinned_replica_holds_is_no_confirmation() -> None:
 def test_nothing_is_sent_again_too_soon_or_for_a_word_from_before(client: Any, sent_s_ago: float) -> None:
     heartbeat_now(client, "again", "generator/b", {"version": 0})
     assert not group(client, sent_s_ago, Clock()).is_behind(7)
+
+
+ROOT = Path(__file__).parents[2]
+MEMBER = """
+import json, os, signal, sys
+from datetime import timedelta
+import torch
+from torch.distributed import TCPStore
+from hora_rl.common.weights.member_group import meet, member_group
+
+dies, group = sys.argv[1], None
+
+def at(point):
+    if point == dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def joined(info, rank):
+    at("before it joins")
+    join, limit = timedelta(seconds=info["join_s"]), timedelta(seconds=info["limit_s"])
+    store = TCPStore(info["master_address"], info["master_port"], timeout=join, wait_for_workers=False)
+    if dies == "before it connects":
+        meet(store, rank, info["world_size"], join)
+        at(dies)
+    group = member_group("gloo", store, rank, info["world_size"], join, limit, info["master_address"])
+    at("after it joined")
+    return group
+
+print("ready", flush=True)
+for line in sys.stdin:
+    asked, answer = json.loads(line), "done"
+    try:
+        if "rank" in asked:
+            group = joined(asked["info"], asked["rank"])
+        else:
+            for number, shape in enumerate(asked["info"]["shapes"]):
+                if number == 2:
+                    at("in the middle of a broadcast")
+                got = torch.empty(shape)
+                group.broadcast(got, 0).wait()
+            answer = float(got.flatten()[0])
+            at("after a broadcast")
+    except RuntimeError as error:
+        if group is not None:
+            group.shutdown()
+        answer = "broke off"
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class Members:
+    """What `BroadcastClient` reaches: a process for each name, which dies where it is told."""
+
+    def __init__(self, deaths: dict[str, str]) -> None:
+        self.running = {
+            name: subprocess.Popen(
+                [sys.executable, "-c", MEMBER, dies],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+            for name, dies in deaths.items()
+        }
+        for name in self.running:
+            assert self._answer(name) == "ready\n"
+        self.held = dict.fromkeys(deaths, 0)
+        self.got: dict[str, float] = {}
+
+    def roll_call(self, coming: int, *, pinned: bool) -> dict[str, int]:
+        return {name: self.held[name] for name, p in self.running.items() if p.poll() is None}
+
+    def join(self, info: dict[str, Any], members: tuple[str, ...], group: str) -> None:
+        self._all({n: {"info": info, "rank": 1 + i} for i, n in enumerate(members)})
+
+    def update(self, info: dict[str, Any], version: int, group: str) -> None:
+        answers = self._all({name: {"info": info} for name in self.roll_call(version, pinned=False)})
+        values = {name: float(answer) for name, answer in answers.items() if answer[0].isdigit()}
+        self.got |= values
+        self.held |= dict.fromkeys(values, version)
+
+    def confirm(self, version: int) -> list[Any]:
+        return [n for n in self.roll_call(version, pinned=False) if self.held[n] == version]
+
+    def end(self) -> None:
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+    def _all(self, asked: dict[str, dict[str, Any]]) -> dict[str, str]:
+        """The answers of those that live to give one."""
+        with ThreadPoolExecutor(len(asked) or 1) as threads:
+            answers = threads.map(self._ask, asked, asked.values())
+            return {name: answer for name, answer in zip(asked, answers, strict=True) if answer}
+
+    def _ask(self, name: str, what: dict[str, Any]) -> str:
+        to = self.running[name].stdin
+        assert to is not None
+        try:
+            to.write(json.dumps(what) + "\n")
+            to.flush()
+        except BrokenPipeError:
+            return ""
+        return self._answer(name)
+
+    def _answer(self, name: str) -> str:
+        said = self.running[name].stdout
+        assert said is not None
+        answer = said.readline()
+        if not answer:
+            self.running[name].wait()
+        return answer
+
+
+@pytest.fixture
+def members(request: pytest.FixtureRequest) -> Iterator[Members]:
+    made = Members({"generator/a": "", "generator/b": request.param, "generator/c": ""})
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        pytest.param("before it joins", marks=pytest.mark.slow),
+        "before it connects",
+        pytest.param("after it joined", marks=pytest.mark.slow),
+        "in the middle of a broadcast",
+        pytest.param("after a broadcast", marks=pytest.mark.slow),
+    ],
+    indirect=True,
+)
+def test_a_killed_member_costs_itself_and_the_others_get_the_version(members: Members) -> None:
+    from hora_rl.learner.weights.host_copy import Snapshot
+    from hora_rl.learner.weights.transfer_group import TransferGroup
+
+    settings = ["run.name=r", "weights.transport=gloo", "weights.update_limit_s=16"]
+    nobody: Any = None
+    group = TransferGroup(load("tiny", settings), nobody, members)  # type: ignore[arg-type]
+    for version in (1, 2):
+        tensors = [(f"t{i}", torch.full((256, 256), float(version))) for i in range(6)]
+        began = time.monotonic()
+        confirmed = group.send(Snapshot(version, tensors, torch.device("cpu")))
+        assert time.monotonic() - began < 60
+        assert {"generator/a", "generator/c"} <= {*confirmed}
+        assert members.got["generator/a"] == members.got["generator/c"] == version
+    assert members.running["generator/b"].poll() is not None
+    assert all(members.running[f"generator/{name}"].poll() is None for name in "ac")
+
+
+@pytest.mark.parametrize("members", [""], indirect=True)
+def test_members_of_a_learner_that_dies_break_off(members: Members) -> None:
+    """No vLLM here: the learner's place is a process that is killed in the middle."""
+    script = (
+        "import sys, os, json, signal, torch\n"
+        "from datetime import timedelta\n"
+        "from torch.distributed import TCPStore\n"
+        "from hora_rl.common.weights.member_group import member_group\n"
+        "s = timedelta(seconds=20)\n"
+        "store = TCPStore('127.0.0.1', 0, is_master=True, timeout=s, wait_for_workers=False)\n"
+        "print(store.port, flush=True)\n"
+        "group = member_group('gloo', store, 0, 4, s, s, '127.0.0.1')\n"
+        "group.broadcast(torch.zeros(4), 0).wait()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    learner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert learner.stdout is not None
+    place = {"master_address": "127.0.0.1", "master_port": int(learner.stdout.readline())}
+    place |= {"world_size": 4, "join_s": 20, "limit_s": 20}
+    members.join(place, tuple(members.running), "g")
+    members.update({"shapes": [[4], [4]]}, 1, "g")
+    learner.wait()
+    assert members.got == {}
+    assert all(process.poll() is None for process in members.running.values())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-SOME_STEPS, FEW_STEPS = 10, 8
+SOME_STEPS = 10
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
 
