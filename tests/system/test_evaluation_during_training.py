@@ -1,5 +1,9 @@
-"""Evaluations during training on two generators: one stays at the version of the evaluation, the other
-trains."""
+"""Evaluations during training. On two generators one stays at the version of the evaluation, the other
+trains.
+
+The whole stack is killed in the middle of an evaluation, while the run trains and again after its last step.
+The resumed run completes both: every sample once, on weights that the result names.
+"""
 
 import os
 import random
@@ -17,23 +21,23 @@ from hora_rl.common.live.pin_lease import LEASE_S
 from hora_rl.common.live.redis import connect
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind, Part, RunState
-from hora_rl.evaluation.results import read_result
+from hora_rl.evaluation.results import Result, read_result
 from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.support.cluster import Cluster
 from tests.support.jsonl import samples
 
 STEPS, EVERY, PROMPTS, SAMPLES = 27, 9, 8, 64
 STEPS_DUE = (EVERY, 2 * EVERY)
-SETTINGS = {
-    "generator.replicas": 2,
-    "evaluation.path": "arithmetic",
-    "evaluation.every": EVERY,
-    "evaluation.prompts": PROMPTS,
-    "evaluation.samples": SAMPLES,
-    "evaluation.k": "[1, 4]",
-}
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+
+def evaluated(every: int, samples: int, **more: object) -> dict[str, object]:
+    """Settings of evaluations during training."""
+    settings = {"path": "arithmetic", "every": every, "prompts": PROMPTS, "samples": samples, "k": "[1, 4]"}
+    return {f"evaluation.{key}": value for key, value in settings.items()} | more
+
+
+PINNED = evaluated(EVERY, SAMPLES, **{"generator.replicas": 2})
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
 
 class Watch:
@@ -81,7 +85,7 @@ def test_an_evaluation_is_of_one_version_while_training_goes_on(
     """Over `gloo` training ends soon after the second evaluation has begun. Its replica must have
     the last version then, for nobody is there to send it."""
     connect(redis_url).flushdb()
-    run = live_run(steps, **SETTINGS, **{"weights.transport": transport, "queue.url": redis_url})
+    run = live_run(steps, **PINNED, **{"weights.transport": transport, "queue.url": redis_url})
     watch = Watch(run, redis_url)
     first = pinned(watch.until(pinned, "pinned replica"))
     assert first is not None
@@ -136,7 +140,7 @@ def test_a_run_ends_clean_whose_coordinator_and_pinned_replica_are_killed(
     live_run: Callable[..., Any], redis_url: str
 ) -> None:
     connect(redis_url).flushdb()
-    run = live_run(STEPS, **SETTINGS, **{"queue.url": redis_url})
+    run = live_run(STEPS, **PINNED, **{"queue.url": redis_url})
     watch = Watch(run, redis_url)
     watch.until(pinned, "pinned replica")
     run.kill("coordinator", random.Random(0), within_s=0.0)
@@ -191,3 +195,84 @@ def test_a_replica_whose_evaluator_is_killed_takes_the_newest_weights_and_serves
     cluster.train(cluster.run / "config.yaml")
     cluster.steps_more(10)
     cluster.assert_exact()
+
+
+# Slow enough to be killed in the middle.
+KILLED_EVERY, KILLED_SAMPLES, KILLED_STEPS = 10, 16, 30
+KILLED = evaluated(
+    KILLED_EVERY, KILLED_SAMPLES, **{"evaluation.max_sequences": 4, "rollout.samples_per_request": 4}
+)
+
+
+def kill_during(run: Any, step: int, after_s: float = 0.0) -> list[dict]:
+    """Kill everything when the evaluation of `step` is under way; what it had sampled."""
+    run.wait_for(lambda: len(drawn(run.run, step)) > 4, f"samples of step {step}")
+    time.sleep(after_s)
+    run.kill_everything()
+    result = run.run / "evaluation" / f"arithmetic-step{step}.json"
+    assert not result.exists(), "it was to be killed before its end"
+    return drawn(run.run, step)
+
+
+def check_completed(run: Any, step: int, before: list[dict]) -> tuple[list[dict], Result]:
+    """Samples and result of the evaluation of `step`, of which `before` is a part."""
+    found = drawn(run.run, step)
+    assert found[: len(before)] == before, "nothing is sampled again"
+    return found, read_result(run.run / "evaluation" / f"arithmetic-step{step}.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["file", "gloo"])
+def test_an_evaluation_that_was_killed_with_everything_else_is_completed_once(
+    transport: str, live_run: Callable[..., Any]
+) -> None:
+    run = live_run(KILLED_STEPS, **KILLED, **{"weights.transport": transport})
+    begun = {KILLED_EVERY: kill_during(run, KILLED_EVERY)}
+    run.start("--resume")
+    begun[KILLED_STEPS] = kill_during(run, KILLED_STEPS)
+    run.start("--resume")
+    run.finish()
+    run.assert_exact()
+    for step, before in begun.items():
+        found, result = check_completed(run, step, before)
+        assert len(found) == PROMPTS * KILLED_SAMPLES == len({(s["problem"], s["sample"]) for s in found})
+        assert sum(result.correct) == sum(s["success"] for s in found)
+        met = [v for s in found for v in s["versions"]]
+        assert result.versions == [min(met), max(met)]
+        assert min(met) >= step
+    assert max(met) == KILLED_STEPS, "after training there is one version"
+
+
+@pytest.mark.slow
+def test_a_replica_that_dies_in_the_last_evaluation_gets_the_last_weights_again(
+    live_run: Callable[..., Any],
+) -> None:
+    run = live_run(3, **KILLED | {"evaluation.every": "null", "weights.transport": "gloo"})
+    run.wait_for(lambda: len(drawn(run.run, 3)) > 4, "samples of step 3")
+    run.kill("generator", random.Random(0), within_s=0.0)
+    before = drawn(run.run, 3)
+    assert len(before) < PROMPTS * KILLED_SAMPLES, "it was to be killed before its end"
+    run.finish()
+    run.assert_exact()
+    found, result = check_completed(run, 3, before)
+    assert len(found) == PROMPTS * KILLED_SAMPLES
+    assert result.versions == [3, 3]
+
+
+@pytest.mark.slow
+def test_the_first_step_is_not_published_before_the_initial_policy_is_measured(
+    live_run: Callable[..., Any],
+) -> None:
+    """Killed between the learner's first step and the end of the evaluation of step 0. That one is completed
+    on version 0 before any newer weights leave the learner."""
+    many = {"evaluation.prompts": 200, "evaluation.every": "null"}
+    run = live_run(3, **KILLED | many)
+    run.until(1)
+    before = kill_during(run, 0, after_s=2.0)
+    assert run.trained() == 1, "the second step waits"
+    run.start("--resume")
+    run.finish()
+    run.assert_exact()
+    found, result = check_completed(run, 0, before)
+    assert result.versions == [0, 0]
+    assert {v for s in found for v in s["versions"]} == {0}
