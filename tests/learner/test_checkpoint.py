@@ -26,13 +26,11 @@ NAME_OF_RUN = "run.name=c"
 class Weights:
     """Stands in for the engine: a state that is a text."""
 
-    state = ""
-    loads = 0
-    found_by_rank_0: int | None = None
-    trouble: OSError | None = None
-
-    def __init__(self) -> None:
-        self.goes_on = threading.Event()
+    def __init__(
+        self, state: str = "", trouble: OSError | None = None, found_by_rank_0: int | None = None
+    ) -> None:
+        self.state, self.trouble, self.found_by_rank_0 = state, trouble, found_by_rank_0
+        self.loads, self.goes_on = 0, threading.Event()
         self.goes_on.set()
 
     def save(self, folder: Path, tag: str) -> Callable[[], None]:
@@ -61,8 +59,7 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 
 
 def save(checkpoints: Checkpoints, step: int, state: str) -> int:
-    weights: Any = Weights()
-    weights.state = state
+    weights: Any = Weights(state)
     checkpoints.begin(weights, step)
     needed_from = checkpoints.finished(wait=True)
     assert needed_from is not None
@@ -91,8 +88,7 @@ def test_the_step_waits_for_the_copy_and_nothing_is_acknowledged_before_the_disk
     checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     save(checkpoints, 2, "after 2")
-    weights: Any = Weights()
-    weights.state = "after 4"
+    weights: Any = Weights("after 4")
     weights.goes_on.clear()
     checkpoints.begin(weights, 4)
     weights.state = "after 5"  # training goes on
@@ -109,8 +105,7 @@ def test_a_disk_that_fails_while_the_next_step_trains_ends_the_learner_and_not_t
     checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     save(checkpoints, 2, "after 2")
-    weights: Any = Weights()
-    weights.trouble = OSError(28, "No space left on device")
+    weights: Any = Weights(trouble=OSError(28, "No space left on device"))
     checkpoints.begin(weights, 4)
     with pytest.raises(OSError, match="No space left"):
         checkpoints.finished(wait=True)
@@ -150,8 +145,7 @@ def test_every_rank_restores_what_rank_0_found(
     for step in (2, 4):
         save(checkpoints, step, f"after {step}")
     other_rank = Checkpoints(load("tiny", [NAME_OF_RUN]), tmp_path, rank=1, world=1)
-    weights: Any = Weights()
-    weights.found_by_rank_0 = 2
+    weights: Any = Weights(found_by_rank_0=2)
     assert other_rank.restore(weights) == 2
     assert weights.state == "after 2"
     weights.found_by_rank_0 = 6

@@ -12,7 +12,7 @@ from hora_rl.learner.batch import make_micro_batch
 from hora_rl.learner.engine import load_model
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.lora import add_adapter
-from hora_rl.learner.sample import Sample
+from tests.support.samples import sample
 
 
 def policy_with_adapter(config: Config, seed: int | None) -> Policy:
@@ -36,10 +36,9 @@ def published(policy: Policy) -> dict[str, torch.Tensor]:
 
 def scores(policy: Policy, prompt: Tokens, completion: Completion) -> np.ndarray:
     """The learner's log-probs of the completion's tokens (L,)."""
-    n = len(completion.tokens)
-    sample = Sample(prompt, completion.tokens, completion.logprobs, 1.0, 1.0, np.ones(n, dtype=bool))
+    micro = make_micro_batch([[sample(prompt, completion.tokens, completion.logprobs)]])
     with torch.no_grad():
-        return policy(make_micro_batch([[sample]]), 1.0, 1024)[0].numpy()
+        return policy(micro, 1.0, 1024)[0].numpy()
 
 
 def errors(policies: dict[int, Policy], prompt: Tokens, completions: list[Completion]) -> dict[int, float]:

@@ -77,7 +77,7 @@ class Machine:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=lambda: die_with_parent(signal.SIGKILL),
             )
         assert holder.stdout is not None
         assert holder.stdout.readline() == "up\n", f"{self.name} did not start"
@@ -152,7 +152,3 @@ def _namespace(pid: int) -> int | None:
         return os.stat(f"/proc/{pid}/ns/pid").st_ino
     except OSError:  # it has ended
         return None
-
-
-def _end_with_parent() -> None:
-    die_with_parent(signal.SIGKILL)
