@@ -1,5 +1,8 @@
-"""A learner dies, and files that it or a killed one left are damaged: what can be used is used, the rest is
-named. `test_chaos.py` meets whole runs with everything else.
+"""What fails in a run is named, and nothing is lost. A learner dies, and files that it or a killed one left
+are damaged: what can be used is used. A reward of the user's own that fails in the middle ends the run with
+one line that names the reward and the row, and the run is resumed when the reward works again.
+
+`test_chaos.py` meets whole runs with everything else.
 """
 
 import json
@@ -89,3 +92,32 @@ def test_when_both_checkpoints_are_damaged_the_run_ends_once_and_says_so(
     )
     assert "Traceback" not in run.said()
     assert json.loads((run.run / "run.json").read_text())["state"] == "failed"
+
+
+WEIGHTS = "{accuracy: 1.0, 'tests.system.own_reward:wants_column': 0.1, 'tests.system.own_reward:ranks': 0.1}"
+REWARDED = {"reward.weights": WEIGHTS, "rollout.attempts": 2, "learner.checkpoint_every": 2}
+
+
+def test_a_reward_that_fails_ends_the_run_in_one_line_and_loses_nothing(
+    live_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken"
+    monkeypatch.setenv("OWN_REWARD_BREAKS", str(broken))
+    run = live_run(12, **REWARDED)
+    for steps, how, named, why in (
+        (2, "column", "wants_column", "raised KeyError: 'expected' (row "),
+        (4, "length", "ranks", " completions of a group (row "),
+    ):
+        run.until(steps)
+        broken.write_text(how)
+        last = run.fail().splitlines()[-1]
+        assert last.startswith("hora: "), last
+        assert f"own_reward:{named}" in last
+        assert why in last
+        record = json.loads((run.run / "run.json").read_text())
+        assert record["state"] == "failed"
+        assert named in record["reason"]
+        broken.unlink()
+        run.start("--resume")
+    run.finish()
+    run.assert_exact()
