@@ -1,8 +1,7 @@
 """The allocation is the optimum, exactly, and deterministic."""
 
-import subprocess
-import sys
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -105,22 +104,6 @@ def test_bad_input_is_named_with_its_first_index(arguments: dict, message: str) 
         allocate(**arguments)
 
 
-def test_numpy_is_all_it_needs() -> None:
-    code = (
-        "import sys\n"
-        "class Only:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in "
-        "{'torch','scipy','ray','redis','vllm','transformers','pydantic'} or name == 'hora_rl.common':\n"
-        "            raise ImportError(name)\n"
-        "sys.meta_path.insert(0, Only())\n"
-        "from hora_rl.allocator import allocate\n"
-        "print(allocate([0, 3, 8], 8, 72).tolist())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[53, 15, 4]"
-
-
 def test_a_shard_of_solved_prompts_costs_no_more_than_its_own_levels() -> None:
     """Absent unsolved prompts would still gain more at level 10^9 than a solved one at level 120."""
     for group_size in (32, 128, 1024):
@@ -172,3 +155,48 @@ def test_prompts_without_room_get_nothing_and_the_others_what_they_get_alone() -
     assert not found[~open_].any()
     alone = allocate(successes[open_], trials[open_], 2000, max_group_size=cap)
     assert found[open_].tolist() == alone.tolist()
+
+
+def gains(rule: str, c: int, n: int, levels: int) -> list[Fraction]:
+    """Of one prompt under Beta(1, 1), which the rule's table holds too."""
+    found = get_rule(rule)
+    assert isinstance(found, Marginal)
+    assert found.exact is not None
+    exact = [found.exact(Fraction(1 + c), Fraction(1 + n - c), c, n, k) for k in range(levels)]
+    table = found.table(posterior(np.array([c]), np.array([n]), np.ones(1), np.ones(1)), levels)
+    assert np.exp(table[0]) == pytest.approx([float(gain) for gain in exact])
+    return exact
+
+
+def test_worked_figures() -> None:
+    """Beta(1, 1) and nothing sampled: E[p] w(1) = 1/2 · 1/2; then E[p(1-p)]/2 + E[p²]/6 = 1/12 + 1/18."""
+    assert gains("expected_worth(1)", 0, 0, 2) == [Fraction(1, 4), Fraction(5, 36)]
+    # At most two hits count: E[p], E[p], then E[p(1-p²)] = 1/4.
+    assert gains("first_hit(2)", 0, 0, 3) == [Fraction(1, 2), Fraction(1, 2), Fraction(1, 4)]
+    # Four probes: B(2, 9)/B(1, 5) after four misses, B(6, 5)/B(5, 1) after four hits.
+    assert gains("probe_aware", 0, 4, 1) == [Fraction(1, 18)]
+    assert gains("probe_aware", 4, 4, 1) == [Fraction(1, 252)]
+
+
+@pytest.mark.parametrize("rule", ["expected_worth(3)", "first_hit(2)", "probe_aware"])
+def test_no_division_is_worth_more(rule: str) -> None:
+    counts, budget = [0, 1, 4], 9
+    tables = [[Fraction(0), *accumulate(gains(rule, c, 4, budget))] for c in counts]
+    extra = allocate(counts, 4, budget, rule=rule)
+    assert sum(table[d] for table, d in zip(tables, extra, strict=True)) == best(tables, budget)
+
+
+def test_without_noise_the_worth_is_a_first_hit_and_with_much_the_number_of_hits() -> None:
+    counts = [0, 0, 1, 7, 8]
+    first = allocate(counts, 8, 60, rule="first_hit")
+    assert allocate(counts, 8, 60, rule="expected_worth(0)").tolist() == first.tolist()
+    assert allocate(counts, 8, 60, rule="first_hit(1)").tolist() == first.tolist()
+    assert allocate(counts, 8, 60, rule="expected_worth(1e9)").tolist() == [0, 0, 0, 0, 60]
+
+
+def test_a_flat_gain_at_the_cut_loses_no_rollout() -> None:
+    """The first two levels gain alike, so both are at the cut; trials differ, so prompts form classes."""
+    assert allocate([0, 0, 0, 0], [2, 2, 3, 3], 3, rule="first_hit(2)").tolist() == [2, 1, 0, 0]
+    many = allocate([0] * 400, [2, 3] * 200, 301, rule="first_hit(2)")
+    assert many.sum() == 301
+    assert many[1::2].sum() == 0
