@@ -15,6 +15,9 @@ from hora_rl.common.data.code import RowTests
 ADD = "def add(a, b): return a + b"
 ADDED = "assert add(2, 3) == 5\nassert add(-1, 1) == 0"
 
+NUMBER = "class Number: pass\ndef f(): return {}"
+MAYBE = "r = f()\nassert r is None or isinstance(r, (int, Number))"
+
 DEEP = """
 import os
 def enc(x):
@@ -79,6 +82,20 @@ WORKS = {
     ),
     "a program that prints": ("print('hello')\n" + ADD, ADDED + "\nprint('tests print too')"),
     "what runs as a script alone": (ADD + "\nif __name__ == '__main__':\n    add(input(), 1)", ADDED),
+    "check called by the tests": (
+        ADD,
+        "def check(candidate):\n    assert candidate(2, 3) == 5\ncheck(add)",
+    ),
+    "a class that the tests import": (
+        ADD,
+        "from decimal import *\nassert isinstance(add(1, 1), (int, Decimal))",
+    ),
+    "a class of the tests": (ADD, "class N(int): pass\nassert not isinstance(add(1, 1), N)"),
+    "a class of an answer": (ADD, "assert isinstance(add(1, 1), type(add(2, 2)))"),
+    "an abstract class": (
+        ADD,
+        "import collections.abc\nassert not isinstance(add(1, 1), collections.abc.Sized)",
+    ),
     "recursion and imports": (
         "import functools\n@functools.cache\ndef fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)",
         "assert fib(200) == 280571172992510140037611932413038677189525",
@@ -151,8 +168,8 @@ def runner() -> Iterator[Runner]:
         yield found
 
 
-def judged(runner: Runner, program: str, tests: str, entry: str = "") -> Verdict:
-    return runner.judge(textwrap.dedent(program), RowTests(asserts=textwrap.dedent(tests), entry=entry))
+def judged(runner: Runner, program: str, tests: str) -> Verdict:
+    return runner.judge(textwrap.dedent(program), RowTests(asserts=textwrap.dedent(tests)))
 
 
 @pytest.mark.parametrize("name", WORKS)
@@ -169,29 +186,24 @@ def test_a_wrong_or_hostile_program_does_not_pass(runner: Runner, name: str) -> 
     assert judged(runner, ADD, ADDED).right, "the next program is judged"
 
 
-def test_tests_that_call_check_with_the_entry_point(runner: Runner) -> None:
-    check = "def check(candidate):\n    assert candidate(2, 3) == 5"
-    assert judged(runner, ADD, check, "add").right
-    assert not judged(runner, "def add(a, b): return 5.5", check, "add").right
-    assert judged(runner, ADD, check + "\ncheck(add)").right
-
-
 @pytest.mark.parametrize(
-    ("tests", "why"),
+    ("program", "tests", "why"),
     [
-        ("assert add(lambda: 1, 2)", "a function cannot be passed to the program"),
-        ("assert 1 + 1 == 2", "call nothing that the program defines"),
-        ("assert isinstance(add(1, 1), Number)", "an object of the program's own class"),
-        ("import numpy\nassert add(1, 1) == 2", "No module named 'numpy'"),
-        ("add(1, 1)\nimport sys\nsys.exit()", "the tests end by SystemExit"),
-        ("add(1, 1)\nimport os\nos._exit(0)", "ended without a verdict"),
+        (ADD, "assert add(lambda: 1, 2)", "a function cannot be passed to the program"),
+        (ADD, "assert 1 + 1 == 2", "call nothing that the program defines"),
+        (ADD, "assert isinstance(add(1, 1), Number)", "an object of the program's own class"),
+        (ADD, "import numpy\nassert add(1, 1) == 2", "No module named 'numpy'"),
+        (ADD, "add(1, 1)\nimport sys\nsys.exit()", "the tests end by SystemExit"),
+        (ADD, "add(1, 1)\nimport os\nos._exit(0)", "ended without a verdict"),
+        # Whatever the program answers.
+        *((NUMBER.format(answer), MAYBE, r"the program's own class .Number.") for answer in ("None", "add")),
     ],
 )
-def test_tests_that_cannot_be_run_are_an_error_and_no_wrong_answer(
-    runner: Runner, tests: str, why: str
+def test_tests_that_cannot_be_run_are_no_wrong_answer(
+    runner: Runner, program: str, tests: str, why: str
 ) -> None:
     with pytest.raises(CannotJudge, match=why):
-        judged(runner, ADD, tests)
+        judged(runner, program, tests)
     assert judged(runner, ADD, ADDED).right
 
 
@@ -209,28 +221,6 @@ def test_what_tests_make_of_a_wrong_answer_is_a_wrong_answer(
 ) -> None:
     assert not judged(runner, program, tests).right
     assert judged(runner, ADD, ADDED).right
-
-
-@pytest.mark.parametrize("answer", ["None", "add"])
-def test_tests_that_may_need_the_program_s_class_are_refused_whatever_it_answers(
-    runner: Runner, answer: str
-) -> None:
-    tests = "r = f()\nassert r is None or isinstance(r, (int, Number))"
-    with pytest.raises(CannotJudge, match=r"the program's own class .Number."):
-        judged(runner, f"class Number: pass\ndef f(): return {answer}", tests)
-
-
-@pytest.mark.parametrize(
-    "tests",
-    [
-        "from decimal import *\nassert isinstance(add(1, 1), (int, Decimal))",
-        "class N(int): pass\nassert not isinstance(add(1, 1), N)",
-        "assert isinstance(add(1, 1), type(add(2, 2)))",
-        "import collections.abc\nassert not isinstance(add(1, 1), collections.abc.Sized)",
-    ],
-)
-def test_classes_of_the_tests_may_be_asked_for(runner: Runner, tests: str) -> None:
-    assert judged(runner, ADD, tests).right
 
 
 def test_an_import_that_fails_in_the_program_is_its_own_fault(runner: Runner) -> None:

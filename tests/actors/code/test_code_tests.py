@@ -7,23 +7,17 @@ import os
 from contextlib import closing
 from typing import Any
 
-import numpy as np
 import pytest
 
-from hora_rl.actors.coordinator.calls import verifier_calls
 from hora_rl.actors.verifier.code import pool as module
 from hora_rl.actors.verifier.code.pool import ProgramPool
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.actors.verifier.sandbox.sandbox import SandboxError
-from hora_rl.common.config import Config
 from hora_rl.common.config.reward import CodeTests, Reward
 from hora_rl.common.data.code import code_block
 from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.errors import VerifierUnavailable
-from hora_rl.common.types import Prompt
 from tests.support.attacks import ATTACKS, PRELUDE
-from tests.support.groups import completion
-from tests.support.handles import Handle
 
 PLUS_ONE = [{"input": "1\n", "output": "2\n"}, {"input": "41\n", "output": "42\n"}]
 RIGHT = "print(int(input()) + 1)"
@@ -143,14 +137,3 @@ async def test_the_verifier_returns_it_beside_the_others_and_closes_its_sandboxe
         assert scored == [{"format": 1.0, "code_tests": 1.0}, {"format": 1.0, "code_tests": 0.0}]
         assert [reward.succeeded(s) for s in scored] == [True, False]
         assert pool.stats()["programs"] == 2
-
-
-async def test_the_row_and_a_gold_answer_of_any_json_value_travel_to_the_verifier() -> None:
-    row, gold = {"tests": PLUS_ONE}, {"cases": [1, [None, True]]}
-    raw = {"model": {"path": "m"}, "data": {"path": "d"}, "reward": {"weights": {"code_tests": 1.0}}}
-    handle, config = Handle(lambda items: [{"code_tests": 1.0}]), Config.model_validate(raw)
-    prompt = Prompt(3, "add one", gold, np.array([1, 2], np.int32), row=row)
-    scored = await verifier_calls(handle, config)(prompt, [completion()])  # type: ignore[arg-type]
-    assert [s.success for s in scored] == [True]
-    ((item,),) = handle.asked
-    assert (item.gold, item.row) == (gold, row)
