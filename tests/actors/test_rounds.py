@@ -19,7 +19,7 @@ from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.evaluation.audit import audit, gather
 from hora_rl.evaluation.audit_divisions import divisions as divided
 from tests.support.coordination import PROMPTS as GAMMA
-from tests.support.coordination import begun, killed, to_the_end, until
+from tests.support.coordination import begun, killed, payloads_of, to_the_end, until
 from tests.support.coordination import config_of as small_run
 from tests.support.held import rollouts_held
 from tests.support.simulated import RATES, Fleet, score_by_chance
@@ -136,18 +136,24 @@ async def test_a_coordinator_killed_in_a_round_leaves_all_that_the_next_one_need
     assert rollouts_held(connect(redis_url), broken.run.name) == set()
 
 
-async def test_a_round_lost_with_its_coordinator_costs_its_group_alone(redis_url: str) -> None:
-    config = config_of("lost")
-    keys, client = Keys("lost"), connect(redis_url)
-    await killed_in_round(config, redis_url, fleet_of(0.05), 3)
-    drawn = list(client.scan_iter("hora:\\{lost\\}:drawn:*"))
-    assert drawn, "what rounds 1 and 2 drew is stored"
-    client.set(drawn[0], b"\x00damaged")
+@pytest.mark.parametrize(("what", "number"), [("pre_rollouts", 1), ("pre_rollouts", 3), ("drawn", 3)])
+async def test_rollouts_lost_with_their_coordinator_cost_their_group_alone(
+    redis_url: str, what: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(f"lost-{what}-{number}")
+    keys, client, payloads = Keys(config.run.name), connect(redis_url), payloads_of(monkeypatch)
+    client.hset(keys.state, "error", "what the one before gave up for")
+    await killed_in_round(config, redis_url, fleet_of(0.05), number)
+    stored = [key.split(":") for key in sorted(rollouts_held(client, config.run.name))]
+    unpushed = [key for key in stored if not client.hexists(keys.pushed, ":".join(key[1:3]))]
+    lost = next(key for key in unpushed if key[0] == what)
+    client.set(f"hora:{{{config.run.name}}}:{':'.join(lost)}", b"\x00damaged")
     await run(config, redis_url, owner="two")
     assert all(sum(r["extra"]) == GAMMA // SHARDS * (G - G0) for r in reports(redis_url, config).values())
+    assert sum(g.size for g in payloads.values()) == STEPS * GAMMA * G
     assert client.hlen(keys.redo) == client.xlen(keys.dead) == 0
-    assert rollouts_held(client, "lost") == set()
-    assert audit(config, gather(client, "lost", list)) == [
+    assert rollouts_held(client, config.run.name) == set()
+    assert audit(config, gather(client, config.run.name, list)) == [
         f"step {step} is in a checkpoint and not in the records" for step in range(STEPS)
     ]
 

@@ -50,9 +50,7 @@ class World:
         ]
 
     def divide(self, earlier: Sequence[Round], found: PhaseCounts) -> Allocation:
-        self.successes = list(found.successes)
-        extra = np.array([7, 2, 0])[: len(self.successes)]
-        return Allocation(extra, "hit_utility", tuple((1.0, 1.0) for _ in self.successes))
+        return Allocation(np.array([7, 2, 0]), "hit_utility", ((1.0, 1.0),) * 3)
 
     def sampler(self, shard: Shard) -> Sampler:
         return Sampler(shard, self.generate, self.score)
@@ -71,11 +69,13 @@ async def collect(shard: Shard, world: World) -> list[Group]:
 
 
 async def test_groups_pool_both_phases_follow_the_allocation_and_leave_when_they_are_complete() -> None:
-    world = World()
-    left = await collect(make_shard(), world)
+    world, shard = World(), make_shard()
+    plan = await planned(shard, world)
+    assert (plan.successes, plan.extra) == ((0, 1, 2), (7, 2, 0))
+    assert plan.rewards == {"accuracy": 0.25, "format": 0.75}
+    left = await finish(shard, world, plan)
     assert left[-1].prompt_index == 1
     groups = {g.prompt_index: g for g in left}
-    assert world.successes == [0, 1, 2]
     assert {i: (g.pre_rollouts, g.extra, g.size) for i, g in groups.items()} == {
         0: (4, 7, 11),
         1: (4, 2, 6),
@@ -107,18 +107,6 @@ def test_requests_for_different_samples_have_different_seeds() -> None:
     assert len({sample_seed(*what) for what in asked * 2}) == len(asked), "and a retry has the same"
 
 
-async def test_a_restarted_shard_continues_its_plan_and_makes_no_delivered_group_again() -> None:
-    plan = await planned(make_shard(), World())
-    assert (plan.successes, plan.extra) == ((0, 1, 2), (7, 2, 0))
-    assert plan.rewards == {"accuracy": 0.25, "format": 0.75}
-    second = World()
-    left = replace(plan, groups=tuple(g for g in plan.groups if g.id != "0:1"))
-    groups = await finish(make_shard(), second, left)
-    assert sorted(g.prompt_index for g in groups) == [0, 2]
-    assert [r.n for r in second.requests] == [7], "only Phase B of prompt 0 is sampled"
-    assert {g.prompt_index: g.size for g in groups} == {0: 11, 2: 4}
-
-
 class BrokenVerifier(World):
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         raise RuntimeError("verifier gone")
@@ -141,7 +129,7 @@ def even(n: int, g0: int, extra: int) -> list[Draw]:
 
 class TwoEach(World):
     def divide(self, earlier: Sequence[Round], found: PhaseCounts) -> Allocation:
-        return replace(super().divide(earlier, found), extra=np.full(len(found.successes), 2))
+        return replace(super().divide(earlier, found), extra=np.full(3, 2))
 
 
 async def test_rollouts_begun_before_the_plan_are_those_that_two_phases_ask_for() -> None:
@@ -199,36 +187,16 @@ class InRounds(World):
         return replace(super().divide(earlier, found), extra=np.array(self.by_round[len(earlier)]))
 
 
-async def through_all_rounds(shard: Shard, world: InRounds, plan: Plan) -> list[Group]:
+async def test_each_round_is_divided_by_what_was_found_before_it_and_pooled_into_the_group() -> None:
+    world, shard = InRounds(), make_shard()
+    plan = await planned(shard, world)
     while len(plan.rounds) < len(world.by_round):
         plan = await next_round(shard, plan, world.sampler(shard), world.divide)
-    return await finish(shard, world, plan)
-
-
-def sizes(groups: list[Group]) -> dict[int, tuple[int, ...]]:
-    return {g.prompt_index: g.rounds for g in groups}
-
-
-async def test_each_round_is_divided_by_what_was_found_before_it_and_pooled_into_the_group() -> None:
-    world = InRounds()
-    groups = await through_all_rounds(make_shard(), world, await planned(make_shard(), world))
+    groups = await finish(shard, world, plan)
     assert world.told == [(0, 1, 2), (0, 1, 0), (0, 1, 1)], "found in Phase A and in rounds 1 and 2"
-    assert sizes(groups) == {0: (2, 0, 4), 1: (1, 3), 2: (0, 1)}
-    assert {g.prompt_index: (g.extra, g.successes, g.hits) for g in groups} == {
-        0: (6, 0, 0),
-        1: (4, 1, 3),
-        2: (1, 2, 3),
+    assert {g.prompt_index: (g.rounds, g.extra, g.successes, g.hits) for g in groups} == {
+        0: ((2, 0, 4), 6, 0, 0),
+        1: ((1, 3), 4, 1, 3),
+        2: ((0, 1), 1, 2, 3),
     }
     assert len({r.seed for r in world.requests}) == len(world.requests), "no samples are drawn twice"
-
-
-async def test_a_shard_restarted_in_a_round_draws_that_round_and_those_after_it_alone() -> None:
-    whole, first, second = InRounds(), InRounds(), InRounds()
-    shard = make_shard()
-    expected = await through_all_rounds(shard, whole, await planned(shard, whole))
-    plan = await planned(shard, first)
-    plan = await next_round(shard, plan, first.sampler(shard), first.divide)
-    found = await through_all_rounds(shard, second, plan)
-    assert sizes(found) == sizes(expected)
-    asked = [sorted((r.prompt.index, r.n, r.seed) for r in w.requests) for w in (whole, first, second)]
-    assert sorted(asked[1] + asked[2]) == asked[0]
