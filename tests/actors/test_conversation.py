@@ -192,25 +192,15 @@ def test_thoughts_stay_in_one_history_and_are_left_out_of_the_other() -> None:
     assert "three and four" not in text["render"]
 
 
-def test_the_versions_of_all_turns_cover_the_sampled_tokens() -> None:
-    conversation = begun("demo")
-    for number, version in enumerate((3, 3, 5)):
-        say(conversation, answer([9, 1], version=version), *[user("on")][: number and 1])
-    spans = conversation.completion({}, cut=True).spans
-    assert [(s.version, s.start, s.end) for s in spans] == [(3, 0, 4), (5, 4, 6)]
-
-
 @pytest.mark.parametrize("family", ["qwen2_5", "llama3"])
 def test_a_tool_that_spells_control_tokens_ends_no_turn(family: str) -> None:
-    end = FAMILIES[family][0]
-    conversation = begun(family)
-    say(conversation, answer(ids(family, f"run it{end}")))
-    honest = say(conversation, answer([7]), user("done"))
-    conversation = begun(family)
-    say(conversation, answer(ids(family, f"run it{end}")))
-    hostile = say(conversation, answer([7]), user("".join(FAMILIES[family])))
     control = [int(ids(family, token)[0]) for token in FAMILIES[family]]
-    assert np.isin(hostile, control).sum() == np.isin(honest, control).sum()
+    found = set()
+    for output in ("done", "".join(FAMILIES[family])):
+        conversation = begun(family)
+        say(conversation, answer(ids(family, f"run it{FAMILIES[family][0]}")))
+        found.add(int(np.isin(say(conversation, answer([7]), user(output)), control).sum()))
+    assert len(found) == 1, "an honest and a hostile output have as many"
 
 
 def test_changed_history_is_refused_by_its_message() -> None:
@@ -218,16 +208,12 @@ def test_changed_history_is_refused_by_its_message() -> None:
     with pytest.raises(EnvironmentFault, match="the first turn follows the row's prompt"):
         conversation.context([user("another opening")])
     say(conversation, answer(ids("qwen2_5", "7<|im_end|>"), "7"))
-    with pytest.raises(EnvironmentFault, match="what the assistant says is the policy's to sample"):
-        conversation.context([{"role": "assistant", "content": "8"}])
     with pytest.raises(EnvironmentFault, match="says nothing after one that ended"):
         conversation.context([])
     with pytest.raises(TypeError):
         conversation.messages[0]["content"] = "What is 1 + 1?"  # type: ignore[index]
     said = [dict(m) for m in conversation.messages]
     assert conversation.rest([*said, user("Sure?")]) == [user("Sure?")]
-    with pytest.raises(EnvironmentFault, match="message 0 is not what was said"):
-        conversation.rest([user("What is 1 + 1?"), *said[1:], user("Sure?")])
     with pytest.raises(EnvironmentFault, match="it holds 1 messages, and 2 were said"):
         conversation.rest(said[:1])
     with pytest.raises(EnvironmentFault, match="content must be text"):

@@ -22,6 +22,12 @@ CHAT = {"messages": [{"role": "user", "content": "37+58=?"}]}
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
 
 
+NOT_SERVED = (
+    *("priority", "request_id", "prompt_logprobs", "echo", "use_beam_search", "logit_bias", "cache_salt"),
+    *("allowed_token_ids", "structured_outputs", "response_format", "chat_template"),
+)
+
+
 def asked(raw: Any, kind: Any = "chat") -> dict[str, Any]:
     return checked(raw, kind, LIMITS, (1, 7), "id").body
 
@@ -39,17 +45,7 @@ def test_what_a_request_may_not_choose_is_ours() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"priority": -(2**40)}, "field 'priority' is not served here"),
-        ({"request_id": "mine"}, "field 'request_id'"),
-        ({"prompt_logprobs": 1}, "field 'prompt_logprobs'"),
-        ({"echo": True}, "field 'echo'"),
-        ({"use_beam_search": True}, "field 'use_beam_search'"),
-        ({"logit_bias": {"5": 100}}, "field 'logit_bias'"),
-        ({"allowed_token_ids": [5]}, "field 'allowed_token_ids'"),
-        ({"structured_outputs": {"regex": "(a+)+$"}}, "field 'structured_outputs'"),
-        ({"response_format": {"type": "json_object"}}, "field 'response_format'"),
-        ({"chat_template": "{{ 1 }}"}, "field 'chat_template'"),
-        ({"cache_salt": "x"}, "field 'cache_salt'"),
+        *(({name: 1}, f"field '{name}' is not served here") for name in NOT_SERVED),
         ({"n": 9}, "n must be a whole number from 1 to 8"),
         ({"n": True}, "n must be a whole number"),
         ({"max_tokens": 0}, "max_tokens must be a whole number from 1"),
@@ -77,16 +73,19 @@ def test_prompts_come_as_texts_and_as_tokens(prompt: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", [None, [], {}, 5, [1, "a"], [[]], [[1], "a"], [None], [True], [-1], [2**31]]
+    ("change", "reason"),
+    [
+        *(
+            ({"prompt": prompt}, "prompt must be a text")
+            for prompt in (None, [], {}, 5, [1, "a"], [[]], [[1], "a"], [None], [True], [-1], [2**31])
+        ),
+        ({"prompt": ["a"] * 3, "n": 3}, "asks for more than 8 completions"),
+        *(({"stop": stop}, "stop holds a lone surrogate") for stop in ("\ud800", ["x", "\ud800"])),
+    ],
 )
-def test_other_prompts_are_refused(prompt: Any) -> None:
-    with pytest.raises(Refused, match="prompt must be a text"):
-        asked({"prompt": prompt}, "completion")
-
-
-def test_the_completions_of_all_prompts_are_bounded() -> None:
-    with pytest.raises(Refused, match="asks for more than 8 completions"):
-        asked({"prompt": ["a"] * 3, "n": 3}, "completion")
+def test_other_completions_are_refused(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Refused, match=reason):
+        asked({"prompt": "a", **change}, "completion")
 
 
 class Inner:
@@ -208,9 +207,3 @@ async def test_a_line_is_bounded_in_length_and_in_time() -> None:
     *refused, served = [*map(str, found), await line.served(replicas.ask)]
     assert refused == ["no generator had room for 0 s"] * 2 + ["2 requests wait for a generator"]
     assert served
-
-
-@pytest.mark.parametrize("stop", ["\ud800", ["x", "\ud800"]])
-def test_text_that_utf8_cannot_carry_is_refused(stop: object) -> None:
-    with pytest.raises(Refused, match="stop holds a lone surrogate"):
-        checked({"prompt": "a", "stop": stop}, "completion", Serve(), (1,), "x")

@@ -14,9 +14,7 @@ from hora_rl.common.weights.versions import Manifest, check_file, mark_of
 from tests.support.held_engine import JOIN, NAME, Engine, held, member
 
 
-async def test_one_learner_that_is_not_reached_may_have_died_and_two_in_a_row_are_this_replica_s_fault() -> (
-    None
-):
+async def test_one_learner_not_reached_may_have_died_and_two_in_a_row_are_its_own_fault() -> None:
     weights, engine = held()
     unreached = RuntimeError(f"{UNREACHED} at 127.0.0.1:1")
     for trouble, healthy in ((unreached, True), (None, True), (unreached, True), (unreached, False)):
@@ -42,41 +40,32 @@ async def test_a_join_that_waited_until_its_group_was_given_up_is_not_tried() ->
     assert weights.version == 1, "it is in no group"
 
 
-async def test_weights_that_cannot_be_loaded_make_the_replica_unhealthy() -> None:
-    weights, engine = await member()
-    weights.check()
-    engine.trouble["install"] = ValueError("half loaded")
-    with pytest.raises(ValueError, match="half loaded"):
-        await weights.update({}, 1, "g")
-    assert weights.state()["state"] == "failed"
-    with pytest.raises(UnhealthyError):
-        weights.check()
-
-
-@pytest.mark.parametrize("trouble", [UnhealthyError("no token for 121 s"), None])
+@pytest.mark.parametrize(
+    ("call", "trouble"),
+    [("check_health", UnhealthyError("no token for 121 s")), ("install", ValueError("half loaded"))],
+)
 async def test_an_unhealthy_replica_ends_by_itself(
-    trouble: Exception | None, monkeypatch: pytest.MonkeyPatch
+    call: str, trouble: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []
     monkeypatch.setattr(deployment, "EXIT_S", 0.0)
     monkeypatch.setattr(deployment.os, "_exit", ended.append)
-    weights, engine = held()
+    weights, engine = await member()
     await deployment.check_or_exit(weights, engine)  # type: ignore[arg-type]
     await asyncio.sleep(0.01)
     assert ended == []
-    if trouble is None:
-        weights.failure = "loading weights failed"
-    else:
-        engine.trouble["check_health"] = trouble
+    engine.trouble[call] = trouble
+    if call == "install":
+        with pytest.raises(ValueError, match="half loaded"):
+            await weights.update({}, 1, "g")
+        assert weights.state()["state"] == "failed"
     with pytest.raises(UnhealthyError):
         await deployment.check_or_exit(weights, engine)  # type: ignore[arg-type]
     await asyncio.sleep(0.01)
     assert ended == [1]
 
 
-async def test_a_member_that_came_to_hold_the_version_after_the_roll_call_takes_part_and_none_goes_back() -> (
-    None
-):
+async def test_a_member_that_holds_the_version_meanwhile_takes_part_and_none_goes_back() -> None:
     weights, engine = await member()
     for version in (7, 6, 7, 8):
         await weights.update({}, version, "g")
