@@ -47,56 +47,36 @@ def test_the_scripts_are_sound(script: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-class Slurm:
-    """What a batch script sees of Slurm: its environment, `scontrol`, and SIGTERM to the script alone."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.queued = folder, folder / "queued"
-        program(folder / "bin" / "scontrol", f'#!/bin/sh\necho "$@" >> {self.queued}\n')
-
-    def start(self, hora: Path, *words: str) -> subprocess.Popen[bytes]:
-        environment = {
-            **os.environ,
-            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
-            "HORA": str(hora),
-            "SLURM_JOB_ID": "77",
-            "SLURM_SUBMIT_DIR": str(self.folder),
-        }
-        command = ["bash", str(LAUNCH / "slurm.sbatch"), *words]
-        with (self.folder / "log").open("ab") as log:
-            return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-
-    @property
-    def requeued(self) -> list[str]:
-        return self.queued.read_text().splitlines() if self.queued.exists() else []
-
-
-@pytest.fixture
-def slurm(tmp_path: Path) -> Slurm:
-    return Slurm(tmp_path)
+def batch(folder: Path, status: object, stopping_s: int, *words: str) -> subprocess.Popen[bytes]:
+    """The batch script with what it sees of Slurm: environment and `scontrol`, which notes its words in
+    `folder`/queued."""
+    program(folder / "bin" / "scontrol", f'#!/bin/sh\necho "$@" >> {folder / "queued"}\n')
+    stub = program(folder / "hora", STUB.format(folder=folder, status=status, stopping_s=stopping_s))
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    own = {"PATH": path, "HORA": str(stub), "SLURM_JOB_ID": "77", "SLURM_SUBMIT_DIR": str(folder)}
+    return subprocess.Popen(
+        ["bash", str(LAUNCH / "slurm.sbatch"), "mine.yaml", *words],
+        env=os.environ | own,
+        start_new_session=True,
+    )
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_a_run_that_ends_by_itself_is_not_queued_again(slurm: Slurm, status: int) -> None:
-    stub = STUB.format(folder=slurm.folder, status=status, stopping_s=0)
-    batch = slurm.start(program(slurm.folder / "hora", stub), "mine.yaml", "-s", "run.seed=1")
-    assert batch.wait(20) == status
-    assert slurm.requeued == []
-    assert (slurm.folder / "called").read_text() == "run mine.yaml --resume-or-start -s run.seed=1\n"
+def test_a_run_that_ends_by_itself_is_not_queued_again(tmp_path: Path, status: int) -> None:
+    assert batch(tmp_path, status, 0, "-s", "run.seed=1").wait(20) == status
+    assert not (tmp_path / "queued").exists()
+    assert (tmp_path / "called").read_text() == "run mine.yaml --resume-or-start -s run.seed=1\n"
 
 
-def test_the_limit_s_signal_stops_the_run_in_order_and_queues_it_again(slurm: Slurm) -> None:
-    called = slurm.folder / "called"
-    stub = STUB.format(folder=slurm.folder, status="", stopping_s=1)
-    batch = slurm.start(program(slurm.folder / "hora", stub), "mine.yaml")
+def test_the_limit_s_signal_stops_the_run_in_order_and_queues_it_again(tmp_path: Path) -> None:
+    called, run = tmp_path / "called", batch(tmp_path, "", 1)
     until(called.exists)
-    time.sleep(0.3)
-    batch.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    batch.send_signal(signal.SIGTERM)  # Slurm repeats itself
-    assert batch.wait(20) == 130
+    for _ in range(2):  # Slurm repeats itself, and signals the script alone
+        time.sleep(0.3)
+        run.send_signal(signal.SIGTERM)
+    assert run.wait(20) == 130
     assert called.read_text().splitlines()[-1] == "stopped"
-    assert slurm.requeued == ["requeue 77"]
+    assert (tmp_path / "queued").read_text() == "requeue 77\n"
 
 
 def test_skypilot_would_take_the_task_and_its_machine_holds_the_run() -> None:

@@ -13,14 +13,14 @@ import pytest
 from hora_rl.allocator import Session
 
 RATES = np.array([0.0, 0.1, 0.5, 1.0])
-G, G0, ROUNDS = 16, 4, 3
-SETTINGS = {"rule": "first_hit", "rounds": ROUNDS, "stop": "hit"}
+G, G0 = 16, 4
+SETTINGS: dict[str, Any] = {"rule": "first_hit", "rounds": 3, "stop": "hit"}
 
 
 def expected(outcomes: np.ndarray) -> np.ndarray:
     """Group sizes of a session told in whole rounds; rows of `outcomes` are used from the left."""
     n = len(outcomes)
-    session = Session(n, n * (G - G0), "first_hit", rounds=ROUNDS, stop="hit")
+    session = Session(n, n * (G - G0), **SETTINGS)
     asked, used = np.full(n, G0), np.zeros(n, dtype=np.int64)
     while not session.done:
         hits = [row[u : u + k].sum() for row, u, k in zip(outcomes, used, asked, strict=True)]
@@ -30,14 +30,8 @@ def expected(outcomes: np.ndarray) -> np.ndarray:
     return used
 
 
-@pytest.fixture
-def outcomes() -> np.ndarray:
-    return np.random.default_rng(5).random((len(RATES), len(RATES) * G)) < RATES[:, None]
-
-
-def test_verls_worker_spends_the_budget_through_verls_own_dispatch(
-    outcomes: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verls_worker_spends_the_budget_through_verls_own_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = np.random.default_rng(5).random((len(RATES), len(RATES) * G)) < RATES[:, None]
     agent_loop_tq = pytest.importorskip("verl.trainer.ppo.v1.agent_loop_tq", exc_type=ImportError)
     verl_hora = importlib.import_module("examples.verl_hora")
     base = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class
