@@ -207,9 +207,7 @@ async def test_a_coordinator_with_other_data_gives_up_before_it_asks_for_anythin
     await trained(config, redis_url, first)
 
 
-async def test_requests_are_numbered_by_their_shards_place_in_the_run_so_that_the_oldest_come_first(
-    redis_url: str,
-) -> None:
+async def test_requests_of_the_oldest_shard_come_first(redis_url: str) -> None:
     config, seen = config_of("order", staleness=1, steps=2), set()
     fleet = Fleet(fault=lambda request: seen.add((request.prompt.index, request.priority)))
     await to_the_end(config, redis_url, fleet)

@@ -38,9 +38,7 @@ from tests.support.simulated import Fleet, Learner, coordinate, prompts
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
-async def test_a_batch_knows_the_cycles_up_to_its_bound_no_fewer_and_no_more(
-    redis_url: str, staleness: int
-) -> None:
+async def test_a_batch_knows_exactly_the_cycles_up_to_its_bound(redis_url: str, staleness: int) -> None:
     config = config_of(f"bound-{staleness}", staleness)
     async with coordinators(redis_url, config, Counting) as coordinator:
         one, two = coordinator(), coordinator()
@@ -115,9 +113,7 @@ async def test_sizes_as_if_are_those_of_the_other_rule_once_the_gate_is_open(red
 
 
 @pytest.mark.parametrize("reward", ["format", "accuracy"])
-async def test_a_cycle_counts_with_the_mean_of_its_shards_rewards_of_the_name(
-    redis_url: str, reward: str
-) -> None:
+async def test_a_cycle_counts_with_the_mean_reward_of_its_shards(redis_url: str, reward: str) -> None:
     warmup = {"allocation.warmup.cycles": 1, "allocation.warmup.format_reward": 0.8}
     config = config_of(f"mean-{reward}", **warmup, **{"allocation.warmup.reward": reward})
     async with coordinators(redis_url, config) as coordinator:
@@ -198,9 +194,7 @@ async def test_a_coordinator_killed_at_the_end_of_a_cycle_changes_no_rule(
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_the_first_batch_of_the_rule_is_the_same_whatever_takes_how_long(
-    redis_url: str, seed: int
-) -> None:
+async def test_the_first_batch_of_the_rule_depends_on_no_timing(redis_url: str, seed: int) -> None:
     config = config_of(f"timing-{seed}", staleness=1)
     chance = random.Random(seed)
     fleet = Fleet(lambda request, lengths: chance.random() * 0.02)
@@ -208,9 +202,7 @@ async def test_the_first_batch_of_the_rule_is_the_same_whatever_takes_how_long(
     assert rules_by_batch(redis_url, config) == [{"uniform"}] * 3 + [{"hit_utility"}] * 3
 
 
-async def test_a_budget_in_tokens_goes_by_the_lengths_of_the_cycles_that_a_batch_knows(
-    redis_url: str,
-) -> None:
+async def test_a_budget_in_tokens_goes_by_the_lengths_of_known_cycles(redis_url: str) -> None:
     config = config_of("lengths", **{"allocation.budget": "tokens", "allocation.warmup.enabled": "false"})
 
     def with_tokens(cycle: int, shard: int, each: int) -> dict[str, Any]:

@@ -117,9 +117,7 @@ async def test_every_number_of_sequences_does_not_take_memory_of_its_own() -> No
     assert grown < 200, f"{grown:.0f} MiB for 192 numbers of sequences"
 
 
-async def test_a_base_model_under_a_chat_template_ends_with_its_turn_and_gets_its_format_reward(
-    tmp_path: Path,
-) -> None:
+async def test_a_base_model_ends_with_its_turn_and_gets_its_format_reward(tmp_path: Path) -> None:
     says = "<think>1+1</think>\n<answer>2</answer>"
     limits = {"max_prompt_tokens": 700, "max_response_tokens": 128}
     model = {"path": str(tmp_path), "dtype": "float32"}

@@ -95,9 +95,7 @@ def test_a_learner_names_the_weights_that_are_no_numbers(tmp_path: Path) -> None
 @pytest.mark.system
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("moment", ["launch", "first token"])
-async def test_an_engine_that_freezes_while_it_starts_is_ended(
-    moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_engine_frozen_at_its_start_is_ended(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from hora_rl.actors.generator import vllm_engine as module
 
     def freeze() -> None:

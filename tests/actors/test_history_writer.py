@@ -26,9 +26,7 @@ def test_a_replica_that_is_long_gone_is_forgotten_and_a_learner_is_not() -> None
     assert long_gone(parts, now) == [b"generator/old", b"environment/old"]
 
 
-async def test_the_step_s_record_has_the_share_of_time_in_which_generators_had_no_request(
-    redis_url: str, tmp_path: Path
-) -> None:
+async def test_a_step_s_record_has_the_idle_share_of_generators(redis_url: str, tmp_path: Path) -> None:
     run = SyntheticRun(redis_url, config_of("looked-at"))
     records = Records(run.config, run.redis, tmp_path, 0)
 

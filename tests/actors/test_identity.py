@@ -47,9 +47,7 @@ def stored(client: Any) -> Config:
     return Config.model_validate_json(client.get(KEYS.config))
 
 
-async def test_a_run_that_has_begun_refuses_other_settings_by_name_and_keeps_its_own(
-    redis_server: RedisServer,
-) -> None:
+async def test_a_run_that_has_begun_refuses_other_settings_by_name(redis_server: RedisServer) -> None:
     client, own = await begin(redis_server), config_of()
     changed = config_of(run__seed=5, rollout__prompts_per_batch=8, generator__replicas=3)
     with pytest.raises(RunError) as refused:
@@ -115,9 +113,7 @@ async def test_a_run_of_another_schema_is_refused_in_one_line(redis_server: Redi
 @pytest.mark.parametrize(
     ("weights", "same"), [({"accuracy": 1.0}, True), ({"code_tests": 1.0}, False), ({"own:f": 1.0}, False)]
 )
-def test_other_tests_are_other_prompts_where_a_reward_may_read_them(
-    weights: dict[str, float], same: bool
-) -> None:
+def test_other_tests_are_other_prompts_where_rewards_read_them(weights: dict[str, float], same: bool) -> None:
     tokenizer = load_tokenizer(load("tiny").model.path)
     reward, found = Reward(weights=weights), set[str]()
     for tests in (["1"], ["2"]):

@@ -95,9 +95,7 @@ async def test_log_probs_are_those_of_the_labelled_version_with_cached_prompts_a
         assert served.error(await served.sample(9))[4] > 0.1, "this test would see a stale cache"
 
 
-async def test_an_adapter_that_does_not_fit_leaves_the_old_one_and_one_from_a_folder_is_served(
-    tmp_path: Path,
-) -> None:
+async def test_an_adapter_of_a_folder_is_served_and_a_misfit_leaves_it(tmp_path: Path) -> None:
     from hora_rl.learner.lora import write_adapter
 
     config = configuration()

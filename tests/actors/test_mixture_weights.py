@@ -112,9 +112,7 @@ def test_every_copy_has_the_names_of_files(tmp_path: Path) -> None:
 @pytest.mark.system
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("family", [mixtral, pytest.param(qwen3_moe, marks=pytest.mark.slow)])
-async def test_experts_that_are_one_tensor_in_memory_reach_the_engine(
-    tmp_path: Path, family: Callable[..., Any]
-) -> None:
+async def test_experts_of_one_tensor_reach_the_engine(tmp_path: Path, family: Callable[..., Any]) -> None:
     config, hf = saved(tmp_path / "model", family)
     async with engine_of(config) as engine:
         assert await differences(engine, config, hf) < 1e-4

@@ -153,9 +153,7 @@ async def test_the_last_version_reaches_a_pinned_replica_over_gloo_and_ends_what
         weights.pin.check(request(Pinned(NAME, 0)))
 
 
-async def test_a_lease_that_nobody_renews_ends_by_itself(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lease_not_renewed_ends_by_itself(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "LEASE_S", 1.5)
     monkeypatch.setattr(pin, "POLL_S", 0.02)
     async with asyncio.timeout(20):

@@ -81,9 +81,7 @@ async def test_a_planned_group_is_whole_for_the_learner_and_closed_for_the_next_
 
 
 @pytest.mark.parametrize("damaged", [None, b"\x00damaged"])
-async def test_a_group_whose_pre_rollouts_are_lost_is_asked_for_again(
-    client: AsyncRedis, damaged: bytes | None
-) -> None:
+async def test_lost_pre_rollouts_are_asked_for_again(client: AsyncRedis, damaged: bytes | None) -> None:
     plans, key = Plans(client, "p"), Keys("p").pre_rollouts("0:1")
     await plans.remember("4:0", plan_of(2))
     await (client.delete(key) if damaged is None else client.set(key, damaged))
@@ -110,9 +108,7 @@ def second_round(plan: Plan, token: int) -> Plan:
     return replace(plan, rounds=(*plan.rounds, Round(plan.extra, (6, 0, 3), (0, 0, 3))), groups=groups)
 
 
-async def test_the_first_plan_of_a_round_counts_with_the_rollouts_it_was_made_from(
-    client: AsyncRedis,
-) -> None:
+async def test_the_first_plan_of_a_round_counts_with_its_own_rollouts(client: AsyncRedis) -> None:
     plans = Plans(client, "p", rounds=3)
     first = await plans.remember("0:0", plan_of(2))
     mine, other = second_round(first, 4), second_round(first, 9)

@@ -110,9 +110,7 @@ async def test_one_that_was_put_to_sleep_again_meanwhile_sleeps_on() -> None:
     assert "wake" not in engine.did
 
 
-async def test_a_replica_starts_only_outside_of_a_step(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_replica_starts_only_between_steps(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sleep, "POLL_S", 0.02)
     client = connect(redis_url)
 

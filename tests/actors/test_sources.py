@@ -115,9 +115,7 @@ def pool_of(config: Config) -> VerifierPool:
     return VerifierPool(config.reward, sources={n: config.of(n).reward for n in config.source_names})
 
 
-async def test_a_judge_has_the_time_that_the_source_gives_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_judge_has_the_time_of_its_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     patient = {"weights": {"accuracy": 1.0}, "time_limit_s": 60.0}
     sums = {"path": str(folder / "sums.jsonl"), "prompt_field": "q", "weight": 2, "reward": patient}
     config = configured(folder, data={"sources": {"sums": sums, "words": {**sums, "reward": None}}})

@@ -154,9 +154,7 @@ async def test_named_numbers_are_rewards_each_and_only_those_that_are_asked_for_
         ("plain[exact]", "returned 0.5, not numbers by name (row 5, problem '3+4=?'): it has no part"),
     ],
 )
-async def test_a_reward_that_fails_is_one_line_with_its_name_and_the_row_never_a_zero(
-    name: str, line: str
-) -> None:
+async def test_a_failing_reward_is_one_line_with_name_and_row_never_a_zero(name: str, line: str) -> None:
     with pytest.raises(ValueError, match="reward ") as failed:
         await score(name, answers=GROUP, time_limit_s=0.5)
     assert line in str(failed.value)

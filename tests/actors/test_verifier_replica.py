@@ -74,9 +74,7 @@ def beat_with(url: str, **wanted: int) -> dict[str, Any]:
 
 
 @pytest.mark.system
-def test_a_replica_outlives_hostile_answers_says_so_and_leaves_no_process_behind(
-    handle: Any, redis_url: str
-) -> None:
+def test_a_replica_outlives_hostile_answers_and_leaves_no_process_behind(handle: Any, redis_url: str) -> None:
     def ask(answer: str, gold: str = r"\frac{3}{7}") -> Any:
         return handle.score.remote([("q", f"<think>x</think><answer>{answer}</answer>", gold)])
 

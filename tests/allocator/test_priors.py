@@ -212,9 +212,7 @@ def test_a_fit_from_a_runs_records_is_judged_on_prompts_it_has_not_seen(name: st
 
 
 @pytest.mark.parametrize(("own_limit", "same"), [(8, True), (64, False)])
-def test_a_text_is_cut_where_sentence_transformers_cuts_it(
-    own_limit: int, same: bool, tmp_path: Path
-) -> None:
+def test_a_text_is_cut_as_sentence_transformers_does(own_limit: int, same: bool, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(load("tiny").model.path)
     tokenizer.save_pretrained(tmp_path)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

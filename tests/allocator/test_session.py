@@ -95,9 +95,7 @@ def test_a_least_share_leaves_the_optimum_of_the_rest(rule: str) -> None:
 
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("rule", RULES)
-def test_the_budget_is_spent_exactly_in_equal_rounds_and_a_replayed_session_goes_on_alike(
-    rule: str, stop: str
-) -> None:
+def test_equal_rounds_spend_the_budget_exactly_and_replays_go_on_alike(rule: str, stop: str) -> None:
     rng = np.random.default_rng(2)
     for _ in range(4):
         n, rounds = int(rng.integers(2, 40)), int(rng.integers(1, 9))
@@ -213,9 +211,7 @@ def weighted(posterior: Posterior, level: Int) -> Float:
 
 
 @pytest.mark.parametrize("rule", [weighted, f"{__name__}:weighted"])
-def test_a_function_that_reads_a_global_divides_by_what_it_is_now(
-    rule: str | Gain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_reads_a_global_as_it_is_now(rule: str | Gain, monkeypatch: pytest.MonkeyPatch) -> None:
     before = allocate([0, 3, 6], 8, 24, rule=rule)
     monkeypatch.setattr(sys.modules[__name__], "WEIGHT", 6.0)
     assert allocate([0, 3, 6], 8, 24, rule=rule)[0] < before[0]

@@ -58,9 +58,7 @@ def test_what_is_out_is_the_optimum_for_as_many(rule: str) -> None:
 
 @pytest.mark.parametrize("settings", [{"rounds": 3}, {"in_flight": 6}], ids=["rounds", "in-flight"])
 @pytest.mark.parametrize("seed", range(6))
-def test_crashes_late_lost_and_repeated_results_leave_the_budget_exact(
-    settings: dict[str, int], seed: int
-) -> None:
+def test_late_lost_and_repeated_results_leave_the_budget_exact(settings: dict[str, int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     rates = rng.beta(0.5, 1.0, N)
 

@@ -28,9 +28,7 @@ def opened(gate: WarmUpGate, means: list[float]) -> list[bool]:
         ([GOOD, BAD] * 5, None),
     ],
 )
-def test_the_gate_opens_after_three_good_cycles_in_a_row_and_stays_open(
-    means: list[float], cycle: int | None
-) -> None:
+def test_the_gate_opens_after_three_good_cycles_and_stays_open(means: list[float], cycle: int | None) -> None:
     first = len(means) + 1 if cycle is None else cycle
     assert opened(WarmUpGate(), means) == [i >= first for i in range(1, len(means) + 1)]
 

@@ -61,9 +61,7 @@ def test_every_check_runs_on_cpu_with_torch_transformers_deepspeed_and_pydantic_
 
 @pytest.mark.slow
 @pytest.mark.timeout(590)
-def test_a_check_that_is_killed_is_a_failure_and_the_next_one_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_killed_check_fails_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     killed = threading.Thread(target=_kill, args=("attention",))
     killed.start()
@@ -103,9 +101,7 @@ def _kill(check: str) -> None:
         time.sleep(0.05)
 
 
-def test_what_vllm_packs_is_unpacked_over_a_communicator_that_stands_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_vllm_packs_is_unpacked_over_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check itself, with streams that wait for nothing: vLLM's own need a GPU."""
     from contextlib import nullcontext
 

@@ -199,9 +199,7 @@ def test_a_wrong_or_hostile_program_does_not_pass(runner: Runner, name: str) -> 
         *((NUMBER.format(answer), MAYBE, r"the program's own class .Number.") for answer in ("None", "add")),
     ],
 )
-def test_tests_that_cannot_be_run_are_no_wrong_answer(
-    runner: Runner, program: str, tests: str, why: str
-) -> None:
+def test_tests_that_cannot_run_judge_nothing(runner: Runner, program: str, tests: str, why: str) -> None:
     with pytest.raises(CannotJudge, match=why):
         judged(runner, program, tests)
     assert judged(runner, ADD, ADDED).right
@@ -216,9 +214,7 @@ def test_tests_that_cannot_be_run_are_no_wrong_answer(
         (DEEP, "assert dec(enc('a')) == 'a'"),
     ],
 )
-def test_what_tests_make_of_a_wrong_answer_is_a_wrong_answer(
-    runner: Runner, program: str, tests: str
-) -> None:
+def test_what_tests_make_of_a_wrong_answer_is_wrong(runner: Runner, program: str, tests: str) -> None:
     assert not judged(runner, program, tests).right
     assert judged(runner, ADD, ADDED).right
 

@@ -98,9 +98,7 @@ async def test_limits_are_the_configuration_s() -> None:
     assert await scores(answer(loud), output_bytes=4096) == [0.0]
 
 
-async def test_a_sandbox_that_is_lost_is_asked_again_and_another_is_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_lost_sandbox_is_asked_again_and_another_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lost(module.Runner):
         """Its first program takes the sandbox with it."""
 
@@ -119,9 +117,7 @@ async def test_a_sandbox_that_is_lost_is_asked_again_and_another_is_made(
         assert await pool.score(answer(RIGHT)) == 1.0
 
 
-async def test_a_machine_without_a_sandbox_is_an_error_and_no_wrong_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_machine_without_a_sandbox_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(limits: object) -> None:
         raise SandboxError("programs cannot be run safely: seccomp does not hold (EPERM)")
 

@@ -96,9 +96,7 @@ def test_every_call_of_the_list_is_allowed_and_no_other(machine: str) -> None:
         ("landlock_restrict_self", (), errno.EPERM),
     ],
 )
-def test_calls_that_depend_on_their_arguments(
-    machine: str, name: str, arguments: tuple[int, ...], found: int
-) -> None:
+def test_calls_by_their_arguments(machine: str, name: str, arguments: tuple[int, ...], found: int) -> None:
     assert verdict(machine, number(machine, name), *arguments) == found
 
 
