@@ -1,7 +1,5 @@
 """A run over several data sources: prompts, order, rewards and figures of each, and what it refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a replica notes of its requests: when their sequences ended, and whether they get tokens."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any

@@ -1,8 +1,6 @@
 """A user's own rewards, of one completion and of a whole group: they get the whole row, name it when they
 fail, and are waited for while their service is away. What is a success is the run's own definition."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The allocation as it is defined: one rollout after the other, to the highest gain, in exact arithmetic."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 

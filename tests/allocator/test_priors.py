@@ -1,8 +1,6 @@
 """Learned priors: the paper's losses and schedule against torch, state that survives, the process against its
 formula; the empirical prior is the likelihood's maximum, over the last cycles only."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rules of other papers do what these publish: each against its formula, written down as it stands there."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import pairwise, product
 from math import log

@@ -2,8 +2,6 @@
 same.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rollouts one at a time: any order of arrival, late, lost and repeated results, the budget exact."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The launch files of examples/: what their scheduler would send is sent here, to the scripts themselves."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

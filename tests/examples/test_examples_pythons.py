@@ -1,7 +1,5 @@
 """The wheel with numpy alone in every Python that it is for, as far as this machine has them."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The example for verl, where that is installed."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import inspect

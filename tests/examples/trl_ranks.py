@@ -1,7 +1,5 @@
 """TRL with HORA in two processes on the CPU: `python -m tests.examples.trl_ranks FOLDER` asserts in both."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Policies with strong random adapters, and the log-probs that the learner gives them."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

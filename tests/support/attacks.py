@@ -5,8 +5,6 @@ may be missing.
 `FOLDER` a folder of this user that holds `secret` (mode 600), `open` (mode 666) and a socket `socket`.
 """
 
-from __future__ import annotations
-
 PRELUDE = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)

@@ -1,8 +1,6 @@
 """A tokenizer with Qwen2.5's special tokens and the form of its chat template, and a tiny model that says one
 text in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

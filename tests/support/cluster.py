@@ -1,7 +1,5 @@
 """A Ray cluster of one node on free ports, the application by `serve deploy`, and the learner beside it."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

@@ -1,7 +1,5 @@
 """Prompts that ask for throws of a die, and who throws and judges them in the place of a model."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Rollouts, completions and groups of a test's choosing: what a test does not name has a plain default."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

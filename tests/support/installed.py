@@ -1,7 +1,5 @@
 """HORA's wheel, and environments in which it is installed."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -5,8 +5,6 @@ The namespaces have no names, and their first process dies with the test: nothin
 ends. `ray stop` in one ends the Ray of that one alone.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Blocks of a page of the documentation, to be run as a reader would."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Waiting for a server that a test started, or for what it does."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import time

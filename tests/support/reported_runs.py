@@ -1,7 +1,5 @@
 """Run folders for reports, with made-up groups and results."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """RUN/rollouts of made-up groups, written by the learner's own writer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache

@@ -3,8 +3,6 @@ real, and so is their Redis. What a real fleet would take is told by `seconds_of
 takes is left to see.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

@@ -4,8 +4,6 @@ What monitoring sees of it is what it sees of a run, at any rate one likes. Used
 the tests of the views.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """A Python that has the library `verifiers`: HORA_VERIFIERS_PYTHON, or .venv-verifiers of this checkout."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Assertions about a program that never shares a process with them: what works, and what fools nobody."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 from contextlib import closing

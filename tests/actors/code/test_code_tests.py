@@ -1,7 +1,5 @@
 """The reward `code_tests` in the verifier: right, wrong, remembered, and errors that name their row."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from contextlib import closing

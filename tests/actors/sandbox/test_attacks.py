@@ -1,7 +1,5 @@
 """Hostile programs harm nothing, behind all layers and behind the fewest that are accepted."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """What a program may do, how each ends, and what a sandbox refuses."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The filter's rules, read by a small machine as the kernel reads them, for both kinds of processor."""
 
-from __future__ import annotations
-
 import errno
 import re
 import struct
