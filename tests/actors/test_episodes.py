@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hora_rl.actors.coordinator.calls import retry
@@ -27,7 +26,6 @@ from hora_rl.common.load import from_args, load
 from hora_rl.common.types import Completion, Failed, Pinned, Prompt, SamplingRequest, Scored
 from tests.support.coordination import config_of, with_deaths
 from tests.support.groups import completion
-from tests.support.simulated import Fleet
 
 GUESS = load("tiny-guess")
 TOKENIZER = load_tokenizer(GUESS.model.path)
@@ -147,38 +145,31 @@ async def test_all_turns_of_an_evaluation_are_for_its_pinned_replica_and_end_wit
         await made(guess, lost, pinned=pinned)
 
 
-class EpisodeFleet(Fleet):
+def playing(config: Config, chance: random.Random, counts: Counter[str]) -> Any:
     """Environments in place of generators: each turn may be lost with its replica, each episode may fail."""
 
-    def __init__(self, config: Config, chance: random.Random) -> None:
-        super().__init__(lambda request, lengths: 0.0, lambda n: np.ones(n, int))
-        self._chance, self.counts = chance, Counter[str]()
-        self._episodes = Episodes(config, TOKENIZER, self._play, None, self._count)  # type: ignore[arg-type]
-
-    def _count(self, name: str, amount: int) -> None:
-        self.counts[name] += amount
-
-    async def _play(self, row: Row, policy: Any, sandbox: Any) -> Episode:
-        if self._chance.random() < 0.1:
+    async def play(row: Row, policy: Any, sandbox: Any) -> Episode:
+        if chance.random() < 0.1:
             raise KeyError("no such room")
         return await guess(replace(row, answer=str(row.index % 7)), policy, sandbox)
 
-    async def __call__(self, request: SamplingRequest, version: int) -> list[Completion]:
-        def turns(least: int, episode: str) -> Any:
-            async def generate(single: SamplingRequest) -> list[Completion]:
-                await asyncio.sleep(self._chance.random() * 0.005)
-                if self._chance.random() < 0.02:
-                    raise ConnectionError("the replica is gone")
-                return [digit(single.seed, least)]
+    def turns(least: int, episode: str) -> Any:
+        async def generate(single: SamplingRequest) -> list[Completion]:
+            await asyncio.sleep(chance.random() * 0.005)
+            if chance.random() < 0.02:
+                raise ConnectionError("the replica is gone")
+            return [digit(single.seed, least)]
 
-            return generate
+        return generate
 
-        async def ask(before: int) -> list[Completion] | Failed:
-            return await self._episodes.make(request, version, turns)
+    episodes = Episodes(config, TOKENIZER, play, None, lambda k, v: counts.update({k: v}))  # type: ignore[arg-type]
 
-        found = await retry(ask, "episodes", 50, 30.0)
+    async def fleet(request: SamplingRequest, version: int) -> Any:
+        found = await retry(lambda _: episodes.make(request, version, turns), "episodes", 50, 30.0)
         assert not isinstance(found, Failed)
         return found
+
+    return fleet
 
 
 async def scored(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
@@ -201,9 +192,9 @@ EPISODES = {
 async def test_every_episode_is_trained_once_whoever_dies_when(
     redis_url: str, staleness: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chance = random.Random(staleness)
+    chance, counts = random.Random(staleness), Counter[str]()
     config = config_of(f"episodes-{staleness}", staleness, **EPISODES)
-    fleet = EpisodeFleet(config, chance)
+    fleet = playing(config, chance, counts)
     payloads = await with_deaths(config, redis_url, chance, monkeypatch, scoring=scored, fleet=fleet)
     rollouts = [r for g in payloads.values() for r in g.rollouts]
     assert any(len(r.turns) == 3 for r in rollouts)
@@ -211,7 +202,7 @@ async def test_every_episode_is_trained_once_whoever_dies_when(
     for r in rollouts:
         assert r.success == (r.rewards["episode.solved"] == 1.0)
         assert r.success or r.finish_reason == "length"
-    assert fleet.counts["episodes_lost:raises"] > 0, "lost ones were sampled again, not counted as wrong"
+    assert counts["episodes_lost:raises"] > 0, "lost ones were sampled again, not counted as wrong"
 
 
 async def test_an_environment_that_blocks_its_replica_is_found_by_file_and_line() -> None:

@@ -1,7 +1,9 @@
-"""The scripts and the notebook of examples/, run as a user runs them."""
+"""The scripts and the notebook of examples/, run as a user runs them, and the wheel with numpy alone in every
+Python that it is for, as far as this machine has them."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,9 @@ from hora_rl import runs as module
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import ROOT
 from hora_rl.evaluation.run_folders import RunFolderError
+from tests.support.installed import environment_of, wheel_in
 
+PAGE = ROOT / "docs" / "how-to" / "use-in-another-trainer.md"
 NOTEBOOK = ROOT / "examples" / "allocation.ipynb"
 
 
@@ -105,3 +109,39 @@ def test_a_run_that_fails_is_an_error_in_python(tmp_path: Path, capfd: pytest.Ca
 def test_the_package_loads_nothing_until_it_is_asked() -> None:
     code = "import sys, hora_rl; assert not {'pydantic', 'numpy', 'typer'} & set(sys.modules), sys.modules"
     python("-c", code)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheel_in(tmp_path_factory.mktemp("wheel"))
+
+
+def interpreter(version: str) -> str:
+    """A `pythonX.Y` that starts: on PATH, where pyenv's shims may refuse, or one of pyenv's."""
+    own = Path.home().glob(f".pyenv/versions/{version}.*/bin/python")
+    for python in filter(None, (shutil.which(f"python{version}"), *own)):
+        if subprocess.run([python, "-c", ""], capture_output=True, timeout=60).returncode == 0:
+            return str(python)
+    pytest.skip(f"no Python {version} here")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_the_librarys_page_and_examples_are_true_with_the_wheel_and_numpy_alone(
+    wheel: Path, tmp_path: Path, version: str
+) -> None:
+    programs, packages = environment_of(
+        tmp_path / "empty", str(wheel), "numpy>=2.0,<3", python=interpreter(version)
+    )
+    code = (
+        "import doctest, importlib.util as u, sys, hora_rl; assert not u.find_spec('pydantic'); "
+        f"assert sys.version.startswith('{version}.'); "
+        f"assert hora_rl.__file__.startswith({str(packages)!r}); "
+        f"found = doctest.testfile({str(PAGE)!r}, module_relative=False); "
+        "assert found.attempted > 9 and not found.failed"
+    )
+    examples = [[str(ROOT / "examples" / f"{name}.py")] for name in ("allocate_alone", "plan_a_run")]
+    for words in (["-c", code], *examples):
+        command = [str(programs / "python"), "-I", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stdout + done.stderr
