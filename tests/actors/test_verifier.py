@@ -1,18 +1,24 @@
 import asyncio
+import json
 import os
 import subprocess
 import sys
 import time
 from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from hora_rl.actors.verifier.deployment import Verifier
 from hora_rl.actors.verifier.pool import VerifierPool
-from hora_rl.common.config import Reward
+from hora_rl.common.config import Config, Reward
 from hora_rl.common.errors import VerifierUnavailable
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
+from tests.support.coordination import until
 
 pytestmark = [pytest.mark.system, pytest.mark.core]
 
@@ -37,8 +43,6 @@ ENDLESS = r"\sum_{n=1}^{\infty}\frac{\sin n}{n^3}"
 """A gold answer that nothing can be compared with in finite time. Its own text is equal, and any other sum is
 not refused."""
 
-SLOW = {str(n): rf"\sum_{{n=1}}^{{\infty}}\frac{{\cos {n}n}}{{n^2}}" for n in range(2, 5)}
-
 
 Item = tuple[str, str, str]
 
@@ -50,6 +54,11 @@ def right(i: int) -> Item:
 
 def tagged(answer: str) -> str:
     return f"<think>so</think><answer>{answer}</answer>"
+
+
+def hostile(n: int) -> Item:
+    """An answer that takes for ever, different for every n."""
+    return "q", tagged(rf"\sum_{{n=1}}^{{\infty}}\frac{{\cos {n}n}}{{n^2}}"), ENDLESS
 
 
 def running(memory_bytes: int = 2**30, **reward: Any) -> AbstractContextManager[VerifierPool]:
@@ -80,15 +89,15 @@ async def test_what_is_too_large_is_a_wrong_answer_that_costs_no_process() -> No
 
 async def test_an_answer_over_its_processor_time_is_wrong_once_and_never_tried_again() -> None:
     with running() as pool:
-        for killed, answer in enumerate(SLOW.values(), 1):
+        for killed in (1, 2, 3):
             before = workers(os.getpid())
-            scored = await pool.score_batch([("q", tagged(answer), ENDLESS), right(killed)])
+            scored = await pool.score_batch([hostile(killed + 1), right(killed)])
             assert [s["accuracy"] for s in scored] == [0.0, 1.0]
             assert pool.stats()["killed"] == killed
             assert len(workers(os.getpid()) - before) == 1  # one worker went for it, not two
-        again = [("q", tagged(answer), ENDLESS) for answer in SLOW.values()] * 20
+        again = [hostile(n) for n in (2, 3, 4)] * 20
         assert {s["accuracy"] for s in await pool.score_batch(again)} == {0.0}
-        assert pool.stats()["killed"] == len(SLOW)
+        assert pool.stats()["killed"] == 3
 
 
 async def test_a_worker_that_the_machine_holds_up_is_no_wrong_answer() -> None:
@@ -97,7 +106,7 @@ async def test_a_worker_that_the_machine_holds_up_is_no_wrong_answer() -> None:
         await pool.score_batch([right(0)])
         (worker,) = workers(os.getpid())
         before = worker.cpu_times().user
-        asked = asyncio.create_task(pool.score_batch([("q", tagged(SLOW["2"]), ENDLESS)]))
+        asked = asyncio.create_task(pool.score_batch([hostile(2)]))
         while worker.cpu_times().user < before + 0.1:
             await asyncio.sleep(0.01)
         worker.suspend()
@@ -151,6 +160,40 @@ async def test_a_pool_that_cannot_start_a_worker_says_so_and_scores_nothing() ->
         assert pool.stats()["scored"] == 0
 
 
+async def test_a_replica_outlives_hostile_answers_says_so_and_leaves_no_process_behind(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Serve makes and ends one."""
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="a"))
+    monkeypatch.setattr("hora_rl.actors.replica.serve.get_replica_context", lambda: context)
+    monkeypatch.setattr("hora_rl.actors.replica.logs.configure", lambda *_, **__: None)
+    raw = {"run": {"name": "judged"}, "model": {"path": "m"}, "data": {"path": "d"}}
+    own = {"reward": {"time_limit_s": 1.0}, "verifier": {"processes": 1}}
+    config, replica = Config.model_validate(raw | own), object.__new__(Verifier)
+    await replica.__init__(config.model_dump(mode="json"), redis_url)
+
+    def told() -> dict[str, Any]:
+        return json.loads(connect(redis_url).hget(Keys("judged").parts, "verifier/a") or "{}")
+
+    assert await replica.score([right(0)]) == [{"format": 1.0, "accuracy": 1.0}]
+    assert await replica.score([hostile(2)]) == [{"format": 1.0, "accuracy": 0.0}]
+    await replica.check_health()
+    wanted = {"scored": 2, "killed": 1, "waiting": 0, "processes": 1, "state": "serving", "pid": os.getpid()}
+    await until(lambda: wanted.items() <= told().items())
+    busy = asyncio.create_task(replica.score([hostile(3)]))
+    await until(lambda: told()["waiting"] == 1)
+    await busy
+    assert await replica.score([right(1)]) == [{"format": 1.0, "accuracy": 1.0}]
+    wanted |= {"scored": 4, "killed": 2}
+    await until(lambda: wanted.items() <= told().items())
+    assert told()["answers_per_s"] >= 0.0
+    started, end = workers(os.getpid()), replica.__del__
+    assert len(started) == 1
+    monkeypatch.delattr("hora_rl.actors.replica.Replica.__del__")
+    await end()
+    assert not psutil.wait_procs(started, timeout=10)[1]
+
+
 PARENT = """
 import asyncio, os, sys
 from hora_rl.actors.verifier.pool import VerifierPool
@@ -169,7 +212,7 @@ async def main():
 
 if __name__ == "__main__":
     asyncio.run(main())
-""".replace("ITEM", repr(("q", tagged(SLOW["2"]), ENDLESS)))
+""".replace("ITEM", repr(hostile(2)))
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])
