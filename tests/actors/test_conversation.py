@@ -34,11 +34,7 @@ FAMILIES = {
     "glm4moe": ("<|user|>", "<|assistant|>", "<|system|>", "<|observation|>", "[gMASK]", "<sop>"),
     "demo": ("<eos>",),
 }
-BEGINS = {
-    "llama3": "<|begin_of_text|>",
-    "gemma3": "<bos>",
-    "deepseek_r1_distill": "<｜begin▁of▁sentence｜>",
-}
+BEGINS = {"llama3": "<|begin_of_text|>", "gemma3": "<bos>", "deepseek_r1_distill": "<｜begin▁of▁sentence｜>"}
 OPENING = [{"role": "user", "content": "What is 3 + 4?"}]
 
 

@@ -97,8 +97,7 @@ async def talker(row: Row, policy: Any, sandbox: Any) -> Episode:
 
 
 @pytest.mark.parametrize(
-    ("settings", "turns"),
-    [({"max_turns": 2}, 2), ({"max_given_tokens": 9}, 3), ({"max_turns": 99}, 5)],
+    ("settings", "turns"), [({"max_turns": 2}, 2), ({"max_given_tokens": 9}, 3), ({"max_turns": 99}, 5)]
 )
 def test_every_limit_ends_an_episode_that_does_not_end_itself(settings: dict[str, int], turns: int) -> None:
     limits = {"max_turns": 50, "max_turn_tokens": 3} | settings
@@ -174,13 +173,22 @@ def test_what_is_no_episode_is_named_and_no_wrong_answer(function: Any, kind: st
     assert time.monotonic() - began < 10
 
 
-def test_time_that_the_policy_takes_is_not_the_environments() -> None:
+def test_time_of_the_policy_and_of_the_sandbox_is_not_the_environments_own() -> None:
     class Slow(Script):
         async def __call__(self, context: Tokens, most: int, version: int) -> Completion:
             await asyncio.sleep(0.5)
             return await super().__call__(context, most, version)
 
-    assert run(guess, Slow("1", "5"), limited(time_limit_s=0.4)).rewards == {"solved": 1.0}
+        async def python(self, source: str, stdin: str = "") -> str:
+            await asyncio.sleep(0.5)
+            return "7"
+
+    async def uses(row: Row, policy: Any, sandbox: Any) -> Episode:
+        await policy.generate()
+        return Episode({"solved": float(await sandbox.python("print(7)") == "7")})
+
+    slow = Slow("1")
+    assert run(uses, slow, limited(time_limit_s=0.4), tools=slow).rewards == {"solved": 1.0}
 
 
 async def wraps(row: Row, policy: Any, sandbox: Any) -> Episode:
@@ -281,16 +289,3 @@ def test_a_block_that_never_closes_is_read_in_linear_time() -> None:
     assert written(BEGIN + "``\n" * 200_000) is None
     assert time.monotonic() - began < 1.0
     assert written(f"a{BEGIN}1+1{END}{END}") == "1+1"
-
-
-def test_time_in_the_sandbox_is_not_the_environment_s_own() -> None:
-    class Busy:
-        async def python(self, source: str, stdin: str = "") -> str:
-            await asyncio.sleep(0.6)
-            return "7"
-
-    async def uses(row: Row, policy: Any, sandbox: Any) -> Episode:
-        await policy.generate()
-        return Episode({"solved": float(await sandbox.python("print(7)") == "7")})
-
-    assert run(uses, Script("1"), limited(time_limit_s=0.3), tools=Busy()).rewards == {"solved": 1.0}

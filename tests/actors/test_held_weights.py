@@ -3,7 +3,7 @@ it, and when a new one may start. Timers are in place of vLLM, and Redis is real
 
 import asyncio
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -255,27 +255,25 @@ async def test_one_that_was_put_to_sleep_again_meanwhile_sleeps_on() -> None:
     assert "wake" not in engine.did
 
 
-async def test_a_replica_starts_only_between_steps(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("state", "seen_s", "starts"),
+    [
+        (None, 0.0, True),  # there is no learner yet
+        (STEPPING, 0.0, False),
+        (TO_SLEEP, 0.0, True),  # the learner waits for it
+        ("waiting", 0.0, True),
+        (STEPPING, SILENT_S + 1, True),  # that learner is dead
+    ],
+)
+async def test_a_replica_starts_only_between_steps(
+    redis_url: str, state: str | None, seen_s: float, starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, redis = connect(redis_url), connect_async(redis_url)
+    client.delete(Keys("start").parts)
+    if state is not None:
+        heartbeat_now(client, "start", LEADER, {"state": state})
     monkeypatch.setattr(sleep, "POLL_S", 0.02)
-    client = connect(redis_url)
-
-    async def starts(state: str | None, seen: float = 0.0) -> bool:
-        redis = connect_async(redis_url)
-        client.delete(Keys("start").parts)
-        if state is not None:
-            heartbeat_now(client, "start", LEADER, {"state": state})
-        monkeypatch.setattr(sleep.time, "time", lambda now=time.time: now() + seen)
-        try:
-            await asyncio.wait_for(wait_for_card(redis, "start"), 0.3)
-        except TimeoutError:
-            return False
-        finally:
-            monkeypatch.undo()
-            await redis.aclose()
-        return True
-
-    assert await starts(None), "there is no learner yet"
-    assert not await starts(STEPPING)
-    assert await starts(TO_SLEEP), "the learner waits for it"
-    assert await starts("waiting")
-    assert await starts(STEPPING, SILENT_S + 1), "that learner is dead"
+    monkeypatch.setattr(sleep.time, "time", lambda now=time.time: now() + seen_s)
+    with nullcontext() if starts else pytest.raises(TimeoutError):
+        await asyncio.wait_for(wait_for_card(redis, "start"), 0.3)
+    await redis.aclose()

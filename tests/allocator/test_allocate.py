@@ -78,30 +78,24 @@ def rising(posterior, level):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"successes": [1, 9], "trials": 8, "budget": 3}, r"successes\[1\] = 9 must be in 0..trials = 8"),
-        ({"successes": [1, -1], "trials": 8, "budget": 3}, r"successes\[1\] = -1"),
-        ({"successes": [1, 2], "trials": 8, "budget": -1}, "budget must be a whole number from 0"),
-        ({"successes": [1, 2], "trials": 8, "budget": 9, "max_group_size": 12}, r"budget \(9\) exceeds .*:"),
-        ({"successes": [1, 2], "trials": 8, "budget": 1, "prior": (0.0, 1.0)}, "prior alpha = 0.0 must be"),
-        (
-            {"successes": [1, 2], "trials": 8, "budget": 1, "prior": ([1.0, np.nan], 1.0)},
-            r"prior alpha\[1\] = nan",
-        ),
-        ({"successes": [1, 2], "trials": 8, "budget": 1, "prior": ([1.0], 1.0)}, r"prior alpha must be .*"),
-        ({"successes": [1, 2], "trials": [8, 8, 8], "budget": 1}, "trials must be"),
-        ({"successes": [1, 2], "trials": 8, "budget": 1, "rule": "nope"}, "rule: 'nope' is none of"),
-        ({"successes": [1, 2], "trials": 8, "budget": 1, "rule": 3}, "must be a name, .* not 3"),
-        ({"successes": [1, 2], "trials": 8, "budget": 1, "rule": "math:pi"}, "is no function but 3.14"),
-        (
-            {"successes": [1, 2], "trials": 8, "budget": 1, "rule": f"{__name__}:rising"},
-            "rises from level 0 to 1",
-        ),
-        ({"successes": [0.5], "trials": 8, "budget": 1}, "successes must be integers"),
+        ({"successes": [1, 9]}, r"successes\[1\] = 9 must be in 0..trials = 8"),
+        ({"successes": [1, -1]}, r"successes\[1\] = -1"),
+        ({"successes": [0.5]}, "successes must be integers"),
+        ({"budget": -1}, "budget must be a whole number from 0"),
+        ({"budget": 9, "max_group_size": 12}, r"budget \(9\) exceeds .*:"),
+        ({"prior": (0.0, 1.0)}, "prior alpha = 0.0 must be"),
+        ({"prior": ([1.0, np.nan], 1.0)}, r"prior alpha\[1\] = nan"),
+        ({"prior": ([1.0], 1.0)}, r"prior alpha must be .*"),
+        ({"trials": [8, 8, 8]}, "trials must be"),
+        ({"rule": "nope"}, "rule: 'nope' is none of"),
+        ({"rule": 3}, "must be a name, .* not 3"),
+        ({"rule": "math:pi"}, "is no function but 3.14"),
+        ({"rule": f"{__name__}:rising"}, "rises from level 0 to 1"),
     ],
 )
 def test_bad_input_is_named_with_its_first_index(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        allocate(**arguments)
+        allocate(**{"successes": [1, 2], "trials": 8, "budget": 1, **arguments})
 
 
 def test_a_shard_of_solved_prompts_costs_no_more_than_its_own_levels() -> None:

@@ -80,10 +80,7 @@ WORKS = {
     ),
     "a program that prints": ("print('hello')\n" + ADD, ADDED + "\nprint('tests print too')"),
     "what runs as a script alone": (ADD + "\nif __name__ == '__main__':\n    add(input(), 1)", ADDED),
-    "check called by the tests": (
-        ADD,
-        "def check(candidate):\n    assert candidate(2, 3) == 5\ncheck(add)",
-    ),
+    "check called by the tests": (ADD, "def check(candidate):\n    assert candidate(2, 3) == 5\ncheck(add)"),
     "a class that the tests import": (
         ADD,
         "from decimal import *\nassert isinstance(add(1, 1), (int, Decimal))",
