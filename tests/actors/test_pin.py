@@ -26,37 +26,12 @@ def request(pinned: Pinned | None = None) -> SamplingRequest:
     return SamplingRequest(PROMPT, 1, 0, BELOW_TRAINING if pinned else 0, pinned=pinned)
 
 
-def test_a_pin_begins_at_the_first_version_that_is_new_enough_and_ends_with_its_lease() -> None:
-    it = Pin(NAME, 60.0)
-    it.ask(Pinned(NAME, 40))
-    it.begin(39)
-    assert it.version is None
-    it.installed(41)
-    assert it.version == 41
-    it.ask(Pinned(NAME, 40))
-    it.begin(41)
-    assert it.version == 41
-    for other in (Pinned(OTHER, 40), Pinned(NAME, 50), None):
-        it.ask(Pinned(NAME, 40))
-        it.begin(41)
-        it.ask(other)
-        assert it.version is None, other
-
-
-def test_no_pin_begins_between_a_roll_call_and_its_update() -> None:
-    it = Pin(NAME, 60.0)
+def test_a_pin_begins_though_the_learner_died_after_its_roll_call() -> None:
+    it = Pin(NAME, 0.0)
     it.promise()
     it.ask(Pinned(NAME, 40))
     it.begin(40)
-    assert it.version is None, "the group counts on this replica"
-    it.updated()
-    it.begin(40)
     assert it.version == 40
-    late = Pin(NAME, 0.0)
-    late.promise()  # the learner died after its roll call
-    late.ask(Pinned(NAME, 40))
-    late.begin(40)
-    assert late.version == 40
 
 
 def test_a_pinned_replica_answers_its_evaluation_alone() -> None:
@@ -72,6 +47,12 @@ def test_a_pinned_replica_answers_its_evaluation_alone() -> None:
         it.check(request())
     with pytest.raises(PinLost):
         it.check(request(Pinned(NAME, 39)))
+    for other in (Pinned(OTHER, 40), Pinned(NAME, 50), None):
+        it.ask(Pinned(NAME, 40))
+        it.begin(41)
+        assert it.version is not None
+        it.ask(other)
+        assert it.version is None, other
 
 
 async def test_over_files_a_pinned_replica_keeps_its_weights_and_pulls_the_newest_at_the_end(
