@@ -48,31 +48,16 @@ def make_run(
                 extra = allocate(counts, G0, PROMPTS * (G - G0), rule=rule_now).tolist()
                 for i in range(PROMPTS):
                     hits = int(counts[i] + rng.binomial(extra[i], p[i]))
-                    line = {
-                        "step": min(steps - 1, step + (shard == 3)),
-                        "batch": step,
-                        "shard": shard,
-                        "epoch": 0,
-                        "prompt_index": i,
-                    }
-                    line |= {"rule": acting, "prior": [1.0, 1.0], "trials": G0, "successes": int(counts[i])}
-                    line |= {
-                        "extra": extra[i],
-                        "size": G0 + extra[i],
-                        "hits": hits,
-                        "tokens": 100 * (G0 + extra[i]),
-                    }
+                    line = {"step": min(steps - 1, step + (shard == 3)), "batch": step, "shard": shard}
+                    line |= {"epoch": 0, "prompt_index": i, "rule": acting, "prior": [1.0, 1.0]}
+                    line |= {"trials": G0, "successes": int(counts[i]), "extra": extra[i], "hits": hits}
+                    line |= {"size": G0 + extra[i], "tokens": 100 * (G0 + extra[i])}
                     groups.write(json.dumps(line) + "\n")
             noise = rng.normal(0, 1, 4)
-            record = {
-                "step": step,
-                "loss": noise[0] / 100,
-                "reward/accuracy": 0.3 + 0.005 * step + noise[1] / 50,
-            }
-            record |= {
-                "entropy": 0.5 * 0.98**step + 0.1 + noise[2] / 100,
-                "length/mean": 700 + 3 * step + 20 * noise[3],
-            }
+            record = {"step": step, "loss": noise[0] / 100}
+            record |= {"reward/accuracy": 0.3 + 0.005 * step + noise[1] / 50}
+            record |= {"entropy": 0.5 * 0.98**step + 0.1 + noise[2] / 100}
+            record |= {"length/mean": 700 + 3 * step + 20 * noise[3]}
             record |= {"reward/format": min(1.0, 0.5 + 0.1 * step), "groups/zero_signal": step / 100}
             metrics.write(json.dumps(record) + "\n")
     for name, problems, scale in (("math500", 50, 1.0), ("aime25", 30, 0.15)) if evaluated else ():
