@@ -7,15 +7,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from pathlib import Path
 
 import psutil
 import pytest
 
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox, SandboxError, SandboxLost, unsafe
+from hora_rl.common.load import ROOT
 from tests.support.bare_python import SETUP
-
-ROOT = Path(__file__).parents[3]
 
 ORDINARY = """
 import sys, json, re, math, collections, itertools, heapq, bisect, random, decimal, fractions, datetime
