@@ -139,18 +139,6 @@ def test_many_different_prompts_get_what_a_full_sort_of_their_gains_gives(rule: 
     assert table[taken].min() >= table[~taken].max() - 1e-9
 
 
-def test_prompts_without_room_get_nothing_and_the_others_what_they_get_alone() -> None:
-    rng = np.random.default_rng(0)
-    n, cap = 1024, 12
-    trials = rng.integers(2, 9, n)
-    trials[::16] = cap
-    successes, open_ = rng.integers(0, trials + 1), trials < cap
-    found = allocate(successes, trials, 2000, max_group_size=cap)
-    assert not found[~open_].any()
-    alone = allocate(successes[open_], trials[open_], 2000, max_group_size=cap)
-    assert found[open_].tolist() == alone.tolist()
-
-
 def gains(rule: str, c: int, n: int, levels: int) -> list[Fraction]:
     """Of one prompt under Beta(1, 1), which the rule's table holds too."""
     found = get_rule(rule)

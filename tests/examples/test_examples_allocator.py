@@ -64,15 +64,8 @@ def trainer(tmp_path: Path) -> HoraTrainer:
     return trainer_of(tmp_path, [short, accuracy], rounds=3, stop="hit")
 
 
-def trainer_of(
-    tmp_path: Path,
-    rewards: list[Any],
-    rounds: int = 1,
-    stop: str = "none",
-    objective: str | None = None,
-    options: dict[str, Any] | None = None,
-    **settings: Any,
-) -> HoraTrainer:
+def trainer_of(tmp_path: Path, rewards: list[Any], grpo: Any = (), **hora: Any) -> HoraTrainer:
+    """`grpo` are settings of GRPOConfig, `hora` of the trainer."""
     from trl import GRPOConfig
 
     from examples.trl_grpo_hora import HoraTrainer
@@ -85,7 +78,6 @@ def trainer_of(
     own = {"tie_word_embeddings": False, "pad_token_id": 0, "eos_token_id": 1}
     model = Qwen2ForCausalLM(shape_of(len(WORDS), 32, 64, 2, 2, 2, **own))
     rows = [{"prompt": f"w{i} w{i + 4}", "answer": ANSWERS[i]} for i in range(GAMMA)]
-    settings = {"per_device_train_batch_size": GAMMA * G // 2} | settings
     args = GRPOConfig(
         output_dir=str(tmp_path),
         num_generations=G,
@@ -101,15 +93,12 @@ def trainer_of(
         gradient_checkpointing=False,
         report_to=[],
         save_strategy="no",
-        **settings,
+        **{"per_device_train_batch_size": GAMMA * G // 2, **dict(grpo)},
     )
     return HoraTrainer(
         pre_rollouts=G0,
         hit=1,
-        rounds=rounds,
-        stop=stop,
-        objective=objective,
-        options=options,
+        **hora,
         model=model,
         reward_funcs=rewards,
         args=args,
@@ -190,7 +179,7 @@ def test_advantages_of_equal_groups_are_trls_own(tmp_path: Path, scale: str) -> 
     from trl import GRPOTrainer
 
     rewards = [scored, judged]
-    trainer = trainer_of(tmp_path, rewards, scale_rewards=scale)
+    trainer = trainer_of(tmp_path, rewards, {"scale_rewards": scale})
     trainer.model.train()
     theirs = GRPOTrainer._generate_and_score_completions(trainer, rows_of(trainer))["advantages"]
     unscored = trainer._rewards.isnan().all(1)
@@ -208,7 +197,7 @@ def test_advantages_of_equal_groups_are_trls_own(tmp_path: Path, scale: str) -> 
 )
 def test_a_scaling_that_hora_does_not_do_is_refused(tmp_path: Path, settings: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="needs scale_rewards='group' or 'none' and multi_objective_agg"):
-        trainer_of(tmp_path, [short, accuracy], **settings)
+        trainer_of(tmp_path, [short, accuracy], settings)
 
 
 @pytest.mark.system

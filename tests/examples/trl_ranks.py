@@ -30,9 +30,8 @@ def counted(completions: list[str], **_: object) -> list[float]:
 
 
 def main(folder: Path) -> None:
-    trainer = trainer_of(
-        folder, [counted, accuracy], rounds=ROUNDS, stop="hit", per_device_train_batch_size=GAMMA * G // 4
-    )
+    own = {"per_device_train_batch_size": GAMMA * G // 4}
+    trainer = trainer_of(folder, [counted, accuracy], own, rounds=ROUNDS, stop="hit")
     accelerator = trainer.accelerator
     assert accelerator.num_processes == RANKS
     each, rank = GAMMA * G // RANKS, accelerator.process_index
