@@ -153,15 +153,8 @@ def rules_by_batch(redis_url: str, config: Config) -> list[set[str]]:
 async def test_a_coordinator_killed_at_the_end_of_a_cycle_changes_no_rule(
     redis_url: str, in_flight: int, reported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_of(
-        f"killed-{in_flight}-{reported}",
-        **{
-            "learner.steps": 3,
-            "allocation.warmup.cycles": 1,
-            "coordinator.lease_s": 0.2,
-            "rollout.shards_in_flight": in_flight,
-        },
-    )
+    more = {"learner.steps": 3, "allocation.warmup.cycles": 1, "coordinator.lease_s": 0.2}
+    config = config_of(f"killed-{in_flight}-{reported}", **more, **{"rollout.shards_in_flight": in_flight})
     died = asyncio.Event()
     complete, release = Cycles.complete, Leases.release
 

@@ -133,12 +133,8 @@ def sequence(request: str, index: int, stats: str | None) -> Any:
 def test_each_sequence_of_a_request_leaves_its_record() -> None:
     table = Sequences({})
     with table.ended("a") as of_a, table.ended("b") as of_b:
-        for name, state in {
-            "0_a": sequence("a", 0, "first"),
-            "1_a": sequence("a", 1, "second"),
-            "0_b": sequence("b", 0, "third"),
-        }.items():
-            table[name] = state
+        table["0_a"], table["1_a"] = sequence("a", 0, "first"), sequence("a", 1, "second")
+        table["0_b"] = sequence("b", 0, "third")
         assert table.pop("1_a").request_index == 1
         table.pop("0_b")
         table.pop("0_a", None)

@@ -72,11 +72,8 @@ def test_a_game_is_an_episode_of_its_guesses() -> None:
     assert made.rewards == {"solved": 1.0}
     assert script.contexts == ["n=", "n=1\nhigher\nn=", "n=1\nhigher\nn=6\nlower\nn="]
     assert TOKENIZER.decode(made.tokens) == "165"
-    assert [(t.sampled, TOKENIZER.decode(t.given)) for t in made.turns] == [
-        (1, ""),
-        (1, "\nhigher\nn="),
-        (1, "\nlower\nn="),
-    ]
+    turns = [(t.sampled, TOKENIZER.decode(t.given)) for t in made.turns]
+    assert turns == [(1, ""), (1, "\nhigher\nn="), (1, "\nlower\nn=")]
     at_once = run(guess, Script("5"))
     assert (at_once.rewards, at_once.turns) == ({"solved": 1.0}, ()), "as compact as a completion"
 

@@ -16,15 +16,8 @@ from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.load import ROOT, load
 from tests.support.engines import engine_of
 
-SHAPE = {
-    "hidden_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-}
+SHAPE = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+SHAPE |= {"num_experts_per_tok": 2, "max_position_embeddings": 512, "tie_word_embeddings": False}
 
 
 def mixtral(**also: Any) -> MixtralConfig:

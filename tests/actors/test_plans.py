@@ -25,13 +25,8 @@ def sampled(phase: Phase, token: int) -> Rollout:
 
 def plan_of(token: int) -> Plan:
     groups = tuple(group(i, [sampled("A", token)], run="p", prior=(1.0, 2.0), prompt=[1]) for i in range(3))
-    return Plan(
-        "uniform",
-        ((1.0, 2.0),) * 3,
-        (Round((1, 1, 1), (3, 3, 3), (token, 0, 1)),),
-        {"format": 0.5, "accuracy": 1.0},
-        groups,
-    )
+    rounds = (Round((1, 1, 1), (3, 3, 3), (token, 0, 1)),)
+    return Plan("uniform", ((1.0, 2.0),) * 3, rounds, {"format": 0.5, "accuracy": 1.0}, groups)
 
 
 @pytest.fixture

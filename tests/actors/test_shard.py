@@ -76,11 +76,8 @@ async def test_groups_pool_both_phases_follow_the_allocation_and_leave_when_they
     left = await finish(shard, world, plan)
     assert left[-1].prompt_index == 1
     groups = {g.prompt_index: g for g in left}
-    assert {i: (g.pre_rollouts, g.extra, g.size) for i, g in groups.items()} == {
-        0: (4, 7, 11),
-        1: (4, 2, 6),
-        2: (4, 0, 4),
-    }
+    sizes = {i: (g.pre_rollouts, g.extra, g.size) for i, g in groups.items()}
+    assert sizes == {0: (4, 7, 11), 1: (4, 2, 6), 2: (4, 0, 4)}
     assert [r.phase for r in groups[1].rollouts] == ["A"] * 4 + ["B"] * 2
     assert groups[1].successes == 1
     assert groups[1].hits == 2
@@ -194,9 +191,6 @@ async def test_each_round_is_divided_by_what_was_found_before_it_and_pooled_into
         plan = await next_round(shard, plan, world.sampler(shard), world.divide)
     groups = await finish(shard, world, plan)
     assert world.told == [(0, 1, 2), (0, 1, 0), (0, 1, 1)], "found in Phase A and in rounds 1 and 2"
-    assert {g.prompt_index: (g.rounds, g.extra, g.successes, g.hits) for g in groups} == {
-        0: ((2, 0, 4), 6, 0, 0),
-        1: ((1, 3), 4, 1, 3),
-        2: ((0, 1), 1, 2, 3),
-    }
+    pooled = {g.prompt_index: (g.rounds, g.extra, g.successes, g.hits) for g in groups}
+    assert pooled == {0: ((2, 0, 4), 6, 0, 0), 1: ((1, 3), 4, 1, 3), 2: ((0, 1), 1, 2, 3)}
     assert len({r.seed for r in world.requests}) == len(world.requests), "no samples are drawn twice"

@@ -57,24 +57,14 @@ def folder(tmp_path: Path) -> Path:
 
 def arguments(folder: Path, **more: dict[str, Any]) -> dict[str, Any]:
     sums = {"path": str(folder / "sums.jsonl"), "prompt_field": "q", "weight": 2, "system": None}
-    words = {
-        "path": str(folder / "words.jsonl"),
-        "prompt_field": "q",
-        "template": "{problem}=",
-        "reward": {"weights": {"accuracy": 1.0}, "success_at": 0.5, "answer": "final"},
-    }
+    reward = {"weights": {"accuracy": 1.0}, "success_at": 0.5, "answer": "final"}
+    words = {"path": str(folder / "words.jsonl"), "prompt_field": "q", "template": "{problem}="}
+    rollout = {"prompts_per_batch": GAMMA, "group_size": G, "pre_rollouts": 2, "shards": 2}
     base: dict[str, Any] = {
         "run": {"name": "mixed", "folder": str(folder / "runs")},
         "model": {"path": "deploy/demo/model", "dtype": "float32"},
-        "data": {"sources": {"sums": sums, "words": words}},
-        "rollout": {
-            "prompts_per_batch": GAMMA,
-            "group_size": G,
-            "pre_rollouts": 2,
-            "shards": 2,
-            "max_prompt_tokens": 32,
-            "max_response_tokens": 64,
-        },
+        "data": {"sources": {"sums": sums, "words": words | {"reward": reward}}},
+        "rollout": rollout | {"max_prompt_tokens": 32, "max_response_tokens": 64},
         "allocation": {"warmup": {"enabled": False}},
         "learner": {"steps": STEPS, "tokens_per_microbatch": 8192},
     }
@@ -272,11 +262,8 @@ def test_what_cannot_be_mixed_is_one_line(folder: Path, change: dict[str, Any], 
 def test_a_group_of_a_source_that_the_run_does_not_have_is_foreign(folder: Path) -> None:
     config = configured(folder)
     group = made(config)[1]
-    for source, reason in (
-        ("words", None),
-        ("others", "no data source 'others'"),
-        ("sums", "its rewards must be"),
-    ):
+    reasons = {"words": None, "others": "no data source 'others'", "sums": "its rewards must be"}
+    for source, reason in reasons.items():
         mine = replace(group, source=source, run="mixed", tokenizer="t")
         messages = encode_pre_rollouts(mine), encode_extra(mine)
         entry = Entry("1-0", mine.id, mine.batch)

@@ -95,16 +95,8 @@ def trainer_of(tmp_path: Path, rewards: list[Any], grpo: Any = (), **hora: Any) 
         save_strategy="no",
         **{"per_device_train_batch_size": GAMMA * G // 2, **dict(grpo)},
     )
-    return HoraTrainer(
-        pre_rollouts=G0,
-        hit=1,
-        **hora,
-        model=model,
-        reward_funcs=rewards,
-        args=args,
-        train_dataset=Dataset.from_list(rows),
-        processing_class=fast,
-    )
+    theirs = {"model": model, "reward_funcs": rewards, "args": args, "processing_class": fast}
+    return HoraTrainer(pre_rollouts=G0, hit=1, train_dataset=Dataset.from_list(rows), **theirs, **hora)
 
 
 def rows_of(trainer: HoraTrainer) -> list[dict[str, str]]:

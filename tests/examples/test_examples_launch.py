@@ -100,15 +100,8 @@ def dashboard(tmp_path: Path) -> Iterator[str]:
     import ray
     from ray._private.node import Node
 
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=True,
-        dashboard_port=0,
-        log_to_driver=False,
-        configure_logging=False,
-        object_store_memory=100 * 2**20,
-    )
+    quiet = {"log_to_driver": False, "configure_logging": False, "object_store_memory": 100 * 2**20}
+    ray.init(address="local", num_cpus=2, include_dashboard=True, dashboard_port=0, **quiet)
     node = ray._private.worker._global_node
     assert isinstance(node, Node)
     yield f"http://{node.webui_url}"
@@ -121,12 +114,8 @@ def test_a_job_of_ray_is_given_the_time_to_stop_in_order(dashboard: str, tmp_pat
     called = tmp_path / "called"
     stub = program(tmp_path / "hora", STUB.format(folder=tmp_path, status="", stopping_s=5))
     (tmp_path / "mine.yaml").touch()
-    environment = {
-        **os.environ,
-        "HORA": str(stub),
-        "RAY": str(BIN / "ray"),
-        "RAY_API_SERVER_ADDRESS": dashboard,
-    }
+    own = {"HORA": str(stub), "RAY": str(BIN / "ray"), "RAY_API_SERVER_ADDRESS": dashboard}
+    environment = os.environ | own
     submit = [str(LAUNCH / "ray-job.sh"), str(tmp_path / "mine.yaml"), "-s", "run.seed=1"]
     done = subprocess.run(submit, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr

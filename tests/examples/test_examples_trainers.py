@@ -66,14 +66,8 @@ def _run_worker(
         mine.append(prompt["session_id"])
         return float(outcomes[int(prompt["uid"][1:]), prompt["session_id"]])
 
-    rollout = {
-        "n": G,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": -1,
-        "calculate_log_probs": True,
-        "agent": {"default_agent_loop": "single_turn_agent"},
-    }
+    rollout = {"n": G, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "calculate_log_probs": True}
+    rollout |= {"agent": {"default_agent_loop": "single_turn_agent"}}
     rollout_of = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {}}})
     workers = verl_hora.HoraManager(rollout_of, None).agent_loop_workers_class
     assert issubclass(workers.__ray_metadata__.modified_class, verl_hora.HoraWorker)
