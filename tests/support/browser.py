@@ -15,19 +15,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium on PATH (Debian: apt-get install chromium)"
 )
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-    "--remote-debugging-port=0",
-]
+OFF = ("gpu", "quic", "background-networking", "component-update", "sync", "dev-shm-usage")
+FLAGS = ["--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars", "--remote-debugging-port=0"]
+FLAGS += [f"--disable-{what}" for what in OFF]
 
 
 class Browser:

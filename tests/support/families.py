@@ -7,14 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 VOCABULARY = 97
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "initializer_range": 0.3,
-}
+SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "initializer_range": 0.3}
+SHAPE |= {"num_hidden_layers": 2, "num_attention_heads": 4}
 GROUPED = {**SHAPE, "num_key_value_heads": 2}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import fingerprint, load_tokenizer, render
 from hora_rl.common.load import dump_yaml, load
-from hora_rl.common.types import Group
+from hora_rl.common.types import Group, Phase
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.filling import fill
 from tests.support.groups import group, rollout
@@ -48,26 +48,12 @@ def recorded(
         rollouts = []
         for j, n in enumerate(of_group):
             right = index == without_signal or rng.random() < 0.5
-            rollouts.append(
-                rollout(
-                    rng.integers(4, 60, n),
-                    logprobs=-rng.exponential(3.0, n),
-                    version=max(0, batch - lag),
-                    phase="A" if j < pre_rollouts else "B",
-                    success=bool(right),
-                )
-            )
-        groups.append(
-            group(
-                index,
-                rollouts,
-                batch=batch,
-                rule="hit_utility",
-                tokenizer=name,
-                pre_rollouts=pre_rollouts,
-                prompt=prompt,
-            )
-        )
+            phase: Phase = "A" if j < pre_rollouts else "B"
+            ids, logprobs, version = rng.integers(4, 60, n), -rng.exponential(3.0, n), max(0, batch - lag)
+            made = rollout(ids, logprobs=logprobs, version=version, phase=phase, success=bool(right))
+            rollouts.append(made)
+        place = {"batch": batch, "rule": "hit_utility", "tokenizer": name, "prompt": prompt}
+        groups.append(group(index, rollouts, pre_rollouts=pre_rollouts, **place))
     return groups
 
 

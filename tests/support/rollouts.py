@@ -26,18 +26,9 @@ def hit_and_miss(step: int, prompt: int) -> list[Rollout]:
     origin = Origin("a1b2c3", 100.0 + step, 100.5 + step, 101.0 + step, 101.25 + step)
     said = tokenizer().encode(f"<answer>{prompt}", add_special_tokens=False)
     end = [tokenizer().eos_token_id]
-    drawn = [
-        rollout(said[:2] + end, logprobs=-0.1, version=step, phase="A", success=True),
-        rollout(
-            (said * 8)[: 5 + step],
-            logprobs=-1.0 - prompt,
-            version=step,
-            phase="B",
-            success=False,
-            finish_reason="length",
-        ),
-    ]
-    return [replace(r, origin=origin) for r in drawn]
+    hit = rollout(said[:2] + end, logprobs=-0.1, version=step, phase="A", success=True)
+    miss = rollout((said * 8)[: 5 + step], logprobs=-1.0 - prompt, version=step, phase="B", success=False)
+    return [replace(hit, origin=origin), replace(miss, origin=origin, finish_reason="length")]
 
 
 SOURCES = "data={sources: {easy: {path: 'arithmetic:1-2'}, hard: {path: 'arithmetic:4-5'}}}"

@@ -61,15 +61,10 @@ class Fleet:
         lengths = self.lengths_of(request.n)
         await asyncio.sleep(self.seconds_of(request, lengths))
         self.fault(request)
+        names = (f"{request.seed}:{i}" for i in range(request.n))
         return [
-            Completion(
-                f"{request.seed}:{i}",
-                self.pool[:n],
-                self.logprobs[:n],
-                "stop",
-                (VersionSpan(version, 0, int(n)),),
-            )
-            for i, n in enumerate(lengths)
+            Completion(name, self.pool[:n], self.logprobs[:n], "stop", (VersionSpan(version, 0, int(n)),))
+            for name, n in zip(names, lengths, strict=True)
         ]
 
 

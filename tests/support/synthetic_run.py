@@ -20,7 +20,7 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Consumer, Ledger, Producer, Row
 from hora_rl.common.live.redis import connect, connect_async
 from hora_rl.common.live.telemetry import Telemetry, count_now, heartbeat_now, record_evaluation, record_step
-from hora_rl.common.types import Group
+from hora_rl.common.types import Group, Phase
 from hora_rl.deploy.machine.record import RunFile, State, write_config
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.monitor.reading import read_run
@@ -191,28 +191,16 @@ class SyntheticRun:
 
     def _group(self, batch: int, shard: int, prompt: int, correct: int, size: int) -> Group:
         trials, length = self.config.rollout.pre_rollouts, self._length
-
+        phases: list[Phase] = ["A" if j < trials else "B" for j in range(size)]
         rollouts = [
             rollout(
-                np.arange(length),
-                logprobs=-0.5,
-                version=max(0, batch - 1),
-                phase="A" if j < trials else "B",
-                success=j < correct,
+                np.arange(length), logprobs=-0.5, version=max(0, batch - 1), phase=phase, success=j < correct
             )
-            for j in range(size)
+            for j, phase in enumerate(phases)
         ]
-        return group(
-            prompt,
-            rollouts,
-            run=self.name,
-            batch=batch,
-            shard=shard,
-            rule="uniform" if batch < self._warm_up else "hit_utility",
-            tokenizer="none",
-            pre_rollouts=trials,
-            prompt=np.arange(8),
-        )
+        rule = "uniform" if batch < self._warm_up else "hit_utility"
+        place = {"run": self.name, "batch": batch, "shard": shard, "rule": rule, "tokenizer": "none"}
+        return group(prompt, rollouts, pre_rollouts=trials, prompt=np.arange(8), **place)
 
 
 def play(run: SyntheticRun, batches: int, begin: int = 0) -> None:
