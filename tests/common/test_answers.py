@@ -1,16 +1,12 @@
 """Where the answer of a completion is, and whether it has the form that was asked for."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
 
 from hora_rl.common.answers import (
     ANSWERS,
-    FORMAT_INSTRUCTIONS,
     format_reward,
-    instructions,
     load_extract,
     prefill,
     user_answer,
@@ -183,12 +179,3 @@ def test_an_answer_found_by_a_users_function_is_checked() -> None:
         user_answer(f"{__name__}:broken", "x")
     with pytest.raises(ValueError, match=r"cannot load 'no\.such:fn'"):
         load_extract("no.such:fn")
-
-
-def test_what_is_asked_for_is_what_the_rewards_look_for() -> None:
-    assert instructions("tags", ("format", "accuracy")) == FORMAT_INSTRUCTIONS
-    assert "<think>" not in (instructions("tags", ("accuracy",)) or "<think>")
-    assert r"\boxed{}" in (instructions("boxed", ("format", "accuracy")) or "")
-    assert "The answer is" in (instructions("lenient", ("accuracy",)) or "")
-    assert instructions("my.module:answer", ("accuracy",)) is None
-    assert instructions("tags", ("my.module:reward",)) is None

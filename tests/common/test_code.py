@@ -1,7 +1,5 @@
 """Programs as answers: which block is the program, which tests a row has, which outputs are equal."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

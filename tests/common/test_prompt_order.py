@@ -63,15 +63,6 @@ def test_sources_are_spread_over_a_batch_so_that_each_shard_has_its_share() -> N
     assert [sum(row < 50 for row in rows[i : i + 4]) for i in (0, 4, 8)] == [2, 2, 2]
 
 
-def test_a_small_source_repeats_while_a_large_one_does_not() -> None:
-    mixture = Mixture((4, 1000), (1.0, 3.0))
-    epochs: dict[bool, set[int]] = {True: set(), False: set()}
-    for batch in range(10):
-        for epoch, row in mixed_rows(batch, 8, mixture, seed=0):
-            epochs[row < 4].add(epoch)
-    assert epochs == {True: set(range(5)), False: {0}}
-
-
 def test_what_is_left_of_an_epoch_differs_from_epoch_to_epoch() -> None:
     met = {row for batch in range(60) for _, row in mixed_rows(batch, 9, Mixture((7, 40), (1, 2)), seed=2)}
     assert met == set(range(47))

@@ -1,13 +1,23 @@
-"""Whoever is started again while Redis is waits for it; whoever gave a wrong address is told at once."""
+"""Whoever is started again while Redis is waits for it; whoever gave a wrong address is told at once. A
+password and TLS are used where the address says so."""
 
+import asyncio
+import datetime
+import ipaddress
+import ssl
 import threading
 import time
-from urllib.parse import quote_plus
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import quote_plus, urlsplit
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from hora_rl.common.errors import ConfigError, RunError
-from hora_rl.common.live.redis import connect, hidden
+from hora_rl.common.live.redis import connect, connect_async, hidden
 from hora_rl.common.live.state import changed
 from hora_rl.deploy.machine.redis_server import RedisServer
 
@@ -54,3 +64,64 @@ def test_what_is_shown_of_an_address_has_no_password(password):
 def test_the_shared_state_takes_no_unknown_field_and_none_that_scripts_write(field):
     with pytest.raises(TypeError, match=field):
         changed(**{field: 1})
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1 and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    folder.mkdir()
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    (folder / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, *plain))
+    return folder / "cert.pem", folder / "key.pem"
+
+
+async def copied(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    while data := await source.read(65536):
+        sink.write(data)
+        await sink.drain()
+    sink.close()
+
+
+@pytest.fixture
+async def address(tmp_path: Path, redis_server: RedisServer) -> AsyncIterator[str]:
+    """A rediss:// address without its query: password in it, certificate in tmp_path/tls/cert.pem. It is of a
+    TLS terminator on a free loopback port, before the Unix socket of a real Redis."""
+    password = (redis_server.folder / "password").read_text().strip()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate(tmp_path / "tls"))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, out = await asyncio.open_unix_connection(urlsplit(redis_server.url).path)
+        await asyncio.gather(copied(reader, out), copied(back, writer))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    yield f"rediss://:{password}@127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+
+
+async def test_both_clients_speak_tls_and_give_the_password(address: str, tmp_path: Path) -> None:
+    url = f"{address}?ssl_ca_certs={tmp_path / 'tls' / 'cert.pem'}"
+    await asyncio.to_thread(lambda: connect(url).set("key", "value"))
+    async with connect_async(url) as client:
+        assert await client.get("key") == b"value"
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused(address: str) -> None:
+    with pytest.raises(RunError, match=r"no Redis answers at rediss://127\.0\.0\.1.*certificate verify"):
+        await asyncio.to_thread(connect, address)

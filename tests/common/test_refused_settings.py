@@ -26,6 +26,11 @@ KEYS = [
     ("reward.success=acuracy", "'acuracy'"),
     ("reward.answer='boxed '", "'boxed '"),
 ]
+EVALUATION = [
+    ("learner.keep_best=pass@16", "learner.keep_best (pass@16) compares evaluations during training:"),
+    ("evaluation.every=5 learner.keep_best=pass@3", "learner.keep_best (pass@3) is not measured:"),
+    ("evaluation.every=5 evaluation.path=null", "evaluation.every (5) needs held-out problems"),
+]
 CODE_TESTS = [
     (f"reward.code_tests.{limit}", f"reward.code_tests.{limit.partition('=')[0]}")
     for limit in ("seconds=0", "seconds=601", "memory_mib=8", f"output_bytes={2**40}", "files=3", "cores=2")
@@ -101,6 +106,7 @@ def named(settings: str, section: str = "") -> list[str]:
     ("settings", "line"),
     [
         *(([setting], line) for setting, line in (*KEYS, *CODE_TESTS, *NOT_FINITE)),
+        *((settings.split(), line) for settings, line in EVALUATION),
         *((named(one, "learner.lora."), line) for one, line in LORA),
         *((["rollout.max_staleness=0", "generator.sleep=step", one], line) for one, line in SLEEP),
         *((named(one, "learner.objective."), line) for one, line in OBJECTIVE),

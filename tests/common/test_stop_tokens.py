@@ -1,7 +1,5 @@
 """What ends a completion: every end that the model, its tokenizer, its template or the user names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

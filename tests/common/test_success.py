@@ -1,8 +1,6 @@
 """What counts as success: named by the user, computed whether it has a weight or not, refused where it is
 needed and missing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -83,7 +81,14 @@ def test_the_gate_is_off_where_format_is_not_in_use_and_watches_the_reward_that_
 def test_a_model_is_asked_for_what_its_rewards_look_for_unless_the_user_says_something() -> None:
     own = {"path": "d.jsonl"}
     assert config().data.system == FORMAT_INSTRUCTIONS
-    assert r"\boxed{}" in (config(reward={"answer": "boxed"}).data.system or "")
+    for reward, word in (
+        ({"answer": "boxed"}, r"\boxed{}"),
+        ({"weights": {"accuracy": 1.0}}, "<answer>"),
+        ({"weights": {"accuracy": 1.0}, "answer": "lenient"}, "The answer is"),
+    ):
+        told = config(reward=reward).data.system or ""
+        assert (word in told, "<think>" in told) == (True, False)
+    assert config(reward={"weights": {"accuracy": 1.0}, "answer": "my.module:answer"}).data.system is None
     assert config(data=own | {"system": None}).data.system is None
     assert config(data=own | {"system": "Add."}).data.system == "Add."
     assert config(data=own | {"template": "Add {problem}."}).data.system is None

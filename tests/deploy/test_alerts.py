@@ -1,7 +1,5 @@
 """Alerts reach a real server and a real command, each cause once, and never hold a run up."""
 
-from __future__ import annotations
-
 import http.server
 import io
 import json

@@ -1,7 +1,5 @@
 """Which side of a run idles, and which split would balance it: from figures of steps alone."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

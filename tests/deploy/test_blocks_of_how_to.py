@@ -1,8 +1,6 @@
 """The Python, JSON and shell blocks of the pages do what these say, on the smallest thing that stands for a
 reader's own. Their YAML is in test_yaml_of_pages.py. A new block of docs/ fails here until it has a place."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What `hora check` shows of a code task, and which rows it names, before a run starts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

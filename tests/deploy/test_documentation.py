@@ -1,7 +1,5 @@
 """The README and docs/ name only pages, sections, files, commands, options and keys that exist."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

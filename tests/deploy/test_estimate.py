@@ -1,7 +1,5 @@
 """The estimate of a learner's memory against what a backward pass takes on CPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

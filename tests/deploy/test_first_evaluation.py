@@ -1,7 +1,5 @@
 """The initial policy is measured while the learner starts and makes its first step; its weights wait."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,9 +1,6 @@
 """Who the page answers to, and how long it waits for a request, through uvicorn."""
 
-from __future__ import annotations
-
 import contextlib
-import importlib
 import socket
 import time
 from collections.abc import Iterator
@@ -13,7 +10,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from hora_rl.deploy.monitor import request_limits
-from hora_rl.deploy.monitor.hosts import SERVE_CALLBACK, Guard, known_host
+from hora_rl.deploy.monitor.hosts import Guard, known_host
 from tests.support.served import served
 
 OURS = "localhost localhost:80 LOCALHOST. 127.0.0.1:80 127.0.0.1 [::1]:80 ::1 10.0.0.9:80 page.internal:80"
@@ -153,8 +150,3 @@ def test_an_answer_that_is_read_slowly_is_whole(port: int) -> None:
             found += len(data)
             time.sleep(0.1)
     assert found == 2**26
-
-
-def test_the_callback_that_serve_imports_exists() -> None:
-    module, _, function = SERVE_CALLBACK[1].partition(":")
-    assert getattr(importlib.import_module(module), function) is request_limits.limit_requests

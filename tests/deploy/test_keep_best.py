@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from hora_rl.common.config import Config
-from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.common.types import Prompt
 from hora_rl.deploy.launch.best import promote_best, read_best
@@ -103,18 +102,3 @@ def test_the_learner_writes_each_evaluated_step_once(config: Config, tmp_path: P
     promote_best("pass@16", tmp_path, [result(config, 10, 5)], newest_due=10)
     assert not is_missing(tmp_path, 10)
     assert is_missing(tmp_path, 20)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        (["learner.keep_best=pass@16"], "learner.keep_best (pass@16) compares evaluations during training:"),
-        (["evaluation.every=5", "learner.keep_best=pass@3"], "learner.keep_best (pass@3) is not measured:"),
-        (["evaluation.every=5", "evaluation.path=null"], "evaluation.every (5) needs held-out problems"),
-    ],
-)
-def test_what_cannot_be_kept_or_measured_is_one_line(overrides: list[str], line: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        load("tiny", overrides)
-    assert line in str(refused.value)
-    assert "\n" not in str(refused.value)

@@ -1,13 +1,12 @@
 """Every preset loads, and the paper's three say what its configuration tables say. The configurations of the
 field's methods say what each method's paper says."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hora_rl.common.answers import FORMAT_INSTRUCTIONS
-from hora_rl.common.load import ROOT, check_paths, load, presets
+from hora_rl.common.load import ROOT, load, presets
 
 ALL = sorted(presets())
 
@@ -62,13 +61,6 @@ def test_the_papers_presets_say_what_its_tables_say(name: str) -> None:
         for part in key.split("."):
             value = getattr(value, part)
         assert value == expected, key
-
-
-def test_the_tiny_preset_finds_its_files_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    check_paths(load("tiny"))
 
 
 FOLDER = ROOT / "deploy" / "objectives"

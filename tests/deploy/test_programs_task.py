@@ -1,8 +1,6 @@
 """The code task: pure in its seed, its solutions pass their tests, and the shipped data is what the code
 makes."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

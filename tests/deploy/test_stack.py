@@ -1,7 +1,5 @@
 """Waiting for a deployed application: replicas are counted, and one that does not start is a single line."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """What a one-machine run tells at its end, where HORA never came into force or no format was rewarded."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """What `hora check` shows of a task before a GPU is spent: the prompt, its ends, and what right and wrong
 answers earn."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`hora sample`: counts of training prompts, resumed after an interruption; one file, one setting."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """`hora report --compare`: curves of several runs over each other, from their folders."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

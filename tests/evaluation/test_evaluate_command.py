@@ -1,7 +1,5 @@
 """What can be wrong with an evaluation is one line before a generator is started."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json
@@ -76,16 +74,6 @@ def test_rows_without_a_usable_answer_are_reported(
     benchmark = find_benchmark(benchmark_file(tmp_path, rows))
     assert len(load_benchmark(load("tiny"), benchmark, console)) == 2
     assert all(place in shown.getvalue() for place in ("own.jsonl:3: ", "own.jsonl:4: "))
-
-
-def test_a_model_without_a_tokenizer_or_chat_template_is_one_clear_line(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(load("tiny").model.path, model)
-    (model / "chat_template.jinja").unlink()
-    assert "has no chat template: set data.chat: false" in refused(tmp_path, ROWS, f"model.path={model}")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (model / name).unlink()
-    assert "no usable tokenizer" in refused(tmp_path, ROWS, f"model.path={model}")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """The verifier against the 600 gold answers of the shipped benchmarks. Decisions:
 docs/reference/rewards.md."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

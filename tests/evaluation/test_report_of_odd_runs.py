@@ -1,7 +1,5 @@
 """Reports of runs that are unfinished, renamed, damaged or not comparable."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Those about `lenient` are completions, some of SmolLM2-135M-Instruct cut after eight tokens: the mode takes
 the last number or expression of natural text."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

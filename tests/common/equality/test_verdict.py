@@ -1,7 +1,5 @@
 """What plain text decides, what is left to math-verify, and which gold answers can be judged."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
