@@ -3,7 +3,6 @@
 import http.server
 import io
 import json
-import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
 from hora_rl.deploy.checks import configuration
 from hora_rl.deploy.checks.findings import Target
-from hora_rl.deploy.machine.record import CONFIG, RunFile, write_config
+from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.monitor import alerts as module
 from hora_rl.deploy.monitor import progress as progress_of
 from hora_rl.deploy.monitor.alerts import Alerts
@@ -152,8 +151,3 @@ def test_a_command_that_is_not_there_is_refused_before_the_run(tmp_path: Path) -
     assert "no-such-program" in found["telemetry.on_alert"].line
     with pytest.raises(ValueError, match="begins with http"):
         config("ftp://somewhere")
-
-
-def test_a_configuration_with_an_address_is_its_owners_alone(server: Server, tmp_path: Path) -> None:
-    write_config(tmp_path, config(server.url))
-    assert stat.S_IMODE((tmp_path / CONFIG).stat().st_mode) == 0o600

@@ -199,6 +199,8 @@ def test_of_a_serve_file_its_own_address_is_judged_and_not_this_machine_s_memory
     assert "memory" not in one(memory, target)
     alone = one(memory, Target(target.config))["memory"]
     assert alone.level == "fail", "one machine alone would have to hold it"
+    assert "generator, 100000 of" in alone.line
+    assert "generator.replicas" in alone.line
 
 
 def test_what_is_no_serve_file_is_for_one_machine(config: Make, tmp_path: Path) -> None:

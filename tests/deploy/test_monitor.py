@@ -1,6 +1,5 @@
 """`hora monitor` and its screen, Prometheus' figures and heartbeats, on a real Redis."""
 
-import asyncio
 import io
 import json
 import os
@@ -18,9 +17,7 @@ import redis
 from rich.console import Console
 
 from hora_rl.actors.coordinator.history_writer import oldest_replica
-from hora_rl.common.live.keys import Keys
-from hora_rl.common.live.redis import connect_async, text_of
-from hora_rl.common.live.telemetry import keep_beating, record_evaluation, stop_beating
+from hora_rl.common.live.telemetry import record_evaluation
 from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.monitor import prometheus
@@ -227,21 +224,3 @@ def test_a_monitor_ends_with_a_run_whose_redis_is_gone_and_says_how(tmp_path, mo
     watching.join(20)
     assert not watching.is_alive()
     assert "demo was stopped; resume with: hora run X --resume" in capsys.readouterr().out
-
-
-def test_a_replica_that_leaves_is_gone_and_one_that_is_killed_is_silent(redis_url: str) -> None:
-    async def beat_and_leave() -> None:
-        client = connect_async(redis_url)
-        try:
-            beats = [
-                asyncio.create_task(keep_beating(client, "leaves", f"generator/{name}", dict))
-                for name in ("stays", "leaves")
-            ]
-            while await client.hlen(Keys("leaves").parts) < 2:
-                await asyncio.sleep(0.01)
-            await stop_beating(beats[1])
-            assert [text_of(name) for name in await client.hkeys(Keys("leaves").parts)] == ["generator/stays"]
-        finally:
-            await client.aclose()
-
-    asyncio.run(beat_and_leave())

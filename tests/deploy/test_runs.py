@@ -253,17 +253,18 @@ def test_a_run_that_is_up_is_watched_in_its_own_redis_whatever_others_are_named(
 
 
 @pytest.mark.parametrize(
-    ("url", "open_to_others"),
+    ("setting", "open_to_others"),
     [
-        ("redis://:s3cret@host:6379", False),
-        ("redis://host:6379?password=s3cret", False),
-        ("redis://host:6379?password_file=/secret", True),
-        (None, True),
+        ("queue.url=redis://:s3cret@host:6379", False),
+        ("queue.url=redis://host:6379?password=s3cret", False),
+        ("queue.url=redis://host:6379?password_file=/secret", True),
+        ("queue.url=null", True),
+        ("telemetry.on_alert=https://host/s3cret", False),
     ],
 )
-def test_a_configuration_with_a_password_in_it_is_its_owner_s_alone(tmp_path, url, open_to_others):
+def test_a_configuration_with_a_secret_in_it_is_its_owner_s_alone(tmp_path, setting, open_to_others):
     (tmp_path / "config.yaml").write_text("of an earlier start, for everyone")
-    config = load("tiny", [f"queue.url={url or 'null'}"])
+    config = load("tiny", [setting])
     write_config(tmp_path, config)
     assert load(str(tmp_path / "config.yaml")) == config
     assert bool((tmp_path / "config.yaml").stat().st_mode & 0o044) == open_to_others

@@ -1,6 +1,5 @@
 """The HTTP endpoints on a real Redis, through uvicorn as `serve_page` runs them."""
 
-import asyncio
 import hashlib
 import json
 import re
@@ -79,17 +78,6 @@ def test_all_clients_share_one_reading_a_second(redis_url, serve, run):
     assert reads <= seconds + 2
 
 
-def test_a_change_reaches_an_open_stream_within_two_seconds(redis_url, serve, run):
-    client = serve(redis_url, run.name)
-    with client.stream("GET", "/events") as stream:
-        lines = stream.iter_lines()
-        next(line for line in lines if line.startswith("data: {"))
-        asyncio.run(run.generate(5))
-        pushed = time.monotonic()
-        next(line for line in lines if '"queue_depth":8' in line)
-    assert time.monotonic() - pushed < 2.0
-
-
 def test_clients_that_never_read_their_events_do_not_keep_others_out(redis_url, serve, run, monkeypatch):
     monkeypatch.setattr("hora_rl.deploy.monitor.web.STREAMS", 5)
     client = serve(redis_url, run.name)
@@ -127,7 +115,7 @@ def test_no_page_may_frame_ours_and_no_foreign_name_reads_the_run(redis_url, ser
     assert client.post("/pause", headers={"Host": "rebound.example"}).status_code == 421
 
 
-def test_history_is_bounded_and_buckets_follow_the_paper(redis_url, serve):
+def test_history_is_bounded(redis_url, serve):
     run = SyntheticRun(redis_url, config_of("long", learner={"steps": 2000}))
     play(run, 2)
     with run.redis.pipeline(transaction=False) as pipe:
@@ -138,10 +126,6 @@ def test_history_is_bounded_and_buckets_follow_the_paper(redis_url, serve):
     history = until(lambda: (h := client.get("/history").json()).get("steps", {}).get("step") and h)
     assert len(history["steps"]["step"]) <= 400
     assert history["steps"]["reward"][-1] == pytest.approx(0.998, abs=0.01)
-    assert history["shares"]["classes"] == ["0", "1-3", "4-7", "8"]
-    assert [sum(c[b] for c in history["shares"]["phase_b"]) for b in (0, 1)] == pytest.approx(
-        [1, 1], abs=1e-3
-    )
 
 
 def test_a_value_that_is_no_number_does_not_break_the_json(redis_url, serve):
@@ -236,15 +220,15 @@ def test_the_views_come_back_when_redis_does(tmp_path, serve):
         server.stop()
 
 
-def test_the_page_is_self_contained_and_under_a_megabyte(redis_url, serve):
+def test_the_pages_are_self_contained_and_under_a_megabyte(redis_url, serve):
     SyntheticRun(redis_url, config_of("page"))
     client = serve(redis_url, "page")
-    answer = client.get("/")
-    assert len(answer.content) < 1_000_000
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-    text = answer.text.replace("http://www.w3.org/2000/svg", "")
-    assert "http://" not in text
-    assert "https://" not in text
+    for path in ("/rollouts", "/"):
+        answer = client.get(path)
+        assert len(answer.content) < 1_000_000
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        text = answer.text.replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://|innerHTML", text)
     loaded = re.findall(r'(?:src|href)="([^"]+\.(?:js|css))"', text)
     names = ["style.css", "uplot-1.6.32.min.css", "uplot-1.6.32.min.js"]
     assert loaded == [f"static/{name}" for name in names], "from its own server"
