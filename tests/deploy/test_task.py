@@ -1,5 +1,5 @@
-"""What `hora check` shows of a task before a GPU is spent: the prompt, its ends, and what right and wrong
-answers earn."""
+"""What `hora check` shows of a task before a GPU is spent: the prompt, its ends, what right and wrong
+answers or programs earn, and which rows are named."""
 
 import json
 from pathlib import Path
@@ -9,12 +9,14 @@ import pytest
 import yaml
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
+from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import ConfigError
+from hora_rl.deploy.checks import task as checked_task
 from hora_rl.deploy.checks.findings import Finding, Target
-from hora_rl.deploy.checks.run_checks import check
-from hora_rl.deploy.checks.task import stops, task
+from hora_rl.deploy.checks.run_checks import CHECKS, check, examine
+from hora_rl.deploy.checks.task import sandbox, stops, task
 from tests.support.chat_model import END, TEMPLATE, THINKING, chat_tokenizer
 
 README = Path(__file__).parents[2] / "README.md"
@@ -132,3 +134,79 @@ def test_what_a_terminal_would_obey_is_shown_and_not_done(folder: Path) -> None:
     shown = findings(config(folder))["prompt"].says
     assert "\x1b" not in shown
     assert "\\x1b[2J" in shown
+
+
+PLUS = {"problem": "Read a number and print it plus one.", "tests": [{"input": "1\n", "output": "2\n"}]}
+SOLUTION = "print(int(input()) + 1)"
+
+
+def programs(folder: Path, *rows: dict[str, Any], **reward: Any) -> Config:
+    """A configuration for these rows, judged by their tests."""
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small, weights = {"prompts_per_batch": 1, "shards": 1}, {"format": 0.5, "code_tests": 0.5}
+    return config(folder, rollout=small, reward={"weights": weights} | reward)
+
+
+def code_findings(config: Config) -> dict[str, Finding]:
+    return {f.what: f for f in task(Target(config))}
+
+
+def test_a_right_and_a_wrong_program_are_run_before_a_gpu_is_spent(folder: Path) -> None:
+    found = code_findings(programs(folder, {**PLUS, "solution": SOLUTION}))
+    assert found["prompt"].says.startswith("row 0, 1 test, ")
+    assert "the program, as a code block, in <answer> </answer> tags" in found["prompt"].says
+    right = found["right answer"]
+    assert right.says.startswith("format 1, code_tests 1: reward 1, a success\n")
+    assert "<think>…</think><answer>```python\n      | print(int(input()) + 1)" in right.says
+    assert found["wrong answer"].says.startswith("format 1, code_tests 0: reward 0.5, no success")
+    assert {f.level for f in found.values()} == {"ok"}
+    assert found["solutions"].says == "1 of the first 1 solution pass their tests"
+
+
+def test_without_tags_the_program_stands_alone(folder: Path) -> None:
+    found = code_findings(
+        programs(folder, {**PLUS, "solution": SOLUTION}, weights={"code_tests": 1}, answer="final")
+    )
+    assert "in a code block that starts with ```python" in found["prompt"].says
+    assert "\n      | ```python\n      | print(int(input()) + 1)\n      | ```" in found["right answer"].says
+
+
+def test_rows_whose_own_program_does_not_pass_are_named_with_the_libraries_it_lacks(folder: Path) -> None:
+    right, wrong = {**PLUS, "solution": SOLUTION}, {**PLUS, "solution": "print(7)"}
+    wanting = {**PLUS, "solution": "import math, numpy.linalg\nfrom pandas import NA\n" + SOLUTION}
+    found = list(task(Target(programs(folder, right, PLUS, wrong, wanting))))
+    solutions = [f for f in found if f.what == "solutions"]
+    assert [f.says[:5] for f in solutions] == ["row 2", "row 3", "1 of "]
+    assert {f.level for f in solutions} == {"warn"}
+    says = solutions[1].says
+    assert says.endswith("(it imports numpy, pandas: programs have Python's standard library alone)")
+
+
+def test_tests_that_cannot_be_run_stop_before_the_run_does(folder: Path) -> None:
+    row = {"problem": "f", "tests": ["assert f(len) == 1"], "solution": "def f(x): return 1"}
+    fine = {"problem": "g", "tests": ["assert g(1) == 1"], "solution": "def g(x): return x"}
+    with pytest.raises(ConfigError, match=r"\(row 1, problem 'f'\)"):
+        code_findings(programs(folder, fine, row))
+
+
+def test_tests_without_a_program_are_said_not_to_be_tried(folder: Path) -> None:
+    found = code_findings(programs(folder, PLUS))
+    assert found["right answer"].level == "warn"
+    assert "reward.code_tests.solution_field" in found["right answer"].fix
+    assert "code_tests 0" in found["wrong answer"].says
+
+
+def test_the_layers_of_this_machine_are_said_where_programs_are_run_and_too_few_fail_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checked(*without: str) -> Finding:
+        monkeypatch.setattr(checked_task, "Sandbox", lambda: Sandbox(without=without))
+        [found] = examine(Target(programs(folder, PLUS)), [sandbox])
+        return found
+
+    assert sandbox in CHECKS
+    assert not list(sandbox(Target(programs(folder, PLUS, weights={"format": 1.0}, success="format"))))
+    assert (checked().level, "seccomp" in checked().says) == ("ok", True)
+    assert "without namespaces: switched off; without uid: switched off" in checked("namespaces", "uid").says
+    failed = checked("seccomp")
+    assert (failed.level, "seccomp does not hold" in failed.line) == ("fail", True)

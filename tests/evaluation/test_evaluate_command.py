@@ -22,6 +22,7 @@ from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingReq
 from hora_rl.common.weights.model_files import weights_digest
 from hora_rl.deploy.launch.evaluation import (
     TrainingRun,
+    about_sampling,
     evaluate_run,
     in_flight,
     load_benchmark,
@@ -149,3 +150,21 @@ def test_a_step_whose_weights_are_gone_is_left_out_in_one_line(
     assert not (tmp_path / "evaluation").exists()
     assert shown.getvalue().startswith("step 0 is not evaluated: the generators hold version 7")
     assert len(shown.getvalue().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ("reward.answer=boxed", False),
+        ("reward.max_answer_chars=100", False),
+        ("reward.time_limit_s=60", False),
+        ("reward.code_tests.seconds=60", False),
+        ("rollout.stop=['\n']", False),
+        ("rollout.temperature=0.5", False),
+        ("reward.weights={accuracy: 2.0, format: 0.1}", True),
+        ("learner.steps=9", True),
+        ("run.name=x", True),
+    ],
+)
+def test_samples_are_reused_where_they_do_not_depend_on_a_change(change: str, same: bool) -> None:
+    assert (about_sampling(load("tiny", [change])) == about_sampling(load("tiny"))) is same

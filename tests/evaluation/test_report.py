@@ -1,3 +1,5 @@
+"""Reports of runs, also of those that are unfinished, renamed, damaged or not comparable."""
+
 import json
 import re
 from dataclasses import replace
@@ -6,11 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hora_rl.common.config import Objective
 from hora_rl.deploy.launch.summary import phase_b_share
 from hora_rl.evaluation.pass_at_k import pass_at_k
+from hora_rl.evaluation.report.figures import moving_average
+from hora_rl.evaluation.report.result_files import write_result
 from hora_rl.evaluation.report.runs_report import write_report
 from hora_rl.evaluation.report.tables import latex, summarise, table_1
-from hora_rl.evaluation.run_folders import Run, load_run
+from hora_rl.evaluation.results import ResultError, read_result
+from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 from tests.support.jsonl import lines
 from tests.support.reported_runs import G0, MODEL, G, make_run, result, rows, small_run
 
@@ -118,3 +124,143 @@ def test_the_share_without_signal_is_the_learners_and_the_warm_up_is_left_out_of
     assert (summary.phase_b_to_none, summary.phase_b_to_all) == pytest.approx((shares[0], shares[G0]))
     (folder / "steps.jsonl").unlink()
     assert summarise("run", load_run(folder)).share_zero_signal is None
+
+
+def test_a_trained_model_is_never_the_initial_policy(tmp_path: Path) -> None:
+    trained = result("amc23", [256] * 40, 0, model="/runs/x/model")
+    while_training = replace(result("aime25", [128] * 30, 0), versions=[0, 3])
+    start = replace(result("aime24", [0] * 30, 0), versions=[0, 0])
+    assert small_run(tmp_path / "late", MODEL, while_training, start).base() == [start]
+    run = small_run(tmp_path / "x", MODEL, trained, start)
+    assert run.base() == [start]
+    assert rows([run]) == {
+        ("Qwen2.5-7B", "Base"): [None, None, 0.0, 0.0],
+        ("Qwen2.5-7B", "/runs/x/model"): [100.0, 100.0, None, None],
+    }
+
+
+def test_a_policy_that_was_trained_before_is_still_the_initial_one_of_its_run(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "x", "/runs/w/model", result("amc23", [1] * 40, 60, model="/runs/w/model"))
+    assert [r.step for r in run.base()] == [60]
+    assert run.latest() == []
+
+
+def test_different_evaluations_of_the_initial_policy_are_averaged_and_copies_count_once(
+    tmp_path: Path,
+) -> None:
+    one, other = (result("amc23", [c] * 40, 0) for c in (0, 256))
+    runs = [small_run(tmp_path / name, MODEL, r) for name, r in (("a", one), ("b", other), ("c", one))]
+    assert rows(runs) == {("Qwen2.5-7B", "Base"): [50.0, 100 * (0 + 1) / 2]}
+
+
+def test_models_of_one_folder_name_are_told_apart_by_more_of_their_path(tmp_path: Path) -> None:
+    runs = [
+        small_run(tmp_path / name, model, result("amc23", [c] * 40, 0, model=model))
+        for name, model, c in (("1", "/runs/a/model", 0), ("2", "/runs/b/model", 256), ("3", MODEL, 0))
+    ]
+    assert [(model, values[0]) for (model, _), values in rows(runs).items()] == [
+        ("a/model", 0.0),
+        ("b/model", 100.0),
+        ("Qwen2.5-7B", 0.0),
+    ]
+
+
+def test_results_of_other_problems_or_temperatures_are_neither_averaged_nor_compared(tmp_path: Path) -> None:
+    two = [result("amc23", [1] * 40, 5, answer=answer) for answer in ("1", "2")]
+    assert two[0].problems == two[1].problems
+    runs = [small_run(tmp_path / name, MODEL, r) for name, r in zip("ab", two, strict=True)]
+    with pytest.raises(RunFolderError, match=r"AMC23: run \(step 5\) and run \(step 5\) were evaluated on"):
+        table_1(runs)
+    path = tmp_path / "b" / "evaluation" / "amc23-step5.json"
+    old = json.loads(path.read_text())
+    del old["problem_set"]
+    path.write_text(json.dumps(old))
+    assert len(rows([runs[0], load_run(tmp_path / "b")])) == 1
+    hot = small_run(tmp_path / "c", MODEL, replace(two[0], temperature=0.1))
+    with pytest.raises(RunFolderError, match="different temperatures"):
+        table_1([runs[0], hot])
+
+
+@pytest.mark.parametrize(
+    ("objective", "method"),
+    [
+        ({"advantage": "likelihood"}, "likelihood + HORA"),
+        ({"advantage": "likelihood", "baseline": "wald"}, "likelihood + HORA (baseline=wald)"),
+        ({"advantage": "max_rl"}, "MaxRL + HORA"),
+        ({"advantage": "grpo"}, "GRPO + HORA"),
+        ({"advantage": "pkpo", "k": 4}, "PKPO + HORA (k=4)"),
+        ({"group_weight": "difficulty"}, "GRPO + HORA (group_weight=difficulty)"),
+        ({"aggregate": "token", "clip_high": 0.28}, "GRPO + HORA (clip_high=0.28, aggregate=token)"),
+    ],
+)
+def test_runs_of_other_objectives_are_other_methods(
+    tmp_path: Path, objective: dict[str, object], method: str
+) -> None:
+    run = load_run(make_run(tmp_path / "run", "hit_utility", 0, steps=1, evaluated=False))
+    whole = Objective.model_validate(objective).model_dump(mode="json")
+    for written in (objective, whole):
+        config = {**run.config, "learner": {"objective": written}}
+        name, _, remarks = replace(run, config=config).method.partition(" (")
+        wanted, _, of = method.partition(" (")
+        assert (name, set(remarks.rstrip(")").split(", "))) == (wanted, set(of.rstrip(")").split(", ")))
+
+
+@pytest.mark.parametrize(
+    ("rule", "advantage", "method"),
+    [("uniform", "grpo", "GRPO"), ("uniform", "rloo", "RLOO"), ("hard_first", "grpo", "GRPO + hard-first")],
+)
+def test_methods_bear_the_papers_names(tmp_path: Path, rule: str, advantage: str, method: str) -> None:
+    run = load_run(make_run(tmp_path / "run", rule, 0, steps=1, advantage=advantage, evaluated=False))
+    assert run.method == method
+
+
+@pytest.mark.system
+def test_a_run_that_is_still_going_can_be_reported(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "live", "hit_utility", 0, steps=3, evaluated=False)
+    for path in (folder / "groups.jsonl", folder / "steps.jsonl"):
+        path.write_text(path.read_text() + '{"step": 3, "tr')
+    page = write_report([folder], tmp_path / "out").read_text()
+    assert "no evaluations" in page
+    assert "Allocation dynamics: live" in page
+
+
+def test_evaluations_alone_can_be_reported(tmp_path: Path) -> None:
+    write_result(tmp_path / "only" / "evaluation", result("amc23", np.arange(40), 0))
+    page = write_report([tmp_path / "only"], tmp_path / "out").read_text()
+    assert "AMC23" in page
+    assert "Base" in page
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="no such run folder"):
+        load_run(tmp_path / "absent")
+    with pytest.raises(RunFolderError, match="is it a run folder"):
+        load_run(tmp_path)
+    (tmp_path / "groups.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(RunFolderError, match=r"groups\.jsonl: a line has no number 'batch'"):
+        load_run(tmp_path)
+    (tmp_path / "groups.jsonl").write_text("{\n{}\n")
+    with pytest.raises(RunFolderError, match=r"groups\.jsonl:1: not JSON"):
+        load_run(tmp_path)
+
+
+def test_a_result_is_read_as_it_was_written_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    written = result("aime24", np.arange(30), 7)
+    path = write_result(tmp_path, written)
+    assert read_result(path) == written
+    assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".csv", ".md", ".png", ".svg"}
+    assert len((tmp_path / "aime24-step7.csv").read_text().splitlines()) == 1 + len(written.ks)
+
+    for damage in ("", "{}", '{"benchmark": 1}', "[]"):
+        path.write_text(damage)
+        with pytest.raises(ResultError, match=r"aime24-step7\.json: not a result"):
+            read_result(path)
+
+
+def test_the_moving_average_is_centred_and_shrinks_at_the_ends() -> None:
+    values = np.array([1.0, 2.0, 6.0, np.nan, 10.0])
+    np.testing.assert_allclose(moving_average(values, 3), [1.5, 3.0, 4.0, 8.0, 10.0])
+    np.testing.assert_allclose(moving_average(np.arange(9.0), 5)[2:-2], np.arange(2.0, 7.0))
+    np.testing.assert_allclose(moving_average(np.ones(4), 6), np.ones(4))
+    values[1] = np.inf  # the gradient of a step that was refused
+    np.testing.assert_allclose(moving_average(values, 3), [1.0, 3.5, 6.0, 8.0, 10.0])

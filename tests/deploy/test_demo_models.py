@@ -1,0 +1,163 @@
+"""The committed demo models: they load everywhere, follow the format, and are neither too good nor too bad to
+learn. The code task is pure in its seed, its solutions pass, and its data is what the code makes."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hora_rl.actors.verifier.code.runner import Runner
+from hora_rl.actors.verifier.sandbox.sandbox import Limits
+from hora_rl.common.answers import format_reward
+from hora_rl.common.data.arithmetic import generate
+from hora_rl.common.data.code import extract_code, read_tests
+from hora_rl.common.data.datasets import load_dataset, load_held_out
+from hora_rl.common.data.rewards import gold_test
+from hora_rl.common.load import load
+from hora_rl.deploy.demo.build import build, make_model, warm_start
+from hora_rl.deploy.demo.measure import measure
+from hora_rl.deploy.demo.programs_task import Chain, chains, completion, rows, write
+from hora_rl.deploy.demo.tokenizer import make_tokenizer
+
+DEMO = Path(__file__).parents[2] / "deploy" / "demo"
+FOLDER, PROGRAMS = DEMO / "model", DEMO / "programs"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(FOLDER)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(FOLDER)
+
+
+def test_the_model_loads_as_a_small_float32_qwen2(model):
+    assert model.config.model_type == "qwen2"
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert 700_000 < sum(p.numel() for p in model.parameters()) < 1_000_000
+    assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 4 * 2**20
+
+
+def test_every_token_that_can_be_sampled_has_a_text_and_every_text_its_tokens(model, tokenizer):
+    assert model.config.vocab_size == len(tokenizer) == len(make_tokenizer(512))
+    assert all(tokenizer.decode([token]) for token in range(len(tokenizer)))
+    text = "Find $\\frac{1}{2}$ of 10%:\n\t(a) [b] {c} ~ ^ _ | # @ ! \" ' ; < > & *? caf\u00e9"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_tags_and_end_are_single_tokens_and_tags_survive_decoding(tokenizer):
+    problem = generate(0, "train", 1)[0]
+    tokens = tokenizer.encode(problem.completion)
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == problem.completion
+    assert format_reward(problem.completion) == 1.0
+    for tag in ("<think>", "</think>", "<answer>", "</answer>", "<eos>", "<pad>"):
+        assert len(tokenizer.encode(tag)) == 1
+    assert tokenizer.eos_token == "<eos>"
+    assert tokenizer.pad_token != tokenizer.eos_token
+
+
+@pytest.mark.slow
+def test_success_is_spread_from_almost_never_to_nearly_solved_and_the_format_is_followed(model, tokenizer):
+    found = measure(model, tokenizer, seed=1, problems=60, samples=16)
+    assert found["format"] > 0.85
+    assert 0.2 < found["success"] < 0.8
+    assert found["nearly_solved"] >= 0.15
+    assert found["between"] >= 0.15
+    assert found["almost_never"] >= 0.15
+
+
+@pytest.mark.system  # eight seconds
+def test_the_warm_start_learns_and_repeats_itself_exactly():
+    tokenizer = make_tokenizer(512)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        twice = []
+        for _ in range(2):
+            model = make_model(tokenizer, seed=5)
+            before = model.lm_head.weight.detach().clone()
+            warm_start(model, tokenizer, seed=5, steps=2)
+            assert not torch.equal(before, model.lm_head.weight)
+            twice.append(model.state_dict())
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(twice[0][name], twice[1][name]) for name in twice[0])
+
+
+def test_building_never_overwrites_a_folder(tmp_path):
+    (tmp_path / "kept").touch()
+    with pytest.raises(FileExistsError, match="not empty"):
+        build(tmp_path)
+
+
+def test_no_problem_is_on_both_sides() -> None:
+    found = rows(0)
+    assert found != rows(1)
+    train, held_out = ({row["problem"] for row in found[name]} for name in ("train", "held-out"))
+    assert (len(train), len(held_out)) == (400, 100)
+    assert not train & held_out
+
+
+def test_the_shipped_data_is_what_the_code_makes(tmp_path: Path) -> None:
+    write(tmp_path, 0)
+    for file in tmp_path.iterdir():
+        assert (PROGRAMS / file.name).read_text() == file.read_text()
+
+
+def test_every_row_of_the_preset_can_be_used_and_none_needs_a_gold_answer() -> None:
+    config = load("tiny-code")
+    assert (config.reward.success, config.gate) == ("code_tests", None)
+    held_out = load_held_out(config.evaluation, config.evaluated.data)
+    for found in (load_dataset(config.data, gold_test(config.reward)), held_out):
+        assert not found.rejected
+        assert {row.answer for row in found.rows} == {None}
+
+
+def test_solutions_pass_and_what_is_misremembered_mostly_does_not() -> None:
+    runner = Runner(Limits(seconds=2))
+    try:
+        for row in rows(0)["train"][:12]:
+            assert runner.judge(str(row["solution"]), read_tests(row["tests"])).right
+            words = next(r for r in rows(0, in_words=True)["train"] if r["solution"] == row["solution"])
+            assert words["tests"] == row["tests"]
+    finally:
+        runner.close()
+    source, author = chains(0), random.Random(0)
+    forgot = [c for c in (next(source) for _ in range(400)) if c.misremembered(author) != c]
+    assert 0.2 < len(forgot) / 400 < 0.6
+
+
+def test_a_chain_says_what_its_program_does() -> None:
+    chain = Chain((("a", 4), ("m", 3), ("d", 5), ("r", 4)))
+    assert chain.problem == "a4m3d5r4"
+    assert chain.program == "x=int(input())\nx+=4\nx*=3\nx//=5\nx%=4\nprint(x)"
+    assert chain.value(20) == 72 // 5 % 4
+    assert "multiply it by 3" in chain.words
+    assert extract_code(completion(chain.program)) == chain.program
+
+
+@pytest.mark.system
+def test_the_shipped_model_writes_programs_and_is_neither_too_good_nor_too_bad() -> None:
+    model = AutoModelForCausalLM.from_pretrained(PROGRAMS / "model")
+    tokenizer = AutoTokenizer.from_pretrained(PROGRAMS / "model")
+    assert sum(p.numel() for p in model.parameters()) < 300_000
+    torch.manual_seed(0)
+    found = rows(0)["held-out"][:40]
+    right = blocks = 0
+    runner = Runner(Limits(seconds=2))
+    try:
+        for row in found:
+            prompt = tokenizer(str(row["problem"]) + "\n", return_tensors="pt")
+            out = model.generate(**prompt, do_sample=True, top_k=0, num_return_sequences=4, max_new_tokens=96)
+            for text in tokenizer.batch_decode(out[:, prompt.input_ids.shape[1] :], skip_special_tokens=True):
+                program = extract_code(text)
+                blocks += program is not None
+                right += program is not None and runner.judge(program, read_tests(row["tests"])).right
+    finally:
+        runner.close()
+    assert blocks / 160 > 0.9
+    assert 0.3 < right / 160 < 0.75
