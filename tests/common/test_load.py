@@ -21,7 +21,8 @@ def written(tmp_path: Path, value: object) -> str:
 
 def test_a_configuration_comes_back_from_its_own_dump(tmp_path: Path) -> None:
     given = ["rollout.group_size=16", "reward.weights={accuracy: 1.0}", "learner.objective.lambda=0.3"]
-    config = load(written(tmp_path, GOOD), given)
+    config = load(written(tmp_path, GOOD), [*given, "evaluation.k=[32,1,8,1]"])
+    assert config.evaluation.k == (1, 8, 32)
     assert (config.rollout.group_size, config.reward.weights) == (16, {"accuracy": 1.0})
     assert config.learner.objective.lambda_ == 0.3, "a name that Python reserves"
     assert load(written(tmp_path, dump_yaml(config))) == config

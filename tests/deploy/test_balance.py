@@ -75,19 +75,14 @@ def test_on_a_shared_card_or_an_unknown_device_it_is_said_who_waits_and_no_more(
     assert found(cards(2, 6), 0.5, None).remedy == "", "how busy the generators are is not known"
 
 
-def test_nothing_is_said_before_two_steps_without_the_first_nor_of_the_end_of_a_run() -> None:
+def test_nothing_is_said_before_two_steps_of_the_end_of_a_run_and_of_sides_that_take_turns() -> None:
     config, idle = cards(2, 6), (0.0, 0.9)
     split, end = split_of(config.generator, config.learner, H100), config.learner.steps
     assert balance(steps(idle, idle, first=0), end, 1, split) is None
     assert balance(steps(idle, idle), end, 1, split) is not None
     assert balance(steps(idle, idle, seconds=4.0), end, 1, split) is None, "in 8 s there were 8 looks"
     assert balance(steps(*[(0.0, 0.0)] * 8, idle, idle, first=end - 10), end, 1, split) is None
-
-
-def test_sides_that_take_turns_wait_by_design() -> None:
-    config = cards(2, 6)
-    split = split_of(config.generator, config.learner, H100)
-    assert balance(steps((0.5, 0.5), (0.5, 0.5)), config.learner.steps, 0, split) is None
+    assert balance(steps((0.5, 0.5), (0.5, 0.5)), end, 0, split) is None, "they wait by design"
 
 
 def test_what_is_said_does_not_flap() -> None:

@@ -21,17 +21,17 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.cli import main
-from hora_rl.deploy.launch.local import _prepare
 from hora_rl.deploy.machine.record import RunFile, write_config
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.bare_python import SETUP
 from tests.support.families import write_model
 
 Done = subprocess.CompletedProcess[str]
+Hora = Callable[..., Done]
 
 
 @pytest.fixture
-def hora(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def hora(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hora:
     """The command in this process: an interpreter for each would only load the same modules again."""
 
     def run(*arguments: str, **environment: str) -> Done:
@@ -59,7 +59,7 @@ def assert_refused(done: Done, *words: str) -> None:
         assert word in done.stderr
 
 
-def test_the_version_is_that_of_the_installed_package(hora: Callable[..., Done]) -> None:
+def test_the_version_is_that_of_the_installed_package(hora: Hora) -> None:
     done = hora("--version")
     assert (done.returncode, done.stdout) == (0, f"hora {metadata.version('hora-rl')}\n")
 
@@ -79,13 +79,13 @@ def test_the_version_is_that_of_the_installed_package(hora: Callable[..., Done])
     ],
 )
 def test_an_impossible_value_is_named_with_its_key_and_the_reason(
-    override: str, words: list[str], hora: Callable[..., Done]
+    override: str, words: list[str], hora: Hora
 ) -> None:
     assert_refused(hora("check", "tiny", "-s", override), *words)
 
 
 def test_a_model_family_that_the_learner_cannot_train_is_named(
-    tmp_path: Path, hora: Callable[..., Done], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, hora: Hora, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_model("opt", tmp_path / "model")
     capsys.readouterr()  # what writing it has shown
@@ -96,7 +96,7 @@ def test_a_model_family_that_the_learner_cannot_train_is_named(
 
 
 def test_a_rule_and_a_reward_beside_the_command_are_found_as_ray_s_workers_find_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Hora
 ) -> None:
     (tmp_path / "own_functions_of_mine.py").write_text(
         "def gain(posterior, level): return posterior.mean / (1 + level)\ndef judge(*_): return 1.0\n"
@@ -117,13 +117,9 @@ def test_the_same_names_stop_a_deployment() -> None:
         build(config.model_dump(mode="json"))
 
 
-def test_the_k_of_an_evaluation_rise_and_occur_once() -> None:
-    assert load("tiny", ["evaluation.k=[32,1,8,1]"]).evaluation.k == (1, 8, 32)
-
-
 @pytest.mark.parametrize("how", [[], ["--fresh"], ["--resume"]])
 def test_a_port_in_use_is_named_before_anything_starts_or_is_written(
-    tmp_path: Path, hora: Callable[..., Done], how: list[str]
+    tmp_path: Path, hora: Hora, how: list[str]
 ) -> None:
     if how:
         write_config(tmp_path / "tiny", load("tiny", [f"run.folder={tmp_path}"]))
@@ -161,7 +157,7 @@ def without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_resumed_run_keeps_what_its_results_depend_on(
-    tmp_path: Path, without_a_stack: None, hora: Callable[..., Done], change: str, answer: str
+    tmp_path: Path, without_a_stack: None, hora: Hora, change: str, answer: str
 ) -> None:
     folder = f"run.folder={tmp_path}"
     write_config(tmp_path / "tiny", load("tiny", [folder]))
@@ -169,7 +165,7 @@ def test_a_resumed_run_keeps_what_its_results_depend_on(
 
 
 def test_one_command_starts_a_run_and_resumes_it_when_it_is_queued_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Hora
 ) -> None:
     resumed: list[bool] = []
     monkeypatch.setattr(
@@ -184,7 +180,7 @@ def test_one_command_starts_a_run_and_resumes_it_when_it_is_queued_again(
 
 
 def test_the_command_that_resumes_a_run_works_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_a_stack: None, hora: Callable[..., Done]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_a_stack: None, hora: Hora
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert_refused(hora("run", "tiny", "-s", "run.folder=mine"), "the stack was reached")
@@ -197,17 +193,8 @@ def test_the_command_that_resumes_a_run_works_from_any_folder(
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_a_run_that_starts_afresh_sets_the_older_one_aside(tmp_path: Path) -> None:
-    config = load("tiny")
-    write_config(tmp_path / "tiny", config)
-    (tmp_path / "tiny" / "steps.jsonl").touch()
-    _prepare(tmp_path / "tiny", config, fresh=True)
-    assert (tmp_path / "tiny.1" / "steps.jsonl").exists()
-    assert [p.name for p in (tmp_path / "tiny").iterdir()] == ["config.yaml"]
-
-
 def test_a_model_is_evaluated_within_the_limits_of_its_run_or_the_limits_are_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Hora
 ) -> None:
     seen: list[Config] = []
     monkeypatch.setattr("hora_rl.deploy.launch.local.evaluate_local", lambda config, *_: seen.append(config))
@@ -233,31 +220,33 @@ def test_a_model_is_evaluated_within_the_limits_of_its_run_or_the_limits_are_sai
         ["eval", "deploy/demo/model", "--benchmark", "arithmetic", "--samples", "1", "--out", "{file}"],
     ],
 )
-def test_a_place_that_cannot_be_written_is_one_line(
-    tmp_path: Path, hora: Callable[..., Done], command: list[str]
-) -> None:
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, hora: Hora, command: list[str]) -> None:
     (tmp_path / "file").write_text("")
     done = hora(*(word.format(file=tmp_path / "file") for word in command))
     assert_refused(done)
     assert "cannot be written" in done.stderr or "file" in done.stderr
 
 
-def test_an_unreachable_redis_is_named_without_its_password(hora: Callable[..., Done]) -> None:
+def test_an_unreachable_redis_is_named_without_its_password(hora: Hora) -> None:
     done = hora("train", "tiny", HORA_REDIS_URL="redis://:secret@127.0.0.1:1/0")
     assert_refused(done, "no Redis answers at redis://127.0.0.1:1/0", "queue.url or HORA_REDIS_URL")
     assert "secret" not in done.stderr
     assert_refused(hora("train", "tiny"), "queue.url is not set")
 
 
-def test_a_run_is_never_overwritten(tmp_path: Path, hora: Callable[..., Done]) -> None:
-    write_config(tmp_path / "tiny", load("tiny"))
-    done = hora("run", "tiny", "-s", f"run.folder={tmp_path}")
-    assert_refused(done, "holds a run already", "--resume", "--fresh")
-
-
-def test_a_named_redis_that_holds_a_run_of_this_name_is_refused(
-    tmp_path: Path, hora: Callable[..., Done]
+def test_a_run_is_never_overwritten_and_set_aside_by_one_that_starts_afresh(
+    tmp_path: Path, without_a_stack: None, hora: Hora
 ) -> None:
+    write_config(tmp_path / "tiny", load("tiny"))
+    (tmp_path / "tiny" / "steps.jsonl").touch()
+    command = ("run", "tiny", "-s", f"run.folder={tmp_path}")
+    assert_refused(hora(*command), "holds a run already", "--resume", "--fresh")
+    assert_refused(hora(*command, "--fresh"), "the stack was reached")
+    assert (tmp_path / "tiny.1" / "steps.jsonl").exists()
+    assert not (tmp_path / "tiny" / "steps.jsonl").exists()
+
+
+def test_a_named_redis_that_holds_a_run_of_this_name_is_refused(tmp_path: Path, hora: Hora) -> None:
     elsewhere, keys = tmp_path / "elsewhere", Keys("tiny")
     with RedisServer(tmp_path / "mine") as server:
         settings = [f"run.folder={elsewhere}", "telemetry.http_port=0", f"queue.url={server.url}"]

@@ -31,7 +31,7 @@ def shares(*, generators: int, up: int, ranks_up: int = 1, cpus: float = 0.5) ->
     ]
 
 
-def test_what_two_cpus_cannot_hold_is_told_with_both_numbers_and_no_more() -> None:
+def test_what_a_cluster_cannot_hold_is_told_with_both_numbers_and_no_more() -> None:
     said = unplaced(shares(generators=2, up=1), {"CPU": 2.0})
     assert said.startswith("no place for 1 of 2 generator: 2.5 CPUs are reserved")
     assert "the cluster has 2;" in said
@@ -39,9 +39,6 @@ def test_what_two_cpus_cannot_hold_is_told_with_both_numbers_and_no_more() -> No
     assert said.startswith("no place for 1 of 1 learner rank")
     assert unplaced(shares(generators=1, up=0, ranks_up=0), {"CPU": 2.0}) == ""
     assert unplaced(shares(generators=2, up=2, cpus=0.9), {"CPU": 2.0}) == "", "everything runs"
-
-
-def test_gpus_are_counted_too() -> None:
     both = [
         Share("generator", 2, 1, {"CPU": 0.5, "GPU": 1.0}),
         Share("learner rank", 2, 2, {"CPU": 1.0, "GPU": 1.0}),

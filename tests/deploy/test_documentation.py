@@ -51,23 +51,13 @@ def test_every_command_and_option_exists(page: Path) -> None:
 
 
 @each_page
-def test_every_make_target_exists(page: Path) -> None:
+def test_every_named_make_target_file_and_key_exists(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for code in codes(page):
         if found := re.match(r"make ([a-z-]+)\b", code):
             assert found[1] in targets, code
-
-
-@each_page
-def test_every_named_file_of_this_repository_exists(page: Path) -> None:
-    for code in codes(page):
         if re.fullmatch(rf"(?:{ROOMS})/[\w./-]*", code) and code not in MADE:
             assert (ROOT / code).exists(), code
-
-
-@each_page
-def test_every_named_configuration_key_exists(page: Path) -> None:
-    for code in codes(page):
         if found := re.match(rf"((?:{SECTIONS})(?:\.[a-z_]+)+)(?::|=|$)", code):
             assert found[1] in KEYS or code == "run.json", code
 
