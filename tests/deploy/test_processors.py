@@ -1,14 +1,20 @@
-"""Precision and threads on a machine without GPUs."""
+"""Precision and threads on a machine without GPUs; what is installed for GPUs against what torch, the model
+and Triton need."""
 
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 from hora_rl.common.config import Config
 from hora_rl.common.load import load
-from hora_rl.deploy.checks import machine, processors
+from hora_rl.deploy.checks import gpu_software, machine, processors
 from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.gpu_software import driver, judge_compiler, judge_driver, precision, triton_build
 from hora_rl.deploy.checks.memory import run_target
+from hora_rl.deploy.checks.run_checks import CHECKS
+from tests.support.checks import H200
 
 BASE = "model: {path: some/model}\ndata: {path: arithmetic}\n"
 
@@ -69,3 +75,86 @@ def test_a_check_says_what_was_chosen_and_warns_of_what_is_too_much(told) -> Non
     assert levels(turns) == ("ok", "ok")
     assert levels(told("model.dtype=bfloat16", flags="avx2")) == ("ok", "warn")
     assert levels(told("model.dtype=float32")) == ("ok", "ok")
+
+
+TARGET = Target(load("tiny"))
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def test_the_driver_is_asked_and_an_old_one_stops_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {driver, precision, triton_build} <= set(CHECKS)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert not list(driver(TARGET)), "no driver"
+    assert gpu_software.cuda_version() == "13.0", "the pinned GPU set's"
+    program = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for version, level in (("580.65.06", "ok"), ("575.57.08", "fail")):
+        program.write_text(
+            f'#!/bin/sh\ncase "$1" in --query-gpu=driver_version) echo {version}; echo {version};; esac\n'
+        )
+        program.chmod(0o755)
+        assert [found.level for found in driver(TARGET)] == [level]
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "works", "level"),
+    [
+        ("535.104.05", "12.9", True, "ok"),
+        ("525.60.13", "12.9", False, "ok"),
+        ("470.82.01", "12.1", False, "fail"),
+        ("535.104.05", "13.0", True, "warn"),
+        ("[N/A]", "13.0", False, "warn"),
+        ("580.65.06", "", True, "warn"),
+        ("580.65.06", "14.0", True, "warn"),
+    ],
+)
+def test_old_fails_unless_torch_finds_the_cards(version: str, cuda: str, works: bool, level: str) -> None:
+    assert judge_driver(version, cuda, works=works).level == level
+
+
+@pytest.mark.parametrize(
+    ("card", "dtype", "shown", "refused"),
+    [
+        ("Tesla T4, 7.5", "bfloat16", "0,1", True),
+        ("Tesla T4, 7.5", "bfloat16", "1", False),
+        ("Tesla T4, 7.5", "float16", "0,1", False),
+        ("NVIDIA A10, 8.6", "bfloat16", "0,1", False),
+        ("NVIDIA B200, 10.0", "bfloat16", "0,1", False),
+        ("an old driver", "bfloat16", "0,1", False),
+    ],
+)
+def test_shown_cards_without_the_model_s_precision_are_refused(
+    card: str, dtype: str, shown: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    cards = [f"0, GPU-a, {card}", "1, GPU-b, NVIDIA A100, 8.0"]
+    monkeypatch.setattr(machine, "ask_driver", lambda fields: cards)
+    lines = [found.line for found in precision(Target(load("tiny", [f"model.dtype={dtype}"])))]
+    assert bool(lines) is refused
+    assert all("Tesla T4 has compute capability 7.5" in line and "float16" in line for line in lines)
+
+
+def test_triton_needs_a_compiler_and_headers_on_machines_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpus", list)
+    assert not list(triton_build(TARGET))
+    monkeypatch.setattr(machine, "gpus", lambda: [H200])
+    monkeypatch.setattr(gpu_software, "find_spec", lambda name: object())
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    assert [found.level for found in triton_build(TARGET)] == ["fail"]
+    monkeypatch.setattr(sysconfig, "get_default_scheme", lambda: "posix_local")
+    assert gpu_software.headers() == Path(sysconfig.get_paths("posix_prefix")["include"]), "as on Debian"
+
+
+def test_the_refusal_names_the_packages_that_are_missing(tmp_path: Path) -> None:
+    missing = {"gcc", f"{PYTHON}-dev"}
+
+    def named(compiler: str | None) -> set[str]:
+        return missing & set(judge_compiler(compiler, tmp_path).line.split())
+
+    assert (named(None), named("gcc")) == (missing, {f"{PYTHON}-dev"})
+    (tmp_path / "Python.h").touch()
+    assert named(None) == {"gcc"}
+    assert judge_compiler("gcc", tmp_path).level == "ok"

@@ -1,11 +1,18 @@
-"""Whether the application that is served is that of the run to be trained. Which of its parts find no place
-is told with the numbers, and nothing is told while parts only take their time."""
+"""Waiting for an application: replicas are counted, one that does not start is a single line. Of a cluster's
+parts those that find no place are told with the numbers. What is served must be the run to be trained."""
 
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+from ray import serve
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus, DeploymentStatus
 from rich.console import Console
 
 from hora_rl.common.config import Config
@@ -15,11 +22,95 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import changed, read_state
 from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.load import load
-from hora_rl.deploy.launch import cluster, placement
+from hora_rl.deploy.launch import cluster, placement, stack
 from hora_rl.deploy.launch.cluster import check_agreement
 from hora_rl.deploy.launch.evaluation import TrainingRun
 from hora_rl.deploy.launch.placement import Share, reports_unplaced, unplaced
 from tests.support.ports import until
+
+TRACE = """The deployment failed to start 3 times in a row. Error:
+ray::ServeReplica.initialize_and_get_metadata() (pid=1)
+  File "vllm_engine.py", line 3, in begin
+RuntimeError: hora_rl.common.errors.RunError: the model has no weights
+
+"""
+
+
+def seen(status: ApplicationStatus, running: int = 0, message: str = "") -> SimpleNamespace:
+    failed = status is ApplicationStatus.DEPLOY_FAILED
+    generator = SimpleNamespace(
+        status=DeploymentStatus.DEPLOY_FAILED if failed else DeploymentStatus.UPDATING,
+        message=message,
+        replica_states={"RUNNING": running, "STARTING": 3 - running},
+    )
+    return SimpleNamespace(status=status, message="", deployments={"generator": generator})
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What each look at Serve finds, in order; an exception is raised."""
+    found: list[Any] = []
+
+    def status() -> SimpleNamespace:
+        now = found.pop(0)
+        if isinstance(now, Exception):
+            raise now
+        return SimpleNamespace(applications={"hora": now})
+
+    monkeypatch.setattr(serve, "status", status)
+    monkeypatch.setattr(stack, "LOOK_S", 0.01)
+    return found
+
+
+def application(begin: Callable[[str], None] = lambda _: None) -> stack.Application:
+    return stack.Application(load("tiny"), "", True, Console(quiet=True), ExitStack(), begin, 0.0)
+
+
+def test_each_replica_that_is_up_is_a_part_of_the_bar(looks: list[Any]) -> None:
+    deploying = [seen(ApplicationStatus.DEPLOYING, running) for running in (0, 2, 1, 3)]
+    looks += [*deploying, seen(ApplicationStatus.RUNNING, 3)]
+    begun: list[str] = []
+    assert application(begun.append).wait()
+    assert begun == ["replicas"] * 4
+
+
+def test_a_replica_that_does_not_start_is_named_with_its_reason(looks: list[Any]) -> None:
+    looks += [seen(ApplicationStatus.DEPLOYING), seen(ApplicationStatus.DEPLOY_FAILED, 0, TRACE)]
+    with pytest.raises(RunError) as refused:
+        application().wait()
+    assert str(refused.value).startswith("a replica of generator does not start: the model has no weights (")
+
+
+def test_the_end_of_serve_is_no_error_once_the_command_stops(looks: list[Any]) -> None:
+    stopped = threading.Event()
+    looks += [RayServeException("there is no Serve")]
+    with pytest.raises(RunError, match="Serve ended while application 'hora' started"):
+        application().wait(stopped)
+    stopped.set()
+    looks += [RayServeException("there is no Serve")]
+    assert not application().wait(stopped)
+
+
+def test_all_but_the_generators_are_waited_for_and_then_those(looks: list[Any]) -> None:
+    begun: list[str] = []
+    deployed, others_up = seen(ApplicationStatus.DEPLOYING), seen(ApplicationStatus.DEPLOYING, 1)
+    deployed.deployments["verifier"] = SimpleNamespace(
+        status=DeploymentStatus.UPDATING, message="", replica_states={"STARTING": 1}
+    )
+    others_up.deployments["verifier"] = SimpleNamespace(
+        status=DeploymentStatus.HEALTHY, message="", replica_states={"RUNNING": 1}
+    )
+    empty = SimpleNamespace(status=ApplicationStatus.DEPLOYING, message="", deployments={})
+    looks += [empty, deployed, others_up]
+    waiting = application(begun.append)
+    waiting.wait_for_all_but("generator")
+    assert not looks
+    assert not waiting.is_up
+    assert begun == ["replicas"] * 3
+    looks += [seen(ApplicationStatus.RUNNING, 3)]
+    assert waiting.wait()
+    assert waiting.is_up
+    assert begun == ["replicas"] * 4, "each replica is counted once"
 
 
 def shares(*, generators: int, up: int, ranks_up: int = 1, cpus: float = 0.5) -> list[Share]:
@@ -76,7 +167,7 @@ def test_nothing_is_without_a_place_after_the_end(redis_url: str, parts: list[Sh
     assert read_state(client, "ends").unplaced == ""
 
 
-def served(url: str, name: str) -> tuple[Any, Config]:
+def written(url: str, name: str) -> tuple[Any, Config]:
     """Redis and configuration of a run whose coordinator has written its own."""
     client, config = connect(url), load("tiny", [f"run.name={name}"])
     client.set(Keys(name).config, config.model_dump_json())
@@ -90,7 +181,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_an_earlier_coordinator_left_does_not_pass_for_one_at_work(redis_url: str) -> None:
-    client, config = served(redis_url, "left")
+    client, config = written(redis_url, "left")
     with pytest.raises(RunError, match="no coordinator of run 'left' writes to this Redis"):
         check_agreement(config, redis_url)
     heartbeat_now(client, "left", "coordinator/a", {"state": "working"})
@@ -98,14 +189,14 @@ def test_what_an_earlier_coordinator_left_does_not_pass_for_one_at_work(redis_ur
 
 
 def test_a_coordinator_of_other_settings_is_named_with_the_key(redis_url: str) -> None:
-    client, _ = served(redis_url, "other")
+    client, _ = written(redis_url, "other")
     heartbeat_now(client, "other", "coordinator/a", {"state": "working"})
     with pytest.raises(ConfigError, match=r"run\.seed"):
         check_agreement(load("tiny", ["run.name=other", "run.seed=7"]), redis_url)
 
 
 def test_a_learner_that_starts_has_a_coordinator_that_gave_up_start_again(redis_url: str) -> None:
-    client, config = served(redis_url, "again")
+    client, config = written(redis_url, "again")
     state = Keys("again").state
     client.hset(state, mapping=changed(error="the reward's service was away"))
     with pytest.raises(RunError, match="the coordinator stopped: the reward's service was away"):
