@@ -1,11 +1,17 @@
+"""Prompts as a model gets them, and what ends its completions: every end that the model, its tokenizer, its
+template or the user names."""
+
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from transformers import GenerationConfig, Qwen2Config
 
-from hora_rl.common.config import Data
+from hora_rl.common.answers import TAGS
+from hora_rl.common.config import Config, Data
 from hora_rl.common.data.prompts import (
     check_template,
     fingerprint,
@@ -13,7 +19,10 @@ from hora_rl.common.data.prompts import (
     render,
     render_text,
 )
+from hora_rl.common.data.stop_tokens import completed, named, silent_tokens, spoken, stop_tokens, turn_end
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from tests.support.chat_model import END, TURN, TURN_END, chat_tokenizer
 
 MODEL = Path(__file__).parents[2] / "deploy" / "demo" / "model"
 
@@ -69,3 +78,74 @@ def test_the_fingerprint_changes_with_the_meaning_of_a_token_and_with_nothing_el
     swapped = load_tokenizer(str(tmp_path))
     assert swapped.encode("1") == tokenizer.encode("2")
     assert fingerprint(swapped) != fingerprint(tokenizer)
+
+
+def config(path: Path | str, **sections: Any) -> Config:
+    return Config.model_validate({"model": {"path": str(path)}, "data": {"path": "d.jsonl"}} | sections)
+
+
+def ends(tokenizer: Any, settings: Config) -> list[str]:
+    return list(tokenizer.convert_ids_to_tokens(stop_tokens(settings, tokenizer)))
+
+
+PLAIN = {"path": "d.jsonl", "chat": False}
+
+
+def test_under_a_chat_template_a_base_model_stops_at_the_end_of_its_turn_too(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer()
+    GenerationConfig(eos_token_id=tokenizer.convert_tokens_to_ids(END)).save_pretrained(tmp_path)
+    assert ends(tokenizer, config(tmp_path)) == [END, TURN_END]
+    assert named(tokenizer, stop_tokens(config(tmp_path), tokenizer)).startswith("<|endoftext|> (")
+    assert ends(tokenizer, config(tmp_path, data=PLAIN)) == [END], "without the template no turn ends"
+    assert ends(load_tokenizer(str(MODEL)), config(MODEL)) == ["<eos>"]
+
+
+def test_all_ends_of_a_generation_configuration_count_or_those_of_the_model_s_own(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer(template=None)
+    both = tokenizer.convert_tokens_to_ids([TURN_END, TURN])
+    Qwen2Config(eos_token_id=both[0]).save_pretrained(tmp_path)
+    assert ends(tokenizer, config(tmp_path, data=PLAIN)) == [TURN_END, END]
+    GenerationConfig(eos_token_id=both).save_pretrained(tmp_path)
+    assert ends(tokenizer, config(tmp_path, data=PLAIN)) == [TURN_END, TURN, END]
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match=r"a token that ends a completion: name one in rollout\.stop"):
+        stop_tokens(config(tmp_path / "none", data=PLAIN), tokenizer)
+
+
+def test_the_user_s_own_end_must_be_one_token(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer()
+    settings = config(tmp_path, rollout={"stop": [TURN, "\n"]})
+    assert stop_tokens(settings, tokenizer)[-2:] == (
+        tokenizer.convert_tokens_to_ids(TURN),
+        tokenizer.encode("\n")[0],
+    )
+    for text, tokens in (("</answer>", 9), ("", 0)):
+        with pytest.raises(ConfigError, match=f"rollout.stop: '{text}' is {tokens} tokens"):
+            stop_tokens(config(tmp_path, rollout={"stop": [text]}), tokenizer)
+
+
+@pytest.mark.parametrize(
+    "of_turn",
+    ["{{ m['content'] }}\n", "{{ raise_exception('no') if m['role'] == 'assistant' }}"],
+)
+def test_a_template_whose_turns_end_with_no_token_of_their_own_names_none(of_turn: str) -> None:
+    assert turn_end(chat_tokenizer(f"{{% for m in messages %}}{of_turn}{{% endfor %}}")) is None
+
+
+@pytest.mark.parametrize("tags", [(), TAGS])
+def test_special_tokens_are_no_text_and_the_tags_always_are(tags: tuple[str, ...]) -> None:
+    tokenizer = chat_tokenizer(tags=tags)
+    text = "<think>é</think>\n<answer>2</answer>"
+    ids = tokenizer.encode(f"{text}{TURN_END}{END}\n{TURN}")
+    assert spoken(tokenizer, silent_tokens(tokenizer), ids) == f"{text}\n"
+
+
+def test_a_tag_that_ends_a_completion_is_part_of_its_answer() -> None:
+    config = load("tiny", ["rollout.stop=['</answer>']"])
+    tokenizer = load_tokenizer(config.model.path)
+    said = "<think>3+4</think><answer>7</answer>"
+    ids = tokenizer.encode(said, add_special_tokens=False)
+    assert ids[-1] in stop_tokens(config, tokenizer)
+    silent = silent_tokens(tokenizer)
+    assert completed(tokenizer, silent, ids, "stop") == said
+    assert completed(tokenizer, silent, [*ids, tokenizer.eos_token_id], "stop") == said
