@@ -5,7 +5,7 @@ import time
 import pytest
 
 from hora_rl.common.config.reward import Reward
-from hora_rl.common.data.code import Pair, RowTests, code_block, extract_code, read_tests, same_output
+from hora_rl.common.data.code import Pair, RowTests, extract_code, read_tests, same_output
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,6 @@ def test_finding_it_takes_linear_time_on_hostile_text(text: str) -> None:
     began = time.process_time()
     extract_code(text * (400_000 // len(text)))
     assert time.process_time() - began < 2
-
-
-def test_a_block_that_is_made_is_found() -> None:
-    program = "x = 1\n\n  print(x)\n"
-    assert extract_code(f"so:\n{code_block(program)}\n") == program.rstrip()
 
 
 PAIRS = RowTests(pairs=(Pair("1\n", "2\n"), Pair("", "0")))

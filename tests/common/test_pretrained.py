@@ -50,15 +50,12 @@ def test_a_gguf_file_is_converted_once_to_a_folder_that_the_product_takes(
     assert (folder / "model.safetensors").stat().st_mtime_ns == made
     weights = load_file(folder / "model.safetensors")
     assert {t.dtype for t in weights.values()} == {torch.bfloat16}
+    plain = model_folder(str(write_gguf(tmp_path / "plain.gguf", quantized=False)))
+    assert {t.dtype for t in load_file(Path(plain) / "model.safetensors").values()} == {torch.float32}
     tokenizer = load_tokenizer(str(folder))
     text = "34 + 64 = 98\n"
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert silent_tokens(tokenizer) == set(tokenizer.convert_tokens_to_ids(list(SPECIAL)))
-
-
-def test_what_is_not_quantized_keeps_float32(cache: Path, tmp_path: Path) -> None:
-    folder = model_folder(str(write_gguf(tmp_path / "tiny.gguf", quantized=False)))
-    assert {t.dtype for t in load_file(Path(folder) / "model.safetensors").values()} == {torch.float32}
 
 
 def test_a_wheel_with_one_gguf_file_is_the_same_model(cache: Path, tmp_path: Path) -> None:

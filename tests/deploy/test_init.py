@@ -34,6 +34,14 @@ def estimate_of(config: Config) -> Estimate:
     return Estimate(config, next(p.shape for p in PLANS if (p.model, "lora:" in p.learner) == own))
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working folder on a machine without cards."""
+    monkeypatch.setattr(initial, "gpus", list)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def cards(monkeypatch: pytest.MonkeyPatch) -> Cards:
     def have(count: int, mib: str) -> None:
@@ -44,52 +52,47 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Cards:
     return have
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_what_is_written_is_accepted(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(initial, "gpus", list)
-    monkeypatch.chdir(tmp_path)
-    written = initialise(Path(f"{task}-first.yaml"), task)
-    assert len(written) == {"math": 1, "mine": 3, "code": 2}[task]
-    config = load(str(written[0]))
+def written(task: Task = "math", model: str | None = None, name: str = "mine.yaml") -> str:
+    return str(initialise(Path(name), task, model)[0])
+
+
+def accept(config: Config) -> None:
     found = require(Target(config), Console(quiet=True), CONFIGURATION)
     assert {f.level for f in found} <= {"ok", "warn"}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_is_written_is_accepted(task: Task) -> None:
+    paths = initialise(Path(f"{task}-first.yaml"), task)
+    assert len(paths) == {"math": 1, "mine": 3, "code": 2}[task]
+    config = load(str(paths[0]))
+    accept(config)
     assert config.run.name == f"{task}_first"
     with pytest.raises(ConfigError, match="exists already"):
         initialise(Path(f"{task}-first.yaml"), task)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_model_of_the_users_own_is_written_and_accepted(
-    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(initial, "gpus", list)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+def test_a_model_of_the_users_own_is_written_and_accepted(task: Task, tmp_path: Path) -> None:
     write_gguf(Path("tiny.gguf"), context=1024)
-    path = initialise(Path("own.yaml"), task, "tiny.gguf")[0]
-    settings = ["model.dtype=float32"]
-    found = require(Target(load(str(path), settings)), Console(quiet=True), CONFIGURATION)
-    assert {f.level for f in found} <= {"ok", "warn"}
-    assert load(str(path)).model.path.startswith(str(tmp_path / "cache"))
+    config = load(written(task, "tiny.gguf"), ["model.dtype=float32"])
+    accept(config)
+    assert config.model.path.startswith(str(tmp_path / "cache"))
 
 
-def test_cards_hold_a_model_of_the_users_own_by_its_shape(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cards_hold_a_model_of_the_users_own_by_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (initial, machine):
         monkeypatch.setattr(module, "gpus", lambda: [f"NVIDIA, {RTX_3070}"])
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    file = write_gguf(tmp_path / "tiny.gguf", context=4096)
-    config = load(str(initialise(tmp_path / "own.yaml", "math", str(file))[0]))
-    assert config.learner.lora is None, "it is small"
+    file = write_gguf(Path("tiny.gguf"), context=4096)
+    assert load(written("math", str(file))).learner.lora is None, "it is small"
     with pytest.raises(ConfigError, match="--model nowhere/at/all"):
-        initialise(tmp_path / "none.yaml", "math", "nowhere/at/all")
+        written("math", "nowhere/at/all", "none.yaml")
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_no_number_of_gpus_is_written_for_run_divides_them(task: Task, tmp_path: Path, cards: Cards) -> None:
+def test_no_number_of_gpus_is_written_for_run_divides_them(task: Task, cards: Cards) -> None:
     cards(3, H200)
-    config = load(str(initialise(tmp_path / "big.yaml", task)[0]))
+    config = load(written(task))
     assert config.run.resources == "auto"
     assert not {"replicas", "gpus"} & config.generator.model_fields_set
     assert not {"workers", "gpus", "zero_stage"} & config.learner.model_fields_set
@@ -115,17 +118,11 @@ def test_no_number_of_gpus_is_written_for_run_divides_them(task: Task, tmp_path:
     ],
 )
 def test_these_gpus_hold_what_is_written_for_them(
-    count: int,
-    mib: str,
-    model: str,
-    lora: bool,
-    tmp_path: Path,
-    cards: Cards,
-    monkeypatch: pytest.MonkeyPatch,
+    count: int, mib: str, model: str, lora: bool, cards: Cards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cards(count, mib)
-    path = initialise(tmp_path / "mine.yaml", "math")[0]
-    target = target_of(str(path))
+    path = written()
+    target = target_of(path)
     monkeypatch.setattr(memory, "free_memory", lambda: 2**40)
     found = {f.what: f for f in memory_of(target)}
     assert {f.level for f in found.values()} == {"ok"}, found["GPU memory"].line
@@ -133,34 +130,34 @@ def test_these_gpus_hold_what_is_written_for_them(
     config = target.config
     assert (config.model.path, config.learner.lora is not None) == (model, lora)
     assert config.learner.optimizer.learning_rate == (1e-5 if lora else 1e-6)
-    assert "Too large" not in path.read_text()
+    assert "Too large" not in Path(path).read_text()
 
 
 def test_gpus_that_hold_no_known_model_get_the_smallest_and_are_told(
-    tmp_path: Path, cards: Cards, capsys: pytest.CaptureFixture[str]
+    cards: Cards, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cards(1, "6144 MiB")
-    path = initialise(tmp_path / "mine.yaml", "math")[0]
-    target = target_of(str(path))
+    path = written()
+    target = target_of(path)
     assert target.config.model.path == SMALL
     assert {f.what: f.level for f in memory_of(target)}["GPU memory"] == "fail"
-    assert "# Too large for this machine: no model" in path.read_text()
+    assert "# Too large for this machine: no model" in Path(path).read_text()
     assert "no model" in capsys.readouterr().err
 
 
 def test_a_card_without_memory_of_its_own_has_the_host_s(
-    tmp_path: Path, cards: Cards, monkeypatch: pytest.MonkeyPatch
+    cards: Cards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cards(1, "[N/A]")
     host = SimpleNamespace(total=6 * 2**30, available=2**40)
     monkeypatch.setattr("hora_rl.deploy.checks.resources.psutil.virtual_memory", lambda: host)
-    target = target_of(str(initialise(tmp_path / "mine.yaml", "math")[0]))
+    target = target_of(written())
     assert target.config.model.path == SMALL
     assert "of 6.0 GiB" in {f.what: f for f in memory_of(target)}["GPU memory"].says
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_plan_has_the_shape_of_its_model(plan: initial.Plan, tmp_path: Path) -> None:
+def test_a_plan_has_the_shape_of_its_model(plan: initial.Plan) -> None:
     heads, shape = {BIG: 12, SMALL: 14}[plan.model], plan.shape
     model = without_weights(shape.vocabulary, shape.hidden, shape.intermediate, shape.layers, heads, 2)
     config = load("tiny", ["learner.lora.rank=16"] if plan.learner else [])
@@ -181,21 +178,14 @@ def test_a_plan_has_the_shape_of_its_model(plan: initial.Plan, tmp_path: Path) -
         ("n" * 80, "n" * 64),
     ],
 )
-def test_any_name_of_a_file_gives_a_run_and_its_files_a_name(
-    stem: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(initial, "gpus", list)
-    monkeypatch.chdir(tmp_path)
-    config = load(str(initialise(Path(f"{stem}.yaml"), "mine")[0]))
+def test_any_name_of_a_file_gives_a_run_and_its_files_a_name(stem: str, name: str) -> None:
+    config = load(written("mine", name=f"{stem}.yaml"))
     assert config.run.name == name
-    require(Target(config), Console(quiet=True), CONFIGURATION)
+    accept(config)
 
 
-def test_cards_without_bfloat16_get_float16(
-    tmp_path: Path, cards: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cards(1, 16384)
+def test_cards_without_bfloat16_get_float16(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
+    cards(1, RTX_4080)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(machine, "ask_driver", lambda fields: ["0, GPU-a, Tesla T4, 7.5"])
-    initialise(tmp_path / "mine.yaml", "math")
-    assert load(str(tmp_path / "mine.yaml")).model.dtype == "float16"
+    assert load(written()).model.dtype == "float16"
