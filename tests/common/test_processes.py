@@ -22,13 +22,12 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_without_limits_it_is_the_affinity_and_all_memory(group: Path) -> None:
+def test_a_quota_and_a_limit_of_memory_count_beside_affinity_and_all_memory(
+    group: Path, tmp_path: Path
+) -> None:
     (group / "cpu.max").write_text("max 100000\n")
     assert processes.processors() == len(os.sched_getaffinity(0))
     assert processes.memory_left() == math.inf
-
-
-def test_a_quota_and_a_limit_of_memory_count(group: Path, tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     assert processes.processors() == 1
     for file, text in (("memory.max", "1000"), ("memory.current", "700"), ("memory.stat", STAT)):

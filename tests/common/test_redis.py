@@ -2,8 +2,6 @@
 password and TLS are used where the address says so."""
 
 import asyncio
-import datetime
-import ipaddress
 import ssl
 import threading
 import time
@@ -12,9 +10,7 @@ from pathlib import Path
 from urllib.parse import quote_plus, urlsplit
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from ray._common.tls_utils import generate_self_signed_tls_certs
 
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.redis import connect, connect_async, hidden
@@ -66,31 +62,6 @@ def test_the_shared_state_takes_no_unknown_field_and_none_that_scripts_write(fie
         changed(**{field: 1})
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1 and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .sign(key, hashes.SHA256())
-    )
-    folder.mkdir()
-    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    plain = serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
-    (folder / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, *plain))
-    return folder / "cert.pem", folder / "key.pem"
-
-
 async def copied(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
     while data := await source.read(65536):
         sink.write(data)
@@ -100,28 +71,29 @@ async def copied(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> No
 
 @pytest.fixture
 async def address(tmp_path: Path, redis_server: RedisServer) -> AsyncIterator[str]:
-    """A rediss:// address without its query: password in it, certificate in tmp_path/tls/cert.pem. It is of a
-    TLS terminator on a free loopback port, before the Unix socket of a real Redis."""
+    """A rediss:// address without its query: password in it, certificate in tmp_path/cert.pem. It is of a TLS
+    terminator on a free loopback port, before the Unix socket of a real Redis."""
     password = (redis_server.folder / "password").read_text().strip()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate(tmp_path / "tls"))
+    for name, text in zip(("cert.pem", "key.pem"), generate_self_signed_tls_certs(), strict=True):
+        (tmp_path / name).write_text(text)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         back, out = await asyncio.open_unix_connection(urlsplit(redis_server.url).path)
         await asyncio.gather(copied(reader, out), copied(back, writer))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    yield f"rediss://:{password}@127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield f"rediss://:{password}@localhost:{server.sockets[0].getsockname()[1]}"
     server.close()
 
 
-async def test_both_clients_speak_tls_and_give_the_password(address: str, tmp_path: Path) -> None:
-    url = f"{address}?ssl_ca_certs={tmp_path / 'tls' / 'cert.pem'}"
+async def test_both_clients_speak_tls_give_the_password_and_refuse_a_certificate_that_nobody_vouches_for(
+    address: str, tmp_path: Path
+) -> None:
+    url = f"{address}?ssl_ca_certs={tmp_path / 'cert.pem'}"
     await asyncio.to_thread(lambda: connect(url).set("key", "value"))
     async with connect_async(url) as client:
         assert await client.get("key") == b"value"
-
-
-async def test_a_certificate_that_nobody_vouches_for_is_refused(address: str) -> None:
-    with pytest.raises(RunError, match=r"no Redis answers at rediss://127\.0\.0\.1.*certificate verify"):
+    with pytest.raises(RunError, match=r"no Redis answers at rediss://localhost.*certificate verify"):
         await asyncio.to_thread(connect, address)

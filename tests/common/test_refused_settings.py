@@ -25,6 +25,7 @@ KEYS = [
     ("queue.capacity=10", "queue.capacity (10) must be at least"),
     ("reward.success=acuracy", "'acuracy'"),
     ("reward.answer='boxed '", "'boxed '"),
+    ("environment={path: guess, max_replicas: 2, replicas: 3}", "environment.max_replicas (2) must be at"),
 ]
 EVALUATION = [
     ("learner.keep_best=pass@16", "learner.keep_best (pass@16) compares evaluations during training:"),

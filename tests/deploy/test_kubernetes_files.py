@@ -117,10 +117,6 @@ def test_a_worker_has_the_proxy_that_kuberay_asks_whether_it_is_ready():
     assert all("readinessProbe" not in c for c in workers["template"]["spec"]["containers"])
 
 
-def test_nobody_without_the_clusters_token_starts_jobs_on_it():
-    assert documents("actors")[0]["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}
-
-
 def test_every_mount_has_its_volume_and_every_claim_and_secret_one_name():
     actors = documents("actors")[0]
     claims = {d["metadata"]["name"] for d in documents("runs")}
@@ -147,9 +143,10 @@ def test_the_cluster_s_experiment_is_the_eight_gpu_file_s_and_the_learner_would_
     assert actors.run.folder == learner.run.folder == "/runs"
 
 
-def test_the_cluster_s_ray_is_the_pinned_one():
-    version = documents("actors")[0]["spec"]["rayClusterConfig"]["rayVersion"]
-    assert f"ray=={version}\n" in (DEPLOY.parent / "requirements" / "cpu.txt").read_text()
+def test_the_cluster_s_ray_is_the_pinned_one_and_takes_jobs_with_its_token_alone():
+    cluster = documents("actors")[0]["spec"]["rayClusterConfig"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert f"ray=={cluster['rayVersion']}\n" in (DEPLOY.parent / "requirements" / "cpu.txt").read_text()
 
 
 @pytest.mark.parametrize("pod", ALL_PODS.values(), ids=ALL_PODS)

@@ -152,15 +152,13 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Share]:
     return found
 
 
-def test_what_an_earlier_start_said_is_gone_when_all_parts_fit(redis_url: str, parts: list[Share]) -> None:
+def test_what_was_said_is_gone_when_all_parts_fit_and_after_the_end(
+    redis_url: str, parts: list[Share]
+) -> None:
     client = connect(redis_url)
     client.hset(Keys("fits").state, mapping=changed(unplaced="no place for 1 of 2 learner rank"))
     with reports_unplaced(training("fits", redis_url)):
         until(lambda: read_state(client, "fits").unplaced == "")
-
-
-def test_nothing_is_without_a_place_after_the_end(redis_url: str, parts: list[Share]) -> None:
-    client = connect(redis_url)
     parts[:] = shares(generators=2, up=1)
     with reports_unplaced(training("ends", redis_url)):
         until(lambda: read_state(client, "ends").unplaced.startswith("no place for 1 of 2 gen"))
@@ -180,19 +178,14 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "WAIT_S", 0.0)
 
 
-def test_what_an_earlier_coordinator_left_does_not_pass_for_one_at_work(redis_url: str) -> None:
+def test_a_coordinator_must_be_at_work_and_other_settings_are_named_with_the_key(redis_url: str) -> None:
     client, config = written(redis_url, "left")
     with pytest.raises(RunError, match="no coordinator of run 'left' writes to this Redis"):
         check_agreement(config, redis_url)
     heartbeat_now(client, "left", "coordinator/a", {"state": "working"})
     check_agreement(config, redis_url)
-
-
-def test_a_coordinator_of_other_settings_is_named_with_the_key(redis_url: str) -> None:
-    client, _ = written(redis_url, "other")
-    heartbeat_now(client, "other", "coordinator/a", {"state": "working"})
     with pytest.raises(ConfigError, match=r"run\.seed"):
-        check_agreement(load("tiny", ["run.name=other", "run.seed=7"]), redis_url)
+        check_agreement(load("tiny", ["run.name=left", "run.seed=7"]), redis_url)
 
 
 def test_a_learner_that_starts_has_a_coordinator_that_gave_up_start_again(redis_url: str) -> None:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -112,30 +112,21 @@ def test_a_replica_that_is_pinned_for_an_evaluation_is_shown_as_that_and_is_not_
     assert oldest_replica(run.redis.hgetall(run.keys.parts), time.time()) == 3
 
 
-class LastValues:
-    """Stands in for Ray's gauges and counters: keeps the last value of each series, as Ray does."""
-
-    kept: ClassVar[dict[tuple[str, ...], float]] = {}
-
-    def __init__(self, name: str, *_: object) -> None:
-        self._name = name
-
-    def set(self, value: float, tags: dict[str, str]) -> None:
-        self.kept[self._name, *tags.values()] = value
-
-    inc = set
-
-
 def test_a_replica_that_died_pinned_is_pinned_no_more_in_prometheus(run, monkeypatch):
-    monkeypatch.setattr(prometheus, "Gauge", LastValues)
-    monkeypatch.setattr(prometheus, "Counter", LastValues)
+    kept: dict[tuple[str, ...], float] = {}  # the last value of each series, as Ray keeps it
+
+    def series_of(name, *_):
+        return Mock(set=lambda value, tags: kept.update({(name, *tags.values()): value}))
+
+    monkeypatch.setattr(prometheus, "Gauge", series_of)
+    monkeypatch.setattr(prometheus, "Counter", series_of)
     export, series = prometheus.Exporter(), ("hora_replica_pinned", run.name, "died")
     run.says("generator/died", version=2, pinned=2)
     export(run.read())
-    assert LastValues.kept[series] == 1
+    assert kept[series] == 1
     run.redis.hdel(run.keys.parts, "generator/died")
     export(run.read())
-    assert LastValues.kept[series] == 0
+    assert kept[series] == 0
 
 
 def test_json_is_the_reading(redis_url, run, capsys):

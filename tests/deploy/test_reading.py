@@ -171,12 +171,6 @@ def test_a_coordinator_that_was_replaced_is_forgotten_and_one_without_successor_
     assert [p.name for p in run.read().of("learner")] == ["rank-0"]
 
 
-def test_a_finished_run_has_no_warnings_though_everything_is_silent(run):
-    run.redis.hset(run.keys.state, "step", run.config.learner.steps)
-    state = run.read(4000)
-    assert (state.status, state.warnings) == ("finished", ())
-
-
 def test_a_part_of_another_version_is_named_and_the_rest_still_shown(run):
     for version, word in ((None, "an older"), (TELEMETRY + 1, "a newer")):
         said = {"version": 2, "running": 3, "seen": time.time()} | ({"telemetry": version} if version else {})

@@ -4,8 +4,9 @@ import asyncio
 import json
 import re
 import sys
-import types
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -21,31 +22,15 @@ from tests.support.synthetic_run import SyntheticRun, config_of
 TIMES = {f"time/{part}": 0.5 for part in ("step", "wait", "forward_backward", "gather", "transfer", "load")}
 
 
-class Wandb:
-    """What `wandb.init` gives, as far as runs use it; remembers what was logged under which id."""
-
-    def __init__(self, logged: list[tuple[str, int, dict[str, float]]], id: str, **_: Any) -> None:
-        self._logged, self._id = logged, id
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        self._logged.append((self._id, step, values))
-
-    def finish(self) -> None:
-        pass
-
-    def __enter__(self) -> "Wandb":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, dict[str, float]]]:
     """(run id, step, values) of every call of wandb's `log`."""
     found: list[tuple[str, int, dict[str, float]]] = []
-    module = types.SimpleNamespace(init=lambda **how: Wandb(found, **how))
-    monkeypatch.setitem(sys.modules, "wandb", module)
+
+    def init(id: str, **_: Any) -> Mock:
+        return Mock(log=lambda values, step: found.append((id, step, values)))
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     return found
 
 

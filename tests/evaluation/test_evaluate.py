@@ -166,7 +166,9 @@ def test_k_above_n_is_refused_when_asked_for_and_left_out_of_a_benchmarks_own_li
         benchmark.sized(0, None)
 
 
-def test_a_benchmark_is_a_name_a_file_or_a_hub_name(tmp_path: Path) -> None:
+def test_a_benchmark_is_a_name_a_file_or_a_hub_name_and_that_of_a_run_has_its_sizes(tmp_path: Path) -> None:
+    own = held_out(Evaluation(path="arithmetic:2-4", samples=32, k=(1, 4)))
+    assert (own.name, own.samples, own.ks) == ("arithmetic-2-4", 32, (1, 4))
     paths = [tmp_path / name / "test.jsonl" for name in ("a", "b")]
     for path in paths:
         path.parent.mkdir()
@@ -181,15 +183,6 @@ def test_a_benchmark_is_a_name_a_file_or_a_hub_name(tmp_path: Path) -> None:
             find_benchmark(name)
     with pytest.raises(DataError, match=r"a/test.jsonl and .*b/test.jsonl are both named test"):
         find_benchmarks(["amc23", *map(str, paths)])
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [("arithmetic", "arithmetic"), ("arithmetic:2-4", "arithmetic-2-4"), ("own/test.jsonl", "test")],
-)
-def test_a_runs_own_evaluation_has_the_sizes_of_its_configuration(path: str, name: str) -> None:
-    benchmark = held_out(Evaluation(path=path, samples=32, k=(1, 4)))
-    assert (benchmark.name, benchmark.samples, benchmark.ks) == (name, 32, (1, 4))
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was_and_says_what_to_do(tmp_path: Path) -> None:

@@ -39,12 +39,8 @@ def test_uniform_cycles_count_only_where_there_are_no_others() -> None:
     warm_up, own = PhaseB.count([0, 2], [1, 1], 2), PhaseB.count([0, 1], [2, 0], 2)
     assert total([("uniform", warm_up), ("mixed", own)], 2).rollouts.tolist() == [2, 0, 0]
     assert total([("uniform", warm_up)], 2).rollouts.tolist() == [1, 0, 1]
-
-
-def test_shares_without_a_prompt_or_a_rollout_are_none() -> None:
     [nothing] = PhaseB.count([], [], 0).shares()
-    assert nothing.prompts is None
-    assert nothing.phase_b is None
+    assert (nothing.prompts, nothing.phase_b) == (None, None)
 
 
 @pytest.fixture

@@ -270,6 +270,8 @@ def test_a_plan_from_arrays_says_first_what_uniform_sampling_would_need() -> Non
     assert (uniform.uniform_group_size_low, uniform.uniform_group_size_high) == (32, 32)
     assert 32 < (hora.uniform_group_size or 65) <= (stop.uniform_group_size or 65)
     assert str(found).startswith("Most hits: first_hit, stop at hit at G = 32")
+    [note] = plan_of(counts[:150], 64, [16], [4], ["uniform"], [1]).notes
+    assert note.startswith("150 prompts are few")
 
 
 @pytest.mark.parametrize(
@@ -288,9 +290,3 @@ def test_a_plan_from_arrays_says_first_what_uniform_sampling_would_need() -> Non
 def test_arrays_that_cannot_be_planned_name_argument_and_index(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         plan_of(**{"successes": [3] * 100, "trials": 64, **changed})
-
-
-def test_few_prompts_are_a_note(tmp_path: Path) -> None:
-    counts = read_counts(write(tmp_path / "counts.jsonl", lines(150)))
-    [note] = plan_of(counts.successes, counts.trials, [16], [4], ["uniform"], [1]).notes
-    assert note.startswith("150 prompts are few")
