@@ -1,6 +1,8 @@
-"""The initial policy is measured while the learner starts and makes its first step; its weights wait."""
+"""The initial policy is measured while the learner starts and makes its first step; its weights wait. The
+weights of the best evaluation are kept."""
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -17,11 +20,23 @@ from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
+from hora_rl.common.types import Prompt
 from hora_rl.deploy.launch import first_evaluation
+from hora_rl.deploy.launch.best import promote_best, read_best
 from hora_rl.deploy.launch.evaluation import TrainingRun
 from hora_rl.deploy.launch.first_evaluation import Up, evaluating_first
 from hora_rl.evaluation.benchmarks import held_out
+from hora_rl.evaluation.evaluate import Counts
+from hora_rl.evaluation.results import Result, make_result
 from hora_rl.learner.feed import wait_while_held
+from hora_rl.learner.origin import (
+    best_step,
+    candidate,
+    candidates_in,
+    is_candidate,
+    is_missing,
+    write_origin,
+)
 
 Evaluate = Callable[..., None]
 
@@ -152,3 +167,80 @@ def test_a_run_that_ends_before_its_replicas_are_up_ends_at_once_with_its_reason
         during(evaluate, learn, up)
     assert not evaluated
     assert connect(redis_url).exists(Keys("held").hold), "a resumed run completes it"
+
+
+KEPT = load("tiny", ["evaluation.every=10", "learner.keep_best=pass@16", "learner.steps=45"])
+
+
+def result(step: int, right: int) -> Result:
+    counts = Counts(
+        64, np.arange(2), np.array([right, 0]), *np.zeros((3, 2), np.int64), versions=(step, step + 1)
+    )
+    problems = [Prompt(i, str(i), "1", np.zeros(1, np.int32)) for i in range(2)]
+    made = make_result(held_out(KEPT.evaluation), counts, problems, "run", step, 1.0, 0)
+    made.versions.extend(counts.versions)
+    return made
+
+
+def write(run_dir: Path, step: int) -> None:
+    """What the learner exports."""
+    folder = candidate(run_dir, step)
+    folder.mkdir(parents=True)
+    write_origin(folder, "run", step)
+
+
+def test_the_best_evaluation_s_weights_are_kept_and_the_others_go(tmp_path: Path) -> None:
+    for step in (0, 10, 20, 30):
+        write(tmp_path, step)
+    results = [result(0, 1), result(10, 9), result(20, 4)]
+    assert "step 10" in str(promote_best("pass@16", tmp_path, results, newest_due=30))
+    assert best_step(tmp_path) == 10
+    assert set(candidates_in(tmp_path)) == {30}  # not measured yet
+    found = read_best(tmp_path)
+    assert found is not None
+    assert (found["metric"], found["step"], found["versions"]) == ("pass@16", 10, [10, 11])
+    assert promote_best("pass@16", tmp_path, results, newest_due=30) is None
+    assert promote_best("pass@16", tmp_path, [*results, result(30, 9)], newest_due=30) is None
+    assert best_step(tmp_path) == 10  # of equal ones the first
+    assert candidates_in(tmp_path) == {}
+
+
+def test_what_is_under_way_and_due_next_is_kept_and_what_no_evaluation_will_measure_is_not(
+    tmp_path: Path,
+) -> None:
+    for step in (10, 20, 30, 40):
+        write(tmp_path, step)
+    promote_best("pass@16", tmp_path, [], newest_due=40, under_way=10)
+    assert set(candidates_in(tmp_path)) == {10, 40}
+
+
+def test_weights_that_come_after_their_evaluation_are_taken_when_they_come(tmp_path: Path) -> None:
+    results = [result(0, 3)]
+    assert promote_best("pass@16", tmp_path, results, newest_due=0) is None
+    write(tmp_path, 0)
+    assert promote_best("pass@16", tmp_path, results, newest_due=0)
+    assert best_step(tmp_path) == 0
+
+
+@pytest.mark.parametrize("cut", ["before the rename", "between the two renames"])
+def test_a_kill_while_the_best_is_replaced_leaves_it_to_the_next_start(tmp_path: Path, cut: str) -> None:
+    write(tmp_path, 0)
+    promote_best("pass@16", tmp_path, [result(0, 3)], newest_due=0)
+    write(tmp_path, 10)
+    if cut == "between the two renames":
+        (tmp_path / "best").rename(tmp_path / "best.old")
+    promote_best("pass@16", tmp_path, [result(0, 3), result(10, 5)], newest_due=10)
+    assert best_step(tmp_path) == 10
+    assert json.loads((tmp_path / "best" / "best.json").read_text())["step"] == 10
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["best", "candidates"]
+
+
+def test_the_learner_writes_each_evaluated_step_once(tmp_path: Path) -> None:
+    assert [s for s in range(46) if is_candidate(KEPT.learner, 10, s)] == [0, 10, 20, 30, 40, 45]
+    assert not is_candidate(load("tiny").learner, 10, 10)
+    assert is_missing(tmp_path, 10)
+    write(tmp_path, 10)
+    assert not is_missing(tmp_path, 10)
+    promote_best("pass@16", tmp_path, [result(10, 5)], newest_due=10)
+    assert not is_missing(tmp_path, 10)
+    assert is_missing(tmp_path, 20)

@@ -1,5 +1,7 @@
-"""Reports of runs, also of those that are unfinished, renamed, damaged or not comparable."""
+"""Reports of runs, also of those that are unfinished, renamed, damaged or not comparable, and their curves
+over each other."""
 
+import io
 import json
 import re
 from dataclasses import replace
@@ -7,14 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
+from rich.console import Console
 
 from hora_rl.common.config import Objective
+from hora_rl.common.errors import ConfigError
 from hora_rl.deploy.launch.summary import phase_b_share
 from hora_rl.evaluation.pass_at_k import pass_at_k
+from hora_rl.evaluation.report.compare import Comparison, compare, show, write
 from hora_rl.evaluation.report.figures import moving_average
 from hora_rl.evaluation.report.result_files import write_result
 from hora_rl.evaluation.report.runs_report import write_report
 from hora_rl.evaluation.report.tables import latex, summarise, table_1
+from hora_rl.evaluation.report.terminal_curves import chart
 from hora_rl.evaluation.results import ResultError, read_result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 from tests.support.jsonl import lines
@@ -264,3 +271,77 @@ def test_the_moving_average_is_centred_and_shrinks_at_the_ends() -> None:
     np.testing.assert_allclose(moving_average(np.ones(4), 6), np.ones(4))
     values[1] = np.inf  # the gradient of a step that was refused
     np.testing.assert_allclose(moving_average(values, 3), [1.0, 3.5, 6.0, 8.0, 10.0])
+
+
+def run_of(root: Path, name: str, rule: str, rollouts: int, values: list[float]) -> Path:
+    """A run folder whose success is `values`, one a step of so many rollouts and 1800 s."""
+    path = root / name
+    path.mkdir()
+    config = {"run": {"name": name}, "allocation": {"rule": rule}, "learner": {"steps": 4}}
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    steps = [
+        {"step": i, "success": value, "rollouts": rollouts, "time/step": 1800.0}
+        for i, value in enumerate(values)
+    ]
+    (path / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    return path
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[Path]:
+    return [
+        run_of(tmp_path, "hora", "hit_utility", 10, [0.1, 0.3, 0.5, 0.7]),
+        run_of(tmp_path, "grpo", "uniform", 20, [0.1, 0.2]),
+    ]
+
+
+def shown(found: Comparison, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    show(found, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= width
+    return str(text)
+
+
+def test_curves_stand_over_what_was_spent(pair: list[Path]) -> None:
+    def places(over: str) -> dict[str, list[float]]:
+        return {name: x.tolist() for name, (x, _, _) in compare(pair, [], over).curves["success"].items()}
+
+    assert places("step") == {"hora": [0, 1, 2, 3], "grpo": [0, 1]}
+    assert places("rollouts") == {"hora": [10, 20, 30, 40], "grpo": [20, 40]}
+    assert places("hours") == {"hora": [0.5, 1.0, 1.5, 2.0], "grpo": [0.5, 1.0]}
+
+
+def test_the_terminal_shows_runs_differences_and_curves(pair: list[Path]) -> None:
+    found = compare(pair, [], "rollouts")
+    assert found.settings == [("allocation.rule", ["hit_utility", "uniform"])]
+    text = shown(found)
+    for words in ("━ hora", "━ grpo", "0.700", "allocation.rule", "success over rollouts", "40"):
+        assert words in text, words
+
+
+def test_the_page_is_one_file_with_the_curves_and_the_settings(pair: list[Path], tmp_path: Path) -> None:
+    html = write(compare(pair, [], "step"), tmp_path / "new" / "page.html").read_text()
+    assert html.count("<svg") == 1
+    assert "prefers-color-scheme: dark" in html
+    assert re.search(r"<td>allocation.rule</td><td>hit_utility</td><td>uniform</td>", html)
+    assert not re.search(r'(src|href)="(?!#)', html)
+
+
+def test_what_cannot_be_compared_is_refused_by_name(pair: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--metric nonsense: no run has it; they have .*success"):
+        compare(pair, ["nonsense"], "step")
+    with pytest.raises(ConfigError, match="--over epochs: none of step, rollouts"):
+        compare(pair, [], "epochs")
+    with pytest.raises(RunFolderError, match=r"hora: its steps\.jsonl has no 'tokens'"):
+        compare(pair, [], "tokens")
+    (tmp_path / "young").mkdir()
+    (tmp_path / "young" / "steps.jsonl").touch()
+    with pytest.raises(RunFolderError, match="young"):
+        compare([*pair, tmp_path / "young"], [], "step")
+
+
+def test_a_figure_that_is_infinite_once_is_left_out_of_its_curve() -> None:
+    steps = np.arange(20.0)
+    values = np.where(steps == 7, np.inf, steps)
+    assert "grad_norm" in chart("grad_norm", {"a": (steps, values)}, 60).plain
