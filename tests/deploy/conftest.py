@@ -1,7 +1,8 @@
 """A configuration, cards and a run for the tests of checks and views."""
 
+import socket
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,12 @@ def run(redis_url: str, request: pytest.FixtureRequest) -> SyntheticRun:
 def cards(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """`cards(2)`: this machine has two GPUs, as its driver says."""
     return lambda count: monkeypatch.setattr(machine, "gpus", lambda: [H200] * count)
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that is not free."""
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        yield taken.getsockname()[1]

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import matplotlib
 import numpy as np
@@ -152,14 +153,8 @@ def test_an_environment_opens_its_door() -> None:
 
 def test_the_rewards_of_the_page_reward() -> None:
     block, *_ = of("docs/how-to/add-a-reward.md")
-
-    class Service:
-        async def grade(self, problem: str, completion: str) -> float:
-            if not completion:
-                raise ConnectionError("away")
-            return 0.25
-
-    names = names_of(block, my_service=Service())
+    service = Mock(grade=AsyncMock(side_effect=[0.25, ConnectionError("away")]))
+    names = names_of(block, my_service=service)
     answer = SimpleNamespace(
         problem="p", completion="it is 4", gold="4", row={"expected": "4"}, finish_reason="stop", tokens=5
     )
@@ -169,7 +164,6 @@ def test_the_rewards_of_the_page_reward() -> None:
     assert names["shortest"]([answer, longer]) == [1.0, 0.0]
     assert names["parts"](answer) == {"right": True, "words": 3}
     assert asyncio.run(names["judge"](answer)) == 0.25
-    answer.completion = ""
     with pytest.raises(Unavailable, match="away"):
         asyncio.run(names["judge"](answer))
 

@@ -1,8 +1,7 @@
 """One list of checks, seen by every command that starts something or says whether it would start."""
 
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -127,15 +126,6 @@ def served(folder: Path, content: object) -> Target:
     """The target of a Serve file."""
     (folder / "serve.yaml").write_text(yaml.safe_dump(content))
     return target_of(str(folder / "serve.yaml"))
-
-
-@pytest.fixture
-def taken() -> Iterator[int]:
-    """A port that is not free."""
-    with socket.socket() as taken:
-        taken.bind(("0.0.0.0", 0))
-        taken.listen()
-        yield taken.getsockname()[1]
 
 
 SHAPE = ModelShape(1_000_000_000, 0, 16, 2048, 8192, 512, 128_000)

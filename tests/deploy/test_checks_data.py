@@ -1,8 +1,8 @@
 """Checks before a start: rules, rows of data, benchmarks, locks, and the commands that use the list."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -88,15 +88,11 @@ def test_every_command_goes_through_the_one_list(monkeypatch: pytest.MonkeyPatch
 
     seen: list[str] = []
 
-    @contextmanager
-    def silent(*_: object) -> Iterator[Callable[[str], None]]:
-        yield lambda name: None
-
     def added(target: Target) -> Iterator[Finding]:
         seen.append(target.command)
         yield Finding("fail", "added", "a new reason", "a new remedy")
 
-    monkeypatch.setattr(checks, "working", silent)
+    monkeypatch.setattr(checks, "working", lambda *_: nullcontext(lambda name: None))
     monkeypatch.setattr(checks, "CHECKS", (added,))
     config = load("tiny", [f"run.folder={tmp_path}"])
     for start in (

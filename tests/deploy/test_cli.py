@@ -3,15 +3,14 @@ running."""
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import metadata
 from inspect import signature
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -69,7 +68,6 @@ def test_the_version_is_that_of_the_installed_package(hora: Hora) -> None:
     [
         ("rollout.grup_size=16", ["rollout.grup_size", "unknown key", "did you mean group_size?"]),
         ("model.path=/nowhere/model", ["model.path (/nowhere/model)", "no such file or folder"]),
-        ("data.path=/nowhere/data.jsonl", ["data.path (/nowhere/data.jsonl)"]),
         ("reward.weights={fluency: 1.0}", ["unknown reward 'fluency'"]),
         ("reward.success=no.such:fn", ["reward:", "cannot load 'no.such:fn'"]),
         ("allocation.rule=hit_utilty", ["allocation.rule", "'hit_utilty' is none of hit_utility"]),
@@ -119,32 +117,21 @@ def test_the_same_names_stop_a_deployment() -> None:
 
 @pytest.mark.parametrize("how", [[], ["--fresh"], ["--resume"]])
 def test_a_port_in_use_is_named_before_anything_starts_or_is_written(
-    tmp_path: Path, hora: Hora, how: list[str]
+    tmp_path: Path, taken: int, hora: Hora, how: list[str]
 ) -> None:
     if how:
         write_config(tmp_path / "tiny", load("tiny", [f"run.folder={tmp_path}"]))
     before = {path: path.is_file() and path.read_text() for path in tmp_path.rglob("*")}
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        settings = ["-s", f"telemetry.http_port={port}", "-s", f"run.folder={tmp_path}"]
-        assert_refused(
-            hora("run", "tiny", *settings, *how), f"127.0.0.1:{port} cannot be used", "telemetry.http_port"
-        )
+    done = hora("run", "tiny", "-s", f"telemetry.http_port={taken}", "-s", f"run.folder={tmp_path}", *how)
+    assert_refused(done, f"127.0.0.1:{taken} cannot be used", "telemetry.http_port")
     assert {path: path.is_file() and path.read_text() for path in tmp_path.rglob("*")} == before
 
 
 @pytest.fixture
 def without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     """`hora run` up to the moment at which its parts would start."""
-
-    @contextmanager
-    def away(*_args: object, **_how: object) -> Iterator[str]:
-        raise RunError("the stack was reached")
-        yield ""
-
-    monkeypatch.setattr("hora_rl.deploy.launch.local.starting", away)
+    reached = Mock(side_effect=RunError("the stack was reached"))
+    monkeypatch.setattr("hora_rl.deploy.launch.local.starting", reached)
     monkeypatch.setattr("hora_rl.deploy.launch.local.require", lambda *_: [])
 
 

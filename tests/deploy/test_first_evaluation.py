@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -76,8 +76,7 @@ def test_the_learner_goes_on_when_the_evaluation_is_over(during: During, redis_u
         time.sleep(0.6)
         over.append(time.monotonic())
 
-    told: list[str] = []
-    heart: Any = SimpleNamespace(update=lambda **state: told.append(state["waiting_for"]))
+    heart = Mock()
 
     def learn() -> None:
         wait_while_held(connect(redis_url), "held", heart)
@@ -85,7 +84,8 @@ def test_the_learner_goes_on_when_the_evaluation_is_over(during: During, redis_u
         assert time.monotonic() - over[0] < 2.0
 
     during(evaluate, learn)
-    assert set(told) == {"the evaluation of the initial policy"}
+    told = {call.kwargs["waiting_for"] for call in heart.update.call_args_list}
+    assert told == {"the evaluation of the initial policy"}
     assert connect(redis_url).exists(Keys("held").hold) == 0
 
 
@@ -121,11 +121,8 @@ def test_the_end_of_a_run_breaks_the_evaluation_off(during: During, redis_url: s
 
 
 def test_an_evaluation_that_fails_ends_the_run_with_its_reason(during: During, redis_url: str) -> None:
-    def evaluate(*_: Any) -> None:
-        raise RunError("no verifier answers")
-
     with pytest.raises(RunError, match="no verifier answers"):
-        during(evaluate, lambda: time.sleep(20.0))
+        during(Mock(side_effect=RunError("no verifier answers")), lambda: time.sleep(20.0))
     assert connect(redis_url).exists(Keys("held").hold), "a learner that still lives publishes nothing"
 
 
@@ -140,32 +137,20 @@ def test_replicas_load_beside_the_learner_and_are_waited_for_before_the_evaluati
     during(lambda *_: evaluated.set(), learn, lambda _: loaded.wait(10.0))
 
 
-def no_start(_: threading.Event) -> bool:
-    raise RunError("a replica of generator does not start")
-
-
-def refuse() -> None:
-    raise RunError("the learner refused")
-
-
 @pytest.mark.parametrize(
     ("up", "learn", "reason"),
     [
-        (no_start, lambda: time.sleep(20.0), "generator does not start"),
-        (lambda stopped: not stopped.wait(30.0), refuse, "the learner refused"),
+        (Mock(side_effect=RunError("no start")), lambda: time.sleep(20.0), "no start"),
+        (lambda stopped: not stopped.wait(30.0), Mock(side_effect=RunError("refused")), "refused"),
     ],
 )
 def test_a_run_that_ends_before_its_replicas_are_up_ends_at_once_with_its_reason(
     during: During, redis_url: str, up: Up, learn: Callable[[], None], reason: str
 ) -> None:
-    evaluated: list[object] = []
-
-    def evaluate(*_: Any) -> None:
-        evaluated.append(1)
-
+    evaluate = Mock()
     with pytest.raises(RunError, match=reason):
         during(evaluate, learn, up)
-    assert not evaluated
+    assert not evaluate.called
     assert connect(redis_url).exists(Keys("held").hold), "a resumed run completes it"
 
 

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from hora_rl.deploy.monitor import request_limits
 from hora_rl.deploy.monitor.hosts import Guard, known_host
+from tests.support.ports import until
 from tests.support.served import served
 
 OURS = "localhost localhost:80 LOCALHOST. 127.0.0.1:80 127.0.0.1 [::1]:80 ::1 10.0.0.9:80 page.internal:80"
@@ -115,21 +116,17 @@ def test_a_request_without_end_is_cut_by_its_size(port: int, monkeypatch: pytest
 
 
 def test_clients_that_hold_connections_open_do_not_keep_others_out(port: int) -> None:
-    held = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
-    try:
+    def answered() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{port}/").text == "hello"
+        return False
+
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(60)]
         for client in held:
             with contextlib.suppress(ConnectionError):
                 client.sendall(b"GET / HTTP/1.1\r\n")
-        deadline = time.monotonic() + 5.0
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                assert httpx.get(f"http://127.0.0.1:{port}/").text == "hello"
-                return
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    finally:
-        for client in held:
-            client.close()
+        until(answered, limit_s=5.0)
 
 
 def test_an_answer_that_is_not_read_loses_its_connection(port: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -260,14 +261,11 @@ def test_a_run_from_python_leaves_free_what_nobody_wrote(
     cards(8)
     configs: list[Config] = []
 
-    class Process:
-        def __init__(self, command: list[str]) -> None:
-            configs.append(run_target(load(command[command.index("run") + 1])).config)
+    def process(command: list[str]) -> Mock:
+        configs.append(run_target(load(command[command.index("run") + 1])).config)
+        return Mock(wait=lambda: 1)
 
-        def wait(self) -> int:
-            return 1
-
-    monkeypatch.setattr(hora_rl.runs.subprocess, "Popen", Process)
+    monkeypatch.setattr(hora_rl.runs.subprocess, "Popen", process)
     with pytest.raises(RunError):
         hora_rl.run(hora_rl.configure("tiny", {"learner.workers": 2}))
     [config] = configs

@@ -1,6 +1,7 @@
 """What plain text decides, what is left to math-verify, and which gold answers can be judged."""
 
 import time
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -82,11 +83,7 @@ def test_bad_syntax_is_no_expression_and_too_little_memory_is_no_verdict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert expressions.parse(r"\frac{1}{") is None
-
-    def full(*_: object, **__: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(expressions, "latex2sympy", full)
+    monkeypatch.setattr(expressions, "latex2sympy", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         expressions.parse("1")
 
