@@ -47,15 +47,13 @@ def test_a_plain_prompt_is_the_text_alone_and_keeps_the_braces_of_latex(tokenize
     assert tokenizer.decode(render(tokenizer, "1+2=?", with_system)) == "Add.\n\n1+2=?"
 
 
-def test_a_chat_prompt_needs_a_chat_template(tmp_path):
+def test_a_folder_without_template_or_tokenizer_or_none_is_refused_in_one_line(tmp_path):
     shutil.copytree(MODEL, tmp_path / "m", ignore=shutil.ignore_patterns("*.jinja", "*.safetensors"))
     bare = load_tokenizer(str(tmp_path / "m"))
     with pytest.raises(ConfigError, match=r"has no chat template: set data\.chat: false"):
         render(bare, "1+2=?", Data(path="arithmetic"))
     check_template(bare, Data(path="arithmetic", chat=False))
 
-
-def test_a_folder_without_tokenizer_or_none_is_refused_in_one_line(tmp_path):
     with pytest.raises(ConfigError, match="none"):
         load_tokenizer(str(tmp_path / "none"))
     (tmp_path / "config.json").write_text((MODEL / "config.json").read_text())

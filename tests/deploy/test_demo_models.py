@@ -35,14 +35,12 @@ def model():
     return AutoModelForCausalLM.from_pretrained(FOLDER)
 
 
-def test_the_model_loads_as_a_small_float32_qwen2(model):
+def test_the_model_loads_as_a_small_float32_qwen2_that_has_a_text_for_every_token(model, tokenizer):
     assert model.config.model_type == "qwen2"
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert 700_000 < sum(p.numel() for p in model.parameters()) < 1_000_000
     assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 4 * 2**20
 
-
-def test_every_token_that_can_be_sampled_has_a_text_and_every_text_its_tokens(model, tokenizer):
     assert model.config.vocab_size == len(tokenizer) == len(make_tokenizer(512))
     assert all(tokenizer.decode([token]) for token in range(len(tokenizer)))
     text = "Find $\\frac{1}{2}$ of 10%:\n\t(a) [b] {c} ~ ^ _ | # @ ! \" ' ; < > & *? caf\u00e9"
@@ -94,15 +92,13 @@ def test_building_never_overwrites_a_folder(tmp_path):
         build(tmp_path)
 
 
-def test_no_problem_is_on_both_sides() -> None:
+def test_no_problem_is_on_both_sides_and_the_shipped_data_is_what_the_code_makes(tmp_path: Path) -> None:
     found = rows(0)
     assert found != rows(1)
     train, held_out = ({row["problem"] for row in found[name]} for name in ("train", "held-out"))
     assert (len(train), len(held_out)) == (400, 100)
     assert not train & held_out
 
-
-def test_the_shipped_data_is_what_the_code_makes(tmp_path: Path) -> None:
     write(tmp_path, 0)
     for file in tmp_path.iterdir():
         assert (PROGRAMS / file.name).read_text() == file.read_text()

@@ -243,14 +243,11 @@ def test_compose_publishes_on_loopback_alone_and_names_only_what_it_has():
         assert set(described.get("depends_on", {})) <= services.keys() - {name}
 
 
-def test_the_dashboard_asks_for_every_exported_name_and_no_other():
+def test_dashboard_and_alerts_ask_for_exported_names_alone_and_every_alert_is_explained():
     panels = json.loads((DEPLOY / "grafana" / "hora.json").read_text())["panels"]
     assert len({p["id"] for p in panels}) == len(panels)
     asked = set().union(*(names_in(t["expr"]) for p in panels for t in p["targets"]))
     assert asked == EXPORTED, asked ^ EXPORTED
-
-
-def test_every_alert_is_explained_and_asks_only_for_exported_names():
     (group,) = documents("prometheus/alerts.yaml")[0]["groups"]
     page = (DEPLOY.parent / "docs" / "reference" / "monitoring.md").read_text()
     assert re.findall(r"^\| (Hora\w+) \|", page, re.MULTILINE) == [r["alert"] for r in group["rules"]]

@@ -133,7 +133,9 @@ def test_the_share_without_signal_is_the_learners_and_the_warm_up_is_left_out_of
     assert summarise("run", load_run(folder)).share_zero_signal is None
 
 
-def test_a_trained_model_is_never_the_initial_policy(tmp_path: Path) -> None:
+def test_a_trained_model_is_the_initial_policy_of_a_run_that_began_with_it_and_of_no_other(
+    tmp_path: Path,
+) -> None:
     trained = result("amc23", [256] * 40, 0, model="/runs/x/model")
     while_training = replace(result("aime25", [128] * 30, 0), versions=[0, 3])
     start = replace(result("aime24", [0] * 30, 0), versions=[0, 0])
@@ -144,10 +146,7 @@ def test_a_trained_model_is_never_the_initial_policy(tmp_path: Path) -> None:
         ("Qwen2.5-7B", "Base"): [None, None, 0.0, 0.0],
         ("Qwen2.5-7B", "/runs/x/model"): [100.0, 100.0, None, None],
     }
-
-
-def test_a_policy_that_was_trained_before_is_still_the_initial_one_of_its_run(tmp_path: Path) -> None:
-    run = small_run(tmp_path / "x", "/runs/w/model", result("amc23", [1] * 40, 60, model="/runs/w/model"))
+    run = small_run(tmp_path / "w", "/runs/w/model", result("amc23", [1] * 40, 60, model="/runs/w/model"))
     assert [r.step for r in run.base()] == [60]
     assert run.latest() == []
 
