@@ -1,12 +1,15 @@
-"""`hora rollouts` and the rows behind the page show what was sampled: as it is chosen, bounded, and nothing
-that was sampled moves the terminal."""
+"""`hora rollouts` and the rows behind the page show what was sampled, as it is chosen, sorted and bounded. It
+moves no terminal, and what cannot be read is one line."""
 
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 from rich.console import Console
@@ -14,11 +17,17 @@ from typer.testing import CliRunner
 
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.state import changed
+from hora_rl.common.load import load
+from hora_rl.common.rollout_files import path_of
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.monitor.escape import visible
 from hora_rl.deploy.monitor.web import create_app
 from hora_rl.deploy.runs.rollout_list import Choice, json_line, order_of, rows_of, show_rollouts
-from hora_rl.evaluation.rollout_table import read_rollouts
+from hora_rl.evaluation.audit import RunRecords
+from hora_rl.evaluation.audit_rollouts import rollout_rows
+from hora_rl.evaluation.rollout_table import read_rollouts, steps_of
+from hora_rl.evaluation.run_folders import RunFolderError
+from hora_rl.learner.records import group_record
 from hora_rl.learner.rollout_writer import Texts
 from tests.support.rollouts import SOURCES, write_rollouts
 from tests.support.synthetic_run import SyntheticRun, config_of
@@ -31,8 +40,9 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Steps 0 to 3 of four prompts, each with a hit of three tokens and a miss as long as its step."""
     folder = tmp_path_factory.mktemp("run")
-    write_rollouts(folder, "telemetry.rollouts_logprobs=true", steps=3, prompts=4)
+    write_rollouts(folder, "telemetry.rollouts_logprobs=true", steps=4, prompts=4)
     return folder
 
 
@@ -52,7 +62,7 @@ def test_prompt_completion_rewards_and_times_are_shown(run: Path) -> None:
 
 
 def test_what_does_not_exist_is_said_in_a_line(run: Path, tmp_path: Path) -> None:
-    assert shown(run, Choice(prompt=77)) == ("no rollouts of prompt 77; there are those of 3 steps, 0 to 2\n")
+    assert shown(run, Choice(prompt=77)) == ("no rollouts of prompt 77; there are those of 4 steps, 0 to 3\n")
     with pytest.raises(RunError, match="no such folder"):
         show_rollouts(tmp_path / "none", Choice())
     with pytest.raises(ConfigError, match="two orders"):
@@ -65,11 +75,11 @@ def test_the_command_s_options_choose_as_they_say(run: Path) -> None:
         assert done.exit_code == 0, done.output
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    assert len(rows("--limit", "50")) == 24
+    assert len(rows("--limit", "50")) == 32
     assert {r["success"] for r in rows("--success")} == {True}
     assert {r["success"] for r in rows("--failure", "--phase", "B")} == {False}
     assert {r["step"] for r in rows("--step", "1")} == {1}
-    assert [r["length"] for r in rows("--longest", "--limit", "2")] == [7, 7]
+    assert [r["length"] for r in rows("--longest", "--limit", "2")] == [8, 8]
     assert rows("--least-likely", "--limit", "1")[0]["logprob"] == -4.0
     assert rows("--source", "none") == []
 
@@ -131,13 +141,13 @@ def listed(client: TestClient, **query: Any) -> dict:
 
 def test_rows_are_chosen_and_paged(client: TestClient) -> None:
     found = listed(client, limit=5)
-    assert (found["steps"], found["first"], found["last"], found["more"]) == (3, 0, 2, True)
+    assert (found["steps"], found["first"], found["last"], found["more"]) == (4, 0, 3, True)
     assert found["rewards"] == ["format", "accuracy"]
-    assert {r["step"] for r in found["rows"]} == {2}
+    assert {r["step"] for r in found["rows"]} == {3}
     rest = listed(client, limit=100, offset=5)
-    assert (len(rest["rows"]), rest["more"]) == (19, False)
+    assert (len(rest["rows"]), rest["more"]) == (27, False)
     one = listed(client, prompt=1, success="false", order="oldest")["rows"]
-    assert [(r["step"], r["prompt"], r["success"]) for r in one] == [(s, 1, False) for s in range(3)]
+    assert [(r["step"], r["prompt"], r["success"]) for r in one] == [(s, 1, False) for s in range(4)]
     assert "logprobs" not in one[0]
     assert listed(client, prompt=50)["rows"] == []
 
@@ -176,3 +186,91 @@ def test_without_a_folder_the_one_that_the_learner_named_is_read(redis_url: str,
         assert "runs/live" in client.get("/rollouts/rows").json()["detail"]
         live.redis.hset(live.keys.state, mapping=changed(folder=str(run)))
         assert listed(client)["folder"] == str(run)
+
+
+def names(table) -> list[tuple[int, int, int]]:
+    return list(zip(*(table[n].to_pylist() for n in ("step", "prompt", "number")), strict=True))
+
+
+def test_filters_leave_what_fits_and_the_newest_comes_first(run: Path) -> None:
+    assert read_rollouts(run).num_rows == 32
+    assert names(read_rollouts(run, limit=3)) == [(3, 0, 0), (3, 0, 1), (3, 1, 0)]
+    assert names(read_rollouts(run, limit=2, offset=3)) == [(3, 1, 1), (3, 2, 0)]
+    assert names(read_rollouts(run, step=1, success=False)) == [(1, p, 1) for p in range(4)]
+    assert names(read_rollouts(run, prompt=2, phase="A", order="oldest")) == [(s, 2, 0) for s in range(4)]
+    assert read_rollouts(run, prompt=99).num_rows == 0
+    assert read_rollouts(run, prompt=99, limit=5).num_rows == 0
+    assert steps_of(run) == [0, 1, 2, 3]
+
+
+def test_the_longest_and_the_least_likely_of_all_steps(run: Path) -> None:
+    longest = read_rollouts(run, order="longest", limit=3)
+    assert longest["length"].to_pylist() == [8, 8, 8]
+    assert set(longest["step"].to_pylist()) == {3}
+    chosen = read_rollouts(run, columns=["completion", "prompt"], order="longest", limit=1)
+    assert chosen.column_names == ["completion", "prompt"]
+    unlikely = read_rollouts(run, order="least_likely", limit=5)
+    values = unlikely["logprob"].to_pylist()
+    assert values == sorted(values)
+    assert values[0] == min(read_rollouts(run)["logprob"].to_pylist())
+
+
+def test_a_run_that_began_to_keep_log_probs_is_one_table(tmp_path: Path) -> None:
+    write_rollouts(tmp_path, steps=1)
+    write_rollouts(tmp_path, "telemetry.rollouts_logprobs=true", steps=2, start=1)
+    table = read_rollouts(tmp_path, order="oldest")
+    assert table["logprobs"].to_pylist()[0] is None
+    assert table["logprobs"].to_pylist()[-1] is not None
+
+
+def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
+    write_rollouts(tmp_path, steps=2)
+    path = path_of(tmp_path, 1)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    noise = whole[:middle] + bytes(b ^ 0xFF for b in whole[middle : middle + 64]) + whole[middle + 64 :]
+    for damaged in (whole[:-9], noise, b""):
+        path.write_bytes(damaged)
+        with pytest.raises(RunFolderError, match=r"step-00000001\.parquet: not a file of rollouts") as error:
+            read_rollouts(tmp_path)
+        assert "\n" not in str(error.value)
+    assert read_rollouts(tmp_path, step=0).num_rows == 8
+
+
+def test_no_rollouts_and_a_step_that_is_not_there_are_one_line_each(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="no rollouts here") as error:
+        read_rollouts(tmp_path)
+    assert "\n" not in str(error.value)
+    with pytest.raises(RunFolderError, match="no rollouts of step 9: there are those of 4 steps from 0 to 3"):
+        read_rollouts(run, step=9)
+
+
+def written(run: Path, *settings: str) -> RunRecords:
+    """Three steps with their rollouts."""
+    steps = write_rollouts(run, *settings, steps=3).items()
+    records = [group_record(step, g, load("tiny")) for step, groups in steps for g in groups]
+    return RunRecords([], {}, records, frozenset(), durable=3)
+
+
+def test_the_audit_names_what_is_missing_doubled_or_foreign(tmp_path: Path) -> None:
+    facts = written(tmp_path)
+    records = facts.records
+    assert rollout_rows(facts, tmp_path) == []
+    larger: list = [{**records[0], "size": 5}, *records[1:]]
+    (line,) = rollout_rows(replace(facts, records=larger), tmp_path)
+    assert "group 0:0 of step 0 has 2 rollouts" in line
+    assert "trained with 5" in line
+    (line,) = rollout_rows(replace(facts, records=records[1:]), tmp_path)
+    assert "trained with 0" in line
+    whole = pq.read_table(path_of(tmp_path, 0))
+    pq.write_table(whole.slice(1), path_of(tmp_path, 0))
+    (line,) = rollout_rows(facts, tmp_path)
+    assert "group 0:0 of step 0 has 1 rollouts" in line
+    pq.write_table(pa.concat_tables([whole, whole.slice(7)]), path_of(tmp_path, 0))
+    assert "rollout 1 of group 0:3 of step 0 is written more than once" in rollout_rows(facts, tmp_path)
+    pq.write_table(whole, path_of(tmp_path, 0))
+    path_of(tmp_path, 1).unlink()
+    (line,) = rollout_rows(facts, tmp_path)
+    assert "step 1 is in a checkpoint and has no rollouts" in line
+    path_of(tmp_path, 0).unlink()
+    assert rollout_rows(facts, tmp_path) == [], "telemetry.rollouts_gib removes the oldest"

@@ -62,11 +62,9 @@ def test_the_readme_s_minimal_configuration_asks_for_what_it_rewards(
     (folder / "mine.yaml").write_text(yaml.safe_dump(raw))
     check(str(folder / "mine.yaml"), [], elsewhere=True)
     shown = capsys.readouterr().out
-    assert "mine.yaml: valid." in shown
     assert "<think>reasoning process</think><answer>final answer</answer>" in shown
     assert "stop tokens: <|endoftext|> (256), <|im_end|> (258)" in shown
     assert "right answer: format 1, accuracy 1: reward 1, a success" in shown
-    assert "<think>…</think><answer>1</answer>" in shown
     assert "wrong answer: format 1, accuracy 0: reward 0.5, no success" in shown
 
 
