@@ -58,6 +58,7 @@ def first(raw: dict[str, Any], **values: object) -> None:
     raw["rollouts"][0].update(values)
 
 
+NAN = float("nan")
 RANKS = {"a:rank": [2.0, 1.0], "a:rank[share]": [0.5, 0.0]}
 
 
@@ -124,7 +125,7 @@ def test_the_pre_rollouts_are_a_group_by_themselves_without_what_ranks_the_whole
         (lambda r: r.update(ranked={}), "length >= 1 - at `$.ranked`"),
         (lambda r: r.update(ranked={"a:rank": [1.0]}), "'a:rank' ranks not all 2 of its pre-rollouts"),
         (lambda r: r.update(ranked={"a:rank": 1.0}), "Expected `array`, got `float` - at `$.ranked"),
-        (lambda r: r.update(ranked={"a:rank": [1.0, float("nan")]}), "e+308 - at `$.ranked[...][1]`"),
+        (lambda r: r.update(ranked={"a:rank": [1.0, NAN]}), "e+308 - at `$.ranked[...][1]`"),
         (lambda r: r.update(ranked={"": [1.0, 1.0]}), "`str` of length >= 1 - at `key` in `$.ranked`"),
     ],
 )
@@ -175,16 +176,10 @@ REFUSED_TURNS = [
         (lambda r: first(r, rewards={str(i): 1.0 for i in range(65)}), "<= 64 - at `$.rollouts[0].rewards`"),
         (lambda r: first(r, origin=["g", 1.0, 2.0, 3.0]), "length 5, got 4 - at `$.rollouts[0].origin`"),
         (lambda r: first(r, origin=["", 1.0, 2.0, 3.0, 4.0]), ">= 1 - at `$.rollouts[0].origin[0]`"),
-        (
-            lambda r: first(r, origin=["g", 1.0, 2.0, float("nan"), 4.0]),
-            "+308 - at `$.rollouts[0].origin[3]`",
-        ),
+        (lambda r: first(r, origin=["g", 1.0, 2.0, NAN, 4.0]), "+308 - at `$.rollouts[0].origin[3]`"),
         (lambda r: r.update(source=7), "Expected `str`, got `int` - at `$.source`"),
         (lambda r: first(r, success=1), "Expected `bool`, got `int` - at `$.rollouts[0].success`"),
-        (
-            lambda r: first(r, rewards={"accuracy": float("nan"), "format": 1.0}),
-            "+308 - at `$.rollouts[0].rewards",
-        ),
+        (lambda r: first(r, rewards={"accuracy": NAN}), "+308 - at `$.rollouts[0].rewards"),
         (lambda r: first(r, tokens=np.array([1, 2, 3, 4, 9], "<i4").tobytes()), "outside the vocabulary of"),
         (lambda r: first(r, tokens=np.array([1, -2, 3, 4, 5], "<i4").tobytes()), "outside the vocabulary"),
         *((lambda r, t=turns: first(r, turns=t), said) for turns, said in REFUSED_TURNS),
