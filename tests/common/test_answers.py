@@ -5,13 +5,7 @@ import time
 
 import pytest
 
-from hora_rl.common.answers import (
-    ANSWERS,
-    format_reward,
-    load_extract,
-    prefill,
-    user_answer,
-)
+from hora_rl.common.answers import ANSWERS, format_reward, load_extract, prefill, user_answer
 from hora_rl.common.config.reward import Reward
 from hora_rl.common.data.code import Pair, RowTests, extract_code, read_tests, same_output
 

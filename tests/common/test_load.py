@@ -177,10 +177,7 @@ NOT_FINITE = [
 LORA = [
     ("rank=600", "learner.lora.rank (600) exceeds 512, the largest rank that vLLM"),
     ("dropout=0.1", "learner.lora.dropout: unknown key"),
-    (
-        "rank=16 alpha=24 model.dtype=bfloat16",
-        "learner.lora.rank = 24/16 = 1.5 is not a power of two",
-    ),
+    ("rank=16 alpha=24 model.dtype=bfloat16", "learner.lora.rank = 24/16 = 1.5 is not a power of two"),
     ("rank=8 weights.transport=nccl", "weights.transport (nccl) cannot send the adapter"),
     ("rank=8 generator.clear_cache=false", "generator.clear_cache (false) with"),
 ]

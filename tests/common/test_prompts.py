@@ -12,13 +12,7 @@ from transformers import GenerationConfig, Qwen2Config
 
 from hora_rl.common.answers import TAGS
 from hora_rl.common.config import Config, Data
-from hora_rl.common.data.prompts import (
-    check_template,
-    fingerprint,
-    load_tokenizer,
-    render,
-    render_text,
-)
+from hora_rl.common.data.prompts import check_template, fingerprint, load_tokenizer, render, render_text
 from hora_rl.common.data.stop_tokens import completed, named, silent_tokens, spoken, stop_tokens, turn_end
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
@@ -123,8 +117,7 @@ def test_the_user_s_own_end_must_be_one_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "of_turn",
-    ["{{ m['content'] }}\n", "{{ raise_exception('no') if m['role'] == 'assistant' }}"],
+    "of_turn", ["{{ m['content'] }}\n", "{{ raise_exception('no') if m['role'] == 'assistant' }}"]
 )
 def test_a_template_whose_turns_end_with_no_token_of_their_own_names_none(of_turn: str) -> None:
     assert turn_end(chat_tokenizer(f"{{% for m in messages %}}{of_turn}{{% endfor %}}")) is None

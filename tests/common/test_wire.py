@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 from hora_rl.common.errors import WireError
 from hora_rl.common.msgpack_count import count_objects
 from hora_rl.common.types import Group, Origin, Phase, Rollout, Turn, VersionSpan
-from hora_rl.common.wire import (
-    MAX_OBJECTS,
-    decode_group,
-    encode_extra,
-    encode_group,
-    encode_pre_rollouts,
-)
+from hora_rl.common.wire import MAX_OBJECTS, decode_group, encode_extra, encode_group, encode_pre_rollouts
 from tests.support.groups import group, rollout
 
 
@@ -256,8 +250,7 @@ EXTRA_FIELDS = ["schema", "group", "rollouts", "sampling"]
 
 
 @pytest.mark.parametrize(
-    ("made", "field"),
-    [*((damaged, f) for f in GROUP_FIELDS), *((damaged_extra, f) for f in EXTRA_FIELDS)],
+    ("made", "field"), [*((damaged, f) for f in GROUP_FIELDS), *((damaged_extra, f) for f in EXTRA_FIELDS)]
 )
 @pytest.mark.parametrize("value", [nested(1000), b"x" * 2**22, {"a": 2**63}], ids=["deep", "long", "map"])
 def test_an_error_about_a_deep_or_long_value_does_not_write_it_out(made: Any, field: str, value: Any) -> None:

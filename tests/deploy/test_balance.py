@@ -45,12 +45,7 @@ def found(config: Config, wait: float, idle: float | None, device: str = H100) -
     ],
 )
 def test_cards_move_to_the_side_that_is_slow(
-    now: tuple[int, ...],
-    wait: float,
-    idle: float,
-    side: str,
-    values: tuple[int, int] | None,
-    factor: float,
+    now: tuple[int, ...], wait: float, idle: float, side: str, values: tuple[int, int] | None, factor: float
 ) -> None:
     one = found(cards(*now), wait, idle)
     assert (one.side, one.split and one.split.values) == (side, values)

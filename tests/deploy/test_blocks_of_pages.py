@@ -220,11 +220,7 @@ def completed(text: str) -> dict:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with the files that the pages name."""
-    for name, row in (
-        ("problems", ROW),
-        ("programs", ROW),
-        ("held-out", {**ROW, "problem": "2+0=?"}),
-    ):
+    for name, row in (("problems", ROW), ("programs", ROW), ("held-out", {**ROW, "problem": "2+0=?"})):
         (tmp_path / f"{name}.jsonl").write_text(60 * (json.dumps(row) + "\n"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

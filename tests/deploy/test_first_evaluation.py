@@ -29,14 +29,7 @@ from hora_rl.evaluation.benchmarks import held_out
 from hora_rl.evaluation.evaluate import Counts
 from hora_rl.evaluation.results import Result, make_result
 from hora_rl.learner.feed import wait_while_held
-from hora_rl.learner.origin import (
-    best_step,
-    candidate,
-    candidates_in,
-    is_candidate,
-    is_missing,
-    write_origin,
-)
+from hora_rl.learner.origin import best_step, candidate, candidates_in, is_candidate, is_missing, write_origin
 
 Evaluate = Callable[..., None]
 

@@ -207,10 +207,7 @@ def test_a_learner_that_starts_has_a_coordinator_that_gave_up_start_again(redis_
 
 def serve_file(tmp_path: Path, *more: dict[str, object]) -> str:
     """A Serve file of the demo with the endpoint on."""
-    args = {
-        **yaml.safe_load(Path("deploy/presets/tiny.yaml").read_text()),
-        "serve": {"endpoint": True},
-    }
+    args = {**yaml.safe_load(Path("deploy/presets/tiny.yaml").read_text()), "serve": {"endpoint": True}}
     applications = [
         {"name": "hora", "import_path": "hora_rl.deploy.app:build", "route_prefix": "/", "args": args}
     ]

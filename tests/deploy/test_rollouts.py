@@ -170,14 +170,10 @@ def test_long_texts_are_sent_without_their_middle(
         assert listed(client, chars=1_000_000, limit=1)["rows"][0]["completion"] == text
 
 
-def test_no_rollouts_and_a_step_that_was_not_trained_are_one_line_each(
-    redis_url: str, client: TestClient, tmp_path: Path
-) -> None:
+def test_a_step_that_was_not_trained_is_not_found(client: TestClient) -> None:
     answer = client.get("/rollouts/rows?step=9")
     assert answer.status_code == 404
     assert "no rollouts of step 9" in answer.json()["detail"]
-    with TestClient(create_app(redis_url, "r", folder=tmp_path), base_url="http://127.0.0.1") as other:
-        assert "no rollouts here" in other.get("/rollouts/rows").json()["detail"]
 
 
 def test_without_a_folder_the_one_that_the_learner_named_is_read(redis_url: str, run: Path) -> None:
