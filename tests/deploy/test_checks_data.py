@@ -1,17 +1,27 @@
-"""Checks before a start: rules, rows of data, benchmarks, locks, and the commands that use the list."""
+"""Checks before a start: rules, rows of data, benchmarks, and the commands that use the list. What is shown
+of a task: the prompt, its ends, and what right and wrong answers or programs earn."""
 
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
+from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
+from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import ConfigError, HoraError
 from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.checks import configuration, sources
+from hora_rl.deploy.checks import task as checked_task
 from hora_rl.deploy.checks.findings import Finding, Target
-from hora_rl.deploy.checks.run_checks import CHECKS, check_all, examine, target_of
+from hora_rl.deploy.checks.run_checks import CHECKS, check, check_all, examine, target_of
+from hora_rl.deploy.checks.task import sandbox, stops, task
+from tests.support.chat_model import END, TEMPLATE, THINKING, chat_tokenizer
 from tests.support.checks import Make, one
 
 
@@ -181,3 +191,190 @@ def test_what_would_end_a_run_later_is_refused_by_the_check(key: str, value: str
 
 def test_a_function_of_ones_own_that_serves_passes() -> None:
     checked(ADVANTAGE, f"{__name__}:hits_of_phase_b")
+
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model folder under the form of Qwen2.5's chat template, and problems beside it."""
+    save_model(tmp_path / "model")
+    rows = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(80)]
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def save_model(folder: Path, template: str = TEMPLATE) -> None:
+    tokenizer = chat_tokenizer(template)
+    tokenizer.save_pretrained(folder)
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=len(tokenizer), max_position_embeddings=4096, num_key_value_heads=1, **shape)
+    ).save_pretrained(folder)
+    GenerationConfig(eos_token_id=tokenizer.convert_tokens_to_ids(END)).save_pretrained(folder)
+
+
+def of_folder(folder: Path, **sections: Any) -> Config:
+    paths = {"model": {"path": str(folder / "model")}, "data": {"path": str(folder / "problems.jsonl")}}
+    return Config.model_validate(paths | sections)
+
+
+def findings(config: Config) -> dict[str, Finding]:
+    target = Target(config)
+    return {f.what: f for f in (*stops(target), *task(target))}
+
+
+def test_the_readme_s_minimal_configuration_asks_for_what_it_rewards(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = README.read_text().split("## Your own model and data")[1].split("```yaml\n")[1].split("```")[0]
+    raw = yaml.safe_load(text)
+    assert "system" not in raw["data"], "the example is minimal"
+    raw["model"]["path"], raw["data"]["path"] = str(folder / "model"), str(folder / "problems.jsonl")
+    raw["evaluation"]["path"] = raw["data"]["path"]
+    (folder / "mine.yaml").write_text(yaml.safe_dump(raw))
+    check(str(folder / "mine.yaml"), [], elsewhere=True)
+    shown = capsys.readouterr().out
+    assert "<think>reasoning process</think><answer>final answer</answer>" in shown
+    assert "stop tokens: <|endoftext|> (256), <|im_end|> (258)" in shown
+    assert "right answer: format 1, accuracy 1: reward 1, a success" in shown
+    assert "wrong answer: format 1, accuracy 0: reward 0.5, no success" in shown
+
+
+@pytest.mark.parametrize(
+    ("template", "reward", "right"),
+    [
+        (TEMPLATE, {"answer": "boxed"}, "\n      | \\boxed{1}"),
+        (THINKING, {"answer": "boxed"}, "\n      | …</think>\n      | \n      | \\boxed{1}"),
+        (THINKING, {"answer": "final"}, "The answer is 1"),
+        (THINKING, {}, "\n      | …</think><answer>1</answer>"),
+        (TEMPLATE, {"answer": "tests.system.own_reward:last_word"}, "\n      | 1"),
+        (TEMPLATE, {"weights": {"accuracy": 1.0}, "answer": "auto"}, r"\boxed{1}"),
+    ],
+)
+def test_a_right_answer_is_shown_in_the_form_that_is_asked_for_and_earns_everything(
+    folder: Path, template: str, reward: dict[str, Any], right: str
+) -> None:
+    save_model(folder / "model", template)
+    found = findings(of_folder(folder, reward=reward))
+    assert "accuracy 1: reward 1, a success" in found["right answer"].says
+    assert right in found["right answer"].says
+    assert found["right answer"].level == found["wrong answer"].level == "ok"
+    assert "accuracy 0" in found["wrong answer"].says
+    assert "no success" in found["wrong answer"].says
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        *((name, "1") for name in ("tests.system.own_reward:last_word", "lenient", "final", "auto")),
+        ("tags", "<think>…</think><answer>1</answer>"),
+        ("boxed", r"\boxed{1}"),
+    ],
+)
+def test_text_without_chat_is_shown_as_its_tokens_and_answered_as_its_extractor_takes_it(
+    folder: Path, answer: str, right: str
+) -> None:
+    few = "1 + 1 = 2\n3 + 4 = 7\n{problem} ="
+    data = {"path": str(folder / "problems.jsonl"), "chat": False, "template": few, "system": "Answer."}
+    made = of_folder(folder, data=data, reward={"weights": {"accuracy": 1.0}, "answer": answer})
+    found = findings(made)
+    tokens = render(load_tokenizer(made.model.path), "What is 0 + 1?", made.data)
+    assert f"{len(tokens)} tokens, the last '='" in found["prompt"].says
+    assert found["prompt"].says.endswith("      | 3 + 4 = 7\n      | What is 0 + 1? =")
+    assert found["right answer"].says == f"accuracy 1: reward 1, a success\n      | {right}"
+    assert found["wrong answer"].says.startswith("accuracy 0: reward 0, no success\n      | ")
+
+
+def test_a_gold_answer_that_does_not_earn_success_is_a_warning(folder: Path) -> None:
+    own = "tests.system.own_reward:brevity"
+    found = findings(of_folder(folder, reward={"weights": {own: 1.0}, "success": own}))
+    assert found["right answer"].level == "warn"
+    assert "look at reward.answer, reward.success and reward.success_at" in found["right answer"].fix
+
+
+def test_a_reward_that_fails_is_found_before_a_run_starts(folder: Path) -> None:
+    own = "tests.system.own_reward:broken"
+    with pytest.raises(ConfigError, match="scoring an answer to row 0 failed: .*broken.* no reward today"):  # noqa: RUF043
+        findings(of_folder(folder, reward={"weights": {own: 1.0}, "success": own}))
+
+
+def test_what_a_terminal_would_obey_is_shown_and_not_done(folder: Path) -> None:
+    row = {"problem": "\x1b[2J What is 1 + 1?", "answer": "2"}
+    (folder / "problems.jsonl").write_text(json.dumps(row) + "\n")
+    shown = findings(of_folder(folder))["prompt"].says
+    assert "\x1b" not in shown
+    assert "\\x1b[2J" in shown
+
+
+PLUS = {"problem": "Read a number and print it plus one.", "tests": [{"input": "1\n", "output": "2\n"}]}
+SOLUTION = "print(int(input()) + 1)"
+
+
+def programs(folder: Path, *rows: dict[str, Any], **reward: Any) -> Config:
+    """A configuration for these rows, judged by their tests."""
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small, weights = {"prompts_per_batch": 1, "shards": 1}, {"format": 0.5, "code_tests": 0.5}
+    return of_folder(folder, rollout=small, reward={"weights": weights} | reward)
+
+
+def code_findings(config: Config) -> dict[str, Finding]:
+    return {f.what: f for f in task(Target(config))}
+
+
+def test_a_right_and_a_wrong_program_are_run_before_a_gpu_is_spent(folder: Path) -> None:
+    found = code_findings(programs(folder, {**PLUS, "solution": SOLUTION}))
+    assert found["prompt"].says.startswith("row 0, 1 test, ")
+    assert "the program, as a code block, in <answer> </answer> tags" in found["prompt"].says
+    right = found["right answer"]
+    assert right.says.startswith("format 1, code_tests 1: reward 1, a success\n")
+    assert "<think>…</think><answer>```python\n      | print(int(input()) + 1)" in right.says
+    assert found["wrong answer"].says.startswith("format 1, code_tests 0: reward 0.5, no success")
+    assert {f.level for f in found.values()} == {"ok"}
+    assert found["solutions"].says == "1 of the first 1 solution pass their tests"
+    untagged = {"weights": {"code_tests": 1}, "answer": "final"}
+    found = code_findings(programs(folder, {**PLUS, "solution": SOLUTION}, **untagged))
+    assert "in a code block that starts with ```python" in found["prompt"].says
+    assert "\n      | ```python\n      | print(int(input()) + 1)\n      | ```" in found["right answer"].says
+
+
+def test_rows_whose_own_program_does_not_pass_are_named_with_the_libraries_it_lacks(folder: Path) -> None:
+    right, wrong = {**PLUS, "solution": SOLUTION}, {**PLUS, "solution": "print(7)"}
+    wanting = {**PLUS, "solution": "import math, numpy.linalg\nfrom pandas import NA\n" + SOLUTION}
+    found = list(task(Target(programs(folder, right, PLUS, wrong, wanting))))
+    solutions = [f for f in found if f.what == "solutions"]
+    assert [f.says[:5] for f in solutions] == ["row 2", "row 3", "1 of "]
+    assert {f.level for f in solutions} == {"warn"}
+    says = solutions[1].says
+    assert says.endswith("(it imports numpy, pandas: programs have Python's standard library alone)")
+
+
+def test_tests_that_cannot_be_run_stop_before_the_run_does(folder: Path) -> None:
+    row = {"problem": "f", "tests": ["assert f(len) == 1"], "solution": "def f(x): return 1"}
+    fine = {"problem": "g", "tests": ["assert g(1) == 1"], "solution": "def g(x): return x"}
+    with pytest.raises(ConfigError, match=r"\(row 1, problem 'f'\)"):
+        code_findings(programs(folder, fine, row))
+
+
+def test_tests_without_a_program_are_said_not_to_be_tried(folder: Path) -> None:
+    found = code_findings(programs(folder, PLUS))
+    assert found["right answer"].level == "warn"
+    assert "reward.code_tests.solution_field" in found["right answer"].fix
+    assert "code_tests 0" in found["wrong answer"].says
+
+
+def test_the_layers_of_this_machine_are_said_where_programs_are_run_and_too_few_fail_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checked(*without: str) -> Finding:
+        monkeypatch.setattr(checked_task, "Sandbox", lambda: Sandbox(without=without))
+        [found] = examine(Target(programs(folder, PLUS)), [sandbox])
+        return found
+
+    assert sandbox in CHECKS
+    assert not list(sandbox(Target(programs(folder, PLUS, weights={"format": 1.0}, success="format"))))
+    assert (checked().level, "seccomp" in checked().says) == ("ok", True)
+    assert "without namespaces: switched off; without uid: switched off" in checked("namespaces", "uid").says
+    failed = checked("seccomp")
+    assert (failed.level, "seccomp does not hold" in failed.line) == ("fail", True)

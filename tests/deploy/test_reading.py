@@ -97,19 +97,15 @@ def test_silent_parts_and_a_stall_are_named_after_their_time(run):
     assert "no environment is alive for 2" in text_of(run.read(20), Kind.NOT_ALIVE)
 
 
-def test_a_learner_that_takes_long_to_start_says_what_it_waits_for(run):
+def test_what_a_part_says_of_itself_is_shown_and_what_a_learner_waits_for_that_takes_long_to_start(run):
+    run.says("verifier/v1", away="a service is")
+    run.says("learner/0", notice="step-00000006 is damaged")
+    assert "a service is" in text_of(run.read(), Kind.REWARD_AWAY)
+    assert "step-00000006 is damaged" in text_of(run.read(), Kind.NOTICE)
     waits = "process 7 of m, which compiles in /x"
     for seconds, told in ((50, ""), (70, waits)):
         run.says("learner/0", state="starting", waiting_for=waits, started=time.time() - seconds)
         assert text_of(run.read(), Kind.STARTING)[-len(waits) :] == told
-
-
-@pytest.mark.parametrize(
-    ("part", "key", "kind"), [("verifier/v1", "away", Kind.REWARD_AWAY), ("learner/0", "notice", Kind.NOTICE)]
-)
-def test_what_a_part_says_of_itself_is_shown(run, part, key, kind):
-    run.says(part, **{key: "step-00000006 is damaged"})
-    assert "step-00000006 is damaged" in text_of(run.read(), kind)
 
 
 def test_a_stall_counts_from_the_last_step_the_learner_s_start_or_the_end_of_a_pause(redis_url, monkeypatch):
