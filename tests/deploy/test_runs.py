@@ -267,7 +267,7 @@ def test_a_configuration_with_a_secret_in_it_is_its_owner_s_alone(tmp_path, sett
     config = load("tiny", [setting])
     write_config(tmp_path, config)
     assert load(str(tmp_path / "config.yaml")) == config
-    assert bool((tmp_path / "config.yaml").stat().st_mode & 0o044) == open_to_others
+    assert bool((tmp_path / "config.yaml").stat().st_mode & 0o077) == open_to_others
 
 
 def test_a_token_is_kept_over_restarts_and_only_its_owner_can_read_it(tmp_path, redis_url):
