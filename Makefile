@@ -24,7 +24,7 @@ REST := system and not core and not slow and not gpu
 WITHOUT_STACK := tests/common tests/deploy tests/evaluation tests/examples research/tests
 test-all: test
 	$(BIN)/pytest -m "$(REST)" -n 2 -q $(WITHOUT_STACK)
-	$(BIN)/pytest -m "$(REST)" -q $(addprefix --ignore=,$(WITHOUT_STACK))
+	$(BIN)/pytest -m "$(REST)" -q tests $(addprefix --ignore=,$(WITHOUT_STACK))
 
 test-fast: setup
 	$(BIN)/pytest -m "not system and not slow and not gpu" -n 2 -q
