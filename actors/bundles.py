@@ -4,8 +4,6 @@ A round of Phase B requests one or two rollouts of many prompts at once. The cos
 its size, so one call per prompt would cost more than the rollouts of a small model.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial

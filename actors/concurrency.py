@@ -1,7 +1,5 @@
 """Run coroutines concurrently and leave none running."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar

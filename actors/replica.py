@@ -1,7 +1,5 @@
 """What the replicas of all deployments share: a configuration, a Redis client, a heartbeat, an end."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

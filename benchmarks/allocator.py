@@ -6,8 +6,6 @@ Prints medians and ratios; inputs are shards whose counts follow the paper's mix
 Then the longest of four rounds of a `Session` (`ask` and `tell`).
 """
 
-from __future__ import annotations
-
 import argparse
 import heapq
 import statistics

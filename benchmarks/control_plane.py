@@ -11,8 +11,6 @@ would be what the step waits for. The first step touches memory that the later o
 hops are not in it; `benchmarks.language_model` measures them.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

@@ -8,8 +8,6 @@ the first half of the processors, the clients the other: they must not take what
 rollouts per second of each turn, and the median of the ratios of neighbouring turns.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

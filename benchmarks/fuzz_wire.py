@@ -8,8 +8,6 @@ put in random places (which ask a careless reader for gigabytes). Anything but a
 benchmark with the message's seed, with which `damage` makes it again.
 """
 
-from __future__ import annotations
-
 import random
 import resource
 import sys

@@ -9,8 +9,6 @@ is measured; the pauses are those of real weight updates while sequences run. Pr
 tokens say what the system adds where the machine is shared.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import shutil

@@ -16,8 +16,6 @@ With `--shared` both sides are ours, on the model of a folder: each prompt compu
 with its prompt; groups of 16 completions of about that many tokens.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

@@ -9,8 +9,6 @@ timers set so that generating a batch and learning from it take the same time. W
 Synchronously the two add up: about 2.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import statistics

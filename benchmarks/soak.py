@@ -12,8 +12,6 @@ Ledger, plans and step records grow with the run, on purpose: an audit reads the
 slope is theirs. Nothing else may have a slope that is clear of zero.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import multiprocessing

@@ -11,8 +11,6 @@ run has hundreds of shards, so the speed is that of the time in which so many ar
 one's end to the last one's start.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import statistics

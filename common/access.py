@@ -1,7 +1,5 @@
 """Access control by the run's token. The run's state holds only a digest of it."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os

@@ -4,8 +4,6 @@
 a group of n = G_i rollouts to A (n,). The loss divides by n, so a rollout's gradient is weighted by A/n. A
 group without a learning signal has advantage exactly zero."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -10,8 +10,6 @@ The thought is `<think>…</think>`. A template may write the opening tag at the
 thinking models, R1). `prefill` finds it, and completions are judged with it prepended. All functions take
 linear time, also on hostile text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Output of commands: plain lines, tables without a frame, progress bars."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

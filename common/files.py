@@ -1,7 +1,5 @@
 """Atomic and durable writes, and checks of files before they are read."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

@@ -2,8 +2,6 @@
 
 Takes linear time, also on hostile text."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

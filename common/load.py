@@ -1,7 +1,5 @@
 """Loads a `Config` from an experiment, a Serve file that holds one as its arguments, or a preset's name."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Mapping, Sequence

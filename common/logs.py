@@ -5,8 +5,6 @@ group.
     with logs.bound(shard="12:3"): ...                              all log lines of this task in the block
 """
 
-from __future__ import annotations
-
 import sys
 from contextlib import AbstractContextManager
 from typing import Literal

@@ -3,8 +3,6 @@
 An empty map takes one byte on the wire and about 80 in memory, so message length does not bound memory. Long
 buffers are skipped."""
 
-from __future__ import annotations
-
 # Marks followed by a length: (bytes of the length, extra bytes, inner objects per unit of length).
 _LENGTHS = {
     0xC4: (1, 0, 0), 0xC5: (2, 0, 0), 0xC6: (4, 0, 0),  # bytes

@@ -1,7 +1,5 @@
 """YAML files as plain values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Process lifetime and memory, and this process's share of the machine."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import math

@@ -3,8 +3,6 @@
 Coordinators write the reports and learn from complete cycles; the learner writes the records. Audit and
 summary read both. Fields that older runs lack are optional."""
 
-from __future__ import annotations
-
 from typing import NotRequired, TypedDict
 
 

@@ -1,8 +1,6 @@
 """Names of rewards: `accuracy`, `package.module:function`, and `package.module:function[part]` for one of the
 named numbers a function returns."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -3,8 +3,6 @@
 `learner/rollout_writer.py` writes a file after its step; `evaluation/rollout_table.py` reads them. The rows
 of a prompt are consecutive, Phase A first, in sampling order."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@
 Shapes: a completion of L tokens has `tokens` (L,) int32, `logprobs` (L,) float32 and version spans that
 partition [0, L). The group of prompt i has G_i = G0 + Δ_i rollouts (paper, section 3.2)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """User functions that the configuration names as `package.module:function`."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

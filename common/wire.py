@@ -4,8 +4,6 @@ A group is one or two messages: the group with its Phase A rollouts, and the ext
 Decoding never executes data. An oversized, malformed or inconsistent message raises WireError with the field
 and, if readable, the group's id."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import replace

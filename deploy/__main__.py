@@ -1,7 +1,5 @@
 """Entry point of `hora`: one line if the packages of the system are not installed."""
 
-from __future__ import annotations
-
 import sys
 
 

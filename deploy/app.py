@@ -8,8 +8,6 @@ Changes under `deployments:` (num_replicas, autoscaling_config) keep running rep
 restart them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ray import serve

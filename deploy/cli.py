@@ -4,8 +4,6 @@ Errors that a user can fix print one line on standard error and exit with status
 show a traceback.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

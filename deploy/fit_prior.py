@@ -3,8 +3,6 @@
 python -m hora_rl.deploy.fit_prior RUN --name hidden-static
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

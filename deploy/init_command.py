@@ -1,7 +1,5 @@
 """`hora init`: write a commented configuration for this machine, and example files for the chosen task."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -4,8 +4,6 @@ keys, metrics, and which models fit how many cards by the estimate of `hora chec
     python -m hora_rl.deploy.reference docs/reference
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

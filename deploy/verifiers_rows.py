@@ -3,8 +3,6 @@
 python -m hora_rl.deploy.verifiers_rows CONFIG [-s KEY=VALUE] [--limit N]
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

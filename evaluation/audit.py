@@ -5,8 +5,6 @@ each step) and group records (groups that each rank trained on, in steps that su
 compared with the order of prompts, which follows from the number of prompts and the configuration.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

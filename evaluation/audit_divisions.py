@@ -1,7 +1,5 @@
 """Audit of divisions: every round spent its share, and Δ follows from the recorded counts."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any

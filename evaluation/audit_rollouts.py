@@ -1,7 +1,5 @@
 """Audit of RUN/rollouts: every rollout of every trained group is there, once."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from pathlib import Path
 

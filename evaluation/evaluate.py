@@ -3,8 +3,6 @@
 missing samples ─► hora_rl.evaluation.sample_loop.draw ─► one JSON line per sample ─► counts c(q)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

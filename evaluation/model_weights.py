@@ -1,7 +1,5 @@
 """A fingerprint of a model's weights: two paths may hold equal weights, and one path may change."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hora_rl.common.weights.model_files import weights_digest

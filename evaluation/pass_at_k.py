@@ -6,8 +6,6 @@ The quotient of binomials is a product of m = min(c, K) factors, Π_{i<m} (1 - m
 logarithms. No binomial is computed, so large N and tiny Pass@K keep their digits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

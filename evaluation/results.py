@@ -3,8 +3,6 @@
 `hora report` reads `RUN/evaluation/<benchmark>-step<step>.json`; its schema is the dataclass `Result`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

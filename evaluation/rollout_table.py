@@ -7,8 +7,6 @@
 are read for selected rows only, so memory does not grow with the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Read a run folder into arrays: groups.jsonl, steps.jsonl, config.yaml and evaluation/*-step*.json."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence

@@ -8,8 +8,6 @@ So sample j of a prompt does not depend on how samples are grouped into requests
 lost samples exactly.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time

@@ -4,8 +4,6 @@ The first line identifies the samples (`about`, and a fingerprint of the problem
 continue a file, so samples of two models are never mixed. A torn last line is cut off.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ An evaluation is due at every multiple of `evaluation.every` and starts once the
 published. Each one is finished before the next starts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 

@@ -14,8 +14,6 @@ Of several processes each samples and scores an equal part of every round, and a
 batch by the same rewards. So the number of processes must divide every round.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

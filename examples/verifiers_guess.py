@@ -7,8 +7,6 @@ it is higher or lower. It knows nothing of HORA; verifiers_guess.yaml trains on 
     hora run verifiers_guess.yaml
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -11,8 +11,6 @@ exactly, so that verl's mini-batches divide as before. A success is a reward of 
 prompt (its uid) but averages the loss over completions, so a prompt counts by the size of its group.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

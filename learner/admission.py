@@ -5,8 +5,6 @@ A refused group becomes a dead letter and never enters a step. A group that cann
 sampled again.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hora_rl.common.config import Config

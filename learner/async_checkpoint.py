@@ -5,8 +5,6 @@ DeepSpeed's asynchronous writers do not fit. The decoupled one needs DeepSpeed's
 later step; the fast one needs an accelerator.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import partial

@@ -10,8 +10,6 @@ longer matches its manifest is renamed to refused-step-*, and the previous one i
 groups only when the oldest kept checkpoint contains their step.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

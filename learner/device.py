@@ -1,7 +1,5 @@
 """This rank's device, threads and allocator."""
 
-from __future__ import annotations
-
 import os
 
 import torch

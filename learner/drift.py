@@ -2,8 +2,6 @@
 A wrong engine or model causes a large drift at once and stops the run in its first steps. Later drift only
 raises an alarm."""
 
-from __future__ import annotations
-
 from hora_rl.common.errors import RunError
 
 FIRST = 5  # measurements after each start of the learner

@@ -7,8 +7,6 @@ validated groups until their step, so it reads nothing twice. After a crash the 
 groups that no ledgered step took are still in the stream.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Host memory that is allocated once and reused: allocating for each copy costs more than the copy."""
 
-from __future__ import annotations
-
 import mmap
 import weakref
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The learner under Ray Train: one worker per rank. When one dies, all restart from the newest checkpoint."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -7,8 +7,6 @@ Rank 0 attaches to the Ray cluster only to publish weights. With --no-ray and `w
 writes files for replicas to pull.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -7,8 +7,6 @@ manifest's signature and every file's checksum were verified.
     RUN/checkpoints/step-00000010/manifest.json
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

@@ -1,7 +1,5 @@
 """Computes the metrics of one step from sums over micro-batches and ranks. Every view uses these names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -7,8 +7,6 @@ them. ρ = π_θ/π_prox; w corrects for π_prox/π_gen, the sampler's weights a
 learner's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

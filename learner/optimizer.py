@@ -1,7 +1,5 @@
 """AdamW for training without ZeRO, and the schedule of the learning rate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any

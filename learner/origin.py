@@ -5,8 +5,6 @@ learner writes a candidate before any checkpoint that contains its step, so a re
 repeats the step. The launcher compares evaluations, moves the best to RUN/best and deletes the rest.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """The learner's records: one line per trained group and per step, in JSONL, in the trackers
 (`learner.trackers`), and in Redis for the live views. All use the same names, also for Pass@K."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training sequences, and the sequences on which the policy runs in a rollout of several turns. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,8 +1,6 @@
 """A GPU shared with a generator whose engine can sleep: only the learner uses the GPU during a step.
 Publishing the next version wakes the engine (`actors/generator/sleep.py` is the replica's side)."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

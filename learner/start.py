@@ -1,7 +1,5 @@
 """The objects with which one rank trains, and how they are made."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Sums, values and quantiles of a step over all ranks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

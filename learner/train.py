@@ -8,8 +8,6 @@ Runs on every rank, under Ray Train, torchrun or DeepSpeed's launcher. Needs Red
 group if there are several ranks. Rank 0 plans, records and publishes.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import asdict, replace

@@ -1,8 +1,6 @@
 """A user-defined advantage: `package.module:function` of (rewards (n,), successes (n,), phases (n,) "A" or
 "B") -> (n,)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

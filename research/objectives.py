@@ -8,8 +8,6 @@ and its update is (1/n) Σ_j A_j ∂log π(outcome j)/∂logit. Uniform sampling
 and the allocator: no model is run.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from functools import partial

@@ -7,8 +7,6 @@ fitted on Phase A of the prompts that are not trained, as the paper's on rollout
 `EPOCHS` epochs of the trained prompts as in a run. The figure is the expected number of prompts with a hit.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -16,8 +16,6 @@ over float32 weights, ours bfloat16 weights with a float32 master copy), and all
 `run.resources: auto` divides. Different: the random numbers of sampling.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ their rewards at a step is free of the prompts' difficulty. The intervals are St
 the windows hold together (Bonferroni), so that one of many windows raises no false alarm.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Allocates the Phase B budget of one shard, round by round, from the outcomes so far."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

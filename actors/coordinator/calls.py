@@ -6,8 +6,6 @@ skipped. A full replica does not count as a try. Neither do missing weights: a l
 after a crash has a separate limit (`learner.wait_limit_s`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

@@ -8,8 +8,6 @@ The allocation of batch b uses exactly the cycles up to b - 1 - max_staleness. W
 all earlier batches: the paper's synchronous algorithm.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

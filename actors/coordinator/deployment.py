@@ -5,8 +5,6 @@ learner, the launcher and the views. After a failed shard the replica stays up a
 would fail the same way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable

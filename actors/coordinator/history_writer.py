@@ -3,8 +3,6 @@
 Only coordinators write it, so the history does not depend on whether anyone watches the run.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping

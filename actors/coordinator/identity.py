@@ -5,8 +5,6 @@ Seed, Γ and the number of prompts determine the prompts of a batch. A coordinat
 would confuse half-done batches and silently skip prompts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

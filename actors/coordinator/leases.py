@@ -1,7 +1,5 @@
 """Leases in Redis: one coordinator works on a shard at a time. Leases of a dead coordinator expire."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress

@@ -7,8 +7,6 @@ Rollouts of later rounds are kept only for a restarted coordinator, until the pu
 rollouts in one message.
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Iterator, Sequence

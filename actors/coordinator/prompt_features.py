@@ -4,8 +4,6 @@ Features depend only on the prompt. They are computed once and stored in the run
 coordinator needs no model.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

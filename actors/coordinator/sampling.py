@@ -1,7 +1,5 @@
 """Samples the rollouts of a shard: requests of bounded size, each scored when its completions arrive."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time

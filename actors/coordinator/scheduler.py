@@ -6,8 +6,6 @@ in Redis: a complete shard has a report, a half-done one has a plan. So a restar
 where the last one stopped.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """The routes of the endpoint: vLLM's handlers, plus errors in OpenAI's format and weight versions."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -6,8 +6,6 @@
 Requests run on the generator replicas, with lower priority than rollouts and within a separate limit.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ASGI middleware of the endpoint: checks key, rate and size of a request before it is parsed."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

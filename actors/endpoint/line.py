@@ -1,7 +1,5 @@
 """A queue of requests that wait for a place on a generator."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar

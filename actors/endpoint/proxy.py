@@ -1,7 +1,5 @@
 """The engine client of vLLM's OpenAI handlers. It forwards requests to the generator replicas."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 Fields that are not listed here are refused, not ignored, so that no client believes they had an effect.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

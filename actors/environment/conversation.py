@@ -5,8 +5,6 @@ template, tokenized and appended. Sampled tokens are never decoded and encoded a
 most sequences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType

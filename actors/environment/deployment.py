@@ -4,8 +4,6 @@ Environments have separate replicas, so a slow tool does not occupy a generator.
 stored. If a replica dies, the coordinator requests the episodes again.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from typing import Any

@@ -5,8 +5,6 @@ hangs, changes the history, ends before the first turn or lacks a reward. A fail
 wrong answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Coroutine, Mapping

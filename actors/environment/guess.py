@@ -5,8 +5,6 @@ Reward `solved` is 1 for a correct guess and defines success. `speed` falls from
 turns.
 """
 
-from __future__ import annotations
-
 import re
 
 from hora_rl.actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools

@@ -1,7 +1,5 @@
 """The policy as an environment sees it: turns of one conversation, within the limits of `environment`."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence

@@ -11,8 +11,6 @@ when `generate` raises `EpisodeOver` at a limit of `environment`. The function m
 an `Episode`; otherwise all rewards are 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol

@@ -2,8 +2,6 @@
 next message. Programs run only in the sandbox. The last turn is the answer; rewards judge it like a
 completion."""
 
-from __future__ import annotations
-
 from hora_rl.actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
 from hora_rl.common.data.datasets import Row
 

@@ -1,7 +1,5 @@
 """Environments by name."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Runs programs that the policy writes in an episode, in the verifier's sandbox."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from hora_rl.actors.environment.policy import Policy

@@ -1,8 +1,6 @@
 """Detects an environment that blocks its replica's event loop. A blocked loop stops all episodes and prevents
 their cancellation."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import sysconfig

@@ -5,8 +5,6 @@ adapter manager. So generators need no folder, nothing is serialized again, and 
 leaves the old one in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The arguments of a replica's vLLM engine, and the environment of its processes."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import os

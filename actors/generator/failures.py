@@ -5,8 +5,6 @@ process also writes the error to an in-memory file of its parent. vLLM waits for
 live.
 """
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

@@ -10,8 +10,6 @@ weights: if the update broke off before a worker loaded anything (`file`, `gloo`
 its announcement.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -8,8 +8,6 @@ Over `gloo` and `nccl` an update needs all members of its group. A replica becom
 the learner's roll call. So no pin begins between a roll call and the end of its update.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterable

@@ -1,7 +1,5 @@
 """Admission of requests to one replica, for training and for other uses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

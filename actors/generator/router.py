@@ -7,8 +7,6 @@ would otherwise wait minutes for a request to end. The known load may be out of 
 refuses requests (`NoRoom`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ray.serve._private.common import RequestMetadata

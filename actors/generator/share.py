@@ -1,7 +1,5 @@
 """Limits the share of engine time for clients of the endpoint while a run trains."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

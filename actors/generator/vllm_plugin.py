@@ -5,8 +5,6 @@ Otherwise a killed replica would leave its engine core and workers behind, with 
 only, like vLLM's servers.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 from collections.abc import Generator

@@ -7,8 +7,6 @@ model is never loaded in part: the replica checks a file before loading
 until then. Over `nccl` vLLM's engine writes into the model while generation is paused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack

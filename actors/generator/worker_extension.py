@@ -1,8 +1,6 @@
 """Methods added to vLLM's workers (`worker_extension_cls`), for `collective_rpc`. vLLM refuses names that its
 worker already has."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path

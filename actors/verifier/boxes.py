@@ -1,7 +1,5 @@
 """A pool of sandboxes for one event loop. Each call runs in a thread, with exclusive use of one sandbox."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

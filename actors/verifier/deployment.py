@@ -1,8 +1,6 @@
 """A verifier replica: scores completions in worker processes. A hostile answer can kill only such a
 process."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Sequence
 

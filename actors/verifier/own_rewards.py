@@ -2,8 +2,6 @@
 service or a model as judge, mostly wait, so they share one event loop in a separate thread: one that blocks
 it does not block the replica's. Unavailable rewards are retried."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -12,8 +12,6 @@ an answer is not retried. A failure of the verifier is not a wrong answer: if no
 breaks, `score_batch` raises `VerifierUnavailable`, scores nothing, and the caller retries.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import multiprocessing

@@ -1,7 +1,5 @@
 """A cache of verdicts that also shares pending ones. Answers of a group often repeat."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections import OrderedDict

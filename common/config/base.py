@@ -1,7 +1,5 @@
 """Base class and types of the configuration's sections."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin

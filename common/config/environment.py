@@ -1,7 +1,5 @@
 """Multi-turn episodes instead of single completions."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import Field, JsonValue, model_validator

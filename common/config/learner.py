@@ -1,7 +1,5 @@
 """Optimizer, learner and weight transfer."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

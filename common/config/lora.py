@@ -1,7 +1,5 @@
 """Low-rank adapters (LoRA), trained instead of the full weights."""
 
-from __future__ import annotations
-
 import math
 from typing import Self
 

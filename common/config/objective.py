@@ -1,7 +1,5 @@
 """The objective: advantage, ratio and loss, token aggregation, group weights, regularisers."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator

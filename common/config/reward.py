@@ -1,7 +1,5 @@
 """Rewards, the definition of success, and the processes that compute them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pydantic import Field, field_validator, model_validator

@@ -1,7 +1,5 @@
 """Sampling: batch, groups, limits."""
 
-from __future__ import annotations
-
 from typing import Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """Generators, coordinators, the queue, the endpoint."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field, JsonValue

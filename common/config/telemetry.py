@@ -1,7 +1,5 @@
 """Views and records of a run, and its evaluation."""
 
-from __future__ import annotations
-
 import shlex
 from typing import Literal, Self
 

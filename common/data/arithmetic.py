@@ -3,8 +3,6 @@
 Both numbers have the same count of digits, the problem's difficulty. The split is a function of the unordered
 pair of numbers: no seed, size or mix moves a held-out problem, or its mirror image `b+a=?`, into training."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Iterator, Mapping

@@ -12,8 +12,6 @@ Assertions, which call the program's definitions:
     "tests": "def check(candidate): assert candidate(2, 3) == 5", "entry_point": "add"
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ counted as wrong, and listed in `Dataset.rejected` with place and reason. An unu
 that is not JSON, a missing column) is a `DataError` of one line. `common/data/prompt_order.py` determines the
 order of rows."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

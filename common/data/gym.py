@@ -3,8 +3,6 @@
 Rows are drawn from an endless stream (`gym_process.py`); repeated questions are dropped. The split is a
 function of the question's text, so no seed, setting or size moves a held-out question into training."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

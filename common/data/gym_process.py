@@ -6,8 +6,6 @@ hash seed is fixed, the global seed is set for each row, and rows are drawn in o
 `("failed", reason)` for a row that could not be made, and finally `("refused", reason)` for an invalid
 task."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

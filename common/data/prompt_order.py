@@ -1,7 +1,5 @@
 """The order of prompts: a pure function of seed, epoch and batch, so a restart needs only the batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache

@@ -6,8 +6,6 @@ task, its scorer's value from 0.0 to 1.0. It is the default success.
 
 All functions are quick, also on hostile text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress

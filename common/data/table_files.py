@@ -1,7 +1,5 @@
 """Streams rows of JSON lines, Parquet or CSV files, up to a size limit."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping

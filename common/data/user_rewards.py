@@ -10,8 +10,6 @@ It needs the gold answer's column in each row, or the columns it names: `reward.
 It returns a finite number, or finite numbers by name; for a group, a list with one per completion. An error
 stops the run and names function and row. `Unavailable` is retried for up to `reward.wait_limit_s`."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ process.
 math-verify's time limits are off, because they use signals, which work only in a main thread. Its answer
 search and its removal of units are not used: the text is the answer, and units are compared."""
 
-from __future__ import annotations
-
 import logging
 import re
 from typing import Any

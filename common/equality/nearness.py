@@ -3,8 +3,6 @@
 math-verify rounds differences to six places, so 2⁻⁹⁹ equals 2⁻⁹⁸ and 0. Here real and complex numbers are
 compared relative to their size, and expressions with variables at one point."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from sympy import Add, Basic, Expr, Float, I, Interval, Mul, N, Pow, Rational, Symbol, oo

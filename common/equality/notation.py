@@ -3,8 +3,6 @@ repeating decimals as fractions.
 
 All functions take linear time and are safe on hostile text."""
 
-from __future__ import annotations
-
 import re
 from unicodedata import normalize
 

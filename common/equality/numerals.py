@@ -1,7 +1,5 @@
 """Plain numbers and numerals in other bases, compared without mathematics."""
 
-from __future__ import annotations
-
 import re
 
 from hora_rl.common.equality.texts import SPACE, bare, tight

@@ -1,7 +1,5 @@
 r"""Sets of real numbers in any notation: `-2 \le x \le 7`, `[-2, 7]`, `x < 2 \text{ or } x > 5`, `x\ne3`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 math-verify computes exact numbers, so `9^{9^{9^9}}` or `(10^{10})!` does not end, and its parser takes
 seconds for forty open brackets. The estimate is an upper bound on the number of digits, in linear time."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """Detects gold answers that are solutions: an answer within other text, which no completion can equal."""
 
-from __future__ import annotations
-
 import re
 
 from hora_rl.common.equality.notation import TEXT

@@ -4,8 +4,6 @@ r"""The value that an answer claims, as in `x = 28`.
 `1,2,3,\ldots` an open list: none of them claims 28. If the gold answer has the same form, the answer is
 compared unchanged."""
 
-from __future__ import annotations
-
 import re
 
 from hora_rl.common.equality.notation import TEXT

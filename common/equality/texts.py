@@ -2,8 +2,6 @@
 
 All functions take linear time and are safe on hostile text."""
 
-from __future__ import annotations
-
 import re
 
 from hora_rl.common.equality.notation import TEXT, symbols

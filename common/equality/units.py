@@ -3,8 +3,6 @@ r"""Quantities with units: `2\text{ hours }30\text{ minutes}`, `\$3\text{ millio
 Either side may omit its unit. If both sides have convertible units, the quantities must be equal: `150\text{
 minutes}` is `2.5` hours, `28\text{ cents}` is not `\$28`. A scale word always belongs to the number."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from fractions import Fraction

@@ -6,8 +6,6 @@
 `quick_verdict` takes linear time and is safe on hostile text. `math_equal` may not end, or may use all
 memory: call it for a model's answers only in the killable processes of `actors.verifier.pool`."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from hora_rl.common.equality.notation import named

@@ -1,8 +1,6 @@
 r"""Answers in words: `\text{Evelyn}`, `Evelyn`, `3 cats`. They are compared as words, not as products of
 letters: `left` is not `felt`."""
 
-from __future__ import annotations
-
 import re
 
 from hora_rl.common.equality.notation import FUNCTIONS, MATHS, TEXT

@@ -1,7 +1,5 @@
 """All Redis keys of a run. Braces put a run's keys in one cluster slot, which its scripts need."""
 
-from __future__ import annotations
-
 
 class Keys:
     """The keys of `run`. The text below a key is its type and content."""

@@ -3,8 +3,6 @@
 The evaluator writes and renews it in Redis; all replicas read it. It expires, so a dead evaluator blocks no
 replica."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 

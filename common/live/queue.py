@@ -12,8 +12,6 @@ A stream entry only names a group. The rollouts are in two keys, changed in the 
 pre-rollouts, written with the shard's plan (`actors/coordinator/plans.py`), and the extra ones. Redis stores
 a long value without a copy; a stream and a script each copy it twice."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ URLs: redis://, rediss:// (TLS) or unix://. The password is in the URL (redis://
 out of process lists and displayed files, in a file named by `?password_file=/path`; `~` is the home
 folder."""
 
-from __future__ import annotations
-
 import os
 import socket
 from typing import Any

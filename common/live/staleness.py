@@ -10,8 +10,6 @@ The lag of a group in step v is v - b; the second line keeps it at most s. Befor
 most the batches up to v + s and consumed v·Γ groups, so at most Γ groups of batches <= v - s are open, and
 none is dropped. With s = 0 step v is batch v: the paper's synchronous algorithm."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 
 `deploy.monitor.run_state` turns these into the snapshot that views show."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

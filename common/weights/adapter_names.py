@@ -1,7 +1,5 @@
 """Names and files of a LoRA adapter, as peft writes them and vLLM reads them."""
 
-from __future__ import annotations
-
 import re
 
 PREFIX = "base_model.model."

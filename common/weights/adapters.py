@@ -1,7 +1,5 @@
 """Reads a LoRA adapter's folder and checks that it matches a base model."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Digest of large data: BLAKE3 on all cores, on one core several times as fast as SHA-256."""
 
-from __future__ import annotations
-
 from typing import BinaryIO
 
 from blake3 import blake3

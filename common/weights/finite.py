@@ -1,7 +1,5 @@
 """Finds NaN and infinite weights when a model is loaded, not at its first loss."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -5,8 +5,6 @@ The bytes are 64-bit words x_i. Each chunk of words gives Σ w_i·x_i mod 2^64 w
 mod 2^64. Swapped words change it except with probability about 2^-63. The order and names of chunks and
 tensors enter too. It compares replicas; it does not protect against an adversary."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 

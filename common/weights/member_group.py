@@ -5,8 +5,6 @@ NCCL.
 
 Each arrow has a deadline, so a dead member is an error for the remaining members and does not block them."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The manifest of published weights: the learner announces it, and replicas verify it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

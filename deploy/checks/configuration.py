@@ -1,7 +1,5 @@
 """Checks of model, allocation rule, prior, rewards and packages that work on any machine."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shlex

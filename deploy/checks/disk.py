@@ -1,7 +1,5 @@
 """Disk space that a run takes at most, per part with the key that bounds it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Input and result of a check."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal

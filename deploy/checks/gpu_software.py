@@ -1,7 +1,5 @@
 """Software for this machine's GPUs: the driver, the model's precision, and Triton's compiler."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Checks of this machine: Python, packages, GPUs, shared memory, limits, port and folder."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import math
 import os

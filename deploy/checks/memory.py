@@ -1,7 +1,5 @@
 """Memory of a run: a table per part, and checks against this machine's cards and host memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path

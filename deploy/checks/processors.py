@@ -1,7 +1,5 @@
 """Precision and threads on a machine without GPUs, chosen by `run.resources: auto` for unset keys."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 
 `check --all` shows every finding; the other commands stop at the first failure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

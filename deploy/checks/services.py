@@ -1,7 +1,5 @@
 """Checks of Redis with its persistence, and of a Ray cluster."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,8 +1,6 @@
 """Arithmetic of one optimizer step: tokens, FLOPs, bytes and expected seconds. Estimated from configuration
 and model shape; `steps.jsonl` holds measurements."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hora_rl.deploy.checks.estimate import GIB, Estimate

@@ -9,8 +9,6 @@ almost 0 to almost 1. Allocation needs this spread. Each sum must be learned sep
 rollout. On one thread of the same machine and package versions, every build gives the same weights.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time

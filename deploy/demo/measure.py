@@ -1,7 +1,5 @@
 """Measure a small model on additions: success and format, and the spread over problems."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

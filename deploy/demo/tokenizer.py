@@ -5,8 +5,6 @@ splitting and decoding. Without merges, Qwen2's byte-level BPE produces one toke
 be written, and an ASCII character is a token.
 """
 
-from __future__ import annotations
-
 from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer

@@ -4,8 +4,6 @@ The learner writes candidates. Candidates are removed once another one is better
 them. Every operation is idempotent and safe to interrupt.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Collection, Sequence

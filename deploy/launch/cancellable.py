@@ -1,7 +1,5 @@
 """A coroutine that another thread can cancel."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Coroutine

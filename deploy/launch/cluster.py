@@ -1,7 +1,5 @@
 """`hora train`: run the learner on the Ray cluster of an application that `serve deploy` started."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """`hora sample`: count successes of training prompts for `hora plan` on this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from pathlib import Path

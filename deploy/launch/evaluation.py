@@ -1,8 +1,6 @@
 """Pass@K on running generators and verifiers: a run's held-out problems, and the benchmarks of `hora
 eval`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager

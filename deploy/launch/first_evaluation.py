@@ -10,8 +10,6 @@ or failed evaluation leaves the hold until it expires, because the resumed run c
 surviving parts must not publish weights.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

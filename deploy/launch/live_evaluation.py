@@ -8,8 +8,6 @@ in a few places each, on weights of its step or newer, which may change during t
 its oldest and newest version. The evaluation runs in a thread of the launcher, unknown to training.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence

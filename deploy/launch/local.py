@@ -7,8 +7,6 @@ Order of shutdown after success, failure and Ctrl-C; each step runs even if the 
   4. Redis last, because it holds the groups that no checkpoint contains yet.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from contextlib import closing

@@ -6,8 +6,6 @@ The evaluator chooses the replica and holds a lease on it (`pin_lease.py`). Trai
 living generator is never pinned. After a lost pin the evaluation continues on all replicas.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Report to all views which parts of a run Ray cannot place on the cluster, and what to lower."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress

@@ -5,8 +5,6 @@ reports and records the dead process and exits. Ray's remaining processes and th
 If all processes were asked to stop (systemd's control group, Slurm), the run counts as stopped.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The Redis of a one-machine run: the configured one, or an embedded one that ends with the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -3,8 +3,6 @@
 Printed and written to RUN/summary.json. Evaluations are resumable sample files in RUN/evaluation.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Background threads with the lifetime of a `with` block."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

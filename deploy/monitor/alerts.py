@@ -10,8 +10,6 @@ webhook receives a POST with JSON, a command the same JSON on standard input:
 `kind` is that of a warning, or run_finished, run_failed or run_stopped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

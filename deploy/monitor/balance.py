@@ -5,8 +5,6 @@ The model assumes that a side's work divides evenly over its n cards (on CPU: th
 n seconds, and the slower side determines the step.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

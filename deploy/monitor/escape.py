@@ -1,7 +1,5 @@
 """Escape model output for a terminal: characters that move the cursor, hide or reorder text."""
 
-from __future__ import annotations
-
 import itertools
 import unicodedata
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A failed snapshot (Redis down, no such run, wrong password) is also an event. Cl
 the last state.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -4,8 +4,6 @@ Series by step come from the learner's stream, flows from a coordinator's sample
 c_i (the paper's allocation figure) from shard reports. `evaluation.phase_b` defines which batches count.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ With DNS rebinding, a foreign web page can point its name to this machine and re
 carry that name as `Host`, so only addresses, `localhost` and configured names are answered.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 from collections.abc import Sequence

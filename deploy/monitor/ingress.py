@@ -1,7 +1,5 @@
 """Serve deployment `ingress`: the page and endpoints of `deploy.monitor.web`, and Prometheus metrics."""
 
-from __future__ import annotations
-
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle

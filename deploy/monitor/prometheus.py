@@ -4,8 +4,6 @@ Set once per second from the snapshot. Totals in Redis become counters: a proces
 first snapshot, so its restart is an ordinary counter reset.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ray.util.metrics import Counter, Gauge

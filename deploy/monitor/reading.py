@@ -3,8 +3,6 @@
 Needs only Redis. A dead part appears as silent, with a warning.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

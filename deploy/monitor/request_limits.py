@@ -5,8 +5,6 @@ protocol class adds limits. `hora monitor --page` uses the class directly, Serve
 callback `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=hora_rl.deploy.monitor.request_limits:limit_requests`.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import uvicorn.config

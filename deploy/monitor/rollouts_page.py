@@ -4,8 +4,6 @@
 as text and escapes characters that would move or hide other text.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """State of one run at one moment, which every view shows. `reading.py` reads it."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any

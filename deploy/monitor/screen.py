@@ -1,7 +1,5 @@
 """Draw one snapshot for a terminal: a screen of at least 80 columns, or a single line. Pure."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

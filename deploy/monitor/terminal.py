@@ -1,7 +1,5 @@
 """`hora monitor`: show the snapshot of a run in a terminal, as JSON, or as plain lines in a pipe."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -3,8 +3,6 @@
 Views show the text; Prometheus, alerts and the page's logic use the kind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hora_rl.common.live.telemetry import TELEMETRY

@@ -4,8 +4,6 @@ Everyone who reaches the address may read (loopback unless telemetry.http_host d
 run's token: HORA_TOKEN of the server, or the token whose SHA-256 the launcher stored in Redis.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """`hora audit RUN`: audit the records of a live or finished run."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 

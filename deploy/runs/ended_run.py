@@ -1,7 +1,5 @@
 """Read a live run from its Redis, and an ended one from the Redis files in its folder."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """`hora export`: write a checkpoint as a Hugging Face folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hora_rl.common.console import working

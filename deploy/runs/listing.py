@@ -1,7 +1,5 @@
 """`hora runs`: list runs with state, step and the reason of their end."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

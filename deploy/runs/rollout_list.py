@@ -1,7 +1,5 @@
 """`hora rollouts RUN`: print selected rollouts as text or JSON lines."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

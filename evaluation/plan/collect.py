@@ -6,8 +6,6 @@ A prompt is written once all its samples are counted, so an interruption loses o
 line has its identity, so counts of two models, temperatures or sizes are never mixed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

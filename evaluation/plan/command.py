@@ -1,7 +1,5 @@
 """`hora plan`: from files and text options to `allocator.plan`, printed and drawn."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recorded counts of successes: a file of counts, a run's records or a result of `hora eval`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 All cycles count, including warm-up: the expectation holds for any division.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, lgamma

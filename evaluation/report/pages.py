@@ -1,7 +1,5 @@
 """Self-contained HTML pages of reports from `templates/`, for light and dark mode."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files of one evaluation: its JSON, its table (CSV and Markdown) and its curve (PNG and SVG)."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -4,8 +4,6 @@ Runs with the same model and method (seeds) share a row and a curve: their mean,
 initial policy ("Base") comes from evaluations at step 0.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence

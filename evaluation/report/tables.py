@@ -1,7 +1,5 @@
 """Table 1 of the paper for any runs, the cost of each run, and its statistics per data source."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby

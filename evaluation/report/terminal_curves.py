@@ -1,7 +1,5 @@
 """Curves in a terminal, drawn with braille dots: two columns and four rows per character."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

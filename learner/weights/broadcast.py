@@ -1,7 +1,5 @@
 """Calls to every running generator replica, through Serve."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypedDict

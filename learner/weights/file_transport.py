@@ -8,8 +8,6 @@ outlives the learner.
 Independent of vLLM. The worker side is `actors.generator.weight_engine`.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

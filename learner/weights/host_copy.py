@@ -1,8 +1,6 @@
 """The newest weights in rank 0's host memory, from where they are written or sent while the next step
 trains."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

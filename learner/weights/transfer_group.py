@@ -8,8 +8,6 @@ The broadcast reads a copy in the learner's host memory. So the next step need n
 can be repeated, and a replica that starts between two versions receives the newest again.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import socket
 import time

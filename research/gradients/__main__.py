@@ -14,8 +14,6 @@ the page of results again from its archive. Sizes are in `design.yaml`. For your
 makes the bank and OUT/design.yaml, whose sizes can be edited. `rollout.temperature` should be 1.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

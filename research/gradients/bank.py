@@ -4,8 +4,6 @@ those of a user's `hora eval`.
 `bank.jsonl` has one line a candidate and is only appended to, so an interrupted run continues.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import asdict, dataclass

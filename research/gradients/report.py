@@ -1,7 +1,5 @@
 """The archive of the study, inner products of all scores, and its page: r, overlap, steps, intervals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

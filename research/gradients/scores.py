@@ -5,8 +5,6 @@ products of sketches are unbiased; their error is about |x||y|/√width. One fil
 run continues.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

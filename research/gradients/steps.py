@@ -5,8 +5,6 @@ scores. Drawing scores from the bank again would take the noise of its means for
 would grow by r/m.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Curves of a study's cells, and the comparisons of arms that its design asks for, paired by seed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 OUT/report.md   rules, comparisons, tables      OUT/*.png, *.svg   curves, frontier, forest
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

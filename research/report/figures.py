@@ -1,7 +1,5 @@
 """Figures of a study: functions that return a matplotlib Figure for `evaluation.report.figures.save`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -8,8 +8,6 @@ share   P(c >= 1), the share of the likelihood's gradient ∇log p that a group 
 update  √(q(1−q)(n−1)/n) with q = c/n: how far `grpo` moves the logit of the prompt's success
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,8 +1,6 @@
 """Arms of a study compared on the same seeds: intervals of differences, Holm's correction, detectable
 effects."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ prompt at the end, and of the arms whose mechanism is reported the rate that eac
 Cells that OUT has already stay. `report` writes NAME.md and NAME-*.png next to each NAME.json.xz in a folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import lzma

@@ -1,7 +1,5 @@
 """Whether the cells of a study spent the same, counted again from their records."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

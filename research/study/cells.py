@@ -7,8 +7,6 @@ rest. An arm that changes the budget of a batch is refused before anything start
 cell are counted again before the report is written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 cells -> run_cells (`hora run` each) or run_loops (one process each) -> curves -> OUT/report/
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence

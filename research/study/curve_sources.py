@@ -5,8 +5,6 @@ The groups of a run through the stack have no exact success rate of their prompt
 them are not all kept.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Stands where the generators and the verifier stand in a run: `phase_a` and `phase_b` call `sample`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ tasks (`research.tasks`) can be trained this way, because their evaluation is ex
 short.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

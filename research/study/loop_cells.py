@@ -1,7 +1,5 @@
 """The cells of `hora study FILE --loop`: each is trained in one process, without servers."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -5,8 +5,6 @@ loss is linear in the advantage, and the sum of the advantages gives the same gr
 tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The cells of a study through the full stack: each is a `hora run`, several at a time."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

@@ -7,8 +7,6 @@ unit is the start: each has one mean difference with its standard error over see
 random effects (variance between starts by DerSimonian and Laird, interval by Hartung, Knapp, Sidik, Jonkman).
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import re

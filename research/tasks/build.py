@@ -7,8 +7,6 @@ OUT/model is a Hugging Face folder; OUT/trained.jsonl and the other sets are dat
 reads OUT/task.json; OUT/measured.json shows how near the model is to the probabilities that were asked for.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -9,8 +9,6 @@ sums    two numbers of two digits, where half of the sums of digits are misremem
         needed in many prompts, and the carry must be learned. The held-out sums test generalisation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

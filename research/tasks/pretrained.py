@@ -8,8 +8,6 @@ answers too, and a line break ends a completion, so success is exact by teacher 
 `research.tasks.build`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -4,8 +4,6 @@ The answer is short, so a prompt's success under any weights is known exactly: b
 completions, and Pass@K = 1 - (1 - p)^K has no sampling noise.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

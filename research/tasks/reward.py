@@ -1,7 +1,5 @@
 """The answers of recall tasks: how one is written, read and rewarded. Imported by verifiers: no torch."""
 
-from __future__ import annotations
-
 TAGGED = "<think></think><answer>{}</answer>"
 """The form of a completion, with {} in place of the answer."""
 

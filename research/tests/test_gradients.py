@@ -1,7 +1,5 @@
 """The offline study of one step's gradient: estimators against known values."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TRL and ours get the same prompts, rewards and settings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

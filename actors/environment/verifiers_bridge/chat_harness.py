@@ -4,8 +4,6 @@ program for each turn and installs it from the package index.
 Runs in the Python that has `verifiers`, and imports nothing else of this project.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

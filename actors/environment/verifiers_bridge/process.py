@@ -5,8 +5,6 @@ The library pins other versions of packages that vLLM needs, so it needs a separ
 process sees only text. Sampled tokens stay here, in the episode's conversation.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -19,8 +19,6 @@ This process serves the policy as an OpenAI-compatible server on loopback, prote
 library's client, interception, limits and rubrics are used unchanged. Tokens stay with the parent process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

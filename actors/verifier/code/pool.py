@@ -8,8 +8,6 @@ Tests that cannot run raise an error that names the row. After a failure of the 
 (`VerifierUnavailable`).
 """
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 

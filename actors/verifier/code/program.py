@@ -4,8 +4,6 @@ The program may change anything in this process, but affects only itself. Expect
 other processes.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import operator

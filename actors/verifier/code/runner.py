@@ -4,8 +4,6 @@ Pairs of stdin and stdout: one process for each pair, until one fails. Expected 
 Assertions: two processes, one for the program and one for the tests, connected by pipes (`judge.py`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

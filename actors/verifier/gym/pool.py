@@ -4,8 +4,6 @@ An answer is wrong if the scorer fails or exceeds a limit. After a failure of th
 (`VerifierUnavailable`).
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,8 +1,6 @@
 """In the sandbox: scores one answer with the scorer of a `reasoning-gym` task. Some scorers evaluate answers
 as Python, so this process is untrusted."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

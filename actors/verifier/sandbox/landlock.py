@@ -5,8 +5,6 @@ A program may only read the interpreter's files: no file of the run, no `/proc`.
 privileges. Later kernels support more rights.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 import sys

@@ -12,8 +12,6 @@ seccomp and Landlock together stop all attacks of the tests; without seccomp som
 layers.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

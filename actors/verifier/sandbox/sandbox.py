@@ -8,8 +8,6 @@ stdout and stderr. They have no writable folder, no network and no second proces
 protection. Use a sandbox from one thread at a time, and one sandbox per concurrent program.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

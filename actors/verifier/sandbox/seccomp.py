@@ -5,8 +5,6 @@ namespaces, io_uring, shared memory, memfds, unlink, chmod, execve. Calls newer 
 ENOSYS.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import struct

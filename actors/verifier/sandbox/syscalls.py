@@ -4,8 +4,6 @@ The numbers never change. They come from the kernel's `unistd_64.h` (x86_64) and
 (aarch64). aarch64 has no numbers for calls that newer ones replaced (`open`, `fork`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -11,8 +11,6 @@ Messages on one SOCK_SEQPACKET socket: first the working layers; then per progra
 program. If the caller ends, the program and this process end too.
 """
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import gc
