@@ -35,7 +35,7 @@ KEPT = (
 """Columns of groups that others do not follow from: a group's size is G0 + Σ rounds, its hits are
 successes + Σ round_hits."""
 DIGITS = 5
-DIGITS_OF = {"p": 3, "success": 3, "prior_alpha": 3, "prior_beta": 3}
+DIGITS_OF = {"p": 3, "success": 2, "prior_alpha": 3, "prior_beta": 3}
 """Significant digits, by key: of success rates there are over a thousand a cell."""
 DRAWS = 4
 MOST_ARMS = 4
