@@ -1,13 +1,14 @@
 """Figures of a study: functions that return a matplotlib Figure for `evaluation.report.figures.save`."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
-from hora_rl.evaluation.report.figures import COLORS, MARKERS
+from hora_rl.evaluation.report.figures import COLORS
 from research.report.curves import Array, Compared, Curve
 from research.report.mechanism import LABELS, VALUES, Groups, by_difficulty
 from research.study.cells import Design
@@ -16,6 +17,12 @@ Arms = Mapping[str, Sequence[Curve]]
 COARSE = ((0.0, 0.03), (0.03, 0.3), (0.3, 0.9), (0.9, 1.0))
 WINDOW = 6
 GREY = "#808080"
+LINES = ("-", "--", ":", "-.")
+
+
+def _style(arm: int) -> dict[str, Any]:
+    """Colour and line of the arm at place `arm`: no two of the first 28 alike."""
+    return {"color": COLORS[arm % len(COLORS)], "linestyle": LINES[arm // len(COLORS) % len(LINES)]}
 
 
 def pass_rates_figure(arms: Arms, design: Design) -> Figure:
@@ -25,9 +32,9 @@ def pass_rates_figure(arms: Arms, design: Design) -> Figure:
     for axis, k in zip(axes, (1, design.pass_at), strict=True):
         for i, (arm, cells) in enumerate(arms.items()):
             mean, half = _interval(_watched(cells, design, k))
-            steps, color = cells[0].steps, COLORS[i % len(COLORS)]
-            axis.plot(steps, mean, color=color, linewidth=1.5, label=arm)
-            axis.fill_between(steps, mean - half, mean + half, color=color, alpha=0.12, linewidth=0)
+            steps, style = cells[0].steps, _style(i)
+            axis.plot(steps, mean, **style, linewidth=1.5, label=arm)
+            axis.fill_between(steps, mean - half, mean + half, color=style["color"], alpha=0.12, linewidth=0)
         axis.set(xlabel="optimizer step", ylabel=f"Pass@{k} (%)")
     return _with_legend(figure, axes[0])
 
@@ -38,9 +45,7 @@ def frontier_figure(arms: Arms, design: Design) -> Figure:
     axis = figure.subplots()
     for i, (arm, cells) in enumerate(arms.items()):
         x, y = (_watched(cells, design, k).mean(axis=0) for k in (1, design.pass_at))
-        color, marker = COLORS[i % len(COLORS)], MARKERS[i // len(COLORS) % len(MARKERS)]
-        axis.plot(x, y, color=color, linewidth=1.2, label=arm)
-        axis.plot(x[-1], y[-1], color=color, marker=marker, markersize=6)
+        axis.plot(x, y, **_style(i), marker="o", markevery=[-1], markersize=6, linewidth=1.2, label=arm)
     axis.set(xlabel="Pass@1 (%)", ylabel=f"Pass@{design.pass_at} (%)")
     return _with_legend(figure, axis)
 
