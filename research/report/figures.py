@@ -1,7 +1,6 @@
 """Figures of a study: functions that return a matplotlib Figure for `evaluation.report.figures.save`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,9 +19,9 @@ GREY = "#808080"
 LINES = ("-", "--", ":", "-.")
 
 
-def _style(arm: int) -> dict[str, Any]:
+def _style(arm: int) -> tuple[str, str]:
     """Colour and line of the arm at place `arm`: no two of the first 28 alike."""
-    return {"color": COLORS[arm % len(COLORS)], "linestyle": LINES[arm // len(COLORS) % len(LINES)]}
+    return COLORS[arm % len(COLORS)], LINES[arm // len(COLORS) % len(LINES)]
 
 
 def pass_rates_figure(arms: Arms, design: Design) -> Figure:
@@ -32,9 +31,9 @@ def pass_rates_figure(arms: Arms, design: Design) -> Figure:
     for axis, k in zip(axes, (1, design.pass_at), strict=True):
         for i, (arm, cells) in enumerate(arms.items()):
             mean, half = _interval(_watched(cells, design, k))
-            steps, style = cells[0].steps, _style(i)
-            axis.plot(steps, mean, **style, linewidth=1.5, label=arm)
-            axis.fill_between(steps, mean - half, mean + half, color=style["color"], alpha=0.12, linewidth=0)
+            steps, (color, line) = cells[0].steps, _style(i)
+            axis.plot(steps, mean, line, color=color, linewidth=1.5, label=arm)
+            axis.fill_between(steps, mean - half, mean + half, color=color, alpha=0.12, linewidth=0)
         axis.set(xlabel="optimizer step", ylabel=f"Pass@{k} (%)")
     return _with_legend(figure, axes[0])
 
@@ -45,7 +44,8 @@ def frontier_figure(arms: Arms, design: Design) -> Figure:
     axis = figure.subplots()
     for i, (arm, cells) in enumerate(arms.items()):
         x, y = (_watched(cells, design, k).mean(axis=0) for k in (1, design.pass_at))
-        axis.plot(x, y, **_style(i), marker="o", markevery=[-1], markersize=6, linewidth=1.2, label=arm)
+        color, line = _style(i)
+        axis.plot(x, y, line, color=color, marker="o", markevery=[-1], linewidth=1.2, label=arm)
     axis.set(xlabel="Pass@1 (%)", ylabel=f"Pass@{design.pass_at} (%)")
     return _with_legend(figure, axis)
 

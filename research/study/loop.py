@@ -62,8 +62,8 @@ def run_cell(config: Config, every: int, *, dynamic: bool = False) -> Path:
     """Train the cell in its run folder and evaluate every `every` steps. Returns the file of its curves,
     written last.
 
-    With `dynamic` as DAPO's dynamic sampling (2503.14476): groups of one reward are dropped, and the policy
-    is updated once Γ others are there; more than Γ are dropped too. A step is a batch generated.
+    With `dynamic` as DAPO's dynamic sampling (2503.14476): groups all right or all wrong are dropped, and the
+    policy is updated once Γ others are there; more than Γ are dropped too. A step is a batch generated.
 
     The process must do nothing afterwards except run other cells. Raises ConfigError for a model that is not
     a recall task's, and for settings that a loop without servers cannot follow.
@@ -74,6 +74,7 @@ def run_cell(config: Config, every: int, *, dynamic: bool = False) -> Path:
     gc.collect()  # the engine of the cell before is a circle
     parts = _prepare(config)
     steps, held, began = [], list[Group](), time.monotonic()
+    size = config.rollout.prompts_per_batch
     # asyncio.run for each step would look up the SIGINT handler, which prints the result of the step before.
     with (
         (folder / "groups.jsonl").open("w") as records,
@@ -88,11 +89,11 @@ def run_cell(config: Config, every: int, *, dynamic: bool = False) -> Path:
             groups = loop.run_until_complete(_batch(parts, step))
             places = [g.prompt_index for g in groups]
             rates = parts.curves.sets[TRAINED](parts.engine.hf, places).sum(axis=1).tolist()
-            held = [*held, *filter(_has_signal, groups)] if dynamic else groups
-            trained = held[: config.rollout.prompts_per_batch]
-            enough = len(trained) == config.rollout.prompts_per_batch
-            steps.append(_record(parts, step, groups, _train(parts, step, trained) if enough else 0.0))
-            held = [] if enough else held
+            held += [g for g in groups if not dynamic or 0 < g.hits < g.size]
+            grad_norm = 0.0
+            if len(held) >= size:
+                grad_norm, held = _train(parts, step, held[:size]), []
+            steps.append(_record(config, step, groups, grad_norm))
             lines = ({**group_record(step, g, config), "p": p} for g, p in zip(groups, rates, strict=True))
             records.writelines(json.dumps(line) + "\n" for line in lines)
     return parts.curves.write(config, steps, seconds=time.monotonic() - began)
@@ -173,10 +174,6 @@ async def _batch(parts: Parts, step: int) -> list[Group]:
     return groups
 
 
-def _has_signal(group: Group) -> bool:
-    return 0 < group.hits < group.size
-
-
 def _train(parts: Parts, step: int, groups: list[Group]) -> float:
     """One optimizer step on `groups`; returns the norm of its gradient."""
     config = parts.config
@@ -187,13 +184,13 @@ def _train(parts: Parts, step: int, groups: list[Group]) -> float:
     return parts.engine.step(micro).grad_norm
 
 
-def _record(parts: Parts, step: int, groups: list[Group], grad_norm: float) -> dict[str, float]:
+def _record(config: Config, step: int, groups: list[Group], grad_norm: float) -> dict[str, float]:
     """The record of a step, which generated `groups`."""
-    rewards = [estimator_of(parts.config).rewards(g) for g in groups]
+    estimator = estimator_of(config)
     return {
         "step": step,
         "hits": float(np.mean([g.hits > 0 for g in groups])),
-        "signal": float(np.mean([np.ptp(r) > 0 for r in rewards])),
+        "signal": float(np.mean([np.ptp(estimator.rewards(g)) > 0 for g in groups])),
         "rollouts": float(sum(g.size for g in groups)),
         "tokens": float(sum(g.tokens for g in groups)),
         "entropy": float(-np.mean([r.logprobs.sum() for g in groups for r in g.rollouts])),
