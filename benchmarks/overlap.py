@@ -61,7 +61,7 @@ class Engine:
 def step_seconds(staleness: int, seconds: float, steps: int) -> list[float]:
     """Wall time of each step after the pipeline is full."""
     config = config_of(staleness, steps)
-    engine = Engine(seconds, config.rollout.prompts_per_batch * config.rollout.group_size)
+    engine = Engine(seconds, config.rollout.batch_size)
     draw = np.random.default_rng(0)
     fleet = Fleet(seconds_of=engine.seconds_of, lengths_of=lambda n: draw.integers(20, 40, n))
     ends: list[float] = []

@@ -172,7 +172,7 @@ def _arguments(out: Path, config: Config, seed: int) -> Any:
         output_dir=str(out / f"trl-{seed}"),
         seed=seed,
         max_steps=config.learner.steps,
-        per_device_train_batch_size=rollout.prompts_per_batch * rollout.group_size,
+        per_device_train_batch_size=rollout.batch_size,
         gradient_accumulation_steps=1,
         num_generations=rollout.group_size,
         shuffle_dataset=False,

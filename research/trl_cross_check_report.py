@@ -120,7 +120,7 @@ def success_by(cells: Sequence[Cell], side: str, second: float) -> float | None:
 
 def write_report(out: Path, config: Config, cells: Sequence[Cell]) -> str:
     """trl-cross-check.{json,md,png,svg} in `out`; returns the Markdown."""
-    per_step = config.rollout.prompts_per_batch * config.rollout.group_size
+    per_step = config.rollout.batch_size
     compared = compare(stacked(cells, "ours", "reward"), stacked(cells, "trl", "reward"))
     speed = {side: rates(cells, side, per_step) for side in NAMES}
     text = _markdown(config, cells, *compared, speed)

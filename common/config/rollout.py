@@ -56,3 +56,8 @@ class Rollout(Section):
     def shard_budget(self) -> int:
         """Phase B rollouts of one shard: (Γ/shards)·(G - G0)."""
         return self.prompts_per_shard * (self.group_size - self.pre_rollouts)
+
+    @property
+    def batch_size(self) -> int:
+        """Γ·G, the rollouts of a batch."""
+        return self.prompts_per_batch * self.group_size

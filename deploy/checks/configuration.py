@@ -210,7 +210,7 @@ def evaluation(target: Target) -> Iterator[Finding]:
     longest, rollout = config.rollout.max_response_tokens, config.rollout
     problems = usable_held_out(config)
     mine = min(settings.prompts, len(problems)) * settings.samples
-    theirs = settings.every * rollout.prompts_per_batch * rollout.group_size
+    theirs = settings.every * rollout.batch_size
     pinned, others = settings.pins(config.generator.replicas), config.generator.replicas - 1
     where = f"{'one' if pinned else 'any'} of generator.replicas = {config.generator.replicas}"
     metric = config.learner.keep_best

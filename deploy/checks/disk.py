@@ -38,7 +38,7 @@ class Use:
 def uses(config: Config, estimate: Estimate | None) -> list[Use]:
     """Parts that the run writes, largest first. Without an estimate, only those independent of the model."""
     learner, rollout = config.learner, config.rollout
-    batch = rollout.prompts_per_batch * rollout.group_size
+    batch = rollout.batch_size
     kept = learner.checkpoint_every * learner.keep_checkpoints + rollout.max_staleness + 1
     of_batch = batch * rollout.max_response_tokens * QUEUED_TOKEN / GIB
     held = min(kept, learner.steps) * of_batch
@@ -93,6 +93,6 @@ def expected_gib(rollout: Rollout, telemetry: Telemetry, steps: int) -> float:
     """Maximal size of RUN/rollouts after `steps`: every completion has the longest allowed length."""
     per_token = OF_TOKEN_WITH_LOGPROBS if telemetry.rollouts_logprobs else OF_TOKEN
     per_rollout = OF_ROW + per_token * rollout.max_response_tokens
-    per_step = OF_FILE + rollout.prompts_per_batch * rollout.group_size * per_rollout
+    per_step = OF_FILE + rollout.batch_size * per_rollout
     every = steps * per_step / GIB
     return 0.0 if telemetry.rollouts == "none" else min(every, telemetry.rollouts_gib)

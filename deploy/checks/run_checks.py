@@ -122,7 +122,7 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, est
         console,
         f"{source}: valid. {prompts}; {config.learner.steps} steps of Γ·G = "
         f"{rollout.prompts_per_batch}·{rollout.group_size} = "
-        f"{rollout.prompts_per_batch * rollout.group_size} rollouts, rule {config.allocation.rule}.",
+        f"{rollout.batch_size} rollouts, rule {config.allocation.rule}.",
     )
     show(found, SHOWN_BY_CHECK, console)
     if estimate and (numbers := estimate_of(config)) is not None:

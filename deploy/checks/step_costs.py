@@ -48,7 +48,7 @@ class StepArithmetic:
 def arithmetic(estimate: Estimate) -> StepArithmetic:
     """A step with prompts of half the limit and responses of `MEAN` times the limit."""
     rollout, learner, shape = estimate.config.rollout, estimate.config.learner, estimate.shape
-    rollouts = rollout.prompts_per_batch * rollout.group_size
+    rollouts = rollout.batch_size
     response = MEAN * rollout.max_response_tokens
     prompt = rollout.max_prompt_tokens / 2
     length = prompt + response

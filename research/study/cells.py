@@ -205,7 +205,7 @@ def _check_comparable(study: Study, cell: Cell, before: Sequence[Cell]) -> None:
         if alike and not [d for d in differences(other.config, cell.config) if not d.startswith("run.")]:
             raise ConfigError(f"{study.name}: arms {other.arm} and {cell.arm} are the same experiment")
     for first in before[:1]:
-        budgets = [c.config.rollout.prompts_per_batch * c.config.rollout.group_size for c in (first, cell)]
+        budgets = [c.config.rollout.batch_size for c in (first, cell)]
         unequal = [f"Γ·G: {budgets[0]}, {budgets[1]}"] if budgets[0] != budgets[1] else []
         unequal += [d for d in differences(first.config, cell.config) if d.startswith(COMMON)]
         if unequal:
