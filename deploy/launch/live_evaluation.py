@@ -119,7 +119,7 @@ class LiveEvaluation:
         while not self._work.cancelled:  # on Python 3.11 a Redis call may swallow a cancellation
             version = await self._version(client)
             step = self._next(version)
-            self._promote(version)
+            self._promote(version, step)
             if step is None:
                 self._state = {"state": "waiting for the next evaluation"}
                 # Pin a replica before the weights of the next evaluation arrive.

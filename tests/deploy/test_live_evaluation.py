@@ -35,7 +35,7 @@ from hora_rl.deploy.launch.live_evaluation import LiveEvaluation
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind
 from hora_rl.evaluation.results import Result, read_result
-from hora_rl.learner.origin import candidate
+from hora_rl.learner.origin import best_step, candidate, write_origin
 from tests.support.ports import until
 
 PROBLEMS, SAMPLES = 4, 8
@@ -207,12 +207,15 @@ def test_an_evaluation_that_takes_too_long_is_finished_and_said_once_on_every_vi
     until(lambda: not read_run(run.redis, name).warns(Kind.EVALUATION_LATE))
 
 
-def test_what_was_sampled_before_a_kill_is_not_sampled_again(live) -> None:
-    run = live()
+def test_what_was_sampled_before_a_kill_is_not_sampled_again_and_its_weights_may_be_the_best(live) -> None:
+    run = live("learner.keep_best=pass@1")
     run.version(2)
     run.start()
     run.result(2)
     run.stop()
+    weights = candidate(run.run_dir, 2)
+    weights.mkdir(parents=True)
+    write_origin(weights, "run", 2)
     folder = run.run_dir / "evaluation"
     samples = folder / "arithmetic-step2.samples.jsonl"
     whole = samples.read_text()
@@ -225,6 +228,7 @@ def test_what_was_sampled_before_a_kill_is_not_sampled_again(live) -> None:
     run.start()
     found = run.result(2)
     assert found.versions == [2, 4]
+    until(lambda: best_step(run.run_dir) == 2, run.said.getvalue)
     assert samples.read_text().startswith(kept)
     again = [r for r, step in run.requests if step == 2]  # step 4's may have begun by now
     assert len(again) == len(before) // 2
