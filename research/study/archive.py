@@ -4,8 +4,8 @@ reports from such files.
     python -m research.study.archive pack STUDY FOLDER OUT.json.xz
     python -m research.study.archive report research/results
 
-`pack` keeps of each finished cell its curves, its steps, the counts of every group and the success of every
-prompt at the end, and of the arms whose mechanism is reported the rate that each group was sampled with.
+`pack` keeps of each finished cell its curves, its steps and the counts of every group, and of the arms whose
+mechanism is reported the rate that each group was sampled with.
 Cells that OUT has already stay. `report` writes NAME.md and NAME-*.png next to each NAME.json.xz in a folder.
 """
 
@@ -35,7 +35,7 @@ KEPT = (
 """Columns of groups that others do not follow from: a group's size is G0 + Σ rounds, its hits are
 successes + Σ round_hits."""
 DIGITS = 5
-DIGITS_OF = {"p": 3, "success": 2, "prior_alpha": 3, "prior_beta": 3}
+DIGITS_OF = {"p": 3, "prior_alpha": 3, "prior_beta": 3}
 """Significant digits, by key: of success rates there are over a thousand a cell."""
 DRAWS = 4
 MOST_ARMS = 4

@@ -19,7 +19,7 @@ from hora_rl.common.config.base import Section
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import check_paths, differences, load
 from hora_rl.common.plain_yaml import read_yaml
-from research.tasks.recall import KS, TASK_FILE, load_task
+from research.tasks.recall import TASK_FILE, TRAINED, load_task
 
 HERE = Path(__file__).parents[1]
 STUDIES, PRESETS = HERE / "studies", HERE / "presets"
@@ -169,7 +169,7 @@ def _check_design(source: str, study: Study) -> None:
 
 def cells(study: Study, out: Path, *, loop: bool = False) -> list[Cell]:
     """Every cell, seed by seed, so that an unfinished study has complete seeds to compare; those of
-    `design.first` before the others. A `loop` computes every success exactly.
+    `design.first` before the others. A `loop` evaluates every cell itself.
 
     Raises ConfigError for a study without held-out problems (unless its success is exact), and for an arm
     that is not valid, equals another, or has another budget, model, data or evaluation than the first.
@@ -221,7 +221,8 @@ def _check_watched(study: Study, config: Config, exact: bool) -> None:
         folder = Path(config.model.path).parent
         if not (folder / TASK_FILE).is_file():
             return  # the cell says so
-        sets, ks = [*load_task(folder).sets], KS
+        task = load_task(folder)
+        sets, ks = [name for name in task.sets if task.exact or name != TRAINED], task.ks
     for key, value, known in (("watched", study.design.watched, sets), ("pass_at", study.design.pass_at, ks)):
         if value not in known:
             raise ConfigError(
@@ -233,8 +234,9 @@ def _check_watched(study: Study, config: Config, exact: bool) -> None:
 def has_exact_success(config: Config) -> bool:
     """Whether the run trains all weights of a recall task's model and nothing else evaluates it: then its
     success is computed from the checkpoints."""
+    folder = Path(config.model.path).parent
     unevaluated = config.evaluation.path is None and config.learner.lora is None
-    return unevaluated and (Path(config.model.path).parent / TASK_FILE).is_file()
+    return unevaluated and (folder / TASK_FILE).is_file() and load_task(folder).exact
 
 
 def same_at_step_0(a: Config, b: Config) -> bool:

@@ -6,7 +6,8 @@ them are not all kept.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,25 +23,41 @@ from hora_rl.evaluation.pass_at_k import pass_at_k
 from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, check_same_problems, records
 from research.report.curves import Curve, columns, curve_of
-from research.tasks.recall import ExactSuccess, RecallTask, load_task, pass_at_ks
+from research.tasks.recall import (
+    SAMPLES,
+    TRAINED,
+    ExactSuccess,
+    RecallTask,
+    SampledSuccess,
+    load_task,
+    pass_at_ks,
+)
 
 CURVES = "curves.json"
 
 
-class ExactCurves:
-    """Pass@K of every set of a recall task over steps, and each prompt's success at the newest of them."""
+class TaskCurves:
+    """Pass@K of every set of a recall task over steps: exact, or sampled on the sets that are not trained.
 
-    def __init__(self, task: RecallTask, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.sets = {name: ExactSuccess(task, name, tokenizer) for name in task.sets}
-        self._curves: dict[str, list[dict[str, float]]] = {name: [] for name in self.sets}
-        self._success: dict[str, list[float]] = {}
+    `rates` is the exact success of the trained prompts, None where it can only be sampled.
+    """
+
+    def __init__(self, task: RecallTask, tokenizer: PreTrainedTokenizerBase, most: int) -> None:
+        """`most` is the number of tokens after which a sampled completion is cut."""
+        exact = {name: ExactSuccess(task, name, tokenizer) for name in task.sets if task.exact}
+        self.rates = exact.get(TRAINED)
+        self._figures: dict[str, Callable[[PreTrainedModel], dict[str, float]]]
+        if task.exact:
+            self._figures = {name: partial(_exact_figures, success) for name, success in exact.items()}
+        else:
+            watched = {n: SampledSuccess(task, n, tokenizer, most) for n in task.sets if n != TRAINED}
+            self._figures = {name: partial(_sampled_figures, task, s) for name, s in watched.items()}
+        self._curves: dict[str, list[dict[str, float]]] = {name: [] for name in self._figures}
 
     def measure(self, model: PreTrainedModel, step: int) -> None:
         """Add the figures of `model`, which is the policy after `step` steps."""
-        for name, exact in self.sets.items():
-            success = exact(model)
-            self._curves[name].append({"step": step, **_figures(success)})
-            self._success[name] = success.sum(axis=1).tolist()
+        for name, figures in self._figures.items():
+            self._curves[name].append({"step": step, **figures(model)})
 
     def write(self, config: Config, steps: Sequence[Mapping[str, float]], **more: float) -> Path:
         """Write the record of the cell that ran `config`, with the records of its optimizer steps and
@@ -49,7 +66,6 @@ class ExactCurves:
             "arm": config.run.name.rpartition("-seed")[0],
             "seed": config.run.seed,
             "curves": self._curves,
-            "success": self._success,
             "steps": steps,
             **more,
         }
@@ -58,13 +74,18 @@ class ExactCurves:
         return path
 
 
-def _figures(success: np.ndarray) -> dict[str, float]:
-    """Pass@K over prompts of success (n, R) by right answer, and how many right answers are in use (exp of
-    their entropy)."""
+def _exact_figures(exact: ExactSuccess, model: PreTrainedModel) -> dict[str, float]:
+    """Pass@K, and how many right answers of a prompt are in use (exp of their entropy)."""
+    success = exact(model)
     total = success.sum(axis=1)
     share = success / np.maximum(total, 1e-300)[:, None]
     ways = np.exp(-(share * np.log(np.maximum(share, 1e-300))).sum(axis=1))
     return {**pass_at_ks(total), "ways": float(ways.mean())}
+
+
+def _sampled_figures(task: RecallTask, sampled: SampledSuccess, model: PreTrainedModel) -> dict[str, float]:
+    right = sampled(model)
+    return {f"pass@{k}": float(pass_at_k(right, SAMPLES, k).mean()) for k in task.ks}
 
 
 def exact_curve(config: Config) -> Curve:
@@ -90,7 +111,8 @@ def write_stack_curves(config: Config) -> Path:
     between is not kept."""
     torch.set_num_threads(config.learner.threads)  # more of them wait for each other on a busy machine
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=False)
-    curves = ExactCurves(load_task(Path(config.model.path).parent), tokenizer)
+    task = load_task(Path(config.model.path).parent)
+    curves = TaskCurves(task, tokenizer, config.rollout.max_response_tokens)
     for step, model in _policies(config):
         curves.measure(model, step)
     return curves.write(config, _training(config.run.path))

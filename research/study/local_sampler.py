@@ -4,22 +4,18 @@ Stands where the generators and the verifier stand in a run: `phase_a` and `phas
 """
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hora_rl.actors.coordinator.shard import Draw
 from hora_rl.common.config import Config
 from hora_rl.common.types import Prompt, Rollout, VersionSpan
-from research.tasks.recall import prefilled
+from research.tasks.decoding import decode
 from research.tasks.reward import TAGGED, is_right
-
-Sampled = list[tuple[list[int], list[float]]]
 
 
 @dataclass(slots=True)
@@ -58,7 +54,9 @@ class LocalSampler:
     def _answer_all(self) -> None:
         asked, self._asked = self._asked, []
         prompts = torch.from_numpy(np.stack([a.prompt.tokens for a in asked])).long()
-        sampled = iter(self._decode(prompts, [a.draw.n for a in asked]))
+        end, rollout, counts = self._tokenizer.eos_token_id, self._config.rollout, [a.draw.n for a in asked]
+        limits = {"end": end, "most": rollout.max_response_tokens, "temperature": rollout.temperature}
+        sampled = iter(decode(self._model, prompts, counts, random=self._random, **limits))
         for a in asked:
             a.answer.set_result([self._rollout(a, *next(sampled)) for _ in range(a.draw.n)])
 
@@ -76,49 +74,3 @@ class LocalSampler:
             success=self._config.reward.succeeded(rewards),
             round=asked.draw.round,
         )
-
-    @torch.no_grad()
-    def _decode(self, prompts: Tensor, counts: Sequence[int]) -> Sampled:
-        """Tokens and log-probs of `counts[i]` completions of each of the prompts (B, P), prompt by prompt.
-
-        Completions with the same beginning are one row of the model's batch until they part: `node` (n,) is
-        the row at which each open completion stands.
-        """
-        end, most = self._tokenizer.eos_token_id, self._config.rollout.max_response_tokens
-        node = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-        rows = torch.arange(len(node))
-        tokens, logprobs = torch.full((len(node), most), end), torch.zeros(len(node), most)
-        cache, logits = prefilled(self._model, prompts)
-        for place in range(most):
-            log_probs = torch.log_softmax(logits.float() / self._config.rollout.temperature, dim=-1)
-            next_ = self._next(log_probs, node)
-            tokens[rows, place], logprobs[rows, place] = next_, log_probs[node, next_]
-            open_ = next_ != end
-            rows = rows[open_]
-            if not len(rows) or place == most - 1:
-                break
-            words = logits.shape[1]
-            begun, node = torch.unique(node[open_] * words + next_[open_], return_inverse=True)
-            cache.reorder_cache(begun // words)
-            inputs = (begun % words)[:, None]
-            logits = self._model(input_ids=inputs, past_key_values=cache, use_cache=True).logits[:, -1]
-        return _cut(tokens, logprobs, end)
-
-    def _next(self, log_probs: Tensor, node: Tensor) -> Tensor:
-        """A token (n,) for each completion: the i-th at a row of `log_probs` (R, V) gets its i-th draw."""
-        counts = torch.bincount(node, minlength=len(log_probs))
-        draws = torch.multinomial(
-            log_probs.exp(), int(counts.max()), replacement=True, generator=self._random
-        )
-        order = torch.argsort(node, stable=True)
-        place = torch.empty_like(node)
-        place[order] = torch.arange(len(node)) - (counts.cumsum(0) - counts)[node[order]]
-        return draws[node, place]
-
-
-def _cut(tokens: Tensor, logprobs: Tensor, end: int) -> Sampled:
-    """Rows of (N, L), each up to and with its first end token."""
-    lengths = torch.where((tokens == end).any(1), (tokens == end).int().argmax(1) + 1, tokens.shape[1])
-    return [
-        (t[:n], p[:n]) for t, p, n in zip(tokens.tolist(), logprobs.tolist(), lengths.tolist(), strict=True)
-    ]

@@ -1,11 +1,11 @@
 """One cell of a study in one process, without servers: the coordinator's phases, the project's objective and
 optimizer.
 
-    prompts ─► phase_a, rounds, phase_b (sampled here) ─► groups ─► samples ─► one step ─► exact evaluation
+    prompts ─► phase_a, rounds, phase_b (sampled here) ─► groups ─► samples ─► one step ─► evaluation
 
 It is on-policy: batch b is sampled on version b, as in a run with `rollout.max_staleness: 0`. Only recall
-tasks (`research.tasks`) can be trained this way, because their evaluation is exact and their completions are
-short.
+tasks (`research.tasks`) can be trained this way, because their prompts are of equal length and their
+completions are short.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from hora_rl.learner.engine import Engine
 from hora_rl.learner.estimator import estimator_of
 from hora_rl.learner.prefixes import rows_of
 from hora_rl.learner.records import group_record
-from research.study.curve_sources import ExactCurves
+from research.study.curve_sources import TaskCurves
 from research.study.local_sampler import LocalSampler
 from research.study.merging import merged
 from research.tasks.recall import TRAINED, load_task
@@ -55,7 +55,7 @@ class Parts:
     prior: Prior
     engine: Engine
     sampler: LocalSampler
-    curves: ExactCurves
+    curves: TaskCurves
 
 
 def run_cell(config: Config, every: int, *, dynamic: bool = False) -> Path:
@@ -87,14 +87,13 @@ def run_cell(config: Config, every: int, *, dynamic: bool = False) -> Path:
             if step == config.learner.steps:
                 break
             groups = loop.run_until_complete(_batch(parts, step))
-            places = [g.prompt_index for g in groups]
-            rates = parts.curves.sets[TRAINED](parts.engine.hf, places).sum(axis=1).tolist()
+            rates = _rates(parts, groups)
             held += [g for g in groups if not dynamic or 0 < g.hits < g.size]
             grad_norm = 0.0
             if len(held) >= size:
                 grad_norm, held = _train(parts, step, held[:size]), []
             steps.append(_record(config, step, groups, grad_norm))
-            lines = ({**group_record(step, g, config), "p": p} for g, p in zip(groups, rates, strict=True))
+            lines = ({**group_record(step, g, config), **p} for g, p in zip(groups, rates, strict=True))
             records.writelines(json.dumps(line) + "\n" for line in lines)
     return parts.curves.write(config, steps, seconds=time.monotonic() - began)
 
@@ -137,7 +136,7 @@ def _prepare(config: Config) -> Parts:
         prior_of(config.allocation, config.run, config.model.path, prompts),
         engine,
         LocalSampler(engine.hf, tokenizer, config, task.form),
-        ExactCurves(task, tokenizer),
+        TaskCurves(task, tokenizer, config.rollout.max_response_tokens),
     )
 
 
@@ -172,6 +171,14 @@ async def _batch(parts: Parts, step: int) -> list[Group]:
     groups = [found[name] for name in shard.ids]
     parts.prior.update(rows, np.array([g.successes for g in groups], dtype=np.int64), rollout.pre_rollouts)
     return groups
+
+
+def _rates(parts: Parts, groups: list[Group]) -> list[dict[str, float]]:
+    """Of each group the exact success rate of its prompt on the current weights, where the task has one."""
+    if parts.curves.rates is None:
+        return [{} for _ in groups]
+    found = parts.curves.rates(parts.engine.hf, [g.prompt_index for g in groups])
+    return [{"p": p} for p in found.sum(axis=1).tolist()]
 
 
 def _train(parts: Parts, step: int, groups: list[Group]) -> float:

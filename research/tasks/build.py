@@ -59,11 +59,11 @@ def build(name: str, out: Path, seed: int = 0, steps: int | None = None) -> dict
 def save_task(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: RecallTask, out: Path
 ) -> dict[str, object]:
-    """Write the files of a task; returns its rates, as `build` does."""
+    """Write the files of a task; returns its rates, as `build` does, where they are exact."""
     save(model, tokenizer, out / "model")
     task.save(out)
-    success = {s: ExactSuccess(task, s, tokenizer)(model).sum(axis=1) for s in task.sets}
-    measured: dict[str, object] = {s: _rounded(values) for s, values in success.items()}
+    exact = {s: ExactSuccess(task, s, tokenizer)(model).sum(axis=1) for s in task.sets if task.exact}
+    measured: dict[str, object] = {s: _rounded(values) for s, values in exact.items()}
     (out / "measured.json").write_text(json.dumps(measured, indent=1) + "\n")
     return measured
 

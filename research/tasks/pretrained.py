@@ -1,11 +1,11 @@
-"""Recall tasks for a pretrained language model: SmolLM2 adds and subtracts after three examples, or names a
-multiple.
+"""Tasks for a pretrained language model: SmolLM2 adds and subtracts after three examples, names a
+multiple, or solves word problems with working.
 
     python -m research.tasks.pretrained OUT [--task arithmetic] [--seed 0]
 
-No warm start: success rates are those of the model. All prompts have the same number of tokens, all right
-answers too, and a line break ends a completion, so success is exact by teacher forcing. OUT has the files of
-`research.tasks.build`.
+No warm start: success rates are those of the model. All prompts of a task have the same number of tokens, and
+a line break ends a completion. Right answers without working have the same number of tokens too, so their
+success is exact by teacher forcing. OUT has the files of `research.tasks.build`.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.load import load
 from hora_rl.common.weights.pretrained import obtain
 from hora_rl.deploy.demo.build import new_folder
+from research.gradients.bank import SHOTS
 from research.tasks.build import save_task
 from research.tasks.recall import TRAINED, RecallTask
 
@@ -28,10 +29,15 @@ MULTIPLES = (
     "a multiple of 3 between 10 and 28: 21\na multiple of 12 between 20 and 92: 60\n"
     "a multiple of 7 between 31 and 73: 49\na multiple of {{ messages[-1]['content'] }}:"
 )
+WORKED = f"{SHOTS}Q: {{{{ messages[-1]['content'] }}}}\nA:"
 LINE_BREAK = "Ċ"
 """The token of a line break in a vocabulary of bytes."""
 OF_EACH = 300
 """Sums, and as many differences; half of each are trained."""
+TRAINED_PROBLEMS, HELD_OUT_PROBLEMS = 300, 32
+NAMES = ("Tom", "Max", "Sam", "Bob", "Kim", "Lee", "Dan", "Joe")
+THINGS = ("apples", "books", "cards", "eggs", "stamps", "coins", "cups", "toys")
+"""Each a token."""
 RIGHT = 6
 """Right answers of a question for a multiple."""
 
@@ -57,7 +63,31 @@ def multiples(seed: int) -> RecallTask:
     return RecallTask("multiples", questions, right, sets, form=" {}")
 
 
-TASKS = {"arithmetic": (arithmetic, SUMS), "multiples": (multiples, MULTIPLES)}
+def problems(seed: int) -> RecallTask:
+    """Word problems of one step; a right completion is any text that ends with the answer."""
+    rng = np.random.default_rng([seed, 7])
+    asked = dict[str, int]()
+    while len(asked) < TRAINED_PROBLEMS + HELD_OUT_PROBLEMS:
+        name, thing = rng.choice(NAMES), rng.choice(THINGS)
+        a, b, few, many = (int(rng.integers(*of)) for of in ((50, 90), (11, 50), (2, 6), (11, 20)))
+        added = (f"{name} has {a} {thing} and buys {b} more. How many {thing} does {name} have?", a + b)
+        taken = (f"{name} has {a} {thing} and gives away {b}. How many {thing} are left now?", a - b)
+        times = (
+            f"{name} has {few} boxes with {many} {thing} in each. How many are there in all?",
+            few * many,
+        )
+        question, answer = (added, taken, times)[len(asked) % 3]
+        asked[question] = answer
+    sets = {TRAINED: tuple(range(TRAINED_PROBLEMS)), "held-out": tuple(range(TRAINED_PROBLEMS, len(asked)))}
+    right = tuple((str(answer),) for answer in asked.values())
+    return RecallTask("problems", tuple(asked), right, sets, form="… The answer is {}.")
+
+
+TASKS = {
+    "arithmetic": (arithmetic, SUMS),
+    "multiples": (multiples, MULTIPLES),
+    "problems": (problems, WORKED),
+}
 
 
 def build(out: Path, name: str = "arithmetic", seed: int = 0) -> dict[str, object]:

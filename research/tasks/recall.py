@@ -13,14 +13,19 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hora_rl.common.errors import ConfigError
-from research.tasks.reward import TAGGED
+from research.tasks.decoding import decode, prefilled
+from research.tasks.reward import ANY, TAGGED, is_right
 
 TRAINED, TASK_FILE = "trained", "task.json"
 KS = (1, 4, 16, 64, 256)
 """The K of Pass@K that curves have."""
+SAMPLES = 32
+"""Completions of a prompt from which a task that is not exact is evaluated."""
+AT_A_TIME = 4
+"""Prompts that are sampled together: the cache of their completions takes memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,8 @@ class RecallTask:
     """n prompts: their questions, and the right answers of each, as many for every prompt.
 
     `sets` names subsets of the prompts by number; a run trains on "trained", the others are only
-    watched. `form` is a right completion with {} in place of the answer.
+    watched. `form` is a right completion with {} in place of the answer; where it begins with … other text
+    may come before, so many completions are right and success can only be sampled.
     """
 
     name: str
@@ -36,6 +42,15 @@ class RecallTask:
     right: tuple[tuple[str, ...], ...]
     sets: Mapping[str, tuple[int, ...]]
     form: str = TAGGED
+
+    @property
+    def exact(self) -> bool:
+        return not self.form.startswith(ANY)
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The K of its Pass@K."""
+        return tuple(k for k in KS if self.exact or k <= SAMPLES)
 
     def save(self, folder: Path) -> None:
         """Write the task, and its sets as JSONL data sets: `{"problem", "answer"}`, right answers joined by
@@ -92,23 +107,31 @@ class ExactSuccess:
         return _logprobs(model, self._prompts[chosen], self._right[chosen]).sum(dim=2).exp().double().numpy()
 
 
+class SampledSuccess:
+    """Right completions of the prompts of one set whose right answer has many texts, among `SAMPLES` of each,
+    of at most `most` tokens."""
+
+    def __init__(self, task: RecallTask, name: str, tokenizer: PreTrainedTokenizerBase, most: int) -> None:
+        self._task, self._of, self._tokenizer, self._most = task, task.sets[name], tokenizer, most
+        self._prompts = encode_prompts([task.questions[i] for i in self._of], tokenizer)
+
+    def __call__(self, model: PreTrainedModel) -> NDArray[np.int64]:
+        """(n,) counts at temperature 1, of the same random numbers at every call."""
+        random, end = torch.Generator().manual_seed(0), self._tokenizer.eos_token_id
+        texts = list[str]()
+        for prompts in self._prompts.split(AT_A_TIME):
+            counts = [SAMPLES] * len(prompts)
+            drawn = decode(model, prompts, counts, end=end, most=self._most, random=random)
+            texts += [str(self._tokenizer.decode([t for t in tokens if t != end])) for tokens, _ in drawn]
+        gold = ("|".join(self._task.right[i]) for i in self._of for _ in range(SAMPLES))
+        right = [is_right(text, answer, self._task.form) for text, answer in zip(texts, gold, strict=True)]
+        return np.reshape(right, (-1, SAMPLES)).sum(axis=1)
+
+
 def logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
     """(B, L) log-probs of completions (B, L) after prompts (B, P)."""
     logits = model(input_ids=torch.cat([prompts, completions], dim=1)).logits[:, prompts.shape[1] - 1 : -1]
     return torch.log_softmax(logits.float(), dim=-1).gather(-1, completions[..., None])[..., 0]
-
-
-def prefilled(model: PreTrainedModel, prompts: torch.Tensor) -> tuple[DynamicCache, torch.Tensor]:
-    """The cache of prompts (B, P) and the logits (B, V) after them, without gradients. The tokens that all
-    prompts begin with are computed once."""
-    differ = (prompts != prompts[0]).any(dim=0).nonzero()
-    shared = int(differ[0]) if len(differ) else prompts.shape[1] - 1
-    cache = DynamicCache()
-    if shared:
-        model(input_ids=prompts[:1, :shared], past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache.batch_repeat_interleave(len(prompts))
-    rest = prompts[:, shared:]
-    return cache, model(input_ids=rest, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, 0]
 
 
 def _logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:

@@ -2,11 +2,15 @@
 
 TAGGED = "<think></think><answer>{}</answer>"
 """The form of a completion, with {} in place of the answer."""
+ANY = "…"
+"""A form that begins with it allows any text before; the last place that fits the rest is read."""
 
 
 def answer_of(text: str, form: str = TAGGED) -> str | None:
     """The answer of a completion of this form, else None."""
     start, end = form.split("{}")
+    if start.startswith(ANY):
+        text, start = text[max(text.rfind(start[1:]), 0) :], start[1:]
     is_of_form = text.startswith(start) and text.endswith(end)
     return text[len(start) : len(text) - len(end)] if is_of_form else None
 

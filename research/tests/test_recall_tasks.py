@@ -3,9 +3,12 @@
 import asyncio
 import gc
 import json
+import re
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -24,9 +27,9 @@ from research.study.local_sampler import LocalSampler
 from research.study.loop import run_cell
 from research.tasks.build import build
 from research.tasks.catalogue import TASKS
-from research.tasks.pretrained import arithmetic, multiples
-from research.tasks.recall import ExactSuccess, encode_prompts, load_task, logprobs
-from research.tasks.reward import TAGGED, answer_of, one_of
+from research.tasks.pretrained import arithmetic, multiples, problems
+from research.tasks.recall import SAMPLES, ExactSuccess, SampledSuccess, encode_prompts, load_task, logprobs
+from research.tasks.reward import ANY, TAGGED, answer_of, one_of
 from tests.support.jsonl import lines
 
 
@@ -71,6 +74,17 @@ def test_multiples_have_six_right_answers_and_prompts_of_one_form() -> None:
         assert {len(r) for r in right} == {2}
 
 
+def test_word_problems_of_one_step_end_in_their_answer() -> None:
+    task = problems(0)
+    assert task == problems(0) != problems(1)
+    assert [len(s) for s in task.sets.values()] == [300, 32]
+    assert len(set(task.questions)) == 332
+    for question, (answer,) in zip(task.questions, task.right, strict=True):
+        a, b = map(int, re.findall(r"\d+", question))
+        sign = next(s for word, s in {"buys": "+", "gives": "-", "boxes": "*"}.items() if word in question)
+        assert int(answer) == {"+": a + b, "-": a - b, "*": a * b}[sign] > 0
+
+
 @pytest.mark.parametrize("name", ["facts", "many"])
 def test_success_is_the_same_where_all_prompts_begin_alike(name: str) -> None:
     tokenizer, (task, _) = make_tokenizer(MAX_TOKENS), TASKS[name](0)
@@ -92,6 +106,11 @@ def test_rewards_take_one_of_the_right_answers_in_its_format_alone() -> None:
     assert one_of("q", TAGGED.format("12"), "999|123") == 0.0
     assert one_of("q", "123", "999|123") == 0.0
     assert one_of("q", TAGGED.format(""), "999|123") == 0.0
+    worked = "… The answer is {}."
+    assert answer_of(" 2 + 3 = 5. The answer is 4. The answer is 5.", worked) == "5"
+    assert [answer_of(text, worked) for text in ("5.", " The answer is 5", " The answer is 5. Q:")] == [
+        None
+    ] * 3
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +176,10 @@ def test_success_by_teacher_forcing_is_the_frequency_of_right_samples(task_folde
     asked = Prompt(0, task.questions[0], "|".join(task.right[0]), prompt[0].int().numpy())
     rollouts = asyncio.run(sampler.sample(asked, Draw(0, 0, 0, 600)))
     assert stats.binomtest(sum(r.success for r in rollouts), 600, expected).pvalue > 1e-4
+    one_prompt = replace(task, sets={"some": (0,) * 20})
+    counts = SampledSuccess(one_prompt, "some", tokenizer, most=64)(model)
+    assert counts.shape == (20,)
+    assert stats.binomtest(int(counts.sum()), 20 * SAMPLES, expected).pvalue > 1e-4
     one = next(r for r in rollouts if r.success)
     with torch.no_grad():
         found = logprobs(model, prompt, torch.from_numpy(one.tokens)[None].long())[0]
@@ -181,6 +204,22 @@ def test_a_cell_and_a_control_spend_their_budget_and_a_cell_is_repeated_bit_by_b
     weights = {"allocation.rule": "uniform", "learner.objective.group_weight": {"as_if": "hit_utility"}}
     control = cell(configuration(task_folder, tmp_path, **weights, **{"learner.steps": 1}))
     assert control["steps"][0]["rollouts"] == found[0]["steps"][0]["rollouts"] == 48
+
+
+@pytest.mark.system
+def test_a_cell_whose_right_answers_have_many_texts_is_evaluated_by_samples(
+    task_folder: Path, tmp_path: Path
+) -> None:
+    folder = copytree(task_folder, tmp_path / "free")
+    task = load_task(folder)
+    sets = {**task.sets, "held-out": task.sets["trained"][:5]}
+    replace(task, form=f"{ANY}<answer>{{}}</answer>", sets=sets).save(folder)
+    found = cell(configuration(folder, tmp_path))
+    assert [[*point] for point in found["curves"]["held-out"]] == [
+        ["step", "pass@1", "pass@4", "pass@16"]
+    ] * 3
+    assert found["curves"].keys() == {"held-out"}
+    assert all("p" not in group for group in lines(tmp_path / "arm-seed0" / "groups.jsonl"))
 
 
 @pytest.mark.parametrize(

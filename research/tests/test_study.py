@@ -26,7 +26,7 @@ from research.study.curve_sources import check_kept, write_stack_curves
 from research.study.loop import check
 from research.study.stack_cells import at_once
 from research.tasks.catalogue import TASKS
-from research.tasks.pretrained import arithmetic, multiples
+from research.tasks.pretrained import arithmetic, multiples, problems
 from tests.support.pages import blocks
 
 GOOD = {
@@ -48,7 +48,8 @@ ON_THE_STACK = ("facts-stack", "facts-stack-sync", "hora-vs-grpo", "smollm2-stac
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with every task as `python -m research.tasks.build` makes it, with an untrained model."""
     made = {f"{name}{again}": make(0)[0] for name, make in TASKS.items() for again in ("", "-again")}
-    for name, task in {**made, "smollm2": arithmetic(0), "multiples": multiples(0)}.items():
+    real = {"smollm2": arithmetic(0), "multiples": multiples(0), "problems": problems(0)}
+    for name, task in (made | real).items():
         folder = tmp_path / "tasks" / name
         folder.mkdir(parents=True)
         (folder / "model").symlink_to(ROOT / "deploy" / "demo" / "model")
@@ -78,7 +79,8 @@ def test_every_shipped_study_has_valid_cells_of_equal_budget(path: Path, tasks: 
             check_kept(cell.config)
     assert study.name == path.stem
     assert len({c.name for c in found}) == len(found) == len(study.arms) * len(study.seeds) >= 3
-    size = 16 if path.stem == "facts-half" or "smollm2" in path.stem or "multiples" in path.stem else 32
+    smaller = {"facts-half": 16, "smollm2": 16, "multiples": 16, "problems": 8}
+    size = next((n for part, n in smaller.items() if part in path.stem), 32)
     assert {c.config.rollout.group_size * c.config.rollout.prompts_per_batch for c in found} == {size * 16}
 
 
