@@ -12,7 +12,7 @@ from hora_rl.common.data.code import RowTests
 
 ADD = "def add(a, b): return a + b"
 ADDED = "assert add(2, 3) == 5\nassert add(-1, 1) == 0"
-
+EQUAL = "    def __eq__(self, o): return True\n"
 NUMBER = "class Number: pass\ndef f(): return {}"
 MAYBE = "r = f()\nassert r is None or isinstance(r, (int, Number))"
 
@@ -39,10 +39,7 @@ WORKS = {
         assert same(float('nan')) != same(float('nan')) and same(float('inf')) > 10**300
         """,
     ),
-    "near numbers": (
-        "def third(): return 1 / 3",
-        "import math\nassert math.isclose(third(), 0.3333333333333)",
-    ),
+    "near numbers": ("def f(): return 1 / 3", "import math\nassert math.isclose(f(), 0.3333333333333)"),
     "a list that is changed in place": (
         "def sort(xs, seen): xs.sort(); seen.add(1)",
         "xs, seen = [3, 1, 2], set()\nassert sort(xs, seen) is None\nassert xs == [1, 2, 3] and seen == {1}",
@@ -81,16 +78,10 @@ WORKS = {
     "a program that prints": ("print('hello')\n" + ADD, ADDED + "\nprint('tests print too')"),
     "what runs as a script alone": (ADD + "\nif __name__ == '__main__':\n    add(input(), 1)", ADDED),
     "check called by the tests": (ADD, "def check(candidate):\n    assert candidate(2, 3) == 5\ncheck(add)"),
-    "a class that the tests import": (
-        ADD,
-        "from decimal import *\nassert isinstance(add(1, 1), (int, Decimal))",
-    ),
+    "an imported class": (ADD, "from decimal import *\nassert isinstance(add(1, 1), (int, Decimal))"),
     "a class of the tests": (ADD, "class N(int): pass\nassert not isinstance(add(1, 1), N)"),
     "a class of an answer": (ADD, "assert isinstance(add(1, 1), type(add(2, 2)))"),
-    "an abstract class": (
-        ADD,
-        "import collections.abc\nassert not isinstance(add(1, 1), collections.abc.Sized)",
-    ),
+    "an abstract class": (ADD, "from collections.abc import Sized\nassert not isinstance(add(1, 1), Sized)"),
     "recursion and imports": (
         "import functools\n@functools.cache\ndef fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)",
         "assert fib(200) == 280571172992510140037611932413038677189525",
@@ -105,13 +96,9 @@ FOOLS_NOBODY = {
     "raises": "def add(a, b): raise AssertionError",
     "raises an end": "def add(a, b): raise SystemExit(0)",
     "prints a pass": "print('pass')\ndef add(a, b): print('pass'); return None",
-    "equals everything": "class E:\n    def __eq__(self, o): return True\ndef add(a, b): return E()",
-    "an int that equals everything": (
-        "class I(int):\n    def __eq__(self, o): return True\ndef add(a, b): return I(7)"
-    ),
-    "a list that equals everything": (
-        "class L(list):\n    def __eq__(self, o): return True\ndef add(a, b): return L()"
-    ),
+    "equals everything": f"class E:\n{EQUAL}def add(a, b): return E()",
+    "an int that equals everything": f"class I(int):\n{EQUAL}def add(a, b): return I(7)",
+    "a list that equals everything": f"class L(list):\n{EQUAL}def add(a, b): return L()",
     "contains everything": "class C:\n    def __contains__(self, x): return True\ndef add(a, b): return C()",
     "changes Python": "import builtins\nbuiltins.AssertionError = Exception\ndef add(a, b): return None",
     "names of Python's": "def all(x): return True\nabs = len = all\ndef add(a, b): return None",
@@ -201,23 +188,22 @@ def test_tests_that_cannot_run_judge_nothing(runner: Runner, program: str, tests
 
 
 @pytest.mark.parametrize(
-    ("program", "tests"),
+    ("program", "tests", "why"),
     [
-        ("def f(): return '1*2*3*'", "assert eval(f()) == 6"),
-        ("def f(): return '1 +'", "import ast\nassert ast.literal_eval(f()) == 6"),
-        ("def f(): return 'no_such_module'", "assert __import__(f())"),
-        (DEEP, "assert dec(enc('a')) == 'a'"),
+        ("def f(): return '1*2*3*'", "assert eval(f()) == 6", ""),
+        ("def f(): return '1 +'", "import ast\nassert ast.literal_eval(f()) == 6", ""),
+        ("def f(): return 'no_such_module'", "assert __import__(f())", ""),
+        (DEEP, "assert dec(enc('a')) == 'a'", ""),
+        ("def add(a, b):\n    import numpy\n    return a + b", ADDED, "numpy"),
     ],
 )
-def test_what_tests_make_of_a_wrong_answer_is_wrong(runner: Runner, program: str, tests: str) -> None:
-    assert not judged(runner, program, tests).right
-    assert judged(runner, ADD, ADDED).right
-
-
-def test_an_import_that_fails_in_the_program_is_its_own_fault(runner: Runner) -> None:
-    found = judged(runner, "def add(a, b):\n    import numpy\n    return a + b", ADDED)
+def test_an_error_that_the_program_causes_is_its_own(
+    runner: Runner, program: str, tests: str, why: str
+) -> None:
+    found = judged(runner, program, tests)
     assert not found.right
-    assert "numpy" in found.why
+    assert why in found.why
+    assert judged(runner, ADD, ADDED).right
 
 
 @pytest.mark.system

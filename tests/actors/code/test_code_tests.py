@@ -36,10 +36,15 @@ async def scores(*answers: Answer, **settings: Any) -> list[float]:
         return list(await asyncio.gather(*map(pool.score, answers)))
 
 
-async def test_a_program_is_right_where_it_passes_every_test() -> None:
+async def test_a_program_is_right_where_it_passes_every_test_of_its_row() -> None:
     crash, chatty = "int('x')", RIGHT + "\nprint('done')"
     given = [answer(p) for p in (RIGHT, WRONG, crash, chatty, None, "x" * 100_001, "\udc80")]
     assert await scores(*given) == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    check = "def check(candidate):\n    assert candidate(1) == 2"
+    plus, minus = "def f(x): return x + 1", "def f(x): return x - 1"
+    rows = [answer(plus, ["assert f(1) == 2"]), answer(minus, ["assert f(1) == 2"])]
+    rows += [answer(plus, check, entry_point="f"), answer(minus, check, entry_point="f")]
+    assert await scores(*rows) == [1.0, 0.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("kind", ["pairs", "assertions"])
@@ -53,14 +58,6 @@ async def test_every_hostile_program_is_a_wrong_answer(kind: str) -> None:
                 source = source.replace(word, value)
             assert await pool.score(answer(PRELUDE + source, tests)) == 0.0, name
         assert await pool.score(answer(right, tests)) == 1.0
-
-
-async def test_assertions_and_entry_points_are_read_from_the_row() -> None:
-    check = "def check(candidate):\n    assert candidate(1) == 2"
-    plus, minus = "def f(x): return x + 1", "def f(x): return x - 1"
-    rows = [answer(plus, ["assert f(1) == 2"]), answer(minus, ["assert f(1) == 2"])]
-    rows += [answer(plus, check, entry_point="f"), answer(minus, check, entry_point="f")]
-    assert await scores(*rows) == [1.0, 0.0, 1.0, 0.0]
 
 
 async def test_the_same_program_is_judged_once_for_the_same_tests() -> None:

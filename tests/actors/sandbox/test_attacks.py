@@ -103,9 +103,7 @@ def test_a_program_that_takes_its_time_is_ended(name: str) -> None:
         assert sandbox.run("print(1)").out == b"1\n"
 
 
-PLAIN = (
-    SETUP
-    + """
+PLAIN = f"""{SETUP}
 import os
 sys.path.insert(0, sys.argv[1])
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
@@ -121,14 +119,13 @@ for name, source in ATTACKS.items():
 print(box.run("print(1)").out)
 box.close()
 """
-)
 
 
 @pytest.mark.system
 @pytest.mark.core
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("without", [(), ("namespaces",)], ids=["with user namespaces", "without"])
-def test_a_hostile_program_of_a_plain_user_s_run_harms_nothing(
+def test_programs_of_a_plain_user_s_run_harm_nothing(
     without: tuple[str, ...], folder: Path, port: int
 ) -> None:
     """As in a container that gives neither root nor namespaces."""

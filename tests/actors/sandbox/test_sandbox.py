@@ -191,10 +191,8 @@ def test_no_process_is_left_when_the_caller_is_killed() -> None:
         "    box.start('import time; time.sleep(60)')\n"
         "print('ready', flush=True); input()"
     )
-    caller = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert caller.stdout is not None
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    caller = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
     assert caller.stdout.readline() == "ready\n"
     family = psutil.Process(caller.pid).children(recursive=True)
     assert len(family) >= 4
