@@ -1,40 +1,93 @@
-"""Warm-up gate, prior and lengths over the cycles of a run, on a real Redis: every coordinator knows the same
-and no more than it may, and whole simulated runs follow from the cycles, not from timing."""
+"""Warm-up gate, prior and lengths over the cycles of a run, on a real Redis: what batches know."""
 
 import asyncio
 import json
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hora_rl.actors.coordinator.allocation import allocate_round
 from hora_rl.actors.coordinator.cycles import Cycles
 from hora_rl.actors.coordinator.leases import Leases
+from hora_rl.actors.coordinator.shard import Allocation, PhaseCounts
 from hora_rl.allocator import allocate
+from hora_rl.allocator.posterior import Float, Int
 from hora_rl.allocator.priors import FixedPrior
 from hora_rl.common.config import Config
+from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.live.keys import Keys
-from hora_rl.common.live.redis import connect
+from hora_rl.common.live.redis import connect, connect_async
 from hora_rl.common.live.state import read_state
 from tests.support.coordination import begun, killed, to_the_end
-from tests.support.cycles import (
-    G0,
-    SHARDS,
-    Counting,
-    G,
-    N,
-    complete,
-    config_of,
-    coordinators,
-    knows,
-    report,
-    rows,
-    shared_out,
-)
+from tests.support.coordination import config_of as small_run
 from tests.support.simulated import Fleet, Learner, coordinate, prompts
+
+N, SHARDS, GAMMA, G, G0 = 6, 2, 4, 6, 2
+FLEET = Fleet(lambda request, lengths: 0.002)
+PHASE_WEIGHT = {"learner.objective.advantage": "rloo", "learner.objective.phase_weight": "unbiased"}
+
+
+def config_of(name: str, staleness: int = 0, **more: Any) -> Config:
+    shape = {"rollout.prompts_per_batch": GAMMA, "rollout.group_size": G, "rollout.shards": SHARDS}
+    warmup = {"allocation.warmup.enabled": "true", "allocation.warmup.cycles": 2}
+    return small_run(name, staleness, **{**shape, **warmup, **more})
+
+
+class Counting:
+    """A prior that predicts Beta(1 + how often a prompt was met, 1 + 20 times its successes)."""
+
+    name, learns = "counting", True
+
+    def __init__(self) -> None:
+        self.met, self.hits = np.zeros(N), np.zeros(N)
+
+    def predict(self, prompts: Int) -> tuple[Float, Float]:
+        return 1.0 + self.met[prompts], 1.0 + 20 * self.hits[prompts]
+
+    def update(self, prompts: Int, successes: Int, trials: int) -> None:
+        assert trials == G0
+        np.add.at(self.met, prompts, 1)
+        np.add.at(self.hits, prompts, successes)
+
+
+def rows(config: Config, batch: int, shard: int) -> list[int]:
+    places = mixed_rows(batch, GAMMA, Mixture((N,)), config.run.seed, config.data.shuffle)
+    return [row for _, row in places][shard * 2 : shard * 2 + 2]
+
+
+def report(config: Config, batch: int, shard: int) -> dict[str, Any]:
+    rewards, prompts = {"format": 1.0, "accuracy": 0.0}, rows(config, batch, shard)
+    return {"batch": batch, "shard": shard, "rewards": rewards, "prompts": prompts, "successes": [1, 2]}
+
+
+@asynccontextmanager
+async def coordinators(
+    redis_url: str, config: Config, prior: Callable[[], Any] = FixedPrior
+) -> AsyncIterator[Callable[[], Cycles]]:
+    """A function that makes one more coordinator's `Cycles`."""
+    async with connect_async(redis_url) as redis:
+        yield lambda: Cycles(redis, config, prior(), Mixture((N,)))
+
+
+async def complete(cycles: Cycles, config: Config, cycle: int) -> None:
+    for shard in range(SHARDS):
+        await cycles.complete(report(config, cycle, shard))
+
+
+async def knows(cycles: Cycles, batch: int) -> bool:
+    await cycles.observe()
+    return cycles.known(batch)
+
+
+def shared_out(
+    cycles: Cycles, config: Config, batch: int, shard: int = 0, c: tuple[int, ...] = (0, 1)
+) -> Allocation:
+    return allocate_round(config, cycles.of(batch), rows(config, batch, shard), (), PhaseCounts(c, ()))
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
@@ -138,14 +191,10 @@ async def test_once_no_cycle_can_change_anything_no_batch_waits_for_one(redis_ur
         assert cycles.of(1).rule == "uniform", "and yet batch 1 knows no cycle"
 
 
-FLEET = Fleet(lambda request, lengths: 0.002)
-
-
 def rules_by_batch(redis_url: str, config: Config) -> list[set[str]]:
     reports = [json.loads(text) for text in connect(redis_url).hvals(Keys(config.run.name).shards)]
-    return [
-        {r["rule"] for r in reports if r["batch"] == b} for b in range(1 + max(r["batch"] for r in reports))
-    ]
+    last = max(r["batch"] for r in reports)
+    return [{r["rule"] for r in reports if r["batch"] == b} for b in range(last + 1)]
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])
@@ -215,11 +264,8 @@ async def test_a_budget_in_tokens_goes_by_the_lengths_of_known_cycles(redis_url:
             assert means == [None, 10.0, 15.0], "tokens of a prompt's two pre-rollouts"
 
 
-PHASE_WEIGHT = {"learner.objective.advantage": "rloo", "learner.objective.phase_weight": "unbiased"}
-
-
 @pytest.mark.parametrize(("more", "least"), [({}, 0), (PHASE_WEIGHT, 1)], ids=["pooled", "unbiased"])
-async def test_weights_by_phase_give_every_prompt_a_phase_b(
+async def test_phase_weights_give_each_prompt_a_phase_b(
     redis_url: str, more: dict[str, str], least: int
 ) -> None:
     config = config_of(f"phase-b-{least}", **{"allocation.warmup.enabled": "false", **more})
