@@ -1,5 +1,4 @@
-"""A user's own rewards, of one completion and of a whole group: they get the whole row, name it when they
-fail, and are waited for while their service is away. What is a success is the run's own definition."""
+"""A user's own rewards, of one completion and of a whole group, and what the run calls a success."""
 
 import asyncio
 import json
@@ -27,6 +26,9 @@ from tests.support.groups import completion, group, rollout
 from tests.support.handles import Handle
 
 MODULE = "own_rewards_of_a_user"
+BREVITY = "tests.system.own_reward:brevity"
+TAGGED = "<think>1+1</think><answer>2</answer>"
+RIGHT, WRONG = {"format": 1.0, "accuracy": 1.0}, {"format": 0.0, "accuracy": 0.0}
 OWN = """
 import asyncio, time
 from pathlib import Path
@@ -205,11 +207,6 @@ async def test_the_row_goes_to_rewards_that_may_read_it_and_to_nobody_else(tmp_p
         assert handle.asked[0][0].prompt.row == {}
 
 
-BREVITY = "tests.system.own_reward:brevity"
-TAGGED = "<think>1+1</think><answer>2</answer>"
-RIGHT, WRONG = {"format": 1.0, "accuracy": 1.0}, {"format": 0.0, "accuracy": 0.0}
-
-
 async def test_success_follows_the_reward_that_the_run_names_and_is_judged_with_an_opened_thought() -> None:
     config = configured(weights={"format": 0.5, BREVITY: 0.5}, success=BREVITY, success_at=0.7)
     one, two = {"format": 1.0, BREVITY: 0.6}, {"format": 0.0, BREVITY: 0.7}
@@ -238,12 +235,6 @@ async def test_rewards_in_use_and_success_alone_are_computed_of_the_answer_as_th
 ) -> None:
     with closing(VerifierPool(Reward.model_validate(reward))) as pool:
         assert await pool.score_batch([("1+1=?", text, "2")]) == [found]
-
-
-@pytest.mark.parametrize("name", ["own:f[", "own:f[]", "own:f]", "own:", ":f", "own:f[a]b", "own f:g"])
-def test_a_name_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="unknown reward"):
-        load("tiny", [f"reward.weights={{'{name}': 1.0}}"])
 
 
 def tiny(**reward: Any) -> Any:

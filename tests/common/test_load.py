@@ -1,5 +1,4 @@
-"""A configuration loads from a file, a Serve file or a preset. A setting that cannot be, or cannot stand with
-another, is refused in one line: key, value and reason."""
+"""A configuration loads from a file, a Serve file or a preset, or is refused in one line a mistake."""
 
 import re
 from collections.abc import Iterator
@@ -115,17 +114,13 @@ def test_two_configurations_are_compared_key_by_key() -> None:
         ("telemetry.rollouts", "none", Scope.PART),
     ],
 )
-def test_a_key_says_what_may_hold_another_value_of_it(
-    tmp_path: Path, key: str, value: str, scope: Scope
-) -> None:
+def test_a_key_says_what_may_have_another_value(tmp_path: Path, key: str, value: str, scope: Scope) -> None:
     here, other = from_args(GOOD), load(written(tmp_path, GOOD), [f"{key}={value}"])
     for below in (Scope.START, Scope.PART):
         assert len(differences(here, other, below=below)) == (scope < below)
 
 
-def test_what_lies_in_the_working_folder_is_found_from_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lies_here_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mymodel").mkdir()
     (tmp_path / "problems.ndjson").write_text("{}\n")
     (tmp_path / "arithmetic").mkdir()
@@ -139,10 +134,7 @@ def test_what_lies_in_the_working_folder_is_found_from_any_other(
 
 KEYS = [
     ("rolout={}", "rolout: unknown key; did you mean rollout?"),
-    (
-        "learner.checkpoint_aside=true",
-        "learner.checkpoint_aside: unknown key; did you mean async_checkpoint?",
-    ),
+    ("learner.checkpoint_aside=true", "checkpoint_aside: unknown key; did you mean async_checkpoint?"),
     ("learner.lora.rnak=8", "learner.lora.rnak: unknown key; did you mean rank?"),
     ("model={}", "model.path: is required"),
     ("rollout.pre_rollouts=32", "rollout.pre_rollouts (32) must be smaller than rollout.group_size (16)"),
@@ -153,8 +145,16 @@ KEYS = [
     ("reward.success=acuracy", "'acuracy'"),
     ("reward.answer='boxed '", "'boxed '"),
     ("environment={path: guess, max_replicas: 2, replicas: 3}", "environment.max_replicas (2) must be at"),
+    ("allocation.rounds=900", "(900) exceeds the Phase B rollouts of a shard, (Γ/shards)·(G - G0) = "),
+    ("learner.offload_optimizer=true", "learner.offload_optimizer needs ZeRO, and learner.zero_stage is 0"),
+    *(
+        (f"reward.weights={{'{name}': 1.0}}", "unknown reward")
+        for name in ("own:f[", "own:f[]", "own:f]", "own:", ":f", "own:f[a]b", "own f:g")
+    ),
 ]
-EVALUATION = [
+SEVERAL = [
+    ("allocation.rounds=4 allocation.stop=hit allocation.rule=uniform", "allocation.stop (hit) goes by"),
+    ("allocation.rounds=4 allocation.stop=mixed reward.success_at=0", "no rollout fails"),
     ("learner.keep_best=pass@16", "learner.keep_best (pass@16) compares evaluations during training:"),
     ("evaluation.every=5 learner.keep_best=pass@3", "learner.keep_best (pass@3) is not measured:"),
     ("evaluation.every=5 evaluation.path=null", "evaluation.every (5) needs held-out problems"),
@@ -212,6 +212,7 @@ OBJECTIVE = [
     ("phase_weight=unbiased", "learner.objective.phase_weight (unbiased) needs advantage rloo"),
     ("lambda=0", "learner.objective.lambda (0): Input should be greater than 0"),
 ]
+PHASES = "advantage=rloo phase_weight=unbiased"
 UNBIASED = [
     ("allocation.rule=hard_first", "needs a Phase B of every prompt, and rule hard_first"),
     ("allocation.stop=hit allocation.rounds=4", "rule hit_utility with stop hit"),
@@ -231,14 +232,11 @@ def named(settings: str, section: str = "") -> list[str]:
     ("settings", "line"),
     [
         *(([setting], line) for setting, line in (*KEYS, *CODE_TESTS, *NOT_FINITE)),
-        *((settings.split(), line) for settings, line in EVALUATION),
+        *((settings.split(), line) for settings, line in SEVERAL),
         *((named(one, "learner.lora."), line) for one, line in LORA),
         *((["rollout.max_staleness=0", "generator.sleep=step", one], line) for one, line in SLEEP),
         *((named(one, "learner.objective."), line) for one, line in OBJECTIVE),
-        *(
-            (named(f"advantage=rloo phase_weight=unbiased {one}", "learner.objective."), line)
-            for one, line in UNBIASED
-        ),
+        *((named(f"{PHASES} {one}", "learner.objective."), line) for one, line in UNBIASED),
     ],
 )
 def test_each_mistake_is_one_line_with_key_value_and_reason(settings: list[str], line: str) -> None:
@@ -277,7 +275,11 @@ def test_no_setting_is_of_a_kind_that_takes_any_number() -> None:
     [
         "generator.sleep=step rollout.max_staleness=0",
         "advantage=pkpo k=16 allocation.rule=uniform",  # uniform sampling makes no group smaller than G
-        "advantage=rloo phase_weight=unbiased",
+        PHASES,
+        *(
+            f"learner.offload_optimizer=true {more}"
+            for more in ("learner.zero_stage=1", "model.dtype=bfloat16")
+        ),
         "learner.lora.rank=16 learner.lora.alpha=24",  # float32 rounds nothing
     ],
 )
