@@ -20,8 +20,7 @@ from hora_rl.common.types import BELOW_TRAINING
 LIMITS = Serve()
 CHAT = {"messages": [{"role": "user", "content": "37+58=?"}]}
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
-
-
+KEY = {"Authorization": "Bearer secret"}
 NOT_SERVED = (
     *("priority", "request_id", "prompt_logprobs", "echo", "use_beam_search", "logit_bias", "cache_salt"),
     *("allowed_token_ids", "structured_outputs", "response_format", "chat_template"),
@@ -60,32 +59,25 @@ def test_what_a_request_may_not_choose_is_ours() -> None:
         ({"messages": ["hi"]}, "messages.0 must be an object with a role"),
         ({"min_weight_version": -1}, "min_weight_version must be"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content must be text"),
-    ],
-)
-def test_what_is_not_served_is_refused_and_not_dropped(change: dict[str, Any], reason: str) -> None:
-    with pytest.raises(Refused, match=reason):
-        asked({**CHAT, **change})
-
-
-@pytest.mark.parametrize("prompt", ["", "a", [1, 2], ["a", "b"], [[1], [2, 3]]])
-def test_prompts_come_as_texts_and_as_tokens(prompt: Any) -> None:
-    assert asked({"prompt": prompt}, "completion")["prompt"] == prompt
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
         *(
             ({"prompt": prompt}, "prompt must be a text")
             for prompt in (None, [], {}, 5, [1, "a"], [[]], [[1], "a"], [None], [True], [-1], [2**31])
         ),
         ({"prompt": ["a"] * 3, "n": 3}, "asks for more than 8 completions"),
-        *(({"stop": stop}, "stop holds a lone surrogate") for stop in ("\ud800", ["x", "\ud800"])),
+        *(
+            ({"prompt": "a", "stop": stop}, "stop holds a lone surrogate")
+            for stop in ("\ud800", ["x", "\ud800"])
+        ),
     ],
 )
-def test_other_completions_are_refused(change: dict[str, Any], reason: str) -> None:
+def test_what_is_not_served_is_refused_and_not_dropped(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(Refused, match=reason):
-        asked({"prompt": "a", **change}, "completion")
+        asked(change, "completion") if "prompt" in change else asked({**CHAT, **change})
+
+
+@pytest.mark.parametrize("prompt", ["", "a", [1, 2], ["a", "b"], [[1], [2, 3]]])
+def test_prompts_come_as_texts_and_as_tokens(prompt: Any) -> None:
+    assert asked({"prompt": prompt}, "completion")["prompt"] == prompt
 
 
 class Inner:
@@ -108,28 +100,25 @@ def guarded(inner: Inner, token: str = "secret", per_minute: int = 600) -> httpx
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://endpoint")
 
 
-KEY = {"Authorization": "Bearer secret"}
-
-
 async def ask(client: httpx.AsyncClient, **options: Any) -> httpx.Response:
     return await client.post("/completions", **options)
 
 
+WRONG = ["Bearer wrong", "secret", "Basic secret", "Bearer ", "Bearer s\xe9cret"]
+
+
 @pytest.mark.parametrize(
-    "key", [None, "Bearer wrong", "secret", "Basic secret", "Bearer ", "Bearer s\xe9cret"]
+    ("key", "token"), [(None, "secret"), *((k, "secret") for k in WRONG), ("Bearer ", "")]
 )
-async def test_without_the_key_nothing_is_read(key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_key_of_a_run_nothing_is_read(
+    key: str | None, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HORA_TOKEN", raising=False)
     inner = Inner()
     headers = {} if key is None else {"Authorization": key.encode("latin-1")}
-    found = await ask(guarded(inner), headers=headers, content=b"x" * 5000)
+    found = await ask(guarded(inner, token), headers=headers, content=b"x" * 5000)
     assert (found.status_code, inner.bodies) == (401, [])
     assert found.json()["error"]["code"] == 401
-
-
-async def test_a_run_without_a_token_opens_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HORA_TOKEN", raising=False)
-    assert (await ask(guarded(Inner(), token=""), headers={"Authorization": "Bearer "})).status_code == 401
 
 
 async def chunks(n: int) -> Any:
@@ -139,14 +128,12 @@ async def chunks(n: int) -> Any:
 
 async def test_a_request_that_is_too_large_is_cut_off_whatever_its_length_says() -> None:
     inner = Inner()
-    assert (await ask(guarded(inner), headers=KEY, content=b"x" * 1025)).status_code == 413
-    assert (await ask(guarded(inner), headers=KEY, content=chunks(5))).status_code == 413
-    assert (
-        await ask(guarded(inner), headers={**KEY, "content-length": "0x9"}, content=b"")
-    ).status_code == 413
+    client, no_number = guarded(inner), {**KEY, "content-length": "0x9"}
+    for headers, large in ((KEY, b"x" * 1025), (KEY, chunks(5)), (no_number, b"")):
+        assert (await ask(client, headers=headers, content=large)).status_code == 413
     assert inner.bodies == []
-    assert (await ask(guarded(inner), headers=KEY, content=b"x" * 1024)).status_code == 200
-    assert (await ask(guarded(inner), headers=KEY, content=chunks(4))).status_code == 200
+    for fits in (b"x" * 1024, chunks(4)):
+        assert (await ask(client, headers=KEY, content=fits)).status_code == 200
     assert [len(body) for body in inner.bodies] == [1024, 1024]
 
 
