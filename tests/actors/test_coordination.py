@@ -1,5 +1,4 @@
-"""Coordinators and a learner that die at random moments, on a real Redis: nothing is lost, nothing is
-doubled. When a coordinator waits, gives up or samples again."""
+"""Coordinators and a learner that die at random moments, on a real Redis, lose and double nothing."""
 
 import asyncio
 import json
@@ -36,6 +35,11 @@ from tests.support.coordination import (
 from tests.support.held import rollouts_held
 from tests.support.simulated import Fleet, coordinate, prompts, score, score_by_chance
 
+IN_ROUNDS = {"rollout.group_size": 10, "allocation.rounds": 4, "rollout.samples_per_request": 2}
+RANK = "own:by_length"
+AS_IF = {"allocation.rule": "uniform", "learner.objective.group_weight": "{as_if: hit_utility}"}
+ROUNDS_3 = {"allocation.rounds": "3"}
+
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 @pytest.mark.parametrize("seed", [0, 1])
@@ -49,9 +53,6 @@ async def test_every_group_is_trained_once_whoever_dies_when(
     await with_deaths(config, redis_url, chance, monkeypatch)
 
 
-IN_ROUNDS = {"rollout.group_size": 10, "allocation.rounds": 4, "rollout.samples_per_request": 2}
-
-
 @pytest.mark.parametrize("stop", ["none", "hit", "mixed"])
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
@@ -59,18 +60,14 @@ async def test_every_round_is_divided_once_whoever_dies_when(
     redis_url: str, stop: str, staleness: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(f"{stop}:{staleness}:{seed}")
-    config = config_of(
-        f"rounds-{stop}-{staleness}-{seed}", staleness, steps=4, **IN_ROUNDS, **{"allocation.stop": stop}
-    )
+    name, more = f"rounds-{stop}-{staleness}-{seed}", {**IN_ROUNDS, "allocation.stop": stop}
+    config = config_of(name, staleness, steps=4, **more)
     if (seed + staleness) % 4 in (1, 2):
         monkeypatch.setattr(Leases, "release", keeps_its_lease)
     await with_deaths(config, redis_url, chance, monkeypatch, deaths=8, scoring=score_by_chance)
     for report in map(json.loads, connect(redis_url).hvals(Keys(config.run.name).shards)):
         assert [sum(r["extra"]) for r in report["rounds"]] == [PROMPTS // 3 * (10 - 2) // 4] * 4
         assert_stops(report, stop)
-
-
-RANK = "own:by_length"
 
 
 async def by_length(prompt: Prompt, group: Group) -> Group:
@@ -152,13 +149,7 @@ async def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_lear
     assert made[0].waiting_for == "requests: 0 at generators, 0 at verifiers"
 
 
-AS_IF = {"allocation.rule": "uniform", "learner.objective.group_weight": "{as_if: hit_utility}"}
-ROUNDS_3 = {"allocation.rounds": "3"}
-
-
-@pytest.mark.parametrize(
-    "more", [{}, AS_IF, ROUNDS_3], ids=["hit_utility", "uniform as if hit_utility", "3 rounds"]
-)
+@pytest.mark.parametrize("more", [{}, AS_IF, ROUNDS_3], ids=["hit_utility", "as if hit_utility", "3 rounds"])
 @pytest.mark.parametrize("part", ["pre_rollouts", "additional"])
 async def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_gave_it(
     redis_url: str, part: str, more: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -233,13 +224,12 @@ class Together(Fleet):
 
 
 @pytest.mark.parametrize(
-    ("name", "more"),
-    [("rule", {"allocation.rule": "uniform"}), ("gate", {"allocation.warmup.enabled": "true"})],
+    "more", [{"allocation.rule": "uniform"}, {"allocation.warmup.enabled": "true"}], ids=["rule", "gate"]
 )
-async def test_a_shard_whose_allocation_needs_no_counts_asks_for_everything_at_once(
-    redis_url: str, name: str, more: dict[str, str]
+async def test_a_shard_that_needs_no_counts_asks_for_everything_at_once(
+    redis_url: str, more: dict[str, str]
 ) -> None:
-    config = config_of(f"at-once-{name}", staleness=0, steps=2, **more)
+    config = config_of(f"at-once-{'-'.join(more)}", staleness=0, steps=2, **more)
     fleet = Together(expected=2 * PROMPTS // 3)  # two rollouts and three rollouts of each prompt
     await to_the_end(config, redis_url, fleet)
     assert set(fleet.asked.values()) == {4}, "and for nothing twice"

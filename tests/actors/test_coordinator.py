@@ -1,5 +1,4 @@
-"""A coordinator that cannot go on says why, where every view finds it, instead of being started again for
-ever. Heartbeats of replicas that were replaced long ago are let go of; what views show stays."""
+"""A coordinator that cannot go on says why where every view finds it, and what it writes for views."""
 
 import asyncio
 import json

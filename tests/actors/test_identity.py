@@ -18,16 +18,14 @@ from hora_rl.common.live.redis import connect, connect_async
 from hora_rl.common.load import load
 from hora_rl.common.types import Prompt
 from hora_rl.deploy.machine.redis_server import RedisServer
+from tests.support.simulated import prompts
 
 KEYS = Keys("r")
+PROMPTS = prompts(5)
 
 
 def config_of(**settings: Any) -> Config:
     return load("tiny", ["run.name=r", *(f"{k.replace('__', '.')}={v}" for k, v in settings.items())])
-
-
-def prompts(n: int = 5) -> list[Prompt]:
-    return [Prompt(i, f"problem {i}", "1", np.array([i, 7], dtype=np.int32)) for i in range(n)]
 
 
 async def start(server: RedisServer, config: Config, data: Sequence[Prompt]) -> None:
@@ -37,7 +35,7 @@ async def start(server: RedisServer, config: Config, data: Sequence[Prompt]) -> 
 
 async def begin(server: RedisServer) -> Any:
     """A run with a plan, and a client of its Redis."""
-    await start(server, config_of(), prompts())
+    await start(server, config_of(), PROMPTS)
     client = connect(server.url)
     client.hset(KEYS.plans, "0:0", "{}")
     return client
@@ -51,7 +49,7 @@ async def test_a_run_that_has_begun_refuses_other_settings_by_name(redis_server:
     client, own = await begin(redis_server), config_of()
     changed = config_of(run__seed=5, rollout__prompts_per_batch=8, generator__replicas=3)
     with pytest.raises(RunError) as refused:
-        await start(redis_server, changed, prompts())
+        await start(redis_server, changed, PROMPTS)
     said = str(refused.value)
     assert f"rollout.prompts_per_batch: {own.rollout.prompts_per_batch} != 8; run.seed: 0 != 5" in said
     assert "generator.replicas" not in said
@@ -63,12 +61,12 @@ async def test_a_run_that_has_begun_may_be_scaled_moved_and_prolonged(redis_serv
     parts = {"generator__replicas": 3, "verifier__processes": 2, "coordinator__replicas": 2}
     places = {"queue__url": "redis://elsewhere:1", "telemetry__http_port": 0, "learner__workers": 2}
     changed = config_of(**parts, **places, rollout__shards_in_flight=2, learner__steps=999)
-    await start(redis_server, changed, prompts())
+    await start(redis_server, changed, PROMPTS)
     assert stored(client) == changed
 
 
 async def test_before_its_first_plan_a_run_may_become_another(redis_server: RedisServer) -> None:
-    await start(redis_server, config_of(), prompts())
+    await start(redis_server, config_of(), PROMPTS)
     await start(redis_server, config_of(run__seed=5), prompts(9))
     client = connect(redis_server.url)
     assert stored(client).run.seed == 5
@@ -77,7 +75,7 @@ async def test_before_its_first_plan_a_run_may_become_another(redis_server: Redi
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize(
-    "change", [{"text": "another"}, {"answer": "2"}, {"tokens": np.array([3, 9], dtype=np.int32)}, None]
+    "change", [{"text": "another"}, {"answer": "2"}, {"tokens": np.array([3, 9], np.int32)}, None]
 )
 async def test_other_prompts_under_the_same_settings_are_refused(
     redis_server: RedisServer, change: dict[str, Any] | None, begun: bool
@@ -85,8 +83,8 @@ async def test_other_prompts_under_the_same_settings_are_refused(
     client = await begin(redis_server)
     if not begun:  # coordinators of one application, on machines that hold different data
         client.delete(KEYS.plans)
-    await start(redis_server, config_of(), prompts())
-    others = prompts(4) if change is None else [*prompts()[:3], replace(prompts()[3], **change), prompts()[4]]
+    await start(redis_server, config_of(), PROMPTS)
+    others = PROMPTS[:4] if change is None else [*PROMPTS[:3], replace(PROMPTS[3], **change), PROMPTS[4]]
     with pytest.raises(RunError, match=r"has begun with 5 prompts .* gives (4|5) others"):
         await start(redis_server, config_of(), others)
     assert json.loads(client.hget(KEYS.state, "prompts"))["n"] == 5
@@ -97,7 +95,7 @@ async def test_settings_that_came_with_a_newer_version_are_no_change(redis_serve
     older = json.loads(client.get(KEYS.config))
     del older["rollout"]["attempts"], older["allocation"]["max_group_size"]
     client.set(KEYS.config, json.dumps(older))
-    await start(redis_server, config_of(), prompts())
+    await start(redis_server, config_of(), PROMPTS)
     assert stored(client) == config_of()
 
 
@@ -106,7 +104,7 @@ async def test_a_run_of_another_schema_is_refused_in_one_line(redis_server: Redi
     known = json.loads(client.hget(KEYS.state, "prompts"))
     client.hset(KEYS.state, "prompts", json.dumps({k: v for k, v in known.items() if k != "schema"}))
     with pytest.raises(RunError, match="run 'r' was begun by another version of hora") as refused:
-        await start(redis_server, config_of(), prompts())
+        await start(redis_server, config_of(), PROMPTS)
     assert "\n" not in str(refused.value)
 
 

@@ -40,11 +40,9 @@ async def keys_of(client: AsyncRedis) -> set[str]:
 
 
 def same(one: Plan | None, other: Plan) -> bool:
-    assert one is not None
-    tokens = [
-        [(g.id, r.phase, r.tokens.tolist()) for g in p.groups for r in g.rollouts] for p in (one, other)
-    ]
-    facts = [(p.rule, p.priors, p.rounds, p.rewards) for p in (one, other)]
+    both = one, other
+    tokens = [[(g.id, r.phase, r.tokens.tolist()) for g in p.groups for r in g.rollouts] for p in both]
+    facts = [(p.rule, p.priors, p.rounds, p.rewards) for p in both]
     return facts[0] == facts[1] and tokens[0] == tokens[1]
 
 
@@ -57,7 +55,7 @@ async def test_the_first_plan_of_a_shard_counts_and_nothing_is_left_of_another(c
     assert await keys_of(client) == {Keys("p").plans, *(Keys("p").pre_rollouts(i) for i in IDS)}
 
 
-async def test_a_planned_group_is_whole_for_the_learner_and_closed_for_the_next_coordinator(
+async def test_a_planned_group_is_whole_for_the_learner_and_closed_for_coordinators(
     client: AsyncRedis, redis_server: RedisServer
 ) -> None:
     plans, producer = Plans(client, "p"), Producer(client, "p", 1)
@@ -71,7 +69,6 @@ async def test_a_planned_group_is_whole_for_the_learner_and_closed_for_the_next_
     assert [(r.phase, int(r.tokens[0])) for r in found.rollouts] == [("A", 2), ("B", 7)]
     consumer.acknowledge({entry.id: entry.group}, 1)
     left = await plans.load("0:0", IDS)
-    assert left is not None
     assert (left.extra, [g.id for g in left.groups]) == ((2, 0, 1), ["0:2"])
 
 
@@ -81,7 +78,6 @@ async def test_lost_pre_rollouts_are_asked_for_again(client: AsyncRedis, damaged
     await plans.remember("4:0", plan_of(2))
     await (client.delete(key) if damaged is None else client.set(key, damaged))
     plan = await plans.load("4:0", IDS)
-    assert plan is not None
     assert [g.id for g in plan.groups] == ["0:0", "0:2"]
     assert plan.extra == (2, 0, 1), "the plan still says how much the group is due"
     assert await Producer(client, "p", 1).redo() == {"0:1": 4}
@@ -89,17 +85,14 @@ async def test_lost_pre_rollouts_are_asked_for_again(client: AsyncRedis, damaged
 
 async def test_pre_rollouts_longer_than_the_limit_are_not_read_to_their_end(client: AsyncRedis) -> None:
     await Plans(client, "p").remember("0:0", plan_of(2))
-    found = await Plans(client, "p", max_bytes=100).load("0:0", IDS)
-    assert found is not None
-    assert found.groups == ()
+    assert (await Plans(client, "p", max_bytes=100).load("0:0", IDS)).groups == ()
 
 
 def second_round(plan: Plan, token: int) -> Plan:
     """The plan with one more round; the first drew what it gave, each rollout of three times `token`."""
     drawn = [(replace(sampled("B", token), round=1),) * n for n in plan.extra]
-    groups = tuple(
-        replace(g, rollouts=(*g.rollouts, *more)) for g, more in zip(plan.groups, drawn, strict=True)
-    )
+    pairs = zip(plan.groups, drawn, strict=True)
+    groups = tuple(replace(g, rollouts=(*g.rollouts, *more)) for g, more in pairs)
     return replace(plan, rounds=(*plan.rounds, Round(plan.extra, (6, 0, 3), (0, 0, 3))), groups=groups)
 
 
@@ -110,7 +103,6 @@ async def test_the_first_plan_of_a_round_counts_with_its_own_rollouts(client: As
     assert same(await plans.remember("0:0", mine), mine)
     assert same(await plans.remember("0:0", other), mine)
     found = await plans.load("0:0", IDS)
-    assert found is not None
     assert same(found, mine)
     assert [(r.round, int(r.tokens[0])) for r in found.groups[0].rollouts] == [(0, 2), (1, 4), (1, 4)]
     assert same(await plans.remember("0:0", plan_of(5)), mine), "who is behind learns of the newest round"
