@@ -1,5 +1,4 @@
-"""Episodes of environments that behave and of those that do not: each is what its function says, sampled
-again, or refused by name; a lost one is never a wrong answer."""
+"""An episode is what its function says, or refused by name; a lost one is never a wrong answer."""
 
 import asyncio
 import time
@@ -31,6 +30,9 @@ GUESS = load("tiny-guess")
 TOKENIZER = load_tokenizer(GUESS.model.path)
 ROW = Row(0, "n=", "5")
 RENDER = ("environment.history=render",)
+MORE = {"role": "user", "content": "more"}
+HISTORY = [{"role": "user", "content": text} for text in ("another", "on")]
+ANSWER = {"role": "assistant", "content": "5"}
 
 
 def said(text: str, version: int = 0) -> Completion:
@@ -82,9 +84,6 @@ def test_a_game_is_an_episode_of_its_guesses() -> None:
 def test_a_limit_of_turns_ends_an_episode_and_counts(texts: tuple[str, ...]) -> None:
     made = run(guess, Script(*texts))
     assert (made.rewards, made.finish_reason, len(made.tokens)) == ({"solved": 0.0}, "length", 3)
-
-
-MORE = {"role": "user", "content": "more"}
 
 
 async def talker(row: Row, policy: Any, sandbox: Any) -> Episode:
@@ -141,10 +140,6 @@ async def ignores_its_end(row: Row, policy: Any, sandbox: Any) -> Episode:
 
 async def says_nothing(row: Row, policy: Any, sandbox: Any) -> Episode:
     return Episode({"solved": 1.0})
-
-
-HISTORY = [{"role": "user", "content": text} for text in ("another", "on")]
-ANSWER = {"role": "assistant", "content": "5"}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Episodes are sampled again where their environment made none; and coordinators, a learner and environments
-that die at random moments lose and double nothing, on a real Redis."""
+"""Episodes are sampled again where their environment made none; whoever dies, none is lost or doubled."""
 
 import asyncio
 import random
@@ -30,6 +29,7 @@ from tests.support.groups import completion
 GUESS = load("tiny-guess")
 TOKENIZER = load_tokenizer(GUESS.model.path)
 ROW = Row(0, "n=", "5")
+RENDERED = {"path": "guess", "history": "render", "max_turns": 3, "max_given_tokens": 200}
 
 
 def digit(seed: int, version: int = 0) -> Completion:
@@ -251,9 +251,6 @@ async def test_an_episode_is_one_of_its_prompts_source(tmp_path: Path) -> None:
         assert done.rewards == {"solved": 1.0}
         assert len(contexts) == 2
         assert all(given in c and ("guess" in c) == (source == "first") for c in contexts), contexts
-
-
-RENDERED = {"path": "guess", "history": "render", "max_turns": 3, "max_given_tokens": 200}
 
 
 async def two_turns(row: Row, policy: Any, sandbox: Any) -> Episode:

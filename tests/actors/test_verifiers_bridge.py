@@ -1,5 +1,4 @@
-"""Environments of the library `verifiers` as environments of ours: tokens are the engine's, rewards its
-rubric's, and what goes wrong there is named here."""
+"""Environments of `verifiers` as ours: the engine's tokens, the rubric's rewards, errors named."""
 
 import asyncio
 import json
@@ -31,12 +30,8 @@ TOKENIZER = load_tokenizer(str(ROOT / "deploy/demo/model"))
 
 
 def configured(*settings: str, python: str = PYTHON, taskset: str = "verifiers_guess") -> Config:
-    own = [
-        f"model.path={ROOT / 'deploy/demo/model'}",
-        f"environment.verifiers.python={python}",
-        f"environment.verifiers.taskset={taskset}",
-    ]
-    return load(str(EXAMPLE), [*own, *settings])
+    own = [f"environment.verifiers.python={python}", f"environment.verifiers.taskset={taskset}"]
+    return load(str(EXAMPLE), [f"model.path={ROOT / 'deploy/demo/model'}", *own, *settings])
 
 
 class Turns:
@@ -121,9 +116,8 @@ class TestWithTheLibrary:
     def test_tokens_are_the_engines_and_rewards_the_rubrics(self) -> None:
         """What was sampled is not what its text encodes to, and comes through unchanged all the same."""
         turns = Turns()
-        config = configured(
-            "environment.max_turns=4", "environment.max_turn_tokens=7", "rollout.max_response_tokens=40"
-        )
+        limits = "environment.max_turns=4", "environment.max_turn_tokens=7", "rollout.max_response_tokens=40"
+        config = configured(*limits)
         found, counts = played(config, list(range(12)), turns)
         sampled = iter(turns.sampled)
         changed = 0
