@@ -1,5 +1,4 @@
-"""What keeps a vLLM engine from starting, or ends it, is said by name. What a replica notes of its requests:
-when their sequences ended, and whether they get tokens."""
+"""What keeps a vLLM engine from starting or ends it is named; what a replica notes of its requests."""
 
 import multiprocessing
 import os

@@ -1,7 +1,4 @@
-"""A real vLLM engine receives weights from a real Gloo group: whole, or not at all.
-
-vLLM takes seconds to import: the test alone does, not every worker that collects it.
-"""
+"""A real vLLM engine receives weights from a real Gloo group: whole, or not at all."""
 
 import asyncio
 import threading

@@ -1,5 +1,4 @@
-"""When the weights of a generator replica make it unhealthy; when one that shares its card sleeps, what wakes
-it, and when a new one may start. Timers are in place of vLLM, and Redis is real."""
+"""When a replica's weights make it unhealthy, when it sleeps, wakes and starts. Timers replace vLLM."""
 
 import asyncio
 import time
@@ -19,6 +18,9 @@ from hora_rl.common.live.redis import connect, connect_async
 from hora_rl.common.live.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP, heartbeat_now
 from hora_rl.common.weights.versions import Manifest, check_file, mark_of
 from tests.support.held_engine import JOIN, NAME, Engine, held, member
+
+NOW = 1e6
+LONG_AGO = NOW - 2 * DEAD_S
 
 
 async def test_one_learner_not_reached_may_have_died_and_two_in_a_row_are_its_own_fault() -> None:
@@ -198,10 +200,6 @@ async def test_an_engine_that_does_not_fall_asleep_is_unhealthy(trouble: Excepti
     assert weights.asleep_since is None
 
 
-NOW = 1e6
-LONG_AGO = NOW - 2 * DEAD_S
-
-
 @pytest.mark.parametrize(
     ("state", "age", "since", "left"),
     [
@@ -228,8 +226,7 @@ async def test_it_wakes_by_itself_when_the_learner_waits_and_not_while_it_steps(
 ) -> None:
     monkeypatch.setattr(sleep, "POLL_S", 0.02)
     monkeypatch.setattr(sleep, "HEARTBEAT_S", 0.05)
-    client = connect(redis_url)
-    redis = connect_async(redis_url)
+    client, redis = connect(redis_url), connect_async(redis_url)
     weights, engine = await awake(redis)
     heartbeat_now(client, "watch", LEADER, {"state": STEPPING, "step": 4})
     watch = asyncio.create_task(keep_watch(weights, redis, "watch"))
@@ -248,7 +245,6 @@ async def test_one_that_was_put_to_sleep_again_meanwhile_sleeps_on() -> None:
     weights, engine = await awake()
     await weights.sleep(4)
     first = weights.asleep_since
-    assert first is not None
     await asyncio.sleep(0.01)
     await weights.sleep(4)
     await weights.wake(first)

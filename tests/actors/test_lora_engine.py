@@ -1,5 +1,4 @@
-"""A real vLLM engine serves the policy's adapter: every token's log-prob is that of the version it is
-labelled with, before and after an update, with cached prompts and running sequences."""
+"""A real vLLM engine serves the policy's adapter: each log-prob is of the version on its label."""
 
 import asyncio
 from pathlib import Path
@@ -99,7 +98,6 @@ async def test_an_adapter_of_a_folder_is_served_and_a_misfit_leaves_it(tmp_path:
     from hora_rl.learner.lora import write_adapter
 
     config = configuration()
-    assert config.learner.lora is not None
     start = policy_with_adapter(config, 7)
     write_adapter(tmp_path, published(start), config.model.path, config.learner.lora)
     config = configuration("learner.lora=null", f"model.adapter={tmp_path}")

@@ -1,5 +1,4 @@
-"""Families whose parameters have other names in memory than in a model's files: what the learner publishes is
-loaded by vLLM as a whole."""
+"""vLLM loads all that the learner publishes, also where names in memory are not those of the files."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -64,9 +64,8 @@ async def test_over_files_a_pinned_replica_keeps_its_weights_and_pulls_the_newes
     def publish(version: int) -> dict[str, Any]:
         path = tmp_path / f"{version}.safetensors"
         path.write_bytes(b"%d" % version)
-        manifest = Manifest(
-            "pinned", version, str(path), blake3(path.read_bytes()).hexdigest(), path.stat().st_size
-        )
+        digest = blake3(path.read_bytes()).hexdigest()
+        manifest = Manifest("pinned", version, str(path), digest, path.stat().st_size)
         check_file(manifest.update_info()).close()
         announce(connect(redis_url), manifest)
         return manifest.update_info()

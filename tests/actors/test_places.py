@@ -1,5 +1,4 @@
-"""Who is admitted to a replica: rollouts, completions of evaluations, and clients of the endpoint, who get a
-small share of the engine while a run trains, and all of it otherwise."""
+"""Who is admitted to a replica: rollouts, evaluations, and the endpoint's clients with their small share."""
 
 from contextlib import ExitStack
 

@@ -1,6 +1,5 @@
 """A real vLLM engine sleeps and wakes, for full weights and for an adapter. On a CPU it frees nothing, but
-its bookkeeping is that of a GPU: it stops, keeps what runs, and decodes again when all of it is awake.
-"""
+its bookkeeping is that of a GPU."""
 
 import asyncio
 from collections.abc import Callable

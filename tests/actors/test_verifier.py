@@ -42,8 +42,6 @@ QUICK = {
 ENDLESS = r"\sum_{n=1}^{\infty}\frac{\sin n}{n^3}"
 """A gold answer that nothing can be compared with in finite time. Its own text is equal, and any other sum is
 not refused."""
-
-
 Item = tuple[str, str, str]
 
 
@@ -222,8 +220,6 @@ def test_no_worker_survives_its_pool_even_when_busy(tmp_path: Path, end: str) ->
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command, pipe = [sys.executable, str(script)], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as parent:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
         try:
             assert parent.stdout.readline() == "busy\n"
             started = workers(parent.pid)
