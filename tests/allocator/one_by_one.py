@@ -53,10 +53,8 @@ def of_worth(worth: Callable[[int], Fraction], done: Callable[[int], bool] = lam
                 moved[hits + 1] = moved.get(hits + 1, Fraction(0)) + part * right
                 moved[hits] = moved.get(hits, Fraction(0)) + part * (1 - right)
             chance = moved
-        return 0, sum(
-            (part * (a + h - c) / (a + b + level) * (worth(h + 1) - worth(h)) for h, part in chance.items()),
-            Fraction(0),
-        )
+        gains = ((a + h - c) * part * (worth(h + 1) - worth(h)) for h, part in chance.items())
+        return 0, sum(gains, Fraction(0)) / (a + b + level)
 
     return gain
 

@@ -143,7 +143,6 @@ def gains(rule: str, c: int, n: int, levels: int) -> list[Fraction]:
     """Of one prompt under Beta(1, 1), which the rule's table holds too."""
     found = get_rule(rule)
     assert isinstance(found, Marginal)
-    assert found.exact is not None
     exact = [found.exact(Fraction(1 + c), Fraction(1 + n - c), c, n, k) for k in range(levels)]
     table = found.table(posterior(np.array([c]), np.array([n]), np.ones(1), np.ones(1)), levels)
     assert np.exp(table[0]) == pytest.approx([float(gain) for gain in exact])

@@ -9,10 +9,8 @@ import pytest
 import allocator
 from hora_rl.common.load import ROOT
 
-MODULES = [
-    "hora_rl.common.advantages",
-    *(m.name for m in pkgutil.walk_packages(allocator.__path__, "allocator.")),
-]
+ROOMS = pkgutil.walk_packages(allocator.__path__, "allocator.")
+MODULES = ["hora_rl.common.advantages", *(m.name for m in ROOMS)]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -22,10 +20,10 @@ def test_examples_in_docstrings_are_true(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "least"), [("how-to/use-in-another-trainer.md", 10), ("explanation/method.md", 3)]
+    ("page", "least"), [("how-to/use-in-another-trainer", 10), ("explanation/method", 3)]
 )
 def test_pages_print_what_they_show(page: str, least: int) -> None:
-    found = doctest.testfile(str(ROOT / "docs" / page), module_relative=False)
+    found = doctest.testfile(str(ROOT / "docs" / f"{page}.md"), module_relative=False)
     assert found.attempted >= least
     assert not found.failed
 

@@ -40,9 +40,7 @@ def test_rollouts_go_where_gain_per_token_is_highest_until_the_tokens_are_spent(
 def test_a_round_goes_by_everything_that_was_told_and_obeys_stop_and_cap() -> None:
     lengths = Lengths(10.0, (20.0,) + (10.0,) * 4)
     told = [(np.array([0, 0, 4]), 4), (np.array([1, 0, 0]), np.array([5, 5, 0]))]
-    assert ask_tokens(told, 100.0, lengths, stop="hit").tolist() == [0, 5, 0], (
-        "the one without a hit, 20 tokens each"
-    )
+    assert ask_tokens(told, 100.0, lengths, stop="hit").tolist() == [0, 5, 0], "20 tokens each"
     capped = ask_tokens(told, 100.0, lengths, stop="hit", max_group_size=12)
     assert (np.array([9, 9, 4]) + capped).max() <= 12
     assert capped.tolist()[1] == 3
@@ -70,7 +68,6 @@ def test_only_the_last_cycles_count() -> None:
     running.observe([0], [2000])
     for _ in range(WINDOW):
         running.observe([0], [20])
-    assert running.now is not None
     assert running.now.mean == 10.0
 
 

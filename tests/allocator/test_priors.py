@@ -1,5 +1,4 @@
-"""Learned priors: the paper's losses and schedule against torch, state that survives, the process against its
-formula; the empirical prior is the likelihood's maximum, over the last cycles only."""
+"""Learned priors against the paper's losses, schedule and formulas; the empirical prior is the maximum."""
 
 import json
 from pathlib import Path
@@ -24,16 +23,12 @@ from hora_rl.allocator.priors.probe import Probe, ProbePrior
 from hora_rl.common.load import load
 
 N, D, G0 = 80, 12, 8
+FEATURES = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
+RATE = 1 / (1 + np.exp(-2 * FEATURES[:, 0]))
+"""Success rates of prompts, which depend on their features."""
 LEARNED = [name for name in NAMES if name not in UNCONDITIONED]
 FORETELL = [name for name in LEARNED if name != "gp"]
 """Not the authors' process: it takes a rate of 0 of 8 for certain, and here foretells worse than a coin."""
-
-
-def data(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Features and success rates that depend on them."""
-    rng = np.random.default_rng(seed)
-    features = rng.normal(size=(N, D)).astype(np.float32)
-    return features, 1 / (1 + np.exp(-2 * features[:, 0]))
 
 
 def log_choose(n: int, k: np.ndarray) -> np.ndarray:
@@ -42,16 +37,14 @@ def log_choose(n: int, k: np.ndarray) -> np.ndarray:
 
 def cycles(count: int, seed: int = 1) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(seed)
-    _, rate = data()
     chosen = [rng.permutation(N)[:15] for _ in range(count)]
-    return [(prompts, rng.binomial(G0, rate[prompts])) for prompts in chosen]
+    return [(prompts, rng.binomial(G0, RATE[prompts])) for prompts in chosen]
 
 
 @pytest.mark.parametrize("dual", [False, True])
 def test_a_probe_s_loss_is_the_papers_likelihood(dual: bool) -> None:
-    features, _ = data()
     probe = Probe(D, dual, seed=3)
-    x, c = torch.from_numpy(features).double(), torch.arange(N).double() % (G0 + 1)
+    x, c = torch.from_numpy(FEATURES).double(), torch.arange(N).double() % (G0 + 1)
     logit, s = probe(x)
     p = torch.sigmoid(logit).detach().numpy()
     s = s.detach().numpy()
@@ -62,8 +55,7 @@ def test_a_probe_s_loss_is_the_papers_likelihood(dual: bool) -> None:
 
 
 def test_a_cycle_is_five_adam_steps_on_the_replay_weighted_by_age_and_an_average_of_them() -> None:
-    features, _ = data()
-    prior = make_prior("hidden-dual", N, features=features, seed=3)
+    prior = make_prior("hidden-dual", N, features=FEATURES, seed=3)
     assert isinstance(prior, ProbePrior)
     probe = Probe(D, dual=True, seed=3)
     adam = torch.optim.Adam(probe.parameters(), lr=1e-3, weight_decay=1e-2)
@@ -76,7 +68,7 @@ def test_a_cycle_is_five_adam_steps_on_the_replay_weighted_by_age_and_an_average
             adam.zero_grad()
             total = torch.zeros((), dtype=torch.float64)
             for age, (prompts, successes) in enumerate(reversed(seen)):
-                x = torch.from_numpy(features[prompts]).double()
+                x = torch.from_numpy(FEATURES[prompts]).double()
                 c = torch.from_numpy(successes).double()
                 total = total + 0.97**age * probe.loss(x, c, torch.full_like(c, G0)).sum()
             (total / sum(0.97**age * len(p) for age, (p, _) in enumerate(reversed(seen)))).backward()
@@ -86,7 +78,7 @@ def test_a_cycle_is_five_adam_steps_on_the_replay_weighted_by_age_and_an_average
     with torch.no_grad():
         for now, old in zip(probe.parameters(), average, strict=True):
             now.copy_(old)
-        logit, strength = probe(torch.from_numpy(features).double())
+        logit, strength = probe(torch.from_numpy(FEATURES).double())
     alpha, beta = prior.predict(np.arange(N))
     np.testing.assert_allclose(alpha / (alpha + beta), torch.sigmoid(logit).numpy(), rtol=1e-9)
     np.testing.assert_allclose(alpha + beta, strength.numpy(), rtol=1e-9)
@@ -94,13 +86,12 @@ def test_a_cycle_is_five_adam_steps_on_the_replay_weighted_by_age_and_an_average
 
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_prior_restored_from_a_file_goes_on_as_if_never_stopped(name: str, tmp_path: Path) -> None:
-    features, _ = data()
-    prior = make_prior(name, N, features=features)
+    prior = make_prior(name, N, features=FEATURES)
     first, second = cycles(12), cycles(3, seed=5)
     for prompts, successes in first:
         prior.update(prompts, successes, G0)
     save_state(tmp_path / "prior.npz", name, prior.state_dict())
-    again = make_prior(name, N, features=features, state=load_state(tmp_path / "prior.npz", name), seed=9)
+    again = make_prior(name, N, features=FEATURES, state=load_state(tmp_path / "prior.npz", name), seed=9)
     for prompts, successes in second:
         prior.update(prompts, successes, G0)
         again.update(prompts, successes, G0)
@@ -111,8 +102,7 @@ def test_a_prior_restored_from_a_file_goes_on_as_if_never_stopped(name: str, tmp
 
 
 def test_the_static_probe_does_not_change_during_training() -> None:
-    features, _ = data()
-    prior = make_prior("hidden-static", N, features=features)
+    prior = make_prior("hidden-static", N, features=FEATURES)
     before = prior.predict(np.arange(N))
     for prompts, successes in cycles(3):
         prior.update(prompts, successes, G0)
@@ -121,9 +111,8 @@ def test_the_static_probe_does_not_change_during_training() -> None:
 
 def test_the_process_is_that_of_its_authors() -> None:
     """The recursion of VIP's published code with its own numbers, by Cholesky factors."""
-    features, _ = data()
-    prior = make_prior("gp", N, features=features)
-    x = features.astype(np.float64)
+    prior = make_prior("gp", N, features=FEATURES)
+    x = FEATURES.astype(np.float64)
     distance = np.linalg.norm(x[:, None] - x[None], axis=-1)
     kernel = np.exp(-0.5 * (distance / np.median(distance[np.triu_indices(N, k=1)])) ** 2)
     mean = np.full(N, -1.0)
@@ -142,8 +131,7 @@ def test_the_process_is_that_of_its_authors() -> None:
 
 
 def test_the_pooled_process_updated_by_cycles_equals_conditioning_on_everything_at_once() -> None:
-    features, _ = data()
-    prior = make_prior("gp-pooled", N, features=features)
+    prior = make_prior("gp-pooled", N, features=FEATURES)
     assert isinstance(prior, PooledGaussianProcessPrior)
     alpha, beta = prior.predict(np.arange(N))
     np.testing.assert_allclose(alpha / (alpha + beta), 1 / (1 + np.e))
@@ -165,8 +153,7 @@ def test_the_pooled_process_updated_by_cycles_equals_conditioning_on_everything_
 
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_prior_that_turns_nan_stops_with_its_name(name: str) -> None:
-    features, _ = data()
-    prior = make_prior(name, N, features=features)
+    prior = make_prior(name, N, features=FEATURES)
     prior.update(*cycles(1)[0], G0)
     state = {k: np.full_like(v, np.nan) if v.dtype.kind == "f" else v for k, v in prior.state_dict().items()}
     if name == "gp-pooled":
@@ -196,10 +183,9 @@ def test_log_loss_of_known_counts() -> None:
 
 @pytest.mark.parametrize("name", FORETELL)
 def test_a_fit_from_a_runs_records_is_judged_on_prompts_it_has_not_seen(name: str) -> None:
-    features, rate = data()
-    successes = np.random.default_rng(4).binomial(G0, rate)
+    successes = np.random.default_rng(4).binomial(G0, RATE)
     records = [{"prompt_index": i, "successes": int(c), "trials": G0} for i, c in enumerate(successes)]
-    prior = make_prior(name, N, features=features)
+    prior = make_prior(name, N, features=FEATURES)
     found = fit_prior(prior, *outcomes(records), held_out=0.25)
     assert (found.fitted_on, found.held_out) == (60, 20)
     assert found.log_loss < found.mean_rate_log_loss

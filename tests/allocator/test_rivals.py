@@ -21,7 +21,6 @@ def test_variance_gains_what_a_rollout_takes_from_vips_variance(options: str) ->
     """VIP, theorems on the gradient's variance: p(1-p)/(n-1) for RLOO and p(1-p)(n-1)/n² for Dr. GRPO."""
     rule = get_rule(f"variance({options})" if options else "variance")
     assert isinstance(rule, Marginal)
-    assert rule.exact is not None
     for a, b, c, n in product((1, Fraction(1, 3)), (1, 2), (0, 2, 4), (4, 7)):
         alpha, beta = (a, b) if "prior" in options else (a + c, b + n - c)
         p = Fraction(alpha, alpha + beta)
@@ -67,9 +66,7 @@ def test_knapsack_divides_and_falls_back_as_published() -> None:
 
 @pytest.mark.parametrize(("rule", "k"), [("ar3po", None), ("reinforce_ada", None), ("reinforce_ada(2)", 2)])
 def test_rounds_sample_whom_reinforce_ada_and_ar3po_have_left(rule: str, k: int | None) -> None:
-    """Their loop: every active prompt draws `repeat` a round; it leaves with a success, or with k of either
-    outcome.
-    """
+    """Every active prompt draws `repeat` a round; it leaves with a success, or with k of either outcome."""
     rng = np.random.default_rng(4)
     rounds = 0
     while rounds < CASES:

@@ -1,6 +1,4 @@
-"""Rounds: every one the exact optimum of what is known, the sum exactly the budget, a session rebuilt the
-same.
-"""
+"""Every round is the exact optimum of what is known, their sum the budget, a session rebuilt the same."""
 
 import sys
 import time
@@ -17,10 +15,9 @@ from hora_rl.allocator.rules.base import Gain
 from tests.allocator.one_by_one import GAINS, one_by_one
 
 STOPS = ["none", "hit", "mixed"]
-RULES = [
-    *GAINS,
-    *("variance", "variance(dr_grpo)", "variance(prior)", "knapsack", "ar3po", "reinforce_ada(4)"),
-]
+OTHERS = ("variance", "variance(dr_grpo)", "variance(prior)", "knapsack", "ar3po", "reinforce_ada(4)")
+RULES = [*GAINS, *OTHERS]
+WEIGHT = 0.1
 
 
 def phase_a(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -176,9 +173,6 @@ def test_what_cannot_have_been_sampled_is_refused_and_changes_nothing(tells: lis
     with pytest.raises(ValueError, match=message):
         session.tell(*tells[-1])
     np.testing.assert_array_equal(session.trials, before)
-
-
-WEIGHT = 0.1
 
 
 def weighted(posterior: Posterior, level: Int) -> Float:

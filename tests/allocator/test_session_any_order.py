@@ -61,9 +61,8 @@ def test_late_lost_and_repeated_results_leave_the_budget_exact(settings: dict[st
     rates = rng.beta(0.5, 1.0, N)
 
     def begin() -> Session:
-        return Session(
-            N, N * (G - G0), "first_hit", stop="hit", max_group_size=40, pre_rollouts=G0, **settings
-        )
+        made = {"stop": "hit", "max_group_size": 40, "pre_rollouts": G0, **settings}
+        return Session(N, N * (G - G0), "first_hit", **made)
 
     session, log, out, late, name = begin(), [], [], [], 0
     while not session.done:
