@@ -1,5 +1,4 @@
-"""Where the answer of a completion is, and whether it has the form that was asked for. Programs as answers:
-which block is the program, which tests a row has, which outputs are equal."""
+"""Where the answer of a completion is, and whether it has the form asked for; programs as answers."""
 
 import time
 
@@ -9,6 +8,7 @@ from hora_rl.common.answers import ANSWERS, format_reward, load_extract, prefill
 from hora_rl.common.config.reward import Reward
 from hora_rl.common.data.code import Pair, RowTests, extract_code, read_tests, same_output
 
+PAIRS = RowTests(pairs=(Pair("1\n", "2\n"), Pair("", "0")))
 WELL_FORMED = [
     "<think>a</think><answer>b</answer>",
     "<think>a\n\nb</think>\n \t<answer>1\n2</answer>",
@@ -45,7 +45,7 @@ MALFORMED = [
         ("<think>a", "my.module:answer", 0.0),
     ],
 )
-def test_the_format_is_a_whole_thought_and_the_answer_of_its_mode(
+def test_the_format_is_a_whole_thought_and_its_modes_answer(
     completion: str, mode: str, reward: float
 ) -> None:
     assert format_reward(completion, mode) == reward
@@ -90,28 +90,21 @@ FINAL = [
     ("<think>the answer is 3", None),
     ("", None),
 ]
-AUTO = [
-    (r"\boxed{1} <answer>2</answer> the answer is 3", "2"),
-    (r"\boxed{1} the answer is 3", "1"),
-    ("the answer is 3", "3"),
-]
+LAST = "the answer is 3"
+AUTO = [(rf"\boxed{{1}} <answer>2</answer> {LAST}", "2"), (rf"\boxed{{1}} {LAST}", "1"), (LAST, "3")]
+ALONE = [r"\frac{1}{2}", r"x^2 + 2x", "(3, 4)", r"\text{Evelyn}", r"5\text{ red apples}"]
+ALONE = [r"\frac{1}{2}", r"x^2 + 2x", "(3, 4)", r"\text{Evelyn}", r"5\text{ red apples}"]
+CASES = {"tags": TAGS, "boxed": BOXED, "final": FINAL, "auto": AUTO}
 
 
 @pytest.mark.parametrize(
-    ("mode", "completion", "answer"),
-    [
-        (mode, *case)
-        for mode, cases in (("tags", TAGS), ("boxed", BOXED), ("final", FINAL), ("auto", AUTO))
-        for case in cases
-    ],
+    ("mode", "completion", "answer"), [(mode, *case) for mode, cases in CASES.items() for case in cases]
 )
 def test_each_mode_finds_the_last_answer_of_its_kind(mode: str, completion: str, answer: str | None) -> None:
     assert ANSWERS[mode](completion) == answer
 
 
-@pytest.mark.parametrize(
-    "answer", [r"\frac{1}{2}", r"x^2 + 2x", "(3, 4)", r"\text{Evelyn}", r"5\text{ red apples}"]
-)
+@pytest.mark.parametrize("answer", ALONE)
 @pytest.mark.parametrize("form", ["<answer>{}</answer>", "\\boxed{{{}}}", "The answer is {}", "{}"])
 def test_lenient_leaves_an_answer_without_words_around_it_as_it_is(form: str, answer: str) -> None:
     assert ANSWERS["lenient"](form.format(answer)) == answer
@@ -204,9 +197,6 @@ def test_finding_it_takes_linear_time_on_hostile_text(text: str) -> None:
     began = time.process_time()
     extract_code(text * (400_000 // len(text)))
     assert time.process_time() - began < 2
-
-
-PAIRS = RowTests(pairs=(Pair("1\n", "2\n"), Pair("", "0")))
 
 
 @pytest.mark.parametrize(

@@ -57,12 +57,7 @@ def test_the_worked_solution_leads_to_the_answer():
 
 @pytest.mark.parametrize(
     ("rows", "digits", "named"),
-    [
-        (101, {1: 1.0}, "101 rows"),
-        (5, {7: 1.0}, "7 digits"),
-        (5, {2: 0.0}, "weights"),
-        (5, {2: -1.0}, "weights"),
-    ],
+    [(101, {1: 1.0}, "101 rows"), (5, {7: 1.0}, "7 digits"), *((5, {2: w}, "weights") for w in (0.0, -1.0))],
 )
 def test_what_cannot_be_generated_is_refused_by_name(rows, digits, named):
     with pytest.raises(ValueError, match=named):

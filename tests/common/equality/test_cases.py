@@ -14,10 +14,10 @@ from hora_rl.common.equality import bounded, gold_fault, math_equal, quick_verdi
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("cases.jsonl").read_text("utf-8").splitlines()]
 PAIRS = [
-    (case["about"], case["gold"], answer, right == "same")
-    for case in CASES
+    (c["about"], c["gold"], answer, right == "same")
+    for c in CASES
     for right in ("same", "other")
-    for answer in case[right]
+    for answer in c[right]
 ]
 CLASSES = {
     "repeating", "complex", "logarithm", "powers of ten", "angles", "percentages", "options", "counted",

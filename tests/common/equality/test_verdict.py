@@ -10,6 +10,23 @@ from hypothesis import strategies as st
 from hora_rl.common.equality import bare, bounded, expressions, gold_fault, quick_verdict
 
 ALONE = "the answer alone, not the solution"
+PLAIN = [
+    r"\text{Evelyn}",
+    r"\text{no solution}",
+    "p - q",
+    "9,6 .",
+    r"\$5",
+    "[1,2)",
+    r"$2$ hours and $30$ minutes",
+]
+BOXED = [r"\boxed{x^2+1}", r"\boxed{(1,2)} and \boxed{(3,4)}", r"\boxed{1}\text{ and }\boxed{2}"]
+MATHS = [r"$\frac{1}{2}$.", r"x<2\text{ or }x>5", r"1,2,\ldots", r"\sum_{n=1}^{7} n", r"\{x : x>2\}"]
+WORDS = ["1 h ", "1 ", " ", r"\,", r"\text{ cm}", r"\text{", "a(", "=", "x=", r"\boxed{", "1,000", r"1{,}000"]
+SIGNS = ["m/", "...", "^2", "√(", "√", "sqrt", "sqrt(", "⁻", "⁹", "½", "pi", "pi ", "√( )"]
+PIECES = [*"0123456789 xyei=+-^_{}()[],.;<>|!$", r"\text{", " hours ", "million", r"\frac", r"\left(", r"\in"]
+PIECES += [r"\,", r"\le"]
+HUGE = ["9⁹⁹⁹⁹⁹⁹", "(10¹⁰)!", "2^√(10^18)", "2^sqrt(10^18)", r"2^\sqrt{10^{18}}", "√(" * 20]
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=25)
 
 
 @pytest.mark.parametrize(
@@ -28,26 +45,7 @@ def test_a_gold_answer_that_cannot_be_judged_is_refused_with_the_remedy(gold: st
     assert fault in (gold_fault(gold) or "")
 
 
-@pytest.mark.parametrize(
-    "gold",
-    [
-        r"$\frac{1}{2}$.",
-        r"\text{Evelyn}",
-        "p - q",
-        "9,6 .",
-        r"\boxed{x^2+1}",
-        r"\boxed{(1,2)} and \boxed{(3,4)}",
-        r"\boxed{1}\text{ and }\boxed{2}",
-        r"$2$ hours and $30$ minutes",
-        r"\$5",
-        "[1,2)",
-        r"x<2\text{ or }x>5",
-        r"1,2,\ldots",
-        r"\sum_{n=1}^{7} n",
-        r"\text{no solution}",
-        r"\{x : x>2\}",
-    ],
-)
+@pytest.mark.parametrize("gold", PLAIN + BOXED + MATHS)
 def test_a_gold_answer_that_parses_is_usable_in_its_wrapping(gold: str) -> None:
     assert gold_fault(gold) is None
 
@@ -79,9 +77,7 @@ def test_plain_text_decides_what_it_can_and_no_more(gold: str, answer: str, verd
     assert quick_verdict(gold, answer) is verdict
 
 
-def test_bad_syntax_is_no_expression_and_too_little_memory_is_no_verdict(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bad_syntax_is_no_expression_and_short_memory_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expressions.parse(r"\frac{1}{") is None
     monkeypatch.setattr(expressions, "latex2sympy", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
@@ -98,15 +94,9 @@ def test_taking_an_answer_out_of_its_wrapping_ends_and_is_stable(text: str) -> N
     assert bare(bare(text)) == bare(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["9⁹⁹⁹⁹⁹⁹", "(10¹⁰)!", "2^√(10^18)", "2^sqrt(10^18)", r"2^\sqrt{10^{18}}", "√(" * 20]
-)
+@pytest.mark.parametrize("text", HUGE)
 def test_unicode_hides_no_work(text: str) -> None:
     assert not bounded(text, 2000)
-
-
-WORDS = ["1 h ", "1 ", " ", r"\,", r"\text{ cm}", r"\text{", "a(", "=", "x=", r"\boxed{", "1,000", r"1{,}000"]
-SIGNS = ["m/", "...", "^2", "√(", "√", "sqrt", "sqrt(", "⁻", "⁹", "½", "pi", "pi ", "√( )"]
 
 
 @pytest.mark.parametrize("piece", WORDS + SIGNS)
@@ -119,13 +109,7 @@ def test_what_text_decides_is_quick_on_any_text(piece: str) -> None:
     assert time.perf_counter() - start < 2.0
 
 
-PIECES = [*"0123456789 xyei=+-^_{}()[],.;<>|!$", r"\text{", " hours ", "million", r"\frac", r"\left(", r"\in"]
-PIECES += [r"\,", r"\le"]
-
-
-@given(st.lists(st.sampled_from(PIECES), max_size=25), st.lists(st.sampled_from(PIECES), max_size=25))
-def test_every_pair_of_texts_has_a_verdict_and_equal_texts_are_equal(
-    gold: list[str], answer: list[str]
-) -> None:
+@given(TEXTS, TEXTS)
+def test_every_pair_of_texts_has_a_verdict_and_equal_texts_are_equal(gold: list, answer: list) -> None:
     assert quick_verdict("".join(gold), "".join(answer)) in (True, False, None)
     assert quick_verdict("".join(gold), "".join(gold)) is True
