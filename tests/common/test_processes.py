@@ -1,5 +1,4 @@
-"""What a process may use of its machine: its control group's limits count, not the machine's numbers. What
-its log says."""
+"""What a process may use of its machine: its control group's limits count. What its log says."""
 
 import asyncio
 import json
@@ -27,9 +26,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_quota_and_a_limit_of_memory_count_beside_affinity_and_all_memory(
-    group: Path, tmp_path: Path
-) -> None:
+def test_a_quota_and_a_limit_count_beside_affinity_and_all_memory(group: Path, tmp_path: Path) -> None:
     (group / "cpu.max").write_text("max 100000\n")
     assert processes.processors() == len(os.sched_getaffinity(0))
     assert processes.memory_left() == math.inf

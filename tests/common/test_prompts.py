@@ -1,5 +1,4 @@
-"""Prompts as a model gets them, and what ends its completions: every end that the model, its tokenizer, its
-template or the user names."""
+"""Prompts as a model gets them, and every end of its completions: of model, tokenizer, template and user."""
 
 import json
 import shutil
@@ -19,6 +18,7 @@ from hora_rl.common.load import load
 from tests.support.chat_model import END, TURN, TURN_END, chat_tokenizer
 
 MODEL = Path(__file__).parents[2] / "deploy" / "demo" / "model"
+PLAIN = {"path": "d.jsonl", "chat": False}
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +80,6 @@ def ends(tokenizer: Any, settings: Config) -> list[str]:
     return list(tokenizer.convert_ids_to_tokens(stop_tokens(settings, tokenizer)))
 
 
-PLAIN = {"path": "d.jsonl", "chat": False}
-
-
 def test_under_a_chat_template_a_base_model_stops_at_the_end_of_its_turn_too(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer()
     GenerationConfig(eos_token_id=tokenizer.convert_tokens_to_ids(END)).save_pretrained(tmp_path)
@@ -107,10 +104,8 @@ def test_all_ends_of_a_generation_configuration_count_or_those_of_the_model_s_ow
 def test_the_user_s_own_end_must_be_one_token(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer()
     settings = config(tmp_path, rollout={"stop": [TURN, "\n"]})
-    assert stop_tokens(settings, tokenizer)[-2:] == (
-        tokenizer.convert_tokens_to_ids(TURN),
-        tokenizer.encode("\n")[0],
-    )
+    own = (tokenizer.convert_tokens_to_ids(TURN), tokenizer.encode("\n")[0])
+    assert stop_tokens(settings, tokenizer)[-2:] == own
     for text, tokens in (("</answer>", 9), ("", 0)):
         with pytest.raises(ConfigError, match=f"rollout.stop: '{text}' is {tokens} tokens"):
             stop_tokens(config(tmp_path, rollout={"stop": [text]}), tokenizer)

@@ -149,9 +149,7 @@ def test_a_message_above_the_limit_is_not_read_to_its_end(redis_server: RedisSer
     assert [len(m) for m in consumer.read(entry.id, entry.group)] == [11, 11]
 
 
-def test_foreign_entries_are_removed_and_counted_and_take_nothing_from_a_group(
-    redis_server: RedisServer,
-) -> None:
+def test_foreign_entries_are_removed_counted_and_take_nothing_from_groups(redis_server: RedisServer) -> None:
     push(redis_server, 1)
     client, keys, consumer = connect(redis_server.url), Keys("q"), consumer_of(redis_server)
     long = {"id": b"0:1" * 2**20, "batch": b"1" * 5000}

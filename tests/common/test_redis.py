@@ -1,5 +1,4 @@
-"""Whoever is started again while Redis is waits for it; whoever gave a wrong address is told at once. A
-password and TLS are used where the address says so."""
+"""Who waits for a Redis and who is told at once that it cannot be reached; passwords and TLS."""
 
 import asyncio
 import ssl

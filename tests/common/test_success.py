@@ -1,5 +1,4 @@
-"""What a reward adds up to and what counts as success: named by the user, computed whether it has a weight or
-not, refused where it is needed and missing."""
+"""What a reward adds up to, and what counts as success: named by the user, refused where it is missing."""
 
 from pathlib import Path
 from typing import Any
@@ -28,21 +27,18 @@ def refused(**sections: Any) -> str:
 def test_accuracy_is_success_by_default_also_without_a_weight() -> None:
     reward = config(reward={"weights": {"format": 1.0}}).reward
     assert (reward.success, reward.names) == ("accuracy", ("format", "accuracy"))
-    assert [reward.succeeded({"accuracy": a, "format": 1.0}) for a in (0.0, 0.99, 1.0)] == [
-        False,
-        False,
-        True,
-    ]
+    found = [reward.succeeded({"accuracy": a, "format": 1.0}) for a in (0.0, 0.99, 1.0)]
+    assert found == [False, False, True]
 
 
 def test_own_rewards_alone_define_no_success_and_what_needs_one_is_refused_with_the_remedy() -> None:
-    reward = {"weights": {OWN: 1.0}}
+    reward, likelihood = {"weights": {OWN: 1.0}}, {"objective": {"advantage": "likelihood"}}
     for sections, what in (
         ({}, "allocation.rule (hit_utility)"),
         ({"allocation": {"rule": "my.module:rule"}}, "allocation.rule (my.module:rule)"),
         ({"allocation": {"rule": "uniform", "prior": "hidden-online"}}, "allocation.prior (hidden-online)"),
         (
-            {"allocation": {"rule": "uniform"}, "learner": {"objective": {"advantage": "likelihood"}}},
+            {"allocation": {"rule": "uniform"}, "learner": likelihood},
             "learner.objective.advantage (likelihood)",
         ),
         ({"allocation": {"rule": "uniform"}, "evaluation": {"path": "held.jsonl"}}, "evaluation.path"),
@@ -116,9 +112,7 @@ def test_a_users_reward_is_loaded_by_name_and_must_be_finite() -> None:
 
 
 @pytest.mark.usefixtures("own")
-@pytest.mark.parametrize(
-    "name", ["own_rewards:absent", "absent_module:f", "own_rewards:number", ":", "own_rewards:"]
-)
+@pytest.mark.parametrize("name", [*(f"own_rewards:{f}" for f in ("absent", "number", "")), "absent:f", ":"])
 def test_a_reward_that_cannot_be_loaded_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name!r}"):
         load_reward(name)

@@ -1,6 +1,4 @@
-"""The digest of a replica's weights sees what two replicas of one version must not differ in. What replicas
-can get after a learner's crash decides what is published again. Members of a group meet over two machines
-whose names are loopback addresses, as on Debian and Ubuntu."""
+"""What the digest of weights sees, which versions can still be had, and where members of a group meet."""
 
 import socket
 from pathlib import Path
@@ -36,9 +34,7 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
 def test_equal_weights_have_equal_digests_however_they_lie_in_memory(dtype: torch.dtype) -> None:
     tensors = weights(dtype)
     spread = {name: torch.stack([t, t], dim=-1)[..., 0] for name, t in tensors.items()}
-    shifted = {
-        name: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape) for name, t in tensors.items()
-    }
+    shifted = {n: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape) for n, t in tensors.items()}
     assert not spread["long"].is_contiguous()
     assert digest(tensors) == digest(spread) == digest(shifted)
 
@@ -82,7 +78,7 @@ def test_names_shapes_and_types_count() -> None:
     assert len({digest(t) for t in [tensors, *others]}) == 5
 
 
-def test_only_an_announced_file_that_is_there_and_whole_spares_publishing(
+def test_only_an_announced_and_whole_file_spares_publishing(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:
     client, file = connect(redis_server.url), tmp_path / "00000007.safetensors"

@@ -17,6 +17,12 @@ from hora_rl.common.types import Group, Origin, Phase, Rollout, Turn, VersionSpa
 from hora_rl.common.wire import MAX_OBJECTS, decode_group, encode_extra, encode_group, encode_pre_rollouts
 from tests.support.groups import group, rollout
 
+Change = Callable[[dict[str, Any]], object]
+NAN = float("nan")
+RANKS = {"a:rank": [2.0, 1.0], "a:rank[share]": [0.5, 0.0]}
+GROUP_FIELDS = ["schema", "run", "epoch", "prior", "rollouts", "sampling", "rule"]
+EXTRA_FIELDS = ["schema", "group", "rollouts", "sampling"]
+
 
 def sampled(phase: Phase = "A", n: int = 5) -> Rollout:
     made = rollout(
@@ -35,9 +41,6 @@ def whole_group() -> Group:
     return group(17, [sampled(), sampled(), sampled("B", 7)], **place, **planned)
 
 
-Change = Callable[[dict[str, Any]], object]
-
-
 def damaged(change: Change, message: bytes | None = None) -> bytes:
     raw = msgpack.unpackb(message or encode_group(whole_group()))
     change(raw)
@@ -50,10 +53,6 @@ def damaged_extra(change: Change) -> tuple[bytes, bytes]:
 
 def first(raw: dict[str, Any], **values: object) -> None:
     raw["rollouts"][0].update(values)
-
-
-NAN = float("nan")
-RANKS = {"a:rank": [2.0, 1.0], "a:rank[share]": [0.5, 0.0]}
 
 
 def full_group(own: bool = True) -> Group:
@@ -243,10 +242,6 @@ def test_objects_are_counted_as_the_decoder_makes_them(value: Any) -> None:
     assert count_objects(data, count) == count
     assert count_objects(data, count - 1) > count - 1
     assert count_objects(data[: len(data) // 2], count) <= count
-
-
-GROUP_FIELDS = ["schema", "run", "epoch", "prior", "rollouts", "sampling", "rule"]
-EXTRA_FIELDS = ["schema", "group", "rollouts", "sampling"]
 
 
 @pytest.mark.parametrize(
