@@ -1,6 +1,4 @@
-"""What is written aside, while the next step trains, is the state at the moment it was taken, in the files of
-a checkpoint that is written within the step. Its copy in host memory takes the bytes of what is copied, not
-the next power of two."""
+"""What is written aside, while the next step trains, is the state when it was taken, in the same files."""
 
 import json
 from pathlib import Path
@@ -13,6 +11,8 @@ from torch.utils._pytree import tree_leaves
 from hora_rl.learner.async_checkpoint import HostState
 from hora_rl.learner.host_block import ALIGNED, HostBlock, size_of
 from tests.support.ranks import cases_of, run_ranks
+
+SHAPES = [((3, 5), torch.float32), ((), torch.int64), ((0, 4), torch.float32), ((7,), torch.bfloat16)]
 
 
 def tensors_in(found: object) -> list[torch.Tensor]:
@@ -72,9 +72,6 @@ def test_tied_weights_are_written_once(tmp_path: Path) -> None:
     found = torch.load(tmp_path / "held", weights_only=True)
     assert found["head"].data_ptr() == found["embedding"].data_ptr()
     assert (tmp_path / "held").stat().st_size == (tmp_path / "live").stat().st_size
-
-
-SHAPES = [((3, 5), torch.float32), ((), torch.int64), ((0, 4), torch.float32), ((7,), torch.bfloat16)]
 
 
 def test_every_tensor_has_an_aligned_place_of_its_own_in_one_block_of_their_size() -> None:

@@ -1,5 +1,4 @@
-"""Folders of checkpoints: whole or absent. What DeepSpeed writes into them is a file here; `test_restart` has
-the real one."""
+"""Folders of checkpoints: whole or absent. DeepSpeed's part is a file here; `test_restart` has the real one."""
 
 import hashlib
 import hmac
@@ -20,16 +19,12 @@ from hora_rl.common.load import load
 from hora_rl.learner.checkpoint import TAG, Checkpoints
 from hora_rl.learner.manifest import read_manifest, read_secret
 
-NAME_OF_RUN = "run.name=c"
-
 
 class Weights:
     """Stands in for the engine: a state that is a text."""
 
-    def __init__(
-        self, state: str = "", trouble: OSError | None = None, found_by_rank_0: int | None = None
-    ) -> None:
-        self.state, self.trouble, self.found_by_rank_0 = state, trouble, found_by_rank_0
+    def __init__(self, state: str = "", trouble: OSError | None = None, rank_0: int | None = None) -> None:
+        self.state, self.trouble, self.found_by_rank_0 = state, trouble, rank_0
         self.loads, self.goes_on = 0, threading.Event()
         self.goes_on.set()
 
@@ -52,18 +47,19 @@ class Weights:
         self.state = (folder / tag).read_text()
 
 
+def begun(folder: Path, *settings: str, rank: int = 0) -> Checkpoints:
+    return Checkpoints(load("tiny", ["run.name=c", *settings]), folder, rank, world=1)
+
+
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Checkpoints:
-    config = load("tiny", [NAME_OF_RUN, "learner.keep_checkpoints=2"])
-    return Checkpoints(config, tmp_path, rank=0, world=1)
+    return begun(tmp_path, "learner.keep_checkpoints=2")
 
 
 def save(checkpoints: Checkpoints, step: int, state: str) -> int:
     weights: Any = Weights(state)
     checkpoints.begin(weights, step)
-    needed_from = checkpoints.finished(wait=True)
-    assert needed_from is not None
-    return needed_from
+    return checkpoints.finished(wait=True)
 
 
 def restored(checkpoints: Checkpoints) -> tuple[int, str]:
@@ -144,8 +140,8 @@ def test_every_rank_restores_what_rank_0_found(
 ) -> None:
     for step in (2, 4):
         save(checkpoints, step, f"after {step}")
-    other_rank = Checkpoints(load("tiny", [NAME_OF_RUN]), tmp_path, rank=1, world=1)
-    weights: Any = Weights(found_by_rank_0=2)
+    other_rank = begun(tmp_path, rank=1)
+    weights: Any = Weights(rank_0=2)
     assert other_rank.restore(weights) == 2
     assert weights.state == "after 2"
     weights.found_by_rank_0 = 6
@@ -154,11 +150,9 @@ def test_every_rank_restores_what_rank_0_found(
         other_rank.restore(weights)
 
 
-def test_groups_are_needed_from_the_oldest_checkpoint_on_that_a_restart_may_take(
-    checkpoints: Checkpoints, tmp_path: Path
-) -> None:
+def test_groups_are_needed_from_the_oldest_kept_checkpoint(checkpoints: Checkpoints, tmp_path: Path) -> None:
     assert [save(checkpoints, step, "s") for step in (2, 4, 6)] == [0, 2, 4]
-    one = Checkpoints(load("tiny", [NAME_OF_RUN, "learner.keep_checkpoints=1"]), tmp_path, rank=0, world=1)
+    one = begun(tmp_path, "learner.keep_checkpoints=1")
     assert save(one, 8, "s") == 8
     assert names(tmp_path) == ["step-00000008"]
 
@@ -211,7 +205,7 @@ def test_what_is_not_as_it_was_written_is_set_aside_unread_and_the_one_before_is
     for step in (2, 4):
         save(checkpoints, step, f"after {step}")
     FAULTS[reason](tmp_path / "checkpoints" / "step-00000004")
-    again = Checkpoints(load("tiny", [NAME_OF_RUN]), tmp_path, rank=0, world=1)
+    again = begun(tmp_path)
     weights: Any = Weights()
     assert (again.restore(weights), weights.state, weights.loads) == (2, "after 2", 1)
     assert names(tmp_path) == ["refused-step-00000004", "step-00000002"]
@@ -230,9 +224,7 @@ def test_when_all_are_damaged_none_is_loaded(checkpoints: Checkpoints, tmp_path:
     assert len(checkpoints.refused) == 2
 
 
-def test_a_checkpoint_that_was_damaged_since_is_not_relied_on_when_the_next_is_written(
-    checkpoints: Checkpoints, tmp_path: Path
-) -> None:
+def test_no_checkpoint_that_was_damaged_since_is_relied_on(checkpoints: Checkpoints, tmp_path: Path) -> None:
     """The one before it stays, and with it the groups of the steps since."""
     for step in (2, 4):
         save(checkpoints, step, f"after {step}")
@@ -241,15 +233,13 @@ def test_a_checkpoint_that_was_damaged_since_is_not_relied_on_when_the_next_is_w
     assert names(tmp_path) == ["refused-step-00000004", "step-00000002", "step-00000006"]
 
 
-def test_without_the_secret_nothing_is_loaded_and_no_new_one_is_made(
-    checkpoints: Checkpoints, tmp_path: Path
-) -> None:
+def test_without_secret_nothing_is_loaded_and_none_is_made(checkpoints: Checkpoints, tmp_path: Path) -> None:
     save(checkpoints, 2, "after 2")
     secret = tmp_path / "secret"
     assert secret.stat().st_mode & 0o777 == 0o600
     secret.unlink()
     with pytest.raises(RunError, match=r"secret is missing.*bring it back"):
-        Checkpoints(load("tiny", [NAME_OF_RUN]), tmp_path, rank=0, world=1)
+        begun(tmp_path)
     assert names(tmp_path) == ["step-00000002"]
 
 
@@ -258,12 +248,11 @@ def test_a_secret_that_another_user_put_there_is_refused(checkpoints: Checkpoint
     save(checkpoints, 2, "after 2")
     os.chown(tmp_path / "secret", 12345, -1)
     with pytest.raises(RunError, match="belongs to another user"):
-        Checkpoints(load("tiny", [NAME_OF_RUN]), tmp_path, rank=0, world=1)
+        begun(tmp_path)
 
 
 def test_parts_of_other_ranks_are_not_restored(tmp_path: Path) -> None:
-    config = load("tiny", [NAME_OF_RUN, "learner.zero_stage=1"])
-    checkpoints = Checkpoints(config, tmp_path, rank=0, world=1)
+    checkpoints = begun(tmp_path, "learner.zero_stage=1")
     save(checkpoints, 2, "after 2")
     folder, secret = tmp_path / "checkpoints" / "step-00000002", read_secret(tmp_path)
     replace(read_manifest(folder, secret, "c", 2), world=2).write(folder, secret)

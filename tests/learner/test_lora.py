@@ -8,19 +8,17 @@ import torch
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.learner.agreement import check_family
-from hora_rl.learner.checkpoint import Checkpoints
 from hora_rl.learner.engine import load_model
 from hora_rl.learner.flops import Shape
 from hora_rl.learner.lora import IDENTITY, add_adapter, check_identity, merge, without_adapter, write_adapter
 from hora_rl.learner.weights.host_copy import differ
-from tests.learner.test_checkpoint import Weights
+from tests.learner.test_checkpoint import Weights, begun, save
 from tests.support.adapters import policy_with_adapter, published
 from tests.support.families import glm4_moe
 from tests.support.samples import sized
 
 CONFIG = load("tiny", ["run.name=c", "learner.lora.rank=4", "learner.lora.alpha=8"])
 LORA = CONFIG.learner.lora
-assert LORA is not None
 IDS = torch.arange(4, 40)[None]
 
 
@@ -67,7 +65,6 @@ def test_the_merged_model_and_the_written_adapter_give_the_policys_logits(tmp_pa
     from peft import PeftModel
 
     policy, base = policy_with_adapter(CONFIG, 1), load_model(CONFIG.model, CONFIG.learner)
-    assert LORA is not None
     write_adapter(tmp_path, published(policy), CONFIG.model.path, LORA)
     of_peft = PeftModel.from_pretrained(load_model(CONFIG.model, CONFIG.learner), tmp_path)
     merge(base, published(policy), LORA.scale)
@@ -88,7 +85,6 @@ def test_a_target_that_is_not_there_is_refused_by_check_and_learner(targets: str
     config = load("tiny", [f"learner.lora.targets={targets}"])
     with pytest.raises(ConfigError, match=line):
         check_family(config.model, config.learner, 1.0)
-    assert config.learner.lora is not None
     with pytest.raises(ConfigError, match=line):
         add_adapter(load_model(config.model, config.learner), config.run.seed, config.learner.lora)
 
@@ -100,10 +96,7 @@ def test_a_run_does_not_start_from_an_adapter() -> None:
 
 def checkpoint(folder: Path, *overrides: str) -> Path:
     """A checkpoint as a run of this configuration writes it, but for DeepSpeed's part."""
-    config = load("tiny", ["run.name=c", *overrides])
-    checkpoints = Checkpoints(config, folder, rank=0, world=1)
-    checkpoints.begin(Weights(), 2)  # type: ignore[arg-type]
-    checkpoints.finished(wait=True)
+    save(begun(folder, *overrides), 2, "")
     return folder / "checkpoints" / "step-00000002"
 
 
@@ -121,10 +114,9 @@ def test_a_checkpoint_of_other_weights_is_refused_with_both_values(
     tmp_path: Path, then: list[str], now: list[str], line: str
 ) -> None:
     checkpoint(tmp_path, *then)
-    config = load("tiny", ["run.name=c", *now])
     weights = Weights()
     with pytest.raises(ConfigError, match=line):
-        Checkpoints(config, tmp_path, rank=0, world=1).restore(weights)  # type: ignore[arg-type]
+        begun(tmp_path, *now).restore(weights)  # type: ignore[arg-type]
     assert weights.loads == 0
 
 
