@@ -1,5 +1,4 @@
-"""Which rewards and successes of a group its advantages are made of, and weights of groups, against their
-formulas; the bias of pooling two phases, worked out exactly, with and without weights."""
+"""What advantages and weights of groups are made of, and the bias of pooling two phases, worked out exactly."""
 
 import math
 from dataclasses import replace
@@ -21,6 +20,7 @@ from hora_rl.learner.user_advantage import try_advantage, user_advantage
 from tests.support.groups import group, rollout
 
 WEIGHTS = {"accuracy": 0.5, "format": 0.25}
+G0, G = 8, 32
 
 
 def rewarded(accuracy: list[float], form: list[float]) -> Group:
@@ -32,12 +32,13 @@ def rewarded(accuracy: list[float], form: list[float]) -> Group:
 
 
 def estimate(group: Group, totals: Totals | None = None, **objective: object) -> np.ndarray:
-    return Estimator(Objective.model_validate(objective), WEIGHTS, "accuracy", 4, 10, totals).advantages(
-        group
-    )
+    chosen = Objective.model_validate(objective)
+    return Estimator(chosen, WEIGHTS, "accuracy", 4, 10, totals).advantages(group)
 
 
 MIXED = rewarded([1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 0.0, 1.0])
+FIRST, SECOND, *REST = MIXED.rollouts
+CUT = replace(MIXED, rollouts=(FIRST, replace(SECOND, finish_reason="length"), *REST))
 
 
 def test_rewards_are_the_weighted_sum() -> None:
@@ -49,9 +50,7 @@ def test_an_advantage_of_successes_takes_other_rewards_as_a_centred_term() -> No
     assert found == pytest.approx(likelihood([1, 0, 0, 1]) + 0.25 * np.array([0.25, 0.25, -0.75, 0.25]))
 
 
-def test_all_wrong_groups_of_equal_form_teach_nothing_under_likelihood_and_all_under_weighted_reinforce() -> (
-    None
-):
+def test_all_wrong_groups_of_equal_form_teach_only_under_weighted_reinforce_and_a_baseline() -> None:
     wrong = rewarded([0.0] * 3, [1.0] * 3)
     assert not estimate(wrong, advantage="likelihood").any()
     assert estimate(wrong, advantage="weighted_reinforce") == pytest.approx([-1.0] * 3)
@@ -71,17 +70,10 @@ def test_the_soft_penalty_grows_over_the_last_tokens_before_the_limit() -> None:
     assert found == pytest.approx(max_rl([1, 0, 0, 1]) + of_others)
 
 
-FIRST, SECOND, *REST = MIXED.rollouts
-CUT = replace(MIXED, rollouts=(FIRST, replace(SECOND, finish_reason="length"), *REST))
-
-
 def test_a_masked_completion_counts_in_its_group_and_is_not_trained() -> None:
-    masked, kept = (
-        samples_of(
-            [CUT], Estimator(Objective(overlong=overlong, kl=0.1), WEIGHTS, "accuracy", 4, 10), 1, version=0
-        )
-        for overlong in ("mask", "keep")
-    )
+    ways = [Objective(overlong=overlong, kl=0.1) for overlong in ("mask", "keep")]
+    estimators = [Estimator(way, WEIGHTS, "accuracy", 4, 10) for way in ways]
+    masked, kept = (samples_of([CUT], estimator, 1, version=0) for estimator in estimators)
     assert [s.advantage for s in masked] == [s.advantage for i, s in enumerate(kept) if i != 1]
     assert {s.scale for s in masked} == {1 / (4 * 10)}
 
@@ -135,9 +127,6 @@ def test_a_users_function_is_checked_on_every_group() -> None:
         user_advantage(f"{__name__}:nan_without_a_hit", np.zeros(3), np.zeros(3), np.array(["A"] * 3))
 
 
-G0, G = 8, 32
-
-
 def with_hits(hits: int, size: int) -> Group:
     rollouts = [rollout([1], success=j < hits) for j in range(size)]
     return group(0, rollouts, pre_rollouts=size)
@@ -165,9 +154,8 @@ def test_a_weight_is_its_formula(weight: object, hits: int, size: int, wanted: f
 
 def test_as_if_takes_the_size_that_the_other_rule_would_have_given() -> None:
     settings = GroupWeight(as_if="hit_utility")
-    assert group_weight(replace(with_hits(1, G), size_as_if=98), settings, G) == pytest.approx(
-        math.sqrt(98 / G)
-    )
+    as_98 = replace(with_hits(1, G), size_as_if=98)
+    assert group_weight(as_98, settings, G) == pytest.approx(math.sqrt(98 / G))
     with pytest.raises(RunError, match="group 0:0 does not say its size under rule hit_utility"):
         group_weight(with_hits(1, G), settings, G)
 

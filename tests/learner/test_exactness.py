@@ -1,8 +1,9 @@
-"""The gradient of a batch is the formula's, and that of every option the one of a single micro-batch, however
-the batch is cut and shared out. Of rollouts of several turns it is that of their sampled tokens, each in the
-context it was sampled in."""
+"""The gradient of a batch, also of rollouts of several turns, is the formula's, and that of every option the
+one of a single micro-batch, however the batch is cut and shared out."""
 
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -73,12 +74,7 @@ def expected() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "cut",
-    [
-        *((budget, sharing, 1) for budget in (48, 100, 777, 100_000) for sharing in (None, ALWAYS)),
-        (300, ALWAYS, 2),
-        (300, ALWAYS, 4),
-    ],
+    "cut", [*product((48, 100, 777, 100_000), (None, ALWAYS), (1,)), (300, ALWAYS, 2), (300, ALWAYS, 4)]
 )
 def test_the_gradient_does_not_depend_on_micro_batches_or_ranks(cut: Cut, expected: torch.Tensor) -> None:
     assert apart(by_cut(policy(), BATCH, estimator(), TEMPERATURE, *cut), expected) < 1e-5
@@ -143,9 +139,8 @@ def test_no_option_depends_on_the_cut_or_on_the_ranks(options: dict[str, Any]) -
 def in_several_turns(anew: float) -> list[Group]:
     rng = np.random.default_rng(5)
     groups = [ragged(rng, i, size) for i, size in enumerate((2, 3, 9, 5))]
-    return [
-        replace(g, rollouts=tuple(in_turns(r, rng, anew, VOCABULARY) for r in g.rollouts)) for g in groups
-    ]
+    cut = partial(in_turns, rng=rng, anew=anew, vocabulary=VOCABULARY)
+    return [replace(g, rollouts=tuple(map(cut, g.rollouts))) for g in groups]
 
 
 @pytest.mark.parametrize("anew", [0.0, 0.5, 1.0])

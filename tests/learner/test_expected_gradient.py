@@ -1,5 +1,4 @@
-"""Expected gradients of a categorical policy, every outcome enumerated, rounds and stopping included, on
-1,000 random rates.
+"""Expected gradients of a categorical policy, every outcome enumerated, on 1,000 random rates.
 
 Outcomes 0 and 1 are right, outcome 2 is wrong; the gradient is that of the logits. A path is the sequence of
 outcomes of one prompt's group; what decides its length sees counts only, as the allocator does.
@@ -18,6 +17,7 @@ from hora_rl.common.advantages import Values, likelihood, max_rl, pkpo, rloo
 
 RIGHT = np.array([1.0, 1.0, 0.0])
 G0 = 2
+Path = tuple[int, ...]
 Next = Callable[[int, int], int]  # (successes, rollouts so far) -> rollouts of the next round, 0 ends
 
 
@@ -32,7 +32,7 @@ RATES = random_rates()
 SUCCESS = RATES @ RIGHT
 
 
-def paths(plan: Next, begun: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+def paths(plan: Next, begun: Path = ()) -> list[Path]:
     """All groups that can come about: Phase A of G0, then rounds of `plan` until it gives nothing."""
     more = G0 if not begun else plan(int(RIGHT[list(begun)].sum()), len(begun))
     if more == 0:
@@ -40,7 +40,7 @@ def paths(plan: Next, begun: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
     return [path for tail in product(range(3), repeat=more) for path in paths(plan, begun + tail)]
 
 
-def expected(groups: list[tuple[int, ...]], advantage: Callable[[Values], Values]) -> np.ndarray:
+def expected(groups: list[Path], advantage: Callable[[Values], Values]) -> np.ndarray:
     """(1000, 3): Σ over groups of P(group) · (1/n) Σ_j A_j ∇log π(outcome j)."""
     gradient = np.zeros_like(RATES)
     for path in groups:
@@ -75,7 +75,7 @@ def uneven_rounds(successes: int, rollouts: int) -> int:
     return {2: (1, 2, 0), 3: (2, 0, 1, 0), 4: (1, 1, 0, 0, 0)}.get(rollouts, (0,) * 9)[successes]
 
 
-def sessions(rule: str, rounds: int, stop: str, tape: tuple[int, ...]) -> list[tuple[int, ...]]:
+def sessions(rule: str, rounds: int, stop: str, tape: Path) -> list[Path]:
     """All groups of the first of two prompts that an allocator's session divides rounds between; the second's
     outcomes, success or not, are those of `tape` in order."""
 
@@ -89,9 +89,7 @@ def sessions(rule: str, rounds: int, stop: str, tape: tuple[int, ...]) -> list[t
             read += other
         return -1 if session.done else int(session.ask()[0])
 
-    def begun(
-        outcomes: tuple[int, ...], counts: tuple[tuple[int, int], ...], more: int
-    ) -> list[tuple[int, ...]]:
+    def begun(outcomes: Path, counts: tuple[tuple[int, int], ...], more: int) -> list[Path]:
         if more < 0:
             return [outcomes]
         found = []
@@ -113,9 +111,7 @@ PLANS = {
 
 @pytest.mark.parametrize("baseline", [0.0, 1 / 4])
 @pytest.mark.parametrize("plan", PLANS)
-def test_likelihood_is_the_share_of_log_p_that_is_hit_whatever_decides_the_size(
-    plan: str, baseline: float
-) -> None:
+def test_likelihood_is_the_share_of_log_p_that_is_hit_whatever_decides_n(plan: str, baseline: float) -> None:
     groups = paths(PLANS[plan])
     hit = sum(RATES[:, list(path)].prod(1) for path in groups if RIGHT[list(path)].any())
     wanted = (hit / SUCCESS)[:, None] * of_success()
@@ -128,9 +124,7 @@ def test_likelihood_is_the_share_of_log_p_that_is_hit_whatever_decides_the_size(
 @pytest.mark.parametrize(
     "rule", ["hit_utility", "first_hit", "mixed", "hit_or_miss", "hard_first", "uniform"]
 )
-def test_likelihood_keeps_it_through_the_rounds_of_a_session(
-    rule: str, stop: str, tape: tuple[int, ...]
-) -> None:
+def test_likelihood_keeps_it_through_the_rounds_of_a_session(rule: str, stop: str, tape: Path) -> None:
     groups = sessions(rule, 4, stop, tape)
     hit = sum(RATES[:, list(path)].prod(1) for path in groups if RIGHT[list(path)].any())
     wanted = (hit / SUCCESS)[:, None] * of_success()
@@ -152,15 +146,13 @@ def harmonic(order: int) -> np.ndarray:
     return sum((1 - SUCCESS) ** (k - 1) for k in range(1, order + 1))
 
 
+PKPO = ((2, 2), (4, 2), (6, 2), (5, 4), (6, 6))
 # A group without a hit, whose advantage is zero, takes the last term of `max_rl`.
 EQUAL: list[tuple[Callable[[Values], Values], int, np.ndarray]] = [
     *((likelihood, n, harmonic(n)) for n in (2, 3, 6)),
     *((partial(likelihood, baseline=1 / n), n, harmonic(n)) for n in (2, 3, 6)),
     *((max_rl, n, harmonic(n - 1)) for n in (2, 3, 6)),
-    *(
-        (partial(pkpo, k=k), n, k * (1 - SUCCESS) ** (k - 1))
-        for n, k in ((2, 2), (4, 2), (6, 2), (5, 4), (6, 6))
-    ),
+    *((partial(pkpo, k=k), n, k * (1 - SUCCESS) ** (k - 1)) for n, k in PKPO),
     *((rloo, n, np.ones(len(RATES))) for n in (2, 6)),
 ]
 
