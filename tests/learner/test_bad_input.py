@@ -21,9 +21,7 @@ NEEDS_FLOAT16 = pytest.mark.skipif(
 
 def micro_batch(*advantages: float) -> MicroBatch:
     rng = np.random.default_rng(0)
-    return make_micro_batch(
-        [[sample(range(4, 9), rng.integers(4, 60, 8), -2.0, each, 0.1)] for each in advantages]
-    )
+    return make_micro_batch([[sample(range(4, 9), rng.integers(4, 60, 8), -2.0, a, 0.1)] for a in advantages])
 
 
 class Exploding(torch.autograd.Function):
@@ -91,9 +89,7 @@ def test_a_loss_or_gradient_not_finite_leaves_the_weights_and_the_schedule_alone
 
 @pytest.mark.system
 @pytest.mark.parametrize("stage", [0, 1])
-def test_a_refused_step_leaves_nothing_where_the_moments_are_on_the_host(
-    process_group: None, stage: int
-) -> None:
+def test_a_refused_step_leaves_nothing_where_moments_are_on_the_host(process_group: None, stage: int) -> None:
     settings = ["model.dtype=bfloat16", f"learner.zero_stage={stage}", "learner.offload_optimizer=true"]
     norms = list[float]()
     for between in (False, True):

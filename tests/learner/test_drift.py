@@ -1,5 +1,4 @@
-"""Drift above weights.drift_limit on the first steps stops the run before the weights that it spoilt are
-published."""
+"""Drift above weights.drift_limit on the first steps stops the run before it publishes spoilt weights."""
 
 from pathlib import Path
 
@@ -44,9 +43,7 @@ def test_without_a_limit_nothing_stops_the_run() -> None:
 
 @pytest.mark.system
 @pytest.mark.timeout(360)
-def test_a_learner_fed_by_another_policy_stops_in_its_first_step(
-    tmp_path: Path, redis_server: RedisServer
-) -> None:
+def test_a_learner_fed_by_another_policy_stops_in_step_0(tmp_path: Path, redis_server: RedisServer) -> None:
     config = small_run(tmp_path, 2, "learner.steps=1")
     # Recorded log-probs are random numbers: nats away from those of the tiny model.
     fill(config, redis_server, recorded(config, [[60, 70, 60, 70]] * 2, per_batch=2))

@@ -1,5 +1,4 @@
-"""What cannot be exported is one line. What can is compared with the run's own model in tests/system and
-test_restart."""
+"""What cannot be exported is one line. What can is compared with the run's model in test_restart."""
 
 from pathlib import Path
 
@@ -51,9 +50,7 @@ class Opens:
         return open, (str(self.file), "w")
 
 
-def test_no_run_no_checkpoint_and_an_unknown_step_are_refused_and_nothing_is_overwritten(
-    tmp_path: Path,
-) -> None:
+def test_no_run_checkpoint_or_known_step_is_refused_and_nothing_is_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(RunError, match=r"nothing: not a run folder"):
         export_run(tmp_path / "nothing", None, out)

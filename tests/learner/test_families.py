@@ -1,5 +1,4 @@
-"""Log-probs and gradients are those of the model's own forward, for every family; or the family is refused by
-name."""
+"""Log-probs and gradients are those of every family's own forward, or it is refused by name."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -106,9 +105,7 @@ def test_a_window_is_kept_where_prompts_are_shared(family: str, attention: str) 
     assert float((mine - theirs).norm() / theirs.norm()) < 1e-4
 
 
-def test_completions_of_a_family_whose_state_runs_through_all_tokens_do_not_share_a_prompt(
-    tmp_path: Path,
-) -> None:
+def test_completions_of_a_family_with_state_through_all_tokens_share_no_prompt(tmp_path: Path) -> None:
     layers = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
     whole = AutoConfig.for_model("lfm2", **(GROUPED | TOKENS | layers))
     whole.save_pretrained(tmp_path)
@@ -155,9 +152,8 @@ def test_logits_that_lack_what_follows_the_head_are_refused(
     check_family(*sections(config))
     monkeypatch.setattr(OwnPath, "logits", bare)
     policy = Policy(load_model(config.model, config.learner))
-    with pytest.raises(
-        ConfigError, match=r"differ by \S+ in the mean .* 1\.\d+e-0[345] is allowed in float32"
-    ):
+    line = r"differ by \S+ in the mean .* 1\.\d+e-0[345] is allowed in float32"
+    with pytest.raises(ConfigError, match=line):
         check_agreement(config.model.dtype, 1.0, policy, policy, torch.device("cpu"))
     with pytest.raises(ConfigError, match="differ by"):
         check_family(*sections(config))
