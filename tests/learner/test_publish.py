@@ -1,5 +1,4 @@
-"""Publishing over files: learner and next version wait for no replica; versions that lie in memory are whole,
-sealed, and gone with the learner."""
+"""Publishing over files waits for no replica; versions in memory are whole, sealed, gone with the learner."""
 
 import os
 import signal
@@ -27,6 +26,7 @@ from hora_rl.learner.weights.host_copy import Snapshot
 from hora_rl.learner.weights.publisher import Publisher
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]  # it imports DeepSpeed
+LAST, SHAPE = 9, (64, 1024)
 
 
 class Weights:
@@ -62,9 +62,7 @@ def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_vers
     for version in (2, 3, 4):
         publisher.publish(version)
     publisher.wait()
-    manifest = newest_now(client, "r")
-    assert manifest is not None
-    assert manifest.version == 4
+    assert newest_now(client, "r").version == 4
     assert client.hget(Keys("r").state, "version") == b"4"
     assert told == [1], "it is still at the first"
     kept = sorted(path.stem for path in (tmp_path / "weights").iterdir())
@@ -94,10 +92,7 @@ def test_no_version_leaves_the_learner_while_the_initial_policy_is_measured(
 
 
 def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
-    tmp_path: Path,
-    redis_server: RedisServer,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     def fails(client: BroadcastClient, info: Any, version: int) -> None:
         raise ValueError("of Serve's own making")
@@ -150,7 +145,7 @@ def test_a_learner_that_publishes_files_never_loads_vllm() -> None:
     assert subprocess.run([sys.executable, "-c", OVER_FILES], cwd=ROOT, timeout=100).returncode == 0
 
 
-def test_files_of_a_run_that_was_lost_do_not_cost_the_version_that_is_announced(
+def test_files_of_a_lost_run_do_not_cost_the_announced_version(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:
     """Its files have higher versions: Redis was lost before the first checkpoint."""
@@ -160,19 +155,13 @@ def test_files_of_a_run_that_was_lost_do_not_cost_the_version_that_is_announced(
         (weights / f"{version:08d}.safetensors").write_bytes(b"of the lost run")
     publisher, client = first_version(redis_server.url, tmp_path)
     publisher.wait()
-    announced = newest_now(client, "r")
-    assert announced is not None
+    assert newest_now(client, "r") is not None
     assert [path.name for path in sorted(weights.iterdir())] == ["00000001.safetensors"]
     publisher.close()
 
 
-LAST = 9
-SHAPE = (64, 1024)
-
-
 def transport(folder: Path, announced: list[Manifest], shared: bool = True) -> FileTransport:
-    nobody: Any = None
-    return FileTransport(folder, "r", "float32", announced.append, nobody, LAST, lambda: shared)
+    return FileTransport(folder, "r", "float32", announced.append, None, LAST, lambda: shared)
 
 
 def snapshot(version: int) -> Snapshot:
@@ -232,9 +221,7 @@ def test_the_last_version_outlives_the_learner_and_replaces_what_was_in_memory(t
         check_file(before.update_info())
 
 
-def test_several_machines_and_short_memory_get_files_in_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_machines_or_short_memory_get_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not in_memory(published(transport(tmp_path, [], shared=False), 1))
     needed = 4 * SHAPE[0] * SHAPE[1]
     monkeypatch.setattr(file_transport, "free_memory", lambda: 2 * needed)
@@ -243,13 +230,10 @@ def test_several_machines_and_short_memory_get_files_in_the_folder(
     assert in_memory(published(transport(tmp_path, []), 3))
 
 
-def test_a_version_in_memory_is_published_again_once_another_machine_joins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_in_memory_is_sent_to_new_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_transport, "ASK_S", 0.0)
     machines = [1]
-    nobody: Any = None
-    files = FileTransport(tmp_path, "r", "float32", lambda _: None, nobody, LAST, lambda: len(machines) == 1)
+    files = FileTransport(tmp_path, "r", "float32", lambda _: None, None, LAST, lambda: len(machines) == 1)
     published(files, 1)
     assert not files.out_of_reach()
     machines.append(2)
@@ -271,13 +255,8 @@ sys.stdin.read()
 
 
 def test_a_killed_learner_leaves_nothing_and_takes_nothing_from_who_reads(tmp_path: Path) -> None:
-    learner = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert learner.stdout is not None
+    command, pipe = [sys.executable, "-c", KILLED, str(tmp_path)], subprocess.PIPE
+    learner = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     path, digest, size = learner.stdout.readline().split()
     info = {"version": 1, "path": path, "digest": digest, "bytes": int(size)}
     with check_file(info) as file:

@@ -1,9 +1,6 @@
-"""When a transfer group sends a version again. A member that is killed, at any point of an update, costs that
-member alone.
+"""When a transfer group sends a version again; a member that is killed in an update costs itself alone.
 
-Members are processes that do over Gloo what a replica's worker does, by the same functions. How members meet
-is the same over NCCL.
-"""
+Members are processes that do over Gloo what a replica's worker does, by the same functions."""
 
 import json
 import subprocess
@@ -12,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -25,6 +23,7 @@ from hora_rl.learner.weights.broadcast import BroadcastClient
 from hora_rl.learner.weights.host_copy import Snapshot
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(250)]  # vLLM takes seconds to import
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -70,10 +69,8 @@ def test_a_version_is_sent_again_when_a_replica_that_runs_holds_less(client: Any
 def test_a_pinned_replica_is_neither_called_nor_late_until_the_last_version(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = [
-        {"replica": "generator/a", "version": 6, "pinned": False},
-        {"replica": "generator/b", "version": 4, "pinned": True},
-    ]
+    told = ("a", 6, False), ("b", 4, True)
+    answers = [{"replica": f"generator/{r}", "version": v, "pinned": p} for r, v, p in told]
     broadcast = BroadcastClient(1.0, lambda *_: answers)
     assert broadcast.roll_call(7, pinned=False) == {"generator/a": 6}
     assert broadcast.roll_call(7, pinned=True) == {"generator/a": 6, "generator/b": 4}
@@ -84,11 +81,12 @@ def test_a_pinned_replica_is_neither_called_nor_late_until_the_last_version(
     heartbeat_now(client, "again", "generator/b", {"version": 4, "pinned": 4})
     assert not sent.is_behind(7)
     asked = list[bool]()
-    monkeypatch.setattr(
-        BroadcastClient,
-        "roll_call",
-        lambda _, coming, *, pinned: (asked.append(pinned), {"generator/b": 99})[1],
-    )
+
+    def roll_call(_: Any, coming: int, *, pinned: bool) -> dict[str, int]:
+        asked.append(pinned)
+        return {"generator/b": 99}
+
+    monkeypatch.setattr(BroadcastClient, "roll_call", roll_call)
     last = load("tiny").learner.steps
     clock.ago = 30.0
     for version in (7, last):
@@ -99,10 +97,8 @@ def test_a_pinned_replica_is_neither_called_nor_late_until_the_last_version(
 
 
 def test_what_a_pinned_replica_holds_is_no_confirmation() -> None:
-    said = [
-        {"replica": f"generator/{v}", "version": v, "checksum": str(v), "pause_s": v, "checksum_s": 0}
-        for v in (4, 7)
-    ]
+    took = {"pause_s": 0.1, "checksum_s": 0}
+    said = [{"replica": f"generator/{v}", "version": v, "checksum": str(v), **took} for v in (4, 7)]
     assert BroadcastClient(1.0, lambda *_: said).confirm(7) == said[1:]
 
 
@@ -112,7 +108,6 @@ def test_nothing_is_sent_again_too_soon_or_for_a_word_from_before(client: Any, s
     assert not group(client, sent_s_ago, Clock()).is_behind(7)
 
 
-ROOT = Path(__file__).parents[2]
 MEMBER = """
 import json, os, signal, sys
 from datetime import timedelta
@@ -165,11 +160,7 @@ class Members:
     def __init__(self, deaths: dict[str, str]) -> None:
         self.running = {
             name: subprocess.Popen(
-                [sys.executable, "-c", MEMBER, dies],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
+                [sys.executable, "-c", MEMBER, dies], stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT
             )
             for name, dies in deaths.items()
         }
@@ -206,7 +197,6 @@ class Members:
 
     def _ask(self, name: str, what: dict[str, Any]) -> str:
         to = self.running[name].stdin
-        assert to is not None
         try:
             to.write(json.dumps(what) + "\n")
             to.flush()
@@ -215,9 +205,7 @@ class Members:
         return self._answer(name)
 
     def _answer(self, name: str) -> str:
-        said = self.running[name].stdout
-        assert said is not None
-        answer = said.readline()
+        answer = self.running[name].stdout.readline()
         if not answer:
             self.running[name].wait()
         return answer
@@ -242,12 +230,10 @@ def members(request: pytest.FixtureRequest) -> Iterator[Members]:
     indirect=True,
 )
 def test_a_killed_member_costs_itself_and_the_others_get_the_version(members: Members) -> None:
-    from hora_rl.learner.weights.host_copy import Snapshot
     from hora_rl.learner.weights.transfer_group import TransferGroup
 
     settings = ["run.name=r", "weights.transport=gloo", "weights.update_limit_s=16"]
-    nobody: Any = None
-    group = TransferGroup(load("tiny", settings), nobody, members)  # type: ignore[arg-type]
+    group = TransferGroup(load("tiny", settings), None, members)  # type: ignore[arg-type]
     for version in (1, 2):
         tensors = [(f"t{i}", torch.full((256, 256), float(version))) for i in range(6)]
         began = time.monotonic()
@@ -274,8 +260,7 @@ def test_members_of_a_learner_that_dies_break_off(members: Members) -> None:
         "group.broadcast(torch.zeros(4), 0).wait()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    learner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert learner.stdout is not None
+    learner = subprocess.Popen([sys.executable, "-c", script], stdout=PIPE, text=True, cwd=ROOT)
     place = {"master_address": "127.0.0.1", "master_port": int(learner.stdout.readline())}
     place |= {"world_size": 4, "join_s": 20, "limit_s": 20}
     members.join(place, tuple(members.running), "g")
