@@ -1,5 +1,4 @@
-"""Every loss option: its gradient is its slope, and its sums hold over any cut. test_trl_losses compares the
-options with TRL's, and test_exactness the plain ones with the formula."""
+"""Every loss option: its gradient is its slope, and its sums hold over any cut."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,11 +27,12 @@ OPTIONS: list[dict[str, Any]] = [
     {"aggregate": "token", "importance": "sequence_mask"},
 ]
 LENGTHS = (1, 4, 7, 2, 5)
+ALL = list(range(len(LENGTHS)))
+PUSHES = [(1, 0.5, False), (1, -0.5, True), (-1, 0.5, True), (-1, -0.5, False)]
 
 
 class Case:
-    """Five completions with log-probs (N,) of policy, π_prox, π_ref and generator, float64 where that is
-    free."""
+    """Completions with log-probs (N,) of policy, π_prox, π_ref and generator, float64 where it is free."""
 
     def __init__(self, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
@@ -69,9 +69,6 @@ class Case:
         return loss, stats, logprobs
 
 
-ALL = list(range(len(LENGTHS)))
-
-
 def micro(advantage: float, length: int) -> MicroBatch:
     """One completion with scale 1/8 and log π_gen = -1, of which every other token is of this version."""
     one = sample([1], np.ones(length), -1.0, advantage, 0.125)
@@ -83,7 +80,6 @@ def test_the_gradient_is_the_slope_of_the_loss(options: dict[str, Any]) -> None:
     case, objective, step = Case(), Objective.model_validate(options), 1e-6
     loss, _, logprobs = case.loss(objective, ALL)
     loss.backward()
-    assert logprobs.grad is not None
     for t in range(len(case.policy)):
         up, down = case.policy.copy(), case.policy.copy()
         up[t] += step
@@ -105,22 +101,17 @@ def test_loss_and_sums_add_up_over_any_cut(options: dict[str, Any]) -> None:
         for name, value in sums.items():
             combine = max if name.endswith("max") else sum
             assert combine(p[1][name] for p in parts) == pytest.approx(value, rel=1e-5, abs=1e-6), name
-        assert logprobs.grad is not None
         for which, (_, _, own) in zip(cut, parts, strict=True):
-            assert own.grad is not None
             torch.testing.assert_close(own.grad, case.part(logprobs.grad.numpy(), which))
 
 
-@pytest.mark.parametrize(
-    ("advantage", "shift", "moves"), [(1, 0.5, False), (1, -0.5, True), (-1, 0.5, True), (-1, -0.5, False)]
-)
-def test_a_token_stops_moving_only_beyond_the_bound_it_is_pushed_over(
+@pytest.mark.parametrize(("advantage", "shift", "moves"), PUSHES)
+def test_a_token_stops_only_beyond_the_bound_it_is_pushed_over(
     advantage: float, shift: float, moves: bool
 ) -> None:
     logprobs = torch.full((1,), -1.0 + shift, requires_grad=True)
     loss, stats = policy_loss(logprobs, torch.full((1,), -1.0), micro(advantage, 1), Objective())
     loss.backward()
-    assert logprobs.grad is not None
     assert bool(logprobs.grad.item() != 0.0) is moves
     assert stats["clip"] == (not moves)
 

@@ -1,5 +1,4 @@
-"""What a step reports, from groups and sums, and what it computes, counted by hand; MFU only where the peak
-of the device is known."""
+"""What a step reports, from groups and sums, and what it computes, counted by hand."""
 
 import math
 from dataclasses import replace
@@ -18,6 +17,7 @@ from tests.support.samples import sized as sample
 from tests.support.tiny_qwen2 import without_weights
 
 CONFIG = Config.model_validate({"model": {"path": "m"}, "data": {"path": "arithmetic"}})
+EXPERTS, SENT, HIDDEN, EACH, HEADS, HEAD = 8, 2, 16, 8, 4, 8
 
 
 def of_accuracies(index: int, accuracies: list[float], version: int = 3) -> Group:
@@ -35,9 +35,10 @@ def said(n: int, logprob: float, *, success: bool = False) -> Group:
 
 
 ONE = [of_accuracies(0, [1.0])]
+PACKED = {"tokens": 90.0, "processed": 100.0, "flops": 900.0, "rank_flops_max": 540.0}
 CASES = {
     "success is a mean over prompts": (
-        [of_accuracies(0, [1.0]), of_accuracies(1, [1.0, 0.0, 0.0, 0.0])],
+        [*ONE, of_accuracies(1, [1.0, 0.0, 0.0, 0.0])],
         {},
         {"success": 0.625},
     ),
@@ -48,11 +49,11 @@ CASES = {
     ),
     "without a trained token there is no mean": (ONE, {}, {"entropy/trained": math.nan, "padding/share": 0}),
     "rewards are means over prompts whatever the sizes": (
-        [of_accuracies(0, [1.0]), of_accuracies(1, [0.0] * 99)],
+        [*ONE, of_accuracies(1, [0.0] * 99)],
         {},
         {"reward/accuracy": 0.5, "reward": 0.75, "rollouts": 100},
     ),
-    "lag is per token, from the version that the step starts from": (
+    "lag is per token, from the step's own version": (
         ONE,
         {},
         {"lag/mean": (2 + 1 + 1 + 1) / 4, "lag/max": 2},
@@ -74,21 +75,14 @@ CASES = {
     ),
     "padding and imbalance come from all ranks": (
         ONE,
-        {
-            "packing/tokens": 90.0,
-            "packing/processed": 100.0,
-            "packing/flops": 900.0,
-            "packing/rank_flops_max": 540.0,
-        },
+        {f"packing/{k}": v for k, v in PACKED.items()},
         {"padding/share": 0.1, "imbalance": 54 / 45 - 1},
     ),
 }
 
 
 @pytest.mark.parametrize(("groups", "sums", "wanted"), CASES.values(), ids=CASES)
-def test_a_metric_is_what_its_page_says(
-    groups: list[Group], sums: dict[str, float], wanted: dict[str, float]
-) -> None:
+def test_a_metric_is_what_its_page_says(groups: list[Group], sums: dict, wanted: dict) -> None:
     found = step_metrics(5, groups, sums, CONFIG, ranks=2, grad_norm=1.0, learning_rate=0.1)
     assert {name: found[name] for name in wanted} == pytest.approx(wanted, nan_ok=True)
 
@@ -114,21 +108,16 @@ def test_drift_can_be_measured_on_a_few_rollouts_with_tokens_of_a_version_whatev
 def test_weights_are_counted_where_they_compute(tied: bool) -> None:
     # q, k and v with bias, o, MLP, two norms
     layer = 8 * 8 + 8 + 2 * (8 * 4 + 4) + 8 * 8 + 3 * 8 * 16 + 2 * 8
-    assert Shape.of(without_weights(64, 8, 16, 2, 2, 1, tied)) == Shape(
-        body=2 * layer + 8, head=64 * 8, width=2 * 8
-    )
+    found = Shape.of(without_weights(64, 8, 16, 2, 2, 1, tied))
+    assert found == Shape(body=2 * layer + 8, head=64 * 8, width=2 * 8)
 
 
-def test_flops_are_six_per_weight_and_token_and_half_of_attention() -> None:
+def test_flops_are_six_per_weight_and_token_and_half_of_attention_and_a_shared_prompt_counts_once() -> None:
     shape = Shape(body=100, head=10, width=3)
     assert shape.flops([[sample(2, 3)]]) == 6 * (100 * 5 + 10 * 3 + 3 * 25)
     assert shape.flops([[sample(2, 3)], [sample(1, 1)]]) == 6 * (575 + 30) + 6 * (200 + 10 + 12)
     assert shape.flops([]) == 0
-
-
-def test_a_shared_prompt_counts_once() -> None:
-    shape = Shape(body=100, head=10, width=3)
-    # 7 tokens, 5 logits; of twice the pairs 4 in the prompt, and 5² - 2² and 4² - 2² of the completions.
+    # A shared prompt counts once: 7 tokens, 5 logits; of twice the pairs 4 in it, 5² - 2² and 4² - 2² after.
     assert shape.flops([[sample(2, 3), sample(2, 2)]]) == 6 * (100 * 7 + 10 * 5 + 3 * (4 + 21 + 12))
     assert shape.even == 100 / (2 * 3)
 
@@ -146,9 +135,6 @@ def test_a_shared_prompt_counts_once() -> None:
 )
 def test_the_peak_is_that_of_the_named_device(device: str, dtype: str, peak: float | None) -> None:
     assert peak_flops(device, dtype) == peak
-
-
-EXPERTS, SENT, HIDDEN, EACH, HEADS, HEAD = 8, 2, 16, 8, 4, 8
 
 
 def test_of_a_mixture_the_experts_count_that_a_token_is_sent_to() -> None:

@@ -1,5 +1,4 @@
-"""On equal groups each loss that TRL has too has TRL's gradient, at another policy than the one that
-sampled."""
+"""On equal groups each loss that TRL has too has TRL's gradient, at another policy than the sampling one."""
 
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tests.support.samples import sample
 
 LONGEST, VOCABULARY, GROUPS, SIZE = 16, 48, 4, 4
 WEIGHTS = {"accuracy": 0.6, "format": 0.4}
+BY_REWARD = {"multi_objective_aggregation": "normalize_then_sum"}
 
 pytestmark = [pytest.mark.system, pytest.mark.core]  # TRL's trainer takes seconds to build
 
@@ -31,15 +31,11 @@ pytestmark = [pytest.mark.system, pytest.mark.core]  # TRL's trainer takes secon
 def groups() -> list[Group]:
     """Every group has right and wrong rollouts, and one that was cut at its limit."""
     rng = np.random.default_rng(3)
-    return [
-        group(
-            i,
-            prompt=rng.integers(2, VOCABULARY, 5),
-            rollouts=[sampled(rng, j) for j in range(SIZE)],
-            pre_rollouts=2,
-        )
-        for i in range(GROUPS)
-    ]
+    made = []
+    for i in range(GROUPS):
+        prompt = rng.integers(2, VOCABULARY, 5)
+        made.append(group(i, [sampled(rng, j) for j in range(SIZE)], prompt=prompt, pre_rollouts=2))
+    return made
 
 
 def sampled(rng: np.random.Generator, j: int) -> Rollout:
@@ -67,8 +63,7 @@ def with_policies(trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def our_gradient(model: Any, data: list[Group], objective: Objective, inputs: dict[str, Any]) -> torch.Tensor:
-    """As the engine does: tasks, the threshold of the entropy, bonus over the acted tokens, sums over
-    micro-batches."""
+    """As the engine does: tasks, threshold of the entropy, bonus over acted tokens, sums over all."""
     estimator = Estimator(objective, WEIGHTS, "accuracy", SIZE, LONGEST)
     estimator = Estimator(objective, WEIGHTS, "accuracy", SIZE, LONGEST, estimator.sums(data))
     trained = [row for row, r in enumerate(r for g in data for r in g.rollouts) if estimator.trains(r)]
@@ -85,9 +80,8 @@ def our_gradient(model: Any, data: list[Group], objective: Objective, inputs: di
         with torch.no_grad():
             entropies = [policy(t.micro, TEMPERATURE, 16)[1] for t in tasks]
         least = threshold(entropies, objective.top_entropy_quantile)
-        tasks = [
-            Task(t.micro, t.prox, t.reference, e >= least) for t, e in zip(tasks, entropies, strict=True)
-        ]
+        pairs = zip(tasks, entropies, strict=True)
+        tasks = [Task(t.micro, t.prox, t.reference, e >= least) for t, e in pairs]
     acted = sum(float(t.acted.sum()) for t in tasks) if objective.rewards_entropy else 0.0
     model.zero_grad()
     for task in tasks:
@@ -100,10 +94,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"loss_type": "grpo"}, {"normalisation": "sequence"}),
     ({"loss_type": "dr_grpo"}, {}),
     ({"loss_type": "dapo", "epsilon_high": 0.28}, {"aggregate": "token", "clip_high": 0.28}),
-    (
-        {"loss_type": "cispo", "epsilon_high": 1.3},
-        {"aggregate": "token", "loss": "cispo", "clip_high": 0.3},
-    ),
+    ({"loss_type": "cispo", "epsilon_high": 1.3}, {"aggregate": "token", "loss": "cispo", "clip_high": 0.3}),
     ({"loss_type": "sapo"}, {"loss": "sapo", "normalisation": "sequence"}),
     (
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.03, "epsilon_high": 0.04},
@@ -121,10 +112,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"mask_truncated_completions": True}, {"overlong": "mask"}),
     ({"scale_rewards": "batch"}, {"scale": "batch"}),
     ({"scale_rewards": "none"}, {"scale": "none"}),
-    (
-        {"multi_objective_aggregation": "normalize_then_sum"},
-        {"multi_objective_aggregation": "normalize_then_sum"},
-    ),
+    (BY_REWARD, BY_REWARD),
 ]
 
 
@@ -148,9 +136,7 @@ def trl_advantages(data: list[Group], theirs: dict[str, Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("theirs", "ours"), CASES, ids=str)
-def test_the_gradient_of_each_loss_is_trls(
-    theirs: dict[str, Any], ours: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_gradient_of_each_loss_is_trls(theirs: dict, ours: dict, tmp_path: Path) -> None:
     objective = Objective.model_validate({"importance": "none", **ours})
     data, rng = groups(), np.random.default_rng(5)
     model = small_model(VOCABULARY, hidden=32, layers=2).train()
@@ -171,9 +157,7 @@ def test_the_gradient_of_each_loss_is_trls(
     assert float((found - wanted).norm() / wanted.norm()) < 1e-5
 
 
-def test_on_ragged_groups_the_gradient_is_dr_grpos_with_rows_weighted_by_one_over_the_group(
-    tmp_path: Path,
-) -> None:
+def test_on_ragged_groups_the_gradient_is_dr_grpos_with_rows_weighted_by_1_over_g(tmp_path: Path) -> None:
     model = small_model(VOCABULARY, hidden=32, layers=2).train()
     trainer = trl_trainer(model, LONGEST, str(tmp_path))
     objective, data = Objective(importance="none"), benchmark.ragged_batch(24, LONGEST, VOCABULARY)
