@@ -1,4 +1,4 @@
-"""Folders of checkpoints: whole or absent. DeepSpeed's part is a file here; `test_restart` has the real one."""
+"""Folders of checkpoints: whole or absent. DeepSpeed's part is a file here, in `test_restart` real."""
 
 import hashlib
 import hmac

@@ -1,4 +1,4 @@
-"""What advantages and weights of groups are made of, and the bias of pooling two phases, worked out exactly."""
+"""What advantages and weights of groups are made of, and the bias of pooling two phases, exactly."""
 
 import math
 from dataclasses import replace

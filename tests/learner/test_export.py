@@ -28,8 +28,7 @@ def run_folder(tmp_path: Path, *steps: int) -> Path:
 
 
 def written(run: Path, step: int, state: object) -> Path:
-    """The file of a checkpoint without ZeRO that holds `state`, as the learner would have written and signed
-    it."""
+    """The file of a checkpoint without ZeRO that holds `state`, signed as the learner does it."""
     folder = run / "checkpoints" / f"step-{step:08d}"
     file = folder / TAG / "mp_rank_00_model_states.pt"
     file.parent.mkdir(exist_ok=True)

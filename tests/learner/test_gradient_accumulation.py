@@ -1,9 +1,7 @@
 """In 16 bits gradients are added up in float32 over micro-batches, at every ZeRO stage.
 
-One step of the demo's model over 64 micro-batches of one completion each. The gradient is read from the
-float32 master weights after a plain step along it, and compared with the sum in float64 of the same
-micro-batches' own gradients in the same precision. So the figures are of the adding alone, not of what 16
-bits cost in one backward pass."""
+The gradient is read from the float32 master weights after a plain step along it, and compared with the sum in
+float64 of the same micro-batches' gradients in the same precision: figures are of the adding alone."""
 
 from __future__ import annotations
 
@@ -31,6 +29,8 @@ from tests.support.samples import sample
 
 SCRIPT = "from tests.learner.test_gradient_accumulation import main; main()"
 ROUNDING = 2.0**-9  # relative size of bfloat16's rounding
+EPSILON, RATIO, LENGTH = 1e6, 1e4, 24
+STAGES, COUNT = (1, 2, 3), 64
 
 
 @pytest.mark.parametrize(("dtype", "used"), [("float32", 0), ("bfloat16", 2), ("float16", 2)])
@@ -52,10 +52,6 @@ def test_64_micro_batches_add_up_as_one_sum_in_float64(tmp_path: Path, ranks: in
         assert errors["learner"] < roundings * ROUNDING, "only what is sent is rounded"
 
 
-EPSILON, RATIO, LENGTH = 1e6, 1e4, 24
-STAGES, COUNT = (1, 2, 3), 64
-
-
 def configuration(stage: int, world: int) -> Config:
     """AdamW with betas 0 and a huge epsilon: a step moves the weights by RATIO times the gradient."""
     return load(
@@ -74,8 +70,7 @@ def configuration(stage: int, world: int) -> Config:
 
 
 def micro_batches_of(count: int, alike: bool, rank: int, world: int) -> list[MicroBatch]:
-    """This rank's of `count` micro-batches; `alike`: every completion is rewarded, so that gradients add
-    up."""
+    """This rank's of `count` micro-batches; `alike`: all are rewarded, so that gradients add up."""
     made = []
     for i in range(rank, count, world):
         ids = np.random.default_rng(i).integers(4, 60, 8 + LENGTH)

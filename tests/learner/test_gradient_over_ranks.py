@@ -112,9 +112,8 @@ def test_rollouts_of_several_turns_have_the_formulas_gradient_too(tmp_path: Path
     ratio, rng = 1e4, np.random.default_rng(2)
     settings = ("environment.path=guess", "learner.tokens_per_microbatch=2048", "learner.zero_stage=2")
     config = configuration(tmp_path, ratio, *settings, f"learner.workers={ranks}")
-    data = [
-        replace(g, rollouts=tuple(in_turns(r, rng, 0.3, 200) for r in g.rollouts)) for g in groups(config)
-    ]
+    plain = groups(config)
+    data = [replace(g, rollouts=tuple(in_turns(r, rng, 0.3, 200) for r in g.rollouts)) for g in plain]
     error = relative(trained(config, data, tmp_path), descend(config, data, ratio, 1), initial(config))
     print(f"ranks {ranks}: {error:.1e}")
     assert error < 1e-5
@@ -125,21 +124,14 @@ def test_several_updates_on_a_batch_clip_against_the_policy_before_the_first(
     tmp_path: Path, ranks: int, stage: int
 ) -> None:
     # Three quarters of the tokens are clipped after the first update; 3.7e-5 is what float32 itself is off.
-    ratio = 0.03
-    config = configuration(
-        tmp_path,
-        ratio,
-        f"learner.zero_stage={stage}",
-        f"learner.workers={ranks}",
-        "learner.objective.updates_per_batch=3",
-    )
+    ratio, updates = 0.03, "learner.objective.updates_per_batch=3"
+    own = f"learner.zero_stage={stage}", f"learner.workers={ranks}", updates
+    config = configuration(tmp_path, ratio, *own)
     error = error_of(trained(config, groups(config), tmp_path), config, ratio, 3)
     print(f"ranks {ranks}, ZeRO {stage}, three updates: {error:.1e}")
     assert error < 1e-4
     one = {n: t.float() for n, t in descended(3 * ratio, 1).items()}
-    assert error_of(one, config, ratio, 3) > 1e-2, (
-        "three updates must differ from one of three times the length"
-    )
+    assert error_of(one, config, ratio, 3) > 1e-2, "they differ from one of three times the length"
 
 
 OPTIONS = [
@@ -161,9 +153,8 @@ def test_every_option_has_one_gradient_over_real_ranks_and_zero_stages(
     wanted = trained(alone, groups(alone), tmp_path / "alone")
     for ranks, stage in ((2, 2), (2, 3), (4, 0)):
         folder = tmp_path / f"{ranks}-{stage}"
-        config = configuration(
-            folder, ratio, *settings, f"learner.zero_stage={stage}", f"learner.workers={ranks}"
-        )
+        own = f"learner.zero_stage={stage}", f"learner.workers={ranks}"
+        config = configuration(folder, ratio, *settings, *own)
         error = relative(trained(config, groups(config), folder), wanted, initial(config))
         print(f"{options}, ranks {ranks}, ZeRO {stage}: {error:.1e}")
         assert error < 1e-5

@@ -18,6 +18,7 @@ from tests.support.families import model_of
 
 LIGER = load("tiny", ["learner.kernels=liger"])
 CARD: Any = SimpleNamespace(type="cuda")
+OTHERS = [*((family, {}) for family in ("gemma2", "cohere", "gpt2")), ("llama", {"hidden_act": "gelu"})]
 
 
 @pytest.fixture
@@ -35,9 +36,7 @@ def test_a_missing_package_and_a_missing_card_are_one_line_each(monkeypatch: pyt
     check_liger_here(cards=True)
 
 
-@pytest.mark.parametrize(
-    ("family", "more"), [("gemma2", {}), ("cohere", {}), ("gpt2", {}), ("llama", {"hidden_act": "gelu"})]
-)
+@pytest.mark.parametrize(("family", "more"), OTHERS)
 def test_a_family_or_an_activation_that_was_not_compared_is_refused(
     family: str, more: dict[str, str], installed: None
 ) -> None:

@@ -1,6 +1,4 @@
-"""The learner under Ray Train and torchrun: what another attempt cannot fix is not attempted again, what it
-cannot do there is said before it trains, and why it ended is one line. A reason to stop reaches every rank of
-the start that it belongs to, and no other start."""
+"""The learner under Ray Train and torchrun: when it is tried again, why it ended, whom a reason reaches."""
 
 import os
 import socket
@@ -25,6 +23,9 @@ from hora_rl.learner import device, launch, train
 from hora_rl.learner import main as program
 from tests.support.ranks import cases_of, run_ranks
 
+LINE = "evaluation.every (5) is kept by `hora run` and `hora train`"
+EVALUATED = ("evaluation.every=5", "learner.keep_best=pass@4")
+
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -45,10 +46,6 @@ def test_a_learner_that_cannot_go_on_stops_with_its_reason_and_is_not_tried_agai
     with pytest.raises(RunError, match="the learner stopped: step 0 has waited 1 s for groups"):
         launch.run(config, redis_server.url, str(run_dir))
     assert len(list((run_dir / "tensorboard").glob("events*"))) == 1, "each attempt that trains opens one"
-
-
-LINE = "evaluation.every (5) is kept by `hora run` and `hora train`"
-EVALUATED = ("evaluation.every=5", "learner.keep_best=pass@4")
 
 
 def words(*settings: str) -> list[str]:
@@ -91,12 +88,11 @@ Refer to the documentation on how to address the out of memory issue: https://do
 Consider provisioning more memory."""
 
 
+CONTROLLER, RANKS = OutOfMemoryError(SHORT_OF_MEMORY), WorkerGroupError("ranks died", {0: ValueError("x")})
+
+
 @pytest.mark.parametrize(
-    "error",
-    [
-        OutOfMemoryError(SHORT_OF_MEMORY),
-        RuntimeError(f"Training failed due to worker errors:\n{SHORT_OF_MEMORY}"),
-    ],
+    "error", [CONTROLLER, RuntimeError(f"Training failed due to worker errors:\n{SHORT_OF_MEMORY}")]
 )
 def test_of_short_memory_the_process_the_memory_and_the_keys_are_named(error: Exception) -> None:
     said = launch.reason(error)
@@ -122,9 +118,6 @@ def dying(times: int, error: Exception) -> tuple[Callable[[], Any], list[int]]:
             return SimpleNamespace(return_value=None)
 
     return Trainer, started
-
-
-CONTROLLER, RANKS = OutOfMemoryError(SHORT_OF_MEMORY), WorkerGroupError("ranks died", {0: ValueError("x")})
 
 
 def test_a_controller_that_dies_again_and_again_is_given_up() -> None:
@@ -187,9 +180,7 @@ def test_a_rank_that_does_not_see_the_folder_of_the_one_that_stopped_stops_too(
     assert trained == ["a"]
 
 
-def test_the_next_start_trains_whatever_the_folder_still_shows(
-    trained: list[str], redis_url: str, tmp_path: Path
-) -> None:
+def test_the_next_start_trains_whatever_is_left(trained: list[str], redis_url: str, tmp_path: Path) -> None:
     for start in ("1", "2"):
         with pytest.raises(RunError, match="waited 1 s"):
             attempt(redis_url, tmp_path / "a", "next", start)
@@ -210,7 +201,6 @@ def test_a_redis_that_is_gone_hides_no_reason_and_ends_the_next_attempt(
             attempt(gone, tmp_path / "a", "gone", "1")
         monkeypatch.setattr(launch.StopReason, "agree", agree)
         said = attempt(gone, tmp_path / "a", "gone", "1")
-    assert said is not None
     assert said.startswith("no Redis answers at redis://127.0.0.1")
     assert trained == ["a"]
 

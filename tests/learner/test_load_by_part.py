@@ -1,5 +1,4 @@
-"""A model that ZeRO-3 loads by part is the one that `from_pretrained` makes: its buffers, and which files can
-be read so."""
+"""A model that ZeRO-3 loads by part is that of `from_pretrained`: its buffers, and which files it reads."""
 
 import json
 from collections.abc import Callable
@@ -29,7 +28,7 @@ def misfit(config: Config) -> str:
 
 
 @pytest.mark.parametrize("family", sorted(SETTINGS.keys() - {"bloom", "mamba"}))  # these refuse sdpa
-def test_buffers_are_those_of_from_pretrained_and_parameters_on_meta_and_tied_alike(
+def test_buffers_are_those_of_from_pretrained_and_parameters_on_meta_alike(
     family: str, tmp_path: Path
 ) -> None:
     config = written(family, tmp_path)

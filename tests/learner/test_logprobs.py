@@ -42,7 +42,7 @@ def full(policy: Policy, s: Sample, temperature: float) -> tuple[torch.Tensor, t
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_they_are_those_of_one_completion_alone(
+def test_they_are_those_of_a_completion_alone(
     policy: Policy, shared: bool, chunk: int, temperature: float
 ) -> None:
     many = rows(shared)

@@ -15,8 +15,7 @@ CONFIG = Config.model_validate({"model": {"path": "m"}, "data": {"path": "arithm
 
 
 def ragged(rng: np.random.Generator, index: int) -> Group:
-    """2 to 200 completions of lognormal length, median 600, cut at 2,048: every other one right, so all are
-    trained on."""
+    """2 to 200 completions of lognormal length, median 600, cut at 2,048; every other one is right."""
     prompt = np.ones(int(rng.integers(60, 300)))
     size = int(np.clip(rng.lognormal(2.5, 1.0), 2, 200))
     lengths = [int(np.clip(rng.lognormal(np.log(600), 0.6), 1, 2048)) for _ in range(size)]
@@ -32,9 +31,8 @@ def test_the_tensors_of_ragged_groups_are_95_percent_real_and_the_metric_says_ho
 ) -> None:
     rng = np.random.default_rng(budget)
     groups = [ragged(rng, i) for i in range(count)]
-    samples = samples_of(
-        groups, Estimator(Objective(), CONFIG.reward.weights, "accuracy", 8, 2048), len(groups), version=0
-    )
+    estimator = Estimator(Objective(), CONFIG.reward.weights, "accuracy", 8, 2048)
+    samples = samples_of(groups, estimator, len(groups), version=0)
     cut = rows_of(samples, budget, sharing)
     micro, figures = micro_batches(cut, budget)
     real = sum(len(row[0].prompt) + sum(len(s.tokens) for s in row) for row in cut)

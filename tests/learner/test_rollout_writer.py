@@ -37,9 +37,11 @@ def test_a_row_says_what_was_sampled_by_whom_when_and_what_it_earned(tmp_path: P
     assert miss["tokens"] == drawn.rollouts[1].tokens.tolist()
 
 
-def test_without_a_wish_for_them_tokens_and_log_probs_are_not_kept(tmp_path: Path) -> None:
+def test_what_nobody_asks_for_is_not_kept(tmp_path: Path) -> None:
     write_rollouts(tmp_path, steps=1)
     assert not {"tokens", "logprobs"} & set(read_rollouts(tmp_path).column_names)
+    write_rollouts(tmp_path / "n", "telemetry.rollouts=none", steps=1)
+    assert not (tmp_path / "n" / FOLDER).exists()
 
 
 def test_a_learner_killed_while_it_writes_neither_loses_nor_doubles_a_row(tmp_path: Path) -> None:
@@ -52,11 +54,6 @@ def test_a_learner_killed_while_it_writes_neither_loses_nor_doubles_a_row(tmp_pa
     rows = ((step, g.id, i) for step, groups in written.items() for g in groups for i in range(g.size))
     assert Counter(zip(*columns, strict=True)) == Counter(rows)
     assert not list((tmp_path / FOLDER).glob("*.new"))
-
-
-def test_none_writes_nothing(tmp_path: Path) -> None:
-    write_rollouts(tmp_path / "n", "telemetry.rollouts=none", steps=1)
-    assert not (tmp_path / "n" / FOLDER).exists()
 
 
 def test_the_oldest_steps_go_when_the_folder_is_full(tmp_path: Path) -> None:

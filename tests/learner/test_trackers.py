@@ -10,10 +10,7 @@ from hora_rl.learner.records import log_evaluation
 from hora_rl.learner.trackers import trackers
 
 pytestmark = pytest.mark.system
-STEPS = {
-    0: {"reward": 0.25, "reward/rewards:score": 0.5},
-    1: {"reward": 0.75, "reward/rewards:score": math.nan},
-}
+STEPS = [{"reward": 0.25, "reward/rewards:score": 0.5}, {"reward": 0.75, "reward/rewards:score": math.nan}]
 
 
 def test_wandb_offline_keeps_a_run_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,15 +21,13 @@ def test_wandb_offline_keeps_a_run_in_its_folder(tmp_path: Path, monkeypatch: py
     secret = "queue.url=redis://:secret-word@127.0.0.1:1"
     chosen = load("tiny", ["run.name=tracked", secret, "learner.wandb=sums"])
     for tracker in trackers(chosen, tmp_path):
-        for step, values in STEPS.items():
+        for step, values in enumerate(STEPS):
             tracker.log(values, step)
         tracker.close()
     log_evaluation(chosen, tmp_path, 2, {"pass@8": 0.5})
     wandb.teardown()
-    [steps], [judged] = (
-        list(tmp_path.glob(f"wandb/offline-run-*/run-{name}.wandb"))
-        for name in ("tracked", "tracked-evaluation")
-    )
+    names = "tracked", "tracked-evaluation"
+    [steps], [judged] = (list(tmp_path.glob(f"wandb/offline-run-*/run-{name}.wandb")) for name in names)
     for word in (b"reward/rewards:score", b"0.25", b"0.75", b"NaN"):
         assert word in steps.read_bytes(), word
     assert b"pass@8" in judged.read_bytes()
