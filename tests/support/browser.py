@@ -12,9 +12,8 @@ import pytest
 from websockets.sync.client import connect as websocket
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium on PATH (Debian: apt-get install chromium)"
-)
+LACKING = "no Chromium on PATH (Debian: apt-get install chromium)"
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=LACKING)
 OFF = ("gpu", "quic", "background-networking", "component-update", "sync", "dev-shm-usage")
 FLAGS = ["--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars", "--remote-debugging-port=0"]
 FLAGS += [f"--disable-{what}" for what in OFF]
@@ -26,11 +25,9 @@ class Browser:
     def __init__(self, url: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         self._profile = tempfile.mkdtemp(prefix="chromium-")
         assert CHROMIUM is not None
-        self._process = subprocess.Popen(
-            [CHROMIUM, *FLAGS, f"--user-data-dir={self._profile}", "about:blank"],
-            stderr=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
+        command = [CHROMIUM, *FLAGS, f"--user-data-dir={self._profile}", "about:blank"]
+        none = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stderr=none, stdout=none)
         port_file = Path(self._profile) / "DevToolsActivePort"
         until(lambda: port_file.exists() and len(port_file.read_text().split()) == 2, 30)
         port = port_file.read_text().split()[0]

@@ -205,17 +205,17 @@ class Cluster:
 
     def refusal(self, *words: str) -> str:
         """What `hora WORDS` says that ends with an error."""
-        done = subprocess.run(
-            [BIN / "hora", *words], env=self.env, capture_output=True, text=True, timeout=200
-        )
+        done = self._run("hora", *words)
         assert done.returncode == 1
         return done.stderr
 
+    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [BIN / words[0], *words[1:]]
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=200)
+
     def _command(self, *words: str) -> subprocess.CompletedProcess[str]:
         for _ in range(30):  # the dashboard listens a while after `ray start`
-            done = subprocess.run(
-                [BIN / words[0], *words[1:]], env=self.env, capture_output=True, text=True, timeout=120
-            )
+            done = self._run(*words)
             if done.returncode == 0:
                 return done
             time.sleep(2)

@@ -8,9 +8,11 @@ import numpy as np
 
 from hora_rl.common.types import Completion, FinishReason, Group, Phase, Rollout, Turn, VersionSpan
 
+Numbers = Sequence[int] | np.ndarray
+
 
 def rollout(
-    tokens: Sequence[int] | np.ndarray = (1, 1, 1),
+    tokens: Numbers = (1, 1, 1),
     *,
     logprobs: Sequence[float] | np.ndarray | float = -1.0,
     finish_reason: FinishReason = "stop",
@@ -38,10 +40,7 @@ def rollout(
 
 
 def completion(
-    tokens: Sequence[int] | np.ndarray = (1,),
-    text: str = "x",
-    finish_reason: FinishReason = "stop",
-    version: int = 0,
+    tokens: Numbers = (1,), text: str = "x", finish_reason: FinishReason = "stop", version: int = 0
 ) -> Completion:
     """A completion of these tokens (L,), each with log-prob -1."""
     ids = np.asarray(tokens, np.int32)
@@ -50,14 +49,9 @@ def completion(
 
 
 def group(
-    index: int = 0,
-    rollouts: Sequence[Rollout] | None = None,
-    *,
-    prompt: Sequence[int] | np.ndarray = (1, 1),
-    **fields: Any,
+    index: int = 0, rollouts: Sequence[Rollout] | None = None, *, prompt: Numbers = (1, 1), **fields: Any
 ) -> Group:
-    """The group of prompt `index`, with these further `fields`; by default one successful rollout of each
-    phase."""
+    """The group of prompt `index`, with these `fields`; by default one successful rollout of each phase."""
     plain: dict[str, Any] = {"run": "r", "epoch": 0, "batch": 0, "shard": 0, "rule": "uniform"}
     plain |= {"prior": (1.0, 1.0), "tokenizer": "t", "pre_rollouts": 1}
     plain["prompt_tokens"] = np.asarray(prompt, np.int32)

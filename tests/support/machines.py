@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -69,15 +70,10 @@ class Machine:
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}\n")
         script = "set -e" + SET_UP.format(name=self.name, folder=self.folder, python=sys.executable)
         with (self.folder / "init.log").open("wb") as log:
-            new = ["unshare", *SEPARATE, "--fork", "--kill-child", "--mount-proc"]
-            holder = subprocess.Popen(
-                [*new, "sh", "-c", script, "sh", INIT],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                preexec_fn=lambda: die_with_parent(signal.SIGKILL),
-            )
-        assert holder.stdout is not None
+            new = "unshare", *SEPARATE, "--fork", "--kill-child", "--mount-proc"
+            how: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE}
+            how["preexec_fn"] = lambda: die_with_parent(signal.SIGKILL)
+            holder = subprocess.Popen([*new, "sh", "-c", script, "sh", INIT], stderr=log, **how)
         assert holder.stdout.readline() == "up\n", f"{self.name} did not start"
         [self.init] = psutil.Process(holder.pid).children()
         return holder
@@ -89,20 +85,14 @@ class Machine:
 
     def run(self, script: str, limit_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """`script` of bash to its end, in the home folder."""
-        return subprocess.run(
-            self.command(script), env=self._env(), capture_output=True, text=True, timeout=limit_s
-        )
+        command, env = self.command(script), self._env()
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit_s)
 
     def begin(self, command: str, log: str) -> psutil.Process:
         """`command` in the background, its output in the file `log` of the folder."""
         with (self.folder / log).open("ab") as out:
-            entered = psutil.Popen(
-                self.command(f"exec {command}"),
-                env=self._env(),
-                stdout=out,
-                stderr=out,
-                stdin=subprocess.DEVNULL,
-            )
+            streams = {"stdout": out, "stderr": out, "stdin": subprocess.DEVNULL}
+            entered = psutil.Popen(self.command(f"exec {command}"), env=self._env(), **streams)
         while not (inside := entered.children()):
             assert entered.poll() is None, self.said(log)
         return inside[0]

@@ -14,21 +14,13 @@ ALONE = {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 def run_ranks(script: str, folder: Path, *args: str, ranks: int = 2, limit_s: float = 280.0) -> str:
     """What `script` prints, all ranks together; it must end well. It imports from the repository."""
     (folder / "rank.py").write_text(script)
-    command = [sys.executable, str(folder / "rank.py"), *args]
-    if ranks > 1:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        command[1:1] = launcher
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [sys.executable, *(launcher if ranks > 1 else ()), str(folder / "rank.py"), *args]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": paths}
-    ran = subprocess.run(
-        command,
-        env=env if ranks > 1 else env | ALONE,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=limit_s,
-    )
+    env |= {} if ranks > 1 else ALONE
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ran = subprocess.run(command, env=env, cwd=ROOT, timeout=limit_s, **streams)
     assert ran.returncode == 0, ran.stdout[-4000:]
     return ran.stdout
 

@@ -1,24 +1,19 @@
 """Training sequences of a test's choosing, and how their prompts are shared."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from hora_rl.learner.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.prefixes import Sharing
 from hora_rl.learner.sample import Sample
+from tests.support.groups import Numbers
 
-Numbers = Sequence[int] | np.ndarray
+Values = np.ndarray | float
 ALWAYS = Sharing(even=1e9)
 """Prompts are shared wherever a prompt has two completions, however little that saves."""
 
 
 def sample(
-    prompt: Numbers,
-    tokens: Numbers,
-    logprobs: np.ndarray | float = 0.0,
-    advantage: float = 1.0,
-    scale: float = 1.0,
+    prompt: Numbers, tokens: Numbers, logprobs: Values = 0.0, advantage: float = 1.0, scale: float = 1.0
 ) -> Sample:
     """`tokens` after `prompt`, all of the learner's version. One number as `logprobs` is of every token."""
     ids = np.asarray(tokens, np.int32)
