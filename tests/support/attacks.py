@@ -1,5 +1,4 @@
-"""Hostile programs. Each prints HARM where the machine let it do what it wants; all are bounded, for a layer
-may be missing.
+"""Hostile programs, all bounded. Each prints HARM where the machine let it do what it wants.
 
 `VICTIM` is the id of another process of this user, `PORT` a port of this machine that is listened to,
 `FOLDER` a folder of this user that holds `secret` (mode 600), `open` (mode 666) and a socket `socket`.

@@ -1,5 +1,4 @@
-"""A tokenizer with Qwen2.5's special tokens and the form of its chat template, and a tiny model that says one
-text in it."""
+"""A tokenizer with Qwen2.5's special tokens and chat template, and a tiny model that says one text in it."""
 
 from pathlib import Path
 
@@ -18,9 +17,8 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% endif %}"
 )
-THINKING = TEMPLATE.replace(
-    "<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}"
-)
+OPENS = "<|im_start|>assistant\n"
+THINKING = TEMPLATE.replace(OPENS, f"{OPENS}<think>\n")
 
 
 def chat_tokenizer(template: str | None = TEMPLATE, tags: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:

@@ -25,6 +25,7 @@ from tests.support.held import rollouts_held
 from tests.support.simulated import Fleet, Learner, Stopped, coordinate, prompts
 
 PROMPTS, GROUP = 6, 5
+COPIED = ("batch", "size", "extra", "hits", "shard", "successes")
 
 
 def config_of(name: str, staleness: int, steps: int = 6, **more: Any) -> Config:
@@ -56,13 +57,10 @@ def records(learner: Learner, config: Config, payloads: dict[str, Any]) -> list[
     """groups.jsonl as the learner would have written it."""
     lines = []
     for step, ids in learner.trained.items():
-        for i in ids:
-            g = payloads[i]
-            line = {"step": step, "batch": g.batch, "group_id": i, "size": g.size, "extra": g.extra}
-            line |= {"version_min": g.versions[0], "version_max": g.versions[1], "hits": g.hits}
-            line |= {"rounds": list(g.rounds), "shard": g.shard}
-            line |= {"trials": g.pre_rollouts, "successes": g.successes}
-            lines.append(json.dumps(line))
+        for g in (payloads[i] for i in ids):
+            line = {name: getattr(g, name) for name in COPIED}
+            line |= {"step": step, "group_id": g.id, "rounds": list(g.rounds), "trials": g.pre_rollouts}
+            lines.append(json.dumps(line | {"version_min": g.versions[0], "version_max": g.versions[1]}))
     return lines
 
 
@@ -142,9 +140,8 @@ async def with_deaths(
     def coordinator() -> asyncio.Task[Any]:
         nonlocal lives
         lives += 1
-        return asyncio.create_task(
-            coordinate(config, redis_url, data, fleet, f"coordinator-{lives}", scoring, rank)
-        )
+        owner = f"coordinator-{lives}"
+        return asyncio.create_task(coordinate(config, redis_url, data, fleet, owner, scoring, rank))
 
     failures: list[BaseException] = []
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from hora_rl.common.types import Group, Rollout, Tokens, Turn
-from hora_rl.learner.batch import empty_micro_batch, micro_batches, samples_of
+from hora_rl.learner.batch import MicroBatch, empty_micro_batch, micro_batches, samples_of
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.objective import Task
@@ -90,14 +90,10 @@ def by_cut(
     own = [estimator.sums(part) for part in parts]
     totals = Totals(*(sum(getattr(t, name) for t in own) for name in Totals.__slots__))
     samples = [samples_of(part, replace(estimator, totals=totals), len(groups), version=0) for part in parts]
-    micro = [
-        m
-        for part in samples
-        for m in (
-            *micro_batches(rows_of(part, budget, sharing), budget)[0],
-            empty_micro_batch(torch.device("cpu")),
-        )
-    ]
+    micro: list[MicroBatch] = []
+    for part in samples:
+        micro += micro_batches(rows_of(part, budget, sharing), budget)[0]
+        micro.append(empty_micro_batch(torch.device("cpu")))
     share, tasks = objective.top_entropy_quantile, [Task(m) for m in micro]
     if share < 1.0:
         with torch.no_grad():

@@ -8,8 +8,6 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 HIDDEN, WIDE, LAYERS, HEADS = 64, 128, 2, 4
 SPECIAL = ("<|endoftext|>", "<|end|>", "<|file|>")
-
-
 CHAT = "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}"
 
 

@@ -17,8 +17,6 @@ from hora_rl.evaluation.results import Result, make_result
 from hora_rl.evaluation.run_folders import Run, load_run
 
 G, G0, PROMPTS = 32, 8, 15
-
-
 MODEL = "hub/Qwen2.5-7B"
 
 
@@ -81,15 +79,13 @@ def result(
 def rows(runs: Sequence[Run]) -> dict[tuple[str, str], list[float | None]]:
     """Table 1 as (model, method) -> values."""
     table = table_1(runs)
-    assert table is not None
     return {(model, method): [c and c.value for c in cells] for model, method, cells in table.rows}
 
 
 def small_run(folder: Path, model: str = MODEL, *results: Result) -> Run:
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(
-        yaml.safe_dump({"model": {"path": model}, "allocation": {"rule": "uniform"}})
-    )
+    config = {"model": {"path": model}, "allocation": {"rule": "uniform"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
     for r in results:
         write_result(folder / "evaluation", r)
     return load_run(folder)

@@ -14,6 +14,8 @@ from hora_rl.learner.rollout_writer import RolloutFiles
 from tests.support.groups import group, rollout
 
 Draw = Callable[[int, int], Sequence[Rollout]]
+SOURCES = "data={sources: {easy: {path: 'arithmetic:1-2'}, hard: {path: 'arithmetic:4-5'}}}"
+"""A run of two data sources, between which the prompts take turns."""
 
 
 @cache
@@ -31,30 +33,18 @@ def hit_and_miss(step: int, prompt: int) -> list[Rollout]:
     return [replace(hit, origin=origin), replace(miss, origin=origin, finish_reason="length")]
 
 
-SOURCES = "data={sources: {easy: {path: 'arithmetic:1-2'}, hard: {path: 'arithmetic:4-5'}}}"
-"""A run of two data sources, between which the prompts take turns."""
-
-
 def write_rollouts(
     run: Path, *settings: str, steps: int, prompts: int = 4, start: int = 0, draw: Draw = hit_and_miss
 ) -> dict[int, list[Group]]:
-    """Files of steps `start` to `steps` - 1, in which each of `prompts` prompts is met once; the groups by
-    step."""
+    """Files of steps `start` to `steps` - 1, each of which meets each prompt once; the groups by step."""
     config = load("tiny", settings)
     sources = config.source_names
     prompt = render(tokenizer(), "12+34=?", config.of(sources[0]).data)
     files = RolloutFiles(config, tokenizer(), run, start)
-    written = {
-        step: [
-            replace(
-                group(index, draw(step, index), epoch=step, batch=step, prompt=prompt),
-                source=sources[index % len(sources)],
-            )
-            for index in range(prompts)
-        ]
-        for step in range(start, steps)
-    }
-    for step, groups in written.items():
-        files.write(step, groups)
+    written: dict[int, list[Group]] = {}
+    for step in range(start, steps):
+        where = [{"epoch": step, "batch": step, "source": sources[i % len(sources)]} for i in range(prompts)]
+        written[step] = [group(i, draw(step, i), prompt=prompt, **w) for i, w in enumerate(where)]
+        files.write(step, written[step])
     files.close()
     return written

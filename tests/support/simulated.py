@@ -1,7 +1,5 @@
-"""The control plane with timers in place of engines and optimizer: coordination, queue, ledger and feed are
-real, and so is their Redis. What a real fleet would take is told by `seconds_of`; what the control plane
-takes is left to see.
-"""
+"""The control plane with timers in place of engines and optimizer; queue, ledger, feed and Redis are real.
+`seconds_of` says what a real fleet would take; what the control plane takes is left to see."""
 
 import asyncio
 import math
@@ -34,6 +32,7 @@ from hora_rl.learner.feed import Planner, Reader
 TOKENIZER = "simulated"
 VOCABULARY = 1024
 FRESH_S = 0.01
+RATES = (0.0, 0.02, 0.1, 0.4, 0.8, 0.97, 1.0)
 
 
 def prompts(n: int, tokens: int = 8) -> list[Prompt]:
@@ -75,9 +74,6 @@ async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Score
     return [Scored({"format": 1.0, "accuracy": r}, r == 1.0) for r in right]
 
 
-RATES = (0.0, 0.02, 0.1, 0.4, 0.8, 0.97, 1.0)
-
-
 async def score_by_chance(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
     """Right with the rate of the prompt, decided by the request's seed: whoever asks for the same samples
     finds the same."""
@@ -88,8 +84,7 @@ async def score_by_chance(prompt: Prompt, completions: Sequence[Completion]) -> 
 
 @dataclass(slots=True)
 class Newest:
-    """The newest weight version, read from Redis at most every `FRESH_S`, as replicas learn of it by a
-    message."""
+    """The newest weight version, read from Redis at most every `FRESH_S`."""
 
     redis: Any
     keys: Keys
@@ -115,12 +110,9 @@ async def coordinate(
     scoring: Score | None = None,
     rank: Rank = unranked,
 ) -> Coordination:
-    """Run one coordinator to the end of the run (all steps trained); raises what stopped it. `scoring`:
-    `score` by default."""
+    """Run one coordinator until all steps are trained; raises what stopped it. `scoring`: `score`."""
     redis = connect_async(url)
-    keys = Keys(config.run.name)
-
-    newest = Newest(redis, keys)
+    newest = Newest(redis, Keys(config.run.name))
 
     def generate_at(min_version: int) -> Generate:
         async def generate(request: SamplingRequest) -> list[Completion]:

@@ -13,8 +13,7 @@ MIB = 2**20
 
 @contextmanager
 def small_disk(folder: Path, mib: int) -> Iterator[Path]:
-    """`folder` as a disk of `mib` MiB of its own, until the end of the block. Skips the test where it cannot
-    be mounted."""
+    """`folder` as a disk of `mib` MiB while the block runs. Skips the test where it cannot be mounted."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "none", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:

@@ -1,14 +1,11 @@
-"""A run without models: real groups through the real queue, ledger and telemetry, with made-up contents.
-
-What monitoring sees of it is what it sees of a run, at any rate one likes. Used by
-the tests of the views.
-"""
+"""A run without models, for the views: made-up groups through the real queue, ledger and telemetry."""
 
 import asyncio
 import json
 import math
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +172,7 @@ class SyntheticRun:
         }
 
     def _shard(self, batch: int, shard: int) -> list[Group]:
-        """Groups whose counts are U-shaped, and whose extra goes to the hard ones more the further the run
-        is."""
+        """Groups whose counts are U-shaped, and whose extra goes to hard ones, more with every batch."""
         rollout = self.config.rollout
         n, trials = rollout.prompts_per_shard, rollout.pre_rollouts
         counts = self._random.binomial(trials, self._random.beta(0.4, 0.3, n))
@@ -185,19 +181,14 @@ class SyntheticRun:
         share = np.floor(rollout.shard_budget * weight / weight.sum()).astype(int)
         share[: rollout.shard_budget - int(share.sum())] += 1
         first = batch * rollout.prompts_per_batch + shard * n
-        return [
-            self._group(batch, shard, first + i, int(counts[i]), trials + int(share[i])) for i in range(n)
-        ]
+        sizes = zip(counts.tolist(), (trials + share).tolist(), strict=True)
+        return [self._group(batch, shard, first + i, *size) for i, size in enumerate(sizes)]
 
     def _group(self, batch: int, shard: int, prompt: int, correct: int, size: int) -> Group:
         trials, length = self.config.rollout.pre_rollouts, self._length
         phases: list[Phase] = ["A" if j < trials else "B" for j in range(size)]
-        rollouts = [
-            rollout(
-                np.arange(length), logprobs=-0.5, version=max(0, batch - 1), phase=phase, success=j < correct
-            )
-            for j, phase in enumerate(phases)
-        ]
+        sampled = partial(rollout, np.arange(length), logprobs=-0.5, version=max(0, batch - 1))
+        rollouts = [sampled(phase=phase, success=j < correct) for j, phase in enumerate(phases)]
         rule = "uniform" if batch < self._warm_up else "hit_utility"
         place = {"run": self.name, "batch": batch, "shard": shard, "rule": rule, "tokenizer": "none"}
         return group(prompt, rollouts, pre_rollouts=trials, prompt=np.arange(8), **place)

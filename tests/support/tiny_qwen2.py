@@ -18,8 +18,7 @@ NAMES = (*SIZES, "num_attention_heads", "num_key_value_heads", "tie_word_embeddi
 
 
 def shape_of(*sizes: int, **more: Any) -> Qwen2Config:
-    """`sizes` in the order of NAMES, the embedding is the head unless they say otherwise; `more` as they are
-    called."""
+    """`sizes` in the order of NAMES; the embedding is the head by default; `more` by name."""
     return Qwen2Config(**{"tie_word_embeddings": True, **dict(zip(NAMES, sizes, strict=False)), **more})
 
 
