@@ -18,6 +18,7 @@ from hora_rl.learner.sample import sequences
 from tests.support.groups import completion as answer
 from tests.support.groups import rollout
 
+DEEPSEEK = "<｜begin▁of▁sentence｜>"
 # Control tokens of each family, its end of a turn first.
 FAMILIES = {
     "qwen2_5": ("<|im_end|>", "<|im_start|>", "<|endoftext|>"),
@@ -25,16 +26,11 @@ FAMILIES = {
     "llama3": ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
     "phi3": ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|endoftext|>"),
     "gemma3": ("<end_of_turn>", "<start_of_turn>", "<bos>"),
-    "deepseek_r1_distill": (
-        "<｜end▁of▁sentence｜>",
-        "<｜begin▁of▁sentence｜>",
-        "<｜User｜>",
-        "<｜Assistant｜>",
-    ),
+    "deepseek_r1_distill": ("<｜end▁of▁sentence｜>", DEEPSEEK, "<｜User｜>", "<｜Assistant｜>"),
     "glm4moe": ("<|user|>", "<|assistant|>", "<|system|>", "<|observation|>", "[gMASK]", "<sop>"),
     "demo": ("<eos>",),
 }
-BEGINS = {"llama3": "<|begin_of_text|>", "gemma3": "<bos>", "deepseek_r1_distill": "<｜begin▁of▁sentence｜>"}
+BEGINS = {"llama3": "<|begin_of_text|>", "gemma3": "<bos>", "deepseek_r1_distill": DEEPSEEK}
 OPENING = [{"role": "user", "content": "What is 3 + 4?"}]
 
 

@@ -93,10 +93,10 @@ async def talker(row: Row, policy: Any, sandbox: Any) -> Episode:
 
 
 @pytest.mark.parametrize(
-    ("settings", "turns"), [({"max_turns": 2}, 2), ({"max_given_tokens": 9}, 3), ({"max_turns": 99}, 5)]
+    ("name", "most", "turns"), [("turns", 2, 2), ("given_tokens", 9, 3), ("turns", 99, 5)]
 )
-def test_every_limit_ends_an_episode_that_does_not_end_itself(settings: dict[str, int], turns: int) -> None:
-    limits = {"max_turns": 50, "max_turn_tokens": 3} | settings
+def test_every_limit_ends_an_episode_that_does_not_end_itself(name: str, most: int, turns: int) -> None:
+    limits = {"max_turns": 50, "max_turn_tokens": 3, f"max_{name}": most}
     own = [f"environment.{k}={v}" for k, v in limits.items()]
     config = load("tiny-guess", ["rollout.max_response_tokens=5", *own])
     script = Script(*"abcdefgh")

@@ -62,8 +62,7 @@ class OneReplica:
 def snapshot(
     config: Config, version: int, factor: float = 1.0, breaks: int = 0, gate: threading.Event | None = None
 ) -> Any:
-    """The initial weights times `factor`; sending them breaks off in the middle, `breaks` times, or waits
-    there for `gate`."""
+    """The initial weights times `factor`; sending them breaks off `breaks` times, or waits for `gate`."""
     from hora_rl.learner.weights.transfer_group import Snapshot
 
     class Breaking(Snapshot):

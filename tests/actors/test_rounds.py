@@ -32,8 +32,7 @@ def config_of(name: str, **more: Any) -> Config:
 
 
 class HardIsLong(Fleet):
-    """Completions of prompts with a low rate are up to five times as long; lengths follow from the
-    request."""
+    """Completions of prompts with a low rate are up to five times as long, as the request decides."""
 
     async def __call__(self, request: SamplingRequest, version: int) -> list[Completion]:
         rate = RATES[request.prompt.index % len(RATES)]
@@ -68,8 +67,7 @@ def newest_round(redis_url: str, config: Config, shard: str) -> int:
 
 
 async def killed_in_round(config: Config, redis_url: str, fleet: Fleet, number: int) -> str:
-    """Kill a coordinator when a shard has the plan of round `number` and none of the next; the shard's
-    name."""
+    """Kill a coordinator when a shard's newest plan is of round `number`; the shard's name."""
     keys, client = Keys(config.run.name), connect(redis_url)
 
     def planned() -> str | None:

@@ -51,9 +51,7 @@ def noting(did: list[str], name: str, call: Callable[..., Any]) -> Callable[...,
     return noted
 
 
-@pytest.mark.parametrize(
-    "more", [(), pytest.param(LORA, marks=pytest.mark.slow)], ids=["full weights", "adapter"]
-)
+@pytest.mark.parametrize("more", [(), pytest.param(LORA, marks=pytest.mark.slow)], ids=["full", "adapter"])
 async def test_it_wakes_on_new_weights_and_every_token_is_of_the_version_it_is_labelled_with(
     more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hora_rl.common.data.prompt_order import Mixture, counts_of, mixed_rows, order
 
 SMALL = Mixture((7, 40, 13), (1.0, 4.0, 0.5))
+SOURCES = st.lists(st.tuples(st.integers(12, 40), st.floats(0.05, 8.0)), min_size=1, max_size=4)
 
 
 def test_the_order_depends_on_seed_epoch_and_source_alone() -> None:
@@ -33,11 +34,7 @@ def test_any_batch_can_be_asked_for_first() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(12, 40), st.floats(0.05, 8.0)), min_size=1, max_size=4),
-    st.integers(1, 12),
-    st.integers(0, 9),
-)
+@given(SOURCES, st.integers(1, 12), st.integers(0, 9))
 def test_no_row_comes_twice_in_a_batch_or_in_an_epoch_of_its_source(
     sources: list[tuple[int, float]], gamma: int, seed: int
 ) -> None:

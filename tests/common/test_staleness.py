@@ -9,8 +9,7 @@ from hora_rl.common.live.staleness import Ready, may_start, select_for_step
 
 
 def simulate(rng: random.Random, gamma: int, shards: int, staleness: int, steps: int) -> list[list[Ready]]:
-    """Producers with several shards in flight and a learner, all of random speed; returns the groups of each
-    step."""
+    """Producers with several shards in flight and a learner, of random speed; the groups of each step."""
     per_shard, in_flight = gamma // shards, rng.randint(1, 2 * shards)
     todo = [(b, s) for b in range(steps) for s in range(shards)]
     events: list[tuple[float, int, str, object]] = []
