@@ -245,6 +245,7 @@ async def test_one_that_was_put_to_sleep_again_meanwhile_sleeps_on() -> None:
     weights, engine = await awake()
     await weights.sleep(4)
     first = weights.asleep_since
+    assert first is not None
     await asyncio.sleep(0.01)
     await weights.sleep(4)
     await weights.wake(first)

@@ -120,7 +120,7 @@ def test_a_key_says_what_may_have_another_value(tmp_path: Path, key: str, value:
         assert len(differences(here, other, below=below)) == (scope < below)
 
 
-def test_what_lies_here_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_here_are_found_from_any_other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mymodel").mkdir()
     (tmp_path / "problems.ndjson").write_text("{}\n")
     (tmp_path / "arithmetic").mkdir()
