@@ -22,9 +22,11 @@ def next_evaluation(
     """`version`: newest published. `done`: steps with a result. `begun`: steps with samples but no result.
 
     The last step is excluded: it is evaluated after training. So is the initial policy once training has
-    started, because a baseline needs the initial weights.
+    started, because a baseline needs the initial weights, and what is older than a finished evaluation: a
+    resumed run does not know what was left out before.
     """
-    due = [s for s in range(0, min(version, steps - 1) + 1, every) if s not in done]
+    newest = max((s for s in done if s <= version), default=-1)
+    due = [s for s in range(0, min(version, steps - 1) + 1, every) if s > newest]
     under_way = [s for s in due if s in begun]
     if not under_way and due == [0] and version > 0:
         return Next(None, (0,))
