@@ -235,7 +235,7 @@ class LiveEvaluation:
 
     def _promote(self, version: int, under_way: int | None = None) -> None:
         learner = self._config.learner
-        newest = min(version, learner.steps) // self._every * self._every
+        newest = min(version, learner.steps - 1) // self._every * self._every  # the last step's own follows
         said = promote_best(
             learner.keep_best, self._run.folder, self._results, newest_due=newest, under_way=under_way
         )

@@ -87,6 +87,13 @@ class Live:
     def version(self, version: int) -> None:
         advance(self.redis, self.config.run.name, version)
 
+    def weights(self, step: int) -> Path:
+        """The candidate that the learner exports."""
+        folder = candidate(self.run_dir, step)
+        folder.mkdir(parents=True)
+        write_origin(folder, "run", step)
+        return folder
+
     def result(self, step: int) -> Result:
         path = self.run_dir / "evaluation" / f"arithmetic-step{step}.json"
         until(path.exists, self.said.getvalue)
@@ -207,15 +214,23 @@ def test_an_evaluation_that_takes_too_long_is_finished_and_said_once_on_every_vi
     until(lambda: not read_run(run.redis, name).warns(Kind.EVALUATION_LATE))
 
 
+def test_an_evaluation_that_begins_beside_the_last_step_may_be_the_best(live) -> None:
+    run = live("learner.keep_best=pass@1", "learner.steps=6")
+    run.evaluate_slowly(2)
+    run.weights(4)
+    run.version(6)
+    run.may_answer.set()
+    run.result(4)
+    until(lambda: best_step(run.run_dir) == 4, run.said.getvalue)
+
+
 def test_what_was_sampled_before_a_kill_is_not_sampled_again_and_its_weights_may_be_the_best(live) -> None:
     run = live("learner.keep_best=pass@1")
     run.version(2)
     run.start()
     run.result(2)
     run.stop()
-    weights = candidate(run.run_dir, 2)
-    weights.mkdir(parents=True)
-    write_origin(weights, "run", 2)
+    run.weights(2)
     folder = run.run_dir / "evaluation"
     samples = folder / "arithmetic-step2.samples.jsonl"
     whole = samples.read_text()
