@@ -46,6 +46,7 @@ from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.sample_loop import Progress
 from hora_rl.evaluation.samples import newest_version
 from hora_rl.evaluation.schedule import is_late, next_evaluation, upcoming
+from hora_rl.learner.origin import candidates_in
 
 POLL_S = 1.0
 JOIN_S = 20.0
@@ -110,7 +111,9 @@ class LiveEvaluation:
                 await self._pins.release()
             await client.aclose()
         while not self._work.cancelled:  # after an error the learner still writes candidates
-            await asyncio.to_thread(self._promote, self._config.learner.steps)
+            # A resumed run finishes what has begun, or begins with the newest.
+            newest, begun = max(candidates_in(self._run.folder), default=0), max(self._begun(), default=None)
+            await asyncio.to_thread(self._promote, newest, begun)
             await asyncio.sleep(POLL_S)
 
     async def _evaluate_all(self, client: AsyncRedis) -> None:
@@ -132,8 +135,7 @@ class LiveEvaluation:
     def _next(self, version: int) -> int | None:
         done = {r.step for r in self._results} | self._passed
         last = self._config.learner.steps
-        begun = [s for s in range(0, last, self._every) if self._samples(s).exists()]
-        found = next_evaluation(self._every, last, version, done, begun)
+        found = next_evaluation(self._every, last, version, done, self._begun())
         if found.left_out:
             self._passed.update(found.left_out)
             steps = ", ".join(map(str, found.left_out))
@@ -141,6 +143,12 @@ class LiveEvaluation:
                 f"no evaluation of step {steps}: newer weights were published before it could begin"
             )
         return found.step
+
+    def _begun(self) -> list[int]:
+        """Steps with samples but no result."""
+        measured = {r.step for r in self._results}
+        steps = range(0, self._config.learner.steps, self._every)
+        return [s for s in steps if s not in measured and self._samples(s).exists()]
 
     async def _evaluate(self, client: AsyncRedis, problems: list[Prompt], step: int, version: int) -> None:
         """Run one evaluation to its result. An error prints one line, and training continues."""

@@ -286,11 +286,27 @@ def test_weights_that_an_evaluator_with_an_error_will_not_measure_do_not_pile_up
     run = live("learner.keep_best=pass@1", "rollout.max_prompt_tokens=8")
     run.start()
     until(lambda: "evaluation during training has ended" in run.said.getvalue(), run.said.getvalue)
-    written = [candidate(run.run_dir, step) for step in (2, 4)]
-    for folder in written:
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
-    until(lambda: not any(folder.exists() for folder in written), run.said.getvalue)
+    written = [run.weights(step) for step in (2, 4, 6)]
+    until(lambda: [folder.exists() for folder in written] == [False, False, True], run.said.getvalue)
+
+
+def test_an_evaluator_with_an_error_keeps_the_weights_that_a_resume_measures(live) -> None:
+    run = live("learner.keep_best=pass@1")
+    blocked = run.run_dir / "evaluation" / "arithmetic-step2.md"
+    blocked.mkdir(parents=True)  # as a full disk: the result cannot be written
+    run.weights(2)
+    run.version(2)
+    run.start()
+    until(lambda: "evaluation during training has ended" in run.said.getvalue(), run.said.getvalue)
+    passed_over = run.weights(4)
+    run.weights(6)
+    until(lambda: not passed_over.exists())
+    run.stop()
+    blocked.rmdir()
+    run.version(6)
+    run.start()
+    run.result(2)
+    until(lambda: best_step(run.run_dir) == 2, run.said.getvalue)
 
 
 def test_the_end_of_training_breaks_an_evaluation_off_keeps_its_samples_and_releases_its_replica(
