@@ -17,7 +17,7 @@ from hora_rl.evaluation.pass_at_k import Estimate
 from hora_rl.evaluation.results import Result
 from hora_rl.learner.origin import BEST, CANDIDATES, best_step, candidates_in
 
-NAME = "best.json"
+NAME, OLD = "best.json", f"{BEST}.old"
 
 
 def best_of(
@@ -46,6 +46,8 @@ def promote_best(
     found, said = best_of(results, metric, {*there, held}), None
     if found is not None and found[0].step != held:
         said = _promote(run_dir, there.pop(found[0].step), *found)
+    if said or held is not None:
+        shutil.rmtree(run_dir / OLD, ignore_errors=True)
     measured = {r.step for r in results}
     for step, folder in there.items():
         if step != under_way and (step in measured or step < newest_due):
@@ -71,12 +73,11 @@ def _promote(run_dir: Path, folder: Path, result: Result, estimate: Estimate) ->
     about = {"metric": f"pass@{estimate.k}", **asdict(estimate)}
     about |= {"step": result.step, "versions": result.versions}
     replace_text(folder / NAME, json.dumps(about) + "\n")
-    best, aside = run_dir / BEST, run_dir / f"{BEST}.old"
+    best, aside = run_dir / BEST, run_dir / OLD
     shutil.rmtree(aside, ignore_errors=True)
     if best.exists():
         best.rename(aside)
     folder.rename(best)
-    shutil.rmtree(aside, ignore_errors=True)
     return (
         f"best so far: step {result.step}, pass@{estimate.k} {estimate.value:.1%}; its weights are in {best}"
     )

@@ -3,6 +3,7 @@ weights of the best evaluation are kept."""
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -200,13 +201,17 @@ def test_weights_that_come_after_their_evaluation_are_taken_when_they_come(tmp_p
     assert best_step(tmp_path) == 0
 
 
-@pytest.mark.parametrize("cut", ["before the rename", "between the two renames"])
+@pytest.mark.parametrize("cut", ["before the rename", "between the two renames", "after them"])
 def test_a_kill_while_the_best_is_replaced_leaves_it_to_the_next_start(tmp_path: Path, cut: str) -> None:
     write(tmp_path, 0)
     promote_best("pass@16", tmp_path, [result(0, 3)], newest_due=0)
     write(tmp_path, 10)
     if cut == "between the two renames":
         (tmp_path / "best").rename(tmp_path / "best.old")
+    if cut == "after them":
+        shutil.copytree(tmp_path / "best", tmp_path / "best.old")
+        promote_best("pass@16", tmp_path, [result(0, 3)], newest_due=10)
+        assert not (tmp_path / "best.old").exists()
     promote_best("pass@16", tmp_path, [result(0, 3), result(10, 5)], newest_due=10)
     assert best_step(tmp_path) == 10
     assert json.loads((tmp_path / "best" / "best.json").read_text())["step"] == 10
