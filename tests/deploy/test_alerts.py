@@ -138,7 +138,7 @@ def test_a_hook_that_hangs_does_not_hold_the_run_up(
     alerts, began = Alerts("watched", server.url, tmp_path, at), time.monotonic()
     for number in range(3 * module.MOST):
         alerts.notify("no_hit", str(number))
-    assert time.monotonic() - began < 0.3
+    assert time.monotonic() - began < 1.0
     alerts.ended("finished", "")
     assert time.monotonic() - began < 1.5
     until(lambda: "timed out" in said(at))

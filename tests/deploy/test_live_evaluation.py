@@ -4,8 +4,8 @@ import asyncio
 import io
 import json
 import threading
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -335,11 +335,14 @@ def test_where_two_replicas_serve_one_stays_at_the_version_of_the_evaluation(liv
         return Pinned(**json.loads(run.redis.get(keys.pin) or '{"replica": "", "version": -1}'))
 
     until(lambda: asked_for().version == 2, run.said.getvalue)  # before the version is there
-    asked = asked_for()
+    name = asked_for().replica
+
+    def loaded(version: int) -> bool:
+        return replicas.versions == {n: min(version, 2) if n == name else version for n in replicas.pins}
+
     for version in (1, 2, 3, 5):
         run.version(version)
-        time.sleep(0.2)
-    name = asked.replica
+        until(partial(loaded, version), run.said.getvalue)
     assert (replicas.versions[name], replicas.pins[name].version) == (2, 2)
     assert [v for other, v in replicas.versions.items() if other != name] == [5], "it trains on"
 
