@@ -102,19 +102,10 @@ def test_no_number_of_gpus_is_written_for_run_divides_them(task: Task, cards: Ca
 @pytest.mark.parametrize(
     ("count", "mib", "model", "lora"),
     [
-        (1, H200, BIG, False),
-        (1, L40S, BIG, True),
-        (1, A100, BIG, True),
-        (2, A100, BIG, False),
-        (1, RTX_5090, BIG, True),
-        (2, RTX_4090, BIG, True),
-        (4, RTX_4090, BIG, False),
-        (1, A10, BIG, True),
-        (1, RTX_4080, SMALL, True),
-        (2, RTX_4080, BIG, True),
-        (1, RTX_4070, SMALL, True),
-        (2, RTX_4070, BIG, True),
-        (1, RTX_3070, SMALL, True),
+        *((count, mib, BIG, False) for count, mib in ((1, H200), (2, A100), (4, RTX_4090))),
+        *((1, mib, BIG, True) for mib in (L40S, A100, RTX_5090, A10)),
+        *((2, mib, BIG, True) for mib in (RTX_4090, RTX_4080, RTX_4070)),
+        *((1, mib, SMALL, True) for mib in (RTX_4080, RTX_4070, RTX_3070)),
     ],
 )
 def test_these_gpus_hold_what_is_written_for_them(
@@ -168,15 +159,8 @@ def test_a_plan_has_the_shape_of_its_model(plan: initial.Plan) -> None:
 
 @pytest.mark.parametrize(
     ("stem", "name"),
-    [
-        ("2024", "2024"),
-        ("null", "null"),
-        ("1e5", "1e5"),
-        ("_first", "first"),
-        ("-a.b c", "a_b_c"),
-        ("é", "run"),
-        ("n" * 80, "n" * 64),
-    ],
+    [(same, same) for same in ("2024", "null", "1e5")]
+    + [("_first", "first"), ("-a.b c", "a_b_c"), ("é", "run"), ("n" * 80, "n" * 64)],
 )
 def test_any_name_of_a_file_gives_a_run_and_its_files_a_name(stem: str, name: str) -> None:
     config = load(written("mine", name=f"{stem}.yaml"))
