@@ -2,6 +2,7 @@
 counted by hand, and what a run takes of the disk."""
 
 import re
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,10 +41,8 @@ PARTS += ("gradients as computed",)
 
 def group(prompt: int, response: int, size: int) -> list[Sample]:
     tokens, numbers = np.ones(response, np.int32), np.full(response, -1.0, np.float32)
-    return [
-        Sample(np.ones(prompt, np.int32), tokens, numbers, 1.0, 1.0, np.ones(response, bool))
-        for _ in range(size)
-    ]
+    one = Sample(np.ones(prompt, np.int32), tokens, numbers, 1.0, 1.0, np.ones(response, bool))
+    return [copy(one) for _ in range(size)]
 
 
 def peak(policy: Policy, samples: list[Sample], sharing: Sharing | None, budget: int, chunk: int) -> float:
@@ -60,6 +59,7 @@ def peak(policy: Policy, samples: list[Sample], sharing: Sharing | None, budget:
     return float(np.cumsum([size for _, size in sorted(sizes)]).max()) / GIB
 
 
+EIGHT = ("rollout.prompts_per_batch=8", "rollout.shards=1", "rollout.pre_rollouts=2")
 # vocabulary, hidden, layers, heads, key heads; prompt, response, completions; micro-batch; checkpointing
 CASES = {
     "shared": ((512, 128, 4, 8, 2), (256, 128, 12), 2048, False),
@@ -79,21 +79,10 @@ def test_a_backward_pass_takes_what_is_estimated(case: str) -> None:
     hf = Qwen2ForCausalLM(shape_of(vocabulary, hidden, 4 * hidden, *others, tie_word_embeddings=False))
     if checkpointing:
         hf.gradient_checkpointing_enable()
-    config = load(
-        "tiny",
-        [
-            f"rollout.max_prompt_tokens={prompt}",
-            f"rollout.max_response_tokens={response}",
-            "rollout.prompts_per_batch=8",
-            "rollout.shards=1",
-            f"rollout.group_size={size}",
-            "rollout.pre_rollouts=2",
-            f"learner.tokens_per_microbatch={budget}",
-            "learner.logit_chunk=32",
-            f"learner.gradient_checkpointing={str(checkpointing).lower()}",
-            "learner.zero_stage=2",
-        ],
-    )
+    settings = [*EIGHT, f"rollout.max_prompt_tokens={prompt}", f"rollout.max_response_tokens={response}"]
+    settings += [f"rollout.group_size={size}", f"learner.tokens_per_microbatch={budget}"]
+    settings += ["learner.logit_chunk=32", f"learner.gradient_checkpointing={str(checkpointing).lower()}"]
+    config = load("tiny", [*settings, "learner.zero_stage=2"])
     shape = ModelShape.of(hf, config.learner.lora)
     sharing = Sharing(shape.even, shape.window)
     samples = group(prompt, response, size)
@@ -110,15 +99,8 @@ def test_a_backward_pass_takes_what_is_estimated(case: str) -> None:
 
 FULL = ModelShape(1_000_000, 0, 2, 64, 256, 32, 1000)
 ADAPTED = ModelShape(1_000_000, 10_000, 2, 64, 256, 32, 1000)
-BASE = (
-    "rollout.prompts_per_batch=8",
-    "rollout.shards=1",
-    "rollout.group_size=4",
-    "rollout.pre_rollouts=2",
-    "rollout.max_prompt_tokens=100",
-    "rollout.max_response_tokens=100",
-    "learner.tokens_per_microbatch=400",
-)
+BASE = (*EIGHT, "rollout.group_size=4", "rollout.max_prompt_tokens=100", "rollout.max_response_tokens=100")
+BASE += ("learner.tokens_per_microbatch=400",)
 
 
 def test_tokens_flops_and_what_travels() -> None:
@@ -143,15 +125,9 @@ def test_an_adapter_costs_less_and_travels_alone() -> None:
 
 
 SEVEN = ModelShape(7_615_616_512, 0, 28, 3584, 18_944, 512, 152_064)
-PAPER = (
-    "model.dtype=bfloat16",
-    "rollout.prompts_per_batch=60",
-    "rollout.group_size=32",
-    "rollout.max_prompt_tokens=2048",
-    "rollout.max_response_tokens=2048",
-    "learner.tokens_per_microbatch=16384",
-    "generator.max_batched_tokens=8192",
-)
+PAPER = ("model.dtype=bfloat16", "rollout.prompts_per_batch=60", "rollout.group_size=32")
+PAPER += ("rollout.max_prompt_tokens=2048", "rollout.max_response_tokens=2048")
+PAPER += ("learner.tokens_per_microbatch=16384", "generator.max_batched_tokens=8192")
 
 
 def test_decoding_is_bound_by_what_it_reads() -> None:
@@ -159,9 +135,8 @@ def test_decoding_is_bound_by_what_it_reads() -> None:
     weights, entry, context = 2 * 7_615_616_512, 2 * 28 * 512 * 2, 1024 + 512
     step = (weights + 128 * context * entry) / (REACHED * BANDWIDTH["H100"])
     decoding = step * 1024 * 60 * 32 / (4 * 128)
-    assert generator_seconds(Estimate(config, SEVEN)) == pytest.approx(decoding, rel=0.02), (
-        "and little for prompts"
-    )
+    found = generator_seconds(Estimate(config, SEVEN))
+    assert found == pytest.approx(decoding, rel=0.02), "and little for prompts"
     twice = load("tiny", [*PAPER, "generator.replicas=8", "generator.max_sequences=128"])
     assert generator_seconds(Estimate(twice, SEVEN)) == pytest.approx(decoding / 2, rel=0.02)
 
