@@ -119,16 +119,10 @@ def test_every_command_goes_through_the_one_list(monkeypatch: pytest.MonkeyPatch
 
 
 def test_rounds_that_stop_at_nothing_are_advised_against(config: Make) -> None:
-    def advice(**allocation: object) -> Finding | None:
-        found = one(configuration.names, Target(config(allocation=dict(allocation))))
-        return found.get("allocation.rounds")
-
-    said = advice(rounds=4)
-    assert said is not None
-    assert said.level == "warn"
-    assert "allocation.stop: hit" in said.fix
-    assert advice(rounds=4, stop="hit") is None
-    assert advice() is None
+    for allocation, advised in (({"rounds": 4}, True), ({"rounds": 4, "stop": "hit"}, False), ({}, False)):
+        said = one(configuration.names, Target(config(allocation=allocation))).get("allocation.rounds")
+        assert (said is not None) == advised
+        assert said is None or (said.level, "allocation.stop: hit" in said.fix) == ("warn", True)
 
 
 def test_a_held_out_problem_beyond_the_limit_is_refused_before_anything_starts(
@@ -287,17 +281,15 @@ def test_text_without_chat_is_shown_as_its_tokens_and_answered_as_its_extractor_
     assert found["wrong answer"].says.startswith("accuracy 0: reward 0, no success\n      | ")
 
 
-def test_a_gold_answer_that_does_not_earn_success_is_a_warning(folder: Path) -> None:
-    own = "tests.system.own_reward:brevity"
-    found = findings(of_folder(folder, reward={"weights": {own: 1.0}, "success": own}))
-    assert found["right answer"].level == "warn"
-    assert "look at reward.answer, reward.success and reward.success_at" in found["right answer"].fix
+def test_a_reward_that_gives_a_gold_answer_no_success_or_fails_is_found_before_a_run(folder: Path) -> None:
+    def found_with(own: str) -> dict[str, Finding]:
+        return findings(of_folder(folder, reward={"weights": {own: 1.0}, "success": own}))
 
-
-def test_a_reward_that_fails_is_found_before_a_run_starts(folder: Path) -> None:
-    own = "tests.system.own_reward:broken"
+    right = found_with("tests.system.own_reward:brevity")["right answer"]
+    assert right.level == "warn"
+    assert "look at reward.answer, reward.success and reward.success_at" in right.fix
     with pytest.raises(ConfigError, match="scoring an answer to row 0 failed: .*broken.* no reward today"):  # noqa: RUF043
-        findings(of_folder(folder, reward={"weights": {own: 1.0}, "success": own}))
+        found_with("tests.system.own_reward:broken")
 
 
 def test_what_a_terminal_would_obey_is_shown_and_not_done(folder: Path) -> None:
@@ -319,12 +311,10 @@ def programs(folder: Path, *rows: dict[str, Any], **reward: Any) -> Config:
     return of_folder(folder, rollout=small, reward={"weights": weights} | reward)
 
 
-def code_findings(config: Config) -> dict[str, Finding]:
-    return {f.what: f for f in task(Target(config))}
-
-
-def test_a_right_and_a_wrong_program_are_run_before_a_gpu_is_spent(folder: Path) -> None:
-    found = code_findings(programs(folder, {**PLUS, "solution": SOLUTION}))
+def test_right_and_wrong_programs_are_run_before_a_gpu_is_spent_and_missing_ones_said(
+    folder: Path,
+) -> None:
+    found = findings(programs(folder, {**PLUS, "solution": SOLUTION}))
     assert found["prompt"].says.startswith("row 0, 1 test, ")
     assert "the program, as a code block, in <answer> </answer> tags" in found["prompt"].says
     right = found["right answer"]
@@ -334,9 +324,13 @@ def test_a_right_and_a_wrong_program_are_run_before_a_gpu_is_spent(folder: Path)
     assert {f.level for f in found.values()} == {"ok"}
     assert found["solutions"].says == "1 of the first 1 solution pass their tests"
     untagged = {"weights": {"code_tests": 1}, "answer": "final"}
-    found = code_findings(programs(folder, {**PLUS, "solution": SOLUTION}, **untagged))
+    found = findings(programs(folder, {**PLUS, "solution": SOLUTION}, **untagged))
     assert "in a code block that starts with ```python" in found["prompt"].says
     assert "\n      | ```python\n      | print(int(input()) + 1)\n      | ```" in found["right answer"].says
+    found = findings(programs(folder, PLUS))
+    assert found["right answer"].level == "warn", "no program: its tests are not tried"
+    assert "reward.code_tests.solution_field" in found["right answer"].fix
+    assert "code_tests 0" in found["wrong answer"].says
 
 
 def test_rows_whose_own_program_does_not_pass_are_named_with_the_libraries_it_lacks(folder: Path) -> None:
@@ -354,14 +348,7 @@ def test_tests_that_cannot_be_run_stop_before_the_run_does(folder: Path) -> None
     row = {"problem": "f", "tests": ["assert f(len) == 1"], "solution": "def f(x): return 1"}
     fine = {"problem": "g", "tests": ["assert g(1) == 1"], "solution": "def g(x): return x"}
     with pytest.raises(ConfigError, match=r"\(row 1, problem 'f'\)"):
-        code_findings(programs(folder, fine, row))
-
-
-def test_tests_without_a_program_are_said_not_to_be_tried(folder: Path) -> None:
-    found = code_findings(programs(folder, PLUS))
-    assert found["right answer"].level == "warn"
-    assert "reward.code_tests.solution_field" in found["right answer"].fix
-    assert "code_tests 0" in found["wrong answer"].says
+        findings(programs(folder, fine, row))
 
 
 def test_the_layers_of_this_machine_are_said_where_programs_are_run_and_too_few_fail_in_one_line(
