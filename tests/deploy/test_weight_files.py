@@ -53,23 +53,13 @@ def test_whole_models_pass_in_one_file_in_several_and_by_converted_names(
 ) -> None:
     assert examined(single) == examined(sharded) == ["ok"]
     vocabulary = json.loads((single / "config.json").read_text())["vocab_size"]
-    experts = MixtralConfig(
-        vocab_size=vocabulary,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-    )
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    experts = MixtralConfig(vocab_size=vocabulary, num_key_value_heads=2, num_local_experts=4, **shape)
     MixtralForCausalLM(experts).save_pretrained(tmp_path / "experts")
     AutoTokenizer.from_pretrained(single).save_pretrained(tmp_path / "experts")
     assert examined(tmp_path / "experts") == ["ok"]
     file = tmp_path / "experts" / "model.safetensors"
-    tensors = load_file(file)
-    lost = next(name for name in tensors if "experts.2" in name)
-    del tensors[lost]
-    save_file(tensors, file)
+    changed(file, lambda tensors: tensors.pop(next(name for name in tensors if "experts.2" in name)))
     refused(tmp_path / "experts", "experts")
 
 
@@ -77,10 +67,6 @@ def changed(file: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> 
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file, {"format": "pt"})
-
-
-def rewrite(file: Path, change: Callable[[bytes], bytes]) -> None:
-    file.write_bytes(change(file.read_bytes()))
 
 
 @pytest.mark.parametrize(
@@ -98,37 +84,36 @@ def rewrite(file: Path, change: Callable[[bytes], bytes]) -> None:
 )
 def test_a_damaged_file_is_named(single: Path, change: Callable[[bytes], bytes]) -> None:
     file = single / "model.safetensors"
-    rewrite(file, change)
+    file.write_bytes(change(file.read_bytes()))
     refused(single, str(file))
 
 
-def test_a_missing_tensor_and_one_of_another_name_are_named(single: Path) -> None:
+def test_a_tensor_that_is_missing_of_another_name_or_no_floating_point_number_is_named(single: Path) -> None:
     file = single / "model.safetensors"
+    changed(file, lambda tensors: tensors.update({UP: tensors[UP].to(torch.int8)}))
+    refused(single, str(file), UP, "I8")
     changed(file, lambda tensors: tensors.pop(UP))
     refused(single, UP)
     changed(file, lambda tensors: tensors.update(other=torch.zeros(3)))
     refused(single, UP, "other")
 
 
-@pytest.mark.parametrize("key", ["hidden_size", "vocab_size", "intermediate_size"])
-def test_a_configuration_of_another_model_is_refused_with_both_shapes(single: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "change", "named"),
+    [
+        ("hidden_size", lambda size: 2 * size, "model.safetensors"),
+        ("vocab_size", lambda size: 2 * size, "model.safetensors"),
+        ("intermediate_size", lambda size: 2 * size, "model.safetensors"),
+        ("hidden_size", lambda size: size + 1, "single/config.json"),  # no model has it
+    ],
+)
+def test_a_configuration_of_another_model_or_of_none_is_refused_with_its_shape(
+    single: Path, key: str, change: Callable[[int], int], named: str
+) -> None:
     settings = json.loads((single / "config.json").read_text())
-    settings[key] *= 2
+    settings[key] = change(settings[key])
     (single / "config.json").write_text(json.dumps(settings))
-    refused(single, "model.safetensors", "config.json", str(settings[key]))
-
-
-def test_a_configuration_that_no_model_has_is_one_line(single: Path) -> None:
-    settings = json.loads((single / "config.json").read_text())
-    settings["hidden_size"] += 1
-    (single / "config.json").write_text(json.dumps(settings))
-    refused(single, str(single / "config.json"), str(settings["hidden_size"]))
-
-
-def test_tensors_that_are_no_floating_point_numbers_are_refused(single: Path) -> None:
-    file = single / "model.safetensors"
-    changed(file, lambda tensors: tensors.update({UP: tensors[UP].to(torch.int8)}))
-    refused(single, str(file), UP, "I8")
+    refused(single, named, "config.json", str(settings[key]))
 
 
 def test_a_missing_shard_and_a_broken_index_are_named(sharded: Path) -> None:
@@ -136,15 +121,13 @@ def test_a_missing_shard_and_a_broken_index_are_named(sharded: Path) -> None:
     text = index.read_text()
     places = json.loads(text)["weight_map"]
     name = next(name for name, file in places.items() if file == shards[0].name)
-    for broken, word in (
-        ("{", INDEX),
-        ("[]", INDEX),
-        ('{"weight_map": {"a": 3}}', INDEX),
-        (text.replace(f'"{name}": "{shards[0].name}"', f'"{name}": "{shards[1].name}"'), name),
-        (text.replace(f'"{name}": "{shards[0].name}"', f'"{name}": "../{shards[0].name}"'), INDEX),
-    ):
+    elsewhere, outside = (
+        text.replace(f'"{name}": "{shards[0].name}"', f'"{name}": "{place}"')
+        for place in (shards[1].name, f"../{shards[0].name}")
+    )
+    for broken in ("{", "[]", '{"weight_map": {"a": 3}}', outside, elsewhere):
         index.write_text(broken)
-        refused(sharded, word)
+        refused(sharded, name if broken is elsewhere else INDEX)
     index.write_text(text)
     shards[0].rename(sharded / "away")
     refused(sharded, str(shards[0]))
