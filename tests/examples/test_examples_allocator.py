@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 from examples.allocate_alone import train
 from hora_rl import advantages
 from hora_rl.common.load import ROOT
+from tests.support.programs import run_well
 from tests.support.tiny_qwen2 import shape_of
 
 if TYPE_CHECKING:  # TRL takes seconds to import, which only the worker that runs these tests needs to spend
@@ -31,9 +30,7 @@ ANSWERS = ["none", " ".join(WORDS[2:14]), "w3"]
 
 
 def test_a_plain_training_loop_learns_more_with_hora_than_with_grpo() -> None:
-    uniform, hora = (
-        np.mean([train(rule, seed) for seed in range(20)]) for rule in ("uniform", "hit_utility")
-    )
+    uniform, hora = (np.mean([train(rule, i) for i in range(20)]) for rule in ("uniform", "hit_utility"))
     assert hora > uniform
 
 
@@ -42,9 +39,8 @@ def short(completions: list[str], **_: object) -> list[float]:
 
 
 def accuracy(completions: list[str], answer: list[str], **_: object) -> list[float]:
-    return [
-        float(any(word in a.split() for word in c.split())) for c, a in zip(completions, answer, strict=True)
-    ]
+    pairs = zip(completions, answer, strict=True)
+    return [float(any(word in a.split() for word in c.split())) for c, a in pairs]
 
 
 def scored(completions: list[str], **_: object) -> list[float | None]:
@@ -78,23 +74,12 @@ def trainer_of(tmp_path: Path, rewards: list[Any], grpo: Any = (), **hora: Any) 
     own = {"tie_word_embeddings": False, "pad_token_id": 0, "eos_token_id": 1}
     model = Qwen2ForCausalLM(shape_of(len(WORDS), 32, 64, 2, 2, 2, **own))
     rows = [{"prompt": f"w{i} w{i + 4}", "answer": ANSWERS[i]} for i in range(GAMMA)]
-    args = GRPOConfig(
-        output_dir=str(tmp_path),
-        num_generations=G,
-        gradient_accumulation_steps=2,
-        max_completion_length=LENGTH,
-        loss_type="dr_grpo",
-        beta=0.0,
-        reward_weights=WEIGHTS,
-        max_steps=2,
-        learning_rate=1e-2,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to=[],
-        save_strategy="no",
-        **{"per_device_train_batch_size": GAMMA * G // 2, **dict(grpo)},
-    )
+    sizes = {"num_generations": G, "gradient_accumulation_steps": 2, "max_completion_length": LENGTH}
+    sizes |= {"per_device_train_batch_size": GAMMA * G // 2, "max_steps": 2, "learning_rate": 1e-2}
+    loss = {"loss_type": "dr_grpo", "beta": 0.0, "reward_weights": WEIGHTS}
+    plain = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+    plain |= {"report_to": [], "save_strategy": "no"}
+    args = GRPOConfig(output_dir=str(tmp_path), **{**sizes, **loss, **plain, **dict(grpo)})
     theirs = {"model": model, "reward_funcs": rewards, "args": args, "processing_class": fast}
     return HoraTrainer(pre_rollouts=G0, hit=1, train_dataset=Dataset.from_list(rows), **theirs, **hora)
 
@@ -110,12 +95,9 @@ def paper_loss(trainer: HoraTrainer, batch: dict[str, torch.Tensor]) -> torch.Te
     assert len(batch["completion_ids"]) == len(trainer.last_owner)
     for i, answer in enumerate(answers):
         members = np.flatnonzero(trainer.last_owner == i)
-        texts = trainer.processing_class.batch_decode(
-            batch["completion_ids"][members], skip_special_tokens=True
-        )
-        rewards = WEIGHTS[0] * np.array(short(texts)) + WEIGHTS[1] * np.array(
-            accuracy(texts, [answer] * len(texts))
-        )
+        ids = batch["completion_ids"][members]
+        texts = trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
+        rewards = np.array([short(texts), accuracy(texts, [answer] * len(texts))]).T @ WEIGHTS
         spread = rewards.std(ddof=1)
         for row, reward in zip(members, rewards, strict=True):
             advantage = (reward - rewards.mean()) / (spread + 1e-4) if np.ptp(rewards) else 0.0
@@ -144,9 +126,8 @@ def test_trls_gradient_is_that_of_the_papers_objective(trainer: HoraTrainer) -> 
     assert list(trainer._logs["advantages"]) == batch["advantages"].tolist()
     ours = gradient(trainer, paper_loss(trainer, batch))
     assert ours.abs().max() > 1e-4
-    torch.testing.assert_close(
-        gradient(trainer, trainer.compute_loss(trainer.model, batch)), ours, atol=1e-6, rtol=1e-4
-    )
+    theirs = gradient(trainer, trainer.compute_loss(trainer.model, batch))
+    torch.testing.assert_close(theirs, ours, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.system
@@ -160,9 +141,8 @@ def test_trl_takes_every_objective_of_the_library(
     trainer.model.train()
     batch = trainer._generate_and_score_completions(rows_of(trainer))
     rewards, owner = trainer._rewards.double().numpy(), trainer.last_owner
-    assert batch["advantages"].numpy() == pytest.approx(
-        advantages(rewards @ WEIGHTS, owner, objective, rewards[:, 1], **options), abs=1e-5
-    )
+    expected = advantages(rewards @ WEIGHTS, owner, objective, rewards[:, 1], **options)
+    assert batch["advantages"].numpy() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.system
@@ -195,15 +175,8 @@ def test_a_scaling_that_hora_does_not_do_is_refused(tmp_path: Path, settings: di
 @pytest.mark.system
 def test_two_processes_divide_one_batch_and_have_the_gradient_of_one(tmp_path: Path) -> None:
     """tests/examples/trl_ranks.py asserts that, in both."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.examples.trl_ranks", str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = [sys.executable, "-m", "tests.examples.trl_ranks", str(tmp_path)]
+    run_well(*command, cwd=ROOT, limit_s=280, OMP_NUM_THREADS="1")
     assert sorted(path.name for path in tmp_path.glob("whole.*")) == ["whole.0", "whole.1"]
 
 

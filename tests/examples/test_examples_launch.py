@@ -17,6 +17,7 @@ import yaml
 
 from hora_rl.common.load import ROOT, load
 from tests.support.ports import until
+from tests.support.programs import run_well
 
 LAUNCH = ROOT / "examples" / "launch"
 BIN = Path(sys.executable).parent
@@ -40,9 +41,8 @@ def program(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_the_scripts_are_sound(script: Path) -> None:
-    for words in (["bash", "-n"], [str(BIN / "shellcheck"), "-s", "bash"]):
-        done = subprocess.run([*words, str(script)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    for words in (["bash", "-n"], [BIN / "shellcheck", "-s", "bash"]):
+        run_well(*words, script)
 
 
 def batch(folder: Path, status: object, stopping_s: int, *words: str) -> subprocess.Popen[bytes]:
@@ -52,11 +52,8 @@ def batch(folder: Path, status: object, stopping_s: int, *words: str) -> subproc
     stub = program(folder / "hora", STUB.format(folder=folder, status=status, stopping_s=stopping_s))
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     own = {"PATH": path, "HORA": str(stub), "SLURM_JOB_ID": "77", "SLURM_SUBMIT_DIR": str(folder)}
-    return subprocess.Popen(
-        ["bash", str(LAUNCH / "slurm.sbatch"), "mine.yaml", *words],
-        env=os.environ | own,
-        start_new_session=True,
-    )
+    command = ["bash", str(LAUNCH / "slurm.sbatch"), "mine.yaml", *words]
+    return subprocess.Popen(command, env=os.environ | own, start_new_session=True)
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -115,14 +112,9 @@ def test_a_job_of_ray_is_given_the_time_to_stop_in_order(dashboard: str, tmp_pat
     stub = program(tmp_path / "hora", STUB.format(folder=tmp_path, status="", stopping_s=5))
     (tmp_path / "mine.yaml").touch()
     own = {"HORA": str(stub), "RAY": str(BIN / "ray"), "RAY_API_SERVER_ADDRESS": dashboard}
-    environment = os.environ | own
-    submit = [str(LAUNCH / "ray-job.sh"), str(tmp_path / "mine.yaml"), "-s", "run.seed=1"]
-    done = subprocess.run(submit, env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_well(LAUNCH / "ray-job.sh", tmp_path / "mine.yaml", "-s", "run.seed=1", limit_s=100, **own)
     [job] = set(re.findall(r"raysubmit_\w+", done.stdout + done.stderr))
     until(called.exists, limit_s=100)
     assert called.read_text() == f"train {tmp_path / 'mine.yaml'} -s run.seed=1\n"
-    stop = [str(BIN / "ray"), "job", "stop", job]
-    done = subprocess.run(stop, env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_well(BIN / "ray", "job", "stop", job, limit_s=100, **own)
     assert called.read_text().splitlines()[-1] == "stopped"  # after five seconds, of which Ray gives three

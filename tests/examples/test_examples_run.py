@@ -2,7 +2,6 @@
 Python that it is for, as far as this machine has them."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import ROOT
 from hora_rl.evaluation.run_folders import RunFolderError
 from tests.support.installed import environment_of, wheel_in
+from tests.support.programs import run_well
 
 PAGE = ROOT / "docs" / "how-to" / "use-in-another-trainer.md"
 NOTEBOOK = ROOT / "examples" / "allocation.ipynb"
@@ -25,16 +25,7 @@ NOTEBOOK = ROOT / "examples" / "allocation.ipynb"
 
 def python(*words: str, limit_s: float = 60.0) -> str:
     """Standard output of `python WORDS` in the checkout."""
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_well(sys.executable, *words, cwd=ROOT, limit_s=limit_s, COLUMNS="120").stdout
 
 
 @pytest.mark.system
@@ -77,18 +68,11 @@ def test_a_run_from_python_trains_and_is_read_as_data_frames(tmp_path: Path) -> 
 
 
 def test_changes_have_their_types_and_a_wrong_key_is_refused(tmp_path: Path) -> None:
-    changes = {
-        "evaluation.k": [1, 2],
-        "allocation.warmup.enabled": False,
-        "run.name": "7",
-        "evaluation.path": None,
-        "learner.optimizer.learning_rate": 1e-5,
-    }
-    config = hora_rl.configure("tiny", {**changes, "evaluation.samples": 2})
-    assert config.evaluation.k == (1, 2)
+    changes = {"evaluation.k": [1, 2], "evaluation.samples": 2, "evaluation.path": None, "run.name": "7"}
+    more = {"allocation.warmup.enabled": False, "learner.optimizer.learning_rate": 1e-5}
+    config = hora_rl.configure("tiny", changes | more)
+    assert (config.evaluation.k, config.evaluation.path, config.run.name) == ((1, 2), None, "7")
     assert config.allocation.warmup.enabled is False
-    assert config.run.name == "7"
-    assert config.evaluation.path is None
     assert config.learner.optimizer.learning_rate == 1e-5
     with pytest.raises(ConfigError, match="group_sise: unknown key; did you mean group_size"):
         hora_rl.configure("tiny", {"rollout.group_sise": 3})
@@ -98,9 +82,8 @@ def test_changes_have_their_types_and_a_wrong_key_is_refused(tmp_path: Path) -> 
 
 @pytest.mark.system
 def test_a_run_that_fails_is_an_error_in_python(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    config = hora_rl.configure(
-        "tiny", {"run.folder": str(tmp_path), "data.path": str(tmp_path / "none.jsonl")}
-    )
+    changes = {"run.folder": str(tmp_path), "data.path": str(tmp_path / "none.jsonl")}
+    config = hora_rl.configure("tiny", changes)
     with pytest.raises(module.RunError, match="ended with status 1"):
         hora_rl.run(config)
     assert "none.jsonl" in capfd.readouterr().err
@@ -130,9 +113,8 @@ def interpreter(version: str) -> str:
 def test_the_librarys_page_and_examples_are_true_with_the_wheel_and_numpy_alone(
     wheel: Path, tmp_path: Path, version: str
 ) -> None:
-    programs, packages = environment_of(
-        tmp_path / "empty", str(wheel), "numpy>=2.0,<3", python=interpreter(version)
-    )
+    python = interpreter(version)
+    programs, packages = environment_of(tmp_path / "empty", str(wheel), "numpy>=2.0,<3", python=python)
     code = (
         "import doctest, importlib.util as u, sys, hora_rl; assert not u.find_spec('pydantic'); "
         f"assert sys.version.startswith('{version}.'); "
@@ -142,6 +124,4 @@ def test_the_librarys_page_and_examples_are_true_with_the_wheel_and_numpy_alone(
     )
     examples = [[str(ROOT / "examples" / f"{name}.py")] for name in ("allocate_alone", "plan_a_run")]
     for words in (["-c", code], *examples):
-        command = [str(programs / "python"), "-I", *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-        assert done.returncode == 0, done.stdout + done.stderr
+        run_well(programs / "python", "-I", *words, cwd=tmp_path, limit_s=100)

@@ -5,8 +5,6 @@ needs a real one is of `make test-gpu`, and says why it is skipped.
 """
 
 import asyncio
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +13,10 @@ import pytest
 import torch
 
 from hora_rl.common.data.prompts import load_tokenizer, render
-from hora_rl.common.load import load
+from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.runs.audit_run import audit_run
 from tests.support.jsonl import lines
+from tests.support.programs import run_well
 from tests.system.conftest import SMALL, LiveRun
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
@@ -47,14 +46,8 @@ run_local(load("tiny", sys.argv[1:]), resume=False, fresh=False)
 @pytest.mark.slow
 def test_learner_and_replica_share_one_card(tmp_path: Path) -> None:
     settings = {**SMALL, "run.folder": tmp_path / "runs", "run.name": "one", "learner.steps": 3}
-    ran = subprocess.run(
-        [sys.executable, "-c", RUN, *(f"{key}={value}" for key, value in settings.items())],
-        capture_output=True,
-        text=True,
-        timeout=800,
-        env={**os.environ, "COLUMNS": "200", "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    words = [f"{key}={value}" for key, value in settings.items()]
+    ran = run_well(sys.executable, "-c", RUN, *words, limit_s=800, COLUMNS="200", PYTHONPATH=str(ROOT))
     assert "resources: chosen for Told of: generator.gpus = 0.5, generator.kv_cache_gib = " in ran.stdout
     run = tmp_path / "runs" / "one"
     config = load(str(run / "config.yaml"))

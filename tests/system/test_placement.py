@@ -6,7 +6,6 @@ Ray's nodes are real processes here, their GPUs are only numbers.
 
 import json
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hora_rl.common.load import ROOT
+from tests.support.programs import run_well
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 SWITCHES = ("RAY_SERVE_USE_PACK_SCHEDULING_STRATEGY", "RAY_SERVE_NODE_COMPACTION_DELAY_S")
@@ -74,9 +74,8 @@ except RunError as error:
 
 def said_by(code: str, *words: str) -> str:
     """What the program prints after "said: ", once."""
-    ran = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=280)
-    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
-    [line] = [line for line in ran.stdout.splitlines() if line.startswith("said: ")]
+    out = run_well(sys.executable, "-c", code, *words, limit_s=280).stdout
+    [line] = [line for line in out.splitlines() if line.startswith("said: ")]
     return line.removeprefix("said: ")
 
 

@@ -8,7 +8,6 @@ two steps; `ray start` is a job of the shell, because `ray stop` would end every
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from hora_rl.deploy.machine.ports import free_port
 from tests.support.pages import Block, blocks
+from tests.support.programs import run_well
 
 PAGE = "docs/tutorial/your-own-task.md"
 BIN = Path(sys.executable).parent
@@ -37,12 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for block in blocks(PAGE):
         if block.file is not None:
             (place / block.file).write_text(block.text)
-    assert {p.name for p in place.iterdir()} == {
-        "make_problems.py",
-        "my_reward.py",
-        "my_rule.py",
-        "my-task.yaml",
-    }
+    files = {"make_problems.py", "my_reward.py", "my_rule.py", "my-task.yaml"}
+    assert {p.name for p in place.iterdir()} == files
     return place
 
 
@@ -51,16 +47,8 @@ def shell(folder: Path, script: str, changes: dict[str, str], limit_s: float, **
     for old, new in changes.items():
         assert old in script, f"{old!r} is not in the page any more"
         script = script.replace(old, new)
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=folder,
-        env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "200", **env},
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-    )
-    assert done.returncode == 0, (script, done.stdout[-3000:], done.stderr[-3000:])
-    return done.stdout
+    env |= {"PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "200"}
+    return run_well("bash", "-euo", "pipefail", "-c", script, cwd=folder, limit_s=limit_s, **env).stdout
 
 
 def end_processes_of(temporary: Path) -> None:
@@ -73,18 +61,13 @@ def end_processes_of(temporary: Path) -> None:
 def test_the_reader_s_own_reward_rule_and_data_are_checked_trained_and_read(folder: Path) -> None:
     first, *rest = [b for b in blocks(PAGE) if b.kind == "sh" and not is_cluster(b)]
     assert first.text == ACTIVATE
-    script = "".join(block.text for block in rest)
     free = " -s telemetry.http_port=0"
-    said = shell(
-        folder,
-        script,
-        {
-            "hora run my-task.yaml\n": f"hora run my-task.yaml{free}\n",
-            "hora check my-task.yaml\n": f"hora check my-task.yaml{free}\n",
-            "-s allocation.rule=uniform": f"-s allocation.rule=uniform -s learner.steps=2{free}",
-        },
-        1000,
-    )
+    changes = {
+        "hora run my-task.yaml\n": f"hora run my-task.yaml{free}\n",
+        "hora check my-task.yaml\n": f"hora check my-task.yaml{free}\n",
+        "-s allocation.rule=uniform": f"-s allocation.rule=uniform -s learner.steps=2{free}",
+    }
+    said = shell(folder, "".join(block.text for block in rest), changes, 1000)
     assert "rule my_rule:unsure" in said
     assert "right answer: my_reward:right 1, my_reward:tidy 1: reward 1, a success" in said
     assert "none missing, none doubled" in said
@@ -115,19 +98,15 @@ def test_the_same_task_runs_on_a_ray_cluster(folder: Path) -> None:
         "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
         "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{dashboard}",
     }
+    script = end + "python make_problems.py\n" + start.text + wait + deploy.text + "serve shutdown -y\n"
+    changes = {
+        "--port 6380 &": f"--port {redis} > redis.log 2>&1 &",
+        "127.0.0.1:6380": f"127.0.0.1:{redis}",
+        "ray start --head\n": f"{head}\n",
+        "port: 8000": f"port: {http}",
+    }
     try:
-        said = shell(
-            folder,
-            end + "python make_problems.py\n" + start.text + wait + deploy.text + "serve shutdown -y\n",
-            {
-                "--port 6380 &": f"--port {redis} > redis.log 2>&1 &",
-                "127.0.0.1:6380": f"127.0.0.1:{redis}",
-                "ray start --head\n": f"{head}\n",
-                "port: 8000": f"port: {http}",
-            },
-            800,
-            **env,
-        )
+        said = shell(folder, script, changes, 800, **env)
     finally:
         end_processes_of(temporary)
         shutil.rmtree(temporary, ignore_errors=True)

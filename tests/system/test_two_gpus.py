@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +19,15 @@ from hora_rl.deploy.runs.audit_run import audit_run
 from tests.support.cluster import Cluster
 from tests.support.jsonl import lines
 from tests.support.ports import until
+from tests.support.programs import run_well
 from tests.system.conftest import LiveRun
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
-needs_two = pytest.mark.skipif(
-    torch.cuda.device_count() < 2,
-    reason=f"needs two NVIDIA GPUs, this machine has {torch.cuda.device_count()}",
-)
+CARDS = torch.cuda.device_count()
+needs_two = pytest.mark.skipif(CARDS < 2, reason=f"needs two NVIDIA GPUs, this machine has {CARDS}")
+needs_three = pytest.mark.skipif(CARDS < 3, reason=f"needs three NVIDIA GPUs, this machine has {CARDS}")
 STEPS = 5
+PARALLEL = {"weights.transport": "nccl", "generator.tensor_parallel": 2, "learner.workers": 1}
 # A new engine on the written model: what every replica of its version should hold.
 FRESH = """
 import asyncio, sys
@@ -100,9 +100,8 @@ def _held(cluster: Cluster) -> str:
 
 def _fresh(cluster: Cluster) -> str:
     command = [sys.executable, "-c", FRESH, str(cluster.run / "config.yaml"), str(cluster.run / "model")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    [said] = [line for line in done.stdout.splitlines() if line.startswith("checksum ")]
+    out = run_well(*command, cwd=ROOT, limit_s=300).stdout
+    [said] = [line for line in out.splitlines() if line.startswith("checksum ")]
     return said.removeprefix("checksum ")
 
 
@@ -136,13 +135,7 @@ def test_the_deployment_for_two_gpus_trains_with_little_drift_and_equal_checksum
     "settings",
     [
         {"learner.lora.rank": 8, "weights.transport": "gloo"},
-        pytest.param(
-            {"weights.transport": "nccl", "generator.tensor_parallel": 2, "learner.workers": 1},
-            marks=pytest.mark.skipif(
-                torch.cuda.device_count() < 3,
-                reason=f"needs three NVIDIA GPUs, this machine has {torch.cuda.device_count()}",
-            ),
-        ),
+        pytest.param(PARALLEL, marks=needs_three),
     ],
     ids=["lora", "tensor parallel"],
 )
