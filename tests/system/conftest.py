@@ -23,19 +23,12 @@ from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.support.browser import Browser
 from tests.support.cluster import Cluster
 from tests.support.ports import until
+from tests.support.programs import run_well
 
 HORA = str(Path(sys.executable).with_name("hora"))
-SMALL = {
-    "rollout.prompts_per_batch": 8,
-    "rollout.group_size": 6,
-    "rollout.pre_rollouts": 2,
-    "rollout.shards": 2,
-    "rollout.max_staleness": 1,
-    "learner.checkpoint_every": 3,
-    "allocation.warmup.enabled": "false",
-    "evaluation.path": "null",
-    "telemetry.http_port": 0,
-}
+SMALL = {"rollout.prompts_per_batch": 8, "rollout.group_size": 6, "rollout.pre_rollouts": 2}
+SMALL |= {"rollout.shards": 2, "rollout.max_staleness": 1, "learner.checkpoint_every": 3}
+SMALL |= {"allocation.warmup.enabled": "false", "evaluation.path": "null", "telemetry.http_port": 0}
 # What each part's process calls itself.
 PARTS = {
     "generator": "ray::ServeReplica:hora:generator",
@@ -59,16 +52,7 @@ def options(settings: Mapping[str, object]) -> list[str]:
 
 def hora(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """`hora WORDS` in the folder `cwd`; it must end well."""
-    done = subprocess.run(
-        [HORA, *map(str, words)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    return run_well(HORA, *map(str, words), cwd=cwd, limit_s=500, COLUMNS="200")
 
 
 class LiveRun:
@@ -97,13 +81,8 @@ class LiveRun:
             self._begin(*more, stdout=log, stderr=log)
 
     def _begin(self, *more: str, before: Sequence[str] = (), **how: Any) -> None:
-        self._process = subprocess.Popen(
-            [*before, *self._command, *more],
-            cwd=self._cwd,
-            start_new_session=True,
-            env={**os.environ, "COLUMNS": "200"},
-            **how,
-        )
+        how |= {"cwd": self._cwd, "start_new_session": True, "env": {**os.environ, "COLUMNS": "200"}}
+        self._process = subprocess.Popen([*before, *self._command, *more], **how)
 
     def said(self) -> str:
         return self._log.read_text(errors="replace")
@@ -181,11 +160,7 @@ class LiveRun:
         return found
 
     def kill(
-        self,
-        name: str,
-        chance: random.Random,
-        how: signal.Signals = signal.SIGKILL,
-        within_s: float = 1.0,
+        self, name: str, chance: random.Random, how: signal.Signals = signal.SIGKILL, within_s: float = 1.0
     ) -> psutil.Process:
         """Send `how` to one process of the part, at a moment within the next `within_s` seconds; the
         process."""
@@ -259,6 +234,13 @@ class LiveRun:
         left = [p for p in alive if runs(p)]
         assert not left, left
 
+    def __enter__(self) -> "LiveRun":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     def end(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self.kill_everything()
@@ -279,27 +261,17 @@ def _saying(word: str, processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those whose command line holds `word`."""
     found = []
     for process in processes:
-        try:
+        with suppress(psutil.NoSuchProcess):  # zombies too
             if word in " ".join(process.cmdline()):
                 found.append(process)
-        except psutil.NoSuchProcess:  # zombies too
-            continue
     return found
 
 
 @pytest.fixture
 def live_run(tmp_path: Path) -> Iterator[Callable[..., LiveRun]]:
     """`live_run(steps, **settings)`: a run that has been started; ended with the test, whatever happens."""
-    made: list[LiveRun] = []
-
-    def make(steps: int, **settings: object) -> LiveRun:
-        made.append(LiveRun(tmp_path, steps, **settings))
-        made[-1].start()
-        return made[-1]
-
-    yield make
-    for run in made:
-        run.end()
+    with ExitStack() as ending:
+        yield lambda steps, **settings: ending.enter_context(LiveRun(tmp_path, steps, **settings))
 
 
 @pytest.fixture

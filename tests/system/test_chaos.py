@@ -27,17 +27,8 @@ from tests.system.conftest import LiveRun, runs
 
 HOURS, SEED = float(os.environ.get("CHAOS_HOURS", "2")), int(os.environ.get("CHAOS_SEED", "0"))
 STEPS, APART, FROZEN_S, SHORT_S, DISK_MIB = 40, 3, 20.0, 10.0, 1536
-KILLED = (
-    "generator",
-    "engine",
-    "coordinator",
-    "verifier",
-    "verifier worker",
-    "redis",
-    "learner",
-    "controller",
-)
 FROZEN = ("generator", "engine", "coordinator", "verifier", "redis", "learner")
+KILLED = (*FROZEN, "verifier worker", "controller")
 # Plain text decides nearly all answers of the demo: without work a verifier starts no worker.
 OWN_REWARD = {"reward.weights": "{format: 0.5, accuracy: 0.5, 'tests.system.own_reward:brevity': 0.01}"}
 
@@ -159,9 +150,8 @@ def test_runs_survive_everything_in_random_order(tmp_path: Path) -> None:
             folder = tmp_path / f"disk{number}"
             with suppress(pytest.skip.Exception):  # not root: no disk of its own to fill
                 ending.enter_context(small_disk(folder, DISK_MIB))
-            run = LiveRun(folder, STEPS, log=tmp_path / f"run{number}.log", **settings(chance))
-            ending.callback(run.end)
-            run.start()
+            log = tmp_path / f"run{number}.log"
+            run = ending.enter_context(LiveRun(folder, STEPS, log=log, **settings(chance)))
             disturb(run, chance, faults, until, met)
             run.finish(1800.0)
             run.assert_exact()

@@ -22,34 +22,20 @@ from tests.support.jsonl import lines
 from tests.system.conftest import LiveRun, hora
 
 STEPS, PROMPTS, GROUP = 4, 24, 12
-SETTINGS = {
-    "rollout.prompts_per_batch": PROMPTS,
-    "rollout.group_size": GROUP,
-    "allocation.rule": "first_hit",
-    "allocation.rounds": 4,
-    "allocation.stop": "hit",
-    "allocation.warmup.cycles": 1,
-    "allocation.warmup.format_reward": 0.1,
-    "learner.objective.advantage": "likelihood",
-    "learner.objective.kl": 0.01,
-    "learner.lora.rank": 8,
-    "learner.lora.alpha": 16,
-    "learner.optimizer.learning_rate": 0.001,
-    "evaluation.path": "null",
-}
+SETTINGS = {"rollout.prompts_per_batch": PROMPTS, "rollout.group_size": GROUP, "evaluation.path": "null"}
+SETTINGS |= {"allocation.rule": "first_hit", "allocation.rounds": 4, "allocation.stop": "hit"}
+SETTINGS |= {"allocation.warmup.cycles": 1, "allocation.warmup.format_reward": 0.1}
+SETTINGS |= {"learner.objective.advantage": "likelihood", "learner.objective.kl": 0.01}
+SETTINGS |= {"learner.lora.rank": 8, "learner.lora.alpha": 16, "learner.optimizer.learning_rate": 0.001}
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
 
 def trained(folder: Path, steps: int, preset: str, **settings: object) -> Path:
     """The folder of a run that has ended."""
-    live = LiveRun(folder, steps, preset, **settings)
-    try:
-        live.start()
+    with LiveRun(folder, steps, preset, **settings) as live:
         live.finish(1100.0)
-    finally:
-        live.end()
-    return live.run
+        return live.run
 
 
 @pytest.fixture(scope="module", params=["file", pytest.param("gloo", marks=pytest.mark.slow)])

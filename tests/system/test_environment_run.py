@@ -45,31 +45,15 @@ def assert_episodes(folder: Path, step: int) -> None:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     folder = tmp_path_factory.mktemp("guess")
-    run = LiveRun(
-        folder,
-        STEPS,
-        preset="tiny-guess",
-        **{
-            "rollout.prompts_per_batch": 28,
-            "rollout.group_size": 16,
-            "rollout.pre_rollouts": 4,
-            "rollout.shards": 4,
-            "telemetry.rollouts_logprobs": "true",
-            "evaluation.path": numbers(folder),
-            "evaluation.every": EVERY,
-            "evaluation.samples": SAMPLES,
-            "evaluation.k": "[1, 16]",
-        },
-    )
-    try:
-        run.start()
+    settings = {"rollout.prompts_per_batch": 28, "rollout.group_size": 16, "rollout.pre_rollouts": 4}
+    settings |= {"rollout.shards": 4, "telemetry.rollouts_logprobs": "true", "evaluation.k": "[1, 16]"}
+    settings |= {"evaluation.path": numbers(folder), "evaluation.every": EVERY, "evaluation.samples": SAMPLES}
+    with LiveRun(folder, STEPS, preset="tiny-guess", **settings) as run:
         run.until(2)
         assert run.open_ports() <= PORTS_WITHOUT_A_SETTING
         run.kill("environment", random.Random(0))
         run.finish()
         yield run
-    finally:
-        run.end()
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +70,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
         patch.setenv("PYTHONPATH", str(ROOT / "examples"))
         done = CliRunner().invoke(app, [example, *options(settings)], catch_exceptions=False)
         assert done.stdout.endswith("rows.jsonl: 42 rows\n"), done.output
-        run = LiveRun(folder, 12, preset=example, **settings)
-        try:
-            run.start()
+        with LiveRun(folder, 12, preset=example, **settings) as run:
             run.finish()
             yield run
-        finally:
-            run.end()
 
 
 @pytest.fixture(
@@ -162,12 +142,9 @@ def test_an_environment_that_blocks_stops_the_run_with_its_line(
 ) -> None:
     (tmp_path / "blocking_rooms.py").write_text(BLOCKING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    settings = {
-        "environment.path": "blocking_rooms:blocks",
-        "environment.attempts": 2,
-        "environment.time_limit_s": 5,
-    }
-    said = " ".join(live_run(2, preset="tiny-guess", **settings).fail().split())
+    path = {"environment.path": "blocking_rooms:blocks"}
+    limits = {"environment.attempts": 2, "environment.time_limit_s": 5}
+    said = " ".join(live_run(2, preset="tiny-guess", **path, **limits).fail().split())
     assert "environment blocking_rooms:blocks blocks its replica at" in said
     assert "blocking_rooms.py:6 in blocks" in said
 
@@ -195,38 +172,22 @@ async def programs(row, policy, sandbox):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("path", "history", "heard"),
-    [
-        ("python", "append", None),
-        ("asking_rooms:programs", "render", "42"),
-        ("asking_rooms:programs", "append", "42"),
-    ],
+    ("path", "history"),
+    [("python", "append"), ("asking_rooms:programs", "render"), ("asking_rooms:programs", "append")],
 )
 def test_generator_and_learner_agree_on_built_in_environments_and_rendered_histories(
-    live_run: Callable[..., LiveRun],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    history: str,
-    heard: str | None,
+    live_run: Callable[..., LiveRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, history: str
 ) -> None:
     (tmp_path / "asking_rooms.py").write_text(TWICE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    run = live_run(
-        2,
-        **{
-            "environment.path": path,
-            "environment.history": history,
-            "environment.max_turn_tokens": 60,
-            "environment.max_given_tokens": 120,
-        },
-    )
+    limits = {"environment.max_turn_tokens": 60, "environment.max_given_tokens": 120}
+    run = live_run(2, **{"environment.path": path, "environment.history": history}, **limits)
     run.finish()
     run.assert_exact()
     steps = lines(run.run / "steps.jsonl")
     assert len(steps) == 2
     assert max(s["drift"] for s in steps if "drift" in s) < 1e-4
-    if heard is not None:
+    if path != "python":
         assert all(s["turns/mean"] > 1.0 for s in steps)
         rows = pq.read_table(run.run / "rollouts" / "step-00000001.parquet").to_pylist()
-        assert any(heard in row["completion"] for row in rows)
+        assert any("42" in row["completion"] for row in rows)

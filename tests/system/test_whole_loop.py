@@ -77,24 +77,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, s
     before, files = {p.pid for p in psutil.process_iter()}, checkout()
     (folder / "own_ranks.py").write_text(REWARDS)
     (folder / "two.yaml").write_text(CONFIG)
-    live = LiveRun(folder, STEPS, "two.yaml", cwd=folder)
-    try:
-        live.start()
+    with LiveRun(folder, STEPS, "two.yaml", cwd=folder) as live:
         live.until(2)
         live.signal_group(signal.SIGTERM)
         said = live.stopped()
         live.start("--resume")
         live.finish()
-        mine = [
-            p
-            for p in psutil.process_iter(["cmdline"])
-            if p.pid not in before and str(folder) in " ".join(p.info["cmdline"] or [])
-        ]
+        new = [p for p in psutil.process_iter(["cmdline"]) if p.pid not in before]
+        mine = [p for p in new if str(folder) in " ".join(p.info["cmdline"] or [])]
         assert not mine, "a process of the run is still there"
         assert checkout() <= files, "a run writes into its own folder alone"
         yield live.run, said
-    finally:
-        live.end()
 
 
 @pytest.fixture(scope="module")
