@@ -107,9 +107,8 @@ def test_another_run_is_refused_beside_one_that_trains(cluster: Cluster) -> None
 def test_a_served_generator_whose_engine_stands_still_is_replaced_and_not_drained(cluster: Cluster) -> None:
     cluster.until_trained(5)
     [victim] = cluster.alive("generator")
-    [engine] = [
-        p for p in psutil.Process(victim.state["pid"]).children() if "VLLM::" in " ".join(p.cmdline())
-    ]
+    children = psutil.Process(victim.state["pid"]).children()
+    [engine] = [p for p in children if "VLLM::" in " ".join(p.cmdline())]
     engine.suspend()
     began = time.monotonic()
 
@@ -126,15 +125,8 @@ def test_a_served_generator_whose_engine_stands_still_is_replaced_and_not_draine
 
 
 def test_serve_scales_the_generators_with_the_requests_in_flight(cluster: Cluster) -> None:
-    scaling = {
-        "min_replicas": 1,
-        "max_replicas": 2,
-        "target_ongoing_requests": 2,
-        "upscale_delay_s": 1,
-        "downscale_delay_s": 5,
-        "metrics_interval_s": 1,
-        "look_back_period_s": 3,
-    }
+    scaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2, "upscale_delay_s": 1}
+    scaling |= {"downscale_delay_s": 5, "metrics_interval_s": 1, "look_back_period_s": 3}
     cluster.deploy(generator={"autoscaling_config": scaling})
     cluster.train()
     cluster.until_alive(generator=2)
@@ -183,14 +175,8 @@ def test_a_transfer_group_is_formed_anew_when_replicas_come_die_and_go(cluster: 
 STEPS, EVERY, PROMPTS, SAMPLES = 12, 4, 8, 16
 SECTIONS = {
     "learner": {"steps": STEPS, "checkpoint_every": 2, "keep_best": "pass@4"},
-    "evaluation": {
-        "path": "arithmetic",
-        "every": EVERY,
-        "prompts": PROMPTS,
-        "samples": SAMPLES,
-        "k": [1, 4],
-        "max_sequences": 4,
-    },
+    "evaluation": {"path": "arithmetic", "every": EVERY, "prompts": PROMPTS, "samples": SAMPLES}
+    | {"k": [1, 4], "max_sequences": 4},
 }
 
 

@@ -18,11 +18,7 @@ from tests.support.ports import until
 from tests.system.conftest import HORA, hora, options, runs
 
 SAMPLES, SUMS, CONTESTS = 16, 30, 2
-SETTINGS = {
-    "rollout.max_prompt_tokens": 384,
-    "rollout.max_response_tokens": 64,
-    "telemetry.http_port": 0,
-}
+SETTINGS = {"rollout.max_prompt_tokens": 384, "rollout.max_response_tokens": 64, "telemetry.http_port": 0}
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
@@ -36,10 +32,8 @@ def command(folder: Path) -> list[str]:
     like = load("tiny").data
     sums = list(load_dataset(find_benchmark("arithmetic").data(like)).rows[:SUMS])
     contests = sorted(load_dataset(find_benchmark("amc23").data(like)).rows, key=lambda r: len(r.problem))
-    files = [
-        write_rows(folder / "sums.jsonl", sums),
-        write_rows(folder / "contests.jsonl", contests[:CONTESTS]),
-    ]
+    of = {"sums": sums, "contests": contests[:CONTESTS]}
+    files = [write_rows(folder / f"{name}.jsonl", rows) for name, rows in of.items()]
     where = ["--out", str(folder / "out"), "--samples", str(SAMPLES), "--k", f"1,8,{SAMPLES}"]
     return ["eval", load("tiny").model.path, "--benchmark", ",".join(files), *where, *options(SETTINGS)]
 
@@ -68,9 +62,8 @@ def test_an_interrupted_evaluation_goes_on_to_its_end_without_repeating_a_sample
     assert samples(drawn)[: len(kept)] == kept
     for name, problems in (("sums", SUMS), ("contests", CONTESTS)):
         found = samples(out / f"{name}-step0.samples.jsonl")
-        assert sorted((s["problem"], s["sample"]) for s in found) == [
-            (p, j) for p in range(problems) for j in range(SAMPLES)
-        ]
+        every = [(p, j) for p in range(problems) for j in range(SAMPLES)]
+        assert sorted((s["problem"], s["sample"]) for s in found) == every
         assert {v for s in found for v in s["versions"]} == {0}
         result = json.loads((out / f"{name}-step0.json").read_text())
         correct = [s["rewards"]["accuracy"] for s in sorted(found, key=lambda s: s["problem"])]

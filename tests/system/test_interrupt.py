@@ -63,7 +63,7 @@ class Terminal(LiveRun):
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
-    """`terminal(steps, **settings)`: a run that is not started yet; ended with the test."""
+    """`terminal(**settings)`: a run that is not started yet; ended with the test."""
     made: list[Terminal] = []
 
     def make(**settings: object) -> Terminal:

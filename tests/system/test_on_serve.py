@@ -52,15 +52,9 @@ def local_serve() -> Iterator[tuple[str, str]]:
     port, metrics = free_port(), free_port()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(*SERVE_CALLBACK)
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            object_store_memory=100 * 2**20,
-            _metrics_export_port=metrics,
-        )
+        quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
+        memory = {"object_store_memory": 100 * 2**20}
+        ray.init(address="local", num_cpus=2, _metrics_export_port=metrics, **quiet, **memory)
         try:
             serve.start(http_options={"host": "127.0.0.1", "port": port})
             yield f"http://127.0.0.1:{port}", f"http://127.0.0.1:{metrics}/metrics"
@@ -193,16 +187,10 @@ class Slow:
 @contextmanager
 def generators(kind: type, replicas: int, places: int, **routing: Any) -> Iterator[Any]:
     """The handle of an application of `replicas` such generators behind the router."""
-    application = serve.deployment(
-        kind,
-        name="generator",
-        num_replicas=replicas,
-        max_ongoing_requests=places + RESERVED,
-        graceful_shutdown_wait_loop_s=0.1,
-        request_router_config=RequestRouterConfig(request_router_class=ROUTER, **routing),
-        **ANYWHERE,
-    ).bind()
-    yield serve.run(application, name="routed", route_prefix=None)
+    router = RequestRouterConfig(request_router_class=ROUTER, **routing)
+    options = {"max_ongoing_requests": places + RESERVED, "graceful_shutdown_wait_loop_s": 0.1, **ANYWHERE}
+    options |= {"name": "generator", "num_replicas": replicas, "request_router_config": router}
+    yield serve.run(serve.deployment(kind, **options).bind(), name="routed", route_prefix=None)
     serve.delete("routed")
 
 
@@ -289,9 +277,8 @@ def test_a_session_has_a_home_and_goes_elsewhere_while_it_is_full(local_serve: t
         homes = defaultdict(set)
         for start in range(0, 24, 4):
             sessions = [str(i) for i in range(start, start + 4)]
-            for name, seen in zip(
-                sessions, await asyncio.gather(*(turns(s, 6) for s in sessions)), strict=True
-            ):
+            met = await asyncio.gather(*(turns(s, 6) for s in sessions))
+            for name, seen in zip(sessions, met, strict=True):
                 homes[name] |= set(seen)
         assert all(len(seen) == 1 for seen in homes.values()), homes
         assert len(set.union(*homes.values())) == 3, "sessions are spread over the replicas"

@@ -106,20 +106,15 @@ def sample_until(run: SyntheticRun, ended: threading.Event) -> None:
 
 def test_every_figure_on_the_page_is_the_json_endpoint_s(stage: Stage, browser: Browser) -> None:
     status = stage[1].get("status")
-    assert (
-        browser.js("document.getElementById('step')?.textContent")
-        == f"step {status['step']} of {status['steps']}"
-    )
+    step = browser.js("document.getElementById('step')?.textContent")
+    assert step == f"step {status['step']} of {status['steps']}"
     assert browser.js("document.querySelector('[data-depth]').dataset.depth") == str(status["queue_depth"])
     shown = browser.js("document.querySelector('[data-field=reward]').textContent")
     assert float(shown) == pytest.approx(status["learner"]["reward"], rel=0.01)
-    rows = browser.js(
-        "[...document.querySelectorAll('#parts tr')].slice(1).map(r => r.cells[0].textContent + ' ' + "
-        "r.cells[1].textContent)"
-    )
-    assert rows == [
-        f"{p['name']} v{p['state']['version']}" for p in status["parts"] if p["kind"] == "generator"
-    ]
+    cells = "r => r.cells[0].textContent + ' ' + r.cells[1].textContent"
+    rows = browser.js(f"[...document.querySelectorAll('#parts tr')].slice(1).map({cells})")
+    generators = [p for p in status["parts"] if p["kind"] == "generator"]
+    assert rows == [f"{p['name']} v{p['state']['version']}" for p in generators]
     split = browser.js(
         "[...document.querySelectorAll('[data-source]')].map(r => [r.dataset.source, r.cells[3].textContent])"
     )
@@ -127,15 +122,8 @@ def test_every_figure_on_the_page_is_the_json_endpoint_s(stage: Stage, browser: 
         {source: status["learner"][f"source/{source}/success"] for source in ("easy", "hard")}, abs=0.01
     )
     titles = browser.js("[...document.querySelectorAll('[data-chart]')].map(e => e.dataset.chart)")
-    assert {
-        "Reward",
-        "Success by data source",
-        "Share of Phase B by c",
-        "Response length",
-        "Entropy",
-        "Queue depth",
-        "Pass@K on held-out problems",
-    } <= set(titles)
+    charts = {"Reward", "Success by data source", "Share of Phase B by c", "Response length", "Entropy"}
+    assert charts | {"Queue depth", "Pass@K on held-out problems"} <= set(titles)
     assert browser.errors == []
 
 

@@ -88,9 +88,7 @@ def test_filters_and_one_prompt_over_training_of_a_run_that_has_ended(tmp_path: 
     assert browser.js("document.querySelectorAll('.over .squares i.hit').length") == 4
     assert browser.js("document.documentElement.scrollWidth <= innerWidth")
     choose(browser, step="17")
-    until(
-        lambda: "no rollouts of step 17" in browser.js("document.getElementById('problem').textContent"), 20
-    )
+    until(lambda: "no rollouts of step 17" in browser.js(PROBLEM), 20)
     assert browser.errors == []
 
 
@@ -107,10 +105,8 @@ def test_hostile_model_output_stays_text(tmp_path: Path, page_of, monkeypatch: p
         said = said.replace(sign, sign.encode("unicode_escape").decode())
     assert shown == said
     hidden = "/[\\p{Cc}\\p{Cf}\\p{Zl}\\p{Zp}]/u"
-    assert (
-        browser.js(f"{hidden}.test(document.querySelector('#rows').textContent.replace(/[\\n\\t]/g, ''))")
-        is False
-    )
+    rows = "document.querySelector('#rows').textContent.replace(/[\\n\\t]/g, '')"
+    assert browser.js(f"{hidden}.test({rows})") is False
     assert browser.errors == []
 
 

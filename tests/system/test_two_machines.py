@@ -29,12 +29,8 @@ PAGE = "docs/how-to/run-on-several-machines.md"
 STEPS = 5000  # more than the test waits for
 REASON = why_not()
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.slow,
-    pytest.mark.timeout(3600),
-    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
-]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark += [pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 
 class Cluster:
