@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
@@ -19,16 +18,10 @@ from hora_rl.deploy.machine.record import RunFile, write_config
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.runs.audit_run import audit_run
 from hora_rl.evaluation.audit import RunRecords, audit, gather
+from tests.support.synthetic_run import config_of
 
-CONFIG = Config.model_validate(
-    {
-        "run": {"name": "a"},
-        "model": {"path": "m"},
-        "data": {"path": "arithmetic", "shuffle": False},
-        "rollout": {"prompts_per_batch": 4, "shards": 2, "group_size": 8, "pre_rollouts": 2},
-        "learner": {"steps": 3},
-    }
-)
+SIZES = {"prompts_per_batch": 4, "shards": 2, "group_size": 8, "pre_rollouts": 2}
+CONFIG = config_of("a", data={"shuffle": False}, rollout=SIZES, learner={"steps": 3})
 
 
 def good_run() -> RunRecords:
@@ -56,13 +49,10 @@ def good_run() -> RunRecords:
 def test_a_run_that_kept_its_promises_has_no_findings_in_the_middle_or_at_its_end() -> None:
     facts = good_run()
     assert audit(CONFIG, facts) == []
-    half = replace(
-        facts,
-        ledger={s: rows for s, rows in facts.ledger.items() if s < 2},
-        records=[r for r in facts.records if r["step"] < 1],
-        reports=facts.reports[:5],
-        waiting=frozenset({"0:8", "0:9", "0:10"}),
-    )
+    ledger = {s: rows for s, rows in facts.ledger.items() if s < 2}
+    records = [r for r in facts.records if r["step"] < 1]
+    waiting = frozenset({"0:8", "0:9", "0:10"})
+    half = RunRecords(facts.reports[:5], ledger, records, waiting, prompts=12)
     assert audit(CONFIG, half) == []
 
 
@@ -129,9 +119,7 @@ def test_the_order_of_the_data_is_followed_over_the_end_of_an_epoch() -> None:
     facts = good_run()
     for old, new in (("0:8", "1:0"), ("0:9", "1:1"), ("0:10", "1:2"), ("0:11", "1:3")):
         facts = renamed(facts, old, new)
-    assert audit(CONFIG, replace(facts, prompts=10)) == [], (
-        "an epoch of ten prompts holds two batches of four"
-    )
+    assert audit(CONFIG, replace(facts, prompts=10)) == [], "ten prompts are two batches of four"
     assert len(audit(CONFIG, replace(facts, prompts=12))) == 4, "0:8 to 0:11 were skipped"
 
 
@@ -161,10 +149,8 @@ def test_facts_are_gathered_from_redis_and_the_records(redis_server: RedisServer
         client.xadd(keys.groups, {"id": f"0:{i}", "batch": str(i // 4)})
     client.hset(keys.redo, "0:11", "3")
     whole = [json.dumps(r) for r in facts.records if r["step"] < 2]
-    found = gather(client, "a", lambda: whole)
-    assert {r["step"] for r in gather(client, "a", lambda: whole[:-1]).records} == {0}, (
-        "step 1 is being written"
-    )
+    found, young = (gather(client, "a", lambda rows=rows: rows) for rows in (whole, whole[:-1]))
+    assert {r["step"] for r in young.records} == {0}, "step 1 is being written"
     client.hset(keys.state, mapping={"durable_step": 2, "prompts": '{"n": 12, "fingerprint": "f"}'})
     noted = gather(client, "a", lambda: whole[:-1])
     assert {r["step"] for r in noted.records} == {0, 1}, "step 1 should be whole"

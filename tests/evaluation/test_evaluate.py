@@ -47,9 +47,8 @@ def test_every_sample_is_written_once_and_counted(tmp_path: Path) -> None:
     counts = run(tmp_path / "s.jsonl", Dice(), samples=50)
     header, *samples = lines(tmp_path / "s.jsonl")
     assert header["about"]["model"] == "dice"
-    assert sorted((s["problem"], s["sample"]) for s in samples) == [
-        (p, j) for p in range(4) for j in range(50)
-    ]
+    every = [(p, j) for p in range(4) for j in range(50)]
+    assert sorted((s["problem"], s["sample"]) for s in samples) == every
     for p in range(4):
         mine = [s for s in samples if s["problem"] == p]
         assert counts.correct[p] == sum(s["success"] for s in mine)
@@ -243,8 +242,7 @@ def test_a_training_prompt_of_a_shipped_benchmark_or_of_the_held_out_problems_is
     [
         (0, (), (), 0, ()),
         (4, (0,), (), None, ()),
-        (5, (0,), (), 5, ()),
-        (9, (0,), (), 5, ()),
+        *((version, (0,), (), 5, ()) for version in (5, 9)),
         (17, (0,), (), 15, (5, 10)),
         (17, (0,), (5,), 5, ()),
         (17, (0, 10), (5,), 15, ()),  # step 5 failed or was left out, and its weights are gone
@@ -371,8 +369,6 @@ def test_prompts_of_several_sources_are_chosen_in_proportion_and_counted_apart()
         "easy": ["arithmetic:1-2", 3.0, "accuracy", 1.0],
         "hard": ["arithmetic:4-5", 1.0, "accuracy", 0.5],
     }
-    with pytest.raises(CountsError) as refused:
+    few = "arithmetic:1-2 has 90 usable, arithmetic:4-5 has 60 usable"
+    with pytest.raises(CountsError, match=rf"^--prompts \(130\): {few}; ask for fewer$"):
         choose(config, 130)
-    assert str(refused.value) == (
-        "--prompts (130): arithmetic:1-2 has 90 usable, arithmetic:4-5 has 60 usable; ask for fewer"
-    )

@@ -20,6 +20,7 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
 from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest, VersionSpan
 from hora_rl.common.weights.model_files import weights_digest
+from hora_rl.deploy.launch import local
 from hora_rl.deploy.launch.evaluation import (
     TrainingRun,
     about_sampling,
@@ -29,20 +30,14 @@ from hora_rl.deploy.launch.evaluation import (
     newest_version,
     of_version,
 )
-from hora_rl.deploy.launch.local import evaluate_local
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.benchmarks import find_benchmark
 from hora_rl.learner.origin import write_origin
 
 
 @pytest.fixture
-def shown() -> io.StringIO:
-    return io.StringIO()
-
-
-@pytest.fixture
-def console(shown: io.StringIO) -> Console:
-    return Console(file=shown, width=400)
+def console() -> Console:
+    return Console(file=io.StringIO(), width=400)
 
 
 def benchmark_file(tmp_path: Path, rows: Sequence[dict]) -> str:
@@ -68,13 +63,11 @@ def test_a_missing_column_and_a_problem_that_does_not_fit_are_named(tmp_path: Pa
     assert "1 of 3 prompts are longer than rollout.max_prompt_tokens = 32; set it to 84" in found
 
 
-def test_rows_without_a_usable_answer_are_reported(
-    tmp_path: Path, console: Console, shown: io.StringIO
-) -> None:
+def test_rows_without_a_usable_answer_are_reported(tmp_path: Path, console: Console) -> None:
     rows = [*ROWS, {"problem": "3+3=?", "answer": None}, {"problem": "4+4=?"}]
     benchmark = find_benchmark(benchmark_file(tmp_path, rows))
     assert len(load_benchmark(load("tiny"), benchmark, console)) == 2
-    assert all(place in shown.getvalue() for place in ("own.jsonl:3: ", "own.jsonl:4: "))
+    assert all(place in console.file.getvalue() for place in ("own.jsonl:3: ", "own.jsonl:4: "))
 
 
 @pytest.mark.parametrize(
@@ -87,12 +80,10 @@ def test_results_are_labelled_with_the_steps_behind_the_weights(
     shutil.copytree(load("tiny").model.path, model)
     if said is not None:
         write_origin(model, "tiny", said)
-    monkeypatch.setattr("hora_rl.deploy.launch.local.stack", lambda *args, **kwargs: nullcontext("no Redis"))
-    monkeypatch.setattr(
-        "hora_rl.deploy.launch.local.evaluate_benchmark", lambda *args: labels.append(args[4])
-    )
+    monkeypatch.setattr(local, "stack", lambda *args, **kwargs: nullcontext("no Redis"))
+    monkeypatch.setattr(local, "evaluate_benchmark", lambda *args: labels.append(args[4]))
     names = [benchmark_file(tmp_path, ROWS)]
-    evaluate_local(load("tiny", [f"model.path={model}"]), names, 4, (1,), tmp_path / "out", asked)
+    local.evaluate_local(load("tiny", [f"model.path={model}"]), names, 4, (1,), tmp_path / "out", asked)
     assert labels == [label]
 
 
@@ -141,30 +132,22 @@ def test_a_model_that_was_trained_in_place_is_told_from_before(tmp_path: Path) -
 
 
 def test_a_step_whose_weights_are_gone_is_left_out_in_one_line(
-    tmp_path: Path, console: Console, shown: io.StringIO, redis_server: RedisServer
+    tmp_path: Path, console: Console, redis_server: RedisServer
 ) -> None:
     config: Config = load("tiny", ["run.name=resumed"])
     assert newest_version("resumed", redis_server.url) == 0
     connect(redis_server.url).hset(Keys("resumed").state, "version", 7)
     evaluate_run(TrainingRun(config, redis_server.url, tmp_path, console), 0)
     assert not (tmp_path / "evaluation").exists()
-    assert shown.getvalue().startswith("step 0 is not evaluated: the generators hold version 7")
-    assert len(shown.getvalue().splitlines()) == 1
+    [line] = console.file.getvalue().splitlines()
+    assert line.startswith("step 0 is not evaluated: the generators hold version 7")
 
 
-@pytest.mark.parametrize(
-    ("change", "same"),
-    [
-        ("reward.answer=boxed", False),
-        ("reward.max_answer_chars=100", False),
-        ("reward.time_limit_s=60", False),
-        ("reward.code_tests.seconds=60", False),
-        ("rollout.stop=['\n']", False),
-        ("rollout.temperature=0.5", False),
-        ("reward.weights={accuracy: 2.0, format: 0.1}", True),
-        ("learner.steps=9", True),
-        ("run.name=x", True),
-    ],
-)
-def test_samples_are_reused_where_they_do_not_depend_on_a_change(change: str, same: bool) -> None:
-    assert (about_sampling(load("tiny", [change])) == about_sampling(load("tiny"))) is same
+OTHER = ["reward.answer=boxed", "reward.max_answer_chars=100", "reward.time_limit_s=60"]
+OTHER += ["reward.code_tests.seconds=60", "rollout.stop=['\n']", "rollout.temperature=0.5"]
+SAME = ["reward.weights={accuracy: 2.0, format: 0.1}", "learner.steps=9", "run.name=x"]
+
+
+@pytest.mark.parametrize("change", [*OTHER, *SAME])
+def test_samples_are_reused_where_they_do_not_depend_on_a_change(change: str) -> None:
+    assert (about_sampling(load("tiny", [change])) == about_sampling(load("tiny"))) is (change in SAME)
