@@ -26,15 +26,9 @@ from hora_rl.evaluation.plan.counts import CountsError, read_counts
 from hora_rl.evaluation.report.result_files import write_result
 from tests.support.reported_runs import result
 
-ALL = [
-    Arm("uniform", "none", 1, 4, 16),
-    Arm("hit_utility", "none", 1, 4, 16),
-    Arm("hit_utility", "none", 3, 4, 16),
-    Arm("hit_utility", "hit", 4, 4, 16),
-    Arm("hit_or_miss", "none", 4, 4, 16),
-    Arm("hard_first", "none", 2, 4, 16),
-    Arm("variance", "none", 2, 4, 16),
-]
+KINDS = [("uniform", "none", 1), ("hit_utility", "none", 1), ("hit_utility", "none", 3)]
+KINDS += [("hit_utility", "hit", 4), ("hit_or_miss", "none", 4), ("hard_first", "none", 2)]
+ALL = [Arm(*kind, 4, 16) for kind in (*KINDS, ("variance", "none", 2))]
 
 
 def realised(arm: Arm, rates: np.ndarray, shard: int, rng: np.random.Generator) -> tuple[float, float, float]:
@@ -63,13 +57,8 @@ def on_grid(rates: Float) -> Float:
 def chosen(trials: int) -> list[Arm]:
     """Four arms at the largest of 16 and 32 that the trials reach."""
     g = min(32, trials)
-    kinds = (
-        ("uniform", "none", 1),
-        ("hit_utility", "none", 1),
-        ("first_hit", "hit", 4),
-        ("mixed", "mixed", 4),
-    )
-    return [Arm(rule, stop, rounds, 4, g) for rule, stop, rounds in kinds]
+    kinds = (*KINDS[:2], ("first_hit", "hit", 4), ("mixed", "mixed", 4))
+    return [Arm(*kind, 4, g) for kind in kinds]
 
 
 def study(
@@ -184,14 +173,11 @@ def write(path: Path, records: list[dict[str, Any]]) -> Path:
 def lines(n: int = 320, trials: int = 32, tokens: bool = False) -> list[dict[str, Any]]:
     rng = np.random.default_rng(4)
     rates = rng.beta(0.323, 0.143, n)
-    found = [
+    return [
         {"id": f"q{i}", "successes": int(rng.binomial(trials, p)), "trials": trials}
+        | ({"tokens": int(trials * (100 + 100 * (1 - p)))} if tokens else {})
         for i, p in enumerate(rates)
     ]
-    if tokens:
-        for record, p in zip(found, rates, strict=True):
-            record["tokens"] = int(trials * (100 + 100 * (1 - p)))
-    return found
 
 
 @pytest.mark.system
@@ -222,8 +208,7 @@ def test_the_command_prints_rows_and_a_recommendation_and_draws_a_figure(tmp_pat
 
 
 def test_a_runs_newest_groups_and_an_evaluation_can_be_planned_from(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
+    (run := tmp_path / "run").mkdir()
     fixed = {"size": 16, "tokens": 1600, "trials": 4, "successes": 1}
     records = [{"prompt_index": i % 150, "hits": (i * 7) % 17, **fixed} for i in range(300)]
     write(run / "groups.jsonl", records)

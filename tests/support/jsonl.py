@@ -1,11 +1,17 @@
-"""Files of JSON lines, as tests read them."""
+"""Files of JSON lines, as tests read and write them."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 
 def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_lines(path: Path, records: Iterable[dict]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
 
 
 def samples(path: Path) -> list[dict]:
