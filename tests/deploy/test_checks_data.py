@@ -1,7 +1,6 @@
 """Checks before a start: rules, rows of data, benchmarks, and the commands that use the list. What is shown
 of a task: the prompt, its ends, and what right and wrong answers or programs earn."""
 
-import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,11 +22,11 @@ from hora_rl.deploy.checks.run_checks import CHECKS, check, check_all, examine, 
 from hora_rl.deploy.checks.task import sandbox, stops, task
 from tests.support.chat_model import END, TEMPLATE, THINKING, chat_tokenizer
 from tests.support.checks import Make, one
+from tests.support.jsonl import write_lines
 
 
 def rows(path: Path, *problems: str) -> str:
-    path.write_text("".join(json.dumps({"problem": p, "answer": "1"}) + "\n" for p in problems))
-    return str(path)
+    return str(write_lines(path, ({"problem": p, "answer": "1"} for p in problems)))
 
 
 @pytest.mark.parametrize(
@@ -194,8 +193,8 @@ README = Path(__file__).parents[2] / "README.md"
 def folder(tmp_path: Path) -> Path:
     """A model folder under the form of Qwen2.5's chat template, and problems beside it."""
     save_model(tmp_path / "model")
-    rows = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(80)]
-    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = ({"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(80))
+    write_lines(tmp_path / "problems.jsonl", rows)
     return tmp_path
 
 
@@ -293,8 +292,7 @@ def test_a_reward_that_gives_a_gold_answer_no_success_or_fails_is_found_before_a
 
 
 def test_what_a_terminal_would_obey_is_shown_and_not_done(folder: Path) -> None:
-    row = {"problem": "\x1b[2J What is 1 + 1?", "answer": "2"}
-    (folder / "problems.jsonl").write_text(json.dumps(row) + "\n")
+    write_lines(folder / "problems.jsonl", [{"problem": "\x1b[2J What is 1 + 1?", "answer": "2"}])
     shown = findings(of_folder(folder))["prompt"].says
     assert "\x1b" not in shown
     assert "\\x1b[2J" in shown
@@ -306,7 +304,7 @@ SOLUTION = "print(int(input()) + 1)"
 
 def programs(folder: Path, *rows: dict[str, Any], **reward: Any) -> Config:
     """A configuration for these rows, judged by their tests."""
-    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "problems.jsonl", rows)
     small, weights = {"prompts_per_batch": 1, "shards": 1}, {"format": 0.5, "code_tests": 0.5}
     return of_folder(folder, rollout=small, reward={"weights": weights} | reward)
 

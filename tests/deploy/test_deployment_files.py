@@ -38,6 +38,7 @@ from hora_rl.deploy.machine.redis_server import executable
 from hora_rl.deploy.monitor.prometheus import COUNTERS, EXPORTED, GAUGES, counters, gauges
 from hora_rl.deploy.monitor.reading import read_run
 from tests.support.ports import wait_for_port
+from tests.support.programs import run_well
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -205,9 +206,8 @@ def test_every_name_that_can_be_exported_is_and_no_other(redis_url):
     state = read_run(run.redis, "exported")
     seen = {(name, *tags) for name, tags, _ in gauges(state)}
     assert seen == {(name, *tags) for name, (_, tags) in GAUGES.items()}
-    assert {(name, *tags) for name, tags, _ in counters(state)} == {
-        (n, *tags) for n, (_, tags) in COUNTERS.items()
-    }
+    counted = {(name, *tags) for name, tags, _ in counters(state)}
+    assert counted == {(name, *tags) for name, (_, tags) in COUNTERS.items()}
 
 
 needs_promtool = pytest.mark.skipif(
@@ -217,9 +217,7 @@ needs_promtool = pytest.mark.skipif(
 
 def promtool(*arguments: str) -> str:
     """What it says; fails with that where it is not content."""
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_well("promtool", *arguments).stdout
 
 
 @needs_promtool

@@ -2,7 +2,6 @@
 has a test that runs it: one here, on folders of ended runs, or the one that is named because the command
 starts a stack or trains."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from hora_rl.common.config.base import section_of
 from hora_rl.deploy import reference
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.monitor.run_state import Kind
+from tests.support.jsonl import write_lines
 from tests.support.pages import ROOT
 from tests.support.reported_runs import make_run
 from tests.support.rollouts import write_rollouts
@@ -154,9 +154,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         config = {"run": {"name": name}, "allocation": {"rule": rule}, "learner": {"steps": 3}}
         (runs / name / "config.yaml").write_text(yaml.safe_dump(config))
         steps = [{"step": i, "success": 0.1 * i, "rollouts": 10, "time/step": 60.0} for i in range(3)]
-        (runs / name / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-    counts = [{"id": f"q{i}", "successes": i % 33, "trials": 32} for i in range(330)]
-    (made / "counts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in counts))
+        write_lines(runs / name / "steps.jsonl", steps)
+    counts = ({"id": f"q{i}", "successes": i % 33, "trials": 32} for i in range(330))
+    write_lines(made / "counts.jsonl", counts)
     return made
 
 

@@ -32,6 +32,7 @@ from hora_rl.deploy.monitor.terminal import monitor
 from hora_rl.deploy.monitor.web import create_app
 from hora_rl.deploy.runs.ended_run import source_of
 from tests.support.ports import until
+from tests.support.programs import run_well
 from tests.support.synthetic_run import SyntheticRun, config_of, play, write_ended
 
 MONITOR = "import sys; from hora_rl.deploy.monitor.terminal import monitor; monitor(sys.argv[1], sys.argv[2])"
@@ -139,13 +140,9 @@ def test_json_is_the_reading(redis_url, run, capsys):
 
 def test_a_pipe_gets_plain_lines_until_the_run_ends(redis_url, run):
     run.redis.hset(run.keys.state, "error", "the disk is full")
-    command = [sys.executable, "-c", MONITOR, redis_url, run.name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
-    assert re.search(
-        r"stopped step 5/40 v5 queue 0/24 .*reward 0\.\d+ \| stopped: the disk is full", done.stdout
-    )
+    said = run_well(sys.executable, "-c", MONITOR, redis_url, run.name).stdout
+    assert "\x1b" not in said
+    assert re.search(r"stopped step 5/40 v5 queue 0/24 .*reward 0\.\d+ \| stopped: the disk is full", said)
 
 
 class Terminal:
@@ -153,14 +150,10 @@ class Terminal:
 
     def __init__(self, *args: str) -> None:
         self.primary, secondary = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", MONITOR, *args],
-            stdin=secondary,
-            stdout=secondary,
-            stderr=secondary,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"},
-            start_new_session=True,
-        )
+        ends = dict.fromkeys(("stdin", "stdout", "stderr"), secondary)
+        env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}
+        command = [sys.executable, "-c", MONITOR, *args]
+        self.process = subprocess.Popen(command, env=env, start_new_session=True, **ends)
         os.close(secondary)
         self.seen = b""
 
@@ -212,9 +205,7 @@ def test_a_monitor_ends_with_a_run_whose_redis_is_gone_and_says_how(tmp_path, mo
     file.start("demo", os.getpid(), http_port=8000, resume="hora run X --resume")
     with RedisServer(tmp_path / "demo" / "redis") as server:
         play(SyntheticRun(server.url, config_of("demo")), 2)
-        watching = threading.Thread(
-            target=monitor, args=(server.url, "demo"), kwargs={"file": file}, daemon=True
-        )
+        watching = threading.Thread(target=lambda: monitor(server.url, "demo", file=file), daemon=True)
         watching.start()
         time.sleep(0.5)
     time.sleep(0.3)

@@ -3,7 +3,6 @@ run loads no library that only its parts need: the first seconds and 200 MiB of 
 
 import ast
 import re
-import subprocess
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
@@ -12,6 +11,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.support.programs import run_well
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("actors", "allocator", "common", "deploy", "evaluation", "hora_rl", "learner")
@@ -115,5 +116,4 @@ def test_commands_the_application_and_the_start_of_a_run_load_no_model_library(
     module: str, heavy: set[str]
 ) -> None:
     code = f"import sys, {module}; sys.exit(str(found) if (found := {heavy} & set(sys.modules)) else 0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_well(sys.executable, "-c", code)

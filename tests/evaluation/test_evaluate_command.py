@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import json
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -33,6 +32,7 @@ from hora_rl.deploy.launch.evaluation import (
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.benchmarks import find_benchmark
 from hora_rl.learner.origin import write_origin
+from tests.support.jsonl import write_lines
 
 
 @pytest.fixture
@@ -41,9 +41,7 @@ def console() -> Console:
 
 
 def benchmark_file(tmp_path: Path, rows: Sequence[dict]) -> str:
-    path = tmp_path / "own.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return str(write_lines(tmp_path / "own.jsonl", rows))
 
 
 ROWS = [{"problem": "1+1=?", "answer": 2}, {"problem": "2+2=?", "answer": 4}]

@@ -24,6 +24,7 @@ from hora_rl.deploy.cli import app
 from hora_rl.evaluation.plan.command import plan
 from hora_rl.evaluation.plan.counts import CountsError, read_counts
 from hora_rl.evaluation.report.result_files import write_result
+from tests.support.jsonl import write_lines
 from tests.support.reported_runs import result
 
 KINDS = [("uniform", "none", 1), ("hit_utility", "none", 1), ("hit_utility", "none", 3)]
@@ -165,11 +166,6 @@ def test_two_hundred_arms_of_ten_thousand_prompts_take_seconds() -> None:
     assert time.process_time() - began < 15  # about three; the benchmark machine may be slower
 
 
-def write(path: Path, records: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(r) + "\n" for r in records))
-    return path
-
-
 def lines(n: int = 320, trials: int = 32, tokens: bool = False) -> list[dict[str, Any]]:
     rng = np.random.default_rng(4)
     rates = rng.beta(0.323, 0.143, n)
@@ -182,7 +178,7 @@ def lines(n: int = 320, trials: int = 32, tokens: bool = False) -> list[dict[str
 
 @pytest.mark.system
 def test_the_command_prints_rows_and_a_recommendation_and_draws_a_figure(tmp_path: Path) -> None:
-    source = write(tmp_path / "counts.jsonl", lines(tokens=True))
+    source = write_lines(tmp_path / "counts.jsonl", lines(tokens=True))
     options = ["plan", str(source), "--group-size", "16,32", "--pre-rollouts", "4"]
     options += ["--rules", "uniform,hit_utility,mixed/mixed"]
     done = CliRunner().invoke(app, [*options, "--json", "--out", str(tmp_path / "figure")])
@@ -211,7 +207,7 @@ def test_a_runs_newest_groups_and_an_evaluation_can_be_planned_from(tmp_path: Pa
     (run := tmp_path / "run").mkdir()
     fixed = {"size": 16, "tokens": 1600, "trials": 4, "successes": 1}
     records = [{"prompt_index": i % 150, "hits": (i * 7) % 17, **fixed} for i in range(300)]
-    write(run / "groups.jsonl", records)
+    write_lines(run / "groups.jsonl", records)
     counts = read_counts(run)
     assert len(counts.trials) == 150
     assert counts.successes[0] == records[150]["hits"]
@@ -241,7 +237,7 @@ def test_a_runs_newest_groups_and_an_evaluation_can_be_planned_from(tmp_path: Pa
 def test_what_cannot_be_planned_is_one_line(
     records: list[dict[str, Any]], options: dict[str, str], message: str, tmp_path: Path
 ) -> None:
-    source = write(tmp_path / "counts.jsonl", records)
+    source = write_lines(tmp_path / "counts.jsonl", records)
     given = dict.fromkeys(("group_size", "pre_rollouts", "rules", "out")) | {"rounds": "1", "json_": True}
     with pytest.raises(CountsError, match=message):
         plan(source, **{**given, **options})

@@ -3,7 +3,6 @@ killed meanwhile, the audit finds nothing, and the run is evaluated in episodes.
 the library `verifiers` too. In built-in environments and where the template renders the history, generator
 and learner agree on every turn, whatever is a sequence."""
 
-import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typer.testing import CliRunner
 
 from hora_rl.deploy.verifiers_rows import app
 from hora_rl.evaluation.results import read_result
-from tests.support.jsonl import lines
+from tests.support.jsonl import lines, write_lines
 from tests.support.verifiers_python import PYTHON, ROOT, needs_verifiers
 from tests.system.conftest import PARTS, PORTS_WITHOUT_A_SETTING, LiveRun, hora, options
 
@@ -26,9 +25,7 @@ PARTS["environment"] = "ray::ServeReplica:hora:environment"
 
 def numbers(folder: Path) -> Path:
     """Held-out problems: one for each number."""
-    rows = folder / "numbers.jsonl"
-    rows.write_text("".join(json.dumps({"problem": "n=", "answer": str(n)}) + "\n" for n in range(7)))
-    return rows
+    return write_lines(folder / "numbers.jsonl", ({"problem": "n=", "answer": str(n)} for n in range(7)))
 
 
 def assert_episodes(folder: Path, step: int) -> None:
