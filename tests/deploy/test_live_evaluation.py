@@ -47,15 +47,9 @@ class Live:
     """One run's evaluator in a thread, its console, and generators that answer with the newest version."""
 
     def __init__(self, url: str, folder: Path, name: str, *more: str) -> None:
-        settings = {
-            "run.name": name,
-            "evaluation.every": 2,
-            "evaluation.prompts": PROBLEMS,
-            "evaluation.samples": SAMPLES,
-            "evaluation.k": "[1, 8]",
-            "evaluation.max_sequences": 4,
-            "learner.steps": 20,
-        }
+        settings = {"run.name": name, "learner.steps": 20, "evaluation.every": 2, "evaluation.k": "[1, 8]"}
+        settings |= {"evaluation.prompts": PROBLEMS, "evaluation.samples": SAMPLES}
+        settings |= {"evaluation.max_sequences": 4}
         self.config: Config = load("tiny", [*(f"{k}={v}" for k, v in settings.items()), *more])
         self.redis, self.url, self.run_dir = connect(url), url, folder
         self.redis.set(Keys(name).config, self.config.model_dump_json())
@@ -112,9 +106,8 @@ class Live:
                 newest = self.replicas.answer(request.pinned)
             span = (VersionSpan(newest, 0, 3),)
             tokens, logprobs = np.arange(3, dtype=np.int32), np.zeros(3, np.float32)
-            return [
-                Completion(str(request.seed + j), tokens, logprobs, "stop", span) for j in range(request.n)
-            ]
+            texts = (str(request.seed + j) for j in range(request.n))
+            return [Completion(text, tokens, logprobs, "stop", span) for text in texts]
 
         async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
             right = [int(c.text) % 2 == 0 for c in completions]
@@ -247,9 +240,10 @@ def test_what_was_sampled_before_a_kill_is_not_sampled_again_and_its_weights_may
     assert samples.read_text().startswith(kept)
     again = [r for r, step in run.requests if step == 2]  # step 4's may have begun by now
     assert len(again) == len(before) // 2
-    assert sorted(json.loads(x)["seed"] for x in samples.read_text().splitlines()[1:]) == sorted(
-        json.loads(x)["seed"] for x in whole.splitlines()[1:]
+    now, then = (
+        sorted(json.loads(x)["seed"] for x in text.splitlines()[1:]) for text in (samples.read_text(), whole)
     )
+    assert now == then
 
 
 def test_samples_of_weights_that_are_no_more_are_set_aside(live) -> None:

@@ -41,12 +41,9 @@ def _as_a_script_starts_with_an_ampersand() -> None:
 
 @pytest.fixture
 def launcher(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(tmp_path / "demo")],
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=_as_a_script_starts_with_an_ampersand,
-    )
+    command = [sys.executable, "-c", LAUNCHER, str(tmp_path / "demo")]
+    how = {"stdout": subprocess.PIPE, "text": True, "preexec_fn": _as_a_script_starts_with_an_ampersand}
+    process = subprocess.Popen(command, **how)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     yield process
@@ -57,9 +54,8 @@ def launcher(tmp_path):
 def test_a_run_is_listed_with_its_last_whole_step_reward_and_reason(tmp_path, capsys):
     folder = tmp_path / "demo.1"
     RunFile(folder).start("demo", os.getpid())
-    (folder / "steps.jsonl").write_text(
-        '{"step": 0, "reward": 0.1}\n{"step": 1, "reward": 0.25}\n{"step": 2, "rew'
-    )
+    steps = '{"step": 0, "reward": 0.1}\n{"step": 1, "reward": 0.25}\n{"step": 2, "rew'
+    (folder / "steps.jsonl").write_text(steps)
     RunFile(folder).end("failed", "the disk is [full]")
     (tmp_path / "not-a-run").mkdir()
     show_runs(list_runs(tmp_path))
@@ -141,13 +137,20 @@ def test_a_run_of_another_machine_is_taken_at_its_word_and_stopped_there(tmp_pat
     assert list_runs(tmp_path)[0].state == "lost", "that machine has been silent for minutes"
 
 
-def test_a_run_that_is_up_is_not_started_again(tmp_path, launcher):
+def test_a_run_that_is_up_is_not_started_again_and_one_whose_launcher_vanished_is_stopped_as_failed(
+    tmp_path, launcher
+):
     with (
         pytest.raises(RunError, match=r"demo is up already \(process \d+ on .*`hora stop .*` ends it"),
         RunFile(tmp_path / "demo").recorded("demo", "hora run", Console(file=io.StringIO())),
     ):
         pass
     assert RunFile(tmp_path / "demo").read().pid == launcher.pid
+    launcher.kill()
+    launcher.wait()
+    with pytest.raises(RunError, match="gone already"):
+        stop(tmp_path / "demo")
+    assert RunFile(tmp_path / "demo").read().state == "failed"
 
 
 def test_a_launcher_keeps_saying_that_it_is_there_and_a_full_disk_silences_it_only_meanwhile(
@@ -164,14 +167,11 @@ def test_a_launcher_keeps_saying_that_it_is_there_and_a_full_disk_silences_it_on
         until(lambda: RunFile(tmp_path).read().seen != first.seen)
 
 
-@pytest.mark.parametrize(
-    ("error", "state", "reason"),
-    [
-        (None, "finished", ""),
-        (KeyboardInterrupt(), "stopped", "interrupted"),
-        (RunError("full"), "failed", "full"),
-    ],
-)
+ENDINGS = [(None, "finished", ""), (KeyboardInterrupt(), "stopped", "interrupted")]
+ENDINGS += [(RunError("full"), "failed", "full")]
+
+
+@pytest.mark.parametrize(("error", "state", "reason"), ENDINGS)
 def test_what_becomes_of_a_run_is_recorded_and_said(tmp_path, error, state, reason):
     console = Console(file=io.StringIO())
     assert RunFile(tmp_path).ending() is None
@@ -199,14 +199,6 @@ def test_an_error_after_a_stop_was_asked_for_is_a_stop(tmp_path):
     with pytest.raises(SystemExit), stopped_by_signals(), recorded:
         ended_by_the_same_signal()
     assert RunFile(tmp_path).read().state == "stopped"
-
-
-def test_stop_of_a_vanished_launcher_records_that_it_failed(tmp_path, launcher):
-    launcher.kill()
-    launcher.wait()
-    with pytest.raises(RunError, match="gone already"):
-        stop(tmp_path / "demo")
-    assert RunFile(tmp_path / "demo").read().state == "failed"
 
 
 @pytest.mark.parametrize("call", [stop, redis_of, lambda f: RunFile(f).read()])
@@ -252,22 +244,18 @@ def test_a_run_that_is_up_is_watched_in_its_own_redis_whatever_others_are_named(
     assert redis_of(asked) == ("redis://third:6379", "demo")
 
 
-@pytest.mark.parametrize(
-    ("setting", "open_to_others"),
-    [
-        ("queue.url=redis://:s3cret@host:6379", False),
-        ("queue.url=redis://host:6379?password=s3cret", False),
-        ("queue.url=redis://host:6379?password_file=/secret", True),
-        ("queue.url=null", True),
-        ("telemetry.on_alert=https://host/s3cret", False),
-    ],
-)
-def test_a_configuration_with_a_secret_in_it_is_its_owner_s_alone(tmp_path, setting, open_to_others):
+SECRET = ["queue.url=redis://:s3cret@host:6379", "queue.url=redis://host:6379?password=s3cret"]
+SECRET += ["telemetry.on_alert=https://host/s3cret"]
+PLAIN = ["queue.url=redis://host:6379?password_file=/secret", "queue.url=null"]
+
+
+@pytest.mark.parametrize("setting", [*SECRET, *PLAIN])
+def test_a_configuration_with_a_secret_in_it_is_its_owner_s_alone(tmp_path, setting):
     (tmp_path / "config.yaml").write_text("of an earlier start, for everyone")
     config = load("tiny", [setting])
     write_config(tmp_path, config)
     assert load(str(tmp_path / "config.yaml")) == config
-    assert bool((tmp_path / "config.yaml").stat().st_mode & 0o077) == open_to_others
+    assert bool((tmp_path / "config.yaml").stat().st_mode & 0o077) == (setting in PLAIN)
 
 
 def test_a_token_is_kept_over_restarts_and_only_its_owner_can_read_it(tmp_path, redis_url):
