@@ -27,6 +27,7 @@ from hora_rl.common.load import load
 from hora_rl.deploy.checks.run_checks import target_of
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.machine.record import write_config
+from tests.support.jsonl import write_lines
 from tests.support.pages import ROOT, Block, blocks, commands
 from tests.support.rollouts import write_rollouts
 
@@ -107,11 +108,9 @@ def test_a_run_from_python_is_configured_and_drawn(tmp_path: Path, monkeypatch: 
     configured = names_of(Block(block.page, 0, "python", "\n".join(lines[:-2]), None))
     assert configured["config"].learner.steps == 10
     write_config(tmp_path / "mine", configured["config"])
-    steps = [json.dumps({"step": i, "success": 0.1 * i}) + "\n" for i in range(8)]
-    (tmp_path / "mine" / "steps.jsonl").write_text("".join(steps))
-    drawn = names_of(
-        Block(block.page, 1, "python", f"axes = {lines[-1]}", None), found=hora_rl.results(tmp_path / "mine")
-    )
+    write_lines(tmp_path / "mine" / "steps.jsonl", ({"step": i, "success": 0.1 * i} for i in range(8)))
+    drawing = Block(block.page, 1, "python", f"axes = {lines[-1]}", None)
+    drawn = names_of(drawing, found=hora_rl.results(tmp_path / "mine"))
     assert len(drawn["axes"].lines[0].get_xdata()) == 8
 
 
@@ -155,9 +154,8 @@ def test_the_rewards_of_the_page_reward() -> None:
     block, *_ = of("docs/how-to/add-a-reward.md")
     service = Mock(grade=AsyncMock(side_effect=[0.25, ConnectionError("away")]))
     names = names_of(block, my_service=service)
-    answer = SimpleNamespace(
-        problem="p", completion="it is 4", gold="4", row={"expected": "4"}, finish_reason="stop", tokens=5
-    )
+    said = {"problem": "p", "completion": "it is 4", "finish_reason": "stop", "tokens": 5}
+    answer = SimpleNamespace(**said, gold="4", row={"expected": "4"})
     longer = SimpleNamespace(tokens=9)
     assert names["brevity"]("p", "abc", "4") == 0.25
     assert names["passes"](answer) == 1.0
@@ -178,14 +176,8 @@ OTHERS = {
     "docs/how-to/run-on-several-machines.md": "a part of a Serve file",
     "docs/how-to/evaluate-a-model.md": "a Serve file",
 }
-ROW = {
-    "problem": "1+1=?",
-    "answer": "2",
-    "expected": "2",
-    "task": "print 2",
-    "tests": [{"input": "", "output": "2\n"}],
-    "solution": "print(2)",
-}
+ROW = {"problem": "1+1=?", "answer": "2", "expected": "2"}
+ROW |= {"task": "print 2", "tests": [{"input": "", "output": "2\n"}], "solution": "print(2)"}
 """A row that every page's rewards can use."""
 NARROW = {
     "environment": {"max_turn_tokens": 40, "max_given_tokens": 100},

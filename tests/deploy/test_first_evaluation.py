@@ -152,9 +152,8 @@ KEPT = load("tiny", ["evaluation.every=10", "learner.keep_best=pass@16", "learne
 
 
 def result(step: int, right: int) -> Result:
-    counts = Counts(
-        64, np.arange(2), np.array([right, 0]), *np.zeros((3, 2), np.int64), versions=(step, step + 1)
-    )
+    rest, versions = np.zeros((3, 2), np.int64), (step, step + 1)
+    counts = Counts(64, np.arange(2), np.array([right, 0]), *rest, versions=versions)
     problems = [Prompt(i, str(i), "1", np.zeros(1, np.int32)) for i in range(2)]
     made = make_result(held_out(KEPT.evaluation), counts, problems, "run", step, 1.0, 0)
     made.versions.extend(counts.versions)

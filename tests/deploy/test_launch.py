@@ -99,12 +99,9 @@ def test_the_end_of_serve_is_no_error_once_the_command_stops(looks: list[Any]) -
 def test_all_but_the_generators_are_waited_for_and_then_those(looks: list[Any]) -> None:
     begun: list[str] = []
     deployed, others_up = seen(ApplicationStatus.DEPLOYING), seen(ApplicationStatus.DEPLOYING, 1)
-    deployed.deployments["verifier"] = SimpleNamespace(
-        status=DeploymentStatus.UPDATING, message="", replica_states={"STARTING": 1}
-    )
-    others_up.deployments["verifier"] = SimpleNamespace(
-        status=DeploymentStatus.HEALTHY, message="", replica_states={"RUNNING": 1}
-    )
+    for look, status, state in ((deployed, "UPDATING", "STARTING"), (others_up, "HEALTHY", "RUNNING")):
+        verifier = {"status": DeploymentStatus(status), "message": "", "replica_states": {state: 1}}
+        look.deployments["verifier"] = SimpleNamespace(**verifier)
     empty = SimpleNamespace(status=ApplicationStatus.DEPLOYING, message="", deployments={})
     looks += [empty, deployed, others_up]
     waiting = application(begun.append)
@@ -135,10 +132,8 @@ def test_what_a_cluster_cannot_hold_is_told_with_both_numbers_and_no_more() -> N
     assert said.startswith("no place for 1 of 1 learner rank")
     assert unplaced(shares(generators=1, up=0, ranks_up=0), {"CPU": 2.0}) == ""
     assert unplaced(shares(generators=2, up=2, cpus=0.9), {"CPU": 2.0}) == "", "everything runs"
-    both = [
-        Share("generator", 2, 1, {"CPU": 0.5, "GPU": 1.0}),
-        Share("learner rank", 2, 2, {"CPU": 1.0, "GPU": 1.0}),
-    ]
+    generators = Share("generator", 2, 1, {"CPU": 0.5, "GPU": 1.0})
+    both = [generators, Share("learner rank", 2, 2, {"CPU": 1.0, "GPU": 1.0})]
     assert "4 GPUs are reserved" in unplaced(both, {"CPU": 16.0, "GPU": 3.0})
     assert unplaced(both, {"CPU": 16.0, "GPU": 4.0}) == ""
 
@@ -208,11 +203,9 @@ def test_a_learner_that_starts_has_a_coordinator_that_gave_up_start_again(redis_
 def serve_file(tmp_path: Path, *more: dict[str, object]) -> str:
     """A Serve file of the demo with the endpoint on."""
     args = {**yaml.safe_load(Path("deploy/presets/tiny.yaml").read_text()), "serve": {"endpoint": True}}
-    applications = [
-        {"name": "hora", "import_path": "hora_rl.deploy.app:build", "route_prefix": "/", "args": args}
-    ]
+    hora = {"name": "hora", "import_path": "hora_rl.deploy.app:build", "route_prefix": "/", "args": args}
     file = tmp_path / "serve.yaml"
-    file.write_text(yaml.safe_dump({"applications": [*applications, *more]}))
+    file.write_text(yaml.safe_dump({"applications": [hora, *more]}))
     return str(file)
 
 

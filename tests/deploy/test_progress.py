@@ -22,6 +22,7 @@ from hora_rl.deploy.monitor.progress import Pace
 from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
 from hora_rl.evaluation.report.result_files import markdown_table, write_result
 from hora_rl.evaluation.results import Result
+from tests.support.jsonl import write_lines
 
 
 @pytest.fixture
@@ -135,10 +136,8 @@ def test_a_run_whose_gate_never_opened_says_so_with_the_figures(
     tmp_path: Path, rules: list[str], said: bool
 ) -> None:
     usual = {"successes": 0, "extra": 4, "size": 8, "tokens": 9}
-    rows = [
-        {**usual, "batch": b, "rule": r, "rewards": {"format": 0.2 + b / 10}} for b, r in enumerate(rules)
-    ]
-    (tmp_path / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rewards = ({"batch": b, "rule": r, "rewards": {"format": 0.2 + b / 10}} for b, r in enumerate(rules))
+    write_lines(tmp_path / "groups.jsonl", (usual | row for row in rewards))
     text = told(config_with(), tmp_path)
     assert ("never opened" in text) == ("was 0.30, and 3 batches in a row need 0.85" in text) == said
     assert "never opened" not in told(config_with(weights={"accuracy": 1.0}), tmp_path)
@@ -158,18 +157,12 @@ def test_a_run_ends_with_problems_and_completions_before_and_after(tmp_path: Pat
     rows = load_held_out(config_with().evaluation, config_with().evaluated.data).rows[:2]
     for step, texts in ((0, ("wrong", "[red]")), (2, ("x" * 300 + "right", rows[1].answer))):
         write_result(tmp_path / "evaluation", replace(RESULT, step=step, correct=[step, 1]))
-        lines = [json.dumps({"about": {}, "problems": ""})]
-        for number in (1, 0):  # in the order of their completion
-            lines += [
-                json.dumps({
-                    "problem": i, "sample": number, "seed": 0, "text": text if number == 0 else "another",
-                    "length": 3, "finish_reason": "stop", "versions": [step, step],
-                    "rewards": {"accuracy": 1.0}, "success": step == 2,
-                })
-                for i, text in enumerate(texts)
-            ]  # fmt: skip
-        file = tmp_path / "evaluation" / f"arithmetic-step{step}.samples.jsonl"
-        file.write_text("\n".join(lines) + "\n")
+        lines: list[dict] = [{"about": {}, "problems": ""}]
+        usual = {"seed": 0, "length": 3, "finish_reason": "stop", "versions": [step, step]}
+        usual |= {"rewards": {"accuracy": 1.0}, "success": step == 2}
+        for number, said in ((1, ("another", "another")), (0, texts)):  # in the order of their completion
+            lines += [{**usual, "problem": i, "sample": number, "text": t} for i, t in enumerate(said)]
+        write_lines(tmp_path / "evaluation" / f"arithmetic-step{step}.samples.jsonl", lines)
     text = told(config_with(), tmp_path)
     found = json.loads((tmp_path / "summary.json").read_text())["examples"]
     assert [(e["problem"], e["answer"]) for e in found] == [(r.problem, r.answer) for r in rows]
