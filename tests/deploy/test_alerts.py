@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
 from hora_rl.deploy.checks import configuration
 from hora_rl.deploy.checks.findings import Target
@@ -22,6 +21,7 @@ from hora_rl.deploy.monitor import alerts as module
 from hora_rl.deploy.monitor import progress as progress_of
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.run_state import Kind, Warning
+from tests.support.checks import one
 from tests.support.ports import until
 from tests.support.synthetic_run import SyntheticRun, config_of
 
@@ -60,10 +60,6 @@ def server() -> Iterator[Server]:
     yield found
     found.shutdown()
     found.server_close()
-
-
-def config(hook: str) -> Config:
-    return config_of("watched", telemetry={"on_alert": hook})
 
 
 def console() -> Console:
@@ -145,8 +141,8 @@ def test_a_hook_that_hangs_does_not_hold_the_run_up(
 
 
 def test_a_command_that_is_not_there_is_refused_before_the_run(tmp_path: Path) -> None:
-    found = {f.what: f for f in configuration.packages(Target(config("no-such-program --now")))}
-    assert found["telemetry.on_alert"].level == "fail"
-    assert "no-such-program" in found["telemetry.on_alert"].line
+    config = config_of("watched", telemetry={"on_alert": "no-such-program --now"})
+    found = one(configuration.packages, Target(config))["telemetry.on_alert"]
+    assert (found.level, "no-such-program" in found.line) == ("fail", True)
     with pytest.raises(ValueError, match="begins with http"):
-        config("ftp://somewhere")
+        config_of("watched", telemetry={"on_alert": "ftp://somewhere"})
