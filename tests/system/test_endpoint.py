@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from hora_rl.common.data.prompts import load_tokenizer
-from hora_rl.common.load import load
+from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.machine.ports import free_port
 from hora_rl.deploy.monitor.web import STREAMS
 from tests.support.ports import until
@@ -66,13 +66,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder, port = tmp_path_factory.mktemp("served"), free_port("127.0.0.1")
     settings = ["serve.requests_per_minute=60000", "serve.max_sequences=64"]
     log = (folder / "serve.log").open("w+")
-    process = subprocess.Popen(
-        [sys.executable, "-c", ALONE, str(folder), f"telemetry.http_port={port}", *settings],
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-        cwd=Path(__file__).parents[2],
-    )
+    command = [sys.executable, "-c", ALONE, str(folder), f"telemetry.http_port={port}", *settings]
+    process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=ROOT)
     found = Served(f"http://127.0.0.1:{port}", folder / "token")
     try:
         until(lambda: _answers(found), (folder / "serve.log").read_text, 400, 0.2, process)
@@ -100,10 +95,8 @@ def get(served: Served, path: str) -> httpx.Response:
 
 def post(served: Served, path: str, body: Any, **options: Any) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {**_key(served), "content-type": "application/json"}
-    return httpx.post(
-        f"{served.url}/v1{path}", content=content, timeout=120, **{"headers": headers, **options}
-    )
+    how = {"headers": {**_key(served), "content-type": "application/json"}, "timeout": 120, **options}
+    return httpx.post(f"{served.url}/v1{path}", content=content, **how)
 
 
 def _key(served: Served) -> dict[str, str]:
@@ -179,9 +172,8 @@ def test_odd_requests_never_end_a_replica(served: Served) -> None:
     rng = random.Random(1)
     statuses: dict[int, int] = {}
     for i in range(FUZZED):
-        kind, base = rng.choice(
-            [("/chat/completions", CHAT), ("/completions", {"prompt": TEXT, "max_tokens": 9})]
-        )
+        kinds = {"/chat/completions": CHAT, "/completions": {"prompt": TEXT, "max_tokens": 9}}
+        kind, base = rng.choice(list(kinds.items()))
         body: Any = {**base, **{name: rng.choice(VALUES) for name in rng.sample(NAMES, rng.randrange(1, 4))}}
         if i % 10 == 0:
             body = rng.choice([*RAW, rng.randbytes(50)])

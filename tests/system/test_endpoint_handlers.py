@@ -160,13 +160,10 @@ def test_a_stream_ends_with_the_versions_of_its_tokens(served: tuple[Replica, En
     _, proxy, app = served
     *events, versions, done = [line for line in ask(app, stream=True).text.split("\n\n") if line]
     assert done == "data: [DONE]"
-    assert json.loads(versions.removeprefix("data: "))["weight_versions"] == [
-        [{"version": 3, "start": 0, "end": len(SAID)}]
-    ]
-    said = [
-        c["delta"].get("content") for e in events for c in json.loads(e.removeprefix("data: "))["choices"]
-    ]
-    assert "95" in said
+    spans = json.loads(versions.removeprefix("data: "))["weight_versions"]
+    assert spans == [[{"version": 3, "start": 0, "end": len(SAID)}]]
+    choices = [c for e in events for c in json.loads(e.removeprefix("data: "))["choices"]]
+    assert "95" in [c["delta"].get("content") for c in choices]
     assert not proxy.watched
 
 
@@ -183,11 +180,8 @@ def test_tools_are_in_the_prompt_as_the_chat_template_has_them(tmp_path: Path) -
     config = load("tiny", [f"model.path={model}"])
     replica, _, app = serving(config)
     tokenizer = load_tokenizer(str(model))
-    messages = [
-        *KINDS["/chat/completions"]["messages"],
-        {"role": "assistant", "content": "add 37 58"},
-        {"role": "tool", "content": "95"},
-    ]
+    turns = [{"role": "assistant", "content": "add 37 58"}, {"role": "tool", "content": "95"}]
+    messages = [*KINDS["/chat/completions"]["messages"], *turns]
     found = ask(app, messages=messages, tools=TOOLS)
     assert found.status_code == 200, found.text
     message = found.json()["choices"][0]["message"]
