@@ -100,7 +100,7 @@ async def test_an_answer_over_its_processor_time_is_wrong_once_and_never_tried_a
 
 async def test_a_worker_that_the_machine_holds_up_is_no_wrong_answer() -> None:
     """Stopped, it uses no processor time: the caller is told to ask again."""
-    with running(time_limit_s=0.5) as pool:
+    with running(time_limit_s=1.0) as pool:
         await pool.score_batch([right(0)])
         (worker,) = workers(os.getpid())
         before = worker.cpu_times().user
@@ -108,7 +108,7 @@ async def test_a_worker_that_the_machine_holds_up_is_no_wrong_answer() -> None:
         while worker.cpu_times().user < before + 0.1:
             await asyncio.sleep(0.01)
         worker.suspend()
-        with pytest.raises(VerifierUnavailable, match=r"did not get 0.5 s of processor time within 5 s"):
+        with pytest.raises(VerifierUnavailable, match=r"did not get 1 s of processor time within 10 s"):
             await asked
         assert await pool.score_batch([right(1)]) == [{"format": 1.0, "accuracy": 1.0}]
 
