@@ -25,6 +25,7 @@ from hora_rl.actors.verifier.code.runner import TRIES
 from hora_rl.common.config import Config
 from hora_rl.common.config import Rollout as RolloutSettings
 from hora_rl.common.config.reward import EPISODE, Reward
+from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.rewards import group_functions, tests_of
 from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.errors import AwayTooLong, MissingWeights, NoRoom, PinLost, RunError, StaleWeights
@@ -153,8 +154,9 @@ def _scores(
 
     async def send(asked: Sequence[Asked]) -> list[list[Scored]]:
         items = [
-            _answer(prompt, c.text, prompt.row if needs_row else {}, len(c.tokens), c.finish_reason)
+            _answer(prompt, c.text, row, len(c.tokens), c.finish_reason)
             for prompt, completions in asked
+            for row in [prompt.row if needs_row or TASK in prompt.row else {}]
             for c in completions
         ]
 

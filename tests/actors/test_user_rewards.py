@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hora_rl.actors.coordinator.calls import generator_calls, group_calls, verif
 from hora_rl.actors.coordinator.group_rewards import LastTexts, unranked
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Config, Data, Reward
+from hora_rl.common.data import gym
 from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.data.rewards import group_functions
@@ -197,13 +199,19 @@ async def test_the_row_goes_to_rewards_that_may_read_it_and_to_nobody_else(tmp_p
     assert read.columns == row
     prompt = Prompt(3, read.problem, read.answer, np.array([1, 2], np.int32), row=read.columns)
     done = completion([1, 2], "7", "length")
-    for name, sent in (("a.b:c", row), ("code_tests", row), ("accuracy", {})):
+    of_task = replace(prompt, row={**row, gym.TASK: {"task": "countdown", "settings": {}}})
+    for asked, name, sent in (
+        (prompt, "a.b:c", row),
+        (prompt, "code_tests", row),
+        (prompt, "accuracy", {}),
+        (of_task, "accuracy", of_task.row),  # its scorer judges the answer with the row
+    ):
         config = configured(weights={name: 1.0}, success=name)
         handle = Handle(lambda items, name=name: [{name: 1.0}])
-        await verifier_calls(handle, config)(prompt, [done])  # type: ignore[arg-type]
+        await verifier_calls(handle, config)(asked, [done])  # type: ignore[arg-type]
         assert handle.asked[0] == [Answer("3+4=?", "7", gold, sent, 3, 2, "length")]
         handle = Handle(lambda *asked: [[done]])
-        await generator_calls(handle, config, 0)(SamplingRequest(prompt, 1, 0))  # type: ignore[arg-type]
+        await generator_calls(handle, config, 0)(SamplingRequest(asked, 1, 0))  # type: ignore[arg-type]
         assert handle.asked[0][0].prompt.row == {}
 
 
