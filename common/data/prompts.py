@@ -57,11 +57,22 @@ def render_text(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) ->
     """The model's input: the chat template around `data.template`, or plain text.
 
     Plain text puts `data.system` before the problem, with an empty line between. Raises ConfigError as
-    `check_template`."""
+    `check_template`, and if the template refuses the messages."""
     if not data.chat:
         return "\n\n".join(message["content"] for message in opening(problem, data))
     check_template(tokenizer, data)
-    text = tokenizer.apply_chat_template(opening(problem, data), add_generation_prompt=True, tokenize=False)
+    from jinja2 import TemplateError
+
+    try:
+        text = tokenizer.apply_chat_template(
+            opening(problem, data), add_generation_prompt=True, tokenize=False
+        )
+    except (TemplateError, TypeError, KeyError, ValueError) as error:
+        other = "data.chat: false" if data.system is None else "data.system: null, or data.chat: false"
+        raise ConfigError(
+            f"the chat template of {tokenizer.name_or_path} refuses the prompt: "
+            f"{' '.join(str(error).split())[:300]}: set {other}"
+        ) from error
     assert isinstance(text, str)
     return text
 

@@ -1,5 +1,6 @@
 """Prompts as a model gets them, and every end of its completions: of model, tokenizer, template and user."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -54,6 +55,19 @@ def test_a_folder_without_template_or_tokenizer_or_none_is_refused_in_one_line(t
     with pytest.raises(ConfigError, match="no usable tokenizer") as refused:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(refused.value)
+
+
+def test_a_template_that_refuses_the_system_message_is_one_line_with_the_remedy(tokenizer):
+    """Gemma's does, and HORA writes a system message by default."""
+    strict = copy.deepcopy(tokenizer)
+    strict.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+        "{% endif %}{{ messages[0]['content'] }}"
+    )
+    with pytest.raises(ConfigError, match=r"System role not supported: set data\.system: null") as refused:
+        render(strict, "1+2=?", Data(path="x", system="Add."))
+    assert "\n" not in str(refused.value)
+    assert render_text(strict, "1+2=?", Data(path="x")) == "1+2=?"
 
 
 def test_the_fingerprint_changes_with_the_meaning_of_a_token_and_with_nothing_else(tokenizer, tmp_path):
