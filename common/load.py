@@ -60,12 +60,13 @@ def check_paths(config: Config) -> None:
     """Raise ConfigError if a local model folder or data file is missing, or no data set is named."""
     if not config.data.path and not config.data.sources:
         raise ConfigError("data.path is required: name a data set, or several in data.sources")
-    model, state = config.model.path, config.allocation.prior_state
+    model, state, features = config.model.path, config.allocation.prior_state, config.allocation.features
     sources = {f"data.sources.{name}.path": source.path for name, source in config.data.sources.items()}
     for key, path, remedy in (
         ("model.path", model, "name a Hugging Face folder or hub name such as Qwen/Qwen2.5-3B"),
         *((key, path, f"name {SETS}") for key, path in (sources or {"data.path": config.data.path}).items()),
         ("allocation.prior_state", state, "make it: python -m hora_rl.deploy.fit_prior"),
+        ("allocation.features", features, "name a sentence-embedding model, by folder or hub name"),
     ):
         if path is not None and _looks_local(path) and not Path(path).exists():
             raise ConfigError(f"{key} ({path}): no such file or folder; {remedy}")
@@ -172,15 +173,17 @@ def _found(config: Config) -> Config:
     }
     if sources := {name: _with_path(source) for name, source in config.data.sources.items()}:
         sections["data"] = config.data.model_copy(update={"sources": sources})
-    if config.allocation.prior_state is not None:
-        sections["allocation"] = _with_path(config.allocation, "prior_state")
+    allocation = _with_path(_with_path(config.allocation, "features"), "prior_state")
+    if allocation is not config.allocation:
+        sections["allocation"] = allocation
     return config.model_copy(update=sections)
 
 
 def _with_path(section: AnySection, key: str = "path") -> AnySection:
-    """`section` with this path made absolute. A `path` may also be a hub name, which stays as it is."""
+    """`section` with this path made absolute. A `path` or `features` may also be a hub name, which stays as
+    it is."""
     path = getattr(section, key)
-    local = path and (key != "path" or _looks_local(path))
+    local = path and (key not in ("path", "features") or _looks_local(path))
     return section.model_copy(update={key: _absolute(path)}) if local else section
 
 

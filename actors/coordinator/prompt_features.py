@@ -17,7 +17,7 @@ from hora_rl.allocator.priors.features import hidden_state_features, sentence_fe
 from hora_rl.allocator.priors.files import load_state
 from hora_rl.allocator.priors.make import UNCONDITIONED
 from hora_rl.common.config import Allocation, Run
-from hora_rl.common.errors import ConfigError
+from hora_rl.common.errors import ConfigError, any_error_as
 from hora_rl.common.files import replacing
 from hora_rl.common.types import Prompt
 
@@ -61,7 +61,7 @@ def features_of(
     allocation: Allocation, run: Run, policy: str, prompts: Sequence[Prompt]
 ) -> NDArray[np.float32]:
     """Features (n, d) of all prompts, from RUN/features-KIND.npz. Computes the file if it is missing or from
-    another model or other prompts."""
+    another model or other prompts. Raises ConfigError if the model gives none."""
     hidden = allocation.prior.startswith("hidden")
     model = feature_model(allocation, policy)
     tokens, texts = [p.tokens.tolist() for p in prompts], [p.text for p in prompts]
@@ -72,7 +72,14 @@ def features_of(
         with np.load(path, allow_pickle=False) as kept:
             if str(kept["origin"]) == origin:
                 return np.asarray(kept["features"])
-    found = hidden_state_features(model, tokens) if hidden else sentence_features(model, texts)
+
+    def unusable(reason: str) -> ConfigError:
+        return ConfigError(
+            f"allocation.prior={allocation.prior}: no features of {model}: {' '.join(reason.split())[:300]}"
+        )
+
+    with any_error_as(unusable):  # transformers raises a dozen types
+        found = hidden_state_features(model, tokens) if hidden else sentence_features(model, texts)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as new, new.open("wb") as file:
         np.savez(file, features=found, origin=np.array(origin))

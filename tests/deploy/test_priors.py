@@ -13,7 +13,7 @@ from hora_rl.actors.coordinator.prompt_features import features_of, prior_of
 from hora_rl.common.config import Allocation, Config, Run
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, RunError
-from hora_rl.common.load import dump_yaml, load
+from hora_rl.common.load import check_paths, dump_yaml, load
 from hora_rl.common.types import Prompt
 from hora_rl.deploy.fit_prior import app, fit
 
@@ -101,3 +101,22 @@ def test_a_state_that_is_not_the_priors_own_is_one_line(run: Path) -> None:
         prompts = render_prompts(config, load_tokenizer(config.model.path))
         with pytest.raises(ConfigError, match=f"allocation.prior_state={state}: .*{reason}"):
             prior_of(*own(config), prompts)
+
+
+def test_a_feature_model_that_is_not_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator may run in another folder than `hora`."""
+    (tmp_path / "embedder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    overrides = [f"run.folder={tmp_path}", "run.name=r", "allocation.prior=gp"]
+    for written, known in [("./embedder", str(tmp_path / "embedder")), ("org/name", "org/name")]:
+        config = load("tiny", [*overrides, f"allocation.features={written}"])
+        assert config.allocation.features == known
+        check_paths(config)
+    config = load("tiny", [*overrides, "allocation.features=./none"])
+    with pytest.raises(ConfigError, match=r"allocation\.features \(.*none\): no such file or folder"):
+        check_paths(config)
+    prompts = [Prompt(0, "1+1=?", "2", np.array([1], np.int32))]
+    with pytest.raises(ConfigError, match=r"allocation\.prior=gp: no features of .*none: OSError: .*"):
+        prior_of(*own(config), prompts)
