@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from hora_rl.allocator.posterior import Float, Posterior
-from hora_rl.allocator.rules.base import Marginal, Mask, Rule, Sampled
+from hora_rl.allocator.rules.base import Division, Marginal, Mask, Rule, Sampled
 from hora_rl.allocator.rules.hit_utility import HIT_UTILITY, hit_exact, hit_table
 from hora_rl.allocator.rules.uniform import EVEN_SIZES
 
@@ -60,7 +60,8 @@ HITS_VARIANCE = Marginal("hits_variance", _variance_table, _variance_exact)
 def first_hit(rest: Rule = HITS_VARIANCE) -> Marginal:
     """`first_hit` with `rest` for prompts that have a success."""
     name = "first_hit" if rest is HITS_VARIANCE else f"first_hit({rest.name})"
-    return replace(HIT_UTILITY, name=name, useful=no_success, rest=rest)
+    least = 0 if isinstance(rest, Division) else rest.least_trials
+    return replace(HIT_UTILITY, name=name, useful=no_success, rest=rest, least_trials=least)
 
 
 @lru_cache(maxsize=64)

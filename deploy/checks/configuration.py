@@ -113,12 +113,14 @@ def _load_rewards(config: Config) -> None:
 
 
 def _try_rule(allocation: Allocation, rollout: Rollout, key: str, rule: str) -> None:
-    """Allocate a batch that holds every count c_i once. Raises ConfigError with `key` if the rule fails."""
-    counts = np.arange(rollout.pre_rollouts + 1)
-    budget = len(counts) * (rollout.group_size - rollout.pre_rollouts)
+    """Allocate a batch that holds every count c_i once, and one with successes of every prompt, which alone
+    uses the rule in `first_hit(RULE)`. Raises ConfigError with `key` if the rule fails."""
+    trials, extra = rollout.pre_rollouts, rollout.group_size - rollout.pre_rollouts
     prior = (allocation.alpha, allocation.beta)
     try:
-        allocate(counts, rollout.pre_rollouts, budget, prior, rule, allocation.max_group_size)
+        for least in (0, 1):
+            counts = np.arange(least, trials + 1)
+            allocate(counts, trials, len(counts) * extra, prior, rule, allocation.max_group_size)
     except OWN_FAULTS as error:
         said = str(error).removeprefix("rule: ").removeprefix(f"rule {rule}: ")
         reason = said if isinstance(error, ValueError) else f"raised {type(error).__name__}: {said}"

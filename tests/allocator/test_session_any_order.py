@@ -100,6 +100,7 @@ def test_late_lost_and_repeated_results_leave_the_budget_exact(settings: dict[st
         ({"pre_rollouts": 2, "in_flight": 0}, None, "in_flight must be a whole number from 1, not 0"),
         ({"in_flight": 2}, None, r"in_flight \(2\) goes one rollout at a time: it needs pre_rollouts"),
         ({"pre_rollouts": 1, "rule": "variance"}, None, "rule variance is defined from 2 pre-rollouts on"),
+        ({"pre_rollouts": 1, "rule": "first_hit(variance)"}, None, "is defined from 2 pre-rollouts on"),
         ({"pre_rollouts": 9, "max_group_size": 8}, None, r"max_group_size \(8\) is below trials\[0\] = 9"),
     ],
 )

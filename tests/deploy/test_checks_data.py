@@ -166,6 +166,7 @@ def checked(key: str, value: str) -> None:
     ("key", "value", "reason"),
     [
         (RULE, f"{__name__}:rising", "its marginal gain rises from level 0 to 1"),
+        (RULE, f"first_hit({__name__}:rising)", "its marginal gain rises from level 0 to 1"),
         (RULE, f"{__name__}:scalar", "must return shape"),
         (RULE, f"{__name__}:broken", "raised KeyError"),
         (RULE, f"{__name__}:NO_FUNCTION", "is no function"),
