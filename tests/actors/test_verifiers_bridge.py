@@ -82,6 +82,29 @@ async def test_a_python_without_the_library_is_refused_with_the_remedy() -> None
         await start("/no/such")
 
 
+CUT = """#!{python}
+import os, sys
+print('{{"ready": "0.4.0"}}', flush=True)
+sys.stdin.readline()
+os.write(1, b'{{"id": 0, "ask": [{{"ro')
+os._exit(9)
+"""
+
+
+async def test_a_process_that_is_killed_within_a_line_fails_its_episodes_and_is_started_again(
+    tmp_path: Path,
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(CUT.format(python=sys.executable))
+    python.chmod(0o755)
+    library = VerifiersEnvironment(configured(python=str(python)).environment.verifiers, "run")
+    for _ in range(2):
+        with pytest.raises(EnvironmentFault, match="ended: its process, with status 9"):
+            async with asyncio.timeout(20):
+                await library.episode(Row(0, "p", "", {"task": 0}), None, None)  # type: ignore[arg-type]
+    await library.close()
+
+
 def test_path_and_section_go_together() -> None:
     with pytest.raises(ConfigError, match=r"environment\.path \(guess\) and environment\.verifiers go"):
         configured("environment.path=guess")

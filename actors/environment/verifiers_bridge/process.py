@@ -128,10 +128,14 @@ class VerifiersEnvironment:
     async def _read(self, process: Process) -> None:
         """Pass each line to its episode. When the process ends, all episodes fail."""
         assert process.stdout is not None
-        while text := await process.stdout.readline():
-            line = json.loads(text)
-            if (queue := self._heard.get(line["id"])) is not None:
-                queue.put_nowait(line)
+        try:
+            while text := await process.stdout.readline():
+                line = json.loads(text)
+                if (queue := self._heard.get(line["id"])) is not None:
+                    queue.put_nowait(line)
+        except ValueError:  # it was killed within a line, or the line is too long
+            if process.returncode is None:
+                process.kill()
         status, self._process = await process.wait(), None
         log.error("the process of verifiers ended", status=status, episodes=len(self._heard))
         for queue in self._heard.values():
