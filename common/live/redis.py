@@ -116,14 +116,18 @@ def _whole(parts: SplitResult) -> bool:
 
 
 def _options(url: str) -> tuple[str, dict[str, object]]:
-    parts = urlsplit(url)
+    unread = ConfigError(
+        f"queue.url ({hidden(url)}) cannot be read: percent-encode /, ?, #, @, [ and ] in the password, or "
+        "use password_file"
+    )
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # a bracket in a password or a host
+        raise unread from None
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(f"queue.url ({hidden(url)}) must begin with redis://, rediss:// or unix://")
     if not _whole(parts):
-        raise ConfigError(
-            f"queue.url ({hidden(url)}) cannot be read: percent-encode /, ?, # and @ in the password, or "
-            "use password_file"
-        )
+        raise unread
     query = dict(parse_qsl(parts.query))
     path = query.pop("password_file", None)
     options: dict[str, object] = {}
@@ -133,5 +137,9 @@ def _options(url: str) -> tuple[str, dict[str, object]]:
                 options["password"] = file.read().strip()
         except OSError as error:
             raise ConfigError(f"queue.url: password_file {path} cannot be read: {error.strerror}") from None
-    rest = f"?{urlencode(query)}" if query else ""
-    return f"{parts.scheme}://{parts.netloc}{parts.path}{rest}", options
+    plain = f"{parts.scheme}://{parts.netloc}{parts.path}{f'?{urlencode(query)}' if query else ''}"
+    try:
+        redis.ConnectionPool.from_url(plain, **options).make_connection()  # it does not connect
+    except (TypeError, ValueError) as error:  # an option that does not exist, or with a strange value
+        raise ConfigError(f"queue.url ({hidden(url)}) cannot be read: {error}") from None
+    return plain, options

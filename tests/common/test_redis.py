@@ -45,14 +45,20 @@ def test_patience_does_not_help_a_wrong_password(tmp_path):
     assert "guessed" not in str(said.value)
 
 
-@pytest.mark.parametrize("password", ["12/ss", "pa#ss", "a?b", "a@b", "abc/def", "plain", "p%40ss"])
+@pytest.mark.parametrize("password", ["12/ss", "pa#ss", "a?b", "a@b", "a[b", "abc/def", "plain", "p%40ss"])
 def test_what_is_shown_of_an_address_has_no_password(password):
     assert hidden(f"redis://:{password}@host:6379/0?x=1") == "redis://host:6379/0"
     assert hidden(f"rediss://user:{password}@host:6379") == "rediss://host:6379"
-    if set("/#?") & set(password):
+    if set("/#?[") & set(password):
         with pytest.raises(ConfigError, match=r"queue\.url \(redis://host:6379\) cannot be read:") as said:
             connect(f"redis://:{password}@host:6379")
         assert password not in str(said.value)
+
+
+@pytest.mark.parametrize("query", ["pasword_file=/x", "db=first"])
+def test_an_option_that_redis_does_not_know_is_one_line(query):
+    with pytest.raises(ConfigError, match=r"queue\.url \(redis://host\) cannot be read: .*(pasword_file|db)"):
+        connect(f"redis://:hush@host?{query}")
 
 
 @pytest.mark.parametrize("field", ["steps", "version", "prompts"])
