@@ -14,6 +14,7 @@ import json
 import os
 import queue
 import shlex
+import signal
 import socket
 import subprocess
 import threading
@@ -74,7 +75,7 @@ class Alerts:
             try:
                 deliver(self._hook or "", alert)
                 self._said = False
-            except (OSError, ValueError, subprocess.SubprocessError) as error:
+            except (OSError, ValueError) as error:
                 self._say(f"{type(error).__name__}: {error}")
 
     def _say(self, trouble: str) -> None:
@@ -87,24 +88,29 @@ class Alerts:
 
 
 def deliver(hook: str, alert: Alert) -> None:
-    """Send one alert to a webhook (http or https) or a command. Raises OSError, ValueError or SubprocessError
-    if the hook fails or exceeds LIMIT_S."""
+    """Send one alert to a webhook (http or https) or a command. Raises OSError or ValueError if the hook
+    fails or exceeds LIMIT_S."""
     body = json.dumps(alert, ensure_ascii=False).encode()
     if hook.startswith(("http://", "https://")):
         request = urllib.request.Request(hook, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=LIMIT_S):
             return
     words = {f"HORA_ALERT_{name.upper()}": str(alert[name]) for name in ("kind", "text", "run")}
+    pipe = subprocess.PIPE
     # A separate session, so that Ctrl-C does not end the command that reports the stop.
-    done = subprocess.run(
+    with subprocess.Popen(
         shlex.split(hook),
-        input=body,
-        capture_output=True,
-        timeout=LIMIT_S,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
         env={**os.environ, **words},
         start_new_session=True,
-        check=False,
-    )
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[-200:]
-        raise OSError(f"exit status {done.returncode}{': ' + said if said else ''}")
+    ) as process:
+        try:
+            _, stderr = process.communicate(body, LIMIT_S)
+        except subprocess.TimeoutExpired:  # its text holds the command
+            os.killpg(process.pid, signal.SIGKILL)  # with what it started
+            raise OSError(f"it takes over {LIMIT_S:g} s") from None
+    if process.returncode:
+        said = stderr.decode(errors="replace").strip()[-200:]
+        raise OSError(f"exit status {process.returncode}{': ' + said if said else ''}")

@@ -16,6 +16,7 @@ from rich.console import Console
 from hora_rl.common.errors import RunError
 from hora_rl.deploy.checks import configuration
 from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.machine.process_identity import start_ticks
 from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.monitor import alerts as module
 from hora_rl.deploy.monitor import progress as progress_of
@@ -138,6 +139,18 @@ def test_a_hook_that_hangs_does_not_hold_the_run_up(
     alerts.ended("finished", "")
     assert time.monotonic() - began < 1.5
     until(lambda: "timed out" in said(at))
+
+
+def test_a_command_that_hangs_ends_with_what_it_started_and_stays_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LIMIT_S", 0.5)
+    at, pid = console(), tmp_path / "pid"
+    alerts = Alerts("watched", f"sh -c 'sleep 60 & echo $! > {pid}; wait' --key hush", tmp_path, at)
+    alerts.notify("no_hit", "no success")
+    until(lambda: "it takes over 0.5 s" in said(at))
+    assert "hush" not in said(at)
+    until(lambda: start_ticks(int(pid.read_text())) is None)
 
 
 def test_a_command_that_is_not_there_is_refused_before_the_run(tmp_path: Path) -> None:
