@@ -254,7 +254,7 @@ async def retry(
                     ) from error
                 log.warning("retry", what=what, attempt=attempt, error=_short(error))
                 attempt += 1
-            pause = min(LONGEST_PAUSE_S, 0.1 * 2**attempt)
+            pause = min(LONGEST_PAUSE_S, 0.1 * 2 ** min(attempt, 10))  # a float ends at 2**1024
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
     raise AssertionError("unreachable: counting has no end")
 

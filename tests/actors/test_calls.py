@@ -41,6 +41,11 @@ async def test_the_last_try_says_what_it_was_for() -> None:
         await asked(*[ConnectionError("gone")] * 3, attempts=3)
 
 
+async def test_a_request_may_be_tried_for_hours() -> None:
+    with pytest.raises(RunError, match="generating failed 1100 times"):
+        await asked(*[ConnectionError("gone")] * 1100, attempts=1100)
+
+
 async def test_weights_that_are_not_there_yet_are_waited_for_only_where_somebody_sends_them() -> None:
     stale = [StaleWeights("holds 10, needs 19")] * 9
     assert await asked(*stale, "answer", patient=True) == "answer"
