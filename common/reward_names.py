@@ -1,12 +1,22 @@
 """Names of rewards: `accuracy`, `package.module:function`, and `package.module:function[part]` for one of the
 named numbers a function returns."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
+from numbers import Real
 
 OWN = re.compile(r"[^\s:\[\]]+:[^\s:\[\]]+(\[[^\[\]]+\])?")
 Value = float | dict[str, float]
 """Return value of a user's reward for one completion: a number, or numbers by name."""
+
+
+def is_finite(value: object) -> bool:
+    """Whether a value that a user's code returned is a number with a finite float."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # 10**400
+        return False
 
 
 def function_of(name: str) -> str:

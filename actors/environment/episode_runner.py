@@ -6,7 +6,6 @@ wrong answer.
 """
 
 import asyncio
-import math
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from hora_rl.actors.environment.tools import EpisodeTools
 from hora_rl.common.config.reward import EPISODE
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.errors import EnvironmentFault
+from hora_rl.common.reward_names import is_finite
 from hora_rl.common.types import Completion
 
 LOOK_S = 0.5
@@ -69,6 +69,8 @@ async def _called(function: EpisodeFunction, row: Row, policy: Policy, tools: To
     ended = await function(row, policy, tools)
     if not isinstance(ended, Episode):
         raise EnvironmentFault(f"returns {type(ended).__name__}, not an Episode")
+    if not isinstance(ended.rewards, Mapping):
+        raise EnvironmentFault(f"returns {ended.rewards!r:.60} as rewards: they must be numbers by name")
     return ended.rewards
 
 
@@ -81,6 +83,6 @@ def _checked(rewards: Mapping[str, float], wanted: list[str]) -> dict[str, float
             raise EnvironmentFault(
                 f"gives no reward {name!r}, which the configuration uses (it gives: {there})"
             )
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if not is_finite(value):
             raise EnvironmentFault(f"gives {value!r:.60} as reward {name!r}: it must be a finite number")
     return {name: float(rewards[name]) for name in wanted}

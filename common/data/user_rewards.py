@@ -11,13 +11,11 @@ It returns a finite number, or finite numbers by name; for a group, a list with 
 stops the run and names function and row. `Unavailable` is retried for up to `reward.wait_limit_s`."""
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from numbers import Real
 from typing import Any, NamedTuple
 
-from hora_rl.common.reward_names import Value
+from hora_rl.common.reward_names import Value, is_finite
 from hora_rl.common.user_code import failures_named, load_function
 
 UserReward = Callable[..., Any]
@@ -129,7 +127,7 @@ def _value(name: str, answer: Answer, value: Any) -> Value:
 
 
 def _number(name: str, answer: Answer, value: Any) -> float:
-    if isinstance(value, Real) and math.isfinite(value):
+    if is_finite(value):
         return float(value)
     raise ValueError(
         f"reward {name!r} returned {value!r:.80} ({answer.place}): it must return one finite number, or "

@@ -150,7 +150,9 @@ async def says_nothing(row: Row, policy: Any, sandbox: Any) -> Episode:
         (ignores_its_end, "hangs", "hangs for more than 0.3 s of its own"),
         (returns(Episode({"speed": 1.0})), "gives", "gives no reward 'solved', .* .it gives: speed."),
         (returns(Episode({"solved": float("nan")})), "gives", "gives nan as reward 'solved'"),
+        (returns(Episode({"solved": 10**400})), "gives", "gives 1000.* as reward 'solved'"),
         (returns(1.0), "returns", "returns float, not an Episode"),
+        (returns(Episode([1.0])), "returns", r"returns \[1.0\] as rewards"),  # type: ignore[arg-type]
         (says_nothing, "ends", "before the policy had a turn"),
         (after_a_turn(lambda policy: policy.reply(HISTORY)), "changes", "message 0 is not what was said"),
         (after_a_turn(lambda policy: policy.generate(ANSWER)), "changes", "is the policy's to sample"),

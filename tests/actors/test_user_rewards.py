@@ -51,6 +51,9 @@ def parts(answer):
 def plain(answer):
     return 0.5
 
+def vast(answer):
+    return 10**400
+
 async def lost(answer):
     raise KeyError("verdict")
 
@@ -150,6 +153,7 @@ async def test_named_numbers_are_rewards_each_and_only_those_that_are_asked_for_
         ("hangs", "hangs' took over 0.5 s"),
         ("too_few", "returned 1 values for the 3 completions of a group (row 5, problem '3+4=?')"),
         ("no_list", "returned 1.0 (row 5, problem '3+4=?'): a reward of a group returns a list, here of 3"),
+        ("vast", "(row 5, problem '3+4=?'): it must return one finite number"),
         ("raises", "raised KeyError: 'nobody' (row 5, problem '3+4=?')"),
         ("parts", f"returned named numbers without '{MODULE}:parts' (row 5"),
         ("parts[right]", f"name {MODULE}:parts[exact], {MODULE}:parts[brevity] in reward.weights"),
