@@ -1,5 +1,6 @@
 """YAML files as plain values."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ class OnceEach(yaml.SafeLoader):
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def text_override(key: str, text: str) -> str:
+    """An override of `key` with a text, whatever that is as YAML: `1000`, or a name with ` #` in it."""
+    return f"{key}={json.dumps(text, ensure_ascii=False)}"
 
 
 def read_yaml(path: Path, source: str) -> Any:

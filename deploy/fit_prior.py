@@ -19,6 +19,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.console import say, working
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import load
+from hora_rl.common.plain_yaml import text_override
 from hora_rl.deploy.cli import RunFolder, main
 from hora_rl.evaluation.run_folders import records
 
@@ -71,11 +72,11 @@ def _configured(run: Path, name: str, features: str | None) -> Config:
         )
     overrides = [
         f"allocation.prior={name}",
-        f"run.folder={run.resolve().parent}",
-        f"run.name={run.resolve().name}",
+        text_override("run.folder", str(run.resolve().parent)),
+        text_override("run.name", run.resolve().name),
     ]
     if features:
-        overrides.append(f"allocation.features={features}")
+        overrides.append(text_override("allocation.features", features))
     return load(str(run / "config.yaml"), overrides)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from hora_rl.common.config import Model
 from hora_rl.common.config.lora import VLLM_RANKS
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.plain_yaml import text_override
 from hora_rl.common.weights.adapter_names import SETTINGS, WEIGHTS
 from hora_rl.common.weights.model_files import ORIGIN, weights_digest
 
@@ -82,5 +83,6 @@ def refuse_to_train(model: Model) -> None:
 def model_settings(model: str) -> list[str]:
     """Overrides that select `model`: a model's folder or hub name, or an adapter's folder with its base."""
     if not (Path(model) / SETTINGS).is_file():
-        return [f"model.path={model}", "model.adapter=null", "learner.lora=null"]
-    return [f"model.path={read_adapter(model).base}", f"model.adapter={model}", "learner.lora=null"]
+        return [text_override("model.path", model), "model.adapter=null", "learner.lora=null"]
+    base = text_override("model.path", read_adapter(model).base)
+    return [base, text_override("model.adapter", model), "learner.lora=null"]

@@ -197,6 +197,8 @@ def test_an_adapters_folder_brings_its_base(tmp_path: Path) -> None:
     check_base(config.model)
     config = load("tiny", [f"model.adapter={folder}", *model_settings(MODEL)])
     assert (config.model.path, config.model.adapter) == (MODEL, None)
+    for name in ("1000", "runs/best #2", "step: 3", "null", "\U0001f600"):
+        assert load("tiny", model_settings(name)).model.path == name
 
 
 @pytest.mark.parametrize(

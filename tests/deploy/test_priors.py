@@ -25,9 +25,9 @@ def own(config: Config) -> tuple[Allocation, Run, str]:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Records in which short problems are solved and long ones are not."""
-    folder = tmp_path / "recorded"
+    folder = tmp_path / "1000"
     folder.mkdir()
-    config = load("tiny", [f"run.folder={tmp_path}", "run.name=recorded", "data.limit=200"])
+    config = load("tiny", [f"run.folder={tmp_path}", "run.name='1000'", "data.limit=200"])
     (folder / "config.yaml").write_text(dump_yaml(config))
     prompts = render_prompts(config, load_tokenizer(config.model.path))
     rng = np.random.default_rng(0)
