@@ -225,6 +225,12 @@ class Engine:
     def load(self, folder: Path, tag: str) -> None:
         strict = self._lora is None  # a LoRA checkpoint lacks the base
         self._engine.load_checkpoint(str(folder), tag=tag, load_module_strict=strict)
+        # The optimizer's state has the next rate of the schedule that it was saved under: learner.steps may
+        # have been another, and at its end the rate is 0.
+        now = self._engine.lr_scheduler
+        settings = now.optimizer.param_groups, now.base_lrs, now.lr_lambdas
+        for group, peak, factor in zip(*settings, strict=True):
+            group["lr"] = peak * factor(now.last_epoch)
 
     def _aligned(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
         """Pad with empty micro-batches to the largest number of any rank, at least one."""

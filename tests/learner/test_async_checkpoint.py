@@ -173,3 +173,52 @@ def test_a_checkpoint_that_is_written_aside_is_the_state_when_it_was_taken(tmp_p
         sizes = {name: size for name, size in aside.items() if name.endswith(".pt")}
         larger = {n: (size, within[n]) for n, size in sizes.items() if size > 1.1 * within[n] + 4096}
         assert not larger
+
+
+LONGER = """
+import json, sys
+from pathlib import Path
+import torch
+from hora_rl.common.load import load
+from hora_rl.learner.device import set_device
+from hora_rl.learner.engine import Engine
+from tests.support.samples import random_micro_batch
+
+folder = Path(sys.argv[1])
+
+
+def engine_of(case, steps):
+    stage, dtype = case
+    config = load("tiny", [
+        f"learner.zero_stage={stage}", f"model.dtype={dtype}", f"learner.steps={steps}",
+        "learner.optimizer.learning_rate=0.01", "learner.optimizer.schedule=linear",
+        "learner.objective.updates_per_batch=2",
+    ])
+    if not torch.distributed.is_initialized():
+        backend = set_device(config.learner, config.run.seed, 0)
+        torch.distributed.init_process_group(
+            backend, init_method=f"file://{folder / 'store'}", rank=0, world_size=1
+        )
+    return Engine(config, 0, 1)
+
+
+for number, case in enumerate(json.loads(sys.argv[2])):
+    ended, place = engine_of(case, 2), folder / str(number)
+    rates = [ended.step([random_micro_batch(40, seed, 60)]).learning_rate for seed in (1, 2)]
+    ended.save(place, "state")()
+    longer = engine_of(case, 8)
+    longer.load(place, "state")
+    rates += [longer.step([random_micro_batch(40, seed, 60)]).learning_rate for seed in (3, 4)]
+    print(json.dumps([case, rates]), flush=True)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_the_first_step_of_a_longer_run_has_the_rate_of_its_schedule(tmp_path: Path) -> None:
+    """The schedule of the shorter run, linear, ended at 0."""
+    cases = [[0, "float32"], [2, "bfloat16"], [3, "float32"]]
+    lines = cases_of(run_ranks(LONGER, tmp_path, str(tmp_path), json.dumps(cases), ranks=1))
+    assert [case for case, _ in lines] == cases
+    for _, rates in lines:
+        assert rates == pytest.approx([0.01, 0.005, 0.0075, 0.00625])
