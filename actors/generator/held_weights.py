@@ -153,7 +153,8 @@ class HeldWeights:
         if was is not None and self.pin.version is None and self._transport == "file":
             try:
                 await self.catch_up()
-            except RuntimeError as error:  # if the replica is still healthy, the next request retries
+            # If the replica is still healthy, the next request retries.
+            except Exception as error:  # noqa: BLE001  vLLM reports a worker's error as a plain one
                 log.warning("a released replica has no newer weights yet", reason=str(error)[:300])
 
     def confirm(self, wanted: int) -> dict[str, Any]:

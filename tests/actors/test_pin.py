@@ -81,7 +81,7 @@ async def test_over_files_a_pinned_replica_keeps_its_weights_and_pulls_the_newes
     with pytest.raises(StaleWeights):
         await weights.reach(5)
     assert asyncio.get_running_loop().time() < began + 1.0, "the request is free for another replica"
-    engine.trouble["receive"] = RuntimeError("the file cannot be opened")
+    engine.trouble["receive"] = Exception("the file cannot be opened")  # as vLLM says it
     await weights.note_pin(None)
     assert (weights.version, weights.failure) == (4, None), "leases are read on"
     engine.trouble.clear()
