@@ -136,7 +136,7 @@ def test_a_terminal_stops_hora_while_it_measures_the_initial_policy(
     run.processes()
     run.stop("^C")
     assert "Traceback" not in run.stopped()
-    assert run.trained() == 0
+    assert run.trained() <= 1, "the first new version waits for this evaluation"
 
 
 def test_a_stop_while_generators_and_learner_load_ends_both(live_run: Callable[..., LiveRun]) -> None:
