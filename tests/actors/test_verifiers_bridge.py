@@ -99,7 +99,7 @@ async def test_a_process_that_is_killed_within_a_line_fails_its_episodes_and_is_
     python.chmod(0o755)
     library = VerifiersEnvironment(configured(python=str(python)).environment.verifiers, "run")
     for _ in range(2):
-        with pytest.raises(EnvironmentFault, match="ended: its process, with status"):
+        with pytest.raises(EnvironmentFault, match="ended: its process, with status 9"):
             async with asyncio.timeout(20):
                 await library.episode(Row(0, "p", "", {"task": 0}), None, None)  # type: ignore[arg-type]
     await library.close()

@@ -129,11 +129,11 @@ class VerifiersEnvironment:
         """Pass each line to its episode. When the process ends, all episodes fail."""
         assert process.stdout is not None
         try:
-            while text := await process.stdout.readline():
+            while (text := await process.stdout.readline()).endswith(b"\n"):  # or it was killed within a line
                 line = json.loads(text)
                 if (queue := self._heard.get(line["id"])) is not None:
                     queue.put_nowait(line)
-        except ValueError:  # it was killed within a line, or the line is too long
+        except ValueError:  # a line that is too long, or none of the worker's
             if process.returncode is None:
                 process.kill()
         status, self._process = await process.wait(), None
