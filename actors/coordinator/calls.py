@@ -145,6 +145,9 @@ def _scores(
     method = handle.options(method_name="score")
     needs_row = any(is_user_function(name) or name == "code_tests" for name in reward.names)
 
+    def row_of(prompt: Prompt) -> Mapping[str, object]:
+        return prompt.row if needs_row or TASK in prompt.row else {}
+
     def limit_s(asked: Sequence[Asked]) -> float:
         limit = reward.time_limit_s * sum(len(c) for _, c in asked) + reward.wait_limit_s
         if "code_tests" in reward.names:
@@ -154,9 +157,8 @@ def _scores(
 
     async def send(asked: Sequence[Asked]) -> list[list[Scored]]:
         items = [
-            _answer(prompt, c.text, row, len(c.tokens), c.finish_reason)
+            _answer(prompt, c.text, row_of(prompt), len(c.tokens), c.finish_reason)
             for prompt, completions in asked
-            for row in [prompt.row if needs_row or TASK in prompt.row else {}]
             for c in completions
         ]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hora_rl.common.answers import TAGS
+from hora_rl.common.data.prompts import templated
 from hora_rl.common.data.stop_tokens import silent_tokens, spoken
 from hora_rl.common.errors import EnvironmentFault
 from hora_rl.common.types import Tokens
@@ -71,17 +72,12 @@ class Template:
         return rest if space and last in self._control else ids
 
     def _render(self, messages: Sequence[Message]) -> str:
-        from jinja2 import TemplateError
+        def refused(reason: str) -> EnvironmentFault:
+            return EnvironmentFault(
+                f"says what the chat template of {self._tokenizer.name_or_path} refuses: {reason[:200]}"
+            )
 
-        plain = [dict(message) for message in messages]
-        try:
-            text = self._tokenizer.apply_chat_template(plain, add_generation_prompt=True, tokenize=False)
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
-            raise EnvironmentFault(
-                f"says what the chat template of {self._tokenizer.name_or_path} refuses: "
-                f"{' '.join(str(error).split())[:200]}"
-            ) from None
-        return str(text)
+        return templated(self._tokenizer, [dict(message) for message in messages], refused)
 
     def _encode(self, text: str) -> Tokens:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)

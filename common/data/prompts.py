@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -61,20 +62,30 @@ def render_text(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) ->
     if not data.chat:
         return "\n\n".join(message["content"] for message in opening(problem, data))
     check_template(tokenizer, data)
+
+    def refused(reason: str) -> ConfigError:
+        other = "data.chat: false" if data.system is None else "data.system: null, or data.chat: false"
+        return ConfigError(
+            f"the chat template of {tokenizer.name_or_path} refuses the prompt: {reason[:300]}: set {other}"
+        )
+
+    return templated(tokenizer, opening(problem, data), refused)
+
+
+def templated(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    refused: Callable[[str], Exception],
+) -> str:
+    """The text of a conversation up to the assistant's next turn. Raises `refused`, made of the reason, if
+    the chat template does not take the messages."""
     from jinja2 import TemplateError
 
     try:
-        text = tokenizer.apply_chat_template(
-            opening(problem, data), add_generation_prompt=True, tokenize=False
-        )
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except (TemplateError, TypeError, KeyError, ValueError) as error:
-        other = "data.chat: false" if data.system is None else "data.system: null, or data.chat: false"
-        raise ConfigError(
-            f"the chat template of {tokenizer.name_or_path} refuses the prompt: "
-            f"{' '.join(str(error).split())[:300]}: set {other}"
-        ) from error
-    assert isinstance(text, str)
-    return text
+        raise refused(" ".join(str(error).split())) from None
+    return str(text)
 
 
 def opening(problem: str, data: Data) -> list[dict[str, str]]:
