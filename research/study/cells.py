@@ -19,7 +19,7 @@ from hora_rl.common.config.base import Section
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import check_paths, differences, load
 from hora_rl.common.plain_yaml import read_yaml
-from research.tasks.recall import TASK_FILE, TRAINED, load_task
+from research.tasks.recall import TASK_FILE, load_task
 
 HERE = Path(__file__).parents[1]
 STUDIES, PRESETS = HERE / "studies", HERE / "presets"
@@ -222,7 +222,7 @@ def _check_watched(study: Study, config: Config, exact: bool) -> None:
         if not (folder / TASK_FILE).is_file():
             return  # the cell says so
         task = load_task(folder)
-        sets, ks = [name for name in task.sets if task.exact or name != TRAINED], task.ks
+        sets, ks = task.measured, task.ks
     for key, value, known in (("watched", study.design.watched, sets), ("pass_at", study.design.pass_at, ks)):
         if value not in known:
             raise ConfigError(

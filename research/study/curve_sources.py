@@ -6,8 +6,7 @@ them are not all kept.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +22,7 @@ from hora_rl.evaluation.pass_at_k import pass_at_k
 from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, check_same_problems, records
 from research.report.curves import Curve, columns, curve_of
-from research.tasks.recall import (
-    SAMPLES,
-    TRAINED,
-    ExactSuccess,
-    RecallTask,
-    SampledSuccess,
-    load_task,
-    pass_at_ks,
-)
+from research.tasks.recall import TRAINED, ExactSuccess, RecallTask, SampledSuccess, load_task
 
 CURVES = "curves.json"
 
@@ -44,20 +35,21 @@ class TaskCurves:
 
     def __init__(self, task: RecallTask, tokenizer: PreTrainedTokenizerBase, most: int) -> None:
         """`most` is the number of tokens after which a sampled completion is cut."""
-        exact = {name: ExactSuccess(task, name, tokenizer) for name in task.sets if task.exact}
-        self.rates = exact.get(TRAINED)
-        self._figures: dict[str, Callable[[PreTrainedModel], dict[str, float]]]
-        if task.exact:
-            self._figures = {name: partial(_exact_figures, success) for name, success in exact.items()}
-        else:
-            watched = {n: SampledSuccess(task, n, tokenizer, most) for n in task.sets if n != TRAINED}
-            self._figures = {name: partial(_sampled_figures, task, s) for name, s in watched.items()}
-        self._curves: dict[str, list[dict[str, float]]] = {name: [] for name in self._figures}
+
+        def success(name: str) -> ExactSuccess | SampledSuccess:
+            if task.exact:
+                return ExactSuccess(task, name, tokenizer)
+            return SampledSuccess(task, name, tokenizer, most)
+
+        self._sets = {name: success(name) for name in task.measured}
+        trained = self._sets.get(TRAINED)
+        self.rates = trained if isinstance(trained, ExactSuccess) else None
+        self._curves: dict[str, list[dict[str, float]]] = {name: [] for name in self._sets}
 
     def measure(self, model: PreTrainedModel, step: int) -> None:
         """Add the figures of `model`, which is the policy after `step` steps."""
-        for name, figures in self._figures.items():
-            self._curves[name].append({"step": step, **figures(model)})
+        for name, success in self._sets.items():
+            self._curves[name].append({"step": step, **success.figures(model)})
 
     def write(self, config: Config, steps: Sequence[Mapping[str, float]], **more: float) -> Path:
         """Write the record of the cell that ran `config`, with the records of its optimizer steps and
@@ -72,20 +64,6 @@ class TaskCurves:
         path = config.run.path / CURVES
         replace_text(path, json.dumps(found))
         return path
-
-
-def _exact_figures(exact: ExactSuccess, model: PreTrainedModel) -> dict[str, float]:
-    """Pass@K, and how many right answers of a prompt are in use (exp of their entropy)."""
-    success = exact(model)
-    total = success.sum(axis=1)
-    share = success / np.maximum(total, 1e-300)[:, None]
-    ways = np.exp(-(share * np.log(np.maximum(share, 1e-300))).sum(axis=1))
-    return {**pass_at_ks(total), "ways": float(ways.mean())}
-
-
-def _sampled_figures(task: RecallTask, sampled: SampledSuccess, model: PreTrainedModel) -> dict[str, float]:
-    right = sampled(model)
-    return {f"pass@{k}": float(pass_at_k(right, SAMPLES, k).mean()) for k in task.ks}
 
 
 def exact_curve(config: Config) -> Curve:

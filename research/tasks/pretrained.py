@@ -23,6 +23,7 @@ from hora_rl.deploy.demo.build import new_folder
 from research.gradients.bank import SHOTS
 from research.tasks.build import save_task
 from research.tasks.recall import TRAINED, RecallTask
+from research.tasks.reward import ANY
 
 SUMS = "3 + 4 = 7\n52 - 17 = 35\n6 * 12 = 72\n{{ messages[-1]['content'] }} ="
 MULTIPLES = (
@@ -80,7 +81,7 @@ def problems(seed: int) -> RecallTask:
         asked[question] = answer
     sets = {TRAINED: tuple(range(TRAINED_PROBLEMS)), "held-out": tuple(range(TRAINED_PROBLEMS, len(asked)))}
     right = tuple((str(answer),) for answer in asked.values())
-    return RecallTask("problems", tuple(asked), right, sets, form="… The answer is {}.")
+    return RecallTask("problems", tuple(asked), right, sets, form=f"{ANY} The answer is {{}}.")
 
 
 TASKS = {

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hora_rl.common.errors import ConfigError
+from hora_rl.evaluation.pass_at_k import pass_at_k
 from research.tasks.decoding import decode, prefilled
 from research.tasks.reward import ANY, TAGGED, is_right
 
@@ -46,6 +47,11 @@ class RecallTask:
     @property
     def exact(self) -> bool:
         return not self.form.startswith(ANY)
+
+    @property
+    def measured(self) -> list[str]:
+        """The sets whose Pass@K is followed: where that is sampled, those that are not trained."""
+        return [name for name in self.sets if self.exact or name != TRAINED]
 
     @property
     def ks(self) -> tuple[int, ...]:
@@ -106,6 +112,14 @@ class ExactSuccess:
         chosen = torch.arange(len(self._prompts)) if rows is None else torch.tensor(rows)
         return _logprobs(model, self._prompts[chosen], self._right[chosen]).sum(dim=2).exp().double().numpy()
 
+    def figures(self, model: PreTrainedModel) -> dict[str, float]:
+        """Pass@K, and how many right answers of a prompt are in use (exp of their entropy)."""
+        success = self(model)
+        total = success.sum(axis=1)
+        share = success / np.maximum(total, 1e-300)[:, None]
+        ways = np.exp(-(share * np.log(np.maximum(share, 1e-300))).sum(axis=1))
+        return {**pass_at_ks(total), "ways": float(ways.mean())}
+
 
 class SampledSuccess:
     """Right completions of the prompts of one set whose right answer has many texts, among `SAMPLES` of each,
@@ -126,6 +140,11 @@ class SampledSuccess:
         gold = ("|".join(self._task.right[i]) for i in self._of for _ in range(SAMPLES))
         right = [is_right(text, answer, self._task.form) for text, answer in zip(texts, gold, strict=True)]
         return np.reshape(right, (-1, SAMPLES)).sum(axis=1)
+
+    def figures(self, model: PreTrainedModel) -> dict[str, float]:
+        """Pass@K."""
+        right = self(model)
+        return {f"pass@{k}": float(pass_at_k(right, SAMPLES, k).mean()) for k in self._task.ks}
 
 
 def logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
