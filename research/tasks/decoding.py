@@ -53,7 +53,9 @@ def decode(
             break
         words = logits.shape[1]
         begun, node = torch.unique(node[open_] * words + next_[open_], return_inverse=True)
-        cache.reorder_cache(begun // words)
+        parents = begun // words
+        if not torch.equal(parents, torch.arange(len(logits))):  # it copies the whole cache
+            cache.reorder_cache(parents)
         inputs = (begun % words)[:, None]
         logits = model(input_ids=inputs, past_key_values=cache, use_cache=True).logits[:, -1]
     return _cut(tokens, logprobs, end)

@@ -177,8 +177,9 @@ def test_generator_and_learner_agree_on_built_in_environments_and_rendered_histo
 ) -> None:
     (tmp_path / "asking_rooms.py").write_text(TWICE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    settings = {"environment.path": path, "environment.history": history, "rollout.max_staleness": 0}
     limits = {"environment.max_turn_tokens": 60, "environment.max_given_tokens": 120}
-    run = live_run(2, **{"environment.path": path, "environment.history": history}, **limits)
+    run = live_run(2, **settings, **limits)
     run.finish()
     run.assert_exact()
     steps = lines(run.run / "steps.jsonl")
