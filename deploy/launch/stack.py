@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 ENDPOINT = "endpoint"
 LOOK_S = 0.5
+PATIENCE = ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "20")
+"""Serve replaces a proxy that is not ready after three times this, and then cannot start. Its own 5 s are too
+short on a busy machine: Ray gives its workers the lowest priority."""
 
 
 @dataclass(slots=True)
@@ -125,8 +129,7 @@ def starting(
     dies.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault(*SERVE_CALLBACK)
-    for setting in (*LOGS_OF_RAY.items(), *on_loopback().items()):
+    for setting in (SERVE_CALLBACK, PATIENCE, *LOGS_OF_RAY.items(), *on_loopback().items()):
         os.environ.setdefault(*setting)
     import ray
     from ray import serve
@@ -153,10 +156,11 @@ def starting(
         exits.enter_context(watched_node(file))
         _link_logs(run_dir)
         begin("Serve")
-        serve.start(
-            http_options={"host": config.telemetry.http_host, "port": config.telemetry.http_port},
-            logging_config={"log_level": "WARNING"},
-        )
+        with any_error_as(partial(_not_started, "Serve")):
+            serve.start(
+                http_options={"host": config.telemetry.http_host, "port": config.telemetry.http_port},
+                logging_config={"log_level": "WARNING"},
+            )
         served = build_run(config, drain=False) if train else build_sampler(config)
         _deploy(served, APP, "/" if train else None)
         application = Application(config, url, train, console, bar, begin, began)
@@ -222,14 +226,8 @@ def _start_ray(cpus: int) -> None:
     import ray
 
     keep_token_private(make=True)
-
-    def failed(reason: str) -> RunError:
-        return RunError(
-            f"Ray did not start on this machine ({reason}); if it is busy with other work, try again when it "
-            "is less so"
-        )
-
-    with any_error_as(failed), starting_ray():  # Ray raises a plain Exception if its start takes over 30 s
+    # Ray raises a plain Exception if its start takes over 30 s.
+    with any_error_as(partial(_not_started, "Ray")), starting_ray():
         ray.init(
             address="local",
             num_cpus=cpus,
@@ -238,6 +236,13 @@ def _start_ray(cpus: int) -> None:
             configure_logging=False,
             object_store_memory=256 * 2**20,
         )
+
+
+def _not_started(part: str, reason: str) -> RunError:
+    return RunError(
+        f"{part} did not start on this machine ({reason.splitlines()[0]}); if it is busy with other work, "
+        "try again when it is less so"
+    )
 
 
 def _cpus(config: Config) -> int:
