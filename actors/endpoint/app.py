@@ -70,32 +70,27 @@ class Handlers:
             request, handle = self._handlers[kind]
             answer = await handle(request.model_validate(asked.body))
         except Exception as error:  # noqa: BLE001  no request ends this replica, whatever handlers raise
-            self._proxy.watched.pop(name, None)
             return failed(error)
         if isinstance(answer, BaseModel):
-            del self._proxy.watched[name]
             return _whole(answer, watched)
-        return await self._streamed(answer, name, watched)
+        return await _streamed(answer, name, watched)
 
-    async def _streamed(self, answer: AsyncIterator[str], name: str, watched: Watched) -> Response:
-        """Stream the events. Waits for the first event, so that a refused request gets an error status."""
-        first = await anext(answer, "")
-        if watched.failure is not None:
-            del self._proxy.watched[name]
-            return failed(watched.failure)
-        return StreamingResponse(self._events(first, answer, name), media_type="text/event-stream")
 
-    async def _events(self, first: str, answer: AsyncIterator[str], name: str) -> AsyncIterator[str]:
-        """vLLM's events, and one with the weight versions before the last."""
-        watched = self._proxy.watched[name]
-        try:
-            yield first
-            async for event in answer:
-                if event.startswith("data: [DONE]"):
-                    yield f"data: {json.dumps({'id': name, 'choices': [], **_versions(watched)})}\n\n"
-                yield event
-        finally:
-            self._proxy.watched.pop(name, None)
+async def _streamed(answer: AsyncIterator[str], name: str, watched: Watched) -> Response:
+    """Stream the events. Waits for the first event, so that a refused request gets an error status."""
+    first = await anext(answer, "")
+    if watched.failure is not None:
+        return failed(watched.failure)
+    return StreamingResponse(_events(first, answer, name, watched), media_type="text/event-stream")
+
+
+async def _events(first: str, answer: AsyncIterator[str], name: str, watched: Watched) -> AsyncIterator[str]:
+    """vLLM's events, and one with the weight versions before the last."""
+    yield first
+    async for event in answer:
+        if event.startswith("data: [DONE]"):
+            yield f"data: {json.dumps({'id': name, 'choices': [], **_versions(watched)})}\n\n"
+        yield event
 
 
 def create_app(handlers: Handlers) -> FastAPI:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ray.exceptions import RayTaskError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
@@ -17,7 +18,7 @@ from hora_rl.common.errors import NoRoom
 from hora_rl.common.types import VersionSpan
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Watched:
     """A running request: the oldest weight version that may serve the request, the version spans of complete
     completions by (prompt, completion) number, and the error of a replica that refused the request."""
@@ -28,8 +29,8 @@ class Watched:
 
 
 class EngineProxy:
-    """`args` are the replicas' engine arguments. `watched` holds running requests by id, which is a part of
-    vLLM's request id."""
+    """`args` are the replicas' engine arguments. `watched` finds running requests by id, which is a part of
+    vLLM's request id. It does not hold them: a request that ends or is cancelled anywhere leaves nothing."""
 
     errored = False
 
@@ -39,7 +40,7 @@ class EngineProxy:
         self.model_config = self.vllm_config.model_config
         self.renderer = renderer_from_config(self.vllm_config)
         self.input_processor = None
-        self.watched: dict[str, Watched] = {}
+        self.watched = WeakValueDictionary[str, Watched]()
         self._line = Line()
         self._stream = generator.options(method_name="stream", stream=True)
 

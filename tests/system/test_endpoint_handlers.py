@@ -3,6 +3,7 @@ the server's. The replicas' answers are made up here; `test_endpoint.py` has the
 
 import asyncio
 import collections
+import gc
 import json
 import random
 import shutil
@@ -56,10 +57,19 @@ class Stream:
         """It has ended."""
 
 
+class Silent(Stream):
+    """A replica that has a place, and says nothing."""
+
+    async def _said(self) -> AsyncIterator[RequestOutput | None]:
+        yield None
+        await asyncio.Event().wait()
+
+
 class Replica:
     """A generator's handle. Logs what vLLM would have been asked, and of which prompt."""
 
     def __init__(self) -> None:
+        self.stream: type[Stream] = Stream
         self.asked: list[Any] = []
         self.prompts: list[list[int]] = []
         self.versions: list[int] = []
@@ -71,7 +81,7 @@ class Replica:
         self.asked.append(params)
         self.prompts.append(tokens)
         self.versions.append(version)
-        return Stream(tokens, params)
+        return self.stream(tokens, params)
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +175,30 @@ def test_a_stream_ends_with_the_versions_of_its_tokens(served: tuple[Replica, En
     choices = [c for e in events for c in json.loads(e.removeprefix("data: "))["choices"]]
     assert "95" in [c["delta"].get("content") for c in choices]
     assert not proxy.watched
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_nothing_is_remembered_of_a_client_that_went_away_before_the_first_token(
+    served: tuple[Replica, EngineProxy, Any], stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, proxy, app = served
+    monkeypatch.setattr(replica, "stream", Silent)
+
+    async def leave() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+            body = {**KINDS["/chat/completions"], "stream": stream}
+            asked = asyncio.ensure_future(client.post("/chat/completions", json=body))
+            while not proxy.watched:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            asked.cancel()
+            await asyncio.wait({asked})
+            del asked
+            await asyncio.sleep(0)
+            gc.collect()
+            assert not proxy.watched
+
+    asyncio.run(leave())
 
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
