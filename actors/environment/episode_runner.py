@@ -53,6 +53,8 @@ async def _within_limit(
         if not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=GRACE_S)
+    if task.cancelled():  # it awaited something that was
+        raise EnvironmentFault("raises CancelledError")
     error = task.exception()
     if error is None:
         return task.result()

@@ -123,6 +123,20 @@ async def test_after_all_tries_the_reason_is_one_line_and_no_answer() -> None:
     assert counts["episodes"] == 0
 
 
+async def test_an_environment_that_awaits_what_it_cancelled_has_failed() -> None:
+    async def cancels(row: Row, policy: Any, sandbox: Any) -> Episode:
+        await policy.generate()
+        hint = asyncio.ensure_future(asyncio.sleep(60))
+        hint.cancel()
+        await hint
+        return Episode({"solved": 1.0})
+
+    found, counts = await made(cancels, Turns(), attempts=2)
+    assert isinstance(found, Failed)
+    assert "in 2 tries (environment.attempts); last: the environment raises CancelledError" in found.reason
+    assert counts["episodes_lost:raises"] >= 2
+
+
 def failing(error: Exception) -> Any:
     async def generate(request: SamplingRequest) -> list[Completion]:
         raise error
