@@ -105,6 +105,18 @@ async def test_a_process_that_is_killed_within_a_line_fails_its_episodes_and_is_
     await library.close()
 
 
+async def test_a_process_whose_start_is_broken_off_is_ended(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
+    python.chmod(0o755)
+    library = VerifiersEnvironment(configured(python=str(python)).environment.verifiers, "run")
+    before = psutil.Process().children()
+    with pytest.raises(TimeoutError):  # of the episode, whose time also passes
+        async with asyncio.timeout(1):
+            await library.start()
+    assert psutil.Process().children() == before
+
+
 def test_path_and_section_go_together() -> None:
     with pytest.raises(ConfigError, match=r"environment\.path \(guess\) and environment\.verifiers go"):
         configured("environment.path=guess")

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 from asyncio.subprocess import PIPE, Process
+from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -114,14 +115,16 @@ class VerifiersEnvironment:
         except OSError as error:
             raise ConfigError(f"environment.verifiers.python ({named.python}): {error.strerror}") from None
         assert process.stdout is not None
-        try:
-            async with asyncio.timeout(START_S):
-                first = await process.stdout.readline()
+        async with AsyncExitStack() as otherwise:  # also if the episode that waits is cancelled
+            otherwise.push_async_callback(_ended, process)
+            try:
+                async with asyncio.timeout(START_S):
+                    first = await process.stdout.readline()
+            except TimeoutError:
+                late = f"environment.verifiers: {named.taskset} was not loaded in {START_S:g} s"
+                raise ConfigError(late) from None
             _loaded(first, named.python, named.taskset)
-        except (TimeoutError, ConfigError) as error:
-            await _ended(process)
-            late = ConfigError(f"environment.verifiers: {named.taskset} was not loaded in {START_S:g} s")
-            raise (late if isinstance(error, TimeoutError) else error) from None
+            otherwise.pop_all()
         self._reading = asyncio.get_running_loop().create_task(self._read(process))
         return process
 
