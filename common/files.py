@@ -1,9 +1,10 @@
 """Atomic and durable writes, and checks of files before they are read."""
 
+import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,6 +46,19 @@ def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
     """Replace the content of `path` with `text` atomically."""
     with replacing(path, mode) as new:
         new.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def alone(path: Path, waiting: Callable[[str], object]) -> Iterator[None]:
+    """Let one process at a time make `path`. Calls `waiting` with a line if another one does. The lock ends
+    with its process."""
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting(f"waiting for another process that makes {path}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def kept_secret(file: Path, size: int) -> str:

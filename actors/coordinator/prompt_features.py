@@ -7,9 +7,12 @@ coordinator needs no model.
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from hora_rl.allocator.priors import Prior, make_prior
@@ -18,8 +21,10 @@ from hora_rl.allocator.priors.files import load_state
 from hora_rl.allocator.priors.make import UNCONDITIONED
 from hora_rl.common.config import Allocation, Run
 from hora_rl.common.errors import ConfigError, any_error_as
-from hora_rl.common.files import replacing
+from hora_rl.common.files import alone, replacing
 from hora_rl.common.types import Prompt
+
+log = structlog.get_logger(__name__)
 
 
 def prior_of(allocation: Allocation, run: Run, model: str, prompts: Sequence[Prompt]) -> Prior:
@@ -60,27 +65,34 @@ def feature_model(allocation: Allocation, model: str) -> str:
 def features_of(
     allocation: Allocation, run: Run, policy: str, prompts: Sequence[Prompt]
 ) -> NDArray[np.float32]:
-    """Features (n, d) of all prompts, from RUN/features-KIND.npz. Computes the file if it is missing or from
-    another model or other prompts. Raises ConfigError if the model gives none."""
+    """Features (n, d) of all prompts, from RUN/features-KIND.npz. Computes the file if it is missing,
+    damaged, or from another model or other prompts. Raises ConfigError if the model gives none."""
     hidden = allocation.prior.startswith("hidden")
     model = feature_model(allocation, policy)
     tokens, texts = [p.tokens.tolist() for p in prompts], [p.text for p in prompts]
     seen = json.dumps(tokens if hidden else texts)
     origin = f"{model} {hashlib.sha256(seen.encode()).hexdigest()}"
     path = run.path / f"features-{'hidden' if hidden else 'text'}.npz"
-    if path.exists():
-        with np.load(path, allow_pickle=False) as kept:
-            if str(kept["origin"]) == origin:
-                return np.asarray(kept["features"])
 
     def unusable(reason: str) -> ConfigError:
         return ConfigError(
             f"allocation.prior={allocation.prior}: no features of {model}: {' '.join(reason.split())[:300]}"
         )
 
-    with any_error_as(unusable):  # transformers raises a dozen types
-        found = hidden_state_features(model, tokens) if hidden else sentence_features(model, texts)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as new, new.open("wb") as file:
-        np.savez(file, features=found, origin=np.array(origin))
+    with alone(path, log.info):  # a run may have several coordinators
+        if (kept := _kept(path, origin)) is not None:
+            return kept
+        with any_error_as(unusable):  # transformers raises a dozen types
+            found = hidden_state_features(model, tokens) if hidden else sentence_features(model, texts)
+        with replacing(path) as new, new.open("wb") as file:
+            np.savez(file, features=found, origin=np.array(origin))
     return np.asarray(found)
+
+
+def _kept(path: Path, origin: str) -> NDArray[np.float32] | None:
+    """The features in a file of this origin; None if it is missing or damaged."""
+    damaged = (BadZipFile, EOFError, KeyError, ValueError)
+    with suppress(FileNotFoundError, *damaged), np.load(path, allow_pickle=False) as kept:
+        return np.asarray(kept["features"]) if str(kept["origin"]) == origin else None
+    return None

@@ -6,7 +6,6 @@ is written under another name and renamed, so it is never incomplete."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import os
@@ -14,14 +13,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable
+from contextlib import redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hora_rl.common.errors import ConfigError, any_error_as
-from hora_rl.common.files import sync_tree
+from hora_rl.common.files import alone, sync_tree
 from hora_rl.common.weights.model_files import probe
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def _once(folder: Path, least_bytes: int, make: Callable[[Path], None]) -> None:
     if folder.is_dir():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    with alone(folder, _say):
         if folder.is_dir():
             return
         new = folder.with_name(f"{folder.name}.new")
@@ -97,18 +96,6 @@ def _once(folder: Path, least_bytes: int, make: Callable[[Path], None]) -> None:
             new.rename(folder)
         finally:
             shutil.rmtree(new, ignore_errors=True)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Lock `folder` for one process. The lock ends with its process."""
-    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _say(f"waiting for another process that makes {folder}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _check_room(folder: Path, bytes_: int) -> None:

@@ -2,6 +2,8 @@
 them."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +79,30 @@ def test_features_of_another_model_or_of_other_prompts_are_computed_anew(
         config = load("tiny", [*overrides, f"allocation.features={model}"])
         expected = embedded(model, [p.text for p in given])
         np.testing.assert_array_equal(features_of(*own(config), given), expected)
+
+
+def test_coordinators_that_start_together_compute_the_features_once_and_a_damaged_file_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[str] = []
+
+    def embedded(model: str, texts: list[str]) -> np.ndarray:
+        computed.append(model)
+        time.sleep(0.5)
+        return np.array([[len(text)] for text in texts], dtype=np.float32)
+
+    monkeypatch.setattr("hora_rl.actors.coordinator.prompt_features.sentence_features", embedded)
+    overrides = [f"run.folder={tmp_path}", "run.name=r", "allocation.prior=gp", "allocation.features=one"]
+    config = load("tiny", overrides)
+    prompts = [Prompt(i, "problem " * i, "1", np.array([1], np.int32)) for i in range(3)]
+    with ThreadPoolExecutor(2) as coordinators:
+        first, second = coordinators.map(lambda _: features_of(*own(config), prompts), range(2))
+    np.testing.assert_array_equal(first, second)
+    assert len(computed) == 1
+    for damaged in (b"", b"PK\x03\x04 and no end"):
+        (tmp_path / "r" / "features-text.npz").write_bytes(damaged)
+        np.testing.assert_array_equal(features_of(*own(config), prompts), first)
+    assert len(computed) == 3
 
 
 def test_what_cannot_be_fitted_is_one_line(run: Path) -> None:
