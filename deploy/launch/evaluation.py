@@ -81,7 +81,7 @@ def evaluate_run(run: TrainingRun, step: int, drive: Drive = asyncio.run) -> Non
     benchmark, folder = held_out(config.evaluation), run.folder / "evaluation"
     problems = run_problems(run)
     result = sample(config, benchmark, problems, folder, step, run.console, version=step, drive=drive)
-    record_result(run, result)
+    keep_result(run, folder, result)
 
 
 def run_problems(run: TrainingRun) -> list[Prompt]:
@@ -89,12 +89,14 @@ def run_problems(run: TrainingRun) -> list[Prompt]:
     return prompts(run.config, run.config.evaluated.data, usable_held_out(run.config), run.console)
 
 
-def record_result(run: TrainingRun, result: Result) -> None:
-    """Write Pass@K, step and sampled versions to the live views and the trackers."""
+def keep_result(run: TrainingRun, folder: Path, result: Result) -> None:
+    """Write Pass@K, step and sampled versions to the live views and the trackers, then the result to
+    `folder`: its presence ends the evaluation, so a killed run records it again."""
     values = {f"pass@{e.k}": e.value for e in result.estimates()}
     values |= dict(zip(("version/min", "version/max"), map(float, result.versions), strict=False))
     record_evaluation(connect(run.url, patient=True), run.config.run.name, result.step, values)
     log_evaluation(run.config, run.folder, result.step, values)
+    write_result(folder, result)
 
 
 def newest_version(run: str, url: str) -> int:
@@ -123,6 +125,7 @@ def evaluate_benchmark(
     """Evaluate `benchmark` on the model of `config`, labelled with `step`. Writes results and samples to
     `out` and prints the table."""
     result = sample(config, benchmark, problems, out, step, console, version=0)
+    write_result(out, result)
     console.print(Markdown(markdown_table(result, result.estimates())))
     return result
 
@@ -151,7 +154,7 @@ def sample(
     version: int,
     drive: Drive = asyncio.run,
 ) -> Result:
-    """Draw the missing samples on all replicas and write the result. Resumes an interrupted call.
+    """Draw the missing samples on all replicas. Resumes an interrupted call.
 
     `step` counts the optimizer steps of the weights; `version` counts those of the current run, 0 for the
     configured model.
@@ -176,29 +179,26 @@ def sample(
     model = config.run.name if version else config.model.adapter or config.model.path
     # A model folder from another run has a step, but no versions of this run.
     versions = counts.versions if version == step else ()
-    return write_counts(config, benchmark, counts, problems, folder, model, step, versions)
+    return result_of(config, benchmark, counts, problems, model, step, versions)
 
 
-def write_counts(
+def result_of(
     config: Config,
     benchmark: Benchmark,
     counts: Counts,
     problems: list[Prompt],
-    folder: Path,
     model: str,
     step: int,
     versions: Sequence[int],
 ) -> Result:
-    """Write the result of `counts`. `versions` are the oldest and the newest sampled weights."""
+    """The result of `counts`. `versions` are the oldest and the newest sampled weights."""
     result = make_result(
         benchmark, counts, problems, model, step, config.rollout.temperature, config.run.seed
     )
     if model == config.model.path:  # the initial model
         result = replace(result, weights=model_digest(model))
     formatted = result.formatted if "format" in config.evaluated.reward.names else None
-    result = replace(result, formatted=formatted, versions=list(versions))
-    write_result(folder, result)
-    return result
+    return replace(result, formatted=formatted, versions=list(versions))
 
 
 def samples_file(folder: Path, benchmark: Benchmark, step: int) -> Path:

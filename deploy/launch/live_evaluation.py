@@ -32,11 +32,11 @@ from hora_rl.deploy.launch.evaluation import (
     about_sampling,
     application_calls,
     in_flight,
+    keep_result,
     read_run_results,
-    record_result,
+    result_of,
     run_problems,
     samples_file,
-    write_counts,
 )
 from hora_rl.deploy.launch.pinning import Pinning
 from hora_rl.deploy.machine.beside import beside
@@ -177,10 +177,10 @@ class LiveEvaluation:
             await self._pins.release()
 
     def _record(self, problems: list[Prompt], step: int, counts: Counts) -> Result:
-        config, folder = self._config, self._folder
+        config = self._config
         name = config.run.name if step or any(counts.versions) else config.model.path
-        result = write_counts(config, self._benchmark, counts, problems, folder, name, step, counts.versions)
-        record_result(self._run, result)
+        result = result_of(config, self._benchmark, counts, problems, name, step, counts.versions)
+        keep_result(self._run, self._folder, result)
         return result
 
     async def _draw(self, problems: Sequence[Prompt], step: int, pinned: Pinned | None) -> Counts:

@@ -19,18 +19,20 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
 from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest, VersionSpan
 from hora_rl.common.weights.model_files import weights_digest
-from hora_rl.deploy.launch import local
+from hora_rl.deploy.launch import evaluation, local
 from hora_rl.deploy.launch.evaluation import (
     TrainingRun,
     about_sampling,
     evaluate_run,
     in_flight,
+    is_missing,
     load_benchmark,
     newest_version,
     of_version,
 )
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.benchmarks import find_benchmark
+from hora_rl.evaluation.evaluate import Counts
 from hora_rl.learner.origin import write_origin
 from tests.support.jsonl import write_lines
 
@@ -139,6 +141,30 @@ def test_a_step_whose_weights_are_gone_is_left_out_in_one_line(
     assert not (tmp_path / "evaluation").exists()
     [line] = console.file.getvalue().splitlines()
     assert line.startswith("step 0 is not evaluated: the generators hold version 7")
+
+
+def test_an_evaluation_of_a_run_killed_before_it_was_recorded_is_on_the_views_after_a_resume(
+    tmp_path: Path, console: Console, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def drawn(problems: Sequence[Prompt], *_: object, **__: object) -> Counts:
+        each = np.ones(len(problems), np.int64)
+        return Counts(8, np.arange(len(problems)), each, each, each, each)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "sampling_calls", lambda *_: (None, None))
+    monkeypatch.setattr(evaluation, "evaluate", drawn)
+    config = load("tiny", ["run.name=killed", "evaluation.samples=8", "evaluation.k=[1, 8]"])
+    run, client = TrainingRun(config, redis_server.url, tmp_path, console), connect(redis_server.url)
+    with monkeypatch.context() as dying:
+        dying.setattr(evaluation, "record_evaluation", killed)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_run(run, 0)
+    assert not client.exists(Keys("killed").evaluations)
+    evaluate_run(run, 0)
+    assert client.hkeys(Keys("killed").evaluations) == [b"0"]
+    assert not is_missing(config.evaluation, tmp_path, 0)
 
 
 OTHER = ["reward.answer=boxed", "reward.max_answer_chars=100", "reward.time_limit_s=60"]
