@@ -41,6 +41,14 @@ async def test_another_right_answer_and_part_of_one_are_the_scorers_to_judge():
     assert await scored((row, f"0 + {row.answer}"), (row, row.answer.replace("*", " * "))) == [0.05, 1.0]
 
 
+async def test_a_sum_of_parts_that_rounding_lifts_above_one_is_one():
+    """Nine ninths: the learner refuses a group with a larger reward, and would refuse it whenever it is
+    sampled again."""
+    data = Data(path="reasoning_gym:spell_backward", settings={"min_word_len": 9, "max_word_len": 9}, limit=1)
+    [row] = load_dataset(data, gold_test(REWARD)).rows
+    assert await scored((row, f"{row.answer}s")) == [1.0]
+
+
 async def test_an_answer_that_is_python_reaches_nothing_and_ends_in_time(tmp_path):
     """The first scorer evaluates lists, the second whatever sympy takes for an expression."""
     mark = tmp_path / "mark"

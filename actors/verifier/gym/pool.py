@@ -72,4 +72,4 @@ def _ask(box: Sandbox, asked: dict[str, Any], seconds: float) -> tuple[float, st
         said, score = "", 0.0
     if said != nonce or not isinstance(score, float) or not math.isfinite(score):
         return 0.0, ended(outcome)
-    return score, ""
+    return min(1.0, max(0.0, score)), ""  # a sum of parts may round to slightly more than 1
