@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.outputs import RequestOutput
@@ -14,7 +14,7 @@ from vllm.renderers.registry import renderer_from_config
 
 from hora_rl.actors.endpoint.line import Line
 from hora_rl.actors.generator.vllm_engine import spans_of
-from hora_rl.common.errors import NoRoom
+from hora_rl.common.errors import NoRoom, UnhealthyError
 from hora_rl.common.types import VersionSpan
 
 
@@ -73,9 +73,11 @@ class EngineProxy:
                         watched.spans[int(number or 0), completion.index] = spans_of(completion)
                 output.request_id = request_id
                 yield output
-        except (RayTaskError, NoRoom) as error:
-            # Without the replica's stack trace, which clients must not see.
-            watched.failure = error.cause if isinstance(error, RayTaskError) else error
+        except (RayError, NoRoom) as error:
+            # Without the replica's stack trace and address, which clients must not see.
+            gone = UnhealthyError("the generator replica of this request has ended: send it again")
+            own = error.cause if isinstance(error, RayTaskError) else error  # Ray's may be a NoRoom too
+            watched.failure = gone if isinstance(own, RayError) else own
             raise watched.failure from None
         finally:
             if stream is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from ray.exceptions import RayActorError
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 
@@ -63,6 +64,17 @@ class Silent(Stream):
     async def _said(self) -> AsyncIterator[RequestOutput | None]:
         yield None
         await asyncio.Event().wait()
+
+
+class Dying(Stream):
+    """A replica whose node is lost after its first tokens."""
+
+    async def _said(self) -> AsyncIterator[RequestOutput | None]:
+        async for output in super()._said():
+            if output is not None:
+                output.finished = False
+            yield output
+        raise RayActorError(error_msg="The actor died unexpectedly.\n\tip: 10.0.0.7\n\tpid: 4711")
 
 
 class Replica:
@@ -199,6 +211,17 @@ def test_nothing_is_remembered_of_a_client_that_went_away_before_the_first_token
             assert not proxy.watched
 
     asyncio.run(leave())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_replica_that_dies_is_one_line_without_its_address(
+    served: tuple[Replica, EngineProxy, Any], stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, _, app = served
+    monkeypatch.setattr(replica, "stream", Dying)
+    said = ask(app, stream=stream).text
+    assert "10.0.0.7" not in said
+    assert ("has ended: send it again" if stream else "could not be served") in said
 
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
