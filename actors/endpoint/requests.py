@@ -79,7 +79,8 @@ def checked(raw: object, kind: Kind, limits: Serve, stops: tuple[int, ...], requ
                 f"{name} holds a lone surrogate, which is no character, or is nested too deeply", name
             )
     _numbers(body)
-    n = _whole(body.get("n", 1), "n", 1, limits.max_samples)
+    # A replica never has more places, and would let the client wait and try again for ever.
+    n = _whole(body.get("n", 1), "n", 1, min(limits.max_samples, limits.max_sequences))
     prompts = 1 if kind == "chat" else _prompts(body.get("prompt"))
     if n * prompts > limits.max_samples:
         raise Refused(

@@ -13,6 +13,7 @@ from hora_rl.actors.endpoint import guard
 from hora_rl.actors.endpoint.guard import Guard, Rate
 from hora_rl.actors.endpoint.line import Line
 from hora_rl.actors.endpoint.requests import Refused, checked
+from hora_rl.actors.generator.places import Admission
 from hora_rl.common.config import Serve
 from hora_rl.common.errors import NoRoom
 from hora_rl.common.types import BELOW_TRAINING
@@ -73,6 +74,18 @@ def test_what_a_request_may_not_choose_is_ours() -> None:
 def test_what_is_not_served_is_refused_and_not_dropped(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(Refused, match=reason):
         asked(change, "completion") if "prompt" in change else asked({**CHAT, **change})
+
+
+def test_more_completions_than_a_replica_ever_has_places_are_refused_at_once() -> None:
+    limits = Serve(max_sequences=4, max_samples=8)
+    with pytest.raises(Refused, match="n must be a whole number from 1 to 4"):
+        checked({**CHAT, "n": 5}, "chat", limits, (), "id")
+    places = Admission("generator/a", 1, 1, limits.max_sequences)
+    with pytest.raises(NoRoom), places.held_to_serve(5):
+        pass
+    checked({"prompt": ["a", "b"], "n": 4}, "completion", limits, (), "id")  # each prompt has places
+    with places.held_to_serve(4):
+        pass
 
 
 @pytest.mark.parametrize("prompt", ["", "a", [1, 2], ["a", "b"], [[1], [2, 3]]])
