@@ -229,6 +229,8 @@ class HeldWeights:
         """Open and check the announced file, which also puts it into the page cache. Raises DamagedWeights if
         it differs; the heartbeat reports that, and the learner publishes the version again."""
         mark, version = mark_of(info["path"]), int(info["version"])
+        if self._damaged == (version, mark):  # requests that wait for one version ask for it together
+            raise DamagedWeights(self._notice)
         try:
             checked: BinaryIO = await self._guarded("checking the file", asyncio.to_thread(check_file, info))
         except DamagedWeights as error:
