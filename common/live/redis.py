@@ -41,7 +41,15 @@ BACKOFF = ExponentialBackoff(cap=2.0, base=0.05)
 RETRIES = 60
 SEND_BYTES = 4 * 2**20  # limited by net.core.wmem_max
 AWAY = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError)
-PATIENCE: dict[str, Any] = {"retry_on_error": list(AWAY), "socket_timeout": 60.0, "health_check_interval": 15}
+CONNECTIONS = 2**16
+"""Commands of one client at a time. A replica's requests may all ask at once; redis-py's default refuses more
+than 100."""
+PATIENCE: dict[str, Any] = {
+    "retry_on_error": list(AWAY),
+    "socket_timeout": 60.0,
+    "health_check_interval": 15,
+    "max_connections": CONNECTIONS,
+}
 
 
 def connect(url: str, *, retries: int = RETRIES, patient: bool = False) -> redis.Redis:
