@@ -14,7 +14,7 @@ from itertools import count
 from typing import TypeVar
 
 import structlog
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from hora_rl.actors.bundles import Bundled
 from hora_rl.actors.coordinator.group_rewards import Rank, ranked, unranked
@@ -234,7 +234,7 @@ async def retry(
     for before in count():
         try:
             async with asyncio.timeout(limit_s):
-                return await ask(before)
+                return await _answer_of(ask(before))
         except PinLost as lost:
             raise PinLost(str(lost)) from None  # Ray's subclass of it cannot be pickled again
         except AwayTooLong as error:  # the verifier has retried for as long as allowed
@@ -259,6 +259,16 @@ async def retry(
             pause = min(LONGEST_PAUSE_S, 0.1 * 2 ** min(attempt, 10))  # a float ends at 2**1024
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
     raise AssertionError("unreachable: counting has no end")
+
+
+async def _answer_of(asked: Awaitable[T]) -> T:
+    """What was asked for. Ray does not end a request for which nobody waits, so this does."""
+    try:
+        return await asked
+    except asyncio.CancelledError:
+        if isinstance(asked, DeploymentResponse):
+            asked.cancel()
+        raise
 
 
 def _short(error: BaseException) -> str:

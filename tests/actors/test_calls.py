@@ -3,10 +3,13 @@ is in a bundle, whose its answers and errors are, and when it is cancelled."""
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from ray.serve.handle import DeploymentResponse
 
 from hora_rl.actors.bundles import Bundled
+from hora_rl.actors.concurrency import cancel
 from hora_rl.actors.coordinator import calls
 from hora_rl.actors.coordinator.calls import retry
 from hora_rl.common.errors import AwayTooLong, MissingWeights, NoRoom, PinLost, RunError, StaleWeights
@@ -87,6 +90,34 @@ async def test_our_own_cancellation_goes_through_at_once_and_a_try_has_a_deadlin
     assert tries == 1
     with pytest.raises(RunError, match="failed 2 times; last: TimeoutError"):
         await retry(ask, "generating", attempts=2, limit_s=0.01)
+
+
+class Request(DeploymentResponse[Any]):
+    """One of Serve's, without Serve: nobody answers it."""
+
+    def __init__(self) -> None:
+        self.ended = False
+
+    def __await__(self) -> Any:
+        return asyncio.sleep(60).__await__()
+
+    def cancel(self) -> None:
+        self.ended = True
+
+
+async def test_a_replica_stops_work_for_which_nobody_waits_any_more() -> None:
+    requests: list[Request] = []
+
+    def ask(before: int) -> Request:
+        requests.append(Request())
+        return requests[-1]
+
+    with pytest.raises(RunError, match="failed 2 times; last: TimeoutError"):
+        await retry(ask, "generating", 2, limit_s=0.05)
+    asking = asyncio.create_task(retry(ask, "generating", 2, limit_s=60.0))
+    await asyncio.sleep(0.01)
+    await cancel([asking])
+    assert [request.ended for request in requests] == [True] * 3
 
 
 class Sent:
