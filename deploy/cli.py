@@ -4,6 +4,7 @@ Errors that a user can fix print one line on standard error and exit with status
 show a traceback.
 """
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -25,6 +26,17 @@ RunFolder = Annotated[Path, typer.Argument(help="Folder of a run, e.g. runs/tiny
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 SET = "Change one value, e.g. -s rollout.group_size=32. May be repeated."
 Overrides = Annotated[list[str] | None, typer.Option("--set", "-s", help=SET)]
+FULL = {errno.ENOSPC, errno.EDQUOT}
+PLACE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+}
+"""Errors of a path that the user can choose again."""
 
 
 def _print_version(asked: bool) -> None:
@@ -355,10 +367,12 @@ def main(command: typer.Typer = app) -> None:
     except HoraError as error:
         print(f"hora: {error}", file=sys.stderr)
         sys.exit(1)
-    except (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
-        if error.filename is None:
+    except OSError as error:
+        # A write to a full disk does not know its file.
+        if error.errno not in FULL and (error.filename is None or error.errno not in PLACE):
             raise
-        print(f"hora: {error.filename}: {error.strerror}; choose another place", file=sys.stderr)
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"hora: {where}{error.strerror}; choose another place", file=sys.stderr)
         sys.exit(1)
 
 

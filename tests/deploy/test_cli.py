@@ -1,6 +1,7 @@
 """Bad input gets one clear line on standard error, an exit status that is not zero, and nothing left
 running."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -211,6 +212,17 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, hora: Hora, 
     (tmp_path / "file").write_text("")
     done = hora(*(word.format(file=tmp_path / "file") for word in command))
     assert_refused(done, "--out (" if "--out" in command else "run.folder (", "; choose a")
+
+
+@pytest.mark.parametrize(
+    ("number", "file"), [(errno.ENOSPC, None), (errno.EROFS, "/mine"), (errno.ENAMETOOLONG, "/mine")]
+)
+def test_a_disk_that_takes_no_file_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, hora: Hora, number: int, file: str | None
+) -> None:
+    failed = Mock(side_effect=OSError(number, os.strerror(number), file))
+    monkeypatch.setattr("hora_rl.evaluation.report.runs_report.write_report", failed)
+    assert_refused(hora("report", "any"), os.strerror(number), file or "", "choose another place")
 
 
 def test_an_unreachable_redis_is_named_without_its_password(hora: Hora) -> None:
