@@ -7,6 +7,7 @@ show a traceback.
 import errno
 import os
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -361,6 +362,8 @@ def audit(run: RunFolder) -> None:
 def main(command: typer.Typer = app) -> None:
     """Run a command line. An error that a user can fix prints one line and exits with status 1."""
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # no log line for every retry
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal has a Γ
     try:
         with working_folder():  # user rules and rewards are imported from here
             command()

@@ -225,6 +225,13 @@ def test_a_disk_that_takes_no_file_is_one_line(
     assert_refused(hora("report", "any"), os.strerror(number), file or "", "choose another place")
 
 
+def test_a_terminal_without_unicode_gets_a_question_mark() -> None:
+    command = [sys.executable, "-m", "hora_rl.deploy", "plan", "--help"]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+    assert b"(? over" in done.stdout
+
+
 def test_an_unreachable_redis_is_named_without_its_password(hora: Hora) -> None:
     done = hora("train", "tiny", HORA_REDIS_URL="redis://:secret@127.0.0.1:1/0")
     assert_refused(done, "no Redis answers at redis://127.0.0.1:1/0", "queue.url or HORA_REDIS_URL")
