@@ -97,12 +97,12 @@ def show(found: Comparison, console: Console) -> None:
     """Print tables and curves."""
     table = _table(HEAD)
     for number, row in enumerate(found.rows):
-        table.add_row(Text(f"━ {row[0]}", style=colour(number)), *row[1:])
+        table.add_row(Text(f"━ {row[0]}", style=colour(number)), *map(Text, row[1:]))
     console.print(table, Text())
     if found.settings:
         table = _table(("setting", *found.runs))
         for key, values in found.settings:
-            table.add_row(key, *values)
+            table.add_row(*map(Text, (key, *values)))
         console.print(table, Text())
     for metric, lines in found.curves.items():
         title = f"{metric} over {OVER[found.over]}"
@@ -112,7 +112,7 @@ def show(found: Comparison, console: Console) -> None:
     if found.results:
         table = _table(("run", "benchmark", "step", "Pass@K (%)"))
         for result in found.results:
-            table.add_row(*result)
+            table.add_row(*map(Text, result))
         console.print(table)
 
 
@@ -154,5 +154,5 @@ def _settings(runs: Mapping[str, Run]) -> list[tuple[str, list[str]]]:
 def _table(head: Sequence[str]) -> Table:
     table = plain_table()
     for name in head:
-        table.add_column(name, overflow="fold")
+        table.add_column(Text(name), overflow="fold")
     return table

@@ -306,6 +306,16 @@ def test_the_terminal_shows_runs_differences_and_curves(pair: list[Path]) -> Non
         assert words in text, words
 
 
+def test_brackets_of_a_setting_and_of_a_run_are_no_markup(tmp_path: Path) -> None:
+    folders = [run_of(tmp_path, name, "uniform", 10, [0.1]) for name in ("one [a]", "other")]
+    for folder, template in zip(folders, ("{problem}", "[INST] {problem} [/INST]"), strict=True):
+        config = yaml.safe_load((folder / "config.yaml").read_text()) | {"data": {"template": template}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    text = shown(compare(folders, [], "step"))
+    assert text.count("one [a]") == 2
+    assert "[INST] {problem} [/INST]" in text
+
+
 def test_the_page_is_one_file_with_the_curves_and_the_settings(pair: list[Path], tmp_path: Path) -> None:
     html = write(compare(pair, [], "step"), tmp_path / "new" / "page.html").read_text()
     assert html.count("<svg") == 1
