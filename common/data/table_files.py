@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ def _csv(path: Path) -> Rows:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(_bounded(path, file, len), strict=True)
+            _check_columns(path, rows.fieldnames or ())
             for row in rows:
                 place = f"{path}:{rows.line_num}"
                 if None in row:  # extra cells
@@ -80,12 +81,22 @@ def _parquet(path: Path) -> Rows:
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            _check_columns(path, file.schema_arrow.names)
             for batch in _bounded(path, file.iter_batches(BATCH), lambda batch: batch.nbytes):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path} row {number}", row
-    except (pyarrow.ArrowException, OSError) as error:
+    except DataError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        # Also texts that are not UTF-8, and dates that Python does not have.
         raise DataError(f"{path}: not a Parquet file that can be read: {_reason(error)}") from None
+
+
+def _check_columns(path: Path, names: Sequence[str]) -> None:
+    """A row would keep only the last of two columns of one name."""
+    if twice := [name for name in names if name and names.count(name) > 1]:
+        raise DataError(f"{path}: has {names.count(twice[0])} columns {twice[0]!r}: rename or remove one")
 
 
 def _bounded(path: Path, pieces: Iterator[Any], size: Callable[[Any], int]) -> Iterator[Any]:

@@ -222,6 +222,7 @@ def test_an_empty_cell_of_csv_and_thousands_of_digits_are_no_answer(tmp_path):
         ("x.jsonl", "[1]", "x.jsonl:1: a list, not an object"),
         ("x.csv", "problem,answer\n1,2,3\n", "x.csv:2"),
         ("x.csv", 'problem,answer\n"1,2\n', "x.csv"),
+        ("x.csv", "problem,answer,answer\n1,2,3\n", "x.csv: has 2 columns 'answer'"),
         ("x.parquet", "PAR1 this is none PAR1", "x.parquet"),
     ],
 )
@@ -232,6 +233,22 @@ def test_what_cannot_be_read_is_one_line_with_the_place(tmp_path, name, content,
         load_dataset(Data(path=str(path)), gold_test(Reward()))
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "named"),
+    [
+        ("other", pyarrow.array([2**62], pyarrow.timestamp("us")), "OverflowError"),
+        ("other", pyarrow.array([b"\xff"]).cast(pyarrow.string(), safe=False), "UnicodeDecodeError"),
+        ("problem", pyarrow.array(["2"]), "has 2 columns 'problem'"),
+    ],
+)
+def test_a_parquet_column_that_no_row_can_hold_is_one_line(tmp_path, name, column, named):
+    path = tmp_path / "x.parquet"
+    rows = pyarrow.Table.from_arrays([pyarrow.array(["1+1"]), column], names=["problem", name])
+    pyarrow.parquet.write_table(rows, path)
+    with pytest.raises(DataError, match=named):
+        load_dataset(Data(path=str(path)))
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv"])
