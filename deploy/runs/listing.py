@@ -70,9 +70,12 @@ def _summary(folder: Path) -> RunSummary:
     if state == "running" and not record.alive:
         state, reason = "lost", "its process is gone without a word"
     found = RunSummary(record.run, folder.name, state, reason, record.started)
-    if (last := _last_step(folder / STEPS)) is None:
-        return found
-    return replace(found, step=int(last["step"]) + 1, reward=last.get("reward"))
+    try:
+        last = _last_step(folder / STEPS)
+        return replace(found, step=int(last["step"]) + 1, reward=last.get("reward")) if last else found
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        damaged = f"{STEPS} cannot be read ({type(error).__name__})"
+        return replace(found, reason="; ".join(filter(None, (reason, damaged))))
 
 
 def _last_step(path: Path) -> dict[str, Any] | None:

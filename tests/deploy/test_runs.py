@@ -72,8 +72,10 @@ def test_runs_are_listed_newest_first_and_an_unreadable_one_says_why(tmp_path):
         time.sleep(0.01)
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "run.json").write_text('{"run": "odd", "colour": 3}')
+    (tmp_path / "old" / "steps.jsonl").write_text("\0\0\0\n")  # after a power failure
     runs = list_runs(tmp_path)
     assert [r.run for r in runs] == ["new", "old", "odd"]
+    assert "steps.jsonl cannot be read" in runs[1].reason
     assert runs[2].state == "unreadable"
     assert "colour" in runs[2].reason
 
