@@ -33,7 +33,7 @@ def read_rows(path: Path) -> Rows:
 def _json_lines(path: Path) -> Rows:
     number = 0
     try:
-        with path.open(encoding="utf-8", newline="\n") as file:
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
             # Lines end only at \n: JSON strings may hold U+2028 and other line separators.
             for number, line in enumerate(_bounded(path, file, len), start=1):
                 if line.strip():

@@ -188,7 +188,7 @@ def table(path, rows=ROWS):
         with path.open("w", encoding="utf-8-sig", newline="") as file:
             csv.writer(file).writerows([["problem", "answer"], *([r["problem"], r["answer"]] for r in rows)])
     else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8-sig")
     return path
 
 
