@@ -171,8 +171,9 @@ def curves(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, list[Estimate]]
 def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Result]]:
     """Results by (model, method), each model's "Base" first, with duplicates of Base removed.
 
-    Results on weights with unknown steps get a row of their model's name. Raises RunFolderError if results of
-    one model on one benchmark have different problems.
+    Results on weights with unknown steps get a row of their model's name, those of one method after different
+    steps a row per step. Raises RunFolderError if results of one model on one benchmark have different
+    problems.
     """
     groups: dict[tuple[str, str], list[Result]] = {}
     for model, mine in by_model(runs).items():
@@ -184,7 +185,9 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Result]]:
         for title in dict.fromkeys(r.title for _, r in found):
             check_same_problems([r for _, r in found if r.title == title])
         for method, r in found:
-            row = groups.setdefault((model, method), [])
+            steps = {other.step for name, other in found if (name, other.title) == (method, r.title)}
+            apart = f", step {r.step}" if method != "Base" and len(steps) > 1 else ""
+            row = groups.setdefault((model, method + apart), [])
             if method != "Base" or r not in row:
                 row.append(r)
     return groups

@@ -152,6 +152,17 @@ def test_different_evaluations_of_the_initial_policy_are_averaged_and_copies_cou
     assert rows(runs) == {("Qwen2.5-7B", "Base"): [50.0, 100 * (0 + 1) / 2]}
 
 
+def test_seeds_after_different_steps_are_not_averaged(tmp_path: Path) -> None:
+    found = {"a": (0, 60), "b": (256, 60), "live": (128, 20)}
+    runs = [small_run(tmp_path / n, MODEL, result("amc23", [c] * 40, s)) for n, (c, s) in found.items()]
+    table = table_1(runs)
+    assert table is not None
+    assert [(method, cells[0].value, cells[0].runs) for _, method, cells in table.rows if cells[0]] == [
+        ("GRPO, step 60", 50.0, 2),
+        ("GRPO, step 20", 50.0, 1),
+    ]
+
+
 def test_models_of_one_folder_name_are_told_apart_by_more_of_their_path(tmp_path: Path) -> None:
     runs = [
         small_run(tmp_path / name, model, result("amc23", [c] * 40, 0, model=model))
