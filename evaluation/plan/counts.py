@@ -42,7 +42,7 @@ def read_counts(source: Path) -> Counts:
 def _of_lines(path: Path) -> Counts:
     rows: list[tuple[int, int, float | None]] = []
     seen: dict[str, int] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         place = f"{path}:{number}"
         try:
             record = json.loads(line)

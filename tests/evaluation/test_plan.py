@@ -255,6 +255,15 @@ def test_a_plan_from_arrays_says_first_what_uniform_sampling_would_need() -> Non
     assert note.startswith("150 prompts are few")
 
 
+def test_counts_are_read_with_a_byte_order_mark_and_refused_in_another_encoding(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "counts.jsonl", lines())
+    source.write_bytes(b"\xef\xbb\xbf" + source.read_bytes())
+    assert len(read_counts(source).trials) == len(lines())
+    source.write_bytes(source.read_bytes() + '{"id": "é"}'.encode("latin-1"))
+    with pytest.raises(CountsError, match=f"counts.jsonl:{len(lines()) + 1}: not JSON"):
+        read_counts(source)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
