@@ -198,7 +198,7 @@ def packages(target: Target) -> Iterator[Finding]:
     if hook and not hook.startswith("http") and target.trains:
         program = shlex.split(hook)[0]
         fix = f"there is no program {program!r}: give its path, or make it executable"
-        yield must(shutil.which(program) is not None, "telemetry.on_alert", hook, fix)
+        yield must(shutil.which(program) is not None, "telemetry.on_alert", program, fix)
     if learner.wandb and target.trains:
         fix = "wandb is not installed: .venv/bin/pip install wandb, or set it to null"
         yield must(find_spec("wandb") is not None, "learner.wandb", learner.wandb, fix)
