@@ -166,11 +166,6 @@ class Config(Section):
                 f"{rollout.prompts_per_shard}·{rollout.group_size - rollout.pre_rollouts} = "
                 f"{rollout.shard_budget}: a round needs at least one"
             )
-        if allocation.stop != "none" and not allocation.needs_counts:
-            raise ValueError(
-                f"allocation.stop ({allocation.stop}) goes by successes, and allocation.rule: uniform does "
-                "not: use allocation.rule: even_sizes, or allocation.stop: none"
-            )
         if allocation.stop == "mixed" and reward.success in BUILT_IN and reward.success_at <= 0:
             raise ValueError(
                 "allocation.stop: mixed waits for a failure, and no rollout fails at reward.success_at "

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hora_rl.common.config.base import Count, Section
 
 UNIFORM = "uniform"
+PLAIN = {"rounds": 1, "stop": "none", "budget": "rollouts"}
+"""The division under a rule that uses no results."""
 
 
 def needs_counts(rule: str) -> bool:
@@ -66,6 +68,17 @@ class Allocation(Section):
     )
     warmup: WarmUp = WarmUp()
 
+    @model_validator(mode="after")
+    def _goes_by_results(self) -> Self:
+        for key, unset in PLAIN.items():
+            value = getattr(self, key)
+            if value != unset and not self.needs_counts:
+                raise ValueError(
+                    f"allocation.{key} ({value}) goes by results, and allocation.rule: uniform does not: use "
+                    f"allocation.rule: even_sizes, or allocation.{key}: {unset}"
+                )
+        return self
+
     @property
     def needs_counts(self) -> bool:
         return needs_counts(self.rule)
@@ -73,5 +86,4 @@ class Allocation(Section):
     def under(self, rule: str) -> Allocation:
         """These settings under `rule`, which is `uniform` before the warm-up gate opens. A rule without
         counts has one round, a budget in rollouts, and no stop."""
-        fixed = {} if needs_counts(rule) else {"rounds": 1, "stop": "none", "budget": "rollouts"}
-        return self.model_copy(update={"rule": rule, **fixed})
+        return self.model_copy(update={"rule": rule, **({} if needs_counts(rule) else PLAIN)})

@@ -276,7 +276,7 @@ def _check_phase_b_of_every_prompt(rollout: Rollout, allocation: Allocation) -> 
             f"{name} needs a Phase B of every prompt, and rule {rule} with stop {allocation.stop} and budget "
             f"{allocation.budget} leaves some without: use pooled, or advantage likelihood"
         )
-    if allocation.rounds > 1 and allocation.needs_counts:
+    if allocation.rounds > 1:
         raise ValueError(
             f"{name} needs sizes that depend only on Phase A, not allocation.rounds {allocation.rounds}: use "
             "allocation.rounds: 1, or advantage likelihood"

@@ -153,7 +153,10 @@ KEYS = [
     ),
 ]
 SEVERAL = [
-    ("allocation.rounds=4 allocation.stop=hit allocation.rule=uniform", "allocation.stop (hit) goes by"),
+    *(
+        (f"allocation.rule=uniform allocation.{key}={value}", f"allocation.{key} ({value}) goes by results")
+        for key, value in (("rounds", 4), ("stop", "hit"), ("budget", "tokens"))
+    ),
     ("allocation.rounds=4 allocation.stop=mixed reward.success_at=0", "no rollout fails"),
     ("learner.keep_best=pass@16", "learner.keep_best (pass@16) compares evaluations during training:"),
     ("evaluation.every=5 learner.keep_best=pass@3", "learner.keep_best (pass@3) is not measured:"),
