@@ -17,7 +17,7 @@ from hora_rl.common.config.environment import Environment
 from hora_rl.common.config.learner import Learner, Optimizer, Weights
 from hora_rl.common.config.lora import Lora
 from hora_rl.common.config.objective import Objective, check_sampling
-from hora_rl.common.config.reward import BUILT_IN, EPISODE, Reward, Verifier
+from hora_rl.common.config.reward import EPISODE, Reward, Verifier
 from hora_rl.common.config.rollout import Rollout
 from hora_rl.common.config.services import Coordinator, Generator, Queue, Serve
 from hora_rl.common.config.telemetry import Evaluation, Telemetry
@@ -158,18 +158,13 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _rounds(self) -> Self:
-        allocation, rollout, reward = self.allocation, self.rollout, self.reward
+        allocation, rollout = self.allocation, self.rollout
         if allocation.rounds > rollout.shard_budget:
             raise ValueError(
                 f"allocation.rounds ({allocation.rounds}) exceeds the Phase B rollouts of a shard, "
                 "(Γ/shards)·(G - G0) = "
                 f"{rollout.prompts_per_shard}·{rollout.group_size - rollout.pre_rollouts} = "
                 f"{rollout.shard_budget}: a round needs at least one"
-            )
-        if allocation.stop == "mixed" and reward.success in BUILT_IN and reward.success_at <= 0:
-            raise ValueError(
-                "allocation.stop: mixed waits for a failure, and no rollout fails at reward.success_at "
-                f"({reward.success_at}): raise it, or use allocation.stop: hit"
             )
         return self
 

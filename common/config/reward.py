@@ -1,6 +1,7 @@
 """Rewards, the definition of success, and the processes that compute them."""
 
 from collections.abc import Mapping
+from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -99,6 +100,16 @@ class Reward(Section):
             if "accuracy" not in names and own:
                 return {**data, "success": None}
         return data
+
+    @model_validator(mode="after")
+    def _some_succeed_and_some_fail(self) -> Self:
+        if self.success in BUILT_IN and not 0 < self.success_at <= 1:
+            every = "every" if self.success_at <= 0 else "no"
+            raise ValueError(
+                f"reward.success_at ({self.success_at}) makes {every} rollout a success: {self.success} "
+                "gives 0 to 1, so choose a number above 0 and at most 1"
+            )
+        return self
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -144,6 +144,11 @@ KEYS = [
     ("queue.capacity=10", "queue.capacity (10) must be at least"),
     ("reward.success=acuracy", "'acuracy'"),
     ("reward.answer='boxed '", "'boxed '"),
+    ("reward.success_at=0", "reward.success_at (0.0) makes every rollout a success"),
+    (
+        "data={sources: {a: {path: arithmetic, reward: {success_at: 1.5}}}}",
+        "reward.success_at (1.5) makes no rollout a success: accuracy gives 0 to 1",
+    ),
     ("environment={path: guess, max_replicas: 2, replicas: 3}", "environment.max_replicas (2) must be at"),
     ("allocation.rounds=900", "(900) exceeds the Phase B rollouts of a shard, (Γ/shards)·(G - G0) = "),
     ("learner.offload_optimizer=true", "learner.offload_optimizer needs ZeRO, and learner.zero_stage is 0"),
@@ -157,7 +162,6 @@ SEVERAL = [
         (f"allocation.rule=uniform allocation.{key}={value}", f"allocation.{key} ({value}) goes by results")
         for key, value in (("rounds", 4), ("stop", "hit"), ("budget", "tokens"))
     ),
-    ("allocation.rounds=4 allocation.stop=mixed reward.success_at=0", "no rollout fails"),
     ("learner.keep_best=pass@16", "learner.keep_best (pass@16) compares evaluations during training:"),
     ("evaluation.every=5 learner.keep_best=pass@3", "learner.keep_best (pass@3) is not measured:"),
     ("evaluation.every=5 evaluation.path=null", "evaluation.every (5) needs held-out problems"),
