@@ -84,27 +84,28 @@ def fit(make: Callable[[], Any], steps: Callable[[], int]) -> str | None:
     """Train to the end, or until the ranks return a reason to stop, which is returned.
 
     Ray Train restarts its workers. Its controller is an actor whose ranks die with it; this function starts
-    another, which continues from the newest checkpoint. Both limits count anew after a start that completed a
-    step: a run of weeks may survive any number of deaths.
+    another, which continues from the newest checkpoint. Both limits count anew after a start that went
+    further than every one before: a run of weeks may survive any number of deaths.
     """
-    left = CONTROLLERS
+    left, furthest = CONTROLLERS, steps()
     while True:
-        before = steps()
         try:
             stopped: str | None = make().fit().return_value
             return stopped
         except (RayActorError, OutOfMemoryError) as error:  # errors of workers have another type
-            left = CONTROLLERS if steps() > before else left - 1
+            now = steps()
+            left = CONTROLLERS if now > furthest else left - 1
             log.error("Ray Train's TrainController died", starts_left=left, error=_lines(error)[:1])
             if not left:
                 raise RunError(
-                    f"Ray Train's TrainController died {CONTROLLERS} times without a step; its log is in "
+                    f"Ray Train's TrainController died {CONTROLLERS} times without a new step; its log is in "
                     "logs of the run's folder"
                 ) from error
         except WorkerGroupError as error:
-            if steps() == before:
+            if (now := steps()) <= furthest:
                 raise
             log.error("ranks died, starting others", restarts=RESTARTS, error=_lines(error)[:1])
+        furthest = max(furthest, now)
 
 
 def gpu_share(gpus: float | None, resources: Mapping[str, float]) -> float:

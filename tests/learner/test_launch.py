@@ -1,5 +1,6 @@
 """The learner under Ray Train and torchrun: when it is tried again, why it ended, whom a reason reaches."""
 
+import itertools
 import os
 import socket
 import sys
@@ -142,6 +143,15 @@ def test_deaths_with_steps_between_them_end_no_run(error: Exception) -> None:
     make, started = dying(99, error)
     launch.fit(make, iter(range(1000)).__next__)
     assert len(started) == 100
+
+
+@pytest.mark.parametrize("error", [CONTROLLER, RANKS])
+def test_deaths_that_never_get_further_end_the_run(error: Exception) -> None:
+    """Every start goes back to the checkpoint of step 20, and dies before the next one, here or there."""
+    make, started = dying(99, error)
+    with pytest.raises((RunError, WorkerGroupError)):
+        launch.fit(make, itertools.cycle([25, 27, 24, 26]).__next__)
+    assert len(started) < 10
 
 
 @pytest.fixture
