@@ -253,6 +253,11 @@ def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocatio
             f"{name}.k ({objective.k}) exceeds the smallest group of rule {rule}, {smallest} rollouts: lower "
             "k or raise rollout.pre_rollouts"
         )
+    if objective.advantage == "pass_at_k" and objective.k == rollout.group_size:
+        raise ValueError(
+            f"{name}.k ({objective.k}) is the size of every group of rule {rule}: each has one subset of k, "
+            "and no rollout an advantage: lower k"
+        )
     cache = objective.overlong_cache or 1
     if cache > rollout.max_response_tokens:
         most = f"rollout.max_response_tokens ({rollout.max_response_tokens})"

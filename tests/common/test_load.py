@@ -202,6 +202,7 @@ OBJECTIVE = [
     ("k=4", "learner.objective.advantage is grpo: remove k"),
     ("advantage=pkpo k=1", "learner.objective.k (1): pkpo takes its baseline"),
     ("advantage=pass_at_k k=5", "learner.objective.k (5) exceeds the smallest group of rule"),
+    ("advantage=pass_at_k k=16 allocation.rule=uniform", "learner.objective.k (16) is the size of every"),
     ("baseline=wald", "learner.objective.baseline (wald) belongs to advantage likelihood"),
     ("advantage=rloo scale=batch", "learner.objective.scale (batch) belongs to advantage"),
     ("multi_objective_aggregation=normalize_then_sum scale=group", "(normalize_then_sum)"),
