@@ -51,7 +51,9 @@ def promote_best(
     measured = {r.step for r in results}
     for step, folder in there.items():
         if step != under_way and (step in measured or step < newest_due):
-            shutil.rmtree(folder)
+            gone = folder.with_name(f"removed-{folder.name}")  # half of it is no candidate after a kill
+            shutil.rmtree(gone, ignore_errors=True)
+            shutil.rmtree(folder.rename(gone))
     return said
 
 

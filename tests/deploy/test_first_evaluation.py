@@ -217,6 +217,27 @@ def test_a_kill_while_the_best_is_replaced_leaves_it_to_the_next_start(tmp_path:
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["best", "candidates"]
 
 
+def test_a_kill_while_a_candidate_is_removed_leaves_no_half_of_it_to_be_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (0, 10):
+        write(tmp_path, step)
+
+    def killed(folder: Path, ignore_errors: bool = False) -> None:
+        if folder.exists():
+            next(folder.iterdir()).unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as cut:
+        cut.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            promote_best("pass@16", tmp_path, [result(0, 5), result(10, 3)], newest_due=10)
+    assert candidates_in(tmp_path) == {}
+    write(tmp_path, 10)  # the learner repeats the step
+    promote_best("pass@16", tmp_path, [result(0, 5), result(10, 3)], newest_due=10)
+    assert [p.name for p in (tmp_path / "candidates").iterdir()] == []
+
+
 def test_the_learner_writes_each_evaluated_step_once(tmp_path: Path) -> None:
     assert [s for s in range(46) if is_candidate(KEPT.learner, 10, s)] == [0, 10, 20, 30, 40, 45]
     assert not is_candidate(load("tiny").learner, 10, 10)
