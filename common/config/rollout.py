@@ -5,11 +5,14 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from hora_rl.common.config.base import Count, PerStart, Seconds, Section
+from hora_rl.common.wire import MAX_ROLLOUTS
 
 
 class Rollout(Section):
     prompts_per_batch: Count = Field(60, description="Γ: prompts of one optimizer step.")
-    group_size: Count = Field(32, description="G: mean rollouts per prompt; a batch has Γ·G by any rule.")
+    group_size: int = Field(
+        32, ge=1, le=MAX_ROLLOUTS, description="G: mean rollouts per prompt; a batch has Γ·G by any rule."
+    )
     pre_rollouts: int = Field(8, ge=1, description="G0: rollouts of Phase A for every prompt.")
     shards: Count = Field(4, description="Number of shards of a batch. Each is allocated separately.")
     shards_in_flight: PerStart[Count] = Field(8, description="Concurrent shards of one coordinator.")

@@ -25,6 +25,7 @@ from hora_rl.common.reward_names import function_of
 from hora_rl.common.user_code import is_user_function, working_folder
 from hora_rl.common.weights.adapters import check_base, refuse_to_train
 from hora_rl.common.weights.model_files import own_configuration
+from hora_rl.common.wire import MAX_ROLLOUTS
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should
 from hora_rl.deploy.checks.machine import gpus, model_gib
 from hora_rl.learner.kernels import check_liger_family, check_liger_here
@@ -159,20 +160,22 @@ def family(target: Target) -> Iterator[Finding]:
 
 
 def group_size(target: Target) -> Iterator[Finding]:
-    """Warn if one prompt can get a group larger than `queue.max_group_bytes`. Such a group is refused each
-    time it is sampled."""
+    """Warn if one prompt can get a group larger than `queue.max_group_bytes` or `MAX_ROLLOUTS`. Such a group
+    is refused each time it is sampled."""
     if not target.trains:
         return
     config, limit = target.config, target.config.queue.max_group_bytes
     rollouts = largest_group(config.rollout, config.allocation)
     each = TOKEN_BYTES * (config.longest - config.rollout.max_prompt_tokens)
     says = f"{rollouts:,} rollouts of one prompt, at most {rollouts * each / 2**20:,.0f} MiB"
+    most = min(limit // each, MAX_ROLLOUTS)
     yield should(
-        rollouts * each <= limit,
+        rollouts <= most,
         "largest group",
-        f"{says}; a message may have {limit / 2**20:,.0f} (queue.max_group_bytes)",
-        "a larger one is refused whenever it comes: set allocation.max_group_size to at most "
-        f"{limit // each:,}, or use more rollout.shards",
+        f"{says}; a message may have {limit / 2**20:,.0f} (queue.max_group_bytes) and {MAX_ROLLOUTS:,} "
+        "rollouts",
+        f"a larger one is refused whenever it comes: set allocation.max_group_size to at most {most:,}, or "
+        "use more rollout.shards",
     )
 
 

@@ -138,6 +138,7 @@ KEYS = [
     ("learner.lora.rnak=8", "learner.lora.rnak: unknown key; did you mean rank?"),
     ("model={}", "model.path: is required"),
     ("rollout.pre_rollouts=32", "rollout.pre_rollouts (32) must be smaller than rollout.group_size (16)"),
+    ("rollout.group_size=65537", "rollout.group_size (65537): Input should be less than or equal to 65536"),
     ("rollout.temperature=0", "rollout.temperature (0): Input should be greater than 0"),
     ("learner.zero_stage=4", "learner.zero_stage (4): Input should be 0, 1, 2 or 3"),
     ("weights.transport=ipc", "weights.transport ('ipc'): Input should be 'file', 'gloo' or"),
