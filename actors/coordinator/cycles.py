@@ -98,7 +98,8 @@ class Cycles:
         """Observe the cycles completed since the last call, in batch order."""
         async with self._here:
             if not self._batches:  # batches that depend on no cycle
-                self._batches = {b: self._now(b) for b in range(self._config.rollout.max_staleness + 1)}
+                first = min(self._config.rollout.max_staleness + 1, self._config.learner.steps)
+                self._batches = {b: self._now(b) for b in range(first)}
             before = self._observed
             while not self._settled and (reports := await self._reports(self._observed)):
                 self._observe(reports)

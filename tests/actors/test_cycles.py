@@ -191,6 +191,12 @@ async def test_once_no_cycle_can_change_anything_no_batch_waits_for_one(redis_ur
         assert cycles.of(1).rule == "uniform", "and yet batch 1 knows no cycle"
 
 
+async def test_a_staleness_beyond_the_run_prepares_no_more_than_its_batches(redis_url: str) -> None:
+    config = config_of("far-ahead", staleness=10**15)
+    async with coordinators(redis_url, config) as coordinator:
+        assert await knows(coordinator(), config.learner.steps - 1)
+
+
 def rules_by_batch(redis_url: str, config: Config) -> list[set[str]]:
     reports = [json.loads(text) for text in connect(redis_url).hvals(Keys(config.run.name).shards)]
     last = max(r["batch"] for r in reports)
