@@ -92,6 +92,17 @@ def names(target: Target) -> Iterator[Finding]:
             f"{allocation.rounds} rounds, stop none: prompts with a hit get more too; one round finds more",
             "allocation.stop: hit (`hora plan` compares), or allocation.rounds: 1",
         )
+    for key, fix in _evening(allocation, config.rollout):
+        yield should(False, key, f"every group has G rollouts, whatever rule {allocation.rule} finds", fix)
+
+
+def _evening(allocation: Allocation, rollout: Rollout) -> Iterator[tuple[str, str]]:
+    """The keys that leave nothing to divide, with their remedy."""
+    if allocation.needs_counts and allocation.budget == "rollouts":
+        if rollout.prompts_per_shard == 1:
+            yield "rollout.shards", "lower it: a shard of one prompt gives that its whole budget"
+        if allocation.max_group_size == rollout.group_size:
+            yield "allocation.max_group_size", "raise it above rollout.group_size"
 
 
 def _success(reward: Reward, source: str) -> str:

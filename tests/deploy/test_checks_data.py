@@ -155,6 +155,20 @@ def hits_of_phase_b(rewards, successes, phases):  # type: ignore[no-untyped-def]
     return successes * (phases == "B")
 
 
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (["rollout.prompts_per_batch=4", "rollout.shards=4"], "rollout.shards"),
+        (["allocation.max_group_size=16"], "allocation.max_group_size"),
+        (["allocation.max_group_size=17"], None),
+        (["allocation.max_group_size=16", "allocation.rule=uniform"], None),
+    ],
+)
+def test_a_rule_that_has_nothing_to_divide_is_a_warning(settings: list[str], key: str | None) -> None:
+    found = configuration.names(Target(load("tiny", settings)))
+    assert [f.what for f in found if f.level == "warn"] == ([key] if key else [])
+
+
 RULE, ADVANTAGE, WEIGHT = "allocation.rule", "learner.objective.advantage", "learner.objective.group_weight"
 
 
