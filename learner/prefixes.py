@@ -85,7 +85,7 @@ def divide(prompt: int, completions: Sequence[int], budget: int, even: float) ->
             shared = sum(w * (even + w) for w in widths)
             single = sum((prompt + n) * (even + (prompt + n) / 2) for n in completions)
             return rows if shared <= (1.0 - SAVING) * single else alone
-        count += 1
+        count += 1 + count // 8  # one by one, thousands of completions would take minutes
     return alone
 
 

@@ -1,9 +1,12 @@
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
 from hora_rl.common.config import Config, Objective
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Group
+from hora_rl.learner import prefixes
 from hora_rl.learner.batch import micro_batches, samples_of
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.metrics import step_metrics
@@ -87,3 +90,11 @@ def test_a_sequence_longer_than_a_window_is_alone() -> None:
     found = rows_of(samples, 1000, Sharing(even=1e9, window=10))
     assert sorted(len(row) for row in found) == [1, 1, 2]
     assert {len(s.tokens) for row in found for s in row if len(row) == 2} == {5, 6}
+
+
+def test_a_large_group_under_a_tight_budget_is_cut_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are tried with ever smaller ones, each at a cost of completions times rows."""
+    tried = Mock(wraps=prefixes.spread)
+    monkeypatch.setattr(prefixes, "spread", tried)
+    assert divide(2048, [1400] * 1544, 4096, 15_000.0) == [[i] for i in range(1544)]
+    assert tried.call_count < 30
