@@ -32,7 +32,7 @@ def step_metrics(
     rewards = [_totals(g, sources) for g in groups]
     names = dict.fromkeys(name for g in groups for name in g.rollouts[0].rewards)  # sources may differ
     lengths = np.array([len(r.tokens) for r in rollouts])
-    lags = np.array([step - s.version for r in rollouts for s in r.spans for _ in range(s.end - s.start)])
+    lags, of = np.array([(step - s.version, s.end - s.start) for r in rollouts for s in r.spans]).T
     return {
         "step": step,
         "grad_norm": grad_norm,
@@ -51,7 +51,7 @@ def step_metrics(
         "rollouts": len(rollouts),
         "tokens": int(lengths.sum()),
         "tokens_trained": sums.get("tokens_trained", 0.0),
-        "lag/mean": float(lags.mean()),
+        "lag/mean": float(np.average(lags, weights=of)),
         "lag/max": float(lags.max()),
         "groups/zero_signal": mean(np.ptp(r) == 0.0 for r in rewards),
         "groups/size_one": mean(len(r) == 1 for r in rewards),
