@@ -186,7 +186,8 @@ class Config(Section):
     @model_validator(mode="after")
     def _successes(self) -> Self:
         for source in self.source_names:
-            self._counted(self.of(source).reward)
+            evaluated = self.evaluation.path is not None and source == self.evaluated_source
+            self._counted(self.of(source).reward, evaluated=evaluated)
         watched, computed = self.allocation.warmup.reward, self._in_every_source
         if self.allocation.warmup.enabled and watched != "format" and watched not in computed:
             raise ValueError(
@@ -201,8 +202,9 @@ class Config(Section):
         names = [self.of(source).reward.names for source in self.source_names]
         return tuple(name for name in names[0] if all(name in others for others in names))
 
-    def _counted(self, reward: Reward) -> None:
-        """Raise ValueError if a setting needs successes and `reward.success` is null."""
+    def _counted(self, reward: Reward, *, evaluated: bool) -> None:
+        """Raise ValueError if a setting needs successes and `reward.success` is null. `evaluated`: Pass@K is
+        of this source."""
         if reward.success is None:
             rule, prior = self.allocation.rule, self.allocation.prior
             objective = self.learner.objective
@@ -212,7 +214,7 @@ class Config(Section):
                 ("allocation.prior", prior, "fixed", prior != "fixed"),
                 ("learner.objective.advantage", objective.advantage, "grpo", objective.binary),
                 ("learner.objective.group_weight", weight, "none", weight in ("difficulty", "as_if")),
-                ("evaluation.path", "Pass@K", "null", self.evaluation.path is not None),
+                ("evaluation.path", "Pass@K", "null", evaluated),
             ]
             for key, value, otherwise, counts in counting:
                 if counts:

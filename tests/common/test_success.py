@@ -51,6 +51,13 @@ def test_own_rewards_alone_define_no_success_and_what_needs_one_is_refused_with_
     assert not plain.reward.succeeded({OWN: 1.0})
 
 
+def test_pass_at_k_needs_a_success_only_of_the_source_that_is_evaluated() -> None:
+    sources = {"a": {"path": "a.jsonl"}, "b": {"path": "b.jsonl", "reward": {"weights": {OWN: 1.0}}}}
+    plain = {"data": {"sources": sources}, "allocation": {"rule": "uniform"}}
+    config(**plain, evaluation={"path": "held.jsonl", "source": "a"})
+    assert "evaluation.path" in refused(**plain, evaluation={"path": "held.jsonl", "source": "b"})
+
+
 def test_what_was_decided_survives_the_way_to_the_replicas() -> None:
     for begun in (
         config(reward={"weights": {OWN: 1.0}}, allocation={"rule": "uniform"}),
