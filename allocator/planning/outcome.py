@@ -22,6 +22,11 @@ from hora_rl.allocator.special import log_gamma
 
 PROMPTS = 20_000  # prompts that represent the batch, plus PER_STATE per state
 PER_STATE = 8
+RARE = 1e-6
+"""States of a smaller share of prompts get the mean of a round: where the others want nothing more, those few
+would take a whole batch."""
+LARGEST = 32
+"""The largest group, in G: no shard has a budget for more, and all its states would fill the memory."""
 PRUNED = 3e-5  # states below this probability at every rate are dropped: costs 0.02 points of hits
 
 
@@ -84,16 +89,15 @@ def _binomial(trials: Int, successes: Int) -> Float:
 
 def _mean_extra(arm: Arm, states: States, weights: Float, share: float) -> Float:
     """(S,) mean rollouts that a prompt in each state gets in a round of `share` rollouts per prompt."""
-    members = (
-        np.floor((PROMPTS + PER_STATE * len(states.trials)) * (weights @ states.probability)).astype(np.int64)
-        + 1
-    )
+    weight = weights @ states.probability
+    members = np.floor((PROMPTS + PER_STATE * len(weight)) * weight).astype(np.int64) + (weight > RARE)
     of = np.repeat(np.arange(len(members)), members)
     pre = np.int64(arm.pre_rollouts)
     sampled = Sampled(states.successes[of], states.trials[of], states.trials[of] - pre)
-    problem = Problem(sampled, (1.0, 1.0), None)
+    problem = Problem(sampled, (1.0, 1.0), LARGEST * arm.group_size)
     extra = serve(problem, tiers(get_rule(arm.rule), arm.stop, sampled), round(share * len(of)))
-    return np.asarray(np.bincount(of, weights=extra, minlength=len(members)) / members)
+    given = np.bincount(of, weights=extra, minlength=len(members))
+    return np.where(members > 0, given / np.maximum(members, 1), share)
 
 
 def _advance(states: States, extra: Float) -> States:

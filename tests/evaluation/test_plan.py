@@ -103,6 +103,17 @@ def test_the_closed_form_is_what_sessions_of_a_large_batch_do(arm: Arm) -> None:
     assert weights @ found.size == pytest.approx(arm.group_size, rel=0.01)
 
 
+@pytest.mark.parametrize("solved", [0.8, 1.0])
+def test_where_nearly_all_are_solved_the_rare_others_do_not_take_the_whole_batch(solved: float) -> None:
+    rng = np.random.default_rng(2)
+    rates = np.where(rng.random(20_000) < solved, 1.0, rng.beta(2.0, 1.0, 20_000))
+    arm, weights = Arm("hit_utility", "none", 4, 4, 16), on_grid(rates)
+    found, (hits, signal, _) = outcome(arm, weights), realised(arm, rates, len(rates), rng)
+    assert weights @ found.hits == pytest.approx(hits, abs=0.006)
+    assert weights @ found.signal == pytest.approx(signal, abs=0.02)
+    assert weights @ found.size == pytest.approx(arm.group_size, rel=0.1)
+
+
 def test_uniform_sampling_is_the_binomial() -> None:
     found = outcome(Arm("uniform", "none", 1, 8, 32), fit_mixture(np.array([1, 30]), np.array([32, 32])))
     np.testing.assert_allclose(found.hits, 1 - (1 - GRID) ** 32, atol=1e-6)
