@@ -7,12 +7,18 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from hora_rl.common.load import differing
 from hora_rl.evaluation.benchmarks import BENCHMARKS
 from hora_rl.evaluation.pass_at_k import Estimate, pass_at_k, resampled_means
 from hora_rl.evaluation.phase_b import PhaseB
 from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, by_model, check_same_problems
 
+TOLD = (
+    *("rollout.prompts_per_batch", "rollout.group_size", "rollout.max_staleness", "rollout.temperature"),
+    *("rollout.max_response_tokens", "learner.optimizer.", "learner.lora", "reward.weights"),
+)
+"""Settings that change what is learned, and that a method's name leaves out."""
 EDGE = 10
 """The first and last 1/EDGE of the steps are the beginning and the end of training."""
 
@@ -177,10 +183,9 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Result]]:
     """
     groups: dict[tuple[str, str], list[Result]] = {}
     for model, mine in by_model(runs).items():
+        mine = sorted(mine, key=lambda run: "HORA" in run.method)
         found = [("Base", r) for run in mine for r in run.base()]
-        found += [
-            (run.method, r) for run in sorted(mine, key=lambda r: "HORA" in r.method) for r in run.latest()
-        ]
+        found += [(name, r) for name, run in zip(_names(mine), mine, strict=True) for r in run.latest()]
         found += [(r.model, r) for run in mine for r in run.unlabelled()]
         for title in dict.fromkeys(r.title for _, r in found):
             check_same_problems([r for _, r in found if r.title == title])
@@ -191,6 +196,18 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Result]]:
             if method != "Base" or r not in row:
                 row.append(r)
     return groups
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Each run's method, with the settings in which runs of that method differ: those are no seeds of one
+    another."""
+    names = [run.method for run in runs]
+    for method in set(names):
+        alike = [i for i, run in enumerate(runs) if run.method == method]
+        for key, values in differing([runs[i].config for i in alike]):
+            for i, value in zip(alike, values, strict=True):
+                names[i] += f", {key.rpartition('.')[2]}={value}" if key.startswith(TOLD) else ""
+    return names
 
 
 def _benchmarks(groups: Mapping[tuple[str, str], Sequence[Result]]) -> dict[str, int]:

@@ -163,6 +163,21 @@ def test_seeds_after_different_steps_are_not_averaged(tmp_path: Path) -> None:
     ]
 
 
+def test_runs_that_learned_otherwise_are_not_averaged_as_seeds(tmp_path: Path) -> None:
+    runs = []
+    for name, rate, seed in (("a", 1e-6, 0), ("b", 1e-6, 1), ("fast", 3e-6, 0)):
+        run = small_run(tmp_path / name, MODEL, result("amc23", [128] * 40, 60))
+        optimizer = {"learning_rate": rate, "weight_decay": 0.0}
+        config = {**run.config, "learner": {"optimizer": optimizer}, "run": {"seed": seed}}
+        runs.append(replace(run, config=config))
+    table = table_1(runs)
+    assert table is not None
+    assert [(method, cells[0].runs) for _, method, cells in table.rows if cells[0]] == [
+        ("GRPO, learning_rate=1e-06", 2),
+        ("GRPO, learning_rate=3e-06", 1),
+    ]
+
+
 def test_models_of_one_folder_name_are_told_apart_by_more_of_their_path(tmp_path: Path) -> None:
     runs = [
         small_run(tmp_path / name, model, result("amc23", [c] * 40, 0, model=model))
