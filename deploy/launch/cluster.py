@@ -3,6 +3,7 @@
 import json
 import time
 from contextlib import ExitStack
+from shlex import quote
 
 from rich.console import Console
 
@@ -47,7 +48,8 @@ def train_on_cluster(config: Config) -> None:
 
     config = with_absolute_folder(config)
     run_dir = config.run.path
-    again, weights = f"hora train {run_dir / CONFIG}", model_digest(config.model.path)
+    again = f"hora train {quote(str(run_dir / CONFIG))}"
+    weights = model_digest(config.model.path)
     alerts = Alerts(config.run.name, config.telemetry.on_alert, run_dir, console)
     say(
         console,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 
@@ -67,7 +68,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     if not resume:
         refuse_leftovers(config.run.name, config.queue, fresh=fresh)
     _prepare(run_dir, asked, fresh=fresh and not resume)
-    again = f"hora run {run_dir / CONFIG} --resume"
+    again = f"hora run {quote(str(run_dir / CONFIG))} --resume"
     alerts = Alerts(config.run.name, config.telemetry.on_alert, run_dir, console)
     file, port = RunFile(run_dir, alerts.ended), config.telemetry.http_port
     weights = model_digest(config.model.path)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import compress
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypedDict, cast
 
 from rich.console import Console
@@ -157,8 +158,8 @@ def _show(summary: dict[str, Any], console: Console) -> None:
         say(console, f"! {warning}", "yellow")
     model = summary["model"]
     say(console, f"checkpoint (Hugging Face folder): {model}")
-    run_dir = Path(model).parent
-    say(console, f"next: hora rollouts {run_dir}, hora report {run_dir}, or vllm serve {model}")
+    run_dir = quote(str(Path(model).parent))
+    say(console, f"next: hora rollouts {run_dir}, hora report {run_dir}, or vllm serve {quote(model)}")
 
 
 def _percent(e: dict[str, float]) -> tuple[str, str]:
