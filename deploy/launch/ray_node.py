@@ -62,7 +62,8 @@ def _end(file: RunFile | None, died: str) -> None:
         f"Ray's node on this machine ended (its process {died} died): look for what killed it, as short "
         "memory does"
     )
-    _say(file, "failed", reason, f"hora: {reason}")
+    if not asked_to_stop.is_set():
+        _say(file, "failed", reason, f"hora: {reason}")
     if stopped := asked_to_stop.wait(HEARD_S):
         _say(file, "stopped", "interrupted", "\nstopped")
     os._exit(130 if stopped else 1)

@@ -22,6 +22,9 @@ from types import FrameType
 GRACE_S = 30.0
 STOPPING = (signal.SIGTERM, signal.SIGHUP)
 AGAIN_S = 5.0  # libraries may swallow an interrupt, for example during imports
+SETTLE_S = 0.5
+"""Seconds between a signal and the stop. If Ray's processes were signalled too (systemd, Slurm), they end
+meanwhile, and so `ray_node` ends the command; a later call to them would end it with status 1 and no word."""
 TWICE_S = 1.0  # `timeout` signals the command and then its group for one request
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 asked_to_stop = threading.Event()
@@ -109,6 +112,7 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
     asked_to_stop.set()
     for other in STOPPING:
         signal.signal(other, signal.SIG_IGN)
+    time.sleep(SETTLE_S)
     if number == signal.SIGHUP:
         _leave_terminal()
     threading.Thread(target=_insist, name="insist", daemon=True).start()
