@@ -140,7 +140,7 @@ def monitor(
     once: Annotated[bool, typer.Option(help="One screen, then exit.")] = False,
     page: Annotated[bool, typer.Option("--page", help="Serve the web page instead, without Serve.")] = False,
     host: Annotated[str, typer.Option(help="Address of --page.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of --page.")] = 8080,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of --page.")] = 8080,
     name: Annotated[list[str] | None, typer.Option(help="Another host name of --page.")] = None,
 ) -> None:
     """Watch a run live: queue, rates, replicas and their weight versions, learner. A run folder also shows
@@ -162,7 +162,9 @@ def monitor(
 def redis(
     folder: Annotated[Path, typer.Argument(help="Folder of the data and the password.")],
     host: Annotated[str, typer.Option(help="Address to listen on, with --port.")] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(help="Port; by default only a Unix socket.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port; by default only a Unix socket.")
+    ] = None,
 ) -> None:
     """Start a Redis for `hora train` with a generated password and every write synced. Ctrl-C stops it."""
     from hora_rl.deploy.machine.redis_server import serve_redis
