@@ -48,6 +48,15 @@ def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
         new.write_text(text, encoding="utf-8")
 
 
+def remove(folder: Path) -> None:
+    """Delete a folder. It is renamed to partial-removed-* first, so that after a kill no half of it has its
+    name."""
+    gone = folder.with_name(f"partial-removed-{folder.name}")
+    if gone.exists():  # half of an earlier one
+        shutil.rmtree(gone)
+    shutil.rmtree(folder.rename(gone))
+
+
 @contextmanager
 def alone(path: Path, waiting: Callable[[str], object]) -> Iterator[None]:
     """Let one process at a time make `path`. Calls `waiting` with a line if another one does. The lock ends

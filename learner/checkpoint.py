@@ -25,7 +25,7 @@ import torch
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
-from hora_rl.common.files import sync, sync_tree
+from hora_rl.common.files import remove, sync, sync_tree
 from hora_rl.learner.engine import Engine, effective_stage
 from hora_rl.learner.lora import IDENTITY, check_identity, identity
 from hora_rl.learner.manifest import (
@@ -117,7 +117,7 @@ class Checkpoints:
             Manifest(self._config.run.name, step, self._world, files).write(folder, self._secret)
             sync(folder / NAME, folder)
             if place.exists():  # its groups may have been dropped already: keep the old one
-                self._remove(folder)
+                remove(folder)
             else:
                 folder.rename(place)
             sync(self._folder)
@@ -181,7 +181,7 @@ class Checkpoints:
         for step in (s for s in self._there() if s < newest):
             if len(kept) == keep:
                 if self._rank == 0:
-                    self._remove(self._of(step))
+                    remove(self._of(step))
             elif trouble := self._trouble(step) if step not in known else known[step]:
                 self._set_aside(step, trouble)
             else:
@@ -229,10 +229,6 @@ class Checkpoints:
             if (int(writer[1]) if writer else 0) == self._rank:
                 own[str(path.relative_to(folder))] = digest(path)
         return own
-
-    def _remove(self, folder: Path) -> None:
-        """Rename a folder before deletion, so a partly deleted one never looks complete."""
-        shutil.rmtree(folder.rename(self._folder / f"partial-removed-{folder.name}"))
 
     def _of(self, step: int) -> Path:
         return self._folder / f"step-{step:08d}"

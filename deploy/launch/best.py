@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hora_rl.common.files import replace_text
+from hora_rl.common.files import remove, replace_text
 from hora_rl.deploy.launch.evaluation import TrainingRun, read_run_results
 from hora_rl.evaluation.pass_at_k import Estimate
 from hora_rl.evaluation.results import Result
@@ -51,9 +51,7 @@ def promote_best(
     measured = {r.step for r in results}
     for step, folder in there.items():
         if step != under_way and (step in measured or step < newest_due):
-            gone = folder.with_name(f"removed-{folder.name}")  # half of it is no candidate after a kill
-            shutil.rmtree(gone, ignore_errors=True)
-            shutil.rmtree(folder.rename(gone))
+            remove(folder)
     return said
 
 

@@ -81,7 +81,7 @@ def evaluate_run(run: TrainingRun, step: int, drive: Drive = asyncio.run) -> Non
     benchmark, folder = held_out(config.evaluation), run.folder / "evaluation"
     problems = run_problems(run)
     result = sample(config, benchmark, problems, folder, step, run.console, version=step, drive=drive)
-    keep_result(run, folder, result)
+    keep_result(run, result)
 
 
 def run_problems(run: TrainingRun) -> list[Prompt]:
@@ -89,14 +89,14 @@ def run_problems(run: TrainingRun) -> list[Prompt]:
     return prompts(run.config, run.config.evaluated.data, usable_held_out(run.config), run.console)
 
 
-def keep_result(run: TrainingRun, folder: Path, result: Result) -> None:
-    """Write Pass@K, step and sampled versions to the live views and the trackers, then the result to
-    `folder`: its presence ends the evaluation, so a killed run records it again."""
+def keep_result(run: TrainingRun, result: Result) -> None:
+    """Write Pass@K, step and sampled versions to the live views and the trackers, then the result to the run:
+    its presence ends the evaluation, so a killed run records it again."""
     values = {f"pass@{e.k}": e.value for e in result.estimates()}
     values |= dict(zip(("version/min", "version/max"), map(float, result.versions), strict=False))
     record_evaluation(connect(run.url, patient=True), run.config.run.name, result.step, values)
     log_evaluation(run.config, run.folder, result.step, values)
-    write_result(folder, result)
+    write_result(run.folder / "evaluation", result)
 
 
 def newest_version(run: str, url: str) -> int:

@@ -180,7 +180,7 @@ class LiveEvaluation:
         config = self._config
         name = config.run.name if step or any(counts.versions) else config.model.path
         result = result_of(config, self._benchmark, counts, problems, name, step, counts.versions)
-        keep_result(self._run, self._folder, result)
+        keep_result(self._run, result)
         return result
 
     async def _draw(self, problems: Sequence[Prompt], step: int, pinned: Pinned | None) -> Counts:

@@ -112,9 +112,9 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
     asked_to_stop.set()
     for other in STOPPING:
         signal.signal(other, signal.SIG_IGN)
-    time.sleep(SETTLE_S)
     if number == signal.SIGHUP:
         _leave_terminal()
+    time.sleep(SETTLE_S)
     threading.Thread(target=_insist, name="insist", daemon=True).start()
     signal.raise_signal(signal.SIGINT)
 

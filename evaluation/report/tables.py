@@ -1,5 +1,6 @@
 """Table 1 of the paper for any runs, the cost of each run, and its statistics per data source."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -189,9 +190,11 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Result]]:
         found += [(r.model, r) for run in mine for r in run.unlabelled()]
         for title in dict.fromkeys(r.title for _, r in found):
             check_same_problems([r for _, r in found if r.title == title])
+        steps: dict[tuple[str, str], set[int]] = defaultdict(set)
         for method, r in found:
-            steps = {other.step for name, other in found if (name, other.title) == (method, r.title)}
-            apart = f", step {r.step}" if method != "Base" and len(steps) > 1 else ""
+            steps[method, r.title].add(r.step)
+        for method, r in found:
+            apart = f", step {r.step}" if method != "Base" and len(steps[method, r.title]) > 1 else ""
             row = groups.setdefault((model, method + apart), [])
             if method != "Base" or r not in row:
                 row.append(r)
@@ -204,9 +207,10 @@ def _names(runs: Sequence[Run]) -> list[str]:
     names = [run.method for run in runs]
     for method in set(names):
         alike = [i for i, run in enumerate(runs) if run.method == method]
-        for key, values in differing([runs[i].config for i in alike]):
+        told = [d for d in differing([runs[i].config for i in alike]) if d[0].startswith(TOLD)]
+        for key, values in told:
             for i, value in zip(alike, values, strict=True):
-                names[i] += f", {key.rpartition('.')[2]}={value}" if key.startswith(TOLD) else ""
+                names[i] += f", {key.rpartition('.')[2]}={value}"
     return names
 
 

@@ -130,4 +130,6 @@ def test_a_proxy_that_a_busy_machine_starts_late_is_waited_for(
     (tmp_path / "late_proxy.py").write_text(late)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "late_proxy:limit_requests")
-    live_run(1).finish()
+    run = live_run(1)
+    run.finish()
+    run.assert_exact()
