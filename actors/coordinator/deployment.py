@@ -27,7 +27,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.data.prompts import fingerprint, load_tokenizer, make_prompt
 from hora_rl.common.data.rewards import gold_test
-from hora_rl.common.errors import HoraError
+from hora_rl.common.errors import HoraError, RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Producer
 from hora_rl.common.live.redis import AsyncRedis
@@ -48,13 +48,16 @@ class Coordinator(Replica):
     ) -> None:
         super().__init__("coordinator", config, redis_url)
         self._keys = Keys(self._run)
-        # For views while the data loads. `claim_identity` checks later whether the run may use this data.
+        # For views while the data loads. `claim` checks then whether the run may use this data.
         await self._redis.set(self._keys.config, self._config.model_dump_json(), nx=True)
         try:
             self._coordination = await asyncio.to_thread(self._build, policy, verifier)
+            await self._coordination.claim()
         except HoraError as error:
-            # A run with plans can continue on another coordinator or after a restart.
-            if not (await self._redis.exists(self._keys.plans) or await self._others()):
+            # A run that another coordinator does goes on without this one. A run with plans may continue after
+            # a restart, but not with other settings or prompts (RunError).
+            final = isinstance(error, RunError) or not await self._redis.exists(self._keys.plans)
+            if final and not await self._others():
                 await give_up(self._redis, self._keys, str(error))
             raise
         freeze_heap()

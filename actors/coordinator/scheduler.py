@@ -92,12 +92,14 @@ class Coordination:
         asked = ", ".join(f"{n} at {part}" for part, n in self._asked.items())
         return self._blocked or f"requests: {asked}"
 
+    async def claim(self) -> None:
+        """Raises RunError if the run has begun with other settings or prompts."""
+        await claim_identity(self._redis, self._config, self._prompts)
+
     async def run(self) -> None:
-        """Work until every shard is complete. Raises the first error of any shard, and RunError if the run
-        has begun with other settings or prompts."""
+        """After `claim`: work until every shard is complete. Raises the first error of any shard."""
         await self._redis.hdel(self._keys.state, "error")  # written by a coordinator that gave up
         await self._redis.delete(self._keys.blocked)
-        await claim_identity(self._redis, self._config, self._prompts)
         try:
             await self._run()
         finally:

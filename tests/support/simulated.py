@@ -133,6 +133,7 @@ async def coordinate(
     )
     coordination = Coordination(config, data, TOKENIZER, redis, services)
     try:
+        await coordination.claim()
         await coordination.run()
     finally:
         await redis.aclose()

@@ -6,6 +6,7 @@ episode stay on one replica.
 """
 
 import asyncio
+import json
 import re
 import resource
 import socket
@@ -293,16 +294,26 @@ def test_the_reason_why_a_run_does_not_begin_is_left_and_one_that_has_begun_is_n
     local_serve: tuple[str, str], redis_url: str, tmp_path: Path
 ) -> None:
     """A learner elsewhere learns why, instead of waiting for a plan."""
+    other_part = serve.deployment(Named, name="other", **ANYWHERE).bind()
     client, old = connect(redis_url), b"what the one before gave up for"
-    for run, begun in (("no-data", False), ("begun", True)):
-        config, keys = config_of(run, data={"path": str(tmp_path / "gone.jsonl")}), Keys(run)
-        client.hset(keys.state, "error", old)
-        if begun:  # another coordinator may be doing it
+    gone = {"data": {"path": str(tmp_path / "gone.jsonl")}}
+    colder = {"rollout": {"temperature": 0.5}}
+    for name, changed, begun, other, reason in (
+        ("no-data", gone, False, False, b"gone.jsonl"),
+        ("begun", gone, True, False, old),  # a restart may help
+        ("other-settings", colder, True, False, b"has begun with other settings: rollout.temperature: 0.7 != 0.5"),
+        ("of-another", colder, True, True, old),
+    ):
+        keys, config = Keys(name), config_of(name, **changed)
+        if begun:
+            client.set(keys.config, config_of(name).model_dump_json())
             client.hset(keys.plans, "0:0", "a plan")
+        if other:
+            client.hset(keys.parts, "coordinator/other", json.dumps({"seen": time.time() + 60}))
+        client.hset(keys.state, "error", old)
         application = serve.deployment(
             Coordinator, name="coordinator", max_constructor_retry_count=1, **ANYWHERE
-        ).bind(config.model_dump(mode="json"), redis_url, {}, None)
+        ).bind(config.model_dump(mode="json"), redis_url, other_part, other_part)
         with pytest.raises(RuntimeError):
-            serve.run(application, name=run, route_prefix=None)
-        reason = client.hget(keys.state, "error")
-        assert (b"gone.jsonl" in reason, reason == old) == (not begun, begun)
+            serve.run(application, name=name, route_prefix=None)
+        assert reason in client.hget(keys.state, "error")
