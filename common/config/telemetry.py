@@ -29,6 +29,12 @@ class Telemetry(Section):
         description="Size limit of RUN/rollouts in GiB: files of the oldest steps are deleted first.",
     )
 
+    @model_validator(mode="after")
+    def _kept(self) -> Self:
+        if self.rollouts_logprobs and self.rollouts == "none":
+            raise ValueError("rollouts_logprobs: true keeps nothing while rollouts is none")
+        return self
+
     @field_validator("on_alert")
     @classmethod
     def _on_alert(cls, value: str | None) -> str | None:

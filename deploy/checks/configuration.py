@@ -92,6 +92,10 @@ def names(target: Target) -> Iterator[Finding]:
             f"{allocation.rounds} rounds, stop none: prompts with a hit get more too; one round finds more",
             "allocation.stop: hit (`hora plan` compares), or allocation.rounds: 1",
         )
+    warmup, steps = config.learner.optimizer.warmup_steps, config.learner.steps
+    if warmup >= steps:
+        says = f"{warmup} steps, of a run of {steps}: the learning rate only rises"
+        yield should(False, "learner.optimizer.warmup_steps", says, "lower it")
     for key, fix in _evening(allocation, config.rollout):
         yield should(False, key, f"every group has G rollouts, whatever rule {allocation.rule} finds", fix)
 

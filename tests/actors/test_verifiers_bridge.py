@@ -78,6 +78,8 @@ async def test_a_python_without_the_library_is_refused_with_the_remedy() -> None
 
     with pytest.raises(ConfigError, match=r"has no verifiers 0\.4\.0: install requirements/verifiers\.txt"):
         await start(sys.executable)
+    with pytest.raises(ConfigError, match="has no verifiers"):
+        await start("/bin/echo")  # prints its arguments
     with pytest.raises(ConfigError, match=r"environment\.verifiers\.python \(/no/such\): No such file"):
         await start("/no/such")
 

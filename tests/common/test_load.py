@@ -142,6 +142,7 @@ KEYS = [
     ("rollout.temperature=0", "rollout.temperature (0): Input should be greater than 0"),
     ("learner.zero_stage=4", "learner.zero_stage (4): Input should be 0, 1, 2 or 3"),
     ("weights.transport=ipc", "weights.transport ('ipc'): Input should be 'file', 'gloo' or"),
+    ("telemetry={rollouts: none, rollouts_logprobs: true}", "keeps nothing while rollouts is none"),
     ("queue.capacity=10", "queue.capacity (10) must be at least"),
     ("reward.success=acuracy", "'acuracy'"),
     ("reward.answer='boxed '", "'boxed '"),

@@ -162,9 +162,10 @@ def hits_of_phase_b(rewards, successes, phases):  # type: ignore[no-untyped-def]
         (["allocation.max_group_size=16"], "allocation.max_group_size"),
         (["allocation.max_group_size=17"], None),
         (["allocation.max_group_size=16", "allocation.rule=uniform"], None),
+        (["learner.optimizer.warmup_steps=9", "learner.steps=9"], "learner.optimizer.warmup_steps"),
     ],
 )
-def test_a_rule_that_has_nothing_to_divide_is_a_warning(settings: list[str], key: str | None) -> None:
+def test_what_has_no_effect_is_a_warning(settings: list[str], key: str | None) -> None:
     found = configuration.names(Target(load("tiny", settings)))
     assert [f.what for f in found if f.level == "warn"] == ([key] if key else [])
 

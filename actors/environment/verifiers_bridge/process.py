@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 from asyncio.subprocess import PIPE, Process
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,9 @@ def task_of(row: Row) -> int:
 
 def _loaded(line: bytes, python: str, taskset: str) -> None:
     """Raise ConfigError if the process did not load its environment or has another version."""
-    first: Line = json.loads(line) if line else {}
+    first: Line = {}
+    with suppress(ValueError):
+        first = json.loads(line)
     if "failed" in first:
         raise ConfigError(f"environment.verifiers: cannot load {taskset!r}: {first['failed']}")
     if "ready" not in first:
