@@ -71,11 +71,13 @@ def run(
     """Train on this machine: starts Redis, Ray, Serve and the learner, and stops them again."""
     from hora_rl.common.load import load
     from hora_rl.deploy.launch.local import run_local
-    from hora_rl.deploy.machine.record import has_run
+    from hora_rl.deploy.machine.record import has_run, refuse_moved
     from hora_rl.deploy.machine.signals import stopped_by_signals
 
     chosen = load(config, set_ or ())
     resume |= resume_or_start and has_run(chosen.run.path)
+    if resume:
+        refuse_moved(Path(config), chosen)
     with stopped_by_signals():
         run_local(chosen, resume=resume, fresh=fresh)
 

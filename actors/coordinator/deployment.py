@@ -54,8 +54,8 @@ class Coordinator(Replica):
             self._coordination = await asyncio.to_thread(self._build, policy, verifier)
             await self._coordination.claim()
         except HoraError as error:
-            # A run that another coordinator does goes on without this one. A run with plans may continue after
-            # a restart, but not with other settings or prompts (RunError).
+            # If another coordinator is alive, the run goes on without this one. A run with plans may continue
+            # after a restart, but not with other settings or prompts (RunError).
             final = isinstance(error, RunError) or not await self._redis.exists(self._keys.plans)
             if final and not await self._others():
                 await give_up(self._redis, self._keys, str(error))

@@ -177,6 +177,7 @@ def test_the_command_that_resumes_a_run_works_from_any_folder(
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert_refused(hora(*command.split()[1:]), "the stack was reached")
     (tmp_path / "mine").rename(tmp_path / "moved")
+    assert_refused(hora("run", "../moved/tiny/config.yaml", "--resume"), "not the one beside it")
     assert_refused(hora("run", "tiny", "--resume", "-s", "run.folder=../moved"), "the stack was reached")
     assert list((tmp_path / "elsewhere").iterdir()) == []
 

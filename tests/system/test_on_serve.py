@@ -301,7 +301,7 @@ def test_the_reason_why_a_run_does_not_begin_is_left_and_one_that_has_begun_is_n
     for name, changed, begun, other, reason in (
         ("no-data", gone, False, False, b"gone.jsonl"),
         ("begun", gone, True, False, old),  # a restart may help
-        ("other-settings", colder, True, False, b"has begun with other settings: rollout.temperature: 0.7 != 0.5"),
+        ("other-settings", colder, True, False, b"other settings: rollout.temperature: 0.7 != 0.5"),
         ("of-another", colder, True, True, old),
     ):
         keys, config = Keys(name), config_of(name, **changed)
