@@ -35,9 +35,10 @@ def gold_test(reward: Reward) -> Callable[[Candidate], str | None]:
                 tests_of(reward.code_tests, row.columns)
         except ValueError as error:
             return str(error)
+        gold = None
         if "accuracy" in reward.names:
-            return row.trouble or (_too_long(reward, row) if TASK in row.columns else _not_verifiable(row))
-        return next(filter(None, (_lacks(name, row) for name in own)), None)
+            gold = row.trouble or (_too_long(reward, row) if TASK in row.columns else _not_verifiable(row))
+        return gold or next(filter(None, (_lacks(name, row) for name in own)), None)
 
     return unusable
 

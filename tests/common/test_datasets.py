@@ -166,11 +166,13 @@ def expects(answer):
 expects.columns = ("expected",)
 
 
-def test_a_reward_that_names_its_columns_needs_no_gold_answer(tmp_path):
-    path = written(tmp_path, [{"problem": "p", "expected": "x"}, {"problem": "q", "answer": "2"}])
-    name = f"{__name__}:expects"
-    found = load_dataset(Data(path=path), gold_test(Reward(weights={name: 1.0})))
-    assert [r.problem for r in found.rows] == ["p"]
+@pytest.mark.parametrize(("others", "used"), [((), "pr"), (("accuracy",), "p")])
+def test_a_reward_that_names_its_columns_needs_these_and_no_gold_answer(tmp_path, others, used):
+    both = {"problem": "p", "expected": "x", "answer": "1"}
+    path = written(tmp_path, [both, {"problem": "q", "answer": "2"}, {"problem": "r", "expected": "y"}])
+    weights = dict.fromkeys((*others, f"{__name__}:expects"), 1.0)
+    found = load_dataset(Data(path=path), gold_test(Reward(weights=weights)))
+    assert [r.problem for r in found.rows] == list(used)
     assert "no column 'expected'" in found.rejected[0].reason
 
 
