@@ -95,7 +95,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _columns(value: Mapping[str, object]) -> tuple[Pair, ...]:
-    if "fn_name" in value:
+    if value.get("fn_name"):
         raise ValueError("names a function (fn_name): write its tests as assertions")
     inputs, outputs = (_first(value, names) for names in (("inputs", *INPUT), ("outputs", *OUTPUT)))
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
@@ -115,8 +115,8 @@ def _pair(value: object) -> Pair:
 
 
 def _first(value: Mapping[str, object], names: Sequence[str]) -> object:
-    """The value of the first of these names that exists; None if none does."""
-    return next((value[name] for name in names if name in value), None)
+    """The first value of these names; None without one. Rows of a Parquet file have every row's names."""
+    return next((found for name in names if (found := value.get(name)) is not None), None)
 
 
 def _asserts(text: str, entry: object) -> RowTests:
