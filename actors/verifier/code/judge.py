@@ -20,9 +20,12 @@ from typing import Any
 from hora_rl.actors.verifier.code.values import LONGEST, Caught, TooDeep, Unsendable, decode, encode, line
 
 ASK, TELL = 3, 4
-FORWARDED = ("__len__", "__getitem__", "__iter__", "__next__", "__str__", "__repr__")
-"""Operations on an object of the program that return a value. `__eq__` and `__contains__` are excluded: an
-object that equals everything would pass every test."""
+FORWARDED = (
+    *("__len__", "__getitem__", "__iter__", "__next__", "__str__", "__repr__"),
+    *("__bool__", "__setattr__", "__setitem__"),
+)
+"""Operations on an object of the program. `__eq__` and `__contains__` are excluded: an object that equals
+everything would pass every test."""
 
 
 class Unanswered(BaseException):
@@ -88,7 +91,7 @@ class Remote:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, program: Program, target: Any) -> None:
-        self._program, self._target = program, target
+        self.__dict__.update(_program=program, _target=target)  # `__setattr__` is the program's
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self._program.ask("call", self._target, None, arguments, keywords)

@@ -26,6 +26,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "__next__": next,
     "__str__": str,
     "__repr__": repr,
+    "__bool__": bool,
+    "__setattr__": setattr,
+    "__setitem__": operator.setitem,
 }
 """Operations on objects, which need not define a method of that name."""
 

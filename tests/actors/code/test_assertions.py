@@ -75,6 +75,23 @@ WORKS = {
         assert top(s) == 5 and Stack.LIMIT == 9 and [x for x in s] == [4, 5] and 5 in s
         """,
     ),
+    "an object that is true": (
+        "import re\ndef f(s): return re.match('a', s)",
+        "assert f('ab')\nassert not f('ba') and bool(f('a')) is True",
+    ),
+    "objects that the tests change": (
+        """
+        from collections import Counter
+        class Node:
+            def __init__(self, value): self.value, self.next = value, None
+        def length(node): return 1 + length(node.next) if node else 0
+        """,
+        """
+        a, count = Node(1), Counter()
+        a.next, count['x'], Node.kind = Node(2), 3, 'list'
+        assert length(a) == 2 and count['x'] == 3 and a.kind == 'list'
+        """,
+    ),
     "a program that prints": ("print('hello')\n" + ADD, ADDED + "\nprint('tests print too')"),
     "what runs as a script alone": (ADD + "\nif __name__ == '__main__':\n    add(input(), 1)", ADDED),
     "check called by the tests": (ADD, "def check(candidate):\n    assert candidate(2, 3) == 5\ncheck(add)"),
