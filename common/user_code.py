@@ -18,12 +18,13 @@ def is_user_function(name: str) -> bool:
 def load_function(key: str, name: str, others: str = "") -> Callable[..., Any]:
     """The function `name` for configuration key `key`; errors list `others` as valid. Raises ConfigError."""
     module, _, function = name.partition(":")
-    try:
+
+    def unusable(reason: str) -> ConfigError:
+        short = " ".join(reason.split())[:300]
+        return ConfigError(f"{key}: cannot load {name!r}: {short}; write {others}package.module:function")
+
+    with any_error_as(unusable):  # a module may raise anything when it is imported
         found: object = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"{key}: cannot load {name!r}: {error}; write {others}package.module:function"
-        ) from error
     if not callable(found):
         raise ConfigError(f"{key}: {name!r} is a {type(found).__name__}, not a function")
     return found

@@ -78,8 +78,8 @@ def _load(name: str) -> Rule:
         raise ValueError(f"rule: {name!r} is none of {', '.join(RULES)}, nor package.module:function")
     try:
         gain = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, SyntaxError) as error:
-        raise ValueError(f"rule: {name!r} cannot be loaded: {error}") from error
+    except Exception as error:  # a module may raise anything when it is imported
+        raise ValueError(f"rule: {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(gain):
         raise ValueError(f"rule: {name!r} is no function but {gain!r}")
     return from_gain(name, gain)

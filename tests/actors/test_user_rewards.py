@@ -13,12 +13,13 @@ import pytest
 from hora_rl.actors.coordinator.calls import generator_calls, group_calls, verifier_calls
 from hora_rl.actors.coordinator.group_rewards import LastTexts, unranked
 from hora_rl.actors.verifier.pool import VerifierPool
+from hora_rl.allocator.rules import get_rule
 from hora_rl.common.config import Config, Data, Reward
 from hora_rl.common.data import gym
 from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.data.rewards import group_functions
-from hora_rl.common.data.user_rewards import Answer
+from hora_rl.common.data.user_rewards import Answer, load_reward
 from hora_rl.common.errors import AwayTooLong, ConfigError
 from hora_rl.common.load import load
 from hora_rl.common.types import Prompt, SamplingRequest, Scored
@@ -165,6 +166,14 @@ async def test_a_failing_reward_is_one_line_with_name_and_row_never_a_zero(name:
         await score(name, answers=GROUP, time_limit_s=0.5)
     assert line in str(failed.value)
     assert "\n" not in str(failed.value)
+
+
+@pytest.mark.parametrize(("text", "error"), [("KEY = {}['KEY']", "KeyError"), ("def f(a) 1", "SyntaxError")])
+def test_a_module_that_fails_at_its_import_is_one_line(own: Path, text: str, error: str) -> None:
+    (own / f"{error}_module.py").write_text(text)
+    for load_own in (load_reward, get_rule):
+        with pytest.raises(ValueError, match=f"'{error}_module:f'.*{error}: [^\n]*$"):
+            load_own(f"{error}_module:f")
 
 
 async def test_what_a_reward_imports_counts_neither_in_its_time_nor_in_its_memory(own: Path) -> None:
