@@ -20,6 +20,7 @@ from hora_rl.common.config import Data, Evaluation
 from hora_rl.common.data import arithmetic, gym
 from hora_rl.common.data.table_files import READERS, read_rows
 from hora_rl.common.data.table_files import DataError as DataError
+from hora_rl.common.errors import any_error_as
 from hora_rl.common.files import check_folder
 
 Json = Any
@@ -247,15 +248,14 @@ def _hub(data: Data) -> Iterator[tuple[str, Mapping[str, object]]]:
 
     if Path(data.path).is_dir():
         check_folder(Path(data.path))
-    try:
-        table = datasets.load_dataset(data.path, split=data.split)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        # No network and a gated or missing name are OSErrors, a missing split or configuration ValueErrors.
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(
+
+    def unusable(reason: str) -> DataError:
+        return DataError(
             f"{data.path} (split {data.split!r}): the Hugging Face data set cannot be loaded: "
-            f"{type(error).__name__}: {reason}. Check the name and the split; without network, point "
+            f"{' '.join(reason.split())[:300]}. Check the name and the split; without network, point "
             "data.path to a JSONL file."
-        ) from error
-    for number, row in enumerate(table, start=1):
-        yield f"{data.path}[{data.split}] row {number}", row
+        )
+
+    with any_error_as(unusable):  # a script is a RuntimeError, a column without its decoder an ImportError
+        for number, row in enumerate(datasets.load_dataset(data.path, split=data.split), start=1):
+            yield f"{data.path}[{data.split}] row {number}", row

@@ -253,6 +253,12 @@ def test_a_parquet_column_that_no_row_can_hold_is_one_line(tmp_path, name, colum
         load_dataset(Data(path=str(path)))
 
 
+def test_a_hub_data_set_that_is_a_script_is_one_line(tmp_path):
+    (tmp_path / f"{tmp_path.name}.py").touch()
+    with pytest.raises(DataError, match=r"cannot be loaded: RuntimeError: Dataset scripts are no longer"):
+        load_dataset(Data(path=str(tmp_path)))
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv"])
 def test_rows_beyond_the_bound_are_refused_before_they_are_held(tmp_path, monkeypatch, ending):
     path = table(tmp_path / f"rows.{ending}", ROWS * 100)
