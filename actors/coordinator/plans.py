@@ -45,7 +45,7 @@ class Plans:
         self._rounds = rounds
         self._max_bytes = max_bytes
 
-    async def remember(self, shard: str, plan: Plan) -> Plan:
+    async def remember(self, shard: str, ids: Sequence[str], plan: Plan) -> Plan:
         """Store the last round of a shard's plan. Returns the plan that counts: this one, or one stored
         before."""
         new, keys = uuid.uuid4().hex, [self._keys.plans]
@@ -59,7 +59,7 @@ class Plans:
             first = (await pipe.execute())[-1]
         if first:
             return plan
-        stored = await self.load(shard, [g.id for g in plan.groups])
+        stored = await self.load(shard, ids)  # of all groups, also of those that the plan has lost
         assert stored is not None  # It was first, and plans stay.
         return stored
 
@@ -73,8 +73,8 @@ class Plans:
                 yield self._keys.drawn(group.id, last), encode_extra(replace(group, rollouts=drawn))
 
     async def load(self, shard: str, ids: Sequence[str]) -> Plan | None:
-        """The stored plan of the shard of these groups, with the groups that were not pushed; None without a
-        plan.
+        """The stored plan of the shard of `ids`, all its groups, with those that were not pushed; None
+        without a plan.
 
         A group whose rollouts are damaged or missing is left out, and sampled again with its planned size.
         """

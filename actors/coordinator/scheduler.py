@@ -179,9 +179,10 @@ class Coordination:
         ahead = fixed_draws(self._config.rollout, batch) if stored is None else []
         async with prefetched(self._sampler(shard), ahead) as sample:
             allocate_next = partial(allocate_round, self._config, batch, [p.index for p in shard.prompts])
-            plan = stored or await self._plans.remember(name, await phase_a(shard, sample, allocate_next))
+            remember = partial(self._plans.remember, name, shard.ids)
+            plan = stored or await remember(await phase_a(shard, sample, allocate_next))
             while len(plan.rounds) < self._config.allocation.under(plan.rule).rounds:
-                plan = await self._plans.remember(name, await next_round(shard, plan, sample, allocate_next))
+                plan = await remember(await next_round(shard, plan, sample, allocate_next))
             await self._push(shard, plan, sample, planned=True)
         await self._services.cycles.complete(_report(shard, plan, time.monotonic() - started))
         self._services.telemetry.allocation(plan.rule, plan.successes, plan.extra)

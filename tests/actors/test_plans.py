@@ -49,8 +49,8 @@ def same(one: Plan | None, other: Plan) -> bool:
 async def test_the_first_plan_of_a_shard_counts_and_nothing_is_left_of_another(client: AsyncRedis) -> None:
     plans = Plans(client, "p")
     assert await plans.load("0:0", IDS) is None
-    assert same(await plans.remember("0:0", plan_of(2)), plan_of(2))
-    assert same(await plans.remember("0:0", plan_of(5)), plan_of(2))
+    assert same(await plans.remember("0:0", IDS, plan_of(2)), plan_of(2))
+    assert same(await plans.remember("0:0", IDS, plan_of(5)), plan_of(2))
     assert same(await plans.load("0:0", IDS), plan_of(2))
     assert await keys_of(client) == {Keys("p").plans, *(Keys("p").pre_rollouts(i) for i in IDS)}
 
@@ -59,7 +59,7 @@ async def test_a_planned_group_is_whole_for_the_learner_and_closed_for_coordinat
     client: AsyncRedis, redis_server: RedisServer
 ) -> None:
     plans, producer = Plans(client, "p"), Producer(client, "p", 1)
-    plan = await plans.remember("0:0", plan_of(2))
+    plan = await plans.remember("0:0", IDS, plan_of(2))
     for one in plan.groups[:2]:
         grown = replace(one, rollouts=(*one.rollouts, sampled("B", 7)))
         assert await producer.push(grown, planned=True)
@@ -75,7 +75,7 @@ async def test_a_planned_group_is_whole_for_the_learner_and_closed_for_coordinat
 @pytest.mark.parametrize("damaged", [None, b"\x00damaged"])
 async def test_lost_pre_rollouts_are_asked_for_again(client: AsyncRedis, damaged: bytes | None) -> None:
     plans, key = Plans(client, "p"), Keys("p").pre_rollouts("0:1")
-    await plans.remember("4:0", plan_of(2))
+    await plans.remember("4:0", IDS, plan_of(2))
     await (client.delete(key) if damaged is None else client.set(key, damaged))
     plan = await plans.load("4:0", IDS)
     assert [g.id for g in plan.groups] == ["0:0", "0:2"]
@@ -84,7 +84,7 @@ async def test_lost_pre_rollouts_are_asked_for_again(client: AsyncRedis, damaged
 
 
 async def test_pre_rollouts_longer_than_the_limit_are_not_read_to_their_end(client: AsyncRedis) -> None:
-    await Plans(client, "p").remember("0:0", plan_of(2))
+    await Plans(client, "p").remember("0:0", IDS, plan_of(2))
     assert (await Plans(client, "p", max_bytes=100).load("0:0", IDS)).groups == ()
 
 
@@ -98,13 +98,17 @@ def second_round(plan: Plan, token: int) -> Plan:
 
 async def test_the_first_plan_of_a_round_counts_with_its_own_rollouts(client: AsyncRedis) -> None:
     plans = Plans(client, "p", rounds=3)
-    first = await plans.remember("0:0", plan_of(2))
+    first = await plans.remember("0:0", IDS, plan_of(2))
     mine, other = second_round(first, 4), second_round(first, 9)
-    assert same(await plans.remember("0:0", mine), mine)
-    assert same(await plans.remember("0:0", other), mine)
+    assert same(await plans.remember("0:0", IDS, mine), mine)
+    assert same(await plans.remember("0:0", IDS, other), mine)
     found = await plans.load("0:0", IDS)
     assert same(found, mine)
     assert [(r.round, int(r.tokens[0])) for r in found.groups[0].rollouts] == [(0, 2), (1, 4), (1, 4)]
-    assert same(await plans.remember("0:0", plan_of(5)), mine), "who is behind learns of the newest round"
+    assert same(await plans.remember("0:0", IDS, plan_of(5)), mine), "who is behind learns of the newest"
     drawn = {Keys("p").drawn(i, 1) for i in ("0:0", "0:2")}
     assert await keys_of(client) == {Keys("p").plans} | {Keys("p").pre_rollouts(i) for i in IDS} | drawn
+    await client.delete(Keys("p").pre_rollouts("0:1"))
+    left = await plans.load("0:0", IDS)
+    assert [len(g.rollouts) for g in left.groups] == [3, 2]
+    assert same(await plans.remember("0:0", IDS, left), left), "a lost group moves no other's rollouts"
