@@ -125,7 +125,11 @@ class Source(Rows):
 
 
 class Data(Rows):
-    shuffle: bool = Field(True, description="New order each epoch, a function of seed and epoch.")
+    shuffle: bool = Field(
+        True,
+        description="New order each epoch, a function of seed and epoch. false: the order of the rows, whose "
+        "last ones are never used unless they fill a batch.",
+    )
     benchmarks: tuple[str, ...] = Field((), description="JSONL; training prompts are checked for leaks.")
     sources: dict[Annotated[str, Field(pattern=SOURCE)], Source] = Field(
         {},

@@ -31,8 +31,8 @@ def mixed_rows(
 
     Each place of the run goes to the source furthest behind its weight, so every stretch has the sources in
     proportion. Each source has separate epochs, and each epoch a new order. Rows that are too few for a batch
-    are left out, different ones each epoch. Determined by seed, weights, rows and batch. Raises ValueError if
-    the batch takes more rows than a source has."""
+    are left out, with `shuffle` different ones each epoch. Determined by seed, weights, rows and batch.
+    Raises ValueError if the batch takes more rows than a source has."""
     turns, epochs, places = _batch(batch, prompts_per_batch, mixture)
     for k, n in enumerate(mixture.rows):
         if (takes := turns.count(k)) > n:
