@@ -133,7 +133,7 @@ def _messages(body: dict[str, object]) -> None:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise Refused(f"messages.{number} must be an object with a role", "messages")
         _content(message.get("content"), number)
-    if not isinstance(tools, list) or len(tools) > MOST_TOOLS or _depth(tools) > DEEPEST:
+    if not isinstance(tools, list) or len(tools) > MOST_TOOLS or _deeper(tools, DEEPEST):
         raise Refused(f"tools must be at most {MOST_TOOLS} tools, nested {DEEPEST} deep", "tools")
     if body.get("tool_choice", "none") not in ("none", "auto"):
         raise Refused("tool_choice must be none or auto: no call is forced or parsed here", "tool_choice")
@@ -171,6 +171,7 @@ def _whole(value: object, name: str, low: int, high: int) -> int:
     return value
 
 
-def _depth(value: object) -> int:
+def _deeper(value: object, depth: int) -> bool:
+    """Whether lists and objects in `value` are nested more than `depth` deep."""
     children = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-    return 1 + max(map(_depth, children), default=0)
+    return depth == 0 or any(_deeper(child, depth - 1) for child in children)

@@ -56,6 +56,7 @@ def test_what_a_request_may_not_choose_is_ours() -> None:
         ({"stop_token_ids": ["5"]}, "stop_token_ids must be at most 16 token ids"),
         ({"stream": 1}, "stream must be true or false"),
         ({"tool_choice": "required"}, "tool_choice must be none or auto"),
+        *(({"tools": json.loads("[" * n + "]" * n)}, "tools must be at most 64") for n in (17, 600)),
         ({"messages": []}, "messages must be 1 to 1024 messages"),
         ({"messages": ["hi"]}, "messages.0 must be an object with a role"),
         ({"min_weight_version": -1}, "min_weight_version must be"),
