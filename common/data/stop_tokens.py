@@ -49,14 +49,14 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
     template has no assistant turn."""
     from jinja2 import TemplateError
 
-    messages = [{"role": "user", "content": _SAID}, {"role": "assistant", "content": _SAID}]
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
-    except TemplateError:
+    except (TemplateError, TypeError, KeyError, ValueError):  # `templated` reports a template without use
         return None
     assert isinstance(text, str)
-    after = text[text.rfind(_SAID) + len(_SAID) :].lstrip()
-    ids = tokenizer.encode(after, add_special_tokens=False)
+    _, found, after = text.rpartition(_SAID)
+    ids = tokenizer.encode(after.lstrip(), add_special_tokens=False) if found else []
     own = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     return ids[0] if ids and ids[0] in own else None
 

@@ -126,7 +126,13 @@ def test_the_user_s_own_end_must_be_one_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "of_turn", ["{{ m['content'] }}\n", "{{ raise_exception('no') if m['role'] == 'assistant' }}"]
+    "of_turn",
+    [
+        "{{ m['content'] }}\n",
+        "{{ raise_exception('no') if m['role'] == 'assistant' }}",
+        "{{ 1 + m['content'] if m['role'] == 'assistant' }}",
+        f"{{{{ m['content'] + '{TURN_END}' if m['role'] == 'user' }}}}",
+    ],
 )
 def test_a_template_whose_turns_end_with_no_token_of_their_own_names_none(of_turn: str) -> None:
     assert turn_end(chat_tokenizer(f"{{% for m in messages %}}{of_turn}{{% endfor %}}")) is None
