@@ -5,6 +5,7 @@ out of process lists and displayed files, in a file named by `?password_file=/pa
 folder."""
 
 import os
+import re
 import socket
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
@@ -105,6 +106,7 @@ class _WideConnection(redis.asyncio.UnixDomainSocketConnection):
 def hidden(url: str) -> str:
     """The URL without its password, even if the password is not percent-encoded."""
     scheme, _, rest = url.partition("://")
+    rest = re.split("[?&]password=", rest)[0]
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 

@@ -55,6 +55,7 @@ def test_patience_does_not_help_a_wrong_password(tmp_path):
 @pytest.mark.parametrize("password", ["12/ss", "pa#ss", "a?b", "a@b", "a[b", "abc/def", "plain", "p%40ss"])
 def test_what_is_shown_of_an_address_has_no_password(password):
     assert hidden(f"redis://:{password}@host:6379/0?x=1") == "redis://host:6379/0"
+    assert hidden(f"redis://host:6379/0?password={password}") == "redis://host:6379/0"
     assert hidden(f"rediss://user:{password}@host:6379") == "rediss://host:6379"
     if set("/#?[") & set(password):
         with pytest.raises(ConfigError, match=r"queue\.url \(redis://host:6379\) cannot be read:") as said:
