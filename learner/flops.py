@@ -37,8 +37,8 @@ PEAK_BF16 = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Size of a model per token: weights of the body and of the head, and layers x heads x head size. Only
-    the experts that a token is sent to count. `trained`: trained weights of the body; None if all weights are
+    """Size of a model per token: weights of the body and of the head, and heads x head size of all layers.
+    Only the experts that a token is sent to count. `trained`: trained weights of the body; None if all are
     trained, the head's included."""
 
     body: int
@@ -55,9 +55,7 @@ class Shape:
         weights, trained = sum(size.values()), sum(n for p, n in size.items() if p.requires_grad)
         head = config.vocab_size * config.hidden_size
         look_up = 0 if config.tie_word_embeddings else head
-        heads = config.num_attention_heads
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        width = config.num_hidden_layers * heads * head_size
+        width = sum(queries for queries, _ in widths(config))
         return cls(weights - head - look_up, head, width, trained if trained < weights else None)
 
     @property
@@ -80,6 +78,16 @@ class Shape:
             + 6.0 * self.width * _pairs(row)
             for row in rows
         )
+
+
+def widths(config: PretrainedConfig) -> list[tuple[int, int]]:
+    """Query and key elements of one token in each layer: Gemma-4 has layers of two kinds."""
+    found = []
+    for layer in config.per_layer_config:
+        heads = layer.num_attention_heads
+        size = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+        found.append((heads * size, (getattr(layer, "num_key_value_heads", None) or heads) * size))
+    return found
 
 
 def _pairs(row: Row) -> int:

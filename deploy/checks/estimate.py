@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hora_rl.common.config import Config, Lora
-from hora_rl.learner.flops import Shape
+from hora_rl.learner.flops import Shape, widths
 from hora_rl.learner.prefixes import ALIGNED, divide, window_of
 
 if TYPE_CHECKING:
@@ -84,17 +84,16 @@ class ModelShape:
     def of(cls, hf: PreTrainedModel, lora: Lora | None) -> ModelShape:
         """The shape of a model, which may be on the meta device, and of its adapter."""
         text = hf.config.get_text_config()
-        heads = text.num_attention_heads
-        head = getattr(text, "head_dim", None) or text.hidden_size // heads
+        queries, keys = zip(*widths(text), strict=True)
         return cls(
             parameters=sum(p.numel() for p in hf.parameters()),
             adapter=_adapter_size(hf, lora) if lora else 0,
             layers=text.num_hidden_layers,
             hidden=text.hidden_size,
             intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-            kv_width=(getattr(text, "num_key_value_heads", None) or heads) * head,
+            kv_width=max(keys),
             vocabulary=text.vocab_size,
-            query_width=heads * head,
+            query_width=sum(queries) // len(queries),
             body=Shape.of(hf).body,
             window=window_of(hf.config),
         )

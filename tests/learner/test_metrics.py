@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma3Config, Qwen3MoeConfig
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Qwen3MoeConfig
 
 from hora_rl.common.config import Config
 from hora_rl.common.types import Group, Phase, VersionSpan
+from hora_rl.deploy.checks.estimate import ModelShape
 from hora_rl.learner.batch import measurable
 from hora_rl.learner.flops import Shape, peak_flops
 from hora_rl.learner.metrics import step_metrics
@@ -156,3 +157,14 @@ def test_a_model_with_a_part_for_images_has_the_shape_of_its_text() -> None:
     with torch.device("meta"):
         found = Shape.of(AutoModelForCausalLM.from_config(config))
     assert (found.head, found.width) == (64 * 16, 2 * 2 * 8)
+
+
+def test_layers_of_two_head_sizes_each_count_with_their_own() -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "global_head_dim": 16}
+    kinds = {"layer_types": ["sliding_attention"] * 2 + ["full_attention"]}
+    with torch.device("meta"):
+        hf = AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma4_text", **sizes, **heads, **kinds))
+    assert Shape.of(hf).width == 2 * (2 * 8) + 2 * 16
+    estimated = ModelShape.of(hf, None)
+    assert (estimated.kv_width, estimated.queries) == (16, 64 // 3)
