@@ -144,4 +144,5 @@ def window_of(config: PreTrainedConfig) -> int | None:
     """The smallest attention window of any layer; None if all layers look back to the start."""
     text = config.get_text_config()
     found = [getattr(text, name, None) for name in WINDOWS]
-    return min((n for n in found if isinstance(n, int)), default=None)
+    # Qwen2-MoE has 0 for none.
+    return min((n for n in found if isinstance(n, int) and n > 0), default=None)

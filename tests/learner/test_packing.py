@@ -2,6 +2,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from transformers import Qwen2MoeConfig
 
 from hora_rl.common.config import Config, Objective
 from hora_rl.common.errors import ConfigError
@@ -10,7 +11,7 @@ from hora_rl.learner import prefixes
 from hora_rl.learner.batch import micro_batches, samples_of
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.metrics import step_metrics
-from hora_rl.learner.prefixes import SAVING, Sharing, bins, divide, rows_of
+from hora_rl.learner.prefixes import SAVING, Sharing, bins, divide, rows_of, window_of
 from tests.support.groups import group, rollout
 from tests.support.samples import ALWAYS, sized
 
@@ -90,6 +91,8 @@ def test_a_sequence_longer_than_a_window_is_alone() -> None:
     found = rows_of(samples, 1000, Sharing(even=1e9, window=10))
     assert sorted(len(row) for row in found) == [1, 1, 2]
     assert {len(s.tokens) for row in found for s in row if len(row) == 2} == {5, 6}
+    assert window_of(Qwen2MoeConfig(sliding_window=10, use_sliding_window=True)) == 10
+    assert window_of(Qwen2MoeConfig(sliding_window=10)) is None
 
 
 def test_a_large_group_under_a_tight_budget_is_cut_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
