@@ -314,9 +314,9 @@ def effective_stage(learner: Learner, dtype: str) -> int:
     return 2 if learner.zero_stage == 0 and dtype != "float32" else learner.zero_stage
 
 
-def load_model(model: Model, learner: Learner, attention: str | None = None) -> PreTrainedModel:
-    """Load the initial policy for training, with attention `attention` or `learner.attention`. Raises
-    ConfigError when the folder holds no causal language model, or the attention's package is missing."""
+def load_model(model: Model, learner: Learner) -> PreTrainedModel:
+    """Load the initial policy for training. Raises ConfigError when the folder holds no causal language
+    model, or one without the attention `learner.attention`."""
     from transformers import AutoModelForCausalLM
 
     refuse_to_train(model)
@@ -324,7 +324,7 @@ def load_model(model: Model, learner: Learner, attention: str | None = None) -> 
         hf = AutoModelForCausalLM.from_pretrained(
             model.path,
             dtype=DTYPES[model.dtype],
-            attn_implementation=attention or learner.attention,
+            attn_implementation=learner.attention,
             trust_remote_code=model.trust_remote_code,
         )
     except (OSError, ValueError, ImportError) as error:

@@ -135,7 +135,7 @@ def _write(
         with _complete(folder, run, step, weights_digest(Path(model.path))) as partial:
             write_adapter(partial, tensors, model.path, lora)
         return
-    hf = hf or load_model(model, config.learner, attention="sdpa")
+    hf = hf or load_model(model, config.learner)
     if lora is not None:
         merge(hf, tensors, lora.scale)
         tensors = dict(hf.named_parameters())

@@ -1,5 +1,6 @@
 """What cannot be exported is one line. What can is compared with the run's model in test_restart."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,13 @@ from hora_rl.learner.engine import load_model
 from hora_rl.learner.export import _buffers
 from hora_rl.learner.manifest import Manifest, digest, make_secret, read_secret
 from hora_rl.learner.origin import step_of
-from tests.support.families import glm4_moe
+from tests.support.families import glm4_moe, write_model
 
 
-def run_folder(tmp_path: Path, *steps: int) -> Path:
+def run_folder(tmp_path: Path, *steps: int, settings: Sequence[str] = ()) -> Path:
     run = tmp_path / "r"
     run.mkdir()
-    (run / "config.yaml").write_text(dump_yaml(load("tiny", [])))
+    (run / "config.yaml").write_text(dump_yaml(load("tiny", settings)))
     for step in steps:
         (run / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
     make_secret(run)
@@ -67,9 +68,11 @@ def test_no_run_checkpoint_or_known_step_is_refused_and_nothing_is_overwritten(t
 
 
 def test_an_exported_model_knows_its_step(tmp_path: Path) -> None:
-    run = run_folder(tmp_path, 10, 20)
+    model = write_model("bloom", tmp_path / "model")
+    # BLOOM has no other attention.
+    run = run_folder(tmp_path, 10, 20, settings=[f"model.path={model}", "learner.attention=eager"])
     config = load(str(run / "config.yaml"))
-    weights = load_model(config.model, config.learner, attention="sdpa").state_dict()
+    weights = load_model(config.model, config.learner).state_dict()
     written(run, 10, {"module": {f"hf.{k}": v for k, v in weights.items()}})
     export_run(run, 10, tmp_path / "out")
     assert step_of(str(tmp_path / "out")) == 10
