@@ -335,10 +335,9 @@ def load_model(model: Model, learner: Learner) -> PreTrainedModel:
 
 
 def for_training(hf: PreTrainedModel, learner: Learner) -> PreTrainedModel:
-    """Configure `hf` without cache and dropout, and with gradient checkpointing if configured."""
+    """Configure `hf` without dropout, and with gradient checkpointing if configured."""
     if learner.gradient_checkpointing:
         hf.gradient_checkpointing_enable()
-    hf.config.use_cache = False
     return without_dropout(hf)
 
 
