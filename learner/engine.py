@@ -175,7 +175,7 @@ class Engine:
         for update in range(objective.updates_per_batch):
             update_sums, finite = self._accumulate(tasks)
             if update == 0 and all(gathered(update_sums["drift_tokens"] == 0.0)):
-                update_sums |= self._drift(fresh())
+                sums |= self._drift(fresh())
             done = self._apply(finite)
             applied = applied and done
             bad = bad or not (done or (finite and self._config.model.dtype == "float16"))

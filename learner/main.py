@@ -36,19 +36,24 @@ def main() -> None:
     os.environ.setdefault("LOCAL_RANK", str(options.local_rank or 0))
     try:
         config = load(options.config, options.set)
-        _refuse(config.weights.transport, config.evaluation.every, no_ray=options.no_ray)
+        _refuse(config, no_ray=options.no_ray)
         _run(config, options.redis, rank, world, with_ray=not options.no_ray)
     except HoraError as error:
         sys.exit(f"hora learner, rank {rank}: {error}")
 
 
-def _refuse(transport: str, every: int | None, *, no_ray: bool) -> None:
-    """Raise ConfigError for settings that these launchers would silently ignore."""
-    if no_ray and transport != "file":
-        raise ConfigError(f"--no-ray needs weights.transport: file, not {transport}: change one of them")
-    if every is not None:  # as with learner.keep_best
+def _refuse(config: Config, *, no_ray: bool) -> None:
+    """Raise ConfigError for settings that these launchers cannot keep."""
+    if no_ray:  # replicas cannot be called
+        for key, value, needed in (
+            ("weights.transport", config.weights.transport, "file"),
+            ("generator.sleep", config.generator.sleep, "none"),
+        ):
+            if value != needed:
+                raise ConfigError(f"--no-ray needs {key}: {needed}, not {value}: change one of them")
+    if config.evaluation.every is not None:  # as with learner.keep_best
         raise ConfigError(
-            f"evaluation.every ({every}) is kept by `hora run` and `hora train`, whose "
+            f"evaluation.every ({config.evaluation.every}) is kept by `hora run` and `hora train`, whose "
             "launcher evaluates: use one of these, or set evaluation.every and learner.keep_best to null"
         )
 

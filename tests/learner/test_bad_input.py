@@ -1,6 +1,8 @@
-"""Losses and gradients that are not finite never reach the weights; unusable messages are in test_feed.py."""
+"""Losses and gradients that are not finite never reach the weights, and drift stops no run too late; unusable
+messages are in test_feed.py."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +130,12 @@ def test_a_loss_scale_that_is_too_large_is_no_bad_loss(process_group: None) -> N
     updates = [engine.step(overflowing) for _ in range(3)]
     assert not any(update.applied or update.bad for update in updates)
     assert engine.step([micro_batch(float("nan"), -1.0)]).bad
+
+
+def test_drift_of_fresh_samples_counts_once_whatever_the_number_of_updates(process_group: None) -> None:
+    engine = Engine(load("tiny", ["learner.objective.updates_per_batch=3"]), 0, 1)
+    older = replace(micro_batch(1.0), match=torch.zeros(8, dtype=torch.bool))
+    assert engine.step([older], lambda: micro_batch(0.0)).sums["drift_tokens"] == 8
 
 
 RANK = """
