@@ -226,9 +226,7 @@ class Together(Fleet):
 @pytest.mark.parametrize(
     "more", [{"allocation.rule": "uniform"}, {"allocation.warmup.enabled": "true"}], ids=["rule", "gate"]
 )
-async def test_a_shard_that_needs_no_counts_asks_for_everything_at_once(
-    redis_url: str, more: dict[str, str]
-) -> None:
+async def test_a_shard_that_needs_no_counts_asks_for_all_of_it(redis_url: str, more: dict[str, str]) -> None:
     config = config_of(f"at-once-{'-'.join(more)}", staleness=0, steps=2, **more)
     fleet = Together(expected=2 * PROMPTS // 3)  # two rollouts and three rollouts of each prompt
     await to_the_end(config, redis_url, fleet)

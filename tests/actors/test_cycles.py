@@ -271,9 +271,7 @@ async def test_a_budget_in_tokens_goes_by_the_lengths_of_known_cycles(redis_url:
 
 
 @pytest.mark.parametrize(("more", "least"), [({}, 0), (PHASE_WEIGHT, 1)], ids=["pooled", "unbiased"])
-async def test_phase_weights_give_each_prompt_a_phase_b(
-    redis_url: str, more: dict[str, str], least: int
-) -> None:
+async def test_phase_weights_give_each_a_phase_b(redis_url: str, more: dict[str, str], least: int) -> None:
     config = config_of(f"phase-b-{least}", **{"allocation.warmup.enabled": "false", **more})
     async with coordinators(redis_url, config, lambda: FixedPrior(0.01, 3.0)) as coordinator:
         cycles = coordinator()

@@ -93,9 +93,7 @@ os._exit(9)
 """
 
 
-async def test_a_process_that_is_killed_within_a_line_fails_its_episodes_and_is_started_again(
-    tmp_path: Path,
-) -> None:
+async def test_a_process_killed_within_a_line_fails_its_episodes_and_is_started_again(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(CUT.format(python=sys.executable))
     python.chmod(0o755)

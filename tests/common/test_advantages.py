@@ -111,9 +111,7 @@ def test_a_batch_has_each_groups_advantages_in_the_order_of_its_rollouts(objecti
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("average", ["rollouts", "tokens"])
-def test_a_trainers_mean_over_rollouts_has_the_gradient_of_means_of_groups(
-    objective: str, average: str
-) -> None:
+def test_a_trainers_mean_over_rollouts_has_the_gradient_of_group_means(objective: str, average: str) -> None:
     """(1/Γ) Σ_i (1/G_i) Σ_j (1/Z) Σ_t A log π in torch, against the trainer's own average of the same."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 6, len(OWNER))

@@ -45,9 +45,7 @@ MALFORMED = [
         ("<think>a", "my.module:answer", 0.0),
     ],
 )
-def test_the_format_is_a_whole_thought_and_its_modes_answer(
-    completion: str, mode: str, reward: float
-) -> None:
+def test_the_format_is_a_thought_and_its_modes_answer(completion: str, mode: str, reward: float) -> None:
     assert format_reward(completion, mode) == reward
 
 

@@ -78,9 +78,7 @@ def test_names_shapes_and_types_count() -> None:
     assert len({digest(t) for t in [tensors, *others]}) == 5
 
 
-def test_only_an_announced_and_whole_file_spares_publishing(
-    tmp_path: Path, redis_server: RedisServer
-) -> None:
+def test_only_an_announced_whole_file_spares_publishing(tmp_path: Path, redis_server: RedisServer) -> None:
     client, file = connect(redis_server.url), tmp_path / "00000007.safetensors"
     assert available(client, "versions", "file") == 0
     announce(client, Manifest("versions", 7, str(file), blake3(b"abc").hexdigest(), 3))

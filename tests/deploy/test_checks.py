@@ -44,9 +44,7 @@ def test_pythons_for_which_packages_are_pinned(config: Make, monkeypatch: pytest
         assert found.level == level, minor
 
 
-def test_a_run_that_logs_to_wandb_needs_its_package_and_no_other_run_does(
-    config: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_runs_that_log_to_wandb_need_its_package(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configuration, "find_spec", lambda name: None)
     assert one(configuration.packages, Target(config())) == {}
     wants = config(learner={"wandb": "project"})
@@ -73,9 +71,7 @@ def test_the_remedy_for_few_open_files_is_one_that_can_help(
     assert fix in found.fix
 
 
-def test_fewer_gpus_than_asked_for_are_refused_with_both_numbers_and_the_keys(
-    config: Make, cards: Callable[[int], None]
-) -> None:
+def test_too_few_gpus_are_refused_with_numbers_and_keys(config: Make, cards: Callable[[int], None]) -> None:
     target = Target(config(generator={"replicas": 3}, learner={"workers": 2}))
     for have, level in ((1, "fail"), (4, "fail"), (5, "ok"), (0, "ok")):
         cards(have)
@@ -146,9 +142,7 @@ def test_memory_of_the_host_is_counted_where_it_is_needed(config: Make) -> None:
     assert not any(name.startswith("learner") for name in sampling)
 
 
-def test_activations_that_the_host_cannot_hold_are_refused(
-    config: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_activations_the_host_cannot_hold_are_refused(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """SmolLM2's shape: what a micro-batch needs decides, and not the weights of 0.25 GiB."""
     shape = ModelShape(134_515_008, 0, 30, 576, 1536, 192, 49_152)
     lengths = {"max_prompt_tokens": 512, "max_response_tokens": 512}

@@ -124,9 +124,7 @@ def test_rounds_that_stop_at_nothing_are_advised_against(config: Make) -> None:
         assert said is None or (said.level, "allocation.stop: hit" in said.fix) == ("warn", True)
 
 
-def test_a_held_out_problem_beyond_the_limit_is_refused_before_anything_starts(
-    config: Make, tmp_path: Path
-) -> None:
+def test_a_held_out_problem_beyond_the_limit_is_refused_before_a_start(config: Make, tmp_path: Path) -> None:
     path = rows(tmp_path / "held-out.jsonl", "1+0=?", "1+" * 30 + "1=?")
     with pytest.raises(ConfigError, match=r"1 of 2 prompts are longer than rollout.max_prompt_tokens = 32"):
         list(sources.data(Target(config(evaluation={"path": path}))))
@@ -325,9 +323,7 @@ def programs(folder: Path, *rows: dict[str, Any], **reward: Any) -> Config:
     return of_folder(folder, rollout=small, reward={"weights": weights} | reward)
 
 
-def test_right_and_wrong_programs_are_run_before_a_gpu_is_spent_and_missing_ones_said(
-    folder: Path,
-) -> None:
+def test_right_and_wrong_programs_are_run_before_a_gpu_is_spent_and_missing_ones_said(folder: Path) -> None:
     found = findings(programs(folder, {**PLUS, "solution": SOLUTION}))
     assert found["prompt"].says.startswith("row 0, 1 test, ")
     assert "the program, as a code block, in <answer> </answer> tags" in found["prompt"].says

@@ -183,9 +183,7 @@ def test_the_best_evaluation_s_weights_are_kept_and_the_others_go(tmp_path: Path
     assert candidates_in(tmp_path) == {}
 
 
-def test_what_is_under_way_and_due_next_is_kept_and_what_no_evaluation_will_measure_is_not(
-    tmp_path: Path,
-) -> None:
+def test_what_is_under_way_or_due_is_kept_and_what_no_evaluation_will_measure_is_not(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         write(tmp_path, step)
     promote_best("pass@16", tmp_path, [], newest_due=40, under_way=10)

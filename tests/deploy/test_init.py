@@ -136,9 +136,7 @@ def test_gpus_that_hold_no_known_model_get_the_smallest_and_are_told(
     assert "no model" in capsys.readouterr().err
 
 
-def test_a_card_without_memory_of_its_own_has_the_host_s(
-    cards: Cards, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_card_without_own_memory_has_the_host_s(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
     cards(1, "[N/A]")
     host = SimpleNamespace(total=6 * 2**30, available=2**40)
     monkeypatch.setattr("hora_rl.deploy.checks.resources.psutil.virtual_memory", lambda: host)

@@ -152,9 +152,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Share]:
     return found
 
 
-def test_what_was_said_is_gone_when_all_parts_fit_and_after_the_end(
-    redis_url: str, parts: list[Share]
-) -> None:
+def test_what_was_said_is_gone_once_all_parts_fit_and_at_the_end(redis_url: str, parts: list[Share]) -> None:
     client = connect(redis_url)
     client.hset(Keys("fits").state, mapping=changed(unplaced="no place for 1 of 2 learner rank"))
     with reports_unplaced(training("fits", redis_url)):

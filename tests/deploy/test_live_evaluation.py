@@ -303,9 +303,7 @@ def test_an_evaluator_with_an_error_keeps_the_weights_that_a_resume_measures(liv
     until(lambda: best_step(run.run_dir) == 2, run.said.getvalue)
 
 
-def test_the_end_of_training_breaks_an_evaluation_off_keeps_its_samples_and_releases_its_replica(
-    live,
-) -> None:
+def test_the_end_of_training_breaks_an_evaluation_off_keeps_samples_and_releases_its_replica(live) -> None:
     run = live()
     replicas = Replicas(run, "generator/a", "generator/b")
     run.evaluate_slowly(2)

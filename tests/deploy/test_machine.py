@@ -232,9 +232,7 @@ def test_runs_that_start_at_once_agree_on_one_token() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("RAY_AUTH_MODE", "disabled"), ("RAY_AUTH_TOKEN", "a" * 64)])
-def test_no_token_is_made_where_ray_would_make_none(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
+def test_no_token_is_made_where_ray_has_none(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     keep_token_private(make=True)
     assert not token_file().exists()

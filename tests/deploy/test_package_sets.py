@@ -112,8 +112,6 @@ MODELS = {"torch", "transformers", "vllm", "deepspeed"}
         pytest.param("hora_rl.deploy.launch.local", MODELS, marks=pytest.mark.system),
     ],
 )
-def test_commands_the_application_and_the_start_of_a_run_load_no_model_library(
-    module: str, heavy: set[str]
-) -> None:
+def test_commands_application_and_start_of_a_run_load_no_model_library(module: str, heavy: set[str]) -> None:
     code = f"import sys, {module}; sys.exit(str(found) if (found := {heavy} & set(sys.modules)) else 0)"
     run_well(sys.executable, "-c", code)

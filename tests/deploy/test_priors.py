@@ -66,9 +66,7 @@ def test_features_are_computed_once_and_kept_with_the_run(run: Path) -> None:
     assert (run / "features-hidden.npz").stat().st_mtime_ns == stamp
 
 
-def test_features_of_another_model_or_of_other_prompts_are_computed_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_of_other_models_or_prompts_are_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def embedded(model: str, texts: list[str]) -> np.ndarray:
         return np.array([[len(model), len(text)] for text in texts], dtype=np.float32)
 
@@ -129,9 +127,7 @@ def test_a_state_that_is_not_the_priors_own_is_one_line(run: Path) -> None:
             prior_of(*own(config), prompts)
 
 
-def test_a_feature_model_that_is_not_there_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_feature_model_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator may run in another folder than `hora`."""
     (tmp_path / "embedder").mkdir()
     monkeypatch.chdir(tmp_path)

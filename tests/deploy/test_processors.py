@@ -81,9 +81,7 @@ TARGET = Target(load("tiny"))
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def test_the_driver_is_asked_and_an_old_one_stops_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_driver_is_asked_and_an_old_one_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {driver, precision, triton_build} <= set(CHECKS)
     monkeypatch.setenv("PATH", "/nowhere")
     assert not list(driver(TARGET)), "no driver"

@@ -157,9 +157,7 @@ def test_what_somebody_wrote_stays() -> None:
 
 
 @pytest.mark.parametrize(("count", "workers", "replicas"), [(4, 3, 1), (8, 6, 2), (8, 7, 1)])
-def test_ranks_that_somebody_wrote_leave_the_other_cards_to_generators(
-    count: int, workers: int, replicas: int
-) -> None:
+def test_ranks_somebody_wrote_leave_the_others_to_generators(count: int, workers: int, replicas: int) -> None:
     chosen = choose(case("1.5B", f"learner.workers={workers}"), [H100] * count).config
     assert (chosen.generator.replicas, chosen.learner.workers) == (replicas, workers)
 

@@ -139,9 +139,7 @@ def test_a_run_of_another_machine_is_taken_at_its_word_and_stopped_there(tmp_pat
     assert list_runs(tmp_path)[0].state == "lost", "that machine has been silent for minutes"
 
 
-def test_a_run_that_is_up_is_not_started_again_and_one_whose_launcher_vanished_is_stopped_as_failed(
-    tmp_path, launcher
-):
+def test_a_run_that_is_up_is_not_started_again_and_one_without_launcher_has_failed(tmp_path, launcher):
     with (
         pytest.raises(RunError, match=r"demo is up already \(process \d+ on .*`hora stop .*` ends it"),
         RunFile(tmp_path / "demo").recorded("demo", "hora run", Console(file=io.StringIO())),
@@ -226,9 +224,7 @@ def test_a_running_run_is_watched_through_its_embedded_redis_until_it_ends(tmp_p
 
 
 @pytest.mark.parametrize("source", ["folder", "configuration"])
-def test_a_run_that_is_up_is_watched_in_its_own_redis_whatever_others_are_named(
-    tmp_path, monkeypatch, source
-):
+def test_a_run_that_is_up_is_watched_in_its_own_redis_whatever_is_named(tmp_path, monkeypatch, source):
     monkeypatch.setenv("HORA_REDIS_URL", "redis://elsewhere:6379")
     folder = tmp_path / "demo"
     (folder / "redis").mkdir(parents=True)

@@ -222,9 +222,7 @@ def test_a_list_of_k_that_is_none_is_one_clear_line(text: str) -> None:
     assert parse_ks("1, 8,64") == (1, 8, 64)
 
 
-def test_a_training_prompt_of_a_shipped_benchmark_or_of_the_held_out_problems_is_found(
-    tmp_path: Path,
-) -> None:
+def test_a_training_prompt_of_a_shipped_benchmark_or_the_held_out_problems_is_found(tmp_path: Path) -> None:
     held, train = tmp_path / "held.jsonl", tmp_path / "train.jsonl"
     held.write_text('{"problem": "2+2=?", "answer": 4}\n{"problem": "3+3=?", "answer": 6}\n')
     known = load_dataset(find_benchmark("aime24").data(Data(path="x"))).rows[4].problem

@@ -114,9 +114,7 @@ def test_a_batch_that_is_not_whole_yet_is_no_smaller_batch(tmp_path: Path) -> No
     assert summarise("live", load_run(folder)).rollouts_per_batch == "–"
 
 
-def test_the_share_without_signal_is_the_learners_and_the_warm_up_is_left_out_of_phase_b(
-    tmp_path: Path,
-) -> None:
+def test_the_share_without_signal_is_the_learners_and_warm_up_is_left_out_of_phase_b(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "hit_utility", 0, steps=11, evaluated=False)
     shares = {row["successes"]: row["phase_b"] for row in phase_b_share(lines(folder / "groups.jsonl"))}
     summary = summarise("run", load_run(folder))
@@ -126,9 +124,7 @@ def test_the_share_without_signal_is_the_learners_and_the_warm_up_is_left_out_of
     assert summarise("run", load_run(folder)).share_zero_signal is None
 
 
-def test_a_trained_model_is_the_initial_policy_of_a_run_that_began_with_it_and_of_no_other(
-    tmp_path: Path,
-) -> None:
+def test_a_trained_model_is_the_initial_policy_of_runs_that_began_with_it_alone(tmp_path: Path) -> None:
     trained = result("amc23", [256] * 40, 0, model="/runs/x/model")
     while_training = replace(result("aime25", [128] * 30, 0), versions=[0, 3])
     start = replace(result("aime24", [0] * 30, 0), versions=[0, 0])
@@ -144,9 +140,7 @@ def test_a_trained_model_is_the_initial_policy_of_a_run_that_began_with_it_and_o
     assert run.latest() == []
 
 
-def test_different_evaluations_of_the_initial_policy_are_averaged_and_copies_count_once(
-    tmp_path: Path,
-) -> None:
+def test_evaluations_of_the_initial_policy_are_averaged_and_copies_count_once(tmp_path: Path) -> None:
     one, other = (result("amc23", [c] * 40, 0) for c in (0, 256))
     runs = [small_run(tmp_path / name, MODEL, r) for name, r in (("a", one), ("b", other), ("c", one))]
     assert rows(runs) == {("Qwen2.5-7B", "Base"): [50.0, 100 * (0 + 1) / 2]}

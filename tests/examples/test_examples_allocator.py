@@ -134,9 +134,7 @@ def test_trls_gradient_is_that_of_the_papers_objective(trainer: HoraTrainer) -> 
 @pytest.mark.parametrize(
     ("objective", "options"), [("likelihood", {"wald": True}), ("max_rl", {}), ("pkpo", {"k": 2})]
 )
-def test_trl_takes_every_objective_of_the_library(
-    tmp_path: Path, objective: str, options: dict[str, Any]
-) -> None:
+def test_trl_takes_every_objective_of_ours(tmp_path: Path, objective: str, options: dict[str, Any]) -> None:
     trainer = trainer_of(tmp_path, [short, accuracy], objective=objective, options=options)
     trainer.model.train()
     batch = trainer._generate_and_score_completions(rows_of(trainer))

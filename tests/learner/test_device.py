@@ -65,9 +65,7 @@ def test_a_rank_on_a_card_steps_on_its_share_of_the_host_s_cores(monkeypatch: py
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
-def test_segments_grow_unless_the_user_has_settings(
-    name: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_segments_grow_unless_a_user_has_settings(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", given.append)
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):

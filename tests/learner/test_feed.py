@@ -68,9 +68,7 @@ def trained(redis_server: RedisServer, step: int) -> list[str]:
     return sorted(g.id for g in Reader(connect(redis_server.url), config(), 0, 1).read(step))
 
 
-def test_a_corrupt_message_is_a_dead_letter_with_its_reason_and_stops_nothing(
-    redis_server: RedisServer,
-) -> None:
+def test_a_corrupt_message_is_a_dead_letter_with_reason_and_stops_nothing(redis_server: RedisServer) -> None:
     client, keys = connect(redis_server.url), Keys("f")
     push_raw(client, 76, encode_pre_rollouts(of_run(75)), encode_extra(of_run(75)))
     push_raw(client, 77, b"\xc1garbage", b"\xc1garbage")
@@ -219,17 +217,13 @@ def test_a_hundred_thousand_foreign_entries_cost_seconds_and_are_gone_then(redis
     assert client.hget(keys.counters, "dead_letters") == b"100000"
 
 
-def test_waiting_for_ever_is_an_error_and_foreign_entries_are_no_sign_of_life(
-    redis_server: RedisServer,
-) -> None:
+def test_endless_waiting_is_an_error_and_foreign_entries_are_no_life_sign(redis_server: RedisServer) -> None:
     client, keys = connect(redis_server.url), Keys("f")
     with pytest.raises(RunError, match=r"step 0 has waited \d+ s for groups \(learner.wait_limit_s\)"):
         planner(redis_server).plan(0, lambda: client.xadd(keys.groups, {"id": "5", "batch": "0"}) and None)
 
 
-def test_a_crash_before_the_checkpoint_repeats_its_steps_on_the_same_groups(
-    redis_server: RedisServer,
-) -> None:
+def test_a_crash_before_a_checkpoint_repeats_its_steps_on_the_same_groups(redis_server: RedisServer) -> None:
     push(redis_server, *(of_run(i) for i in (4, 0, 5, 1, 2, 3)))
     first = planner(redis_server)
     first.plan(0, lambda: None)

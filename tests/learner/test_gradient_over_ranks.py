@@ -91,9 +91,7 @@ def error_of(found: dict[str, torch.Tensor], config: Config, ratio: float, updat
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_the_gradient_is_the_formulas_over_real_ranks_and_zero_stages(
-    tmp_path: Path, ranks: int, stage: int
-) -> None:
+def test_the_gradient_is_the_formulas_over_ranks_and_stages(tmp_path: Path, ranks: int, stage: int) -> None:
     ratio = 1e4  # far: what is left of the old weights must not drown the gradient in float32
     config = configuration(tmp_path, ratio, f"learner.zero_stage={stage}", f"learner.workers={ranks}")
     error = error_of(trained(config, groups(config), tmp_path), config, ratio)
@@ -120,9 +118,7 @@ def test_rollouts_of_several_turns_have_the_formulas_gradient_too(tmp_path: Path
 
 
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 0), (2, 3)])
-def test_several_updates_on_a_batch_clip_against_the_policy_before_the_first(
-    tmp_path: Path, ranks: int, stage: int
-) -> None:
+def test_updates_on_one_batch_clip_against_the_policy_before(tmp_path: Path, ranks: int, stage: int) -> None:
     # Three quarters of the tokens are clipped after the first update; 3.7e-5 is what float32 itself is off.
     ratio, updates = 0.03, "learner.objective.updates_per_batch=3"
     own = f"learner.zero_stage={stage}", f"learner.workers={ranks}", updates
@@ -145,9 +141,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_every_option_has_one_gradient_over_real_ranks_and_zero_stages(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_each_option_has_one_gradient_over_ranks_and_stages(tmp_path: Path, options: tuple[str, ...]) -> None:
     ratio, settings = 1e4, [f"learner.objective.{option}" for option in options]
     alone = configuration(tmp_path / "alone", ratio, *settings)
     wanted = trained(alone, groups(alone), tmp_path / "alone")

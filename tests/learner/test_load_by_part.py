@@ -28,9 +28,7 @@ def misfit(config: Config) -> str:
 
 
 @pytest.mark.parametrize("family", sorted(SETTINGS.keys() - {"bloom", "mamba"}))  # these refuse sdpa
-def test_buffers_are_those_of_from_pretrained_and_parameters_on_meta_alike(
-    family: str, tmp_path: Path
-) -> None:
+def test_buffers_are_those_of_from_pretrained_and_parameters_on_meta_too(family: str, tmp_path: Path) -> None:
     config = written(family, tmp_path)
     whole = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=DTYPE)
     made = skeleton(config.model, "sdpa", DTYPE)

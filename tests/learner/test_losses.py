@@ -106,9 +106,7 @@ def test_loss_and_sums_add_up_over_any_cut(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("advantage", "shift", "moves"), PUSHES)
-def test_a_token_stops_only_beyond_the_bound_it_is_pushed_over(
-    advantage: float, shift: float, moves: bool
-) -> None:
+def test_a_token_stops_only_beyond_the_bound_it_crosses(advantage: float, shift: float, moves: bool) -> None:
     logprobs = torch.full((1,), -1.0 + shift, requires_grad=True)
     loss, stats = policy_loss(logprobs, torch.full((1,), -1.0), micro(advantage, 1), Objective())
     loss.backward()

@@ -145,9 +145,7 @@ def test_a_learner_that_publishes_files_never_loads_vllm() -> None:
     assert subprocess.run([sys.executable, "-c", OVER_FILES], cwd=ROOT, timeout=100).returncode == 0
 
 
-def test_files_of_a_lost_run_do_not_cost_the_announced_version(
-    tmp_path: Path, redis_server: RedisServer
-) -> None:
+def test_files_of_a_lost_run_cost_no_announced_version(tmp_path: Path, redis_server: RedisServer) -> None:
     """Its files have higher versions: Redis was lost before the first checkpoint."""
     weights = tmp_path / "weights"
     weights.mkdir()

@@ -319,9 +319,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 
 @pytest.mark.parametrize("case", LOADED)
-def test_a_model_loaded_by_part_computes_what_a_whole_one_does(
-    loaded: Loaded, case: tuple[str, str, float]
-) -> None:
+def test_a_model_loaded_by_part_computes_as_a_whole_one(loaded: Loaded, case: tuple[str, str, float]) -> None:
     """Log-probs, gradients, norms and weights, bit by bit. Each rank holds half, of the reference too."""
     one = loaded[case]
     assert all(one["equal"]), one

@@ -31,9 +31,7 @@ def card(told: Told, *settings: str) -> SharedCard:
     return SharedCard(config, told, told)  # type: ignore[arg-type]
 
 
-def test_a_step_waits_until_the_generator_sleeps_at_the_newest_version(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_waits_until_the_generator_sleeps_at_the_last_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_card, "POLL_S", 0.0)
     told, versions = Told(up=2), iter([3, 3, 4])
     took = card(told).acquire(3, lambda: next(versions), lambda: told.did.append("helps"))

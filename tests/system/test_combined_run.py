@@ -76,9 +76,7 @@ def test_an_update_is_the_adapter_alone(run: Path) -> None:
     assert size < full / 4, "rank 8 of a width of 64; of width 3584 it is below a hundredth"
 
 
-def test_the_model_is_its_base_with_the_adapter_and_any_checkpoint_gives_both(
-    run: Path, tmp_path: Path
-) -> None:
+def test_the_model_is_its_base_with_the_adapter_and_checkpoints_give_both(run: Path, tmp_path: Path) -> None:
     config = load(str(run / "config.yaml"))
     assert config.learner.lora is not None
     base = load_model(config.model, config.learner)

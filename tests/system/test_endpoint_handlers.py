@@ -141,9 +141,7 @@ async def fuzz(app: Any) -> collections.Counter[int]:
     return found
 
 
-def test_ten_thousand_odd_requests_are_no_fault_of_the_server(
-    served: tuple[Replica, EngineProxy, Any],
-) -> None:
+def test_ten_thousand_odd_requests_are_no_server_s_fault(served: tuple[Replica, EngineProxy, Any]) -> None:
     replica, proxy, app = served
     found = asyncio.run(fuzz(app))
     print(dict(found))

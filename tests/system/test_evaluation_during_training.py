@@ -165,9 +165,7 @@ def test_a_run_ends_clean_whose_coordinator_and_pinned_replica_are_killed(
 
 
 @pytest.mark.slow
-def test_a_replica_whose_evaluator_is_killed_takes_the_newest_weights_and_serves_again(
-    cluster: Cluster,
-) -> None:
+def test_a_replica_whose_evaluator_is_killed_takes_the_newest_weights_and_serves(cluster: Cluster) -> None:
     evaluation = {"path": "arithmetic", "every": 50, "prompts": 8, "samples": 4096, "k": [1]}
     cluster.deploy(sections={"evaluation": evaluation}, generator={"num_replicas": 2})
     cluster.until_alive(generator=2)
@@ -244,9 +242,7 @@ def test_an_evaluation_that_was_killed_with_everything_else_is_completed_once(
 
 
 @pytest.mark.slow
-def test_a_replica_that_dies_in_the_last_evaluation_gets_the_last_weights_again(
-    live_run: Callable[..., Any],
-) -> None:
+def test_a_replica_that_dies_in_the_last_evaluation_gets_weights_again(live_run: Callable[..., Any]) -> None:
     run = live_run(3, **KILLED | {"evaluation.every": "null", "weights.transport": "gloo"})
     run.wait_for(lambda: len(drawn(run.run, 3)) > 4, "samples of step 3")
     run.kill("generator", random.Random(0), within_s=0.0)
@@ -260,9 +256,7 @@ def test_a_replica_that_dies_in_the_last_evaluation_gets_the_last_weights_again(
 
 
 @pytest.mark.slow
-def test_the_first_step_is_not_published_before_the_initial_policy_is_measured(
-    live_run: Callable[..., Any],
-) -> None:
+def test_the_first_step_is_not_published_before_the_first_evaluation(live_run: Callable[..., Any]) -> None:
     """Killed between the learner's first step and the end of the evaluation of step 0. That one is completed
     on version 0 before any newer weights leave the learner."""
     many = {"evaluation.prompts": 200, "evaluation.every": "null"}

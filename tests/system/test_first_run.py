@@ -59,9 +59,7 @@ def test_the_first_run_is_watched_stopped_resumed_and_read(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("task", "files", "reward"), [("mine", 3, "first_reward:score"), ("code", 2, "code_tests")]
 )
-def test_a_task_of_one_s_own_is_written_checked_and_trained(
-    task: str, files: int, reward: str, tmp_path: Path
-) -> None:
+def test_an_own_task_is_made_checked_and_trained(task: str, files: int, reward: str, tmp_path: Path) -> None:
     assert len(hora("init", "first.yaml", "--task", task, cwd=tmp_path).stdout.split()) == files
     free = ("-s", "telemetry.http_port=0")
     assert "valid. 64 prompts" in hora("check", "first.yaml", *free, cwd=tmp_path).stdout

@@ -152,9 +152,7 @@ def test_a_signal_to_the_whole_group_stops_a_run_in_order(
 
 
 @pytest.mark.slow
-def test_a_terminal_stops_hora_while_it_measures_the_initial_policy(
-    terminal: Callable[..., Terminal],
-) -> None:
+def test_a_terminal_stops_hora_while_it_measures_its_first_policy(terminal: Callable[..., Terminal]) -> None:
     """The learner's processes are starting then."""
     longer = {"evaluation.path": "arithmetic", "evaluation.prompts": 100, "evaluation.samples": 1000}
     run = terminal(**longer)

@@ -219,9 +219,7 @@ def test_the_page_goes_on_by_itself_when_its_server_is_killed_and_a_newer_one_ta
     assert browser.errors == []
 
 
-def test_a_page_of_a_run_that_has_ended_says_so_when_its_server_is_gone(
-    stage: Stage, browser: Browser
-) -> None:
+def test_a_page_of_a_run_that_ended_says_so_when_its_server_is_gone(stage: Stage, browser: Browser) -> None:
     run, server, _page = stage
     run.redis.hset(run.keys.state, "step", run.config.learner.steps)
     until(lambda: browser.js("document.getElementById('status')?.textContent") == "finished", 10)

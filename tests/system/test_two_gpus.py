@@ -108,9 +108,7 @@ def _fresh(cluster: Cluster) -> str:
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the cards are real")
 @pytest.mark.parametrize("transport", ["file", "gloo"])
-def test_the_deployment_for_two_gpus_trains_on_cards_that_ray_was_told_of(
-    tmp_path: Path, transport: str
-) -> None:
+def test_the_deployment_for_two_gpus_trains_on_cards_ray_was_told_of(tmp_path: Path, transport: str) -> None:
     cluster = Cluster(tmp_path)
     try:
         cluster.start(gpus=2)
@@ -122,9 +120,7 @@ def test_the_deployment_for_two_gpus_trains_on_cards_that_ray_was_told_of(
 @pytest.mark.gpu
 @needs_two
 @pytest.mark.parametrize("transport", ["file", "nccl"])
-def test_the_deployment_for_two_gpus_trains_with_little_drift_and_equal_checksums(
-    cluster: Cluster, transport: str
-) -> None:
+def test_on_two_gpus_it_trains_with_low_drift_and_equal_checksums(cluster: Cluster, transport: str) -> None:
     """With the file's own model where it was fetched before, else with the demo's."""
     print(f"trained over {transport}: {trained(cluster, transport)}")
 

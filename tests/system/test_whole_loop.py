@@ -189,9 +189,7 @@ def test_the_run_is_evaluated_before_after_and_between(results: dict[int, Result
     assert all(r.samples == 4 and len(r.correct) == 4 for r in results.values())
 
 
-def test_the_best_weights_are_a_model_with_the_step_and_the_metric(
-    run: Path, results: dict[int, Result]
-) -> None:
+def test_the_best_weights_are_a_model_with_step_and_metric(run: Path, results: dict[int, Result]) -> None:
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
@@ -206,9 +204,7 @@ def test_the_best_weights_are_a_model_with_the_step_and_the_metric(
     assert not (run / "candidates").exists()
 
 
-def test_the_report_shows_the_curve_and_each_source(
-    run: Path, results: dict[int, Result], tmp_path: Path
-) -> None:
+def test_the_report_has_the_curve_and_sources(run: Path, results: dict[int, Result], tmp_path: Path) -> None:
     page = write_report([run], tmp_path).read_text()
     assert "Evaluations during training: live" in page
     assert all(r.sampled in page for r in results.values())

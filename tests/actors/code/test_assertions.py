@@ -214,9 +214,7 @@ def test_tests_that_cannot_run_judge_nothing(runner: Runner, program: str, tests
         ("def add(a, b):\n    import numpy\n    return a + b", ADDED, "numpy"),
     ],
 )
-def test_an_error_that_the_program_causes_is_its_own(
-    runner: Runner, program: str, tests: str, why: str
-) -> None:
+def test_an_error_a_program_causes_is_its_own(runner: Runner, program: str, tests: str, why: str) -> None:
     found = judged(runner, program, tests)
     assert not found.right
     assert why in found.why

@@ -125,9 +125,7 @@ box.close()
 @pytest.mark.core
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("without", [(), ("namespaces",)], ids=["with user namespaces", "without"])
-def test_programs_of_a_plain_user_s_run_harm_nothing(
-    without: tuple[str, ...], folder: Path, port: int
-) -> None:
+def test_programs_of_a_plain_user_harm_nothing(without: tuple[str, ...], folder: Path, port: int) -> None:
     """As in a container that gives neither root nor namespaces."""
     for path in folder.iterdir():
         os.chown(path, 65534, 65534)
