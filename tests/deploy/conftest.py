@@ -24,9 +24,7 @@ def config(tmp_path: Path) -> Make:
             "rollout": {"max_prompt_tokens": 32, "max_response_tokens": 64},
             "telemetry": {"http_port": 0},
         }
-        return from_args(
-            {k: {**base.get(k, {}), **sections.get(k, {})} for k in base.keys() | sections.keys()}
-        )
+        return from_args({k: {**base.get(k, {}), **sections.get(k, {})} for k in {*base, *sections}})
 
     return make
 

@@ -33,12 +33,8 @@ from tests.support.rollouts import write_rollouts
 
 PAGES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))
 KINDS = {"sh", "python", "json"}
-HERE = {
-    "docs/explanation/method.md": 1,
-    "docs/how-to/add-a-reward.md": 3,
-    "docs/how-to/watch-a-run.md": 4,
-    "docs/how-to/write-an-environment.md": 1,
-}
+HERE = {"docs/explanation/method.md": 1, "docs/how-to/add-a-reward.md": 3}
+HERE |= {"docs/how-to/watch-a-run.md": 4, "docs/how-to/write-an-environment.md": 1}
 ELSEWHERE = {
     "docs/how-to/run-on-several-machines.md": "tests/system/test_two_machines.py",
     "docs/tutorial/first-run.md": "tests/system/test_first_run.py",
@@ -172,17 +168,13 @@ SECTIONS = set(Config.model_fields)
 CONFIGURATIONS = [b for b in YAML if set(yaml.safe_load(b.text)) <= SECTIONS]
 ANOTHER_PYTHON = [b for b in CONFIGURATIONS if yaml.safe_load(b.text).get("environment", {}).get("verifiers")]
 """Environments of a library that has a Python of its own, with modules that a reader has and we have not."""
-OTHERS = {
-    "docs/how-to/run-on-several-machines.md": "a part of a Serve file",
-    "docs/how-to/evaluate-a-model.md": "a Serve file",
-}
+OTHERS = {"docs/how-to/run-on-several-machines.md": "part", "docs/how-to/evaluate-a-model.md": "whole"}
+"""Serve files."""
 ROW = {"problem": "1+1=?", "answer": "2", "expected": "2"}
 ROW |= {"task": "print 2", "tests": [{"input": "", "output": "2\n"}], "solution": "print(2)"}
 """A row that every page's rewards can use."""
-NARROW = {
-    "environment": {"max_turn_tokens": 40, "max_given_tokens": 100},
-    "rollout": {"max_prompt_tokens": 128, "max_response_tokens": 200},
-}
+NARROW = {"environment": {"max_turn_tokens": 40, "max_given_tokens": 100}}
+NARROW |= {"rollout": {"max_prompt_tokens": 128, "max_response_tokens": 200}}
 """The demo's model has a context of 512 tokens."""
 
 
@@ -238,10 +230,10 @@ def test_the_configuration_of_a_page_passes_hora_check(block: Block, folder: Pat
 
 
 def test_the_serve_files_of_the_pages_are_read(folder: Path) -> None:
-    [part] = [b for b in YAML if OTHERS.get(b.page) == "a part of a Serve file"]
+    [part] = [b for b in YAML if OTHERS.get(b.page) == "part"]
     schema = ServeApplicationSchema(import_path="hora_rl.deploy.app:build", **yaml.safe_load(part.text))
     assert [d.name for d in schema.deployments] == ["generator"]
-    [block] = [b for b in YAML if OTHERS.get(b.page) == "a Serve file"]
+    [block] = [b for b in YAML if OTHERS.get(b.page) == "whole"]
     args = yaml.safe_dump({**tiny(), "serve": {"endpoint": True}})
     text = block.text.replace("      …\n", textwrap.indent(args, "      "))
     (folder / "serve.yaml").write_text(text)

@@ -125,11 +125,8 @@ SHAPE = ModelShape(1_000_000_000, 0, 16, 2048, 8192, 512, 128_000)
 
 
 def test_memory_of_the_host_is_counted_where_it_is_needed(config: Make) -> None:
-    settings = config(
-        model={"dtype": "bfloat16"},
-        generator={"replicas": 2, "kv_cache_gib": 5},
-        learner={"workers": 3, "offload_optimizer": True},
-    )
+    generator, learner = {"replicas": 2, "kv_cache_gib": 5}, {"workers": 3, "offload_optimizer": True}
+    settings = config(model={"dtype": "bfloat16"}, generator=generator, learner=learner)
     estimate = Estimate(settings, SHAPE)
     cpu, gpu = (estimate.host(cards=cards) for cards in (False, True))
     assert cpu["learner rank, 3 of"] == pytest.approx(3 * estimate.rank(card=False).gib)
@@ -249,11 +246,8 @@ def test_an_evaluation_during_training_that_takes_too_long_is_a_warning(
 ) -> None:
     """6,400 completions, on the one replica that stays at one version or on all."""
     settings = {"path": "arithmetic", "prompts": 100, "samples": 64, "pin": pin, "every": every}
-    made = config(
-        generator={"replicas": replicas},
-        evaluation=settings,
-        rollout={"prompts_per_batch": 40, "group_size": 16, "max_response_tokens": 128},
-    )
+    rollout = {"prompts_per_batch": 40, "group_size": 16, "max_response_tokens": 128}
+    made = config(generator={"replicas": replicas}, evaluation=settings, rollout=rollout)
     said, *warned = configuration.evaluation(Target(made))
     assert "6,400 completions (at most 819,200 tokens)" in said.says
     assert f"{'one' if pin and replicas > 1 else 'any'} of generator.replicas = {replicas}" in said.says

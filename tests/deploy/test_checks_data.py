@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, Qwen2ForCausalLM
 
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 from hora_rl.common.config import Config
@@ -23,6 +23,7 @@ from hora_rl.deploy.checks.task import sandbox, stops, task
 from tests.support.chat_model import END, TEMPLATE, THINKING, chat_tokenizer
 from tests.support.checks import Make, one
 from tests.support.jsonl import write_lines
+from tests.support.tiny_qwen2 import shape_of
 
 
 def rows(path: Path, *problems: str) -> str:
@@ -60,10 +61,8 @@ def test_tokens_are_counted_over_the_prompts_that_are_used(config: Make, tmp_pat
 
 
 def test_training_problems_of_a_benchmark_are_a_warning(config: Make) -> None:
-    data, rollout = {"path": str(ROOT / "evaluation/data/aime25.jsonl")}, {"max_prompt_tokens": 400}
-    settings = config(
-        data=data, rollout={**rollout, "prompts_per_batch": 1, "shards": 1, "max_response_tokens": 99}
-    )
+    rollout = {"prompts_per_batch": 1, "shards": 1, "max_prompt_tokens": 400, "max_response_tokens": 99}
+    settings = config(data={"path": str(ROOT / "evaluation/data/aime25.jsonl")}, rollout=rollout)
     warned = [f.says for f in sources.data(Target(settings)) if f.level == "warn"]
     leaks = [w for w in warned if w.startswith("training row")]
     assert leaks[0].startswith("training row 0 equals row 1 of ")
@@ -145,14 +144,6 @@ def broken(posterior, level):  # type: ignore[no-untyped-def]
     return {}[level.shape]
 
 
-def nan_without_a_hit(rewards, successes, phases):  # type: ignore[no-untyped-def]
-    return successes / successes.mean()
-
-
-def hits_of_phase_b(rewards, successes, phases):  # type: ignore[no-untyped-def]
-    return successes * (phases == "B")
-
-
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
@@ -168,6 +159,7 @@ def test_what_has_no_effect_is_a_warning(settings: list[str], key: str | None) -
     assert [f.what for f in found if f.level == "warn"] == ([key] if key else [])
 
 
+OWN = "tests.learner.test_estimator"
 RULE, ADVANTAGE, WEIGHT = "allocation.rule", "learner.objective.advantage", "learner.objective.group_weight"
 
 
@@ -183,7 +175,7 @@ def checked(key: str, value: str) -> None:
         (RULE, f"{__name__}:scalar", "must return shape"),
         (RULE, f"{__name__}:broken", "raised KeyError"),
         (RULE, f"{__name__}:NO_FUNCTION", "is no function"),
-        (ADVANTAGE, f"{__name__}:nan_without_a_hit", "must be finite"),
+        (ADVANTAGE, f"{OWN}:nan_without_a_hit", "must be finite"),
         (ADVANTAGE, "nowhere:f", "cannot load 'nowhere:f'"),
         (WEIGHT, "{as_if: hit_utilty}", r"as_if \(hit_utilty\)"),
     ],
@@ -197,10 +189,7 @@ def test_what_would_end_a_run_later_is_refused_by_the_check(key: str, value: str
 
 
 def test_a_function_of_ones_own_that_serves_passes() -> None:
-    checked(ADVANTAGE, f"{__name__}:hits_of_phase_b")
-
-
-README = Path(__file__).parents[2] / "README.md"
+    checked(ADVANTAGE, f"{OWN}:sum_of_hits")
 
 
 @pytest.fixture
@@ -215,10 +204,8 @@ def folder(tmp_path: Path) -> Path:
 def save_model(folder: Path, template: str = TEMPLATE) -> None:
     tokenizer = chat_tokenizer(template)
     tokenizer.save_pretrained(folder)
-    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    Qwen2ForCausalLM(
-        Qwen2Config(vocab_size=len(tokenizer), max_position_embeddings=4096, num_key_value_heads=1, **shape)
-    ).save_pretrained(folder)
+    shape = shape_of(len(tokenizer), 8, 8, 1, 1, 1, max_position_embeddings=4096)
+    Qwen2ForCausalLM(shape).save_pretrained(folder)
     GenerationConfig(eos_token_id=tokenizer.convert_tokens_to_ids(END)).save_pretrained(folder)
 
 
@@ -235,8 +222,8 @@ def findings(config: Config) -> dict[str, Finding]:
 def test_the_readme_s_minimal_configuration_asks_for_what_it_rewards(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = README.read_text().split("## Your own model and data")[1].split("```yaml\n")[1].split("```")[0]
-    raw = yaml.safe_load(text)
+    text = (ROOT / "README.md").read_text().split("## Your own model and data")[1].split("```")[1]
+    raw = yaml.safe_load(text.removeprefix("yaml"))
     assert "system" not in raw["data"], "the example is minimal"
     raw["model"]["path"], raw["data"]["path"] = str(folder / "model"), str(folder / "problems.jsonl")
     raw["evaluation"]["path"] = raw["data"]["path"]

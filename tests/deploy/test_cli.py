@@ -23,8 +23,8 @@ from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.cli import main
 from hora_rl.deploy.machine.record import RunFile, write_config
 from hora_rl.deploy.machine.redis_server import RedisServer
-from tests.support.bare_python import SETUP
 from tests.support.families import write_model
+from tests.support.programs import SETUP
 
 Done = subprocess.CompletedProcess[str]
 Hora = Callable[..., Done]
@@ -97,9 +97,8 @@ def test_a_model_family_that_the_learner_cannot_train_is_named(
 def test_a_rule_and_a_reward_beside_the_command_are_found_as_ray_s_workers_find_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Hora
 ) -> None:
-    (tmp_path / "own_functions_of_mine.py").write_text(
-        "def gain(posterior, level): return posterior.mean / (1 + level)\ndef judge(*_): return 1.0\n"
-    )
+    functions = "def gain(posterior, level): return posterior.mean / (1 + level)\ndef judge(*_): return 1.0\n"
+    (tmp_path / "own_functions_of_mine.py").write_text(functions)
     monkeypatch.chdir(tmp_path)
     own = ["allocation.rule=own_functions_of_mine:gain", "reward.success=own_functions_of_mine:judge"]
     done = hora("check", "tiny", "-s", own[0], "-s", own[1])
@@ -155,16 +154,14 @@ def test_a_resumed_run_keeps_what_its_results_depend_on(
 def test_one_command_starts_a_run_and_resumes_it_when_it_is_queued_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Hora
 ) -> None:
-    resumed: list[bool] = []
-    monkeypatch.setattr(
-        "hora_rl.deploy.launch.local.run_local", lambda config, *, resume, fresh: resumed.append(resume)
-    )
+    started = Mock()
+    monkeypatch.setattr("hora_rl.deploy.launch.local.run_local", started)
     command = ["run", "tiny", "--resume-or-start", "-s", f"run.folder={tmp_path}"]
     hora(*command)
     write_config(tmp_path / "tiny", load("tiny"))
     hora(*command)
     hora("run", "tiny", "-s", f"run.folder={tmp_path}")
-    assert resumed == [False, True, False]
+    assert [call.kwargs["resume"] for call in started.call_args_list] == [False, True, False]
 
 
 def test_the_command_that_resumes_a_run_works_from_any_folder(

@@ -15,14 +15,13 @@ from hora_rl.common.data.arithmetic import generate
 from hora_rl.common.data.code import extract_code, read_tests
 from hora_rl.common.data.datasets import load_dataset, load_held_out
 from hora_rl.common.data.rewards import gold_test
-from hora_rl.common.load import load
+from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.demo.build import build, make_model, warm_start
 from hora_rl.deploy.demo.measure import measure
 from hora_rl.deploy.demo.programs_task import Chain, chains, completion, rows, write
 from hora_rl.deploy.demo.tokenizer import make_tokenizer
 
-DEMO = Path(__file__).parents[2] / "deploy" / "demo"
-FOLDER, PROGRAMS = DEMO / "model", DEMO / "programs"
+FOLDER, PROGRAMS = ROOT / "deploy/demo/model", ROOT / "deploy/demo/programs"
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,7 @@ import kubernetes_validate
 import pytest
 import redis
 import yaml
-from ray.serve._private.deployment_scheduler import (
-    AvailableNodeResources,
-    DeploymentScheduler,
-    RequestedResources,
-)
+from ray.serve._private import deployment_scheduler as scheduling
 from ray.serve.schema import ServeDeploySchema
 
 from hora_rl.common.errors import RunError
@@ -69,14 +65,14 @@ def test_every_serve_file_is_valid_for_serve_its_experiment_loads_and_its_page_i
         assert gpus == int(count[1]), "every one that it is named for"
 
 
-def packed(cpus: int) -> list[AvailableNodeResources]:
+def packed(cpus: int) -> list[scheduling.AvailableNodeResources]:
     """What is free on eight machines of eight GPUs and so many CPUs once everything that Serve runs is
     placed, as `_schedule_with_pack_strategy` does it: the largest first, on the fullest node that fits."""
     config = load(str(DEPLOY / "hora-64gpu.yaml"))
-    scheduler = DeploymentScheduler(None, "head", lambda *_: None)
-    free = {str(i): AvailableNodeResources(CPU=cpus, GPU=8) for i in range(8)}
+    gpus, scheduler = config.generator.gpus, scheduling.DeploymentScheduler(None, "head", lambda *_: None)
+    free = {str(i): scheduling.AvailableNodeResources(CPU=cpus, GPU=8) for i in range(8)}
     requests = [
-        RequestedResources(CPU=getattr(config, name).cpus, GPU=config.generator.gpus * (name == "generator"))
+        scheduling.RequestedResources(CPU=getattr(config, name).cpus, GPU=gpus * (name == "generator"))
         for name in config.deployments
         for _ in range(getattr(config, name).replicas)
     ]
@@ -89,16 +85,12 @@ def packed(cpus: int) -> list[AvailableNodeResources]:
     return list(free.values())
 
 
-def ranks_that_fit(free: list[AvailableNodeResources]) -> int:
-    """Of the learner, a GPU and a CPU each."""
-    return sum(int(min(node.get("GPU"), node.get("CPU"))) for node in free)
-
-
 @pytest.mark.parametrize("cpus", [64, 96, 192])
 def test_generators_fill_two_machines_and_the_learner_has_six_to_itself(cpus: int) -> None:
     free = packed(cpus)
     assert sorted(node.get("GPU") for node in free) == [0] * 2 + [8] * 6
-    assert ranks_that_fit(free) == load(str(DEPLOY / "hora-64gpu.yaml")).learner.workers == 48
+    ranks = sum(int(min(node.get("GPU"), node.get("CPU"))) for node in free)  # one of each takes a rank
+    assert ranks == load(str(DEPLOY / "hora-64gpu.yaml")).learner.workers == 48
 
 
 def test_the_lines_for_one_gpu_are_what_one_gpu_needs(tmp_path):
@@ -176,7 +168,7 @@ def assert_kept(client: redis.Redis, port: int, pid: int, password: str) -> None
     assert password not in Path(f"/proc/{pid}/cmdline").read_text()
 
 
-def test_the_cluster_s_redis_gets_its_password_where_no_process_shows_it(tmp_path):
+def test_the_cluster_s_redis_gets_its_password_where_no_process_shows_it_nor_any_file_s_command(tmp_path):
     """The container's own command, run here with the server of this machine in the place of the image's."""
     stateful, *_ = (d for d in kubernetes("redis") if d["kind"] == "StatefulSet")
     container = stateful["spec"]["template"]["spec"]["containers"][0]
@@ -186,9 +178,6 @@ def test_the_cluster_s_redis_gets_its_password_where_no_process_shows_it(tmp_pat
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "REDIS_PASSWORD": password}
     with served([*container["command"], script], environment, port) as pid:
         assert_kept(connect(f"redis://:{password}@127.0.0.1:{port}"), port, pid, password)
-
-
-def test_no_file_starts_redis_with_its_password_as_an_argument():
     files = [*DEPLOY.rglob("*.yaml"), DEPLOY.parent / "README.md"]
     assert [path for path in files if "--requirepass" in path.read_text()] == []
 
@@ -210,9 +199,8 @@ def test_every_name_that_can_be_exported_is_and_no_other(redis_url):
     assert counted == {(name, *tags) for name, (_, tags) in COUNTERS.items()}
 
 
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="no promtool on PATH (Debian: apt-get install prometheus)"
-)
+LACKING = "no promtool on PATH (Debian: apt-get install prometheus)"
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason=LACKING)
 
 
 def promtool(*arguments: str) -> str:
@@ -276,7 +264,8 @@ def validate(document: dict, version: str) -> None:
     if document["apiVersion"] != "ray.io/v1":
         kubernetes_validate.validate(document, version, strict=True)
         return
-    validate_kuberay(document, "1.5.1" if version == OLDEST else "1.7.0")
+    kuberay = _schema(document["kind"], "1.5.1" if version == OLDEST else "1.7.0")
+    jsonschema.Draft7Validator(kuberay).validate(document)
     named = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": document["metadata"]}
     kubernetes_validate.validate(named, version, strict=True)  # the names of metadata are Kubernetes' own
     for pod in pods(document):
@@ -284,14 +273,9 @@ def validate(document: dict, version: str) -> None:
         kubernetes_validate.validate({**template, "template": pod}, version, strict=True)
 
 
-def validate_kuberay(document: dict[str, Any], version: str) -> None:
-    """Raises jsonschema's ValidationError for an object that the CRD of KubeRay `version` does not describe;
-    unknown keys included, wherever they are."""
-    jsonschema.Draft7Validator(_schema(document["kind"], version)).validate(document)
-
-
 @cache
 def _schema(kind: str, version: str) -> dict[str, Any]:
+    """The CRD of KubeRay `version`, which allows no unknown key, wherever it is."""
     path = CRDS / f"{PLURAL[kind]}-{version}.json.gz"
     schema: dict[str, Any] = _strict(json.loads(gzip.decompress(path.read_bytes())))
     meta = schema["properties"]["metadata"]  # the API server's own, checked beside this
@@ -327,12 +311,8 @@ def pods(document: dict) -> list[dict]:
     return [spec[key] for key in ("template", "submitterPodTemplate") if key in spec]
 
 
-ALL_PODS = {
-    f"{name}-{d['kind']}-{i}": pod
-    for name in ("redis", "actors", "learner")
-    for d in kubernetes(name)
-    for i, pod in enumerate(pods(d))
-}
+NAMED = ((name, d) for name in ("redis", "actors", "learner") for d in kubernetes(name))
+ALL_PODS = {f"{name}-{d['kind']}-{i}": pod for name, d in NAMED for i, pod in enumerate(pods(d))}
 OBJECTS = {
     "network": [("NetworkPolicy", "hora-redis"), ("NetworkPolicy", "hora")],
     "redis": [("Service", "hora-redis"), ("StatefulSet", "hora-redis")],
@@ -400,26 +380,20 @@ def test_no_pod_is_root_or_may_become_it_or_writes_outside_its_volumes_or_shows_
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["runAsUser"] > 0
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    hardened = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
     for container in spec["containers"]:
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+        assert container["securityContext"] == {**hardened, "capabilities": {"drop": ["ALL"]}}
         assert "/tmp" in {m["mountPath"] for m in container["volumeMounts"]}
         words = [*container.get("command", []), *container.get("args", [])]
         assert not any("$(" in word for word in words), "arguments are seen by everyone"
-
-
-def selected(policy: dict, pod: dict) -> bool:
-    return policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
 
 
 def test_every_pod_has_a_network_policy_and_redis_takes_hora_s_alone():
     policies = {d["metadata"]["name"]: d for d in kubernetes("network")}
     for name, pod in ALL_PODS.items():
         policy = policies["hora-redis" if name.startswith("redis") else "hora"]
-        assert selected(policy, pod), name
+        selected = policy["spec"]["podSelector"]["matchLabels"].items()
+        assert selected <= pod["metadata"]["labels"].items(), name
         assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
     hora = policies["hora"]["spec"]["podSelector"]
     (rule,) = policies["hora-redis"]["spec"]["ingress"]

@@ -27,9 +27,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
 COMMANDS = typer.main.get_command(app).commands
 SECTIONS = "|".join(Config.model_fields)
-ROOMS = (
-    "actors|allocator|common|deploy|learner|evaluation|hora_rl|tests|examples|benchmarks|requirements|docs"
-)
+ROOM = "actors|allocator|common|deploy|learner|evaluation|hora_rl|tests|examples|benchmarks|requirements|docs"
 MADE = {"deploy/demo/model"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -57,7 +55,7 @@ def test_every_named_make_target_file_and_key_exists(page: Path) -> None:
     for code in codes(page):
         if found := re.match(r"make ([a-z-]+)\b", code):
             assert found[1] in targets, code
-        if re.fullmatch(rf"(?:{ROOMS})/[\w./-]*", code) and code not in MADE:
+        if re.fullmatch(rf"(?:{ROOM})/[\w./-]*", code) and code not in MADE:
             assert (ROOT / code).exists(), code
         if found := re.match(rf"((?:{SECTIONS})(?:\.[a-z_]+)+)(?::|=|$)", code):
             assert found[1] in KEYS or code == "run.json", code

@@ -2,7 +2,6 @@
 counted by hand, and what a run takes of the disk."""
 
 import re
-from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,18 +13,11 @@ from transformers import AutoConfig, Qwen2ForCausalLM
 
 from hora_rl.common.load import load
 from hora_rl.common.rollout_files import files_of
-from hora_rl.deploy.checks import disk, machine
+from hora_rl.deploy.checks import disk, machine, step_costs
 from hora_rl.deploy.checks.estimate import GIB, Estimate, ModelShape
 from hora_rl.deploy.checks.findings import Target, size
 from hora_rl.deploy.checks.memory import estimate_of, memory
-from hora_rl.deploy.checks.step_costs import (
-    BANDWIDTH,
-    REACHED,
-    arithmetic,
-    generator_seconds,
-    said,
-    step_seconds,
-)
+from hora_rl.deploy.checks.step_costs import BANDWIDTH, REACHED, arithmetic, generator_seconds, step_seconds
 from hora_rl.learner.batch import micro_batches
 from hora_rl.learner.logprobs import Policy, without_dropout
 from hora_rl.learner.prefixes import Sharing, length, rows_of
@@ -33,16 +25,11 @@ from hora_rl.learner.sample import Sample
 from tests.support.checks import Make, by_name, one
 from tests.support.groups import rollout
 from tests.support.rollouts import tokenizer, write_rollouts
+from tests.support.samples import sized
 from tests.support.tiny_qwen2 import SHAPES, shape_of
 
 PARTS = ("activations", "repeated keys and values", "mask", "logits", "head's gradient")
 PARTS += ("gradients as computed",)
-
-
-def group(prompt: int, response: int, size: int) -> list[Sample]:
-    tokens, numbers = np.ones(response, np.int32), np.full(response, -1.0, np.float32)
-    one = Sample(np.ones(prompt, np.int32), tokens, numbers, 1.0, 1.0, np.ones(response, bool))
-    return [copy(one) for _ in range(size)]
 
 
 def peak(policy: Policy, samples: list[Sample], sharing: Sharing | None, budget: int, chunk: int) -> float:
@@ -85,7 +72,7 @@ def test_a_backward_pass_takes_what_is_estimated(case: str) -> None:
     config = load("tiny", [*settings, "learner.zero_stage=2"])
     shape = ModelShape.of(hf, config.learner.lora)
     sharing = Sharing(shape.even, shape.window)
-    samples = group(prompt, response, size)
+    samples = [sized(prompt, response) for _ in range(size)]
     rows = rows_of(samples, budget, sharing)
     shared = max(map(length, rows)) if max(map(len, rows)) > 1 else 0
     assert bool(shared) == (case not in ("alone", "a head"))
@@ -143,15 +130,14 @@ def test_decoding_is_bound_by_what_it_reads() -> None:
 
 def test_sides_that_wait_for_each_other_add_up() -> None:
     settings = [*PAPER, "generator.replicas=4", "learner.workers=4"]
-    in_turn, overlapped = (
-        step_seconds(Estimate(load("tiny", [*settings, f"rollout.max_staleness={s}"]), SEVEN)) for s in (0, 1)
-    )
+    both = (load("tiny", [*settings, f"rollout.max_staleness={s}"]) for s in (0, 1))
+    in_turn, overlapped = (step_seconds(Estimate(config, SEVEN)) for config in both)
     assert overlapped < in_turn < 2 * overlapped
 
 
 def test_seconds_are_said_of_cards_and_never_of_a_cpu() -> None:
     estimate = Estimate(load("tiny", list(PAPER)), SEVEN)
-    cpu, card = (" ".join(said(estimate, device)) for device in (None, "H100"))
+    cpu, card = (" ".join(step_costs.said(estimate, device)) for device in (None, "H100"))
     assert " s expected" in card
     assert not re.search(r"[0-9] s ", cpu)
     assert "TFLOP/s" not in cpu

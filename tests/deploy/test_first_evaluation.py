@@ -32,7 +32,7 @@ from hora_rl.evaluation.results import Result, make_result
 from hora_rl.learner.feed import wait_while_held
 from hora_rl.learner.origin import best_step, candidate, candidates_in, is_candidate, is_missing, write_origin
 
-Evaluate = Callable[..., None]
+During = Do = Callable[..., None]
 
 
 @pytest.fixture
@@ -40,17 +40,12 @@ def config(tmp_path: Path) -> Config:
     return load("tiny", ["run.name=held", f"run.folder={tmp_path}"])
 
 
-During = Callable[..., None]
-
-
 @pytest.fixture
 def during(config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> During:
     """`do` in the place of the learner, while `evaluate` runs in the thread of the display. `up` waits for
     the replicas."""
 
-    def run(
-        evaluate: Evaluate, do: Callable[[], None], up: Up = lambda _: True, config: Config = config
-    ) -> None:
+    def run(evaluate: Do, do: Do, up: Up = lambda _: True, config: Config = config) -> None:
         monkeypatch.setattr(first_evaluation, "evaluate_run", evaluate)
         training = TrainingRun(config, redis_url, tmp_path, Console())
         with evaluating_first(training, up) as first, closing(first):

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -20,15 +19,7 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import read_state
 from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.load import load
-from hora_rl.common.types import (
-    BELOW_TRAINING,
-    Completion,
-    Pinned,
-    Prompt,
-    SamplingRequest,
-    Scored,
-    VersionSpan,
-)
+from hora_rl.common.types import BELOW_TRAINING, Completion, Pinned, Prompt, SamplingRequest, Scored
 from hora_rl.common.weights.versions import advance
 from hora_rl.deploy.launch.evaluation import TrainingRun
 from hora_rl.deploy.launch.live_evaluation import LiveEvaluation
@@ -36,6 +27,7 @@ from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind
 from hora_rl.evaluation.results import Result, read_result
 from hora_rl.learner.origin import best_step, candidate, write_origin
+from tests.support.groups import completion
 from tests.support.ports import until
 
 PROBLEMS, SAMPLES = 4, 8
@@ -104,10 +96,8 @@ class Live:
             newest = read_run(self.redis, config.run.name).version
             if request.pinned is not None:
                 newest = self.replicas.answer(request.pinned)
-            span = (VersionSpan(newest, 0, 3),)
-            tokens, logprobs = np.arange(3, dtype=np.int32), np.zeros(3, np.float32)
             texts = (str(request.seed + j) for j in range(request.n))
-            return [Completion(text, tokens, logprobs, "stop", span) for text in texts]
+            return [completion(range(3), text, version=newest) for text in texts]
 
         async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
             right = [int(c.text) % 2 == 0 for c in completions]
@@ -240,10 +230,8 @@ def test_what_was_sampled_before_a_kill_is_not_sampled_again_and_its_weights_may
     assert samples.read_text().startswith(kept)
     again = [r for r, step in run.requests if step == 2]  # step 4's may have begun by now
     assert len(again) == len(before) // 2
-    now, then = (
-        sorted(json.loads(x)["seed"] for x in text.splitlines()[1:]) for text in (samples.read_text(), whole)
-    )
-    assert now == then
+    drawn = [[json.loads(x)["seed"] for x in text.splitlines()[1:]] for text in (samples.read_text(), whole)]
+    assert sorted(drawn[0]) == sorted(drawn[1])
 
 
 def test_samples_of_weights_that_are_no_more_are_set_aside(live) -> None:

@@ -59,9 +59,8 @@ SLEEP = ("generator.sleep=step", "rollout.max_staleness=0")
 
 @pytest.mark.parametrize(("name", "more"), [("0.5B", ("learner.tokens_per_microbatch=20480",)), ("3B", LORA)])
 def test_taking_turns_leaves_the_cache_what_only_a_step_needs(name: str, more: tuple[str, ...]) -> None:
-    together, apart = (
-        choose(case(name, *more, *sleep, "generator.max_sequences=1024"), [RTX]) for sleep in ((), SLEEP)
-    )
+    more = (*more, "generator.max_sequences=1024")
+    together, apart = (choose(case(name, *more, *sleep), [RTX]) for sleep in ((), SLEEP))
     own = apart.config.generator
     assert own.kv_cache_gib is not None
     assert own.kv_cache_gib > (together.config.generator.kv_cache_gib or 0.0) + 0.5

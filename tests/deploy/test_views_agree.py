@@ -144,16 +144,13 @@ def test_terminal_page_prometheus_summary_tables_and_figures_agree(run: Syntheti
     assert [(s.prompts, s.phase_b) for s in state.shares] == wanted
 
     shown = {(name, tags["successes"]): v for name, tags, v in gauges(state) if "successes" in tags}
-    by_phase = [
-        [shown[name, str(c)] for c in range(9)] for name in ("hora_phase_a_prompts", "hora_phase_b_rollouts")
-    ]
+    names = ("hora_phase_a_prompts", "hora_phase_b_rollouts")
+    by_phase = [[shown[name, str(c)] for c in range(9)] for name in names]
     assert [(a / sum(by_phase[0]), b / sum(by_phase[1])) for a, b in zip(*by_phase, strict=True)] == wanted
 
     folder = recorded(run, tmp_path)
-    rows = {
-        row["successes"]: (row["prompts"], row["phase_b"])
-        for row in phase_b_share(lines(tmp_path / "groups.jsonl"))
-    }
+    of_classes = phase_b_share(lines(tmp_path / "groups.jsonl"))
+    rows = {row["successes"]: (row["prompts"], row["phase_b"]) for row in of_classes}
     assert [rows.get(c, (0.0, 0.0)) for c in range(9)] == wanted
     left, right = allocation_figure(folder).axes
     heights = [bar.get_height() for bar in left.patches]  # type: ignore[attr-defined]

@@ -10,10 +10,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from hora_rl.common.live.keys import Keys
@@ -24,10 +26,21 @@ from hora_rl.deploy.monitor.hosts import Guard, known_host
 from hora_rl.deploy.monitor.run_state import RunState
 from hora_rl.deploy.monitor.web import create_app
 from tests.support.ports import until
-from tests.support.served import served
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 Serve = Callable[[str, str], httpx.Client]
+
+
+@contextmanager
+def served(app: Any, **settings: Any) -> Iterator[int]:
+    """The port on which `app` is served while the block runs."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", **settings))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = server.force_exit = True
+    thread.join(10)
 
 
 @pytest.fixture
@@ -167,11 +180,8 @@ def test_pause_and_resume_take_the_run_s_token_and_nothing_less(redis_url, serve
     told(controls=True)
 
 
-PROBLEMS = {
-    "wrong password": "refuses the password",
-    "older": "is served by another version of hora",
-    "missing": "knows no run 'missing'",
-}
+PROBLEMS = {"wrong password": "refuses the password", "missing": "knows no run 'missing'"}
+PROBLEMS |= {"older": "is served by another version of hora"}
 
 
 @pytest.mark.parametrize(("what", "sentence"), PROBLEMS.items())
@@ -290,8 +300,6 @@ def exchange(port: int, *pieces: bytes, pause_s: float = 0.0) -> bytes:
 
 
 HEAD = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
-
-
 PARTIAL = {
     "nothing": [b""],
     "half a line": [b"GET / HT"],

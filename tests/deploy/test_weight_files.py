@@ -12,11 +12,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.load import load
+from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.weight_files import INDEX, weight_files
 
-ROOT = Path(__file__).parents[2]
 UP = "model.layers.1.mlp.up_proj.weight"
 pytestmark = pytest.mark.system  # it imports torch and transformers
 
@@ -121,10 +120,8 @@ def test_a_missing_shard_and_a_broken_index_are_named(sharded: Path) -> None:
     text = index.read_text()
     places = json.loads(text)["weight_map"]
     name = next(name for name, file in places.items() if file == shards[0].name)
-    elsewhere, outside = (
-        text.replace(f'"{name}": "{shards[0].name}"', f'"{name}": "{place}"')
-        for place in (shards[1].name, f"../{shards[0].name}")
-    )
+    entry, others = f'"{name}": "{shards[0].name}"', (shards[1].name, f"../{shards[0].name}")
+    elsewhere, outside = (text.replace(entry, f'"{name}": "{place}"') for place in others)
     for broken in ("{", "[]", '{"weight_map": {"a": 3}}', outside, elsewhere):
         index.write_text(broken)
         refused(sharded, name if broken is elsewhere else INDEX)

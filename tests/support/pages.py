@@ -31,10 +31,8 @@ class Block:
 def blocks(page: str) -> list[Block]:
     """The fenced blocks of the page of this path from the root of the repository."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    return [
-        Block(page, number, found["kind"], textwrap.dedent(found["text"]), found["file"])
-        for number, found in enumerate(_BLOCK.finditer(text))
-    ]
+    found = enumerate(_BLOCK.finditer(text))
+    return [Block(page, i, of["kind"], textwrap.dedent(of["text"]), of["file"]) for i, of in found]
 
 
 def commands(block: Block) -> list[str]:

@@ -1,8 +1,17 @@
-"""Programs that a test runs to their end."""
+"""Programs that a test runs to their end, also in a Python that has no packages."""
 
 import os
 import subprocess
 from pathlib import Path
+
+from hora_rl.common.load import ROOT
+
+SETUP = f"""\
+import sys, types
+ours = sys.modules["hora_rl"] = types.ModuleType("hora_rl")
+ours.__path__ = [{str(ROOT)!r}]
+"""
+"""The first lines of a program for a Python without packages, which does not know where `hora_rl` is."""
 
 
 def run_well(

@@ -12,7 +12,7 @@ import pytest
 
 from hora_rl.actors.verifier.sandbox.sandbox import Limits, Sandbox
 from tests.support.attacks import ATTACKS, PRELUDE, SLOW
-from tests.support.bare_python import SETUP
+from tests.support.programs import SETUP
 
 OUTPUT = 1 << 16
 LIMITS = Limits(seconds=2.0, output=OUTPUT)

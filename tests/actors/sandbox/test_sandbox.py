@@ -13,7 +13,7 @@ import pytest
 
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox, SandboxError, SandboxLost, unsafe
 from hora_rl.common.load import ROOT
-from tests.support.bare_python import SETUP
+from tests.support.programs import SETUP
 
 ORDINARY = """
 import sys, json, re, math, collections, itertools, heapq, bisect, random, decimal, fractions, datetime
