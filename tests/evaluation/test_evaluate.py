@@ -4,9 +4,11 @@ setting. Which benchmarks there are, and when a run is evaluated."""
 import asyncio
 import json
 import os
+import random
 import resource
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,24 +20,53 @@ from typer.testing import CliRunner
 from hora_rl.common.config import Config, Data, Evaluation
 from hora_rl.common.data.datasets import DataError, load_dataset
 from hora_rl.common.load import load
+from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.launch.counting import about_data, choose
-from hora_rl.evaluation.benchmarks import (
-    BENCHMARKS,
-    find_benchmark,
-    find_benchmarks,
-    held_out,
-    known_leaks,
-    parse_ks,
-)
+from hora_rl.evaluation import benchmarks
+from hora_rl.evaluation.benchmarks import BENCHMARKS, find_benchmark, find_benchmarks, held_out
 from hora_rl.evaluation.evaluate import Counts, evaluate
 from hora_rl.evaluation.plan.collect import collect
 from hora_rl.evaluation.plan.counts import CountsError, read_counts
 from hora_rl.evaluation.sample_loop import Progress
 from hora_rl.evaluation.samples import SampleFileError
 from hora_rl.evaluation.schedule import Next, is_late, next_evaluation
-from tests.support.dice import ABOUT, Dice, prompts, score
+from tests.support.groups import completion
 from tests.support.jsonl import lines
+
+ABOUT = {"model": "dice", "temperature": 1.0}
+
+
+def prompts(n: int) -> list[Prompt]:
+    return [Prompt(i, f"roll {i}", str(i), np.array([i], np.int32)) for i in range(n)]
+
+
+class Dice:
+    """Sample j depends on seed + j alone, as vLLM's does; prompt i is right in i mod 7 of 6 throws."""
+
+    def __init__(self, fail_after: int | None = None) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.waiting = self.most_waiting = 0
+        self._fail_after = fail_after
+
+    async def generate(self, request: SamplingRequest) -> list[Completion]:
+        if self._fail_after is not None and len(self.asked) >= self._fail_after:
+            raise ConnectionError("the generator is gone")
+        self.asked.append((request.prompt.index, request.n))
+        self.waiting += 1
+        self.most_waiting = max(self.most_waiting, self.waiting)
+        await asyncio.sleep(0.001)
+        self.waiting -= 1
+        return [self._throw(request.prompt.index, request.seed + j) for j in range(request.n)]
+
+    def _throw(self, prompt: int, seed: int) -> Completion:
+        face = random.Random(seed).randrange(6)
+        return completion(range(face + 1), "right" if face < prompt % 7 else "wrong", version=3)
+
+
+async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
+    right = [c.text == "right" for c in completions]
+    return [Scored({"accuracy": float(r), "format": 1.0}, r) for r in right]
 
 
 def run(out: Path, dice: Dice, samples: int = 40, n: int = 4, **kwargs: object) -> Counts:
@@ -218,8 +249,8 @@ def test_a_write_that_fails_leaves_the_file_as_it_was_and_says_what_to_do(tmp_pa
 @pytest.mark.parametrize("text", ["1,x", "", "1;8", "1,,8"])
 def test_a_list_of_k_that_is_none_is_one_clear_line(text: str) -> None:
     with pytest.raises(DataError, match=r"--k .*: write whole numbers with commas"):
-        parse_ks(text)
-    assert parse_ks("1, 8,64") == (1, 8, 64)
+        benchmarks.parse_ks(text)
+    assert benchmarks.parse_ks("1, 8,64") == (1, 8, 64)
 
 
 def test_a_training_prompt_of_a_shipped_benchmark_or_the_held_out_problems_is_found(tmp_path: Path) -> None:
@@ -230,7 +261,7 @@ def test_a_training_prompt_of_a_shipped_benchmark_or_the_held_out_problems_is_fo
     train.write_text("".join(json.dumps({"problem": p, "answer": "1"}) + "\n" for p in problems))
     sections = {"model": {"path": "m"}, "data": {"path": str(train)}, "evaluation": {"path": str(held)}}
     config = Config.model_validate(sections)
-    leaks = known_leaks(config, load_dataset(config.data).rows)
+    leaks = benchmarks.known_leaks(config, load_dataset(config.data).rows)
     found = {(leak.index, leak.row, Path(leak.benchmark).name) for leak in leaks}
     assert found == {(1, 5, "aime24.jsonl"), (2, 2, "held.jsonl")}
 

@@ -20,16 +20,7 @@ from hora_rl.common.load import load
 from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest, VersionSpan
 from hora_rl.common.weights.model_files import weights_digest
 from hora_rl.deploy.launch import evaluation, local
-from hora_rl.deploy.launch.evaluation import (
-    TrainingRun,
-    about_sampling,
-    evaluate_run,
-    in_flight,
-    is_missing,
-    load_benchmark,
-    newest_version,
-    of_version,
-)
+from hora_rl.deploy.launch.evaluation import TrainingRun, about_sampling, evaluate_run, in_flight, of_version
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.benchmarks import find_benchmark
 from hora_rl.evaluation.evaluate import Counts
@@ -50,8 +41,9 @@ ROWS = [{"problem": "1+1=?", "answer": 2}, {"problem": "2+2=?", "answer": 4}]
 
 
 def refused(tmp_path: Path, rows: Sequence[dict], *settings: str) -> str:
+    own = find_benchmark(benchmark_file(tmp_path, rows))
     with pytest.raises(ConfigError) as error:
-        load_benchmark(load("tiny", settings), find_benchmark(benchmark_file(tmp_path, rows)), Console())
+        evaluation.load_benchmark(load("tiny", settings), own, Console())
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -66,7 +58,7 @@ def test_a_missing_column_and_a_problem_that_does_not_fit_are_named(tmp_path: Pa
 def test_rows_without_a_usable_answer_are_reported(tmp_path: Path, console: Console) -> None:
     rows = [*ROWS, {"problem": "3+3=?", "answer": None}, {"problem": "4+4=?"}]
     benchmark = find_benchmark(benchmark_file(tmp_path, rows))
-    assert len(load_benchmark(load("tiny"), benchmark, console)) == 2
+    assert len(evaluation.load_benchmark(load("tiny"), benchmark, console)) == 2
     assert all(place in console.file.getvalue() for place in ("own.jsonl:3: ", "own.jsonl:4: "))
 
 
@@ -135,7 +127,7 @@ def test_a_step_whose_weights_are_gone_is_left_out_in_one_line(
     tmp_path: Path, console: Console, redis_server: RedisServer
 ) -> None:
     config: Config = load("tiny", ["run.name=resumed"])
-    assert newest_version("resumed", redis_server.url) == 0
+    assert evaluation.newest_version("resumed", redis_server.url) == 0
     connect(redis_server.url).hset(Keys("resumed").state, "version", 7)
     evaluate_run(TrainingRun(config, redis_server.url, tmp_path, console), 0)
     assert not (tmp_path / "evaluation").exists()
@@ -164,7 +156,7 @@ def test_an_evaluation_of_a_run_killed_before_it_was_recorded_is_on_the_views_af
     assert not client.exists(Keys("killed").evaluations)
     evaluate_run(run, 0)
     assert client.hkeys(Keys("killed").evaluations) == [b"0"]
-    assert not is_missing(config.evaluation, tmp_path, 0)
+    assert not evaluation.is_missing(config.evaluation, tmp_path, 0)
 
 
 OTHER = ["reward.answer=boxed", "reward.max_answer_chars=100", "reward.time_limit_s=60"]

@@ -47,11 +47,8 @@ def test_a_report_is_one_page_with_its_figures_inside_and_beside_it(runs: list[P
 
 def test_a_model_is_known_by_its_weights_and_not_by_its_path(tmp_path: Path) -> None:
     def run(name: str, model: str, weights: str) -> Run:
-        of = [
-            replace(result("math500", [1, 2], step, model if not step else name), weights=w)
-            for step, w in ((0, weights), (30, ""))
-        ]
-        small_run(tmp_path / name, model, *of)
+        first, last = (result("math500", [1, 2], step, of) for step, of in ((0, model), (30, name)))
+        small_run(tmp_path / name, model, replace(first, weights=weights), replace(last, weights=""))
         (tmp_path / name / "run.json").write_text(json.dumps({"weights": weights, "started": 0.0}))
         return load_run(tmp_path / name)
 
@@ -131,10 +128,8 @@ def test_a_trained_model_is_the_initial_policy_of_runs_that_began_with_it_alone(
     assert small_run(tmp_path / "late", MODEL, while_training, start).base() == [start]
     run = small_run(tmp_path / "x", MODEL, trained, start)
     assert run.base() == [start]
-    assert rows([run]) == {
-        ("Qwen2.5-7B", "Base"): [None, None, 0.0, 0.0],
-        ("Qwen2.5-7B", "/runs/x/model"): [100.0, 100.0, None, None],
-    }
+    of = {"Base": [None, None, 0.0, 0.0], "/runs/x/model": [100.0, 100.0, None, None]}
+    assert rows([run]) == {("Qwen2.5-7B", method): values for method, values in of.items()}
     run = small_run(tmp_path / "w", "/runs/w/model", result("amc23", [1] * 40, 60, model="/runs/w/model"))
     assert [r.step for r in run.base()] == [60]
     assert run.latest() == []
@@ -151,10 +146,8 @@ def test_seeds_after_different_steps_are_not_averaged(tmp_path: Path) -> None:
     runs = [small_run(tmp_path / n, MODEL, result("amc23", [c] * 40, s)) for n, (c, s) in found.items()]
     table = table_1(runs)
     assert table is not None
-    assert [(method, cells[0].value, cells[0].runs) for _, method, cells in table.rows if cells[0]] == [
-        ("GRPO, step 60", 50.0, 2),
-        ("GRPO, step 20", 50.0, 1),
-    ]
+    shown = [(method, cells[0].value, cells[0].runs) for _, method, cells in table.rows if cells[0]]
+    assert shown == [("GRPO, step 60", 50.0, 2), ("GRPO, step 20", 50.0, 1)]
 
 
 def test_runs_that_learned_otherwise_are_not_averaged_as_seeds(tmp_path: Path) -> None:
@@ -166,10 +159,8 @@ def test_runs_that_learned_otherwise_are_not_averaged_as_seeds(tmp_path: Path) -
         runs.append(replace(run, config=config))
     table = table_1(runs)
     assert table is not None
-    assert [(method, cells[0].runs) for _, method, cells in table.rows if cells[0]] == [
-        ("GRPO, learning_rate=1e-06", 2),
-        ("GRPO, learning_rate=3e-06", 1),
-    ]
+    found = [(method, cells[0].runs) for _, method, cells in table.rows if cells[0]]
+    assert found == [("GRPO, learning_rate=1e-06", 2), ("GRPO, learning_rate=3e-06", 1)]
 
 
 def test_models_of_one_folder_name_are_told_apart_by_more_of_their_path(tmp_path: Path) -> None:
@@ -295,10 +286,8 @@ def run_of(root: Path, name: str, rule: str, rollouts: int, values: list[float])
 
 @pytest.fixture
 def pair(tmp_path: Path) -> list[Path]:
-    return [
-        run_of(tmp_path, "hora", "hit_utility", 10, [0.1, 0.3, 0.5, 0.7]),
-        run_of(tmp_path, "grpo", "uniform", 20, [0.1, 0.2]),
-    ]
+    kinds = (("hora", "hit_utility", 10, [0.1, 0.3, 0.5, 0.7]), ("grpo", "uniform", 20, [0.1, 0.2]))
+    return [run_of(tmp_path, *kind) for kind in kinds]
 
 
 def shown(found: Comparison, width: int = 80) -> str:
