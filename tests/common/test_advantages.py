@@ -8,20 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from hora_rl.common.advantages import (
-    BINARY,
-    OBJECTIVES,
-    advantages,
-    centred,
-    formula,
-    grpo,
-    likelihood,
-    max_rl,
-    pass_at_k,
-    pkpo,
-    rloo,
-    weighted_reinforce,
-)
+from hora_rl.common import advantages as library
+from hora_rl.common.advantages import BINARY, OBJECTIVES, advantages, centred, grpo, likelihood, max_rl, rloo
 
 
 @pytest.mark.parametrize(
@@ -36,7 +24,7 @@ from hora_rl.common.advantages import (
         (likelihood, [0, 0, 0], [0, 0, 0]),
         (partial(likelihood, baseline=1 / 6), [0, 0, 0], [-0.5] * 3),
         (partial(likelihood, baseline=1 / 6), [1, 0, 0], [2.5, -0.5, -0.5]),
-        (partial(weighted_reinforce, positive=0.1), [1, 0], [0.1, -1.0]),
+        (partial(library.weighted_reinforce, positive=0.1), [1, 0], [0.1, -1.0]),
     ],
 )
 def test_each_advantage_is_as_published(advantage: Any, rewards: list[float], wanted: Any) -> None:
@@ -64,7 +52,7 @@ def of_subsets(rewards: np.ndarray, k: int) -> np.ndarray:
 def test_pkpo_is_the_mean_over_all_subsets(n: int, k: int) -> None:
     rng = np.random.default_rng(n)
     for rewards in (rng.normal(size=n), rng.integers(0, 2, n).astype(float), rng.integers(0, 3, n) / 2.0):
-        assert pkpo(rewards, k) == pytest.approx(n * of_subsets(rewards, k), abs=1e-12)
+        assert library.pkpo(rewards, k) == pytest.approx(n * of_subsets(rewards, k), abs=1e-12)
 
 
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (5, 2), (7, 3), (8, 8), (9, 5)])
@@ -74,20 +62,20 @@ def test_pass_at_k_is_the_mean_over_all_subsets_that_hold_a_rollout(n: int, k: i
         chosen = list(combinations(range(n), k))
         of_subset = np.array([successes[list(s)].any() for s in chosen], dtype=float)
         if of_subset.std() == 0:
-            assert not pass_at_k(successes, k).any()
+            assert not library.pass_at_k(successes, k).any()
             continue
         relative = (of_subset - of_subset.mean()) / of_subset.std()
         wanted = [np.mean([a for a, s in zip(relative, chosen, strict=True) if i in s]) for i in range(n)]
-        assert pass_at_k(successes, k) == pytest.approx(wanted, abs=1e-12)
+        assert library.pass_at_k(successes, k) == pytest.approx(wanted, abs=1e-12)
 
 
 def test_large_groups_neither_overflow_nor_lose_digits() -> None:
     successes = np.zeros(5000)
     successes[7] = 1.0
-    advantage = pkpo(successes, 2000)
+    advantage = library.pkpo(successes, 2000)
     assert advantage[7] == pytest.approx(2000), "n·C(n-1, k-1)/C(n, k) = k: every subset that holds it gains"
     assert np.abs(np.delete(advantage, 7)).max() == 0.0
-    assert np.isfinite(pass_at_k(successes, 2000)).all()
+    assert np.isfinite(library.pass_at_k(successes, 2000)).all()
 
 
 OWNER = np.array([2, 0, 0, 2, 1, 0, 2, 0, 1, 0])
@@ -106,7 +94,7 @@ def test_a_batch_has_each_groups_advantages_in_the_order_of_its_rollouts(objecti
     found = advantages(REWARDS, owner, objective, HITS, per="group", **options(objective))
     for i in range(3):
         values = (HITS if objective in BINARY else REWARDS)[i == OWNER]
-        assert found[i == OWNER] == pytest.approx(formula(objective, **options(objective))(values))
+        assert found[i == OWNER] == pytest.approx(library.formula(objective, **options(objective))(values))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

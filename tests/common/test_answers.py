@@ -91,7 +91,6 @@ FINAL = [
 LAST = "the answer is 3"
 AUTO = [(rf"\boxed{{1}} <answer>2</answer> {LAST}", "2"), (rf"\boxed{{1}} {LAST}", "1"), (LAST, "3")]
 ALONE = [r"\frac{1}{2}", r"x^2 + 2x", "(3, 4)", r"\text{Evelyn}", r"5\text{ red apples}"]
-ALONE = [r"\frac{1}{2}", r"x^2 + 2x", "(3, 4)", r"\text{Evelyn}", r"5\text{ red apples}"]
 CASES = {"tags": TAGS, "boxed": BOXED, "final": FINAL, "auto": AUTO}
 
 

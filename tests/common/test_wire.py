@@ -25,14 +25,9 @@ EXTRA_FIELDS = ["schema", "group", "rollouts", "sampling"]
 
 
 def sampled(phase: Phase = "A", n: int = 5) -> Rollout:
-    made = rollout(
-        np.arange(n),
-        logprobs=-np.linspace(0.0, 2.0, n),
-        spans=[VersionSpan(3, 0, 2), VersionSpan(4, 2, n)],
-        phase=phase,
-        rewards={"accuracy": 1.0, "format": 0.0, "my.module:own": 0.25},
-    )
-    return replace(made, round=int(phase == "B"))
+    spans, rewards = (VersionSpan(3, 0, 2), VersionSpan(4, 2, n)), {"accuracy": 1.0, "format": 0.0}
+    made = rollout(np.arange(n), logprobs=-np.linspace(0.0, 2.0, n), spans=spans, phase=phase)
+    return replace(made, rewards=rewards | {"my.module:own": 0.25}, round=int(phase == "B"))
 
 
 def whole_group() -> Group:
@@ -63,10 +58,8 @@ def full_group(own: bool = True) -> Group:
     first = replace(sampled(), turns=turns, origin=Origin("generator-7", 1.5, 2.0, 3.25, 4.0))
     later = [replace(sampled("B", n), round=number) for n, number in ((4, 1), (5, 1), (6, 3))]
     ranked = [{name: [*values, 0.0, 0.0, 0.0][i] for name, values in RANKS.items()} for i in range(5)]
-    rollouts = tuple(
-        replace(r, rewards=(r.rewards if own else {}) | ranks)
-        for r, ranks in zip((first, sampled(), *later), ranked, strict=True)
-    )
+    pairs = zip((first, sampled(), *later), ranked, strict=True)
+    rollouts = tuple(replace(r, rewards=(r.rewards if own else {}) | ranks) for r, ranks in pairs)
     return replace(whole_group(), source="sums", size_as_if=3, ranked=tuple(RANKS), rollouts=rollouts)
 
 

@@ -1,24 +1,23 @@
-"""What plain text decides, what is left to math-verify, and which gold answers can be judged."""
+"""What plain text decides, what is left to math-verify, and which gold answers can be judged. Right and wrong
+answers, gold answer by gold answer, are in `cases.jsonl`: those about `lenient` are completions, some of
+SmolLM2-135M-Instruct cut after eight tokens, of which it takes the last number or expression."""
 
+import json
 import time
+from collections import Counter
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hora_rl.common.equality import bare, bounded, expressions, gold_fault, quick_verdict
+from hora_rl.common.answers import ANSWERS
+from hora_rl.common.equality import bare, bounded, expressions, gold_fault, math_equal, quick_verdict
 
 ALONE = "the answer alone, not the solution"
-PLAIN = [
-    r"\text{Evelyn}",
-    r"\text{no solution}",
-    "p - q",
-    "9,6 .",
-    r"\$5",
-    "[1,2)",
-    r"$2$ hours and $30$ minutes",
-]
+PLAIN = [r"\text{Evelyn}", r"\text{no solution}", "p - q", "9,6 .", r"\$5", "[1,2)"]
+PLAIN += [r"$2$ hours and $30$ minutes"]
 BOXED = [r"\boxed{x^2+1}", r"\boxed{(1,2)} and \boxed{(3,4)}", r"\boxed{1}\text{ and }\boxed{2}"]
 MATHS = [r"$\frac{1}{2}$.", r"x<2\text{ or }x>5", r"1,2,\ldots", r"\sum_{n=1}^{7} n", r"\{x : x>2\}"]
 WORDS = ["1 h ", "1 ", " ", r"\,", r"\text{ cm}", r"\text{", "a(", "=", "x=", r"\boxed{", "1,000", r"1{,}000"]
@@ -113,3 +112,32 @@ def test_what_text_decides_is_quick_on_any_text(piece: str) -> None:
 def test_every_pair_of_texts_has_a_verdict_and_equal_texts_are_equal(gold: list, answer: list) -> None:
     assert quick_verdict("".join(gold), "".join(answer)) in (True, False, None)
     assert quick_verdict("".join(gold), "".join(gold)) is True
+
+
+CASES = [json.loads(line) for line in Path(__file__).with_name("cases.jsonl").read_text("utf-8").splitlines()]
+SIDES = [(c, side) for c in CASES for side in ("same", "other")]
+PAIRS = [(c["about"], c["gold"], answer, side == "same") for c, side in SIDES for answer in c[side]]
+CLASSES = {
+    "repeating", "complex", "logarithm", "powers of ten", "angles", "percentages", "options", "counted",
+}  # fmt: skip
+"""Ways in which models write, each with at least twelve pairs that are equal and twelve that are not."""
+
+
+@pytest.mark.parametrize(("about", "gold", "answer", "right"), PAIRS)
+def test_an_answer_is_judged_as_the_table_says(about: str, gold: str, answer: str, right: bool) -> None:
+    if about == "lenient":
+        answer = ANSWERS["lenient"](answer) or ""
+    assert math_equal(gold, answer) is right
+    if about in CLASSES | {"lenient"} and right:
+        assert bounded(answer, 2000)
+        assert gold_fault(gold) is None
+    if about == "notation" and right:
+        assert math_equal(answer, gold)
+    if about == "words" and not right and not any(c == "-" or c.isdigit() for c in gold):
+        assert quick_verdict(gold, answer) is False, "plain words need no mathematics"
+        assert gold_fault(gold) is None
+
+
+def test_each_class_has_twelve_cases_and_its_near_misses() -> None:
+    found = Counter((about, right) for about, _, _, right in PAIRS)
+    assert min(found[name, right] for name in CLASSES for right in (True, False)) >= 12
