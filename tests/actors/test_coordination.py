@@ -18,21 +18,9 @@ from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.types import Completion, Group, Prompt, SamplingRequest, Scored
-from tests.support.coordination import (
-    GROUP,
-    PROMPTS,
-    begun,
-    config_of,
-    fleet_of,
-    keeps_its_lease,
-    killed,
-    payloads_of,
-    to_the_end,
-    trained,
-    until,
-    with_deaths,
-)
-from tests.support.held import rollouts_held
+from tests.support import coordination
+from tests.support.coordination import GROUP, PROMPTS, begun, config_of, payloads_of, trained, until
+from tests.support.groups import rollouts_held
 from tests.support.simulated import Fleet, coordinate, prompts, score, score_by_chance
 
 IN_ROUNDS = {"rollout.group_size": 10, "allocation.rounds": 4, "rollout.samples_per_request": 2}
@@ -49,8 +37,8 @@ async def test_every_group_is_trained_once_whoever_dies_when(
     chance = random.Random(f"{staleness}:{seed}")
     config = config_of(f"deaths-{staleness}-{seed}", staleness)
     if seed % 2:
-        monkeypatch.setattr(Leases, "release", keeps_its_lease)
-    await with_deaths(config, redis_url, chance, monkeypatch)
+        monkeypatch.setattr(Leases, "release", coordination.keeps_its_lease)
+    await coordination.with_deaths(config, redis_url, chance, monkeypatch)
 
 
 @pytest.mark.parametrize("stop", ["none", "hit", "mixed"])
@@ -63,8 +51,8 @@ async def test_every_round_is_divided_once_whoever_dies_when(
     name, more = f"rounds-{stop}-{staleness}-{seed}", {**IN_ROUNDS, "allocation.stop": stop}
     config = config_of(name, staleness, steps=4, **more)
     if (seed + staleness) % 4 in (1, 2):
-        monkeypatch.setattr(Leases, "release", keeps_its_lease)
-    await with_deaths(config, redis_url, chance, monkeypatch, deaths=8, scoring=score_by_chance)
+        monkeypatch.setattr(Leases, "release", coordination.keeps_its_lease)
+    await coordination.with_deaths(config, redis_url, chance, monkeypatch, deaths=8, scoring=score_by_chance)
     for report in map(json.loads, connect(redis_url).hvals(Keys(config.run.name).shards)):
         assert [sum(r["extra"]) for r in report["rounds"]] == [PROMPTS // 3 * (10 - 2) // 4] * 4
         assert_stops(report, stop)
@@ -83,8 +71,8 @@ async def test_every_rollout_is_ranked_in_its_whole_group_whoever_dies_when(
 ) -> None:
     more = {"reward.weights": {"format": 0.0, "accuracy": 1.0, RANK: 0.5}, "allocation.rounds": rounds}
     chance, config = random.Random(rounds), config_of(f"ranked-{rounds}", 1, **more)
-    monkeypatch.setattr(Leases, "release", keeps_its_lease)
-    payloads = await with_deaths(config, redis_url, chance, monkeypatch, rank=by_length)
+    monkeypatch.setattr(Leases, "release", coordination.keeps_its_lease)
+    payloads = await coordination.with_deaths(config, redis_url, chance, monkeypatch, rank=by_length)
     assert any(g.extra for g in payloads.values())
     for g in payloads.values():
         lengths = [len(r.tokens) for r in g.rollouts]
@@ -145,7 +133,7 @@ async def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_lear
     await until(lambda: made[0].waiting_for == asked)
     await asyncio.sleep(0.2)
     assert made[0].waiting_for.startswith("requests: ")
-    await killed(work)
+    await coordination.killed(work)
     assert made[0].waiting_for == "requests: 0 at generators, 0 at verifiers"
 
 
@@ -188,7 +176,7 @@ async def test_a_coordinator_with_other_data_gives_up_before_it_asks_for_anythin
     config = config_of("other-data", staleness=1, steps=2)
     first = begun(config, redis_url)
     await until(lambda: connect(redis_url).exists(Keys("other-data").plans))
-    other = fleet_of(random.Random(0), 0.001)
+    other = coordination.fleet_of(random.Random(0), 0.001)
     with pytest.raises(RunError, match="begun with 17 prompts"):
         await coordinate(config, redis_url, prompts(16), other, "two")
     changed = config_of("other-data", staleness=1, steps=2, **{"rollout.temperature": 0.5})
@@ -201,7 +189,7 @@ async def test_a_coordinator_with_other_data_gives_up_before_it_asks_for_anythin
 async def test_requests_of_the_oldest_shard_come_first(redis_url: str) -> None:
     config, seen = config_of("order", staleness=1, steps=2), set()
     fleet = Fleet(fault=lambda request: seen.add((request.prompt.index, request.priority)))
-    await to_the_end(config, redis_url, fleet)
+    await coordination.to_the_end(config, redis_url, fleet)
     rows = [row for b in (0, 1) for _, row in mixed_rows(b, PROMPTS, Mixture((17,)), config.run.seed)]
     per_shard = PROMPTS // config.rollout.shards
     assert seen == {(row, place // per_shard) for place, row in enumerate(rows)}
@@ -229,7 +217,7 @@ class Together(Fleet):
 async def test_a_shard_that_needs_no_counts_asks_for_all_of_it(redis_url: str, more: dict[str, str]) -> None:
     config = config_of(f"at-once-{'-'.join(more)}", staleness=0, steps=2, **more)
     fleet = Together(expected=2 * PROMPTS // 3)  # two rollouts and three rollouts of each prompt
-    await to_the_end(config, redis_url, fleet)
+    await coordination.to_the_end(config, redis_url, fleet)
     assert set(fleet.asked.values()) == {4}, "and for nothing twice"
     for report in map(json.loads, connect(redis_url).hvals(Keys(config.run.name).shards)):
         assert report["extra"] == [GROUP - 2] * 2

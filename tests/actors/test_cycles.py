@@ -84,9 +84,7 @@ async def knows(cycles: Cycles, batch: int) -> bool:
     return cycles.known(batch)
 
 
-def shared_out(
-    cycles: Cycles, config: Config, batch: int, shard: int = 0, c: tuple[int, ...] = (0, 1)
-) -> Allocation:
+def shared_out(cycles: Cycles, config: Config, batch: int, shard: int = 0, c: tuple = (0, 1)) -> Allocation:
     return allocate_round(config, cycles.of(batch), rows(config, batch, shard), (), PhaseCounts(c, ()))
 
 

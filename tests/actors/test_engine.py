@@ -18,8 +18,7 @@ from hora_rl.common.load import load
 from hora_rl.common.processes import KEEP_FREED_MEMORY
 from hora_rl.common.types import Tokens
 from tests.support.chat_model import TURN_END, chat_tokenizer, save_chat_model
-from tests.support.endless import N, never_end
-from tests.support.engines import engine_of
+from tests.support.engines import N, engine_of, never_end
 
 pytestmark = [pytest.mark.system, pytest.mark.core, pytest.mark.timeout(240)]
 CONFIG = load("tiny", ["rollout.max_response_tokens=400"])

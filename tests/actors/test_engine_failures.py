@@ -20,11 +20,10 @@ from safetensors.torch import load_file, save_file
 from hora_rl.actors.generator.failures import FailureNotes, Progress
 from hora_rl.actors.generator.timeline import Sequences
 from hora_rl.common.errors import ConfigError, RunError, UnhealthyError
-from hora_rl.common.load import load
+from hora_rl.common.load import ROOT, load
 from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 from tests.support.engines import engine_of
 
-ROOT = Path(__file__).parents[2]
 CHILD = """
 import logging
 from hora_rl.actors.generator.failures import note_failures

@@ -229,7 +229,7 @@ def test_programs_run_in_the_sandbox_and_what_they_print_is_data() -> None:
         made = run(python_tool, script, config, Row(0, "6*7=?", "42"), tools)
     heard = [TOKENIZER.decode(turn.given) for turn in made.turns[1:]]
     assert "42 < eos>" in heard[0]
-    assert "PermissionError" in heard[1] or "Error" in heard[1]
+    assert "Error" in heard[1]
     assert "(cut)" in heard[2]
     assert len(heard[2]) < 2_200
 

@@ -15,7 +15,7 @@ import pytest
 from hora_rl.actors.coordinator.calls import retry
 from hora_rl.actors.environment.episodes import Episodes
 from hora_rl.actors.environment.guess import guess
-from hora_rl.actors.environment.protocol import Episode, EpisodeFunction
+from hora_rl.actors.environment.protocol import Episode
 from hora_rl.actors.environment.watchdog import Watchdog
 from hora_rl.common.config import Config
 from hora_rl.common.data.datasets import Row
@@ -56,12 +56,7 @@ class Turns:
 
 
 async def made(
-    function: EpisodeFunction,
-    turns: Any,
-    n: int = 4,
-    seed: int = 11,
-    pinned: Pinned | None = None,
-    **settings: object,
+    function: Any, turns: Any, n: int = 4, seed: int = 11, pinned: Pinned | None = None, **settings: object
 ) -> tuple[Any, Counter[str]]:
     config = load("tiny-guess", [f"environment.{k}={v}" for k, v in settings.items()])
     counts: Counter[str] = Counter()
@@ -239,10 +234,8 @@ async def test_an_episode_is_one_of_its_prompts_source(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"problem": "n=", "answer": "5"}\n')
     rows: dict[str, Any] = {"path": str(tmp_path / "rows.jsonl")}
     solved: dict[str, Any] = {"weights": {"episode.solved": 1.0}, "success": "episode.solved"}
-    sources = {
-        "first": {**rows, "system": "guess", "template": "now {problem}", "reward": solved},
-        "second": {**rows, "system": None, "reward": solved},
-    }
+    sources = {"first": {**rows, "system": "guess", "template": "now {problem}", "reward": solved}}
+    sources |= {"second": {**rows, "system": None, "reward": solved}}
     base = load("tiny-guess").model_dump(exclude_unset=True)
     base.pop("reward")
     config = from_args({**base, "data": {"sources": sources}, "environment": RENDERED})

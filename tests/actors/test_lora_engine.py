@@ -12,8 +12,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.load import load
 from hora_rl.common.types import Completion, Tokens
 from tests.support.adapters import errors, policy_with_adapter, published
-from tests.support.endless import N, never_end
-from tests.support.engines import engine_of
+from tests.support.engines import N, engine_of, never_end
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 PROMPT = 80
@@ -86,10 +85,8 @@ async def test_log_probs_are_those_of_the_labelled_version_with_cached_prompts_a
 
         # The same update without an emptied cache, as vLLM's own loading in place would be.
         await served.sample(8)
-        pause = engine._llm.pause_generation
-        monkeypatch.setattr(
-            engine._llm, "pause_generation", lambda mode, clear_cache: pause(mode=mode, clear_cache=False)
-        )
+        llm, pause = engine._llm, engine._llm.pause_generation
+        monkeypatch.setattr(llm, "pause_generation", lambda mode, **_: pause(mode=mode, clear_cache=False))
         await served.update(4)
         assert served.error(await served.sample(9))[4] > 0.1, "this test would see a stale cache"
 

@@ -19,7 +19,7 @@ from hora_rl.evaluation.audit_divisions import divisions as divided
 from tests.support.coordination import PROMPTS as GAMMA
 from tests.support.coordination import begun, killed, payloads_of, to_the_end, until
 from tests.support.coordination import config_of as small_run
-from tests.support.held import rollouts_held
+from tests.support.groups import rollouts_held
 from tests.support.simulated import RATES, Fleet, score_by_chance
 
 G, G0, SHARDS, STEPS = 10, 2, 2, 3
@@ -147,9 +147,8 @@ async def test_rollouts_lost_with_their_coordinator_cost_their_group_alone(
     assert sum(g.size for g in payloads.values()) == STEPS * GAMMA * G
     assert client.hlen(keys.redo) == client.xlen(keys.dead) == 0
     assert rollouts_held(client, config.run.name) == set()
-    assert audit(config, gather(client, config.run.name, list)) == [
-        f"step {step} is in a checkpoint and not in the records" for step in range(STEPS)
-    ]
+    unrecorded = [f"step {step} is in a checkpoint and not in the records" for step in range(STEPS)]
+    assert audit(config, gather(client, config.run.name, list)) == unrecorded
 
 
 async def test_while_the_gate_is_shut_a_shard_has_one_round(redis_url: str) -> None:

@@ -5,18 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hora_rl.actors.coordinator import shard as phases
 from hora_rl.actors.coordinator.sampling import Sampler, prefetched, sample_seed
-from hora_rl.actors.coordinator.shard import (
-    Allocation,
-    Draw,
-    PhaseCounts,
-    Plan,
-    Round,
-    Shard,
-    next_round,
-    phase_a,
-    phase_b,
-)
+from hora_rl.actors.coordinator.shard import Allocation, Draw, PhaseCounts, Plan, Round, Shard, next_round
 from hora_rl.common.types import Completion, Group, Prompt, SamplingRequest, Scored
 from tests.support.groups import completion
 
@@ -44,10 +35,8 @@ class World:
             self.running -= 1
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
-        return [
-            Scored({"accuracy": float(c.text == "right"), "format": float(j % 4 > 0)}, c.text == "right")
-            for j, c in enumerate(completions)
-        ]
+        right = [c.text == "right" for c in completions]
+        return [Scored({"accuracy": float(r), "format": float(j % 4 > 0)}, r) for j, r in enumerate(right)]
 
     def divide(self, earlier: Sequence[Round], found: PhaseCounts) -> Allocation:
         return Allocation(np.array([7, 2, 0]), "hit_utility", ((1.0, 1.0),) * 3)
@@ -57,11 +46,11 @@ class World:
 
 
 async def planned(shard: Shard, world: World) -> Plan:
-    return await phase_a(shard, world.sampler(shard), world.divide)
+    return await phases.phase_a(shard, world.sampler(shard), world.divide)
 
 
 async def finish(shard: Shard, world: World, plan: Plan) -> list[Group]:
-    return [g async for g in phase_b(shard, plan, world.sampler(shard))]
+    return [g async for g in phases.phase_b(shard, plan, world.sampler(shard))]
 
 
 async def collect(shard: Shard, world: World) -> list[Group]:
@@ -133,8 +122,8 @@ async def test_rollouts_begun_before_the_plan_are_those_that_two_phases_ask_for(
     barrier, at_once = TwoEach(), TwoEach()
     expected, shard = await collect(make_shard(), barrier), make_shard()
     async with prefetched(at_once.sampler(shard), even(3, 4, 2)) as sample:
-        plan = await phase_a(shard, sample, at_once.divide)
-        found = [g async for g in phase_b(shard, plan, sample)]
+        plan = await phases.phase_a(shard, sample, at_once.divide)
+        found = [g async for g in phases.phase_b(shard, plan, sample)]
     asked = [sorted((r.prompt.index, r.n, r.seed) for r in w.requests) for w in (barrier, at_once)]
     assert asked[0] == asked[1]
     assert len(asked[1]) == 6, "each once"

@@ -17,8 +17,7 @@ from hora_rl.common.load import load
 from hora_rl.learner.engine import load_model
 from hora_rl.learner.logprobs import Policy
 from tests.support.adapters import errors, policy_with_adapter, published
-from tests.support.endless import N, never_end
-from tests.support.engines import engine_of
+from tests.support.engines import N, engine_of, never_end
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 EXACT = 2e-4

@@ -149,7 +149,7 @@ async def run(config: Config, redis_url: str, monkeypatch: pytest.MonkeyPatch) -
     await killed(first)
     learner = await trained(config, redis_url, begun(config, redis_url, fleet, "two", by_source, prompts))
     client = connect(redis_url)
-    assert audit(config, gather(client, config.run.name, lambda: records(learner, config, payloads))) == []
+    assert audit(config, gather(client, config.run.name, lambda: records(learner, payloads))) == []
     return payloads
 
 

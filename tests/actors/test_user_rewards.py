@@ -283,10 +283,8 @@ async def test_the_coordinator_ranks_what_rewards_saw_from_the_tokens_that_are_k
     config = tiny(weights={f"{MODULE}:shortest": 1.0})
     rank = group_calls(handle, config, LastTexts(tokenizer))  # type: ignore[arg-type]
     found = await rank(prompt, group(4, rollouts, pre_rollouts=2))
-    assert handle.asked[0] == [
-        Answer("7+8=?", "<think>7+8", "15", {"column": 1}, 4, n, how)
-        for n, how in ((4, "stop"), (3, "length"), (4, "stop"))
-    ]
+    asked = "7+8=?", "<think>7+8", "15", {"column": 1}, 4
+    assert handle.asked[0] == [Answer(*asked, *end) for end in ((4, "stop"), (3, "length"), (4, "stop"))]
     assert found.ranked == ("x:rank",)
     assert [r.rewards["x:rank"] for r in found.rollouts] == [0.0, 1.0, 2.0]
     assert [r.rewards["accuracy"] for r in found.rollouts] == [1.0, 1.0, 1.0]

@@ -17,8 +17,7 @@ from hora_rl.common.live.redis import connect, connect_async
 from hora_rl.common.weights.versions import Manifest, advance, announce, newest_now
 from hora_rl.common.wire import decode_group
 from hora_rl.deploy.machine.redis_server import RedisServer
-from tests.support.groups import group
-from tests.support.held import rollouts_held
+from tests.support.groups import group, rollouts_held
 
 
 def run(redis_server: RedisServer, work: Any) -> Any:

@@ -9,17 +9,8 @@ import trl.trainer.grpo_trainer  # noqa: F401, before the fork
 from accelerate import debug_launcher
 from accelerate.utils import gather, gather_object
 
-from tests.examples.test_examples_allocator import (
-    G0,
-    GAMMA,
-    G,
-    accuracy,
-    gradient,
-    paper_loss,
-    rows_of,
-    short,
-    trainer_of,
-)
+from tests.examples import test_examples_allocator as alone
+from tests.examples.test_examples_allocator import G0, GAMMA, G, accuracy, rows_of, short, trainer_of
 
 RANKS, ROUNDS, SCORED = 2, 3, list[str]()
 
@@ -66,8 +57,8 @@ def main(folder: Path) -> None:
         key: gather(accelerator.pad_across_processes(batch[key], dim=1))
         for key in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
     }
-    ours = gradient(trainer, paper_loss(trainer, whole))
-    theirs = gradient(trainer, trainer.compute_loss(trainer.model, batch))
+    ours = alone.gradient(trainer, alone.paper_loss(trainer, whole))
+    theirs = alone.gradient(trainer, trainer.compute_loss(trainer.model, batch))
     assert ours.abs().max() > 1e-4
     torch.testing.assert_close(gather(theirs[None]).mean(0), ours, atol=1e-6, rtol=1e-4)
 

@@ -36,16 +36,10 @@ def ragged(rng: np.random.Generator, index: int, size: int, pre_rollouts: int = 
     rollouts = []
     for j in range(size):
         n, right = int(rng.integers(1, LONGEST + 1)), j == 0 or bool(rng.random() < 0.4)
-        rollouts.append(
-            rollout(
-                rng.integers(0, VOCABULARY, n),
-                logprobs=-rng.exponential(4.0, n),
-                finish_reason="length" if n > 30 else "stop",
-                phase="A" if j < pre_rollouts else "B",
-                rewards={"accuracy": float(right), "format": float(rng.random())},
-                success=right,
-            )
-        )
+        ids, logprobs, form = rng.integers(0, VOCABULARY, n), -rng.exponential(4.0, n), float(rng.random())
+        made = {"finish_reason": "length" if n > 30 else "stop", "phase": "A" if j < pre_rollouts else "B"}
+        made |= {"rewards": {"accuracy": float(right), "format": form}, "success": right}
+        rollouts.append(rollout(ids, logprobs=logprobs, **made))
     prompt = rng.integers(0, VOCABULARY, int(rng.integers(1, 9)))
     return group(index, rollouts, prompt=prompt, pre_rollouts=pre_rollouts, size_as_if=size + index)
 

@@ -18,27 +18,19 @@ from hora_rl.common.wire import encode_extra, encode_pre_rollouts
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.learner.admission import Vocabulary
 from hora_rl.learner.feed import Planner, Reader, divide
-from tests.support.filling import fill
-from tests.support.groups import group, rollout
+from tests.support.groups import fill, group, rollout
 
 GAMMA = 3
 VOCABULARY = Vocabulary("tok", 9)
-REWARDS = [{"accuracy": a, "format": f} for a, f in ((7.0, 1.0), (1.0, -0.5), (0.0, 1.0))] + [
-    {"accuracy": 1.0}
-]
+REWARDS = [{"accuracy": a, "format": f} for a, f in ((7.0, 1.0), (1.0, -0.5), (0.0, 1.0))]
+REWARDS += [{"accuracy": 1.0}]
 """What the run's rewards cannot give."""
 
 
 def config(**learner: Any) -> Config:
-    return Config.model_validate(
-        {
-            "run": {"name": "f"},
-            "model": {"path": "m"},
-            "data": {"path": "arithmetic"},
-            "rollout": {"prompts_per_batch": GAMMA, "shards": 1, "max_staleness": 1},
-            "learner": {"wait_limit_s": 1.0, **learner},
-        }
-    )
+    base = {"run": {"name": "f"}, "model": {"path": "m"}, "data": {"path": "arithmetic"}}
+    rollout = {"prompts_per_batch": GAMMA, "shards": 1, "max_staleness": 1}
+    return Config.model_validate({**base, "rollout": rollout, "learner": {"wait_limit_s": 1.0, **learner}})
 
 
 def of_run(index: int, **changes: Any) -> Group:

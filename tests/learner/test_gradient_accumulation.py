@@ -24,12 +24,13 @@ from hora_rl.learner.device import set_device
 from hora_rl.learner.engine import Engine, deepspeed_config, effective_stage, load_model
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.objective import policy_loss
+from tests.support.formula import ruler
 from tests.support.ranks import cases_of, run_ranks
 from tests.support.samples import sample
 
 SCRIPT = "from tests.learner.test_gradient_accumulation import main; main()"
 ROUNDING = 2.0**-9  # relative size of bfloat16's rounding
-EPSILON, RATIO, LENGTH = 1e6, 1e4, 24
+RATIO, LENGTH = 1e4, 24
 STAGES, COUNT = (1, 2, 3), 64
 
 
@@ -53,20 +54,8 @@ def test_64_micro_batches_add_up_as_one_sum_in_float64(tmp_path: Path, ranks: in
 
 
 def configuration(stage: int, world: int) -> Config:
-    """AdamW with betas 0 and a huge epsilon: a step moves the weights by RATIO times the gradient."""
-    return load(
-        "tiny",
-        [
-            "model.dtype=bfloat16",
-            f"learner.zero_stage={stage}",
-            f"learner.workers={world}",
-            "learner.optimizer.betas=[0.0, 0.0]",
-            f"learner.optimizer.epsilon={EPSILON}",
-            f"learner.optimizer.learning_rate={RATIO * EPSILON}",
-            "learner.optimizer.max_grad_norm=1e30",
-            "learner.objective.importance=none",
-        ],
-    )
+    own = ["model.dtype=bfloat16", f"learner.zero_stage={stage}", f"learner.workers={world}"]
+    return load("tiny", [*own, *ruler(RATIO), "learner.objective.importance=none"])
 
 
 def micro_batches_of(count: int, alike: bool, rank: int, world: int) -> list[MicroBatch]:

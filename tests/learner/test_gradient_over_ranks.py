@@ -1,8 +1,6 @@
 """The gradient that the real learner descends, over real ranks and every ZeRO stage, is the formula's.
 
-The optimizer is made a ruler: with betas 0 and a huge epsilon an AdamW step moves the weights by RATIO times
-the gradient and nothing else, so that the gradient can be read from the model that the run exports.
-"""
+The optimizer is made a ruler, so that the gradient can be read from the model that the run exports."""
 
 from dataclasses import replace
 from functools import cache
@@ -17,30 +15,19 @@ from transformers import AutoModelForCausalLM
 from hora_rl.common.config import Config
 from hora_rl.common.types import Group
 from hora_rl.learner.estimator import estimator_of
-from tests.support.formula import add_gradient, logprobs_of
+from tests.support.formula import add_gradient, logprobs_of, ruler
 from tests.support.groups import in_turns
 from tests.support.real_learner import recorded, small_run, trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-EPSILON = 1e6
 SIZES = (1, 3, 5, 11, 200, 4)  # G_i; the last group has no signal
 LONGEST = 100
 
 
 def configuration(folder: Path, ratio: float, *more: str) -> Config:
-    return small_run(
-        folder,
-        len(SIZES),
-        "learner.steps=1",
-        "rollout.group_size=20",
-        f"rollout.max_response_tokens={LONGEST}",
-        "learner.tokens_per_microbatch=512",
-        "learner.optimizer.betas=[0.0, 0.0]",
-        f"learner.optimizer.epsilon={EPSILON}",
-        f"learner.optimizer.learning_rate={ratio * EPSILON}",
-        "learner.optimizer.max_grad_norm=1e9",
-        *more,
-    )
+    sizes = ("rollout.group_size=20", f"rollout.max_response_tokens={LONGEST}")
+    own = ("learner.steps=1", "learner.tokens_per_microbatch=512")
+    return small_run(folder, len(SIZES), *sizes, *own, *ruler(ratio), *more)
 
 
 def groups(config: Config) -> list[Group]:

@@ -11,6 +11,7 @@ from hora_rl.common.config import Objective
 from hora_rl.learner.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.head import scored
 from hora_rl.learner.objective import policy_loss
+from hora_rl.learner.sample import Sample
 from hora_rl.learner.totals import threshold
 from tests.support.samples import sample
 
@@ -36,24 +37,17 @@ class Case:
 
     def __init__(self, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
-        self.advantage = rng.normal(size=len(LENGTHS))
-        self.scale = rng.uniform(0.1, 1.0, len(LENGTHS))
+        self.advantage = rng.normal(size=len(LENGTHS)).astype(np.float32).tolist()
+        self.scale = rng.uniform(0.1, 1.0, len(LENGTHS)).astype(np.float32).tolist()
         self.prox, self.policy, self.reference = rng.normal(-1.5, 0.4, (3, sum(LENGTHS)))
         self.generator = (self.prox + rng.normal(0, 0.2, sum(LENGTHS))).clip(max=0).astype(np.float32)
 
     def micro(self, which: list[int]) -> MicroBatch:
-        ends = np.cumsum(LENGTHS)
-        samples = [
-            sample(
-                [1],
-                np.ones(LENGTHS[i]),
-                self.generator[ends[i] - LENGTHS[i] : ends[i]],
-                float(np.float32(self.advantage[i])),
-                float(np.float32(self.scale[i])),
-            )
-            for i in which
-        ]
-        return make_micro_batch([[s] for s in samples])
+        def one(i: int) -> Sample:
+            logprobs = self.part(self.generator, [i]).numpy()
+            return sample([1], np.ones(LENGTHS[i]), logprobs, self.advantage[i], self.scale[i])
+
+        return make_micro_batch([[one(i)] for i in which])
 
     def part(self, values: np.ndarray, which: list[int]) -> torch.Tensor:
         ends = np.cumsum(LENGTHS)

@@ -1,14 +1,14 @@
 """The estimate of a rank's memory against what a step takes, counted on CPU by torch's allocator."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from hora_rl.common.load import ROOT
+from tests.support.programs import run_well
+
 pytestmark = pytest.mark.system
-ROOT = Path(__file__).parents[2]
 # Tensors that are alive before a step, and the peak of what the step allocates beside them.
 MEASURE = """
 import gc, json, sys
@@ -74,8 +74,6 @@ with engine_of(shape, dtype, 900, zero_stage=stage, tokens_per_microbatch=2048, 
 
 @pytest.mark.parametrize(("dtype", "stage"), [("bfloat16", 2), ("float32", 0)])
 def test_a_step_takes_what_was_estimated(dtype: str, stage: int) -> None:
-    command = [sys.executable, "-c", MEASURE, dtype, str(stage)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
-    assert ran.returncode == 0, ran.stderr[-3000:]
+    ran = run_well(sys.executable, "-c", MEASURE, dtype, str(stage), cwd=ROOT, limit_s=280)
     found = json.loads(ran.stdout.splitlines()[-1])
     assert 0.8 * found["measured"] < found["estimated"] < 1.6 * found["measured"], found

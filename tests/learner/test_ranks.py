@@ -92,11 +92,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> Steps:
     for kind in ("tied", "untied"):
         write_model(folder / kind, tied=kind == "tied")
     tied, untied = str(folder / "tied"), str(folder / "untied")
-    cases = [
-        *product((tied, untied), (2, 3), (False, True), (0.0,)),
-        (tied, 2, False, 0.1),
-        (tied, 3, False, 0.1),
-    ]
+    cases = [*product((tied, untied), (2, 3), (False, True), [0.0]), *((tied, s, False, 0.1) for s in (2, 3))]
     lines = cases_of(run_ranks(CHUNKS, folder, json.dumps(TOKENS), json.dumps(cases)))
     print(*lines, sep="\n")
     return {(Path(case[0]).name, *case[1:]): [Step(*s) for s in values] for case, values in lines}

@@ -23,7 +23,7 @@ from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.rollout_table import read_rollouts
 from hora_rl.learner.export import export_checkpoint
 from hora_rl.learner.origin import step_of
-from tests.support.filling import fill
+from tests.support.groups import fill
 from tests.support.jsonl import lines
 from tests.support.ports import until
 from tests.support.real_learner import finish, recorded, said, small_run, start, trained

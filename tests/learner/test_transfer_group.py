@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
@@ -17,13 +16,12 @@ import torch
 
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import heartbeat_now
-from hora_rl.common.load import load
+from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.learner.weights.broadcast import BroadcastClient
 from hora_rl.learner.weights.host_copy import Snapshot
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(250)]  # vLLM takes seconds to import
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

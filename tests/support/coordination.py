@@ -21,7 +21,7 @@ from hora_rl.common.load import load
 from hora_rl.common.types import Group, Prompt
 from hora_rl.evaluation.audit import audit, gather
 from hora_rl.learner.feed import Reader
-from tests.support.held import rollouts_held
+from tests.support.groups import rollouts_held
 from tests.support.simulated import Fleet, Learner, Stopped, coordinate, prompts
 
 PROMPTS, GROUP = 6, 5
@@ -53,7 +53,7 @@ def fleet_of(chance: random.Random, longest_s: float) -> Fleet:
     )
 
 
-def records(learner: Learner, config: Config, payloads: dict[str, Any]) -> list[str]:
+def records(learner: Learner, payloads: dict[str, Any]) -> list[str]:
     """groups.jsonl as the learner would have written it."""
     lines = []
     for step, ids in learner.trained.items():
@@ -175,7 +175,7 @@ async def with_deaths(
         await asyncio.gather(*tasks)
         await asyncio.to_thread(thread.join)
     assert not failures
-    _every_promise_was_kept(redis_url, config, learner, payloads)
+    _promises_were_kept(redis_url, config, learner, payloads)
     return payloads
 
 
@@ -186,9 +186,7 @@ async def keeps_its_lease(self: Leases, name: str, release: Any = Leases.release
         await release(self, name)
 
 
-def _every_promise_was_kept(
-    redis_url: str, config: Config, learner: Learner, payloads: dict[str, Group]
-) -> None:
+def _promises_were_kept(redis_url: str, config: Config, learner: Learner, payloads: dict[str, Group]) -> None:
     """Each group trained once, Γ·G rollouts a batch, nothing left in Redis, and a clean audit."""
     steps = [learner.trained[s] for s in range(config.learner.steps)]
     assert [len(ids) for ids in steps] == [PROMPTS] * config.learner.steps
@@ -197,7 +195,7 @@ def _every_promise_was_kept(
         rollouts = PROMPTS * config.rollout.group_size
         assert sum(g.size for g in payloads.values() if g.batch == batch) == rollouts
     client = connect(redis_url)
-    assert audit(config, gather(client, config.run.name, lambda: records(learner, config, payloads))) == []
+    assert audit(config, gather(client, config.run.name, lambda: records(learner, payloads))) == []
     keys = Keys(config.run.name)
     assert client.xlen(keys.groups) == 0
     plans, later = set(client.hkeys(keys.plans)), range(2, config.allocation.rounds + 1)

@@ -1,10 +1,15 @@
-"""Real vLLM engines. vLLM takes seconds to import, so that only a test that starts one imports it."""
+"""Real vLLM engines, and completions that are surely still running when something happens to them. vLLM takes
+seconds to import, so that only a test that starts an engine imports it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from hora_rl.common.config import Config
+
+N = 64  # sequences of 400 tokens each are decoded for seconds, even by the smallest model
 
 
 @asynccontextmanager
@@ -18,3 +23,16 @@ async def engine_of(config: Config, name: str = "generator") -> AsyncIterator[An
         yield engine
     finally:
         engine.shutdown()
+
+
+def never_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on an engine's completions end at their limit of tokens alone. The demo's model answers a
+    prompt that it does not understand within three tokens, which is over before a call reaches the engine."""
+    from vllm import SamplingParams
+
+    from hora_rl.actors.generator import vllm_engine
+
+    def endless(**settings: Any) -> SamplingParams:
+        return SamplingParams(**{**settings, "stop_token_ids": [], "ignore_eos": True})
+
+    monkeypatch.setattr(vllm_engine, "SamplingParams", endless)

@@ -107,6 +107,12 @@ def by_cut(
     return flat(policy)
 
 
+def ruler(ratio: float) -> list[str]:
+    """With betas 0 and a huge epsilon an AdamW step moves the weights by `ratio` times the gradient alone."""
+    optimizer = {"betas": "[0.0, 0.0]", "epsilon": 1e6, "learning_rate": ratio * 1e6, "max_grad_norm": "1e30"}
+    return [f"learner.optimizer.{name}={value}" for name, value in optimizer.items()]
+
+
 def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
     """|found - wanted| over |wanted|."""
     return float((found - wanted).norm() / wanted.norm())

@@ -1,11 +1,17 @@
-"""Rollouts, completions and groups of a test's choosing: what a test does not name has a plain default."""
+"""Rollouts, completions and groups of a test's choosing: what a test does not name has a plain default. And
+groups in a run's real queue, and what its Redis holds of them."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from hora_rl.common.config import Config
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.queue import Producer
+from hora_rl.common.live.redis import connect_async
 from hora_rl.common.types import Completion, FinishReason, Group, Phase, Rollout, Turn, VersionSpan
 
 Numbers = Sequence[int] | np.ndarray
@@ -72,3 +78,22 @@ def in_turns(made: Rollout, rng: np.random.Generator, anew: float, vocabulary: i
         given = rng.integers(0, vocabulary, int(rng.integers(of_its_own, 6))).astype(np.int32)
         turns.append(Turn(end - start, given, of_its_own))
     return replace(made, turns=tuple(turns))
+
+
+def fill(config: Config, server: Any, groups: Iterable[Group]) -> None:
+    """Push these groups on the Redis `server`, as a coordinator does it."""
+
+    async def push() -> None:
+        async with connect_async(server.url) as client:
+            for group in groups:
+                await Producer(client, config.run.name, config.rollout.prompts_per_batch).push(group)
+
+    asyncio.run(push())
+
+
+def rollouts_held(client: Any, run: str) -> set[str]:
+    """The names, without the run's prefix, of all keys of a run that hold rollouts."""
+    keys = Keys(run)
+    patterns = [keys.pre_rollouts("*"), keys.additional("*"), keys.drawn("*", 0).removesuffix("0") + "*"]
+    found = [k.decode() for p in patterns for k in client.scan_iter(p.replace("{", "\\{"))]
+    return {key.removeprefix(f"hora:{{{run}}}:") for key in found}

@@ -17,8 +17,7 @@ from hora_rl.common.data.prompts import fingerprint, load_tokenizer, render
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.common.types import Group, Phase
 from hora_rl.deploy.machine.redis_server import RedisServer
-from tests.support.filling import fill
-from tests.support.groups import group, rollout
+from tests.support.groups import fill, group, rollout
 
 
 def small_run(folder: Path, prompts: int, *more: str) -> Config:

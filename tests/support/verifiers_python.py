@@ -7,7 +7,5 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("HORA_VERIFIERS_PYTHON") or str(ROOT / ".venv-verifiers/bin/python")
-needs_verifiers = pytest.mark.skipif(
-    not Path(PYTHON).exists(),
-    reason=f"needs `verifiers` in a Python of its own: {PYTHON} (requirements/verifiers.txt)",
-)
+LACKING = f"needs `verifiers` in a Python of its own: {PYTHON} (requirements/verifiers.txt)"
+needs_verifiers = pytest.mark.skipif(not Path(PYTHON).exists(), reason=LACKING)

@@ -25,7 +25,7 @@ from hora_rl.deploy.cli import app
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.report.runs_report import write_report
 from hora_rl.evaluation.results import Result, read_result
-from tests.support.held import rollouts_held
+from tests.support.groups import rollouts_held
 from tests.support.jsonl import lines
 from tests.support.pages import ROOT
 from tests.system.conftest import LiveRun
