@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite never reach the weights, and drift stops no run too late; unusable
+"""Losses and gradients that are not finite never reach the weights; drift beside a step counts once. Unusable
 messages are in test_feed.py."""
 
 from collections.abc import Callable, Iterator
