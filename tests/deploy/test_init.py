@@ -109,12 +109,11 @@ def test_no_number_of_gpus_is_written_for_run_divides_them(task: Task, cards: Ca
     ],
 )
 def test_these_gpus_hold_what_is_written_for_them(
-    count: int, mib: str, model: str, lora: bool, cards: Cards, monkeypatch: pytest.MonkeyPatch
+    count: int, mib: str, model: str, lora: bool, cards: Cards
 ) -> None:
     cards(count, mib)
     path = written()
     target = target_of(path)
-    monkeypatch.setattr(memory, "free_memory", lambda: 2**40)
     found = {f.what: f for f in memory_of(target)}
     assert {f.level for f in found.values()} == {"ok"}, found["GPU memory"].line
     assert {"resources", "memory per part", "GPU memory", "memory"} == set(found)

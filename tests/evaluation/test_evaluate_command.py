@@ -19,6 +19,7 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
 from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest, VersionSpan
 from hora_rl.common.weights.model_files import weights_digest
+from hora_rl.deploy.checks import memory
 from hora_rl.deploy.launch import evaluation, local
 from hora_rl.deploy.launch.evaluation import TrainingRun, about_sampling, evaluate_run, in_flight, of_version
 from hora_rl.deploy.machine.redis_server import RedisServer
@@ -72,6 +73,7 @@ def test_results_are_labelled_with_the_steps_behind_the_weights(
     shutil.copytree(load("tiny").model.path, model)
     if said is not None:
         write_origin(model, "tiny", said)
+    monkeypatch.setattr(memory, "free_memory", lambda: 2**40)
     monkeypatch.setattr(local, "stack", lambda *args, **kwargs: nullcontext("no Redis"))
     monkeypatch.setattr(local, "evaluate_benchmark", lambda *args: labels.append(args[4]))
     names = [benchmark_file(tmp_path, ROWS)]

@@ -60,7 +60,10 @@ def words(*settings: str) -> list[str]:
         (EVALUATED[:1], LINE),
         (EVALUATED, LINE),
         (("weights.transport=gloo",), "--no-ray needs weights.transport: file, not gloo"),
-        (("generator.sleep=step",), "--no-ray needs generator.sleep: none, not step"),
+        (
+            ("generator.sleep=step", "rollout.max_staleness=0"),
+            "--no-ray needs generator.sleep: none, not step",
+        ),
         (("learner.step=5",), "learner.step"),
     ],
 )
