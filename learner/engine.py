@@ -182,7 +182,7 @@ class Engine:
             _add(sums, update_sums, 1.0 / objective.updates_per_batch)
         adam = self._adam
         norm = adam.norm if isinstance(adam, ClippedAdamW) else self._engine.get_global_grad_norm()
-        norm = math.nan if norm is None else float(norm)
+        norm = float(norm) if finite and norm is not None else math.nan
         return Update(applied, bad, norm, rate, sums, seconds=time.monotonic() - started)
 
     def whole(self) -> Iterator[tuple[str, torch.Tensor]]:

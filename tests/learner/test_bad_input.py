@@ -1,6 +1,7 @@
 """Losses and gradients that are not finite never reach the weights; drift beside a step counts once. Unusable
 messages are in test_feed.py."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,7 @@ def check_refusal(engine: Engine, usual: list[MicroBatch], refused: Callable[[],
     assert engine.step(usual).applied
     before, result = weights(), refused()
     assert not result.applied
+    assert not math.isfinite(result.grad_norm)
     assert all(torch.equal(before[name], tensor) for name, tensor in weights().items())
     again, moved = engine.step(usual), weights()
     assert again.applied
