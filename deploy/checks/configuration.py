@@ -54,7 +54,7 @@ def model(target: Target) -> Iterator[Finding]:
 
 
 def names(target: Target) -> Iterator[Finding]:
-    """Rule, rounds, prior and rewards. A replica that met these errors would be restarted for ever."""
+    """Rule, rounds, prior, rewards, warm-ups. A replica that met these errors would be restarted for ever."""
     config, allocation = target.config, target.config.allocation
     if not target.trains:
         return

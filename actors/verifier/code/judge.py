@@ -17,15 +17,18 @@ import os
 import sys
 from typing import Any
 
-from hora_rl.actors.verifier.code.values import LONGEST, Caught, TooDeep, Unsendable, decode, encode, line
+from hora_rl.actors.verifier.code.values import (
+    LONGEST,
+    OPERATIONS,
+    Caught,
+    TooDeep,
+    Unsendable,
+    decode,
+    encode,
+    line,
+)
 
 ASK, TELL = 3, 4
-FORWARDED = (
-    *("__len__", "__getitem__", "__iter__", "__next__", "__str__", "__repr__"),
-    *("__bool__", "__setattr__", "__setitem__"),
-)
-"""Operations on an object of the program. `__eq__` and `__contains__` are excluded: an object that equals
-everything would pass every test."""
 
 
 class Unanswered(BaseException):
@@ -115,7 +118,7 @@ def _forwarded(name: str) -> Any:
     return method
 
 
-for _name in FORWARDED:
+for _name in OPERATIONS:
     setattr(Remote, _name, _forwarded(_name))
 
 

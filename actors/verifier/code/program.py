@@ -6,31 +6,17 @@ other processes.
 
 import functools
 import json
-import operator
 import os
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hora_rl.actors.verifier.code.values import Caught, decode, encode, line
+from hora_rl.actors.verifier.code.values import OPERATIONS, Caught, decode, encode, line
 
 NAME = "program"
 """The program's `__name__`, so that code for `__main__` does not run."""
 ASK, TELL = 3, 4
 MESSAGE = 500
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    "__len__": len,
-    "__getitem__": operator.getitem,
-    "__iter__": iter,
-    "__next__": next,
-    "__str__": str,
-    "__repr__": repr,
-    "__bool__": bool,
-    "__setattr__": setattr,
-    "__setitem__": operator.setitem,
-}
-"""Operations on objects, which need not define a method of that name."""
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ library only, Python 3.9 or later.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,19 @@ LONGEST = 4 << 20
 """Byte limit of one message."""
 EXACT = 2**53
 COLLECTIONS: dict[str, Callable[[list], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "__len__": len,
+    "__getitem__": operator.getitem,
+    "__iter__": iter,
+    "__next__": next,
+    "__str__": str,
+    "__repr__": repr,
+    "__bool__": bool,
+    "__setattr__": setattr,
+    "__setitem__": operator.setitem,
+}
+"""Operations of the tests on an object of the program, which need not define a method of that name. `__eq__`
+and `__contains__` are excluded: an object that equals everything would pass every test."""
 Keep = Callable[[Any], int]
 
 
