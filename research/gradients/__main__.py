@@ -32,8 +32,9 @@ RESULTS = Path("research/results")
 def own_bank(out: Path, samples: Path, config: Config, benchmark: str) -> None:
     """The bank of a model and problems of one's own, with a design that claims nothing."""
     found, rollout = bank.of_samples(samples, config, benchmark), config.rollout
-    design = load().but(question=[], confirms=[], refutes=[], limits=[], model=config.model.path)
-    design = design.but(group_size=rollout.group_size, pre_rollouts=rollout.pre_rollouts)
+    design = load().but(question=[], confirms=[], refutes=[], limits=[], model=config.model.path, min_hits=8)
+    keys = ("prompts_per_batch", "group_size", "pre_rollouts")
+    design = design.but(**{key: getattr(rollout, key) for key in keys})
     save_own(out, design)
     bank.write(out, found)
     print(f"{len(bank.kept(found, design))} of {len(found)} prompts have {design.min_hits} hits and misses")

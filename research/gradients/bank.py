@@ -7,8 +7,8 @@ those of a user's `hora eval`.
 import json
 import random
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -22,6 +22,7 @@ from hora_rl.deploy.launch.evaluation import load_benchmark
 from hora_rl.evaluation.benchmarks import find_benchmark
 from hora_rl.evaluation.samples import fingerprint, read_samples
 from research.gradients.design import Design
+from research.tasks.decoding import decode
 
 SHOTS = (
     "Q: Ann has 4 pens and buys 3 more. How many pens does she have?\n"
@@ -69,7 +70,11 @@ def is_right(completion: str, answer: int) -> bool:
 
 
 def fill(folder: Path, design: Design, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Sample the candidates that the bank lacks, in turn, until enough prompts can be kept."""
+    """Sample the candidates that the bank lacks, in turn, until enough prompts can be kept.
+
+    The first `screen` completions say whether a candidate is likely to have enough hits and misses. If so it
+    gets `samples` others, so that its success rate is not biased; else it stays empty.
+    """
     lines = _line_ends(tokenizer)
     todo = list(enumerate(problems(design.candidates, design.seed)))[len(read(folder)) :]
     for i, (question, answer) in todo:
@@ -77,9 +82,12 @@ def fill(folder: Path, design: Design, model: PreTrainedModel, tokenizer: PreTra
             return
         text = f"{SHOTS}Q: {question}\nA:"
         prompt = list(tokenizer(text, add_special_tokens=False).input_ids)
-        seed = 1000 * design.seed + i
-        completions = sample(model, prompt, design.samples, design.max_tokens, lines, seed)
-        right = [is_right(str(tokenizer.decode(c)).split("\n")[0], answer) for c in completions]
+        random = torch.Generator().manual_seed(1000 * design.seed + i)
+        draw = partial(sample, model, prompt, most=design.max_tokens, ends=lines, random=random)
+        hits = sum(_judged(draw(design.screen), answer, tokenizer))
+        likely = min(hits, design.screen - hits) * design.samples >= design.min_hits * design.screen
+        completions = draw(design.samples) if likely else []
+        right = _judged(completions, answer, tokenizer)
         with (folder / "bank.jsonl").open("a") as file:
             file.write(json.dumps(asdict(Sampled(text, answer, prompt, completions, right))) + "\n")
         print(f"prompt {i}: {sum(right)} of {len(right)} right", flush=True)
@@ -126,28 +134,20 @@ def kept(bank: list[Sampled], design: Design) -> list[Sampled]:
     return enough[: design.prompts]
 
 
-@torch.no_grad()
 def sample(
-    model: PreTrainedModel, prompt: list[int], n: int, most: int, ends: list[int], seed: int
+    model: PreTrainedModel, prompt: list[int], n: int, *, most: int, ends: list[int], random: torch.Generator
 ) -> list[list[int]]:
     """`n` completions at temperature 1, each cut after its first token of `ends` or at `most` tokens."""
-    torch.manual_seed(seed)
-    ids = torch.tensor([prompt])
-    options: dict[str, Any] = {
-        "do_sample": True,
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "pad_token_id": ends[0],
-    }
-    options |= {"num_return_sequences": n, "max_new_tokens": most, "eos_token_id": ends}
-    found = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-    rows = found[:, len(prompt) :].tolist()
-    stops = [next((i for i, token in enumerate(row) if token in ends), most) for row in rows]
-    return [row[: stop + 1] for row, stop in zip(rows, stops, strict=True)]
+    rows = decode(model, torch.tensor([prompt]), [n], end=ends[0], most=most, random=random)
+    stops = [next((i for i, token in enumerate(row) if token in ends), most) for row, _ in rows]
+    return [row[: stop + 1] for (row, _), stop in zip(rows, stops, strict=True)]
+
+
+def _judged(completions: list[list[int]], answer: int, tokenizer: PreTrainedTokenizerBase) -> list[bool]:
+    return [is_right(str(tokenizer.decode(c)).split("\n")[0], answer) for c in completions]
 
 
 def _line_ends(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens that end a line or the text."""
+    """Tokens that end a line or the text, first the line break alone."""
     ends = [i for i in range(len(tokenizer)) if "\n" in str(tokenizer.decode([i]))]
-    return sorted({*ends, int(tokenizer.eos_token_id)})
+    return [*tokenizer("\n", add_special_tokens=False).input_ids, *ends, int(tokenizer.eos_token_id)]

@@ -41,20 +41,40 @@ class Moments:
         return np.diag(self.signal)
 
 
-def moments(gram: Array, owner: Index, right: Mask, rate: Array) -> Moments:
-    """From the scores' inner products (N, N), the prompt of each score and whether it is a hit (N,).
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """Of the scored hits of n prompts, then of their scored misses: how many there are (2n,), the inner
+    products of the sums of their scores (2n, 2n), and the sums of their squared norms (2n,)."""
+
+    count: Index
+    inner: Array
+    squares: Array
+
+    @property
+    def means(self) -> Array:
+        """(2n, 2n) inner products of the mean scores of different sets."""
+        return self.inner / np.outer(self.count, self.count)
+
+
+def sums(scores: Array, owner: Index, right: Mask) -> Sums:
+    """Of the scores (N, width), the prompt of each and whether it is a hit (N,)."""
+    n = owner.max() + 1
+    of = (np.where(right, owner, owner + n) == np.arange(2 * n)[:, None]).astype(float)
+    total = of @ scores
+    return Sums(of.sum(1).astype(int), total @ total.T, of @ np.square(scores).sum(1))
+
+
+def moments(s: Sums, rate: Array) -> Moments:
+    """Of prompts with success rates (n,).
 
     |μ|² is the mean over pairs of different hits. A miss has mean -p/(1-p) μ, because all scores have mean 0.
     """
-    n = len(rate)
-    of = (owner[right] == np.arange(n)[:, None]).astype(float)
-    size, own = of.sum(1), np.diag(gram)
-    sums, squares = of @ gram[np.ix_(right, right)] @ of.T, of @ own[right]
-    signal = sums / np.outer(size, size)
-    np.fill_diagonal(signal, (np.diag(sums) - squares) / (size * (size - 1)))
-    wrong = np.array([own[~right & (owner == i)].mean() for i in range(n)])
-    norms = np.diag(signal)
-    return Moments(rate, signal, squares / size - norms, wrong - norms * (rate / (1 - rate)) ** 2)
+    n, each = len(rate), s.squares / s.count
+    hits, own = s.count[:n], s.squares[:n]
+    signal = s.means[:n, :n].copy()
+    norms = (np.diag(s.inner)[:n] - own) / (hits * (hits - 1))
+    np.fill_diagonal(signal, norms)
+    return Moments(rate, signal, each[:n] - norms, each[n:] - norms * (rate / (1 - rate)) ** 2)
 
 
 def pooled_r(m: Moments) -> float:
@@ -76,11 +96,15 @@ def bootstrap(m: Moments, figure: Callable[[Moments], float], draws: int = 4000)
     return float(low), float(high)
 
 
+def half_interval(figures: Array) -> Array:
+    """Half of a 95% interval of the mean of independent figures (n, ...)."""
+    n = len(figures)
+    return np.asarray(figures.std(axis=0, ddof=1) / np.sqrt(n) * stats.t.ppf(0.975, n - 1))
+
+
 def jackknife(left_out: Array) -> Array:
     """Half of a 95% interval of figures, from their values (n, ...) with each prompt left out."""
-    n = len(left_out)
-    error = np.sqrt((n - 1) * left_out.var(axis=0))
-    return np.asarray(error * stats.t.ppf(0.975, n - 1))
+    return half_interval(left_out) * (len(left_out) - 1)
 
 
 def without(n: int) -> list[Index]:

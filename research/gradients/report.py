@@ -1,4 +1,4 @@
-"""The archive of the study, inner products of all scores, and its page: r, overlap, steps, intervals."""
+"""The archive of the study, the moments of all scores, and its page: r, overlap, steps, intervals."""
 
 from pathlib import Path
 
@@ -11,32 +11,40 @@ from research.gradients.design import Design
 from research.gradients.noise import (
     Array,
     Index,
-    Mask,
     Moments,
+    Sums,
     bootstrap,
+    half_interval,
     jackknife,
     moments,
     overlap,
     pooled_r,
+    sums,
     without,
 )
-from research.gradients.steps import objectives, rules, steps
+from research.gradients.steps import objectives, rules, sampled, steps
+
+PARTS = 5
+"""Of the prompts, by success rate, in the table of r."""
+FEWEST = 5
+"""Sets of prompts, for an interval over them."""
 
 
 def pack(folder: Path, design: Design, archive: Path) -> None:
-    """Write the inputs of the figures: inner products (N, N), prompt and kind of each score, counts."""
+    """Write the inputs of the figures: the sums of `Sums`, and the counts of the bank."""
     prompts = kept(read(folder), design)
     files = sorted(
         (f for f in (folder / "scores").glob("*.npy") if not f.name.endswith(".part.npy")),
         key=lambda f: [int(x) for x in f.stem.split("-")],
     )
     at = np.array([[int(x) for x in f.stem.split("-")] for f in files])
-    vectors = np.stack([np.load(f) for f in files])
+    right = np.array([prompts[k].right[i] for k, i in at])
+    found = sums(np.stack([np.load(f) for f in files]), at[:, 0], right)
     np.savez_compressed(
         archive,
-        gram=np.triu(vectors @ vectors.T),
-        owner=at[:, 0],
-        right=np.array([prompts[k].right[i] for k, i in at]),
+        count=found.count,
+        inner=np.triu(found.inner).astype(np.float32),
+        squares=found.squares,
         hits=np.array([sum(p.right) for p in prompts]),
         samples=np.array([len(p.right) for p in prompts]),
         texts=np.array(
@@ -55,24 +63,21 @@ def write(archive: Path, design: Design, page: Path) -> None:
     """The page of an archive."""
     with np.load(archive) as data:
         saved = {name: data[name] for name in data.files}
-    gram = (saved["gram"] + np.triu(saved["gram"], 1).T).astype(float)
-    owner, right, rate = saved["owner"], saved["right"], saved["hits"] / saved["samples"]
-    m = moments(gram, owner, right, rate)
+    inner, rate = saved["inner"].astype(float), saved["hits"] / saved["samples"]
+    found = Sums(saved["count"], inner + np.triu(inner, 1).T, saved["squares"])
+    m, n = moments(found, rate), len(rate)
     rarer = Moments(rate / design.rarer, m.signal, m.hit_noise, m.miss_noise)
-    scored = np.array(
-        [[(right & (owner == i)).sum(), (~right & (owner == i)).sum()] for i in range(len(rate))]
-    )
     parts = [
         "# What an allocation does to one step's gradient where right completions differ",
         *([_design(design)] if design.confirms else []),
-        f"{len(rate)} prompts of {int(saved['tried'])} candidates, {int(saved['samples'][0])} completions "
-        f"each, {saved['tokens'].mean():.0f} tokens on average; scores of {scored[:, 0].sum()} hits and "
-        f"{scored[:, 1].sum()} misses. Error of a sketched inner product over |x||y|: "
+        f"{n} prompts of {int(saved['tried'])} candidates, {int(saved['samples'][0])} completions "
+        f"each, {saved['tokens'].mean():.0f} tokens on average; scores of {found.count[:n].sum()} hits and "
+        f"{found.count[n:].sum()} misses. Error of a sketched inner product over |x||y|: "
         f"{np.sqrt((saved['errors'] ** 2).mean()):.4f} (root mean square of {len(saved['errors'])}).",
-        _noise(m, scored[:, 0], saved["texts"]),
-        _misses(gram, owner, right, m),
-        _steps("One step at equal rollouts", m, design),
-        _steps(f"If successes were {design.rarer} times rarer", rarer, design),
+        _noise(m, found.count[:n], saved["texts"]),
+        _misses(found, m),
+        _steps("One step at equal rollouts", m, saved["tokens"], design),
+        _steps(f"If successes were {design.rarer} times rarer", rarer, saved["tokens"], design),
     ]
     page.write_text("\n\n".join(parts) + "\n")
 
@@ -82,37 +87,41 @@ def _design(design: Design) -> str:
     return "\n".join(["## Written down before it ran", "", *lines])
 
 
-def _noise(m: Moments, hits: Array, texts: Array) -> str:
-    r, (low, high) = pooled_r(m), bootstrap(m, pooled_r)
-    each = m.hit_noise / m.norms
-    cosine = m.norms / (m.norms + m.hit_noise)
-    half, of_r = jackknife(np.array([[overlap(m[at]), pooled_r(m[at])] for at in without(len(m.rate))]))
-    trend = stats.spearmanr(m.rate, cosine)
-    rows = [
-        (f"{p:.2f}", str(c), str(t), f"{x:.1f}", f"{s:.3f}")
-        for p, c, t, x, s in sorted(zip(m.rate, hits, texts, each, cosine, strict=True))
-    ]
-    heads = ("success rate", "hits scored", "different texts", "r", "cosine of two hits, 1/(1 + r)")
+def _noise(m: Moments, hits: Index, texts: Index) -> str:
+    n, r, (low, high) = len(m.rate), pooled_r(m), bootstrap(m, pooled_r)
+    half, of_r = jackknife(np.array([[overlap(m[at]), pooled_r(m[at])] for at in without(n)]))
+    trend = stats.spearmanr(m.rate, m.norms / (m.norms + m.hit_noise))
+    rows = []
+    for at in np.array_split(np.argsort(m.rate), min(n, PARTS)):
+        some, ends = pooled_r(m[at]), bootstrap(m[at], pooled_r)
+        rows.append(
+            (
+                f"{m.rate[at].min():.2f} to {m.rate[at].max():.2f}",
+                *(str(x) for x in (len(at), hits[at].sum(), texts[at].sum())),
+                f"{some:.1f} ({ends[0]:.1f} to {ends[1]:.1f})",
+                f"{1 / (1 + some):.3f}",
+            )
+        )
+    heads = ("success rate", "prompts", "hits scored", "different texts", "r", "cosine of two, 1/(1 + r)")
     lines = [
         "## The noise of one hit",
         "",
         f"**r = {r:.1f} ({low:.1f} to {high:.1f}), pooled** (bootstrap over prompts; jackknife ± "
-        f"{of_r:.1f}); median of the prompts {np.median(each):.1f}. Overlap of different prompts: "
-        f"**{overlap(m):.2f} ± {half:.2f}** of |μ|². Rank correlation of success rate and cosine: "
-        f"{trend.statistic:+.2f} (p = {trend.pvalue:.2f}).",
+        f"{of_r:.1f}); median of the prompts {np.median(m.hit_noise / m.norms):.1f}. Overlap of different "
+        f"prompts: **{overlap(m):.2f} ± {half:.2f}** of |μ|². Rank correlation of success rate and cosine: "
+        f"{trend.statistic:+.2f} (p = {trend.pvalue:.2g}).",
         "",
         *markdown_table(heads, rows, numbers=True),
     ]
     return "\n".join(lines)
 
 
-def _misses(gram: Array, owner: Index, right: Mask, m: Moments) -> str:
+def _misses(found: Sums, m: Moments) -> str:
     """All scores have mean 0, so hits and misses must point against each other by a known amount."""
-    n = range(len(m.rate))
-    seen = np.array([gram[np.ix_(right & (owner == i), ~right & (owner == i))].mean() for i in n])
-    expected = -m.norms * m.rate / (1 - m.rate)
+    n = len(m.rate)
+    seen, expected = np.diag(found.means[:n, n:]), -m.norms * m.rate / (1 - m.rate)
     apart = seen - expected
-    half = jackknife(np.array([apart[at].sum() / m.norms[at].sum() for at in without(len(m.rate))]))
+    half = jackknife(np.array([apart[at].sum() / m.norms[at].sum() for at in without(n)]))
     return (
         f"A check of scores and sampler: Σ μ_hit·μ_miss is {np.sum(seen) / m.norms.sum():+.2f} of Σ|μ_hit|², "
         f"and {expected.sum() / m.norms.sum():+.2f} by p μ_hit + (1 - p) μ_miss = 0 (± {half:.2f}). "
@@ -120,25 +129,35 @@ def _misses(gram: Array, owner: Index, right: Mask, m: Moments) -> str:
     )
 
 
-def _steps(title: str, m: Moments, design: Design) -> str:
+def _steps(title: str, m: Moments, tokens: Array, design: Design) -> str:
     """ValueError where the scores are too few to tell |μ|² from 0."""
-    r = pooled_r(m)
+    r, n = pooled_r(m), len(m.rate)
     if r <= 0:
         raise ValueError(f"pooled r is {r:.3g}: |μ|² cannot be told from 0, more scores are needed")
-    found = steps(m, design, r)
-    alone = steps(Moments(m.rate, np.diag(m.norms), m.hit_noise, m.miss_noise), design, r)
-    left = np.array([steps(m[at], design, r) for at in without(len(m.rate))])
-    half, less = jackknife(left), jackknife(left - left[:, :1])
+    if n < 2 * FEWEST:
+        raise ValueError(f"{n} prompts have enough hits and misses; an interval needs {2 * FEWEST}")
+    of, named = max(FEWEST, n // design.prompts_per_batch), list(rules(r, design.rounds))
+    sets = [np.arange(i, n, of) for i in range(of)]
+    played = [sampled(m.rate[at], design, r) for at in sets]
+    each = np.array([steps(m[at], by_rule, r) for at, by_rule in zip(sets, played, strict=True)])
+    flat = Moments(m.rate, np.diag(m.norms), m.hit_noise, m.miss_noise)
+    alone = np.mean([steps(flat[at], by_rule, r) for at, by_rule in zip(sets, played, strict=True)], axis=0)
+    found, half, less = each.mean(axis=0), half_interval(each), half_interval(each - each[:, :1])
+    spent = np.array(
+        [[(size @ tokens[at]).mean() for _, size in p] for at, p in zip(sets, played, strict=True)]
+    ).sum(0)
+    shares = ", ".join(f"{name} {x:.3f}" for name, x in zip(named[1:], spent[1:] / spent[0], strict=True))
     lines = [
         f"## {title}",
         "",
-        f"G = {design.group_size}, G0 = {design.pre_rollouts}, {len(m.rate)} prompts, {design.batches} "
-        f"batches a rule; first_hit and expected_worth in {design.rounds} rounds. Cosine to M = Σ ∇log p; "
-        "− uniform: less the same objective under uniform. Bias² and variance over |M|², scaled so that "
-        "E[x]·M = |M|². ± is half a 95% interval, jackknife over prompts. Orthogonal: with the overlap at 0.",
+        f"G = {design.group_size}, G0 = {design.pre_rollouts}; {of} disjoint sets of {n // of} prompts or one"
+        f" more, {design.batches} batches of each a rule; first_hit and expected_worth in {design.rounds} "
+        "rounds. Cosine to M = Σ ∇log p of the set; − uniform: less the same objective under uniform. Bias² "
+        "and variance over |M|², scaled so that E[x]·M = |M|². ± is half a 95% interval over the sets. "
+        f"Orthogonal: with the overlap at 0. Tokens over uniform's: {shares}.",
         "",
     ]
-    rows, best, named = [], [], list(rules(r, design.rounds))
+    rows, best = [], []
     for j, objective in enumerate(objectives(r)):
         sure = found[:, j, 0] - found[0, j, 0] > less[:, j, 0]
         first = int(np.argmax(np.where(sure, found[:, j, 0], found[0, j, 0])))

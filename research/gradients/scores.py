@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from research.gradients.bank import Sampled
@@ -26,8 +26,10 @@ def signs(size: int, width: int, seed: int) -> Tensor:
 
 def sketch(vector: Tensor, signs_: Tensor) -> Tensor:
     """(width,) of a vector (size,)."""
-    padded = pad(vector, (0, signs_.numel() - len(vector)))
-    return (padded.view(signs_.shape) * signs_).sum(0)
+    found = torch.zeros(signs_.shape[1])
+    for part, sign in zip(vector.split(len(found)), signs_, strict=True):
+        found[: len(part)].addcmul_(part, sign[: len(part)])
+    return found
 
 
 def weights(model: PreTrainedModel) -> list[Tensor]:

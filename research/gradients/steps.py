@@ -97,12 +97,11 @@ def step(m: Moments, c: Index, size: Index, weights: Weights) -> Step:
     )
 
 
-def steps(m: Moments, design: Design, r: float) -> Array:
+def sampled(rate: Array, design: Design, r: float) -> list[tuple[Index, Index]]:
+    """Counts of batches, by rule."""
+    return [counts(rate, design, rule) for rule in rules(r, design.rounds).values()]
+
+
+def steps(m: Moments, by_rule: list[tuple[Index, Index]], r: float) -> Array:
     """(rules, objectives, 4) the figures of `Step`."""
-    return np.array(
-        [
-            [step(m, *sampled, weights) for weights in objectives(r).values()]
-            for rule in rules(r, design.rounds).values()
-            for sampled in [counts(m.rate, design, rule)]
-        ]
-    )
+    return np.array([[step(m, *c, weights) for weights in objectives(r).values()] for c in by_rule])

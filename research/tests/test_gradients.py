@@ -18,7 +18,7 @@ from hora_rl.evaluation.samples import Sample, append, open_samples
 from research.gradients import bank, report, scores
 from research.gradients.__main__ import own_bank
 from research.gradients.design import load
-from research.gradients.noise import Array, Moments, moments, overlap, pooled_r
+from research.gradients.noise import Array, Moments, moments, overlap, pooled_r, sums
 from research.gradients.steps import counts, objectives, step
 
 DESIGN = load()
@@ -34,7 +34,7 @@ def synthetic(r: float, shared: float, n: int = 8, hits: int = 24, dim: int = 20
     all_ = np.concatenate([mean[:, None] + noise[:, :hits], -mean[:, None] / 3 + noise[:, hits:]], axis=1)
     flat = all_.reshape(-1, dim)
     owner, right = np.repeat(np.arange(n), 2 * hits), np.tile(np.arange(2 * hits) < hits, n)
-    return mean, moments(flat @ flat.T, owner, right, rate)
+    return mean, moments(sums(flat, owner, right), rate)
 
 
 @pytest.mark.parametrize(("r", "shared"), [(0.0, 0.0), (0.5, 0.0), (15.0, 0.0), (15.0, 0.3)])
@@ -126,16 +126,19 @@ def test_a_small_study_runs_through_and_goes_on_where_it_was_cut(tmp_path: Path)
         vocab_size=17, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
     )
     model = LlamaForCausalLM(config).eval()
-    made = {k: bank.sample(model, [1, 2, k], 60, 2, [0], seed=k) for k in (3, 4, 5)}
-    assert all(0 not in c[:-1] and (len(c) == 2 or c[-1] == 0) for group in made.values() for c in group)
+    random = torch.Generator().manual_seed(0)
+    made = {k: bank.sample(model, [1, 2, k], 60, most=2, ends=[0, 7], random=random) for k in range(3, 13)}
+    drawn = [c for group in made.values() for c in group]
+    assert all(not {0, 7} & {*c[:-1]} and (len(c) == 2 or c[-1] in {0, 7}) for c in drawn)
+    assert {len(c) for c in drawn} == {1, 2}
     prompts = [bank.Sampled("", 0, [1, 2, k], group, [c[0] < 5 for c in group]) for k, group in made.items()]
-    small = DESIGN.but(hits=9, misses=3, width=101, batches=5, min_hits=3)
+    small = DESIGN.but(hits=9, misses=3, width=101, batches=50, min_hits=3)
     lines = "".join(json.dumps(asdict(prompt)) + "\n" for prompt in prompts)
     (tmp_path / "bank.jsonl").write_text(lines + '{"text": "cut')
     assert bank.read(tmp_path) == prompts
     scores.measure(tmp_path, small, model, prompts)
     files = {f: f.stat().st_mtime_ns for f in (tmp_path / "scores").iterdir()}
-    assert len(files) == 3 * 12
+    assert len(files) == 10 * 12
     next(iter(files)).unlink()
     scores.measure(tmp_path, small, model, prompts)
     assert {f for f in files if f.stat().st_mtime_ns != files[f]} == {next(iter(files))}
