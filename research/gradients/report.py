@@ -22,7 +22,7 @@ from research.gradients.noise import (
     sums,
     without,
 )
-from research.gradients.steps import objectives, rules, sampled, steps
+from research.gradients.steps import counts, objectives, rules, steps
 
 PARTS = 5
 """Of the prompts, by success rate, in the table of r."""
@@ -136,9 +136,10 @@ def _steps(title: str, m: Moments, tokens: Array, design: Design) -> str:
         raise ValueError(f"pooled r is {r:.3g}: |μ|² cannot be told from 0, more scores are needed")
     if n < 2 * FEWEST:
         raise ValueError(f"{n} prompts have enough hits and misses; an interval needs {2 * FEWEST}")
-    of, named = max(FEWEST, n // design.prompts_per_batch), list(rules(r, design.rounds))
+    of, by = max(FEWEST, n // design.prompts_per_batch), rules(r, design.rounds, m.rate)
+    named = list(by)
     sets = [np.arange(i, n, of) for i in range(of)]
-    played = [sampled(m.rate[at], design, r) for at in sets]
+    played = [[counts(m.rate[at], design, rule) for rule in by.values()] for at in sets]
     each = np.array([steps(m[at], by_rule, r) for at, by_rule in zip(sets, played, strict=True)])
     flat = Moments(m.rate, np.diag(m.norms), m.hit_noise, m.miss_noise)
     alone = np.mean([steps(flat[at], by_rule, r) for at, by_rule in zip(sets, played, strict=True)], axis=0)
@@ -173,6 +174,6 @@ def _steps(title: str, m: Moments, tokens: Array, design: Design) -> str:
     table[1] = table[1].replace("|---|---:|", "|---|---|", 1)  # the rule is a name
     chosen = (
         "**The rule with the largest cosine of those whose gain over uniform excludes 0, else uniform** "
-        f"(five rules an objective, no correction): {'; '.join(best)}."
+        f"({len(named) - 1} rules an objective, no correction): {'; '.join(best)}."
     )
     return "\n".join([*lines, chosen, "", *table])

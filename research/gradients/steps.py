@@ -13,12 +13,15 @@ import numpy as np
 
 from hora_rl.allocator import Session
 from hora_rl.allocator.planning.shards import simulate
+from hora_rl.allocator.priors.empirical import fit_beta
 from hora_rl.common.advantages import formula
 from research.gradients.design import Design
 from research.gradients.noise import Array, Index, Moments
 
 Weights = Callable[[int, int], tuple[float, float]]
 """Weight of one hit's and of one miss's score in the step, of a group with c hits among n."""
+FITTED_ON = 1000
+"""Trials of each prompt that a success rate stands for where a prior is fitted to the rates."""
 
 
 class Step(NamedTuple):
@@ -33,16 +36,26 @@ class Step(NamedTuple):
     snr: float
 
 
-def rules(r: float, rounds: int) -> dict[str, tuple[str, int, str]]:
-    """Name → (rule, rounds, stop)."""
-    worths = {
-        f"expected_worth({x:.3g})": (f"expected_worth({x:.3g})", rounds, "none") for x in (r / 2, r, 2 * r)
-    }
+class Played(NamedTuple):
+    """The arguments of a session."""
+
+    rule: str
+    rounds: int = 1
+    stop: str = "none"
+    prior: tuple[float, float] = (1.0, 1.0)
+
+
+def rules(r: float, rounds: int, rate: Array) -> dict[str, Played]:
+    """By name. The last has the prior that is fitted to the success rates (n,)."""
+    worths = {name: Played(name, rounds) for name in (f"expected_worth({x:.3g})" for x in (r / 2, r, 2 * r))}
+    fitted = fit_beta(np.rint(rate * FITTED_ON).astype(int), np.full(len(rate), FITTED_ON))
+    worth = f"expected_worth({r:.3g})"
     return {
-        "uniform": ("uniform", 1, "none"),
-        "hora": ("hit_utility", 1, "none"),
-        "first_hit, stop": ("first_hit", rounds, "hit"),
+        "uniform": Played("uniform"),
+        "hora": Played("hit_utility"),
+        "first_hit, stop": Played("first_hit", rounds, "hit"),
         **worths,
+        f"{worth}, prior Beta({fitted[0]:.2g}, {fitted[1]:.2g})": Played(worth, rounds, prior=fitted),
     }
 
 
@@ -64,14 +77,13 @@ def _learners(objective: str) -> Weights:
     return weights
 
 
-def counts(rate: Array, design: Design, rule: tuple[str, int, str]) -> tuple[Index, Index]:
-    """Successes and sizes (batches, n) of groups, sampled by `rule`; n · G rollouts in every batch."""
-    random = np.random.default_rng(design.seed)
-    n, (name, rounds, stop) = len(rate), rule
+def counts(rate: Array, design: Design, by: Played) -> tuple[Index, Index]:
+    """Successes and sizes (batches, n) of groups, sampled by a rule; n · G rollouts in every batch."""
+    random, n = np.random.default_rng(design.seed), len(rate)
     found = []
     for _ in range(design.batches):
         budget = n * (design.group_size - design.pre_rollouts)
-        session = Session(n, budget, name, rounds=rounds, stop=stop)
+        session = Session(n, budget, **by._asdict())
         found.append(simulate(session, rate, design.pre_rollouts, random))
     c, size = zip(*found, strict=True)
     return np.array(c), np.array(size)
@@ -95,11 +107,6 @@ def step(m: Moments, c: Index, size: Index, weights: Weights) -> Step:
         variance=float((square - of_mean) * scale),
         snr=of_mean / (square - of_mean),
     )
-
-
-def sampled(rate: Array, design: Design, r: float) -> list[tuple[Index, Index]]:
-    """Counts of batches, by rule."""
-    return [counts(rate, design, rule) for rule in rules(r, design.rounds).values()]
 
 
 def steps(m: Moments, by_rule: list[tuple[Index, Index]], r: float) -> Array:

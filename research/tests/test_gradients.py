@@ -19,7 +19,7 @@ from research.gradients import bank, report, scores
 from research.gradients.__main__ import own_bank
 from research.gradients.design import load
 from research.gradients.noise import Array, Moments, moments, overlap, pooled_r, sums
-from research.gradients.steps import counts, objectives, step
+from research.gradients.steps import Played, counts, objectives, step
 
 DESIGN = load()
 
@@ -65,7 +65,7 @@ def test_a_step_has_the_moments_of_drawn_scores(objective: str) -> None:
     mean = random.normal(size=(n, dim)) / np.sqrt(dim) + 0.05
     m = Moments(rate, mean @ mean.T, np.array([2.0, 1.0, 3.0]), np.array([1.0, 2.0, 1.0]))
     weights = objectives(15.0)[objective]
-    c, size = counts(rate, DESIGN.but(batches=2000), ("uniform", 1, "none"))
+    c, size = counts(rate, DESIGN.but(batches=2000), Played("uniform"))
     drawn = np.zeros((len(c), dim))
     for b, row in enumerate(c):
         for i, hits in enumerate(row):
@@ -144,4 +144,4 @@ def test_a_small_study_runs_through_and_goes_on_where_it_was_cut(tmp_path: Path)
     assert {f for f in files if f.stat().st_mtime_ns != files[f]} == {next(iter(files))}
     report.pack(tmp_path, small, tmp_path / "gradients.npz")
     report.write(tmp_path / "gradients.npz", small, tmp_path / "gradients.md")
-    assert (tmp_path / "gradients.md").read_text().count("| shrunken(") == 12
+    assert (tmp_path / "gradients.md").read_text().count("| shrunken(") == 14
