@@ -36,6 +36,7 @@ from benchmarks.gpu_step import (
     measure,
     ragged_samples,
 )
+from hora_rl.common.errors import one_line
 from hora_rl.learner.batch import micro_batches
 
 GIB = 2**30
@@ -362,7 +363,7 @@ def run_check(name: str, sizes: Sizes) -> None:
         for line in {check.__name__: check for check in CHECKS}[name](sizes):
             print(MARK + json.dumps(asdict(line)), flush=True)
     except Exception as error:  # noqa: BLE001  the next checks run all the same
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        why = f"{type(error).__name__}: {one_line(error)}"
         print(MARK + json.dumps(asdict(Line(name, False, why, "an end"))), flush=True)
         os._exit(0)  # a card in an error state may keep the group from ending
     torch.distributed.destroy_process_group()

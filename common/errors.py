@@ -66,6 +66,11 @@ class PinLost(RuntimeError):
     """The answering replica is no longer pinned at the evaluation's version."""
 
 
+def one_line(text: object, limit: int = 300) -> str:
+    """`text` without line breaks, at most `limit` characters of it."""
+    return " ".join(str(text).split())[:limit]
+
+
 @contextmanager
 def any_error_as(
     make: Callable[[str], Exception], but: type[Exception] | tuple[type[Exception], ...] = ()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from hora_rl.common.errors import ConfigError, Unavailable, any_error_as
+from hora_rl.common.errors import ConfigError, Unavailable, any_error_as, one_line
 
 
 def is_user_function(name: str) -> bool:
@@ -20,7 +20,7 @@ def load_function(key: str, name: str, others: str = "") -> Callable[..., Any]:
     module, _, function = name.partition(":")
 
     def unusable(reason: str) -> ConfigError:
-        short = " ".join(reason.split())[:300]
+        short = one_line(reason)
         return ConfigError(f"{key}: cannot load {name!r}: {short}; write {others}package.module:function")
 
     with any_error_as(unusable):  # a module may raise anything when it is imported

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hora_rl.common.errors import one_line
 from hora_rl.common.rollout_files import FOLDER, files_of
 from hora_rl.evaluation.run_folders import RunFolderError
 
@@ -165,7 +166,7 @@ def _reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error, 200)
         raise RunFolderError(
             f"{path}: not a file of rollouts ({reason}): it is damaged; remove it, or bring it back"
         ) from None

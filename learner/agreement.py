@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hora_rl.common.config import Learner, Model
-from hora_rl.common.errors import ConfigError
+from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.learner.batch import make_micro_batch
 from hora_rl.learner.head import unsupported
@@ -59,12 +59,12 @@ def check_agreement(
     try:
         shared, misfit = scored(rows), ""
     except MISFITS as error:
-        misfit = " ".join(str(error).split())[:200]
+        misfit = one_line(error, 200)
     try:
         alone = torch.cat([scored([row], own=True) for row in single])
         padded, ours = scored(single, own=True), scored(single)
     except MISFITS as error:
-        text = " ".join(str(error).split())[:200]
+        text = one_line(error, 200)
         raise unsupported(policy.hf, f"its forward has another shape ({text})") from None
     floor = ALLOWED[next(policy.hf.parameters()).dtype]
     allowed = min(max(floor, 3.0 * float((padded - alone).abs().mean())), 10.0 * floor)
@@ -107,7 +107,7 @@ def check_family(source: Model, learner: Learner, temperature: float) -> tuple[s
     except ConfigError:
         raise
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path ({source.path}): {' '.join(str(error).split())[:300]}") from None
+        raise ConfigError(f"model.path ({source.path}): {one_line(error)}") from None
     small = _small(whole, trusted)
     if small is None:
         return family, ""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hora_rl.common.config import Config, Learner, Model
-from hora_rl.common.errors import ConfigError
+from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.weights.adapter_names import published_name
 from hora_rl.common.weights.adapters import refuse_to_train
 from hora_rl.common.weights.finite import not_finite, refuse_not_finite
@@ -330,7 +330,7 @@ def load_model(model: Model, learner: Learner) -> PreTrainedModel:
     except (OSError, ValueError, ImportError) as error:
         packages = isinstance(error, ImportError)
         key = f"learner.attention ({learner.attention})" if packages else f"model.path ({model.path})"
-        raise ConfigError(f"{key}: {' '.join(str(error).split())[:300]}") from None
+        raise ConfigError(f"{key}: {one_line(error)}") from None
     return for_training(hf, learner)
 
 

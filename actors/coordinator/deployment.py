@@ -27,7 +27,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.data.prompts import fingerprint, load_tokenizer, make_prompt
 from hora_rl.common.data.rewards import gold_test
-from hora_rl.common.errors import HoraError, RunError
+from hora_rl.common.errors import HoraError, RunError, one_line
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Producer
 from hora_rl.common.live.redis import AsyncRedis
@@ -114,7 +114,7 @@ async def coordinate(work: Awaitable[None], client: AsyncRedis, keys: Keys) -> b
         raise error
     # Calls were retried already, and a failing rule or prior would fail again after a restart.
     log.error("coordinator failed", exc_info=error)
-    short = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+    short = f"{type(error).__name__}: {one_line(error, 500)}"
     await give_up(client, keys, str(error) if isinstance(error, HoraError) else short)
     return True
 

@@ -20,7 +20,7 @@ from hora_rl.allocator.priors.features import hidden_state_features, sentence_fe
 from hora_rl.allocator.priors.files import load_state
 from hora_rl.allocator.priors.make import UNCONDITIONED
 from hora_rl.common.config import Allocation, Run
-from hora_rl.common.errors import ConfigError, any_error_as
+from hora_rl.common.errors import ConfigError, any_error_as, one_line
 from hora_rl.common.files import alone, replacing
 from hora_rl.common.types import Prompt
 
@@ -75,9 +75,7 @@ def features_of(
     path = run.path / f"features-{'hidden' if hidden else 'text'}.npz"
 
     def unusable(reason: str) -> ConfigError:
-        return ConfigError(
-            f"allocation.prior={allocation.prior}: no features of {model}: {' '.join(reason.split())[:300]}"
-        )
+        return ConfigError(f"allocation.prior={allocation.prior}: no features of {model}: {one_line(reason)}")
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with alone(path, log.info):  # a run may have several coordinators

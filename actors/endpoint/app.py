@@ -26,7 +26,7 @@ from hora_rl.actors.endpoint.line import LIMIT_S
 from hora_rl.actors.endpoint.proxy import EngineProxy, Watched
 from hora_rl.actors.endpoint.requests import Kind, Refused, checked
 from hora_rl.common.config import Serve
-from hora_rl.common.errors import NoRoom, StaleWeights
+from hora_rl.common.errors import NoRoom, StaleWeights, one_line
 
 log = structlog.get_logger(__name__)
 # Errors that vLLM's handlers raise for an invalid request. Otherwise they return an ErrorResponse.
@@ -133,7 +133,7 @@ def failed(error: Exception) -> Response:
         lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5]]
         return refusal(400, "; ".join(lines)[:1000])
     if isinstance(error, MISFITS):
-        return refusal(400, " ".join(str(error).split())[:500])
+        return refusal(400, one_line(error, 500))
     log.error("a request failed", reason=f"{type(error).__name__}: {error}"[:500])
     return refusal(500, "the request could not be served; the endpoint's log says why")
 

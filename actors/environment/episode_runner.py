@@ -14,7 +14,7 @@ from hora_rl.actors.environment.protocol import Episode, EpisodeFunction, Episod
 from hora_rl.actors.environment.tools import EpisodeTools
 from hora_rl.common.config.reward import EPISODE
 from hora_rl.common.data.datasets import Row
-from hora_rl.common.errors import EnvironmentFault
+from hora_rl.common.errors import EnvironmentFault, one_line
 from hora_rl.common.reward_names import is_finite
 from hora_rl.common.types import Completion
 
@@ -64,7 +64,7 @@ async def _within_limit(
         raise policy.lost from error
     if isinstance(error, EnvironmentFault):
         raise error
-    raise EnvironmentFault(f"raises {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+    raise EnvironmentFault(f"raises {type(error).__name__}: {one_line(error)}") from error
 
 
 async def _called(function: EpisodeFunction, row: Row, policy: Policy, tools: Tools) -> Mapping[str, float]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
-from hora_rl.common.errors import HoraError
+from hora_rl.common.errors import HoraError, one_line
 from hora_rl.common.weights.versions import path_of
 
 ENV = "HORA_ENGINE_NOTES"
@@ -35,7 +35,7 @@ class _Notes(logging.Handler):
         if error is None or not record.getMessage().startswith(FATAL):
             return
         kind = "" if isinstance(error, HoraError) else f"{type(error).__name__}: "
-        text = " ".join(f"{kind}{error}".split())[:LONGEST]
+        text = one_line(f"{kind}{error}", LONGEST)
         with suppress(OSError), open(self._path, "a", encoding="utf-8") as notes:  # the parent may be gone
             notes.write(text + "\n")
 

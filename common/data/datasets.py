@@ -20,7 +20,7 @@ from hora_rl.common.config import Data, Evaluation
 from hora_rl.common.data import arithmetic, gym
 from hora_rl.common.data.table_files import READERS, read_rows
 from hora_rl.common.data.table_files import DataError as DataError
-from hora_rl.common.errors import any_error_as
+from hora_rl.common.errors import any_error_as, one_line
 from hora_rl.common.files import check_folder
 
 Json = Any
@@ -252,7 +252,7 @@ def _hub(data: Data) -> Iterator[tuple[str, Mapping[str, object]]]:
     def unusable(reason: str) -> DataError:
         return DataError(
             f"{data.path} (split {data.split!r}): the Hugging Face data set cannot be loaded: "
-            f"{' '.join(reason.split())[:300]}. Check the name and the split; without network, point "
+            f"{one_line(reason)}. Check the name and the split; without network, point "
             "data.path to a JSONL file."
         )
 

@@ -14,7 +14,7 @@ from hora_rl.common.answers import prefill
 from hora_rl.common.config import Data
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.gym import TASK
-from hora_rl.common.errors import ConfigError, any_error_as
+from hora_rl.common.errors import ConfigError, any_error_as, one_line
 from hora_rl.common.types import Prompt, Tokens
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
     def unusable(reason: str) -> ConfigError:
         return ConfigError(
-            f"model.path ({path}): no usable tokenizer: {' '.join(reason.split())[:300]} "
+            f"model.path ({path}): no usable tokenizer: {one_line(reason)} "
             "Check the name; without network, name a local folder."
         )
 

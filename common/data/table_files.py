@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hora_rl.common.errors import ConfigError
+from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.files import check_regular
 
 MOST_BYTES = 4 << 30
@@ -110,7 +110,7 @@ def _bounded(path: Path, pieces: Iterator[Any], size: Callable[[Any], int]) -> I
 
 
 def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"{type(error).__name__}: {one_line(error, 200)}"
 
 
 READERS = {".jsonl": _json_lines, ".json": _json_lines, ".parquet": _parquet, ".csv": _csv}

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hora_rl.common.errors import ConfigError
+from hora_rl.common.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -27,7 +27,7 @@ def own_configuration(model: Model) -> PreTrainedConfig:
     try:
         found: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
     except StrictDataclassError as error:
-        raise ConfigError(f"{path}/config.json: {' '.join(str(error).split())[:300]}") from None
+        raise ConfigError(f"{path}/config.json: {one_line(error)}") from None
     return found
 
 

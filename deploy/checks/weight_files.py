@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from hora_rl.common.config import Model
 from hora_rl.common.data.prompts import load_tokenizer
-from hora_rl.common.errors import ConfigError
+from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.weights.adapter_names import WEIGHTS
 from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.deploy.checks.findings import Finding, Target, ok
@@ -80,7 +80,7 @@ def read_header(path: Path) -> Tensors:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             return {name: (path, of.get_dtype(), of.get_shape()) for name, of in slices.items()}
     except (SafetensorError, OSError) as error:
-        text = " ".join(str(error).split())[:200]
+        text = one_line(error, 200)
         raise ConfigError(f"{path}: not a whole safetensors file ({text}); {DAMAGE}") from None
 
 
@@ -91,7 +91,7 @@ def _read_index(index: Path) -> dict[str, str]:
         if not all(isinstance(file, str) for file in places.values()):
             raise TypeError("a file's name is not text")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        text = one_line(f"{type(error).__name__}: {error}", 200)
         raise ConfigError(f"{index}: not an index of weight files ({text}); {DAMAGE}") from None
     if strange := next((file for file in pairs.values() if Path(file).name != file), None):
         raise ConfigError(f"{index}: names {strange!r}, which is no file beside it; {DAMAGE}")
