@@ -15,12 +15,14 @@ makes the bank and OUT/design.yaml, whose sizes can be edited. `rollout.temperat
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hora_rl.common.config import Config
+from hora_rl.common.errors import HoraError
 from hora_rl.common.load import load as load_config
 from hora_rl.common.weights.pretrained import model_folder, obtain
 from research.gradients import bank, report, scores
@@ -75,4 +77,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except HoraError as error:
+        sys.exit(str(error))

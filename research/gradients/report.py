@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from hora_rl.common.errors import RunError
 from hora_rl.evaluation.report.markdown import markdown_table
 from research.gradients.bank import kept, read
 from research.gradients.design import Design
@@ -130,12 +131,12 @@ def _misses(found: Sums, m: Moments) -> str:
 
 
 def _steps(title: str, m: Moments, tokens: Array, design: Design) -> str:
-    """ValueError where the scores are too few to tell |μ|² from 0."""
+    """Raises RunError where prompts or scores are too few."""
     r, n = pooled_r(m), len(m.rate)
     if r <= 0:
-        raise ValueError(f"pooled r is {r:.3g}: |μ|² cannot be told from 0, more scores are needed")
+        raise RunError(f"pooled r is {r:.3g}: |μ|² cannot be told from 0, more scores are needed")
     if n < 2 * FEWEST:
-        raise ValueError(f"{n} prompts have enough hits and misses; an interval needs {2 * FEWEST}")
+        raise RunError(f"{n} prompts have enough hits and misses; an interval needs {2 * FEWEST}")
     of, by = max(FEWEST, n // design.prompts_per_batch), rules(r, design.rounds, m.rate)
     named = list(by)
     sets = [np.arange(i, n, of) for i in range(of)]

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from rich.console import Console
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from hora_rl.common.console import counting_bar, shown
 from research.gradients.bank import Sampled
 from research.gradients.design import Design
 from research.gradients.noise import Array
@@ -65,9 +67,10 @@ def measure(folder: Path, design: Design, model: PreTrainedModel, prompts: list[
         ]
         np.save(folder / "errors.npy", _errors([score(model, by, p.prompt, c) for p, c in first], signs_))
     order = [(at, k, i) for k, p in enumerate(prompts) for at, i in _in_turn(*chosen(p, design))]
-    for _, k, i in sorted(order):
-        file = folder / "scores" / f"{k}-{i}.npy"
-        if not file.exists():
+    files = {(k, i): folder / "scores" / f"{k}-{i}.npy" for _, k, i in sorted(order)}
+    todo = {at: file for at, file in files.items() if not file.exists()}
+    with shown(counting_bar(Console())) as bar:
+        for (k, i), file in bar.track(todo.items(), description="scores"):
             vector = sketch(score(model, by, prompts[k].prompt, prompts[k].completions[i]), signs_)
             np.save(file.with_suffix(".part.npy"), vector.numpy())
             file.with_suffix(".part.npy").rename(file)
