@@ -69,7 +69,8 @@ def main() -> None:
         return
     folder = model_folder(design.model)
     obtain(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    dtype = torch.bfloat16 if given.step == "bank" else torch.float32  # a run samples in bfloat16
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     if given.step == "bank":
         bank.fill(given.out, design, model, AutoTokenizer.from_pretrained(folder))
     else:
