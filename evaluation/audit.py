@@ -7,8 +7,9 @@ compared with the order of prompts, which follows from the number of prompts and
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompt_order import Mixture, mixed_rows
@@ -61,15 +62,18 @@ def audit(config: Config, facts: RunRecords) -> list[str]:
     ]
 
 
-def gather(client: Redis, run: str, read: Callable[[], Iterable[str]]) -> RunRecords:
-    """The records of `run` from Redis and from the lines of groups.jsonl, which `read` returns.
+def gather(client: Redis, run: str, read: Callable[[], Sequence[Mapping[str, Any]]]) -> RunRecords:
+    """The records of `run` from Redis and those of groups.jsonl, which `read` returns.
 
     `client` blocks and returns bytes. A live run writes ledger, then records, then checkpoint. Reading in
-    reverse order finds all data that earlier reads refer to. Raises RunError for an invalid line.
+    reverse order finds all data that earlier reads refer to. Raises RunError for a record without a key.
     """
     keys = Keys(run)
     durable = read_state(client, run).durable_step
-    records = [_record(number, line) for number, line in enumerate(read(), start=1)]
+    records = [cast(GroupRecord, record) for record in read()]
+    for number, record in enumerate(records, start=1):
+        if missing := NEEDED - record.keys():
+            raise RunError(f"groups.jsonl:{number}: no {', '.join(sorted(missing))}: delete this line")
     with client.pipeline(transaction=True) as pipe:  # one snapshot, so a live run can be audited
         pipe.hvals(keys.shards)
         pipe.hgetall(keys.ledger)
@@ -91,19 +95,6 @@ def gather(client: Redis, run: str, read: Callable[[], Iterable[str]]) -> RunRec
         prompts=used.n if (used := SharedState.parse(state).prompts) else None,
         rows=used.rows if used else (),
     )
-
-
-def _record(number: int, line: str) -> GroupRecord:
-    try:
-        record: GroupRecord = json.loads(line)
-        missing = NEEDED - record.keys()
-    except (ValueError, RecursionError, AttributeError) as error:
-        raise RunError(
-            f"groups.jsonl:{number}: not a group's record ({type(error).__name__}): delete this line"
-        ) from None
-    if missing:
-        raise RunError(f"groups.jsonl:{number}: no {', '.join(sorted(missing))}: delete this line")
-    return record
 
 
 def _whole(

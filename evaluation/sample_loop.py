@@ -8,12 +8,12 @@ So sample j of a prompt does not depend on how samples are grouped into requests
 lost samples exactly.
 """
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from hora_rl.actors.concurrency import all_of
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored
 
@@ -76,12 +76,7 @@ async def draw(
             completions = await generate(SamplingRequest(request.prompt, request.n, request.seed))
             take(request, completions, await score(request.prompt, completions))
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(in_flight):
-                group.create_task(work())
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
+    await all_of(work() for _ in range(in_flight))
 
 
 def request_seed(seed: int, prompt: int, first: int) -> int:

@@ -43,21 +43,6 @@ class Addition:
     def digits(self) -> int:
         return len(str(self.a))
 
-    @property
-    def solution(self) -> str:
-        """The sum by columns from the right, each as `digit+digit+carry=sum`: 37+58 is `7+8+0=15,3+5+1=9`."""
-        columns, carry = [], 0
-        for x, y in zip(reversed(str(self.a)), reversed(str(self.b)), strict=True):
-            total = int(x) + int(y) + carry
-            columns.append(f"{x}+{y}+{carry}={total}")
-            carry = total // 10
-        return ",".join(columns)
-
-    @property
-    def completion(self) -> str:
-        """A correct completion: the worked solution, then the answer."""
-        return f"<think>{self.solution}</think><answer>{self.answer}</answer>"
-
 
 def split_of(a: int, b: int) -> Split:
     """`held-out` for one unordered pair in five, decided by a hash."""

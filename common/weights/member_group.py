@@ -7,13 +7,13 @@ Each arrow has a deadline, so a dead member is an error for the remaining member
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]
+
+from hora_rl.common.processes import environment
 
 IN_USE = "GLOO_SOCKET_IFNAME"
 Backend = Literal["gloo", "nccl"]
@@ -68,7 +68,7 @@ def _nccl(store: Store, rank: int, size: int, limit: timedelta) -> Any:
         "TORCH_NCCL_ENABLE_MONITORING": "0",
         "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(max(1, int(limit.total_seconds()))),
     }
-    with _environment(settings):  # other groups of this process keep theirs
+    with environment(settings):  # other groups of this process keep theirs
         options = ProcessGroupNCCL.Options()
         options._timeout = limit
         options.config.blocking = 0
@@ -80,20 +80,6 @@ def _nccl(store: Store, rank: int, size: int, limit: timedelta) -> Any:
             group.abort()
             raise
     return group
-
-
-@contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 class PackedGroup:

@@ -155,11 +155,6 @@ class Estimate:
         """One published version of the weights."""
         return self.trained * self.width / GIB
 
-    @property
-    def transfer_gib(self) -> float:
-        """GiB on each side for weight transfer between cards."""
-        return transfer_gib(self.config.weights.transport)
-
     def rank(self, *, card: bool = True) -> Need:
         """Memory of one learner rank, on a card or (without `card`) in host memory."""
         from hora_rl.learner.engine import effective_stage
@@ -177,7 +172,7 @@ class Estimate:
             "weights": width * copies,
             "master weights, moments": 0.0 if host else (12 if stage else 8) * own,
             "gradients": sums if stage in (1, 3) else 0.0,
-            "communication": (several + self.transfer_gib) * GIB,
+            "communication": (several + transfer_gib(self.config.weights.transport)) * GIB,
             "context": (CONTEXT_GIB if card else RANK_GIB) * GIB,
         }
         bucket = width * (BUCKET if card else min(trained, BUCKET)) if stage else 0.0
@@ -267,7 +262,7 @@ class Estimate:
                 "weights": width * (shape.parameters + shape.adapter) / parallel / GIB,
                 "KV cache": kv_gib,
                 "engine": (layer + sampler) / GIB + graphs,
-                "communication": several + self.transfer_gib,
+                "communication": several + transfer_gib(self.config.weights.transport),
                 "context": CONTEXT_GIB if card else REPLICA_GIB,
             },
         )

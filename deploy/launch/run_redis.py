@@ -1,7 +1,6 @@
 """The Redis of a one-machine run: the configured one, or an embedded one that ends with the run."""
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect, hidden
 from hora_rl.common.live.telemetry import SILENT_S
+from hora_rl.common.processes import environment
 from hora_rl.deploy.machine.record import URL, named_redis
 from hora_rl.deploy.machine.redis_server import RedisServer
 
@@ -23,19 +23,14 @@ from hora_rl.deploy.machine.redis_server import RedisServer
 def run_redis(queue: Queue, run_dir: Path, *, named: bool) -> Iterator[str]:
     """Yield the URL of the configured Redis (if `named`) or of an embedded one. All parts read the URL from
     HORA_REDIS_URL."""
-    before, url = os.environ.get("HORA_REDIS_URL"), named_redis(queue) if named else None
+    url = named_redis(queue) if named else None
     with ExitStack() as stopping:
         if url is None:
             url = stopping.enter_context(RedisServer(run_dir / "redis")).url
         else:
             (run_dir / URL).unlink(missing_ok=True)  # from an earlier start with an embedded Redis
-        os.environ["HORA_REDIS_URL"] = url
-        try:
+        with environment({"HORA_REDIS_URL": url}):
             yield url
-        finally:
-            os.environ.pop("HORA_REDIS_URL")
-            if before is not None:
-                os.environ["HORA_REDIS_URL"] = before
 
 
 def refuse_leftovers(run: str, queue: Queue, *, fresh: bool) -> None:

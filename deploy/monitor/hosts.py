@@ -5,10 +5,10 @@ carry that name as `Host`, so only addresses, `localhost` and configured names a
 """
 
 import ipaddress
-import json
 from collections.abc import Sequence
 
 from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SERVE_CALLBACK = ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", f"{__package__}.request_limits:limit_requests")
@@ -53,7 +53,7 @@ class Guard:
             return
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or not known_host(hosts[0], self._names):
-            await _refuse(send, hosts)
+            await _refusal(hosts)(scope, receive, send)
             return
         await self._app(scope, receive, _with_headers(send))
 
@@ -75,12 +75,10 @@ def _with_headers(send: Send) -> Send:
     return wrapped
 
 
-async def _refuse(send: Send, hosts: Sequence[str]) -> None:
+def _refusal(hosts: Sequence[str]) -> JSONResponse:
     detail = "the request has no Host header"
     if hosts:
         ask = "ask for it by address or as localhost, or name it in telemetry.http_names"
         detail = f"this server is not {hosts[0][:100]!r}: {ask}"
     problem = {"type": "about:blank", "title": "Misdirected Request", "status": 421, "detail": detail}
-    headers = [(b"content-type", b"application/problem+json"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": 421, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(problem).encode()})
+    return JSONResponse(problem, 421, {"connection": "close"}, media_type="application/problem+json")

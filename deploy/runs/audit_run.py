@@ -6,13 +6,13 @@ from pathlib import Path
 from hora_rl.allocator.rules import get_rule
 from hora_rl.common.console import working
 from hora_rl.common.errors import RunError
-from hora_rl.common.files import check_regular
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
 from hora_rl.deploy.machine.record import RunFile, redis_url
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.audit import audit, gather
 from hora_rl.evaluation.audit_rollouts import rollout_rows
+from hora_rl.evaluation.run_folders import records
 
 
 def audit_run(run: Path) -> bool:
@@ -36,7 +36,7 @@ def audit_run(run: Path) -> bool:
             url = exits.enter_context(RedisServer(run / "redis")).url
         _load_rule(config.allocation.rule)
         begin("comparing records, ledger and stream")
-        facts = gather(connect(url), record.run, lambda: _lines(groups))
+        facts = gather(connect(url), record.run, lambda: records(groups))
         found = audit(config, facts) + rollout_rows(facts, run)
     order = (
         "prompts in order" if facts.prompts else "order of prompts unknown (the run did not note how many)"
@@ -58,9 +58,3 @@ def _load_rule(rule: str) -> None:
             f"{str(error).removeprefix('rule: ')}: the audit divides by it again; run `hora audit` in the "
             "folder that the run was started in"
         ) from None
-
-
-def _lines(file: Path) -> list[str]:
-    """Complete lines; the learner may be writing the next one."""
-    check_regular(file)
-    return file.read_text(errors="replace").split("\n")[:-1]

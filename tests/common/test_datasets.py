@@ -11,7 +11,7 @@ from hora_rl.common import files
 from hora_rl.common.config import Data, Evaluation
 from hora_rl.common.config.reward import Reward
 from hora_rl.common.data import table_files
-from hora_rl.common.data.arithmetic import DEFAULT_DIGITS, Addition, generate, split_of, stream
+from hora_rl.common.data.arithmetic import DEFAULT_DIGITS, generate, split_of, stream
 from hora_rl.common.data.datasets import DataError, gold_answer, load_dataset, load_held_out
 from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.errors import ConfigError
@@ -329,17 +329,6 @@ def test_digits_come_in_the_shares_asked_for():
     rows = generate(0, "train", 300, {1: 1.0, 2: 1.0})
     assert len(set(rows)) == 300, "a class that runs out leaves its share to the others"
     assert sum(p.digits == 1 for p in rows) <= 100
-
-
-def test_the_worked_solution_leads_to_the_answer():
-    assert Addition(37, 58).completion == "<think>7+8+0=15,3+5+1=9</think><answer>95</answer>"
-    for p in generate(2, "train", 300):
-        assert len(str(p.a)) == len(str(p.b)) == p.digits
-        columns = [column.split("=") for column in p.solution.split(",")]
-        totals = [int(total) for _, total in columns]
-        assert all(sum(map(int, left.split("+"))) == int(total) for left, total in columns)
-        written = str(totals[-1]) + "".join(str(total % 10) for total in reversed(totals[:-1]))
-        assert written == p.answer == str(p.a + p.b)
 
 
 @pytest.mark.parametrize(

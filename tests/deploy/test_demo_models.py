@@ -16,7 +16,7 @@ from hora_rl.common.data.code import extract_code, read_tests
 from hora_rl.common.data.datasets import load_dataset, load_held_out
 from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.load import ROOT, load
-from hora_rl.deploy.demo.build import build, make_model, warm_start
+from hora_rl.deploy.demo.build import build, demonstration, make_model, warm_start
 from hora_rl.deploy.demo.measure import measure
 from hora_rl.deploy.demo.programs_task import Chain, chains, completion, rows, write
 from hora_rl.deploy.demo.tokenizer import make_tokenizer
@@ -47,10 +47,9 @@ def test_the_model_loads_as_a_small_float32_qwen2_that_has_a_text_for_every_toke
 
 
 def test_tags_and_end_are_single_tokens_and_tags_survive_decoding(tokenizer):
-    problem = generate(0, "train", 1)[0]
-    tokens = tokenizer.encode(problem.completion)
-    assert tokenizer.decode(tokens, skip_special_tokens=True) == problem.completion
-    assert format_reward(problem.completion) == 1.0
+    shown = demonstration(generate(0, "train", 1)[0], random.Random(0))
+    assert tokenizer.decode(tokenizer.encode(shown), skip_special_tokens=True) == shown
+    assert format_reward(shown) == 1.0
     for tag in ("<think>", "</think>", "<answer>", "</answer>", "<eos>", "<pad>"):
         assert len(tokenizer.encode(tag)) == 1
     assert tokenizer.eos_token == "<eos>"

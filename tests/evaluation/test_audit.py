@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from hora_rl.common.errors import RunError
+from hora_rl.common.errors import HoraError, RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
+from hora_rl.common.records import GroupRecord
 from hora_rl.deploy.machine.record import RunFile, write_config
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.runs.audit_run import audit_run
@@ -148,7 +149,7 @@ def test_facts_are_gathered_from_redis_and_the_records(redis_server: RedisServer
         client.hset(keys.pushed, f"0:{i}", "1-0")
         client.xadd(keys.groups, {"id": f"0:{i}", "batch": str(i // 4)})
     client.hset(keys.redo, "0:11", "3")
-    whole = [json.dumps(r) for r in facts.records if r["step"] < 2]
+    whole = [r for r in facts.records if r["step"] < 2]
     found, young = (gather(client, "a", lambda rows=rows: rows) for rows in (whole, whole[:-1]))
     assert {r["step"] for r in young.records} == {0}, "step 1 is being written"
     client.hset(keys.state, mapping={"durable_step": 2, "prompts": '{"n": 12, "fingerprint": "f"}'})
@@ -167,10 +168,9 @@ def test_a_run_that_goes_on_while_it_is_audited_is_right(redis_server):
     write(client, facts, steps=len(facts.ledger))
     client.xadd(keys.groups, {b"id": b"\xff\xfe"})
 
-    def read() -> list[str]:
-        lines = [json.dumps(r) for r in facts.records if r["step"] < 1]
+    def read() -> list[GroupRecord]:
         client.hset(keys.state, "durable_step", 2)
-        return lines
+        return [r for r in facts.records if r["step"] < 1]
 
     found = gather(client, "a", read)
     assert found.durable == 0
@@ -193,7 +193,7 @@ def refused(run: Path, records: bytes, *settings: str) -> str:
     (run / "groups.jsonl").write_bytes(records)
     with RedisServer(run / "redis"):
         pass
-    with pytest.raises(RunError) as error:
+    with pytest.raises(HoraError) as error:
         audit_run(run)
     assert "\n" not in str(error.value)
     return str(error.value)

@@ -18,6 +18,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
+from hora_rl.common.records import GroupRecord
 from hora_rl.common.types import Group, Prompt
 from hora_rl.evaluation.audit import audit, gather
 from hora_rl.learner.feed import Reader
@@ -53,14 +54,15 @@ def fleet_of(chance: random.Random, longest_s: float) -> Fleet:
     )
 
 
-def records(learner: Learner, payloads: dict[str, Any]) -> list[str]:
+def records(learner: Learner, payloads: dict[str, Any]) -> list[GroupRecord]:
     """groups.jsonl as the learner would have written it."""
     lines = []
     for step, ids in learner.trained.items():
         for g in (payloads[i] for i in ids):
             line = {name: getattr(g, name) for name in COPIED}
             line |= {"step": step, "group_id": g.id, "rounds": list(g.rounds), "trials": g.pre_rollouts}
-            lines.append(json.dumps(line | {"version_min": g.versions[0], "version_max": g.versions[1]}))
+            line |= {"version_min": g.versions[0], "version_max": g.versions[1]}
+            lines.append(json.loads(json.dumps(line)))
     return lines
 
 
