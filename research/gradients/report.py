@@ -138,17 +138,18 @@ def _steps(title: str, m: Moments, tokens: Array, design: Design) -> str:
     if n < 2 * FEWEST:
         raise RunError(f"{n} prompts have enough hits and misses; an interval needs {2 * FEWEST}")
     of, by = max(FEWEST, n // design.prompts_per_batch), rules(r, design.rounds, m.rate)
-    named = list(by)
-    sets = [np.arange(i, n, of) for i in range(of)]
-    played = [[counts(m.rate[at], design, rule) for rule in by.values()] for at in sets]
-    each = np.array([steps(m[at], by_rule, r) for at, by_rule in zip(sets, played, strict=True)])
-    flat = Moments(m.rate, np.diag(m.norms), m.hit_noise, m.miss_noise)
-    alone = np.mean([steps(flat[at], by_rule, r) for at, by_rule in zip(sets, played, strict=True)], axis=0)
-    found, half, less = each.mean(axis=0), half_interval(each), half_interval(each - each[:, :1])
-    spent = np.array(
-        [[(size @ tokens[at]).mean() for _, size in p] for at, p in zip(sets, played, strict=True)]
-    ).sum(0)
-    shares = ", ".join(f"{name} {x:.3f}" for name, x in zip(named[1:], spent[1:] / spent[0], strict=True))
+    named, flat = list(by), Moments(m.rate, np.diag(m.norms), m.hit_noise, m.miss_noise)
+    each, alone, spent = [], [], []
+    for at in (np.arange(i, n, of) for i in range(of)):
+        played = [counts(m.rate[at], design, rule) for rule in by.values()]
+        each.append(steps(m[at], played, r))
+        alone.append(steps(flat[at], played, r))
+        spent.append([(size @ tokens[at]).mean() for _, size in played])
+    all_, orthogonal, tokens_of = np.array(each), np.mean(alone, axis=0), np.sum(spent, axis=0)
+    found, half, less = all_.mean(axis=0), half_interval(all_), half_interval(all_ - all_[:, :1])
+    shares = ", ".join(
+        f"{name} {x:.3f}" for name, x in zip(named[1:], tokens_of[1:] / tokens_of[0], strict=True)
+    )
     lines = [
         f"## {title}",
         "",
@@ -168,7 +169,7 @@ def _steps(title: str, m: Moments, tokens: Array, design: Design) -> str:
             (cosine, *parts, snr), (by, *of_parts, _) = found[i, j], half[i, j]
             gain = f"{cosine - found[0, j, 0]:+.3f} ± {less[i, j, 0]:.3f}" if i else ""
             noise = [f"{x:.2f} ± {e:.2f}" for x, e in zip(parts, of_parts, strict=True)]
-            ends = f"{snr:.2f}", f"{alone[i, j, 0]:.3f}"
+            ends = f"{snr:.2f}", f"{orthogonal[i, j, 0]:.3f}"
             rows.append((objective, rule, f"{cosine:.3f} ± {by:.3f}", gain, *noise, *ends))
     heads = ("objective", "rule", "cosine", "− uniform", "bias²", "variance", "SNR", "orthogonal")
     table = markdown_table(heads, rows, numbers=True)
