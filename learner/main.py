@@ -8,6 +8,7 @@ writes files for replicas to pull.
 """
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -15,8 +16,11 @@ from pathlib import Path
 import torch
 
 from hora_rl.common.config import Config
+from hora_rl.common.config.base import Scope
 from hora_rl.common.errors import ConfigError, HoraError
-from hora_rl.common.load import load
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
+from hora_rl.common.load import differences, load
 from hora_rl.learner.device import set_device
 from hora_rl.learner.ray_job import job_of
 from hora_rl.learner.train import train
@@ -37,6 +41,7 @@ def main() -> None:
     try:
         config = load(options.config, options.set)
         _refuse(config, no_ray=options.no_ray)
+        _refuse_another(config, options.redis)
         _run(config, options.redis, rank, world, with_ray=not options.no_ray)
     except HoraError as error:
         sys.exit(f"hora learner, rank {rank}: {error}")
@@ -55,6 +60,16 @@ def _refuse(config: Config, *, no_ray: bool) -> None:
         raise ConfigError(
             f"evaluation.every ({config.evaluation.every}) is kept by `hora run` and `hora train`, whose "
             "launcher evaluates: use one of these, or set evaluation.every and learner.keep_best to null"
+        )
+
+
+def _refuse_another(config: Config, redis_url: str) -> None:
+    """Raise ConfigError if the run was deployed with other settings."""
+    stored = connect(redis_url, patient=True).get(Keys(config.run.name).config)
+    if stored and (changed := differences(json.loads(stored), config, below=Scope.PART)):
+        raise ConfigError(
+            f"run {config.run.name!r} was deployed with other settings: {'; '.join(changed)} (the run's "
+            "value first): give the learner the deployed file, or deploy this one first"
         )
 
 

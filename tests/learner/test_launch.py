@@ -18,6 +18,7 @@ from ray.train import WorkerGroupError
 
 from hora_rl.common.errors import RunError
 from hora_rl.common.live import redis as connections
+from hora_rl.common.live.keys import Keys
 from hora_rl.common.load import load
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.learner import device, launch, train
@@ -76,6 +77,21 @@ def test_what_would_be_left_out_is_refused_in_one_line(
     assert line in str(ended.value)
     assert str(ended.value).startswith("hora learner, rank 0: ")
     assert "\n" not in str(ended.value)
+
+
+def test_a_learner_with_other_settings_than_the_deployed_ones_is_refused(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections.connect(redis_server.url).set(Keys("tiny").config, load("tiny").model_dump_json())
+    refused, same = words("learner.objective.clip_high=0.3"), words("run.folder=elsewhere")
+    for given in (refused, same):
+        given[given.index("unix:///nowhere")] = redis_server.url
+    monkeypatch.setattr(sys, "argv", ["main", *refused])
+    with pytest.raises(SystemExit, match=r"with other settings: learner\.objective\.clip_high: 0\.2"):
+        program.main()
+    monkeypatch.setattr(sys, "argv", ["main", *same])
+    monkeypatch.setattr(program, "_run", lambda *_, **__: None)
+    program.main()
 
 
 # As Ray 2.60 wrote it, shortened.
