@@ -61,10 +61,14 @@ def reports_unplaced(run: TrainingRun) -> AbstractContextManager[None]:
 
         client, state = connect(run.url), Keys(run.config.run.name).state
         said: str | None = None  # an earlier start may have set the field
+        have, all_up = dict[str, float](), False
         while not done.wait(EVERY_S):
             # A failed check, for example before the coordinator is up, is repeated.
             with suppress(RayError, RayServeException, redis.exceptions.RedisError, RunError):
-                now = unplaced(_shares(run, client), ray.cluster_resources())
+                if not all_up:  # while Ray's node ends, this call can end the process without a word
+                    have = ray.cluster_resources()
+                shares = _shares(run, client, have)
+                all_up, now = all(s.up >= s.wanted for s in shares), unplaced(shares, have)
                 if now != said:
                     client.hset(state, mapping=changed(unplaced=now))
                     said = now
@@ -74,12 +78,11 @@ def reports_unplaced(run: TrainingRun) -> AbstractContextManager[None]:
     return beside("placement", report, EVERY_S)
 
 
-def _shares(run: TrainingRun, client: redis.Redis) -> list[Share]:
-    import ray
+def _shares(run: TrainingRun, client: redis.Redis, have: Mapping[str, float]) -> list[Share]:
     from ray import serve
 
     config = run.config
-    on_gpus = ray.cluster_resources().get("GPU", 0) > 0
+    on_gpus = have.get("GPU", 0) > 0
     generator, application = config.generator, serve.status().applications.get(APP)
     gpus = generator.tensor_parallel * on_gpus if generator.gpus is None else generator.gpus
     found = []

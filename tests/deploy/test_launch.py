@@ -147,7 +147,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Share]:
     """What a look finds on a cluster of two CPUs."""
     found = shares(generators=1, up=1)
     monkeypatch.setattr(placement, "EVERY_S", 0.02)
-    monkeypatch.setattr(placement, "_shares", lambda run, client: found)
+    monkeypatch.setattr(placement, "_shares", lambda *_: found)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     return found
 
@@ -161,6 +161,19 @@ def test_what_was_said_is_gone_once_all_parts_fit_and_at_the_end(redis_url: str,
     with reports_unplaced(training("ends", redis_url)):
         until(lambda: read_state(client, "ends").unplaced.startswith("no place for 1 of 2 gen"))
     assert read_state(client, "ends").unplaced == ""
+
+
+def test_ray_is_asked_what_it_has_only_while_a_part_is_not_up(
+    redis_url: str, parts: list[Share], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, looks = list[int](), list[int]()
+    monkeypatch.setattr(ray, "cluster_resources", lambda: asked.append(len(looks)) or {"CPU": 2.0})
+    monkeypatch.setattr(placement, "_shares", lambda *_: looks.append(len(looks)) or parts)
+    with reports_unplaced(training("up", redis_url)):
+        until(lambda: len(looks) > 3)
+        assert asked == [0]
+        parts[:] = shares(generators=2, up=1)
+        until(lambda: len(asked) > 2)
 
 
 def written(url: str, name: str) -> tuple[Any, Config]:
