@@ -76,9 +76,10 @@ def fill(folder: Path, design: Design, model: PreTrainedModel, tokenizer: PreTra
     gets `samples` others, so that its success rate is not biased; else it stays empty.
     """
     lines = _line_ends(tokenizer)
-    todo = list(enumerate(problems(design.candidates, design.seed)))[len(read(folder)) :]
+    found = read(folder)
+    todo = list(enumerate(problems(design.candidates, design.seed)))[len(found) :]
     for i, (question, answer) in todo:
-        if len(kept(read(folder), design)) == design.prompts:
+        if len(kept(found, design)) == design.prompts:
             return
         text = f"{SHOTS}Q: {question}\nA:"
         prompt = list(tokenizer(text, add_special_tokens=False).input_ids)
@@ -88,8 +89,9 @@ def fill(folder: Path, design: Design, model: PreTrainedModel, tokenizer: PreTra
         likely = min(hits, design.screen - hits) * design.samples >= design.min_hits * design.screen
         completions = draw(design.samples) if likely else []
         right = _judged(completions, answer, tokenizer)
+        found.append(Sampled(text, answer, prompt, completions, right))
         with (folder / "bank.jsonl").open("a") as file:
-            file.write(json.dumps(asdict(Sampled(text, answer, prompt, completions, right))) + "\n")
+            file.write(json.dumps(asdict(found[-1])) + "\n")
         print(f"prompt {i}: {sum(right)} of {len(right)} right", flush=True)
 
 

@@ -67,10 +67,10 @@ def measure(folder: Path, design: Design, model: PreTrainedModel, prompts: list[
         ]
         np.save(folder / "errors.npy", _errors([score(model, by, p.prompt, c) for p, c in first], signs_))
     order = [(at, k, i) for k, p in enumerate(prompts) for at, i in _in_turn(*chosen(p, design))]
-    files = {(k, i): folder / "scores" / f"{k}-{i}.npy" for _, k, i in sorted(order)}
-    todo = {at: file for at, file in files.items() if not file.exists()}
+    files = [(k, i, folder / "scores" / f"{k}-{i}.npy") for _, k, i in sorted(order)]
+    todo = [each for each in files if not each[-1].exists()]
     with shown(counting_bar(Console())) as bar:
-        for (k, i), file in bar.track(todo.items(), description="scores"):
+        for k, i, file in bar.track(todo, description="scores"):
             vector = sketch(score(model, by, prompts[k].prompt, prompts[k].completions[i]), signs_)
             np.save(file.with_suffix(".part.npy"), vector.numpy())
             file.with_suffix(".part.npy").rename(file)
