@@ -17,7 +17,7 @@ from hora_rl.deploy.machine.beside import beside
 from hora_rl.deploy.machine.record import RunFile, State
 from hora_rl.deploy.machine.signals import asked_to_stop
 
-WATCH_S = 0.1
+WATCH_S = 0.02
 HEARD_S = 2.0
 """Seconds for the main thread to receive a signal that a Ray process received first."""
 NEEDED = ("raylet", "gcs_server")
@@ -77,9 +77,11 @@ def _say(file: RunFile | None, state: State, reason: str, line: str) -> None:
 
 
 def _dead() -> str | None:
-    """A required process of this command's Ray node that has ended, or None."""
+    """A required process of this command's Ray node that has ended, or None. Any process counts once a
+    stop was asked for: all were signalled then, and those without a handler end before the raylet, whose
+    object store takes this process with it."""
     import ray
 
     node = ray._private.worker._global_node
     dead = [kind for kind, _ in node.dead_processes()] if node is not None else []
-    return next((kind for kind in dead if kind in NEEDED), None)
+    return next((kind for kind in dead if kind in NEEDED or asked_to_stop.is_set()), None)

@@ -115,7 +115,7 @@ def test_a_terminal_or_a_signal_to_every_process_stops_a_run(
 
 
 EVERYONE = """
-import os, signal, time
+import os, signal, sys, time
 import ray
 from hora_rl.deploy.launch.ray_node import watched_node
 from hora_rl.deploy.machine.signals import starting_ray, stopped_by_signals
@@ -124,8 +124,8 @@ with stopped_by_signals():
     with starting_ray():
         ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     with watched_node(None):
-        [raylet] = ray._private.worker._global_node.all_processes["raylet"]
-        for pid in (raylet.process.pid, os.getpid()):
+        [other] = ray._private.worker._global_node.all_processes[sys.argv[1]]
+        for pid in (other.process.pid, os.getpid()):
             os.kill(pid, signal.SIGTERM)
         try:
             time.sleep(20)
@@ -135,9 +135,11 @@ with stopped_by_signals():
 """
 
 
-def test_ray_is_asked_nothing_once_its_processes_were_signalled_too() -> None:
+@pytest.mark.parametrize("signalled", ["raylet", "log_monitor"])
+def test_ray_is_asked_nothing_once_its_processes_were_signalled_too(signalled: str) -> None:
     """It would end the command without a word, with status 1."""
-    done = subprocess.run([sys.executable, "-c", EVERYONE], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", EVERYONE, signalled]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 130, done.stderr
     assert "look for what killed it" not in done.stderr
 
