@@ -9,7 +9,6 @@ almost 0 to almost 1. Allocation needs this spread. Each sum must be learned sep
 rollout. On one thread of the same machine and package versions, every build gives the same weights.
 """
 
-import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config,
 
 from hora_rl.common.data import arithmetic
 from hora_rl.deploy.demo import programs_task
-from hora_rl.deploy.demo.measure import measure
 from hora_rl.deploy.demo.programs_task import recall
 from hora_rl.deploy.demo.tokenizer import make_tokenizer
 
@@ -42,20 +40,14 @@ Shown = tuple[str, str]
 
 @app.command("sums")
 def build(out: Path, seed: int = 0, steps: int = STEPS) -> None:
-    """Train for `steps` steps of 128 worked problems and save a Hugging Face folder to `out`.
-
-    Prints the results of `measure` on held-out problems, also written to `out/measured.json`. Takes about six
-    minutes on one CPU thread. Raises FileExistsError if `out` contains files.
-    """
+    """Train for `steps` steps of 128 worked problems and save a Hugging Face folder to `out`. Takes about six
+    minutes on one CPU thread. Raises FileExistsError if `out` contains files."""
     new_folder(out)
     tokenizer = make_tokenizer(MAX_TOKENS)
     torch.set_num_threads(1)
     model = make_model(tokenizer, seed)
     warm_start(model, tokenizer, seed, steps)
-    measured = measure(model, tokenizer, seed)
     save(model, tokenizer, out)
-    (out / "measured.json").write_text(json.dumps(measured, indent=1) + "\n")
-    print(json.dumps(measured, indent=1))
 
 
 @app.command("programs")
