@@ -4,9 +4,10 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from pathlib import Path
 
+from pebble import ProcessExpired, ProcessPool
 from rich.console import Console
 
 from hora_rl.common.console import counting_bar
@@ -29,24 +30,29 @@ def run_loops(
     plan: Study, todo: list[Cell], every: Sequence[Cell], out: Path, parallel: int | None, console: Console
 ) -> list[tuple[Cell, str]]:
     """Train `todo`, `parallel` at a time (default: a processor each). Returns the failed cells with their
-    reasons."""
+    reasons. A worker that is killed fails its cell alone."""
     failed = list[tuple[Cell, str]]()
     context = multiprocessing.get_context("spawn")  # torch does not survive a fork
     workers = max(1, min(parallel or processors(), len(todo)))
-    pool = ProcessPoolExecutor(workers, context, initializer=_obey, initargs=(os.getpid(),))
+    pool = ProcessPool(workers, initializer=_obey, initargs=(os.getpid(),), context=context)
     with counting_bar(console) as bar, pool:
         task = bar.add_task("cells", total=len(todo))
-        started: dict[Future[Path], Cell] = {pool.submit(_run, c, plan.design): c for c in todo}
+        started: dict[Future[Path], Cell] = {pool.schedule(_run, args=(c, plan.design)): c for c in todo}
         try:
             for future in as_completed(started):
                 if error := future.exception():
-                    failed.append((started[future], f"{type(error).__name__}: {error}"))
+                    failed.append((started[future], _reason(error)))
                 bar.advance(task)
         except KeyboardInterrupt:
-            for worker in multiprocessing.active_children():  # the pool's end would wait for their cells
-                worker.terminate()
+            pool.stop()  # the pool's end would wait for its cells
             raise
     return failed
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ProcessExpired):
+        return f"its process ended with {error.exitcode}; -9 is a kill, as by short memory: lower --parallel"
+    return f"{type(error).__name__}: {error}"
 
 
 def _obey(study: int) -> None:

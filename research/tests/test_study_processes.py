@@ -156,6 +156,18 @@ def test_a_study_in_the_loop_that_is_told_to_end_does_so_in_time(loop: list[str]
     assert_stops(study, signal.SIGTERM, family)
 
 
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_a_worker_that_is_killed_fails_its_cell_alone(loop: list[str]) -> None:
+    study, family = training(loop)
+    victim, other = (process for process in family if "spawn_main" in " ".join(process.cmdline()))
+    victim.kill()
+    time.sleep(3.0)
+    assert other.is_running()
+    assert other.status() != psutil.STATUS_ZOMBIE
+    assert_stops(study, signal.SIGTERM, family)
+
+
 def test_a_finished_cell_may_have_been_moved_and_one_that_goes_on_may_not(tmp_path: Path) -> None:
     study = load_study(written(tmp_path, MINI))
     for state in ("finished", "stopped"):
