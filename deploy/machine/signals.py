@@ -28,7 +28,8 @@ meanwhile, and so `ray_node` ends the command; a later call to them would end it
 TWICE_S = 1.0  # `timeout` signals the command and then its group for one request
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 asked_to_stop = threading.Event()
-"""Set after `stopped_by_signals` received one of STOPPING, until its block ends."""
+"""Set as soon as the process gets one of STOPPING within `stopped_by_signals`, until that block ends. The
+handlers run up to a second later where the main thread waits for Ray."""
 
 
 @contextmanager
@@ -36,11 +37,34 @@ def stopped_by_signals() -> Iterator[None]:
     """Raise SIGINT on SIGTERM and SIGHUP while the block runs. An ignored SIGHUP stays ignored (`nohup`). An
     ignored SIGINT is enabled, because scripts ignore it for background jobs."""
     heard: dict[signal.Signals, Handler] = {s: _interrupt for s in _listened_to() if s in STOPPING}
-    with _handled({signal.SIGINT: _Once(), **heard}):
+    with _handled({signal.SIGINT: _Once(), **heard}), _heard_at_once():
         try:
             yield
         finally:
             asked_to_stop.clear()
+
+
+@contextmanager
+def _heard_at_once() -> Iterator[None]:
+    """Set `asked_to_stop` by the bytes that the interpreter writes as signals come, in a thread."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    thread = threading.Thread(target=_listen, args=(read,), name="signals", daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(write)
+        thread.join()
+        os.close(read)
+
+
+def _listen(read: int) -> None:
+    while came := os.read(read, 1):
+        if came[0] in STOPPING:
+            asked_to_stop.set()
 
 
 @contextmanager
@@ -109,7 +133,7 @@ class _Once:
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
-    asked_to_stop.set()
+    asked_to_stop.set()  # the thread may not have run yet
     for other in STOPPING:
         signal.signal(other, signal.SIG_IGN)
     if number == signal.SIGHUP:

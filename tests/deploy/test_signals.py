@@ -1,5 +1,6 @@
 """An orderly stop is not broken off by whoever asks for it a second time, and reaches nobody else first."""
 
+import hashlib
 import os
 import signal
 import threading
@@ -33,6 +34,15 @@ def test_a_second_signal_is_not_heard_while_a_command_stops(number: signal.Signa
         interrupted_twice()
     assert ended
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_stop_is_known_before_the_main_thread_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = []
+    monkeypatch.setattr(signals, "_interrupt", lambda *_: heard.append(signals.asked_to_stop.is_set()))
+    with stopped_by_signals():
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000)  # about a second without handlers
+    assert heard == [True]
 
 
 def test_in_another_thread_nothing_changes() -> None:
