@@ -108,7 +108,7 @@ class RedisServer:
                 stderr=output,
                 start_new_session=True,
                 env={**os.environ, **KEEP_FREED_MEMORY},
-                preexec_fn=partial(die_with_parent, signal.SIGTERM),  # the server dies with its launcher
+                preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),  # it dies with its launcher
             )
         (self.folder / "pid").write_text(str(self._process.pid))
         self._wait()
