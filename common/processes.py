@@ -31,15 +31,14 @@ def freeze_heap() -> None:
     gc.freeze()
 
 
-def die_with_parent(signal_: signal.Signals, parent: int | None = None) -> None:
-    """Have the kernel send this process `signal_` when its parent thread ends.
-
-    With `parent` (a process id), exit at once if that process is already dead. Does nothing outside Linux."""
+def die_with_parent(signal_: signal.Signals, parent: int) -> None:
+    """Have the kernel send this process `signal_` when the thread of `parent` (a process id) that started it
+    ends. Exits at once if that process is already dead. Does nothing outside Linux."""
     if sys.platform != "linux":
         return
     if LIBC.prctl(PR_SET_PDEATHSIG, signal_, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if parent is not None and os.getppid() != parent:
+    if os.getppid() != parent:
         os._exit(1)
 
 

@@ -56,6 +56,6 @@ def register() -> None:
     if FORMAT not in _LOAD_FORMAT_TO_MODEL_LOADER:
         register_model_loader(FORMAT)(FiniteLoader)
     parent = multiprocessing.parent_process()
-    if parent is not None:
+    if parent is not None and parent.pid is not None:
         note_failures()
         die_with_parent(signal.SIGKILL, parent.pid)

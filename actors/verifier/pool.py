@@ -15,6 +15,7 @@ breaks, `score_batch` raises `VerifierUnavailable`, scores nothing, and the call
 import asyncio
 import logging
 import multiprocessing
+import os
 import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -234,7 +235,7 @@ class VerifierPool:
             max_workers=self._processes,
             max_tasks=TASKS_PER_WORKER,
             initializer=_initialize,
-            initargs=(self._memory_bytes, self._functions),
+            initargs=(os.getpid(), self._memory_bytes, self._functions),
             context=context,
         )
 
@@ -253,11 +254,11 @@ def _judge(seconds: float, gold: str, answer: str) -> bool:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
-def _initialize(memory_bytes: int, functions: Sequence[str]) -> None:
+def _initialize(replica: int, memory_bytes: int, functions: Sequence[str]) -> None:
     """In a new worker: die with the replica, die immediately on SIGTERM, then import, then limit the memory.
     A user's module may import torch, which takes seconds and gigabytes of address space."""
     # The kernel sends the signal when the thread that started this worker ends.
-    die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL, replica)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler would run only after 9**9**9 ends
     equality.math_equal(r"\frac{1}{2}", "0.5")
     for name in functions:

@@ -38,15 +38,13 @@ def stopped_by_signals() -> Iterator[None]:
     ignored SIGINT is enabled, because scripts ignore it for background jobs."""
     heard: dict[signal.Signals, Handler] = {s: _interrupt for s in _listened_to() if s in STOPPING}
     with _handled({signal.SIGINT: _Once(), **heard}), _heard_at_once():
-        try:
-            yield
-        finally:
-            asked_to_stop.clear()
+        yield
 
 
 @contextmanager
 def _heard_at_once() -> Iterator[None]:
-    """Set `asked_to_stop` by the bytes that the interpreter writes as signals come, in a thread."""
+    """Set `asked_to_stop` by the bytes that the interpreter writes as signals come, in a thread. Clear it at
+    the end."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     thread = threading.Thread(target=_listen, args=(read,), name="signals", daemon=True)
@@ -59,6 +57,7 @@ def _heard_at_once() -> Iterator[None]:
         os.close(write)
         thread.join()
         os.close(read)
+        asked_to_stop.clear()
 
 
 def _listen(read: int) -> None:

@@ -69,7 +69,8 @@ def test_success_is_spread_from_almost_never_to_nearly_solved_and_the_format_is_
     problems = generate(1, "held-out", 60)
     found = [texts(model, tokenizer, problem.problem, 16) for problem in problems]
     right = [
-        [f"<answer>{p.answer}</answer>" in text for text in of] for p, of in zip(problems, found, strict=True)
+        [text.endswith(f"</think><answer>{p.answer}</answer>") for text in of]
+        for p, of in zip(problems, found, strict=True)
     ]
     rates = np.mean(right, axis=1)
     assert np.mean([format_reward(text) for of in found for text in of]) > 0.85

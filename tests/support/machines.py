@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class Machine:
         with (self.folder / "init.log").open("wb") as log:
             new = "unshare", *SEPARATE, "--fork", "--kill-child", "--mount-proc"
             how: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE}
-            how["preexec_fn"] = lambda: die_with_parent(signal.SIGKILL)
+            how["preexec_fn"] = partial(die_with_parent, signal.SIGKILL, os.getpid())
             holder = subprocess.Popen([*new, "sh", "-c", script, "sh", INIT], stderr=log, **how)
         assert holder.stdout.readline() == "up\n", f"{self.name} did not start"
         [self.init] = psutil.Process(holder.pid).children()
