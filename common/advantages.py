@@ -4,6 +4,7 @@
 a group of n = G_i rollouts to A (n,). The loss divides by n, so a rollout's gradient is weighted by A/n. A
 group without a learning signal has advantage exactly zero."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 
@@ -20,8 +21,10 @@ OBJECTIVES = (
     "pass_at_k",
     "pkpo",
     "weighted_reinforce",
+    "shrunken",
 )
-BINARY = ("max_rl", "likelihood", "pass_at_k", "weighted_reinforce")
+"""`shrunken` is written with its numbers r and ρ: `shrunken(10)` or `shrunken(10, 0.75)`."""
+BINARY = ("max_rl", "likelihood", "pass_at_k", "weighted_reinforce", "shrunken")
 """Objectives computed from successes; the others use rewards."""
 Values = NDArray[np.float64]
 Formula = Callable[[Values], Values]
@@ -62,11 +65,11 @@ def advantages(
 
     Raises ValueError naming the argument and the first invalid index."""
     values, of, sizes = _batch(rewards, owner)
-    if objective not in OBJECTIVES:
+    if family(objective) not in OBJECTIVES:
         raise ValueError(f"objective: {objective!r} is none of {', '.join(OBJECTIVES)}")
     if per not in ("rollout", "group"):
         raise ValueError(f"per: {per!r} is neither rollout nor group")
-    if objective in BINARY:
+    if family(objective) in BINARY:
         values = _hits(values if successes is None else successes, len(of), successes is None)
     _check_k(objective, k, of, sizes)
     if wald and objective != "likelihood":
@@ -83,8 +86,35 @@ def advantages(
     return found if per == "group" else found * (len(of) / (len(sizes) * sizes[of]))
 
 
+def family(objective: str) -> str:
+    """The name in `OBJECTIVES`. Raises ValueError for `shrunken` with bad numbers or none."""
+    name = objective.partition("(")[0]
+    if name != "shrunken":
+        return objective
+    _noise_and_overlap(objective)
+    return name
+
+
+def _noise_and_overlap(objective: str) -> tuple[float, float]:
+    """r and ρ of `shrunken(10, 0.75)`; ρ is 0 by default."""
+    found = re.fullmatch(r"shrunken\(([^,]+?)(?:, *([^,]+))?\)", objective)
+    try:
+        r, overlap = (float(text or 0) for text in (found.groups() if found else ("nan", "")))
+    except ValueError:
+        r, overlap = np.nan, 0.0
+    if not (0 <= r < np.inf and 0 <= overlap < 1):
+        raise ValueError(
+            f"objective: {objective!r} needs a hit's noise r from 0, and may have an overlap ρ from 0 to "
+            "below 1: shrunken(10) or shrunken(10, 0.75)"
+        )
+    return r, overlap
+
+
 def formula(objective: str, k: int | None = None, baseline: float = 0.0, positive: float = 0.1) -> Formula:
     """The function from one group's rewards (n,) to A (n,); from its successes for objectives in `BINARY`."""
+    if family(objective) == "shrunken":
+        noise, overlap = _noise_and_overlap(objective)
+        return partial(shrunken, noise=noise, overlap=overlap)
     formulas: dict[str, Formula] = {
         "grpo": grpo,
         "dr_grpo": centred,
@@ -153,6 +183,17 @@ def likelihood(successes: ArrayLike, baseline: float = 0.0) -> Values:
     is a stopping time (Wald), so `baseline` is 1/G for all groups, not 1/n."""
     hits = np.asarray(successes, dtype=np.float64)
     return len(hits) * (hits / max(1.0, hits.sum()) - baseline)
+
+
+def shrunken(successes: ArrayLike, noise: float, overlap: float = 0.0) -> Values:
+    """n/((1 - ρ)c + r) for each of c hits, zero for a miss: the best weights of prompts' noisy gradients.
+
+    r is the variance of one hit's score over |∇log p|², ρ the overlap of two prompts' ∇log p
+    (`allocator/rules/worth.py`). r = ρ = 0 is `likelihood`; for large r all hits weigh alike, as in a plain
+    policy gradient. A constant factor over the batch is left out, as the optimiser's rate has it."""
+    hits = np.asarray(successes, dtype=np.float64)
+    c = hits.sum()
+    return len(hits) * hits / ((1 - overlap) * c + noise) if c else hits
 
 
 def weighted_reinforce(successes: ArrayLike, positive: float) -> Values:

@@ -29,8 +29,9 @@ ALLOCATIONS: dict[str, tuple[int, str, int] | None] = {  # rounds, stop, least r
     "stop at a hit, 4 rounds": (4, "hit", 0),
 }
 K = {"pass_at_k": 4, "pkpo": 4}
+NAMED = [name if name != "shrunken" else "shrunken(10)" for name in OBJECTIVES]
 ADVANTAGES: dict[str, Formula] = {
-    **{f"{name}, k = {K[name]}" if name in K else name: formula(name, K.get(name)) for name in OBJECTIVES},
+    **{f"{name}, k = {K[name]}" if name in K else name: formula(name, K.get(name)) for name in NAMED},
     UNBIASED: partial(rloo_by_phase, pre_rollouts=G0, share=G0 / G),
     "likelihood, baseline wald": formula("likelihood", baseline=1 / G),
 }

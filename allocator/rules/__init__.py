@@ -8,8 +8,8 @@ The function returns the rule's marginal gain:
 shapes broadcast. The result is the value of one more rollout: finite, not negative, and not rising with the
 level. A rising gain is refused, because the highest gain first is not optimal then.
 
-A name may have a parameter: `expected_worth(10)`, `first_hit(4)`, `first_hit(hit_utility)`,
-`hit_or_miss(3)`, `variance(dr_grpo,prior)`, `reinforce_ada(16)`.
+A name may have parameters: `expected_worth(10)`, `expected_worth(10, 0.75)`, `first_hit(4)`,
+`first_hit(hit_utility)`, `hit_or_miss(3)`, `variance(dr_grpo,prior)`, `reinforce_ada(16)`.
 """
 
 from __future__ import annotations
@@ -92,6 +92,13 @@ def _number(text: str) -> float:
         raise ValueError(f"needs a number, not {text!r}") from None
 
 
+def _noise_and_overlap(text: str) -> Rule:
+    noise, *overlap = map(_number, text.split(","))
+    if len(overlap) > 1:
+        raise ValueError(f"takes the noise of a hit and the overlap, not {text!r}")
+    return expected_worth(noise, *overlap)
+
+
 def _from_one(text: str) -> int:
     if not (text.isdecimal() and int(text) > 0):
         raise ValueError(f"needs a whole number from 1, the successes to leave with, not {text!r}")
@@ -100,7 +107,7 @@ def _from_one(text: str) -> int:
 
 PARAMETERS: dict[str, Callable[[str], Rule]] = {
     "hit_or_miss": lambda text: hit_or_miss(_number(text)),
-    "expected_worth": lambda text: expected_worth(_number(text)),
+    "expected_worth": _noise_and_overlap,
     "first_hit": lambda text: first_hits(_from_one(text)) if text.isdecimal() else first_hit(get_rule(text)),
     "reinforce_ada": lambda text: reinforce_ada(_from_one(text)),
     "variance": lambda text: variance(frozenset(part.strip() for part in text.split(","))),

@@ -1,9 +1,11 @@
 """Rules with a worth w(c) of a group's hits: one more rollout gains E[p (w(c+1) - w(c))].
 
-`expected_worth(r)`: w = c/(c + r). The mean score of c hits estimates ∇log p with noise r/c, where r is the
-variance of one hit's score over |∇log p|². c/(c + r) is the best weight of such a group and the share of
-|∇log p|² that it keeps. r = 0 is `first_hit`. `first_hit(k)`: w = min(c, k), the first k hits. Rollouts that
-prompts below k cannot take are divided as by `first_hit`.
+`expected_worth(r, overlap)`: w = c/(c + r'), r' = r/(1 - overlap). The mean score of c hits estimates ∇log p
+with noise r/c, where r is the variance of one hit's score over |∇log p|². c/(c + r) is the best weight of
+such a group and the share of |∇log p|² that it keeps. If the gradients of any two of Γ prompts, all of one
+length, overlap by ρ, the best weights keep κ²A/(1 + ρA) of |Σ ∇log p|², with κ = 1 - ρ + ρΓ and A = Σ c/((1 -
+ρ)c + r). That rises with A, so the worth of a group is c/(c + r'). r = 0 is `first_hit`. `first_hit(k)`: w =
+min(c, k), the first k hits. Rollouts that prompts below k cannot take are divided as by `first_hit`.
 
 The hits X among l further rollouts are Beta-binomial. w is concave and X grows with l, so gains fall.
 """
@@ -27,15 +29,18 @@ Step = Callable[[Any], Any]
 
 
 @lru_cache(maxsize=64)
-def expected_worth(r: float) -> Marginal:
-    """The rule with w = c/(c + r). Raises ValueError if r is negative or not finite."""
-    if not (np.isfinite(r) and r >= 0):
-        raise ValueError(f"rule expected_worth: r must be finite and not negative, not {r}")
+def expected_worth(noise: float, overlap: float = 0.0) -> Marginal:
+    """The rule with w = c/(c + r'), of the noise r >= 0 and the overlap ρ in [0, 1). Raises ValueError."""
+    if not (np.isfinite(noise) and noise >= 0):
+        raise ValueError(f"rule expected_worth: r must be finite and not negative, not {noise}")
+    if not 0 <= overlap < 1:
+        raise ValueError(f"rule expected_worth: the overlap must be from 0 to below 1, not {overlap}")
+    r = noise / (1 - overlap)
     if r == 0:
         return FIRST_HIT
     ratio = Fraction(r)
     return _of_worth(
-        f"expected_worth({r:g})",
+        f"expected_worth({noise:g}, {overlap:g})" if overlap else f"expected_worth({noise:g})",
         lambda c: r / ((c + r) * (c + 1 + r)),
         lambda c: ratio / ((c + ratio) * (c + 1 + ratio)),
     )

@@ -33,7 +33,7 @@ class WarmUp(Section):
 class Allocation(Section):
     rule: str = Field(
         "hit_utility",
-        description="hit_utility, probe_aware, first_hit, first_hit(K), expected_worth(R), mixed, "
+        description="hit_utility, probe_aware, first_hit, first_hit(K), expected_worth(R, OVERLAP), mixed, "
         "hit_or_miss(WEIGHT), uniform, hard_first, variance, knapsack, ar3po, reinforce_ada, "
         "even_sizes (docs/explanation/method.md), or package.module:function.",
     )

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from hora_rl.common.advantages import BINARY, OBJECTIVES
+from hora_rl.common.advantages import BINARY, OBJECTIVES, family
 from hora_rl.common.config.allocation import Allocation
 from hora_rl.common.config.base import Count, Section
 from hora_rl.common.config.rollout import Rollout
@@ -61,7 +61,8 @@ class Objective(Section):
 
     advantage: str = Field(
         "grpo",
-        description=f"{', '.join(OBJECTIVES)}, or package.module:function of (rewards, successes, phases).",
+        description=f"{', '.join(OBJECTIVES)}(R, OVERLAP), or package.module:function of (rewards, "
+        "successes, phases).",
     )
     scale: Literal["group", "batch", "none"] | None = Field(
         None,
@@ -160,7 +161,7 @@ class Objective(Section):
                 f"{name}.normalisation ({self.normalisation}) contradicts {name}.aggregate "
                 f"({self.aggregate}): token needs none, group needs constant or sequence"
             )
-        if self.aggregate == "token" and self.advantage in ("dr_grpo", "likelihood", "pkpo"):
+        if self.aggregate == "token" and self.family in ("dr_grpo", "likelihood", "pkpo", "shrunken"):
             remedy = "grpo with scale none" if self.advantage == "dr_grpo" else "aggregate group"
             raise ValueError(
                 f"{name}.aggregate (token) divides by the batch's tokens, and {name}.advantage "
@@ -195,7 +196,7 @@ class Objective(Section):
     @model_validator(mode="after")
     def _advantage(self) -> Self:
         name = "learner.objective"
-        if self.advantage not in OBJECTIVES and not is_user_function(self.advantage):
+        if self.family not in OBJECTIVES and not is_user_function(self.advantage):
             raise ValueError(
                 f"{name}.advantage ({self.advantage}): none of {', '.join(OBJECTIVES)}; a function of your "
                 "own is package.module:function"
@@ -221,7 +222,12 @@ class Objective(Section):
     @property
     def binary(self) -> bool:
         """Whether the advantage is computed from successes."""
-        return self.advantage in BINARY
+        return self.family in BINARY
+
+    @property
+    def family(self) -> str:
+        """The advantage's name without numbers."""
+        return family(self.advantage)
 
     @property
     def rewards_entropy(self) -> bool:

@@ -60,10 +60,8 @@ def rules(r: float, rounds: int, rate: Array) -> dict[str, Played]:
 
 
 def objectives(r: float) -> dict[str, Weights]:
-    """Those of the learner, and the hits' mean score times c/(c + r)."""
-    names = ("grpo", "rloo", "max_rl", "likelihood")
-    shrunken: Weights = lambda c, n: (1 / (c + r), 0.0)  # noqa: E731
-    return {**{name: _learners(name) for name in names}, f"shrunken({r:.3g})": shrunken}
+    """Those of the learner by name; the last weighs a group's hits by their noise."""
+    return {name: _learners(name) for name in ("grpo", "rloo", "max_rl", "likelihood", f"shrunken({r:.3g})")}
 
 
 def _learners(objective: str) -> Weights:

@@ -157,6 +157,8 @@ def gains(rule: str, c: int, n: int, levels: int) -> list[Fraction]:
 def test_worked_figures() -> None:
     """Beta(1, 1) and nothing sampled: E[p] w(1) = 1/2 · 1/2; then E[p(1-p)]/2 + E[p²]/6 = 1/12 + 1/18."""
     assert gains("expected_worth(1)", 0, 0, 2) == [Fraction(1, 4), Fraction(5, 36)]
+    # Half of the gradient is common: r' = 2.
+    assert gains("expected_worth(1, 0.5)", 0, 0, 2) == gains("expected_worth(2)", 0, 0, 2)
     # At most two hits count: E[p], E[p], then E[p(1-p²)] = 1/4.
     assert gains("first_hit(2)", 0, 0, 3) == [Fraction(1, 2), Fraction(1, 2), Fraction(1, 4)]
     # Four probes: B(2, 9)/B(1, 5) after four misses, B(6, 5)/B(5, 1) after four hits.

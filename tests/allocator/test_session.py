@@ -140,6 +140,8 @@ def test_lost_rollouts_are_given_again() -> None:
         ({"rule": "nope"}, "rule: 'nope' is none of"),
         ({"rule": "hit_or_miss(x)"}, "needs a number, not 'x'"),
         ({"rule": "expected_worth(-1)"}, "r must be finite and not negative, not -1"),
+        ({"rule": "expected_worth(1, 1)"}, "overlap must be from 0 to below 1, not 1"),
+        ({"rule": "expected_worth(1, 0, 0)"}, "takes the noise of a hit and the overlap"),
         ({"rule": "first_hit(0)"}, "needs a whole number from 1"),
         ({"least_extra": 1, "rule": "knapsack"}, "marginal gain and stop none, not rule knapsack"),
         ({"least_extra": 1, "stop": "hit"}, "not rule hit_utility with stop hit"),

@@ -83,21 +83,24 @@ HITS = np.array([1, 0, 1, 0, 0, 0, 1, 0, 0, 1])
 REWARDS = HITS + np.linspace(0, 0.4, 10)
 
 
+EACH = [*OBJECTIVES[:-1], "shrunken(3, 0.5)"]
+
+
 def options(objective: str) -> dict[str, int]:
     return {"k": 2} if objective in ("pass_at_k", "pkpo") else {}
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", EACH)
 @pytest.mark.parametrize("names", [lambda i: i, lambda i: f"prompt {7 - i}"], ids=["numbers", "names"])
 def test_a_batch_has_each_groups_advantages_in_the_order_of_its_rollouts(objective: str, names: Any) -> None:
     owner = [names(i) for i in OWNER]
     found = advantages(REWARDS, owner, objective, HITS, per="group", **options(objective))
     for i in range(3):
-        values = (HITS if objective in BINARY else REWARDS)[i == OWNER]
+        values = (HITS if library.family(objective) in BINARY else REWARDS)[i == OWNER]
         assert found[i == OWNER] == pytest.approx(library.formula(objective, **options(objective))(values))
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", EACH)
 @pytest.mark.parametrize("average", ["rollouts", "tokens"])
 def test_a_trainers_mean_over_rollouts_has_the_gradient_of_group_means(objective: str, average: str) -> None:
     """(1/Γ) Σ_i (1/G_i) Σ_j (1/Z) Σ_t A log π in torch, against the trainer's own average of the same."""
@@ -117,6 +120,30 @@ def test_a_trainers_mean_over_rollouts_has_the_gradient_of_group_means(objective
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
+def test_shrunken_runs_from_likelihood_to_equal_weight_of_every_hit() -> None:
+    likelihood_, none = library.formula("likelihood"), library.formula("shrunken(0)")
+    for hits in ([0, 0], [1, 0, 1, 1], [1, 1, 0, 0, 0]):
+        assert none(np.array(hits)).tolist() == likelihood_(np.array(hits)).tolist()
+    weights = [library.shrunken(np.arange(8) < c, noise=2.0, overlap=0.5)[0] / 8 for c in (1, 2, 4)]
+    assert weights == pytest.approx([1 / 2.5, 1 / 3, 1 / 4])
+    large = [library.shrunken(np.arange(8) < c, noise=1e9)[0] for c in (1, 8)]
+    assert large[0] == pytest.approx(large[1])
+
+
+def test_the_best_weights_of_overlapping_gradients_are_those_of_shrunken() -> None:
+    """Minimise E|Σ x_i ĝ_i - t Σ g_i|² over x: the solution is proportional to the weights, and what it keeps
+    is κ²A/(1 + ρA)."""
+    noise, overlap, c = 4.0, 0.3, np.array([1.0, 2.0, 5.0, 16.0])
+    gram = np.full((4, 4), overlap) + (1 - overlap) * np.eye(4)
+    target = gram.sum(0)
+    best = np.linalg.solve(gram + np.diag(noise / c), target)
+    weights = [k * library.shrunken(np.arange(20) < k, noise, overlap)[0] / 20 for k in c]
+    assert best / best[0] == pytest.approx(np.array(weights) / weights[0])
+    worth = np.sum(c / ((1 - overlap) * c + noise))
+    kappa = 1 - overlap + overlap * len(c)
+    assert target @ best == pytest.approx(kappa**2 * worth / (1 + overlap * worth))
+
+
 def test_sizes_as_if_weigh_prompts_and_the_wald_baseline_takes_the_planned_size() -> None:
     plain = advantages(HITS, OWNER, "max_rl")
     weighed = advantages(HITS, OWNER, "max_rl", group_size=4, as_if=np.array([9, 1, 4])[OWNER])
@@ -132,6 +159,8 @@ def test_sizes_as_if_weigh_prompts_and_the_wald_baseline_takes_the_planned_size(
         ({"rewards": [1, np.nan, 0]}, r"rewards\[1\] = nan must be finite"),
         ({"owner": [0, 1]}, r"owner must be of shape \(3,\) as rewards, not \(2,\)"),
         ({"objective": "ppo"}, "objective: 'ppo' is none of grpo"),
+        ({"objective": "shrunken"}, r"'shrunken' needs a hit's noise"),
+        ({"objective": "shrunken(1, 1)"}, r"'shrunken\(1, 1\)' needs a hit's noise"),
         ({"objective": "max_rl", "rewards": [1, 0, 0.5]}, r"rewards\[2\] = 0.5 must be 0 or 1: this"),
         ({"objective": "max_rl", "successes": [1, 2, 0]}, r"successes\[1\] = 2.0 must be 0 or 1$"),
         ({"objective": "max_rl", "successes": [1]}, r"successes must be of shape \(3,\), not \(1,\)"),

@@ -94,6 +94,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"advantage": "pass_at_k", "k": 2},
     {"advantage": "pkpo", "k": 2},
     {"advantage": "weighted_reinforce"},
+    {"advantage": "shrunken(3, 0.5)"},
     {"advantage": "rloo", "phase_weight": "unbiased"},
     {"scale": "batch"},
     {"multi_objective_aggregation": "normalize_then_sum"},
