@@ -261,13 +261,17 @@ def plan(
         int | None,
         typer.Option(min=1, help="Prompts allocated together (Γ over shards); by default a large batch."),
     ] = None,
+    gradients: Annotated[
+        str | None,
+        typer.Option(help="r,OVERLAP,PROMPTS: a hit's noise, prompts' shared gradient, Γ; for the verdict."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for a figure: hits and signal against G.")] = None,
 ) -> None:
     """Predict from recorded pass counts what each allocation rule would find, and recommend a rule."""
     from hora_rl.evaluation.plan.command import plan as make_plan
 
-    make_plan(source, group_size, pre_rollouts, rules, rounds, json, out, shard)
+    make_plan(source, group_size, pre_rollouts, rules, rounds, json, out, shard, gradients)
 
 
 @app.command()

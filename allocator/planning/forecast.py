@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from hora_rl.allocator.arguments import check_counts, check_trials, check_whole
 from hora_rl.allocator.mixture import GRID, fit_mixture, resampled_mixtures, responsibilities
-from hora_rl.allocator.planning.outcome import Arm, Outcome, outcome
+from hora_rl.allocator.planning.outcome import Arm, Outcome, outcome, phase_a
 from hora_rl.allocator.planning.shards import shift
 from hora_rl.allocator.planning.table import Class, Plan, Row
 from hora_rl.allocator.posterior import Float, Int
@@ -54,13 +54,16 @@ def plan(
     rounds: Sequence[int] = (1, 4),
     tokens: ArrayLike | None = None,
     shard: int | None = None,
+    gradients: tuple[float, float, int] | None = None,
 ) -> Plan:
     """Forecast each rule on prompts like these; `print` shows the plan.
 
     successes: (m,) among `trials`, an int or (m,), of m >= 100 prompts, better 300. group_sizes: G, by
     default every power of two from 16 that the trials reach. pre_rollouts: G0, by default 4 and 8. rules: as
     for `allocate`, with a stop after a slash: `first_hit/hit`. rounds: R. tokens: (m,) of all trials of each
-    prompt. shard: prompts that are allocated together; None: a large batch.
+    prompt. shard: prompts that are allocated together; None: a large batch. gradients: the noise r of a hit,
+    the overlap ρ of two prompts' gradients and Γ, which give the leverage 1/(1 + ρA) of a gain
+    (docs/explanation/method.md, Rules).
 
     >>> rates = np.random.default_rng(0).beta(0.3, 0.9, 400)
     >>> found = plan(np.random.default_rng(1).binomial(64, rates), 64, [16], [4], ["first_hit/hit"], [4])
@@ -78,7 +81,10 @@ def plan(
     )
     chosen = arms([_rule(i, rule) for i, rule in enumerate(rules)], _whole("rounds", rounds), pre, sizes)
     few = f"{len(c)} prompts are few; {ENOUGH_PROMPTS} make intervals that a plan can be built on"
-    return forecast(c, n, chosen, shard, lengths, (few,) if len(c) < ENOUGH_PROMPTS else ())
+    made = forecast(c, n, chosen, shard, lengths, (few,) if len(c) < ENOUGH_PROMPTS else ())
+    if gradients is None:
+        return made
+    return replace(made, leverage=_leverage(fit_mixture(c, n), made.recommended.group_size, *gradients))
 
 
 def reach(trials: Int) -> int:
@@ -215,6 +221,19 @@ def _check(most: int, chosen: Sequence[Arm], shard: int | None) -> None:
             raise ValueError(
                 f"rule {arm.rule} needs {rule.least_trials} pre-rollouts, not {arm.pre_rollouts}"
             )
+
+
+def _leverage(weights: Float, size: int, noise: float, overlap: float, prompts: int) -> float:
+    """1/(1 + ρA) of a batch of Γ prompts with rates distributed by `weights` (K,), in groups of `size`."""
+    if not (noise >= 0 and 0 <= overlap < 1 and prompts >= 1):
+        raise ValueError(
+            f"gradients = ({noise:g}, {overlap:g}, {prompts}): the noise is from 0, the overlap from 0 to "
+            "below 1, and there is a prompt"
+        )
+    states = phase_a(size)
+    c = states.successes[1:]
+    worth = c / ((1 - overlap) * c + noise)
+    return float(1 / (1 + overlap * prompts * (weights @ states.probability[:, 1:] @ worth)))
 
 
 def _worth(arm: Arm, outcomes: dict[Arm, Outcome], weights: Float) -> tuple[float, float]:

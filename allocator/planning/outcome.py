@@ -66,7 +66,7 @@ class States:
 
 def outcome(arm: Arm, weights: Float) -> Outcome:
     """The outcome of `arm` in a large batch with rates distributed by `weights` (K,) on GRID."""
-    states = _phase_a(arm.pre_rollouts)
+    states = phase_a(arm.pre_rollouts)
     left = float(arm.group_size - arm.pre_rollouts)
     for later in range(arm.rounds, 0, -1):
         share = left / later
@@ -75,7 +75,8 @@ def outcome(arm: Arm, weights: Float) -> Outcome:
     return _summary(states)
 
 
-def _phase_a(pre_rollouts: int) -> States:
+def phase_a(pre_rollouts: int) -> States:
+    """The states after that many rollouts of every prompt."""
     c = np.arange(pre_rollouts + 1)
     return States(c, np.full(len(c), pre_rollouts), _binomial(np.full(len(c), pre_rollouts), c))
 

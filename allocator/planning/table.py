@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+SHOWN = 0.02
+"""The least gain, a share of prompts with a hit, that is advised. Ten seeds of the studies in
+`research/results` see differences of about that size at the end of training."""
+
 
 @dataclass(frozen=True, slots=True)
 class Class:
@@ -60,11 +64,34 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All arms and the recommended one; `str` is the output of `hora plan`."""
+    """All arms and the best one; `str` is the output of `hora plan`.
+
+    `leverage`: the share of a gain that counts where prompts share their gradient (see `plan`); else None.
+    """
 
     rows: tuple[Row, ...]
     recommended: Row
     notes: tuple[str, ...]
+    leverage: float | None = None
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether the best arm's gain, times the leverage, reaches `SHOWN`."""
+        return self.recommended.gain * (1.0 if self.leverage is None else self.leverage) >= SHOWN
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: the best arm with its gain, or to stay uniform."""
+        best = self.recommended
+        if best.gain == 0.0:
+            return "stay uniform: no rule here gives more prompts a hit without losing groups with signal."
+        points = _share(best.gain, best.gain_low, best.gain_high, "+")
+        gain = f"{best.name} at G = {best.group_size} gives {points} points more prompts a hit than uniform"
+        if self.leverage is not None:
+            gain += f", and shared gradients leave {self.leverage:.2f} of that"
+        if self.worthwhile:
+            return f"use it: {gain}."
+        return f"stay uniform: {gain}; no run shows less than {100 * SHOWN:g}."
 
     def __str__(self) -> str:
         best, most = self.recommended, max(self.rows, key=lambda row: (row.group_size, row.hits))
@@ -81,6 +108,7 @@ class Plan:
             for c in best.by_difficulty
         ]
         lines = [
+            f"Verdict: {self.verdict}",
             f"Most hits: {most.name} at G = {most.group_size} equals uniform sampling at G {_same(most)}.",
             "Shares in %, with 90% intervals:",
             *_columns([heads, *map(_cells, self.rows)]),

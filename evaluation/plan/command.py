@@ -24,6 +24,7 @@ def plan(
     json_: bool,
     out: Path | None,
     shard: int | None = None,
+    gradients: str | None = None,
 ) -> Plan:
     """Read counts, make the plan, print it (as JSON with `json_`), and draw it into `out` if given.
 
@@ -33,19 +34,22 @@ def plan(
     sizes = _numbers("--group-size", group_size) if group_size else None
     pre = _numbers("--pre-rollouts", pre_rollouts) if pre_rollouts else None
     names, times = rules.split(",") if rules else ARMS, _numbers("--rounds", rounds)
+    shared = _gradients(gradients) if gradients else None
     try:
-        made = plan_of(counts.successes, counts.trials, sizes, pre, names, times, counts.tokens, shard)
+        made = plan_of(
+            counts.successes, counts.trials, sizes, pre, names, times, counts.tokens, shard, shared
+        )
     except ValueError as error:
         raise CountsError(f"{source}: {error}") from error
     made = replace(made, notes=(*counts.notes, *made.notes))
     if json_:
-        print(json.dumps(asdict(made)))
+        print(json.dumps({"verdict": made.verdict, **asdict(made)}))
     else:
         best = made.recommended
+        rule = f"allocation.rule={best.rule} allocation.rounds={best.rounds} allocation.stop={best.stop} "
         print(
-            f"{made}\nrecommended: allocation.rule={best.rule} allocation.rounds={best.rounds} "
-            f"allocation.stop={best.stop} rollout.group_size={best.group_size} "
-            f"rollout.pre_rollouts={best.pre_rollouts}"
+            f"{made}\nrecommended: {rule if made.worthwhile else 'allocation.rule=uniform '}"
+            f"rollout.group_size={best.group_size} rollout.pre_rollouts={best.pre_rollouts}"
         )
     if out is not None:
         path = _draw(made, out)
@@ -59,6 +63,14 @@ def _numbers(option: str, text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise CountsError(f"{option} ({text}): must be whole numbers with commas") from None
+
+
+def _gradients(text: str) -> tuple[float, float, int]:
+    try:
+        noise, overlap, prompts = text.split(",")
+        return float(noise), float(overlap), int(prompts)
+    except ValueError:
+        raise CountsError(f"--gradients ({text}): must be r,OVERLAP,PROMPTS, such as 9.5,0.75,64") from None
 
 
 def _draw(plan: Plan, folder: Path) -> Path:

@@ -243,6 +243,8 @@ def test_a_runs_newest_groups_and_an_evaluation_can_be_planned_from(tmp_path: Pa
         (lines(), {"group_size": "x"}, r"--group-size \(x\): must be whole numbers"),
         (lines(), {"rules": "variance", "pre_rollouts": "1"}, "rule variance needs 2 pre-rollouts, not 1"),
         (lines(trials=6), {}, "6 trials a prompt are too few"),
+        (lines(), {"gradients": "9.5"}, r"--gradients \(9.5\): must be r,OVERLAP,PROMPTS"),
+        (lines(), {"gradients": "9.5,1,64"}, r"gradients = \(9.5, 1, 64\): the noise"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(
@@ -261,9 +263,26 @@ def test_a_plan_from_arrays_says_first_what_uniform_sampling_would_need() -> Non
     uniform, hora, stop = found.rows
     assert (uniform.uniform_group_size_low, uniform.uniform_group_size_high) == (32, 32)
     assert 32 < (hora.uniform_group_size or 65) <= (stop.uniform_group_size or 65)
-    assert str(found).startswith("Most hits: first_hit, stop at hit at G = 32")
+    assert str(found).splitlines()[1].startswith("Most hits: first_hit, stop at hit at G = 32")
     [note] = plan_of(counts[:150], 64, [16], [4], ["uniform"], [1]).notes
     assert note.startswith("150 prompts are few")
+
+
+def test_a_gain_that_no_run_can_show_or_that_prompts_share_is_no_advice() -> None:
+    rng = np.random.default_rng(3)
+    counts = rng.binomial(64, rng.beta(0.3, 0.9, 400))
+    arms = [16], [4], ["uniform", "first_hit/hit"], [4]
+    assert plan_of(counts, 64, *arms).worthwhile
+    assert not plan_of(np.full(400, 60), 64, *arms).worthwhile, "all prompts have a hit already"
+    alone = plan_of(counts, 64, *arms, gradients=(9.5, 0.0, 64))
+    assert (alone.leverage, alone.worthwhile) == (1.0, True)
+    shared = plan_of(counts, 64, *arms, gradients=(9.5, 0.75, 64))
+    # A by the mean of c/(c/4 + 9.5) over binomial draws at the counted rates.
+    c = rng.binomial(16, np.repeat(counts / 64, 200))
+    worth = 64 * np.mean(c / (0.25 * c + 9.5))
+    assert shared.leverage == pytest.approx(1 / (1 + 0.75 * worth), rel=0.05)
+    assert not shared.worthwhile
+    assert "stay uniform" in str(shared).splitlines()[0]
 
 
 def test_counts_are_read_with_a_byte_order_mark_and_refused_in_another_encoding(tmp_path: Path) -> None:
