@@ -10,19 +10,19 @@ import multiprocessing
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
 
-from hora_rl.common.errors import HoraError, one_line
+from hora_rl.common.root_cause import root_cause
 from hora_rl.common.weights.versions import path_of
 
 ENV = "HORA_ENGINE_NOTES"
 FATAL = ("EngineCore failed", "EngineCore encountered", "WorkerProc failed")
 """Prefixes of the last message of a failing vLLM process."""
 ELSEWHERE = "root cause"
-LONGEST = 500
 
 
 class _Notes(logging.Handler):
@@ -34,8 +34,7 @@ class _Notes(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         if error is None or not record.getMessage().startswith(FATAL):
             return
-        kind = "" if isinstance(error, HoraError) else f"{type(error).__name__}: "
-        text = one_line(f"{kind}{error}", LONGEST)
+        text = root_cause("".join(traceback.format_exception(error)))
         with suppress(OSError), open(self._path, "a", encoding="utf-8") as notes:  # the parent may be gone
             notes.write(text + "\n")
 

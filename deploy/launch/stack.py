@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from hora_rl.common.console import working
 from hora_rl.common.errors import RunError, any_error_as
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
+from hora_rl.common.root_cause import root_cause
 from hora_rl.deploy.launch.ray_node import LOGS_OF_RAY, on_loopback, watched_node
 from hora_rl.deploy.launch.run_redis import run_redis
 from hora_rl.deploy.machine.ray_token import keep_token_private
@@ -208,10 +208,9 @@ def _reason(found: ApplicationStatusOverview) -> str:
     """Why replicas do not start, in one line."""
     failed = {name: d.message for name, d in found.deployments.items() if "FAILED" in d.status.value}
     for name, message in failed.items():
-        last = [line.strip() for line in message.splitlines() if line.strip()][-1]
-        why = re.sub(r"^(?:[\w.]*(?:Error|Exception): )+", "", last)
+        why = root_cause(message)
         return f"a replica of {name} does not start: {why} (its log is in logs/serve of the run's folder)"
-    return f"the application does not start: {found.message}"
+    return f"the application does not start: {root_cause(found.message)}"
 
 
 def _show_stopping(exits: ExitStack) -> None:
