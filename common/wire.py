@@ -147,8 +147,8 @@ def decode_group(
     end = 2**31 if vocabulary is None else vocabulary
     for tokens in (found.prompt_tokens, *(r.tokens for r in found.rollouts), *given):
         # A negative id read as unsigned exceeds every vocabulary.
-        if len(tokens) and int(tokens.view(np.uint32).max()) >= end:
-            raise WireError(f"{where}: a token id is outside the vocabulary of {vocabulary}")
+        if len(tokens) and (largest := int(tokens.view(np.uint32).max())) >= end:
+            raise WireError(f"{where}: a token id is outside the vocabulary of {vocabulary}: {largest}")
     return found
 
 

@@ -25,7 +25,7 @@ from hora_rl.actors.coordinator.scheduler import Coordination, Services
 from hora_rl.actors.replica import Replica
 from hora_rl.common.config import Config
 from hora_rl.common.data.datasets import load_dataset
-from hora_rl.common.data.prompts import fingerprint, load_tokenizer, make_prompt
+from hora_rl.common.data.prompts import fingerprint, load_tokenizer, make_prompt, prompt_of, refuse_unknown
 from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.errors import HoraError, RunError, one_line
 from hora_rl.common.live.keys import Keys
@@ -35,6 +35,7 @@ from hora_rl.common.live.state import changed
 from hora_rl.common.live.telemetry import Telemetry, beats
 from hora_rl.common.processes import freeze_heap
 from hora_rl.common.types import Prompt
+from hora_rl.common.weights.model_files import vocabulary_rows
 
 log = structlog.get_logger(__name__)
 ALIVE_S = 5.0  # heartbeats come once a second
@@ -129,10 +130,12 @@ def render_prompts(config: Config, tokenizer: Any = None) -> list[Prompt]:
     """The usable rows of all sources as prompts. Prompt i has index i throughout the run. Loads the model's
     `tokenizer` if none is given.
 
-    Logs and skips prompts longer than rollout.max_prompt_tokens and rows that the rewards cannot use.
+    Logs and skips prompts longer than rollout.max_prompt_tokens and rows that the rewards cannot use. Raises
+    ConfigError for a token that the model has no row for.
     """
     tokenizer = tokenizer or load_tokenizer(config.model.path, config.model.trust_remote_code)
     prompts: list[Prompt] = []
+    rows = vocabulary_rows(config.model)
     for source in config.source_names:
         own = config.of(source)
         dataset = load_dataset(own.data, gold_test(own.reward))
@@ -143,6 +146,7 @@ def render_prompts(config: Config, tokenizer: Any = None) -> list[Prompt]:
             length, limit = len(prompt.tokens), config.rollout.max_prompt_tokens
             if length > limit:
                 log.warning("prompt left out", row=row.index, tokens=length, limit=limit)
-            else:
-                prompts.append(prompt)
+                continue
+            refuse_unknown(tokenizer, prompt.tokens, rows, prompt_of(dataset.name, row))
+            prompts.append(prompt)
     return prompts

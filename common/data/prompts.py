@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +99,27 @@ def render(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> Toke
     """The prompt's tokens (L,) int32. A chat template writes its begin-of-text token; plain text gets the
     tokenizer's, if it has one."""
     return _encode(tokenizer, render_text(tokenizer, problem, data), data)
+
+
+def refuse_unknown(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int] | Tokens, rows: int, place: str
+) -> None:
+    """Raise ConfigError, with `place`, for a token beyond the model's `rows` of embeddings: an engine reads
+    it as another or fails, and the learner cannot train on it."""
+    ids = np.asarray(tokens)
+    if len(beyond := ids[ids >= rows]):
+        token = int(beyond[0])
+        raise ConfigError(
+            f"{place} holds {tokenizer.convert_ids_to_tokens(token)!r}, token {token}, and the model has "
+            f"{rows} (vocab_size in {tokenizer.name_or_path}/config.json): remove it from the row, the "
+            "template, rollout.stop or the tokenizer, or use a model that has a row for it (transformers' "
+            "resize_token_embeddings)"
+        )
+
+
+def prompt_of(dataset: str, row: Row) -> str:
+    """`rows.jsonl: the prompt of row 3 ('What is …')`, for errors."""
+    return f"{dataset}: the prompt of row {row.index} ({row.problem!r:.60})"
 
 
 def make_prompt(

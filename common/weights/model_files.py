@@ -31,6 +31,11 @@ def own_configuration(model: Model) -> PreTrainedConfig:
     return found
 
 
+def vocabulary_rows(model: Model) -> int:
+    """The number of tokens that the model of `model.path` has rows for. Raises as `own_configuration`."""
+    return int(own_configuration(model).get_text_config().vocab_size)
+
+
 def weights_digest(folder: Path) -> str | None:
     """16 hex digits that change when a model folder is trained or replaced; None for a hub name.
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hora_rl.common.config import Config, Rollout
-from hora_rl.common.data.datasets import load_dataset
+from hora_rl.common.config import Config, Data, Rollout
+from hora_rl.common.data.datasets import Dataset, load_dataset
 from hora_rl.common.data.prompt_order import Mixture, counts_of, mixed_rows
-from hora_rl.common.data.prompts import load_tokenizer, render
+from hora_rl.common.data.prompts import load_tokenizer, prompt_of, refuse_unknown, render
 from hora_rl.common.data.rewards import gold_test, usable_held_out
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.weights.model_files import vocabulary_rows
 from hora_rl.deploy.checks.findings import Finding, Target, ok, plural
 from hora_rl.evaluation.benchmarks import known_leaks, refuse_long
 
@@ -41,7 +42,7 @@ def data(target: Target) -> Iterator[Finding]:
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     if config.evaluation.path:
         problems = usable_held_out(config)
-        rendered = [len(render(tokenizer, row.problem, config.evaluated.data)) for row in problems.rows]
+        rendered = list(_lengths(config, tokenizer, problems, config.evaluated.data))
         refuse_long(problems.name, rendered, config.rollout.max_prompt_tokens)
     found = [_usable(config, source, tokenizer) for source in config.source_names]
     for usable in found:
@@ -94,7 +95,7 @@ def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> 
     """The rows of one source. Raises ConfigError if none is usable."""
     own, limit = config.of(source), config.rollout.max_prompt_tokens
     dataset = load_dataset(own.data, gold_test(own.reward))
-    lengths = [len(render(tokenizer, row.problem, own.data)) for row in dataset.rows]
+    lengths = list(_lengths(config, tokenizer, dataset, own.data))
     usable = [n for n in lengths if n <= limit]
     left_out = [f"left out: {row.place}: {row.reason}" for row in dataset.rejected]
     known = known_leaks(config, dataset.rows)
@@ -112,6 +113,17 @@ def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> 
     if not usable and source:
         raise ConfigError(f"data.sources.{source}: none of its rows can be used")
     return _Usable(source, usable, warnings)
+
+
+def _lengths(
+    config: Config, tokenizer: PreTrainedTokenizerBase, dataset: Dataset, data: Data
+) -> Iterator[int]:
+    """Tokens of each prompt. Raises ConfigError for one with a token that the model has no row for."""
+    rows = vocabulary_rows(config.model)
+    for row in dataset.rows:
+        tokens = render(tokenizer, row.problem, data)
+        refuse_unknown(tokenizer, tokens, rows, prompt_of(dataset.name, row))
+        yield len(tokens)
 
 
 def _some(lines: list[str], summary: str) -> Iterator[Finding]:

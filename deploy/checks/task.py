@@ -20,13 +20,14 @@ from hora_rl.common.config.reward import CodeTests
 from hora_rl.common.data.code import code_block
 from hora_rl.common.data.datasets import Json, Row, load_dataset
 from hora_rl.common.data.gym import TASK
-from hora_rl.common.data.prompts import load_tokenizer, render, render_text
+from hora_rl.common.data.prompts import load_tokenizer, refuse_unknown, render, render_text
 from hora_rl.common.data.rewards import gold_test, tests_of, total
 from hora_rl.common.data.stop_tokens import named, stop_tokens
 from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.equality import quick_verdict
 from hora_rl.common.errors import ConfigError, VerifierUnavailable
 from hora_rl.common.user_code import working_folder
+from hora_rl.common.weights.model_files import vocabulary_rows
 from hora_rl.deploy.checks.configuration import OWN_FAULTS
 from hora_rl.deploy.checks.findings import Finding, Target, ok, plural
 from hora_rl.deploy.monitor.escape import visible
@@ -49,7 +50,9 @@ def stops(target: Target) -> Iterator[Finding]:
     """The stop tokens."""
     config = target.config
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    yield ok("stop tokens", named(tokenizer, stop_tokens(config, tokenizer)))
+    ids = stop_tokens(config, tokenizer)
+    refuse_unknown(tokenizer, ids, vocabulary_rows(config.model), "the list of stop tokens")
+    yield ok("stop tokens", named(tokenizer, ids))
 
 
 def task(target: Target) -> Iterator[Finding]:

@@ -16,14 +16,14 @@ from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.common.config import Config, Data, Evaluation, Generator
 from hora_rl.common.console import say, shown
 from hora_rl.common.data.datasets import Dataset, load_dataset
-from hora_rl.common.data.prompts import load_tokenizer, make_prompt
+from hora_rl.common.data.prompts import load_tokenizer, make_prompt, prompt_of, refuse_unknown
 from hora_rl.common.data.rewards import gold_test, usable_held_out
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.redis import Redis, connect
 from hora_rl.common.live.state import read_state
 from hora_rl.common.live.telemetry import record_evaluation
 from hora_rl.common.types import AFTER_TRAINING, Completion, Prompt, SamplingRequest
-from hora_rl.common.weights.model_files import weights_digest
+from hora_rl.common.weights.model_files import vocabulary_rows, weights_digest
 from hora_rl.common.weights.versions import newest_now
 from hora_rl.deploy.app import APP
 from hora_rl.evaluation.benchmarks import Benchmark, held_out, refuse_long
@@ -139,6 +139,9 @@ def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> l
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     source, whole = config.evaluated_source, config.evaluated.reads_rows
     found = [make_prompt(tokenizer, row.index, row, data, source, whole) for row in dataset.rows]
+    rows = vocabulary_rows(config.model)
+    for row, prompt in zip(dataset.rows, found, strict=True):
+        refuse_unknown(tokenizer, prompt.tokens, rows, prompt_of(dataset.name, row))
     refuse_long(dataset.name, [len(p.tokens) for p in found], config.rollout.max_prompt_tokens)
     return found
 

@@ -1,6 +1,7 @@
 """Checks before a start: rules, rows of data, benchmarks, and the commands that use the list. What is shown
 of a task: the prompt, its ends, and what right and wrong answers or programs earn."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,10 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 from transformers import GenerationConfig, Qwen2ForCausalLM
 
+from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 from hora_rl.common.config import Config
+from hora_rl.common.data.datasets import load_held_out
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import ConfigError, HoraError
 from hora_rl.common.load import ROOT, load
@@ -20,6 +24,7 @@ from hora_rl.deploy.checks import task as checked_task
 from hora_rl.deploy.checks.findings import Finding, Target
 from hora_rl.deploy.checks.run_checks import CHECKS, check, check_all, examine, target_of
 from hora_rl.deploy.checks.task import sandbox, stops, task
+from hora_rl.deploy.launch.evaluation import prompts
 from tests.support.chat_model import END, TEMPLATE, THINKING, chat_tokenizer
 from tests.support.checks import Make, one
 from tests.support.jsonl import write_lines
@@ -362,3 +367,48 @@ def test_the_layers_of_this_machine_are_said_where_programs_are_run_and_too_few_
     assert "without namespaces: switched off; without uid: switched off" in checked("namespaces", "uid").says
     failed = checked("seccomp")
     assert (failed.level, "seccomp does not hold" in failed.line) == ("fail", True)
+
+
+@pytest.fixture
+def beyond(tmp_path: Path) -> Path:
+    """The demo's model, whose tokenizer has one token more than the model has rows."""
+    folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "beyond"))
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.add_tokens(["<tool>"])
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("key", ["row", "evaluation", "data.template", "data.system", "chat template"])
+def test_a_prompt_with_a_token_that_the_model_has_no_row_for_is_refused_by_row_and_token(
+    key: str, beyond: Path, tmp_path: Path
+) -> None:
+    asked = {"row": 1, "evaluation": 1}
+    says = ["7+8=?", "7+9=? <tool>" if key in asked else "7+9=?"]
+    path, changes = rows(tmp_path / "rows.jsonl", *says), [f"model.path={beyond}"]
+    if key == "evaluation":
+        changes += ["evaluation.every=1", f"evaluation.path={path}"]
+    else:
+        changes += [f"data.path={path}", "rollout.prompts_per_batch=1", "rollout.shards=1"]
+    if key == "chat template":
+        tokenizer = load_tokenizer(str(beyond))
+        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<tool>{% endfor %}"
+        tokenizer.save_pretrained(beyond)
+        changes.append("data.chat=true")
+    elif key.startswith("data."):
+        changes.append(f"{key}='<tool>{{problem}}'")
+    made = load("tiny", changes)
+    with pytest.raises(ConfigError, match=rf"row {asked.get(key, 0)} .*holds '<tool>', token 262"):
+        list(sources.data(Target(made)))
+    if key == "evaluation":
+        with pytest.raises(ConfigError, match=r"row 1 .*holds '<tool>', token 262"):
+            prompts(made, made.evaluated.data, load_held_out(made.evaluation, made.evaluated.data), Console())
+    else:
+        with pytest.raises(ConfigError, match="holds '<tool>', token 262"):
+            render_prompts(made)
+
+
+def test_a_stop_token_that_the_model_has_no_row_for_is_refused(beyond: Path) -> None:
+    assert list(stops(Target(load("tiny", [f"model.path={beyond}"]))))
+    with pytest.raises(ConfigError, match="stop tokens holds '<tool>', token 262"):
+        list(stops(Target(load("tiny", [f"model.path={beyond}", "rollout.stop=['<tool>']"]))))
