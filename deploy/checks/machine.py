@@ -18,6 +18,7 @@ from hora_rl.common.load import ROOT
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, should
 from hora_rl.deploy.machine.ports import check_port
 from hora_rl.deploy.machine.record import RunFile
+from hora_rl.deploy.machine.sockets import LONGEST, check_sockets
 
 GIB = 2**30
 SHARED_GIB = 1.0
@@ -103,6 +104,12 @@ def limits(target: Target) -> Iterator[Finding]:
         )
     found = "no limit" if soft == math.inf else f"limit {soft}"
     yield should(soft >= OPEN_FILES, "open files", found, fix)
+
+
+def sockets(target: Target) -> Iterator[Finding]:
+    """Whether the sockets of Ray and vLLM have paths that are short enough."""
+    if not target.on_cluster:
+        yield ok("sockets", f"paths of up to {check_sockets()} of {LONGEST} bytes")
 
 
 def port(target: Target) -> Iterator[Finding]:

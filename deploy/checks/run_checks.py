@@ -58,6 +58,7 @@ CHECKS: tuple[Check, ...] = (
     memory,
     machine.shared_memory,
     machine.limits,
+    machine.sockets,
     machine.port,
     disk.disk,
     task.sandbox,

@@ -31,6 +31,7 @@ from hora_rl.deploy.launch.run_redis import run_redis
 from hora_rl.deploy.machine.ray_token import keep_token_private
 from hora_rl.deploy.machine.record import RunFile, issue_token
 from hora_rl.deploy.machine.signals import starting_ray, undisturbed
+from hora_rl.deploy.machine.sockets import check_sockets
 from hora_rl.deploy.monitor.hosts import SERVE_CALLBACK
 
 if TYPE_CHECKING:
@@ -224,6 +225,7 @@ def _show_stopping(exits: ExitStack) -> None:
 def _start_ray(cpus: int) -> None:
     import ray
 
+    check_sockets()
     keep_token_private(make=True)
     # Ray raises a plain Exception if its start takes over 30 s.
     with any_error_as(partial(_not_started, "Ray")), starting_ray():
