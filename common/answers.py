@@ -1,25 +1,23 @@
 r"""Finds the final answer in a completion, checks the completion's format, and holds the instructions that
 ask for it.
 
-`tags`: text of the last complete `<answer>…</answer>` (paper, section 4). `boxed`: the last `\boxed{…}` with
-balanced braces, after the thought. `final`: text after the last "answer is" or "answer:" on its line,
-otherwise the last non-empty line, after the thought. `auto`: the first of these three that exists. `lenient`:
-as `auto`, and in natural text the last number or expression.
+Only the text after the thought counts (`common/thoughts.py`). `tags`: the last complete `<answer>…</answer>`
+(paper, section 4). `boxed`: the last `\boxed{…}` with balanced braces. `final`: text after the last "answer
+is" or "answer:" on its line, otherwise the last non-empty line. `auto`: the first of these three that exists.
+`lenient`: as `auto`, and in natural text the last number or expression.
 
-The thought is `<think>…</think>`. A template may write the opening tag at the end of the prompt (Qwen3's
-thinking models, R1). `prefill` finds it, and completions are judged with it prepended. All functions take
-linear time, also on hostile text."""
+All functions take linear time, also on hostile text."""
 
 import re
 from collections.abc import Callable
 
 from hora_rl.common.last_expression import last_expression
+from hora_rl.common.thoughts import CLOSING, OPENING, after_thought, unclosed, whole_thought
 from hora_rl.common.user_code import failures_named, load_function
 
 Extract = Callable[[str], str | None]
 
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-_PREFILL = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
+TAGS = ("<answer>", "</answer>")
 _BOXED = re.compile(r"\\f?boxed\s*\{")
 _BRACES = re.compile(r"\\[\\{}]|[{}]")  # an escaped brace closes nothing
 _SAID = re.compile(r"\banswer\s*(?:is\b|[:=])\s*:?", re.IGNORECASE)
@@ -61,19 +59,14 @@ _TAGGED_PROGRAM = (
 )
 
 
-def prefill(prompt: str) -> str:
-    """The opening of a thought, or an empty thought, at the end of a rendered prompt; empty if none."""
-    found = _PREFILL.search(prompt[-200:])
-    return found.group() if found else ""
-
-
 def extract_tags(completion: str) -> str | None:
-    """Text of the last complete answer tag, stripped; None if missing or empty."""
-    end = completion.rfind("</answer>")
-    start = completion.rfind("<answer>", 0, end) if end >= 0 else -1
+    """Text of the last complete answer tag after the thought, stripped; None if missing or empty."""
+    text = after_thought(completion) or ""
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, end) if end >= 0 else -1
     if start < 0:
         return None
-    return completion[start + len("<answer>") : end].strip() or None
+    return text[start + len("<answer>") : end].strip() or None
 
 
 def extract_boxed(completion: str) -> str | None:
@@ -151,57 +144,43 @@ ANSWERS: dict[str, Extract] = {
 }
 
 
-def after_thought(completion: str) -> str | None:
-    """The completion after its thought; None if the thought is not closed."""
-    start, end = completion.rfind("<think>"), completion.rfind("</think>")
-    if end > start:
-        return completion[end + len("</think>") :]
-    return completion if start < 0 else None
-
-
 def format_reward(completion: str, mode: str = "tags") -> float:
     """1.0 if the completion has the format of `mode`, ignoring surrounding white space.
 
     `tags`: one thought, white space, one answer, nothing else. Other modes: no thought, or a closed one at
     the start; then an answer, if the mode is built in."""
     text = completion.strip()
+    thought = whole_thought(text)
     if mode == "tags":
-        return float(_tagged(text))
-    return float(_thought_is_whole(text) and (mode not in ANSWERS or ANSWERS[mode](text) is not None))
+        return float(thought is True and _tagged(text))
+    return float(thought is not False and (mode not in ANSWERS or ANSWERS[mode](text) is not None))
 
 
 def _tagged(text: str) -> bool:
-    if not (text.startswith("<think>") and text.endswith("</answer>")):
-        return False
-    if any(text.count(tag) != 1 for tag in TAGS):
-        return False
-    _, end, rest = text.partition("</think>")
-    between, start, _ = rest.partition("<answer>")
-    return bool(end and start and not between.strip())
-
-
-def _thought_is_whole(text: str) -> bool:
-    counts = text.count("<think>"), text.count("</think>")
-    return counts == (0, 0) or (counts == (1, 1) and text.startswith("<think>"))
+    """Whether nothing but one answer follows the thought, and none is in it."""
+    answer = (after_thought(text) or "").strip()
+    alone = answer.startswith("<answer>") and answer.endswith("</answer>")
+    return alone and all(text.count(tag) == 1 for tag in TAGS)
 
 
 def example(mode: str, answer: str, opened: str = "") -> str:
     """A completion with this answer in the format of `mode` (`plain`: no format). `opened`: see `prefill`."""
-    begun, ended = "<think>" in opened, "</think>" in opened
-    thought = "" if ended else "…</think>" if begun else "<think>…</think>"
+    closing = unclosed(opened)
+    thought = f"…{closing}" if closing else "" if opened else f"{OPENING}…{CLOSING}"
     if mode == "tags":
         return f"{thought}<answer>{answer}</answer>"
     sentence = f"The answer is {answer}"
     forms = {"plain": answer, "final": sentence, "lenient": sentence}
     said = forms.get(mode, f"\\boxed{{{answer}}}")
-    return f"{thought}\n\n{said}" if begun and not ended else said
+    return f"{thought}\n\n{said}" if closing else said
 
 
 def example_program(mode: str, block: str, opened: str = "") -> str:
     """A completion with this code block: in answer tags for `tags`, otherwise after a thought."""
     if mode == "tags":
         return example(mode, block, opened)
-    return f"…</think>\n\n{block}" if opened.count("<think>") > opened.count("</think>") else block
+    closing = unclosed(opened)
+    return f"…{closing}\n\n{block}" if closing else block
 
 
 def load_extract(name: str) -> Extract:

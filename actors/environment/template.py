@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hora_rl.common.answers import TAGS
 from hora_rl.common.data.prompts import templated
-from hora_rl.common.data.stop_tokens import silent_tokens, spoken
+from hora_rl.common.data.stop_tokens import is_tag, silent_tokens, spoken
 from hora_rl.common.errors import EnvironmentFault
 from hora_rl.common.types import Tokens
 
@@ -32,7 +31,7 @@ class Template:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, chat: bool = True) -> None:
         self._tokenizer, self._chat = tokenizer, chat
         silent, added = silent_tokens(tokenizer), tokenizer.added_tokens_decoder
-        self._control = silent | {i for i, token in added.items() if token.content not in TAGS}
+        self._control = silent | {i for i in added if not is_tag(tokenizer, i)}
         special = map(str, tokenizer.convert_ids_to_tokens(sorted(silent)))
         words = sorted((re.escape(word) for word in special if len(word) > 1), key=len, reverse=True)
         self._special = re.compile("|".join(words)) if words else None

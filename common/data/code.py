@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from hora_rl.common.thoughts import after_thought
+
 INPUT, OUTPUT = ("input", "stdin"), ("output", "stdout")
 FENCE = "```"
 MOST_CHARS = 100_000
@@ -49,12 +51,10 @@ class RowTests:
 def extract_code(completion: str) -> str | None:
     """The program in the last closed code block (```` ``` ```` to ```` ``` ````) after the thought; None if
     there is none. The block may begin in the middle of a line and ends at the start of one."""
-    start = max(completion.rfind("<think>"), completion.rfind("</think>"), 0)
-    if completion.startswith("<think>", start):
-        return None  # an open thought holds no answer
+    text = after_thought(completion) or ""
     found: str | None = None
     block: list[str] | None = None
-    for line in completion[start:].split("\n"):
+    for line in text.split("\n"):
         if block is not None and line.lstrip().startswith(FENCE):
             found, block = "\n".join(block), None
         elif block is not None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hora_rl.common.answers import prefill
 from hora_rl.common.config import Data
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.errors import ConfigError, any_error_as, one_line
+from hora_rl.common.thoughts import prefill
 from hora_rl.common.types import Prompt, Tokens
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from hora_rl.common.answers import TAGS
 from hora_rl.common.config import Config, Model
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.thoughts import is_mark
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,9 +64,19 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 def silent_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Ids of special tokens, which a completion's text omits, except the tags of thought and answer."""
+    return frozenset(i for i in special_tokens(tokenizer) if not is_tag(tokenizer, i))
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids of special tokens."""
     added = tokenizer.added_tokens_decoder
-    special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
-    return frozenset(special - {i for i, token in added.items() if token.content in TAGS})
+    return frozenset((*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)))
+
+
+def is_tag(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
+    """Whether a token is one of the tags of an answer, or of a mark of a thought."""
+    text = str(tokenizer.convert_ids_to_tokens(token))
+    return text in TAGS or is_mark(text)
 
 
 def spoken(tokenizer: PreTrainedTokenizerBase, silent: frozenset[int], ids: Sequence[int]) -> str:
@@ -79,7 +90,7 @@ def completed(
 ) -> str:
     """The text of a completion's `ids`, without its end token and the `silent` ones. A tag that ended it
     (`rollout.stop`) stays."""
-    ended = finish_reason == "stop" and tokenizer.convert_ids_to_tokens(int(ids[-1])) not in TAGS
+    ended = finish_reason == "stop" and not is_tag(tokenizer, int(ids[-1]))
     return spoken(tokenizer, silent, ids[:-1] if ended else ids)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hora_rl.actors.verifier.code.pool import ProgramPool
 from hora_rl.actors.verifier.pool import VerifierPool, default_processes
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
-from hora_rl.common.answers import ANSWERS, example, example_program, instructions, prefill
+from hora_rl.common.answers import ANSWERS, example, example_program, instructions
 from hora_rl.common.config import Config, Data, Reward
 from hora_rl.common.config.reward import CodeTests
 from hora_rl.common.data.code import code_block
@@ -26,6 +26,7 @@ from hora_rl.common.data.stop_tokens import named, stop_tokens
 from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.equality import quick_verdict
 from hora_rl.common.errors import ConfigError, VerifierUnavailable
+from hora_rl.common.thoughts import prefill
 from hora_rl.common.user_code import working_folder
 from hora_rl.common.weights.model_files import vocabulary_rows
 from hora_rl.deploy.checks.configuration import OWN_FAULTS

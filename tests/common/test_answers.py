@@ -4,9 +4,10 @@ import time
 
 import pytest
 
-from hora_rl.common.answers import ANSWERS, format_reward, load_extract, prefill, user_answer
+from hora_rl.common.answers import ANSWERS, format_reward, load_extract, user_answer
 from hora_rl.common.config.reward import Reward
 from hora_rl.common.data.code import Pair, RowTests, extract_code, read_tests, same_output
+from hora_rl.common.thoughts import prefill
 
 PAIRS = RowTests(pairs=(Pair("1\n", "2\n"), Pair("", "0")))
 WELL_FORMED = [
@@ -55,6 +56,8 @@ TAGS = [
     ("</answer>7<answer>", None),
     ("<answer>  </answer>", None),
     ("<answer>1</answer> no, <answer>2</answer>", "2"),
+    ("<think><answer>1</answer> or", None),
+    ("<think><answer>1</answer></think> <answer>2", None),
 ]
 BOXED = [
     (r"so \boxed{5}", "5"),
@@ -145,10 +148,10 @@ def test_a_thought_that_the_template_opens_belongs_to_the_completion(prompt: str
     ],
 )
 def test_every_mode_takes_linear_time(mode: str, hostile: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     format_reward(hostile, mode)
     ANSWERS[mode](hostile)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
 
 
 def last_word(completion: str) -> str | None:

@@ -1,0 +1,67 @@
+"""The marks of a thought, by model family, and the text of a completion after its thought.
+
+A template may write the opening mark at the end of the prompt (Qwen3's thinking models, R1). `prefill` finds
+it, and completions are judged with it in front. Every family's marks count in every completion: no model
+writes those of another. All functions take linear time, also on hostile text."""
+
+import re
+
+MARKS = (
+    # Qwen3, DeepSeek-R1, SmolLM3, GLM-4.5, OLMo 3, Phi-4-reasoning, Granite, LFM2, Nemotron, MiniMax-M2
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),  # Magistral, Ministral 3
+    ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("<mm:think>", "</mm:think>"),  # MiniMax-M3
+    ("<|channel>thought", "<channel|>"),  # Gemma 4
+    # gpt-oss: the head of the final channel ends the thought, as `<|end|><|start|>assistant` are left out
+    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A Reasoning
+    ("<thought>", "</thought>"),  # EXAONE Deep
+    ("◁think▷", "◁/think▷"),  # Kimi-VL
+)
+"""Opening and closing mark of each."""
+OPENING, CLOSING = MARKS[0]
+"""Those that prompts and examples ask for."""
+FINAL = "<|channel|>final<|message|>"
+"""gpt-oss writes it before every answer, also without a thought."""
+_PREFILL = re.compile(
+    "|".join(rf"{re.escape(opening)}\s*(?:{re.escape(closing)}\s*)?\Z" for opening, closing in MARKS)
+)
+
+
+def prefill(prompt: str) -> str:
+    """The opening of a thought, or an empty thought, at the end of a rendered prompt; empty if none."""
+    found = _PREFILL.search(prompt[-200:])
+    return found.group() if found else ""
+
+
+def unclosed(opened: str) -> str:
+    """The mark that closes the thought in `opened` (see `prefill`); empty if there is none to close."""
+    return next((c for o, c in MARKS if o in opened and c not in opened), "")
+
+
+def after_thought(completion: str) -> str | None:
+    """The completion after its thought; None if the thought is not closed."""
+    rest = 0
+    for opening, closing in MARKS:
+        start, end = completion.rfind(opening), completion.rfind(closing)
+        if start > end:
+            return None
+        rest = max(rest, end + len(closing) if end >= 0 else 0)
+    return completion[rest:]
+
+
+def whole_thought(completion: str) -> bool | None:
+    """Whether a completion without white space around it begins with one closed thought and has no other
+    mark; None if it has no mark at all."""
+    completion = completion.removeprefix(FINAL)
+    counts = {marks: (completion.count(marks[0]), completion.count(marks[1])) for marks in MARKS}
+    found = [marks for marks, count in counts.items() if count != (0, 0)]
+    if not found:
+        return None
+    return len(found) == 1 and counts[found[0]] == (1, 1) and completion.startswith(found[0][0])
+
+
+def is_mark(token: str) -> bool:
+    """Whether a special token is part of a mark, and so of the completion's text."""
+    return len(token) > 2 and any(token in mark for marks in MARKS for mark in marks)
