@@ -77,6 +77,7 @@ def _objective(sums: Mapping[str, float]) -> dict[str, float]:
         "advantage/mean": per_token("advantage"),
         "advantage/rms": math.sqrt(per_token("advantage_square")),
         "clip/share": per_token("clip"),
+        "bounded/share": per_token("bounded"),
         "importance/mean": per_token("importance"),
         "importance/rms": math.sqrt(per_token("importance_square")),
         "importance/max": sums.get("importance_max", math.nan),
