@@ -80,6 +80,7 @@ def _objective(sums: Mapping[str, float]) -> dict[str, float]:
         "bounded/share": per_token("bounded"),
         "importance/mean": per_token("importance"),
         "importance/rms": math.sqrt(per_token("importance_square")),
+        "importance/capped": per_token("importance_capped"),
         "importance/max": sums.get("importance_max", math.nan),
         "kl/generator": per_token("kl_generator"),
         "entropy/trained": per_token("entropy"),

@@ -49,7 +49,9 @@ def policy_loss(
         bounded = log_ratio.abs() > MOST_NATS
         if reference is not None and objective.kl_estimator == "k3":
             bounded |= k3(reference - logprobs) >= MOST_K3
-        stats = _sums(prox, limited, bounded, weight, micro, loss)
+        # `importance` gives 0 only to what it leaves out.
+        capped = (weight == 0.0) | ((weight >= objective.importance_cap) & (objective.importance != "none"))
+        stats = _sums(prox, limited, bounded, capped, weight, micro, loss)
     return loss, stats
 
 
@@ -164,6 +166,7 @@ def _sums(
     prox: torch.Tensor,
     limited: torch.Tensor,
     bounded: torch.Tensor,
+    capped: torch.Tensor,
     weight: torch.Tensor,
     micro: MicroBatch,
     loss: torch.Tensor,
@@ -176,6 +179,7 @@ def _sums(
         "tokens_trained": float(real.sum()),
         "clip": float((limited & real).sum()),
         "importance": float(weight[real].sum()),
+        "importance_capped": float((capped & real).sum()),
         "importance_max": float(weight[real].max()) if bool(real.any()) else 0.0,
         "importance_square": float(weight[real].square().sum()),
         "kl_generator": float(kl[real].sum()),
