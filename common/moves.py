@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 Metrics = Mapping[str, float | None]
-HALVED, LEAST_NATS = 0.5, 0.1
-"""Share of the step before's entropy, and its least fall in nats: near zero it halves by chance."""
-CAPPED = 0.05
+HALVED, LEAST_NATS = 0.5, 0.25
+"""Share of the entropy of the step before, and its least fall in nats: a small one halves from batch to
+batch."""
+CAPPED = 0.03
 """Share of trained tokens whose importance weight is at its cap."""
 REMEDY = (
     "what it lost seldom comes back: start again with more learner.optimizer.warmup_steps or a lower "
@@ -27,7 +28,7 @@ def moved(before: Metrics, now: Metrics) -> str:
         found.append(f"{capped:.0%} of the importance weights are at learner.objective.importance_cap")
     if not found:
         return ""
-    return f"step {now.get('step') or 0:.0f}: one update moved the policy far: {', '.join(found)}; {REMEDY}"
+    return f"step {now.get('step') or 0:.0f}: the policy moved far: {', '.join(found)}; {REMEDY}"
 
 
 def moves(steps: Iterable[Metrics]) -> list[str]:

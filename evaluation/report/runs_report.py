@@ -57,7 +57,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         overview=overview,
         summaries=[summarise(n, r) for n, r in runs.items()],
         hits={name: rows for name, run in runs.items() if (rows := hits_by_difficulty(run))},
-        moves={name: found for name, run in runs.items() if (found := moves(_steps(run)))},
+        moves={name: texts for name, run in runs.items() if (texts := moves(_steps(run)))},
         sources={name: found for name, run in runs.items() if (found := by_source(run))},
         evaluated={
             name: (ks, [f"Pass@{k}" for k in ks], during)
