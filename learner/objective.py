@@ -17,6 +17,9 @@ from hora_rl.learner.batch import MicroBatch
 
 Gain = tuple[torch.Tensor, torch.Tensor]
 """What a token adds to the objective (N,), and which tokens the loss holds back (N,)."""
+MOST_NATS, MOST_K3 = 20.0, 10.0
+"""Bounds of a log-ratio in an exponential, and of a k3 estimate: verl's (`compute_policy_loss` and
+`kl_penalty_forward` in verl/trainer/ppo/core_algos.py). Beyond them the term has no gradient."""
 
 
 def policy_loss(
@@ -36,14 +39,19 @@ def policy_loss(
     log_ratio = logprobs - prox
     if objective.ratio == "sequence":
         log_ratio = mean_of_sequences(log_ratio, micro.sequence)
-    ratio = torch.exp(log_ratio)
+    ratio = bounded_exp(log_ratio)
     gain, limited = GAINS[objective.loss](ratio, logprobs, micro.advantage, objective)
     gain = gain if keep is None else gain * keep
     loss = -(micro.scale * weight * gain).sum()
     if reference is not None:
         loss = loss + objective.kl * (micro.scale * KL[objective.kl_estimator](reference - logprobs)).sum()
     with torch.no_grad():
-        stats = _sums(prox, limited, weight, micro, loss)
+        bounded = log_ratio.abs() > MOST_NATS
+        if reference is not None and objective.kl_estimator == "k3":
+            bounded |= k3(reference - logprobs) >= MOST_K3
+        # `importance` gives 0 only to what it leaves out.
+        capped = (weight == 0.0) | ((weight >= objective.importance_cap) & (objective.importance != "none"))
+        stats = _sums(prox, limited, bounded, capped, weight, micro, loss)
     return loss, stats
 
 
@@ -106,11 +114,24 @@ def sapo(ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, o
     return gate * advantage, torch.zeros_like(ratio, dtype=torch.bool)
 
 
+def bounded_exp(log_ratio: torch.Tensor) -> torch.Tensor:
+    """exp of log-ratios (N,) within ±MOST_NATS. Without the bound 89 nats overflow float32, and a gradient of
+    zero times infinity is NaN."""
+    return torch.exp(log_ratio.clamp(-MOST_NATS, MOST_NATS))
+
+
+def k3(gap: torch.Tensor) -> torch.Tensor:
+    """exp(d) - d - 1 of d = log π_ref/π (N,), at most MOST_K3: a token of 30 nats alone would outweigh the
+    gradient of its batch 10^9 times."""
+    gap = gap.clamp(-MOST_NATS, MOST_NATS)
+    return (torch.exp(gap) - gap - 1.0).clamp(max=MOST_K3)
+
+
 GAINS = {"clip": clip, "cispo": cispo, "sapo": sapo}
 KL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # of log π_ref/π
     "k1": lambda gap: -gap,
     "k2": lambda gap: gap.square() / 2.0,
-    "k3": lambda gap: torch.exp(gap) - gap - 1.0,
+    "k3": k3,
 }
 
 
@@ -132,34 +153,37 @@ def importance(log_ratio: torch.Tensor, sequence: torch.Tensor, objective: Objec
     kind, cap = objective.importance, objective.importance_cap
     if kind == "none":
         return torch.ones_like(log_ratio)
-    ratio = torch.exp(log_ratio)
+    ratio = bounded_exp(log_ratio)
     if kind == "token_truncate":
         return ratio.clamp(max=cap)
     if kind == "token_mask":
         return torch.where(ratio <= cap, ratio, 0.0)
-    product = torch.exp(sum_of_sequences(log_ratio, sequence))
+    product = bounded_exp(sum_of_sequences(log_ratio, sequence))
     return torch.where(product <= cap, product, 0.0)
 
 
 def _sums(
     prox: torch.Tensor,
     limited: torch.Tensor,
+    bounded: torch.Tensor,
+    capped: torch.Tensor,
     weight: torch.Tensor,
     micro: MicroBatch,
     loss: torch.Tensor,
 ) -> dict[str, float]:
     real = micro.scale > 0
-    gap = micro.logprobs - prox
+    kl = k3(prox - micro.logprobs)  # KL(generator || learner), on the generator's own tokens
     matched = micro.match & real
     return {
         "loss": float(loss),
         "tokens_trained": float(real.sum()),
         "clip": float((limited & real).sum()),
         "importance": float(weight[real].sum()),
+        "importance_capped": float((capped & real).sum()),
         "importance_max": float(weight[real].max()) if bool(real.any()) else 0.0,
         "importance_square": float(weight[real].square().sum()),
-        # k3 estimate of KL(generator || learner) on the generator's own tokens
-        "kl_generator": float((torch.exp(-gap) - 1.0 + gap)[real].sum()),
+        "kl_generator": float(kl[real].sum()),
+        "bounded": float(((bounded | (kl >= MOST_K3)) & real).sum()),
         "advantage": float(micro.advantage[real].sum()),
         "advantage_square": float(micro.advantage[real].square().sum()),
         "drift": float((prox - micro.logprobs)[matched].abs().sum()),

@@ -37,6 +37,8 @@ class Records:
             cut_from(path, start)
         self._trackers = trackers(config, run_dir, start)
         self._looks: tuple[int, int] | None = None
+        self.newest: Mapping[str, float] = {}
+        """Metrics of the newest step since the start."""
 
     def idle(self) -> dict[str, float]:
         """`generators/idle`: the share of time since the last call without a request at the generators; empty
@@ -58,6 +60,7 @@ class Records:
         groups."""
         if self._rollouts is not None:
             self._rollouts.write(step, trained)
+        self.newest = metrics
         _append(self._groups, groups)
         _append(self._steps, [dict(metrics)])
         for tracker in self._trackers:

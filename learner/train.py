@@ -21,6 +21,7 @@ from hora_rl.common.errors import HoraError, RunError
 from hora_rl.common.files import check_room
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import STEPPING, Heartbeat
+from hora_rl.common.moves import moved
 from hora_rl.common.types import Group
 from hora_rl.common.wire import encode_group
 from hora_rl.learner.batch import MicroBatch, measurable, micro_batches, samples_of
@@ -191,6 +192,8 @@ def _record(
         log.error("generator and learner disagree on the same weights", step=step, **found)
     metrics |= parts.records.idle()
     known = {k: v for k, v in metrics.items() if not math.isnan(v)}
+    if far := moved(parts.records.newest, known):
+        log.warning(far)
     parts.records.step(step, [record for own in of_ranks for record in own], known, groups)
     parts.heart.update(state=STEPPING, step=step + 1)
 

@@ -17,6 +17,7 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import depth_of
 from hora_rl.common.live.state import SharedState, read_config
 from hora_rl.common.live.telemetry import FLOWS
+from hora_rl.common.moves import moves
 from hora_rl.deploy.monitor.balance import KEPT, Split, balance, split_of
 from hora_rl.deploy.monitor.run_state import Gate, Part, RunState
 from hora_rl.deploy.monitor.warnings import warnings
@@ -74,6 +75,7 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         **_allocation(totals, rollout.pre_rollouts),
         learner=learner,
         balance=balance(records[::-1], config.learner.steps, rollout.max_staleness, split),
+        moved="".join(moves(records[::-1])[-1:]),
         evaluations={int(v): numbers(evaluations[v]) for v in sorted(evaluations, key=int)},
         parts=parts,
     )

@@ -33,6 +33,7 @@ class Kind(StrEnum):
     NO_SIGNAL = "no_signal"
     EVALUATION_LATE = "evaluation_late"
     CUT = "cut"
+    MOVED = "moved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,10 @@ class RunState:
     steps are done, the last one `last_step_s` ago (None before the first). `idle_s` counts from the last
     step, the learner's start or the end of a pause, whichever was last (None without a learner). `controls`:
     whether a token for pause and resume exists. `gate`: the warm-up gate if closed. `balance`: the idle side,
-    if any. `unplaced`: parts that Ray cannot place. `redis_full`: memory of a Redis at its limit.
-    `phase_a[c]` prompts had c of `pre_rollouts` correct and got `phase_b[c]` rollouts, over the cycles that
-    `evaluation.phase_b` counts. `shares` holds the shares per c. `evaluations[v]` holds pass@k by name for
-    weight version v.
+    if any. `moved`: the last update that moved the policy too far, among the newest steps. `unplaced`: parts
+    that Ray cannot place. `redis_full`: memory of a Redis at its limit. `phase_a[c]` prompts had c of
+    `pre_rollouts` correct and got `phase_b[c]` rollouts, over the cycles that `evaluation.phase_b` counts.
+    `shares` holds the shares per c. `evaluations[v]` holds pass@k by name for weight version v.
     """
 
     run: str
@@ -125,6 +126,7 @@ class RunState:
     shares: tuple[Share, ...]
     learner: dict[str, Any]
     balance: Balance | None
+    moved: str
     evaluations: dict[int, dict[str, float]]
     parts: tuple[Part, ...]
     warnings: tuple[Warning, ...] = ()

@@ -48,6 +48,8 @@ def _all(state: RunState, stall_s: float, drift_alarm: float) -> Iterator[Warnin
             yield Warning(Kind.REPLICA_BEHIND, holds)
     if not state.paused and state.idle_s is not None and state.idle_s >= stall_s:
         yield Warning(Kind.STALLED, f"no optimizer step for {state.idle_s:.0f} s{_waits(state)}")
+    if state.moved:
+        yield Warning(Kind.MOVED, state.moved)
     yield from _idle_allocation(state)
 
 

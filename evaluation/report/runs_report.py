@@ -4,6 +4,7 @@ Runs with the same model and method (seeds) share a row and a curve: their mean,
 initial policy ("Base") comes from evaluations at step 0.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 import yaml
 from matplotlib.figure import Figure
 
+from hora_rl.common.moves import moves
 from hora_rl.evaluation.report.figures import (
     allocation_figure,
     during_training_figure,
@@ -55,6 +57,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         overview=overview,
         summaries=[summarise(n, r) for n, r in runs.items()],
         hits={name: rows for name, run in runs.items() if (rows := hits_by_difficulty(run))},
+        moves={name: texts for name, run in runs.items() if (texts := moves(_steps(run)))},
         sources={name: found for name, run in runs.items() if (found := by_source(run))},
         evaluated={
             name: (ks, [f"Pass@{k}" for k in ks], during)
@@ -67,6 +70,13 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         runs=runs,
         configuration=_configuration,
     )
+
+
+def _steps(run: Run) -> list[dict[str, float]]:
+    """The metrics of each step; without those that it does not have."""
+    rows = zip(*(column.tolist() for column in run.steps.values()), strict=True)
+    found = (dict(zip(run.steps, row, strict=True)) for row in rows)
+    return [{name: value for name, value in row.items() if not math.isnan(value)} for row in found]
 
 
 def _configuration(run: Run) -> str:

@@ -260,6 +260,18 @@ def test_what_leaves_nothing_to_allocate_or_to_learn_is_said_with_its_remedy(run
     assert_shown(state, warning.text)
 
 
+def test_an_update_that_moved_the_policy_far_stays_on_every_view_after_its_step(run):
+    for step, entropy in enumerate((1.12, 0.55, 0.5)):
+        record_step(run.redis, run.name, {"step": step, "entropy/trained": entropy})
+    state = run.read()
+    (warning,) = state.warnings
+    assert warning.kind == Kind.MOVED
+    assert warning.text.startswith("step 1: ")
+    assert {"kind": "moved", "text": warning.text} in state.to_dict()["warnings"]
+    assert {tags["kind"]: v for name, tags, v in gauges(state) if name == "hora_warning"}["moved"]
+    assert_shown(state, warning.text)
+
+
 def test_a_gate_that_stays_shut_says_what_it_sees_and_what_it_needs(run, redis_url):
     for seen, shut in ((8, False), (9, True)):
         run.redis.hset(run.keys.state, mapping=changed(gate_open=False, gate_seen=seen, gate_mean=0.314))

@@ -68,6 +68,15 @@ def test_evaluations_during_training_are_a_curve_with_the_weights_they_met(tmp_p
     assert (tmp_path / "report" / "during_training_run.png").exists()
 
 
+def test_updates_that_moved_the_policy_far_are_in_the_report(tmp_path: Path) -> None:
+    small_run(tmp_path / "run", MODEL, result("amc23", [100], 0))
+    entropies = (1.12, 0.55, None, 0.5)
+    steps = [{"step": i, **({} if e is None else {"entropy/trained": e})} for i, e in enumerate(entropies)]
+    write_lines(tmp_path / "run" / "steps.jsonl", steps)
+    page = write_report([tmp_path / "run"], tmp_path / "report").read_text()
+    assert re.findall(r"<li>(step \d): ", page) == ["step 1"]
+
+
 def test_table_1_has_the_initial_policy_and_the_mean_of_each_methods_seeds(runs: list[Path]) -> None:
     table = table_1([load_run(folder) for folder in runs])
     assert table is not None

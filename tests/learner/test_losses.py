@@ -10,7 +10,7 @@ import torch
 from hora_rl.common.config import Objective
 from hora_rl.learner.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.head import scored
-from hora_rl.learner.objective import policy_loss
+from hora_rl.learner.objective import k3, policy_loss
 from hora_rl.learner.sample import Sample
 from hora_rl.learner.totals import threshold
 from tests.support.samples import sample
@@ -134,3 +134,71 @@ def test_entropy_has_a_gradient_only_where_it_is_asked_for() -> None:
     plain = torch.distributions.Categorical(logits=logits / 0.7).entropy()
     torch.testing.assert_close(entropy, plain)
     torch.testing.assert_close(found, torch.autograd.grad(plain.sum(), logits)[0])
+
+
+FAR = [30.0, 60.0, 95.0, -30.0, -95.0]
+"""Log-ratios in nats; float32 overflows beyond 88."""
+FOUR = sample([1], np.ones(4), -1.0, 1.0, 0.25)
+
+
+def one_far_token(gap: float, objective: Objective, of: str, advantage: float) -> tuple[list[float], float]:
+    """Gradient of the policy gradient and KL of four tokens in float32, the last of which has a log-ratio of
+    `gap` to π_`of`; and the number of tokens at a bound."""
+    logprobs, last = {n: torch.full((4,), -1.0) for n in ("prox", "ref", "generator")}, torch.arange(4) == 3
+    logprobs[of] = torch.where(last, -1.0 - gap, -1.0)
+    policy = torch.full((4,), -1.0, requires_grad=True)
+    far = make_micro_batch([[replace(FOUR, logprobs=logprobs["generator"].numpy(), advantage=advantage)]])
+    loss, sums = policy_loss(
+        policy, logprobs["prox"], far, objective, logprobs["ref"] if objective.kl else None
+    )
+    loss.backward()
+    assert all(np.isfinite(v) for v in (loss.item(), *sums.values()))
+    return policy.grad.tolist(), sums["bounded"]
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("gap", [10.0, *FAR])
+def test_a_token_far_from_its_reference_keeps_the_policy_gradient(gap: float, estimator: str) -> None:
+    objective = Objective(kl=0.001, kl_estimator=estimator)
+    found, bounded = one_far_token(-gap, objective, "ref", 1.0)  # d = gap
+    of_kl = 0.25 * 0.001 * {"k1": 1.0, "k2": -gap, "k3": 0.0}[estimator]
+    near = 0.25 * 0.001 * (estimator == "k1")
+    assert found == pytest.approx([-0.25 + near] * 3 + [-0.25 + of_kl])
+    assert bounded == (estimator == "k3")
+
+
+@pytest.mark.parametrize("gap", FAR)
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("options", [{}, {"clip_dual": 3.0}, {"loss": "cispo"}, {"loss": "sapo"}], ids=str)
+def test_a_ratio_that_overflows_leaves_the_other_tokens_theirs(
+    options: dict[str, Any], advantage: float, gap: float
+) -> None:
+    found, bounded = one_far_token(gap, Objective.model_validate(options), "prox", advantage)
+    assert found[:3] == pytest.approx([-0.25 * advantage] * 3)
+    assert np.isfinite(found[3])
+    assert bounded == 1
+
+
+@pytest.mark.parametrize("gap", [95.0, -95.0])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_sequence_ratio_that_overflows_has_a_finite_gradient(advantage: float, gap: float) -> None:
+    found, bounded = one_far_token(gap, Objective(ratio="sequence"), "prox", advantage)
+    assert np.isfinite(found).all()
+    assert bounded == 4, "the mean of the four log-ratios is 24 nats"
+
+
+@pytest.mark.parametrize("gap", FAR)
+@pytest.mark.parametrize("importance", ["token_truncate", "token_mask", "sequence_mask", "none"])
+def test_an_importance_weight_that_overflows_is_capped_or_left_out(importance: str, gap: float) -> None:
+    found, bounded = one_far_token(gap, Objective(importance=importance), "generator", 1.0)
+    above, tiny = {"token_truncate": 3.0, "token_mask": 0.0, "sequence_mask": 0.0, "none": 1.0}, np.exp(-20)
+    last = above[importance] if gap > 0 else 1.0 if importance == "none" else tiny
+    first = last if importance == "sequence_mask" else 1.0
+    assert found == pytest.approx([-0.25 * first] * 3 + [-0.25 * last])
+    assert bounded == 1
+
+
+def test_within_its_bounds_k3_is_its_formula() -> None:
+    gap = torch.linspace(-10.9, 2.5, 100, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(k3(gap), torch.exp(gap) - gap - 1)
+    torch.testing.assert_close(torch.autograd.grad(k3(gap).sum(), gap)[0], torch.exp(gap) - 1)
