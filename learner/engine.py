@@ -28,7 +28,6 @@ from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 from hora_rl.learner.agreement import check_agreement
 from hora_rl.learner.batch import MicroBatch, empty_micro_batch
 from hora_rl.learner.flops import Shape
-from hora_rl.learner.kernels import use_liger
 from hora_rl.learner.load_by_part import load_by_part
 from hora_rl.learner.logprobs import Policy, without_dropout
 from hora_rl.learner.lora import add_adapter, without_adapter
@@ -129,8 +128,6 @@ class Engine:
             refuse_to_train(model)
             hf = load_by_part(model, learner.attention, DTYPES[model.dtype], self._settings, self.device)
         hf = load_model(model, learner) if hf is None else for_training(hf, learner)
-        if learner.kernels == "liger":
-            use_liger(hf, self.device)
         # Under ZeRO-3 every rank checks its shards.
         own = ((name, getattr(p, "ds_tensor", p)) for name, p in hf.named_parameters())
         refuse_not_finite(not_finite(own), model.path)
