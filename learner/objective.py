@@ -17,6 +17,8 @@ from hora_rl.learner.batch import MicroBatch
 
 Gain = tuple[torch.Tensor, torch.Tensor]
 """What a token adds to the objective (N,), and which tokens the loss holds back (N,)."""
+Sums = dict[str, torch.Tensor]
+"""Scalars on the device: reading one waits for all work before it, so they are read once a step."""
 
 
 def policy_loss(
@@ -26,7 +28,7 @@ def policy_loss(
     objective: Objective,
     reference: torch.Tensor | None = None,
     keep: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, dict[str, float]]:
+) -> tuple[torch.Tensor, Sums]:
     """Loss (scalar) and sums over this micro-batch's N tokens for the step's metrics.
 
     `logprobs` (N,) with gradient; `prox`, `reference` (N,) without; tokens outside `keep` (N,) move the
@@ -69,16 +71,16 @@ class Task:
         entropy: torch.Tensor,
         objective: Objective,
         acted: float = 0.0,
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    ) -> tuple[torch.Tensor, Sums]:
         """Loss (scalar) and sums of this micro-batch, from `logprobs` and `entropy` (N,).
 
         `acted` is the number of tokens in the batch with an entropy bonus; 0 without a bonus.
         """
         prox = logprobs.detach() if self.prox is None else self.prox
         loss, sums = policy_loss(logprobs, prox, self.micro, objective, self.reference, self.keep)
-        sums["entropy"] = float(entropy.detach()[self.micro.scale > 0].sum())
+        sums["entropy"] = entropy.detach().where(self.micro.scale > 0, 0.0).sum()
         if acted:
-            loss = loss - objective.entropy_coef * entropy[self.acted].sum() / acted
+            loss = loss - objective.entropy_coef * entropy.where(self.acted, 0.0).sum() / acted
         return loss, sums
 
 
@@ -122,7 +124,7 @@ def mean_of_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Ten
 
 def sum_of_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
     """The sum over each token's completion (N,)."""
-    zeros = torch.zeros(int(sequence.max()) + 1, device=values.device, dtype=values.dtype)
+    zeros = torch.zeros_like(values)  # there are no more completions than tokens
     return zeros.index_add(0, sequence, values)[sequence]
 
 
@@ -147,21 +149,22 @@ def _sums(
     weight: torch.Tensor,
     micro: MicroBatch,
     loss: torch.Tensor,
-) -> dict[str, float]:
+) -> Sums:
     real = micro.scale > 0
     gap = micro.logprobs - prox
     matched = micro.match & real
+    weight, advantage = weight.where(real, 0.0), micro.advantage.where(real, 0.0)
     return {
-        "loss": float(loss),
-        "tokens_trained": float(real.sum()),
-        "clip": float((limited & real).sum()),
-        "importance": float(weight[real].sum()),
-        "importance_max": float(weight[real].max()) if bool(real.any()) else 0.0,
-        "importance_square": float(weight[real].square().sum()),
+        "loss": loss.detach(),
+        "tokens_trained": real.sum(),
+        "clip": (limited & real).sum(),
+        "importance": weight.sum(),
+        "importance_max": weight.max(),
+        "importance_square": weight.square().sum(),
         # k3 estimate of KL(generator || learner) on the generator's own tokens
-        "kl_generator": float((torch.exp(-gap) - 1.0 + gap)[real].sum()),
-        "advantage": float(micro.advantage[real].sum()),
-        "advantage_square": float(micro.advantage[real].square().sum()),
-        "drift": float((prox - micro.logprobs)[matched].abs().sum()),
-        "drift_tokens": float(matched.sum()),
+        "kl_generator": (torch.exp(-gap) - 1.0 + gap).where(real, 0.0).sum(),
+        "advantage": advantage.sum(),
+        "advantage_square": advantage.square().sum(),
+        "drift": gap.where(matched, 0.0).abs().sum(),
+        "drift_tokens": matched.sum(),
     }
