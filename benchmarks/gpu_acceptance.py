@@ -3,9 +3,8 @@
     python -m benchmarks.gpu_acceptance            # one NVIDIA GPU of 80 GB
     python -m benchmarks.gpu_acceptance --small    # tiny shapes, on CPU too: that the program runs
 
-Needs torch, transformers, deepspeed and pydantic (Python 3.11 and 3.12); peft for the LoRA step, liger-kernel
-for the comparison with it. Each line says PASS, FAIL or SKIP, the figure, and what is expected. The exit
-status is 1 where a check failed.
+Needs torch, transformers, deepspeed and pydantic (Python 3.11 and 3.12); peft for the LoRA step.
+Each line says PASS, FAIL or SKIP, the figure, and what is expected. The exit status is 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from benchmarks.gpu_step import (
     ragged_samples,
 )
 from hora_rl.common.errors import one_line
-from hora_rl.learner.batch import micro_batches
 
 GIB = 2**30
 EXPECTED_MFU = "25 to 35% with checkpointing"
@@ -237,32 +235,6 @@ def lacking(package: str, device: torch.device) -> str:
     return "" if device.type == "cuda" else "needs a GPU"
 
 
-def kernels(sizes: Sizes) -> Iterator[Line]:
-    """Liger's kernels against the model's own."""
-    name = "Liger's kernels"
-    if why := lacking("liger_kernel", sizes.device):
-        yield Line(name, None, why)
-        return
-    own, own_logprobs = step_with("torch", sizes)  # first: Liger's stay in the process
-    liger, logprobs = step_with("liger", sizes)
-    gap = float((logprobs - own_logprobs).abs().mean())
-    yield Line(f"{name}, log-probs", gap <= 0.02, f"{gap:.1e} nats apart in the mean", "at most 0.02")
-    apart = abs(liger.norm / own.norm - 1)
-    yield Line(f"{name}, norm", apart < 2e-2, f"{apart:.1e} apart", "below 2e-2")
-    speed_up, memory = own.seconds / liger.seconds, (own.peak_bytes - liger.peak_bytes) / GIB
-    yield Line(f"{name}, time", True, f"{speed_up:.2f} times as fast, {memory:.1f} GiB less", "1.05 to 1.3")
-
-
-def step_with(kind: str, sizes: Sizes) -> tuple[Result, torch.Tensor]:
-    """A step of the wide shape with these kernels, and the log-probs before it."""
-    samples = ragged_samples(sizes.samples // 2, sizes.wide["vocab_size"], sizes.longest)
-    micro, _ = micro_batches([[s] for s in samples[:8]], sizes.budget)
-    settings = {"gradient_checkpointing": True, "tokens_per_microbatch": sizes.budget, "kernels": kind}
-    with engine_of(sizes.wide, sizes.dtype, sizes.longest, **settings) as engine:
-        found = [engine._frozen(engine._engine, m.to(sizes.device))[0] for m in micro]
-        return measure(engine, samples, sizes.budget, sizes.steps), torch.cat(found)
-
-
 @dataclass(frozen=True, slots=True)
 class StandIn:
     """Hands on what `src` broadcasts to the one other member, in order."""
@@ -329,7 +301,7 @@ def engine_side(sizes: Sizes) -> Iterator[Line]:
     yield Line("vLLM's sleep and wake", None, "run `make test-gpu`, which starts engines")
 
 
-CHECKS = (ceilings, head, attention, steps, wide, kernels, adapter, engine_side)
+CHECKS = (ceilings, head, attention, steps, wide, adapter, engine_side)
 
 
 def lines_of(check: str, *, small: bool) -> Iterator[Line]:

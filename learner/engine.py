@@ -28,11 +28,10 @@ from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 from hora_rl.learner.agreement import check_agreement
 from hora_rl.learner.batch import MicroBatch, empty_micro_batch
 from hora_rl.learner.flops import Shape
-from hora_rl.learner.kernels import use_liger
 from hora_rl.learner.load_by_part import load_by_part
 from hora_rl.learner.logprobs import Policy, without_dropout
 from hora_rl.learner.lora import add_adapter, without_adapter
-from hora_rl.learner.objective import Task
+from hora_rl.learner.objective import Sums, Task
 from hora_rl.learner.optimizer import ClippedAdamW, schedule
 from hora_rl.learner.prefixes import Sharing, window_of
 from hora_rl.learner.totals import gathered, threshold
@@ -129,8 +128,6 @@ class Engine:
             refuse_to_train(model)
             hf = load_by_part(model, learner.attention, DTYPES[model.dtype], self._settings, self.device)
         hf = load_model(model, learner) if hf is None else for_training(hf, learner)
-        if learner.kernels == "liger":
-            use_liger(hf, self.device)
         # Under ZeRO-3 every rank checks its shards.
         own = ((name, getattr(p, "ds_tensor", p)) for name, p in hf.named_parameters())
         refuse_not_finite(not_finite(own), model.path)
@@ -260,17 +257,21 @@ class Engine:
             return [self._frozen(self._engine, m)[0] for m in rounds]
 
     def _accumulate(self, tasks: list[Task]) -> tuple[dict[str, float], bool]:
-        objective, sums, finite = self._config.learner.objective, dict[str, float](), True
-        acted = 0.0
+        """Add up the gradients of `tasks`. Returns this rank's sums, and whether every rank's losses were
+        finite. Nothing waits for the device before all of its work is queued."""
+        objective, sums, acted = self._config.learner.objective, dict[str, float](), 0.0
         if objective.rewards_entropy:
-            acted = sum(gathered(sum(float(t.acted.sum()) for t in tasks)))
+            acted = sum(gathered(float(sum(t.acted.sum() for t in tasks))))
+        losses, stats = list[torch.Tensor](), list[Sums]()
         for task in tasks:
             logprobs, entropy = self._forward(self._engine, task.micro)
-            loss, stats = task.loss(logprobs, entropy, objective, acted)
-            finite = finite and bool(torch.isfinite(loss))
+            loss, own = task.loss(logprobs, entropy, objective, acted)
             self._engine.backward(loss * self._world)
-            _add(sums, stats)
-        return sums, all(gathered(finite))
+            losses.append(loss.detach())
+            stats.append(own)
+        for own in read(stats):
+            _add(sums, own)
+        return sums, all(gathered(bool(torch.stack(losses).isfinite().all())))
 
     def _drift(self, micro: MicroBatch | None) -> dict[str, float]:
         """Drift sums on `micro`. Every rank runs one forward, because ZeRO-3 gathers parameters there."""
@@ -305,6 +306,12 @@ def _add(sums: dict[str, float], more: Mapping[str, float], factor: float = 1.0)
     for name, value in more.items():
         old = sums.get(name, 0.0)
         sums[name] = max(old, value) if name.endswith("max") else old + factor * value
+
+
+def read(sums: Sequence[Sums]) -> list[dict[str, float]]:
+    """The values of dictionaries with the same names, in one copy from the device."""
+    values = torch.stack([torch.stack([v.double() for v in own.values()]) for own in sums]).tolist()
+    return [dict(zip(sums[0], own, strict=True)) for own in values]
 
 
 def effective_stage(learner: Learner, dtype: str) -> int:

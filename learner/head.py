@@ -111,6 +111,19 @@ class Head(torch.nn.Module):
         """Like `forward`, with all logits at once."""
         return scored(self._path.logits(states, weight, bias), targets, temperature, self.entropy_gradient)
 
+    def differentiable(
+        self,
+        states: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """The outputs of `score` that have a gradient: the entropy costs as much as the log-probs."""
+        if self.entropy_gradient:
+            return self.score(states, targets, temperature, weight, bias)
+        return (log_probs(self._path.logits(states, weight, bias), targets, temperature)[0],)
+
     # Parameters are saved and loaded as those of the model's head.
     def _save_to_state_dict(self, *args: object, **kwargs: object) -> None:
         return
@@ -139,7 +152,7 @@ class _Chunks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        head, wanted, outputs = ctx.head, ctx.needs_input_grad[5:], 1 + ctx.head.entropy_gradient
+        head, wanted = ctx.head, ctx.needs_input_grad[5:]
         targets, states = ctx.saved_tensors
         # Read the parameters again: ZeRO-3 gathers them anew for the backward pass.
         pairs = zip((head.weight, head.bias), wanted, strict=True)
@@ -151,9 +164,9 @@ class _Chunks(torch.autograd.Function):
             part = slice(at, at + ctx.chunk)
             own = states[part].detach().requires_grad_()
             with torch.enable_grad():
-                found = head.score(own, targets[part], ctx.temperature, *leaves)
+                found = head.differentiable(own, targets[part], ctx.temperature, *leaves)
             of_states[part], *got = torch.autograd.grad(
-                found[:outputs], [own, *trained], [g[part] for g in gradients[:outputs]]
+                found, [own, *trained], [g[part] for g in gradients[: len(found)]]
             )
             for total, gradient in zip(sums, got, strict=True):
                 total += gradient
@@ -166,12 +179,19 @@ def scored(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy_gradient: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log π(targets) (N,) at `temperature`, and entropy (N,), of logits (N, V)."""
-    logits = logits.float() / temperature
-    log_z = logits.logsumexp(-1)
-    chosen = logits.gather(-1, targets[:, None])[:, 0] - log_z
+    chosen, logits, log_z = log_probs(logits, targets, temperature)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = log_z - (logits.softmax(-1) * logits).sum(-1)
     return chosen, entropy
+
+
+def log_probs(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """log π(targets) (N,) at `temperature`, the logits (N, V) divided by it, and their log Z (N,)."""
+    logits = logits.float() / temperature
+    log_z = logits.logsumexp(-1)
+    return logits.gather(-1, targets[:, None])[:, 0] - log_z, logits, log_z
 
 
 def unsupported(hf: PreTrainedModel, reason: str) -> ConfigError:

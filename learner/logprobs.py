@@ -6,6 +6,8 @@ in the backward pass, so float32 logits of at most `chunk` x vocabulary exist at
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,10 +47,25 @@ class Policy(torch.nn.Module):
         if own:
             logits = self.hf(input_ids=micro.input_ids, use_cache=False, **where).logits
             return scored(logits.flatten(0, 1)[micro.sources], micro.targets, temperature)
-        hidden = self._path.backbone(input_ids=micro.input_ids, **where)
+        with unpacked():
+            hidden = self._path.backbone(input_ids=micro.input_ids, **where)
         states = hidden.flatten(0, 1)[micro.sources]
         result: tuple[torch.Tensor, torch.Tensor] = self.head(states, micro.targets, temperature, chunk)
         return result
+
+
+@contextmanager
+def unpacked() -> Iterator[None]:
+    """Keep transformers from looking for sequences one behind the other in a row without a mask: there are
+    none, and it would wait for the device in every forward pass."""
+    from transformers import masking_utils
+
+    look = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = look
 
 
 def without_dropout(hf: PreTrainedModel) -> PreTrainedModel:

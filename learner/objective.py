@@ -20,6 +20,8 @@ Gain = tuple[torch.Tensor, torch.Tensor]
 MOST_NATS, MOST_K3 = 20.0, 10.0
 """Bounds of a log-ratio in an exponential, and of a k3 estimate: verl's (`compute_policy_loss` and
 `kl_penalty_forward` in verl/trainer/ppo/core_algos.py). Beyond them the term has no gradient."""
+Sums = dict[str, torch.Tensor]
+"""Scalars on the device: reading one waits for all work before it, so they are read once a step."""
 
 
 def policy_loss(
@@ -29,7 +31,7 @@ def policy_loss(
     objective: Objective,
     reference: torch.Tensor | None = None,
     keep: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, dict[str, float]]:
+) -> tuple[torch.Tensor, Sums]:
     """Loss (scalar) and sums over this micro-batch's N tokens for the step's metrics.
 
     `logprobs` (N,) with gradient; `prox`, `reference` (N,) without; tokens outside `keep` (N,) move the
@@ -77,16 +79,16 @@ class Task:
         entropy: torch.Tensor,
         objective: Objective,
         acted: float = 0.0,
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    ) -> tuple[torch.Tensor, Sums]:
         """Loss (scalar) and sums of this micro-batch, from `logprobs` and `entropy` (N,).
 
         `acted` is the number of tokens in the batch with an entropy bonus; 0 without a bonus.
         """
         prox = logprobs.detach() if self.prox is None else self.prox
         loss, sums = policy_loss(logprobs, prox, self.micro, objective, self.reference, self.keep)
-        sums["entropy"] = float(entropy.detach()[self.micro.scale > 0].sum())
+        sums["entropy"] = entropy.detach().where(self.micro.scale > 0, 0.0).sum()
         if acted:
-            loss = loss - objective.entropy_coef * entropy[self.acted].sum() / acted
+            loss = loss - objective.entropy_coef * entropy.where(self.acted, 0.0).sum() / acted
         return loss, sums
 
 
@@ -143,7 +145,7 @@ def mean_of_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Ten
 
 def sum_of_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
     """The sum over each token's completion (N,)."""
-    zeros = torch.zeros(int(sequence.max()) + 1, device=values.device, dtype=values.dtype)
+    zeros = torch.zeros_like(values)  # there are no more completions than tokens
     return zeros.index_add(0, sequence, values)[sequence]
 
 
@@ -170,22 +172,23 @@ def _sums(
     weight: torch.Tensor,
     micro: MicroBatch,
     loss: torch.Tensor,
-) -> dict[str, float]:
+) -> Sums:
     real = micro.scale > 0
     kl = k3(prox - micro.logprobs)  # KL(generator || learner), on the generator's own tokens
     matched = micro.match & real
+    weight, advantage = weight.where(real, 0.0), micro.advantage.where(real, 0.0)
     return {
-        "loss": float(loss),
-        "tokens_trained": float(real.sum()),
-        "clip": float((limited & real).sum()),
-        "importance": float(weight[real].sum()),
-        "importance_capped": float((capped & real).sum()),
-        "importance_max": float(weight[real].max()) if bool(real.any()) else 0.0,
-        "importance_square": float(weight[real].square().sum()),
-        "kl_generator": float(kl[real].sum()),
-        "bounded": float(((bounded | (kl >= MOST_K3)) & real).sum()),
-        "advantage": float(micro.advantage[real].sum()),
-        "advantage_square": float(micro.advantage[real].square().sum()),
-        "drift": float((prox - micro.logprobs)[matched].abs().sum()),
-        "drift_tokens": float(matched.sum()),
+        "loss": loss.detach(),
+        "tokens_trained": real.sum(),
+        "clip": (limited & real).sum(),
+        "importance": weight.sum(),
+        "importance_capped": (capped & real).sum(),
+        "importance_max": weight.max(),
+        "importance_square": weight.square().sum(),
+        "kl_generator": kl.where(real, 0.0).sum(),
+        "bounded": ((bounded | (kl >= MOST_K3)) & real).sum(),
+        "advantage": advantage.sum(),
+        "advantage_square": advantage.square().sum(),
+        "drift": (prox - micro.logprobs).where(matched, 0.0).abs().sum(),
+        "drift_tokens": matched.sum(),
     }

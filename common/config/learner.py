@@ -36,10 +36,6 @@ class Learner(Section):
     gradient_checkpointing: PerStart[bool] = Field(False, description="Recompute activations in backward.")
     offload_optimizer: bool = Field(False, description="Keep optimizer state in CPU memory.")
     attention: Literal["sdpa", "eager"] = Field("sdpa", description="Attention of the learner's model.")
-    kernels: Literal["torch", "liger"] = Field(
-        "torch",
-        description="liger: RMSNorm, SwiGLU and rotary embedding of liger-kernel (GPU requirements).",
-    )
     lora: Lora | None = Field(None, description="Train a low-rank adapter; null: full weights.")
     optimizer: Optimizer = Optimizer()
     objective: Objective = Objective()

@@ -27,8 +27,7 @@ from hora_rl.common.weights.adapters import check_base, refuse_to_train
 from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.common.wire import MAX_ROLLOUTS
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should
-from hora_rl.deploy.checks.machine import gpus, model_gib
-from hora_rl.learner.kernels import check_liger_family, check_liger_here
+from hora_rl.deploy.checks.machine import model_gib
 from hora_rl.learner.user_advantage import try_advantage
 
 TOKEN_BYTES = 8
@@ -168,8 +167,6 @@ def family(target: Target) -> Iterator[Finding]:
     if target.trains:
         config = target.config
         name, unshared = check_family(config.model, config.learner, config.rollout.temperature)
-        if config.learner.kernels == "liger":
-            check_liger_family(own_configuration(config.model))
         prompts = f"each rollout computes its prompt again: {unshared}" if unshared else "prompts are shared"
         yield ok("family", f"{name}: log-probs are those of the model's own forward; {prompts}")
 
@@ -210,8 +207,6 @@ def packages(target: Target) -> Iterator[Finding]:
         from hora_rl.actors.generator.engine_args import check_engine_args
 
         check_engine_args(engine)
-    if learner.kernels == "liger" and target.trains:
-        check_liger_here(cards=target.on_cluster or bool(gpus()))
     hook = target.config.telemetry.on_alert
     if hook and not hook.startswith("http") and target.trains:
         program = shlex.split(hook)[0]

@@ -70,7 +70,7 @@ def _major(version: str) -> int:
 
 
 def triton_build(target: Target) -> Iterator[Finding]:
-    """Whether Triton can build kernel launchers for vLLM and Liger. No finding without GPUs."""
+    """Whether Triton can build kernel launchers for vLLM and the learner. No finding without GPUs."""
     if machine.gpus() and find_spec("triton") is not None:
         yield judge_compiler(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"), headers())
 

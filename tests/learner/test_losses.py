@@ -9,6 +9,7 @@ import torch
 
 from hora_rl.common.config import Objective
 from hora_rl.learner.batch import MicroBatch, make_micro_batch
+from hora_rl.learner.engine import read
 from hora_rl.learner.head import scored
 from hora_rl.learner.objective import k3, policy_loss
 from hora_rl.learner.sample import Sample
@@ -60,7 +61,7 @@ class Case:
         reference = self.part(self.reference, which) if objective.kl else None
         micro = self.micro(which)
         loss, stats = policy_loss(logprobs, self.part(self.prox, which), micro, objective, reference)
-        return loss, stats, logprobs
+        return loss, read([stats])[0], logprobs
 
 
 def micro(advantage: float, length: int) -> MicroBatch:
@@ -110,7 +111,7 @@ def test_a_token_stops_only_beyond_the_bound_it_crosses(advantage: float, shift:
 
 def test_drift_counts_only_tokens_of_the_learners_own_version() -> None:
     logprobs = torch.tensor([-1.5, -9.0, -0.5, -9.0])
-    _, stats = policy_loss(logprobs, logprobs, micro(1.0, 4), Objective())
+    [stats] = read([policy_loss(logprobs, logprobs, micro(1.0, 4), Objective())[1]])
     assert stats["drift_tokens"] == 2
     assert stats["drift"] == pytest.approx(1.0)
 
