@@ -5,6 +5,7 @@ All functions take linear time and are safe on hostile text."""
 import re
 
 from hora_rl.common.equality.notation import TEXT, symbols
+from hora_rl.common.equality.typeface import untypeset
 
 BOXED = "\\boxed{"
 SPACE = r"(?:\\[,;:! ]|\\q?quad\b|\\(?:thin|med|thick)space\b|~|\s)"
@@ -29,7 +30,7 @@ def bare(text: str) -> str:
 
 def unwrapped(text: str) -> str:
     """`bare`, but boxes within other text stay."""
-    text = symbols(text)
+    text = symbols(untypeset(text))
     before = None
     while text != before:
         before = text

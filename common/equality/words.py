@@ -76,11 +76,14 @@ def word_verdict(gold: str, answer: str) -> bool | None:
 
 
 def option_verdict(gold: str, answer: str) -> bool | None:
-    r"""The verdict on an option of a multiple choice with its text: `\textbf{(B)}\ 12` for `B`; else None."""
-    letter, said = _LETTER_OF_OPTION.fullmatch(bare(gold)), _OPTION.fullmatch(bare(answer))
-    if not letter or not said or _SEVERAL.search(said[3]):
-        return None
-    return letter[1] == (said[1] or said[2])
+    r"""The verdict on an option of a multiple choice with its text, on either side: `\textbf{(B)}\ 12` for `B`;
+    else None."""
+    gold, answer = bare(gold), bare(answer)
+    for one, other in ((gold, answer), (answer, gold)):
+        letter, said = _LETTER_OF_OPTION.fullmatch(one), _OPTION.fullmatch(other)
+        if letter and said and not _SEVERAL.search(said[3]):
+            return letter[1] == (said[1] or said[2])
+    return None
 
 
 def _says(gold: str, answer: str) -> bool:

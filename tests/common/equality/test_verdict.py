@@ -119,6 +119,7 @@ SIDES = [(c, side) for c in CASES for side in ("same", "other")]
 PAIRS = [(c["about"], c["gold"], answer, side == "same") for c, side in SIDES for answer in c[side]]
 CLASSES = {
     "repeating", "complex", "logarithm", "powers of ten", "angles", "percentages", "options", "counted",
+    "typeface",
 }  # fmt: skip
 """Ways in which models write, each with at least twelve pairs that are equal and twelve that are not."""
 
@@ -131,7 +132,7 @@ def test_an_answer_is_judged_as_the_table_says(about: str, gold: str, answer: st
     if about in CLASSES | {"lenient"} and right:
         assert bounded(answer, 2000)
         assert gold_fault(gold) is None
-    if about == "notation" and right:
+    if about in ("notation", "typeface") and right:
         assert math_equal(answer, gold)
     if about == "words" and not right and not any(c == "-" or c.isdigit() for c in gold):
         assert quick_verdict(gold, answer) is False, "plain words need no mathematics"
