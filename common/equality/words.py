@@ -58,6 +58,11 @@ def is_words(text: str) -> bool:
     return any(word not in MATHS for word in _NAME.findall(text))
 
 
+def unworded(text: str) -> str:
+    r"""The text without text commands: `\text{A1}` -> `A1`."""
+    return _TEXTS.sub(r"\1", text)
+
+
 def word_verdict(gold: str, answer: str) -> bool | None:
     """The verdict if the gold answer is plain words or a date; None if mathematics decides.
 
@@ -76,7 +81,7 @@ def word_verdict(gold: str, answer: str) -> bool | None:
 
 
 def option_verdict(gold: str, answer: str) -> bool | None:
-    r"""The verdict on an option of a multiple choice with its text, on either side: `\textbf{(B)}\ 12` for `B`;
+    r"""The verdict on an option of a multiple choice, one side with its text: `\textbf{(B)}\ 12` for `B`;
     else None."""
     gold, answer = bare(gold), bare(answer)
     for one, other in ((gold, answer), (answer, gold)):
