@@ -34,6 +34,8 @@ _REPEATING = re.compile(
 )
 """`0.1\\overline{6}`, `0.1\\bar6`, `0.1666...`: three equal digits before the dots repeat."""
 _POWER_OF_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
+_SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+\.?\d*|\.\d+)[eE]([+-]?)0*(\d+)(?!\w|\.\d|\s*[\^(])")
+"""`5e-05` is a number. `2e - 3`, `2e` and `e-5` have Euler's number."""
 _FRACTIONS = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 
 
@@ -129,6 +131,7 @@ def symbols(text: str) -> str:
     text = _OVERLINED.sub(lambda found: rf"\overline{{{re.sub(r'[^0-9]', '', found[0])}}}", text)
     if not text.isascii():
         text = _SUPERSCRIPT.sub(_exponent, text.translate(_SYMBOLS))
+    text = _SCIENTIFIC.sub(r"\1\\times 10^{\2\3}", text)
     return _roots(_POWER_OF_TEN.sub(r"\\times ", _REPEATING.sub(_fraction, text)))
 
 

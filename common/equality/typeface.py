@@ -133,7 +133,7 @@ def _fitted(content: str, before: str) -> str:
     if _NEEDS_GROUP.search(before):
         return "{" + content + "}"
     first, last = _LETTERS.match(content), _COMMAND.findall(content)
-    words = first and (len(first[0]) > 1 or content in MATHS)
+    words = first and (len(first[0]) > 1 or first[0] in "eE")  # `2\mathrm{e}-3` is no `2e-3`
     ends = (last and content.endswith(last[-1]) and last[-1][1:].isalpha()) or content in MATHS
     return f"{' ' if words and before[-1:].isalnum() else ''}{content}{' ' if ends else ''}"
 
