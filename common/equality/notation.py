@@ -9,6 +9,16 @@ from unicodedata import category, decimal, normalize
 TEXT = r"\\(?:text(?:bf|it|rm|normal|up)?|mathrm|mathbf|mathit|mbox|operatorname)\s*"
 """A command whose argument is words."""
 
+CJK = r"[\u3005\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+"""A letter of Chinese, Japanese or Korean, where no space parts words."""
+
+_MARKS = r"\u0300-\u036f\u064b-\u065f\u0670\u0900-\u0dff\u0e31-\u0e4e"
+LETTER = rf"(?:(?![\d_])[\w{_MARKS}])"
+"""A letter of any script, or a mark that belongs to one. Digits of other scripts are ASCII by then."""
+
+NATIVE = rf"(?:(?![\d_\u0000-\u03ff\u1e00-\u1fff])[\w{_MARKS}])"
+"""A letter of a script other than Latin and Greek: its words are no mathematics."""
+
 FUNCTIONS = frozenset(
     "sin cos tan cot csc arcsin arccos arctan sinh cosh tanh ln log exp sqrt".split()  # noqa: SIM905
 )
@@ -34,7 +44,7 @@ _REPEATING = re.compile(
 )
 """`0.1\\overline{6}`, `0.1\\bar6`, `0.1666...`: three equal digits before the dots repeat."""
 _POWER_OF_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
-_SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+\.?\d*|\.\d+)[eE]([+-]?)0*(\d+)(?!\w|\.\d|\s*[\^(])")
+_SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?)0*(\d+)(?!\w|\.\d|\s*[\^(])")
 """`5e-05` is a number. `2e - 3`, `2e` and `e-5` have Euler's number."""
 _FRACTIONS = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 

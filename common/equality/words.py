@@ -3,27 +3,29 @@ letters: `left` is not `felt`."""
 
 import re
 
-from hora_rl.common.equality.notation import FUNCTIONS, MATHS, TEXT
+from hora_rl.common.equality.notation import CJK, FUNCTIONS, LETTER, MATHS, NATIVE, TEXT
 from hora_rl.common.equality.statements import claim
 from hora_rl.common.equality.texts import SPACE, bare
 from hora_rl.common.equality.units import is_unit_word
 
-_WORDS = re.compile(TEXT + r"\{([^{}\\]*[A-Za-z][^{}\\]*)\}")
+_WORDS = re.compile(rf"{TEXT}\{{([^{{}}\\]*{LETTER}[^{{}}\\]*)\}}")
 _TEXTS = re.compile(TEXT + r"\{([^{}\\]*)\}")
 _EMPTY = re.compile(
     r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set|no such \w+(?: exists?)?"
 )
 _ALL = re.compile(r"(?:all|any) reals?(?: numbers?)?")
 
-_LETTER = r"[^\W\d_]"
-_PROSE = re.compile(rf"(?:{_LETTER}|[\s,;.!?'’])+")
+_PROSE = re.compile(rf"(?:{LETTER}|[\s,;.!?'’])+")
 _CAPITALS = re.compile(r"[A-Z](?:\s*[A-Z])+")
-_NAME = re.compile(rf"(?<!\w)(?:{_LETTER}{{3,}}|[A-Z][A-Za-z])(?!\w)")
+_NAME = re.compile(rf"(?<!\w)(?:{LETTER}{{3,}}|[A-Z][A-Za-z]|{NATIVE}+)(?!\w)")
 """A word of prose: three letters, or two with a capital first. `xy` is a product."""
 
-_OPERATOR = re.compile(rf"[^\w\s,;:.!?'’\"()-]|_|(?<!{_LETTER})-(?!\d)|-(?!\w)|(?<={_LETTER})-(?=\d)")
+_LATIN = r"[^\W\d_]"
+_OPERATOR = re.compile(
+    rf"(?!{LETTER})[^\w\s,;:.!?'’\"()-]|_|(?<!{_LATIN})-(?!\d)|-(?!\w)|(?<={_LATIN})-(?=\d)"
+)
 """A sign that makes a text mathematics, unlike the hyphens of `twenty-one`, `3-4 cats` and `-3 cats`."""
-_LONE_WORD = re.compile(rf"(?<!\w){_LETTER}{{3,}}(?![\w(])")
+_LONE_WORD = re.compile(rf"(?<!\w)(?!{CJK}){LETTER}{{3,}}(?![\w(])")
 """A word among digits. `2xyz` is a product, `abs(x)` a function."""
 
 _LETTER_OF_OPTION = re.compile(rf"(?:{TEXT}\{{)?\s*\(?([A-J])\)?\s*\}}?")

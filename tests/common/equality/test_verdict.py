@@ -21,9 +21,23 @@ PLAIN += [r"$2$ hours and $30$ minutes"]
 BOXED = [r"\boxed{x^2+1}", r"\boxed{(1,2)} and \boxed{(3,4)}", r"\boxed{1}\text{ and }\boxed{2}"]
 MATHS = [r"$\frac{1}{2}$.", r"x<2\text{ or }x>5", r"1,2,\ldots", r"\sum_{n=1}^{7} n", r"\{x : x>2\}"]
 WORDS = ["1 h ", "1 ", " ", r"\,", r"\text{ cm}", r"\text{", "a(", "=", "x=", r"\boxed{", "1,000", r"1{,}000"]
+TYPEFACES = [
+    r"\mathbf{",
+    r"\text{1}",
+    r"{\bf ",
+    r"\color{red}",
+    r"\large",
+    r"x^\mathbf{",
+    r"\phantom{",
+    "क",
+    "ি",
+    "个",
+    "م",
+    "元 ",
+]
 SIGNS = ["m/", "...", "^2", "√(", "√", "sqrt", "sqrt(", "⁻", "⁹", "½", "pi", "pi ", "√( )"]
 PIECES = [*"0123456789 xyei=+-^_{}()[],.;<>|!$", r"\text{", " hours ", "million", r"\frac", r"\left(", r"\in"]
-PIECES += [r"\,", r"\le"]
+PIECES += [r"\,", r"\le", r"\mathbf{", r"\text{", r"{\bf ", r"\color{red}", "个", "元", "₹", "４", "1e-05"]
 HUGE = ["9⁹⁹⁹⁹⁹⁹", "(10¹⁰)!", "2^√(10^18)", "2^sqrt(10^18)", r"2^\sqrt{10^{18}}", "√(" * 20]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=25)
 
@@ -99,7 +113,7 @@ def test_unicode_hides_no_work(text: str) -> None:
     assert not bounded(text, 2000)
 
 
-@pytest.mark.parametrize("piece", WORDS + SIGNS)
+@pytest.mark.parametrize("piece", WORDS + SIGNS + TYPEFACES)
 def test_what_text_decides_is_quick_on_any_text(piece: str) -> None:
     answer = (piece * 2000)[:2000]
     start = time.perf_counter()
@@ -120,7 +134,7 @@ SIDES = [(c, side) for c in CASES for side in ("same", "other")]
 PAIRS = [(c["about"], c["gold"], answer, side == "same") for c, side in SIDES for answer in c[side]]
 CLASSES = {
     "repeating", "complex", "logarithm", "powers of ten", "angles", "percentages", "options", "counted",
-    "typeface",
+    "typeface", "currency", "counters",
 }  # fmt: skip
 """Ways in which models write, each with at least twelve pairs that are equal and twelve that are not."""
 
