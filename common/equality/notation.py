@@ -4,10 +4,20 @@ repeating decimals as fractions.
 All functions take linear time and are safe on hostile text."""
 
 import re
-from unicodedata import normalize
+from unicodedata import category, decimal, normalize
 
 TEXT = r"\\(?:text(?:bf|it|rm|normal|up)?|mathrm|mathbf|mathit|mbox|operatorname)\s*"
 """A command whose argument is words."""
+
+CJK = r"[\u3005\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+"""A letter of Chinese, Japanese or Korean, where no space parts words."""
+
+_MARKS = r"\u0300-\u036f\u064b-\u065f\u0670\u0900-\u0dff\u0e31-\u0e4e"
+LETTER = rf"(?:(?![\d_])[\w{_MARKS}])"
+"""A letter of any script, or a mark that belongs to one. Digits of other scripts are ASCII by then."""
+
+NATIVE = rf"(?:(?![\d_\u0000-\u03ff\u1e00-\u1fff])[\w{_MARKS}])"
+"""A letter of a script other than Latin and Greek: its words are no mathematics."""
 
 FUNCTIONS = frozenset(
     "sin cos tan cot csc arcsin arccos arctan sinh cosh tanh ln log exp sqrt".split()  # noqa: SIM905
@@ -34,37 +44,94 @@ _REPEATING = re.compile(
 )
 """`0.1\\overline{6}`, `0.1\\bar6`, `0.1666...`: three equal digits before the dots repeat."""
 _POWER_OF_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
+_SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?)0*(\d+)(?!\w|\.\d|\s*[\^(])")
+"""`5e-05` is a number. `2e - 3`, `2e` and `e-5` have Euler's number."""
 _FRACTIONS = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 
-_SYMBOLS = str.maketrans(
-    {
-        "−": "-",
-        "–": "-",
-        "×": r"\times ",
-        "·": r"\cdot ",
-        "÷": r"\div ",
-        "≤": r"\le ",
-        "≥": r"\ge ",
-        "≠": r"\ne ",
-        "≈": r"\approx ",
-        "∞": r"\infty ",
-        "π": r"\pi ",
-        "°": r"^\circ ",
-        "±": r"\pm ",
-        "∅": r"\emptyset ",
-        "∪": r"\cup ",
-        "∩": r"\cap ",
-        "∈": r"\in ",
-        "→": r"\to ",
-        "⇒": r"\Rightarrow ",
-        "∴": r"\therefore ",
-        "…": r"\ldots ",
-        "ℝ": r"\mathbb{R}",
-        "\u00a0": " ",
-        "\u2009": r"\,",
-        "\u202f": r"\,",
-    }
-    | {char: r"\frac{{{}}}{{{}}}".format(*normalize("NFKC", char).split("⁄")) for char in _FRACTIONS}
+
+class _Characters(dict[int, str]):
+    """Characters as ASCII or LaTeX, by code point: those of the table, digits of every script, full-width
+    and mathematical letters, dashes and spaces. Others stay."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        kind = category(char)
+        if kind == "Nd":
+            char = str(decimal(char))
+        elif _COMPATIBLE.match(char):
+            char = normalize("NFKC", char).translate(self)
+        elif kind in ("Pd", "Zs", "Cf"):
+            char = {"Pd": "-", "Zs": " ", "Cf": ""}[kind]
+        self[code] = char
+        return char
+
+
+_COMPATIBLE = re.compile("[\uff01-\uffe6\ufe50-\ufe6b\u2102-\u2134\U0001d400-\U0001d7cb]")
+"""Full-width and small forms, letterlike symbols and mathematical letters."""
+
+_SYMBOLS = _Characters(
+    str.maketrans(
+        {
+            "−": "-",
+            "➖": "-",
+            "˗": "-",
+            "〜": "〜",  # a range, not a dash
+            "×": r"\times ",
+            "✕": r"\times ",
+            "✖": r"\times ",
+            "·": r"\cdot ",
+            "⋅": r"\cdot ",
+            "∙": r"\cdot ",
+            "∗": "*",
+            "÷": r"\div ",
+            "∕": "/",
+            "⁄": "/",
+            "≤": r"\le ",
+            "⩽": r"\le ",
+            "≦": r"\le ",
+            "≥": r"\ge ",
+            "⩾": r"\ge ",
+            "≧": r"\ge ",
+            "≠": r"\ne ",
+            "≈": r"\approx ",
+            "∞": r"\infty ",
+            "π": r"\pi ",
+            "°": r"^\circ ",
+            "±": r"\pm ",
+            "∅": r"\emptyset ",
+            "∪": r"\cup ",
+            "∩": r"\cap ",
+            "∈": r"\in ",
+            "→": r"\to ",
+            "⇒": r"\Rightarrow ",
+            "∴": r"\therefore ",
+            "…": r"\ldots ",
+            "ℝ": r"\mathbb{R}",
+            "ℂ": r"\mathbb{C}",
+            "ℕ": r"\mathbb{N}",
+            "ℚ": r"\mathbb{Q}",
+            "ℤ": r"\mathbb{Z}",
+            "ℯ": "e",
+            "ⅇ": "e",
+            "ⅈ": "i",
+            "ℓ": r"\ell ",
+            "＄": r"\$",
+            "｛": r"\{",
+            "｝": r"\}",
+            "、": ", ",
+            "،": ",",
+            "。": ".",
+            "।": ".",
+            "۔": ".",
+            "؛": ";",
+            "٪": "%",
+            "٫": ".",
+            "٬": ",",
+            "\u2009": r"\,",
+            "\u202f": r"\,",
+        }
+        | {char: r"\frac{{{}}}{{{}}}".format(*normalize("NFKC", char).split("⁄")) for char in _FRACTIONS}
+    )
 )
 
 
@@ -72,7 +139,9 @@ def symbols(text: str) -> str:
     r"""Unicode symbols, roots and repeating decimals as LaTeX: `5√2` -> `5\sqrt{2}`, `x⁴` -> `x^4`, `½` ->
     `\frac{1}{2}`, `0.\bar3` -> `\frac{3}{9}`."""
     text = _OVERLINED.sub(lambda found: rf"\overline{{{re.sub(r'[^0-9]', '', found[0])}}}", text)
-    text = _SUPERSCRIPT.sub(_exponent, text.translate(_SYMBOLS))
+    if not text.isascii():
+        text = _SUPERSCRIPT.sub(_exponent, text.translate(_SYMBOLS))
+    text = _SCIENTIFIC.sub(r"\1\\times 10^{\2\3}", text)
     return _roots(_POWER_OF_TEN.sub(r"\\times ", _REPEATING.sub(_fraction, text)))
 
 

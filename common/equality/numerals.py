@@ -4,7 +4,10 @@ import re
 
 from hora_rl.common.equality.texts import SPACE, bare, tight
 
-_NUMBER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.(\d*))?")
+_NUMBER = re.compile(
+    r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.(\d*))?"
+    r"(?:(?:\\times|\\cdot|\*)10\^(?:([+-]?\d{1,3})|\{([+-]?\d{1,3})\}))?"
+)
 _LISTED = re.compile(r",(?:\s|~|\\[,;: ])")  # not `\!`: in `10,\!080` it is negative space
 _GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:(?:{SPACE}|\{{(?:,|\\[,;:])\}})+\d{{3}})+(?!\d)")
 _GAP = re.compile(rf"(?:{SPACE}|\{{(?:,|\\[,;:])\}})+")
@@ -12,16 +15,21 @@ _BASE = re.compile(r"[0-9A-Fa-f]+_\{?(\d+)\}?")
 
 
 def canonical_number(text: str) -> str | None:
-    """`1,234.50`, `1 234.5` and `1{,}234.5` -> `1234.5`, `-0` -> `0`; None unless the text is a plain integer
-    or decimal.
+    r"""`1,234.50`, `1 234.5` and `1{,}234.5` -> `1234.5`, `-0` -> `0`, `1e-05` and `1\times 10^{-5}` ->
+    `0.00001`; None unless the text is a plain integer or decimal.
 
-    None also for `3, 103`, a list, and for `2e-3`, where `e` may be Euler's number."""
+    None also for `3, 103`, a list, and for `2e - 3` and `2e`, where `e` is Euler's number."""
     text = ungrouped(bare(text))
     found = None if _LISTED.search(text) else _NUMBER.fullmatch(tight(text))
     if not found:
         return None
-    sign, whole, decimals = found.group(1), found.group(2), found.group(3) or ""
-    whole = whole.replace(",", "").lstrip("0") or "0"
+    sign, whole, decimals = found[1], found[2].replace(",", ""), found[3] or ""
+    power = int(found[4] or found[5] or 0)
+    if power > 0:
+        whole, decimals = whole + decimals[:power].ljust(power, "0"), decimals[power:]
+    elif power:
+        whole, decimals = whole.rjust(1 - power, "0")[:power], whole.rjust(-power, "0")[power:] + decimals
+    whole = whole.lstrip("0") or "0"
     decimals = decimals.rstrip("0")
     value = f"{whole}.{decimals}" if decimals else whole
     return f"-{value}" if sign == "-" and value != "0" else value

@@ -7,6 +7,7 @@ import math
 import re
 
 from hora_rl.common.equality.notation import named, symbols
+from hora_rl.common.equality.typeface import untypeset
 
 MAX_NESTING = 12
 """Maximum nesting of brackets. The deepest gold answer in four benchmarks has 2."""
@@ -26,7 +27,7 @@ def bounded(text: str, max_chars: int) -> bool:
     """Whether a text is short and shallow enough to parse, and its numbers small enough to compute."""
     if not text or len(text) > max_chars or not _shallow(text):
         return False
-    tokens = _TOKEN.findall(named(symbols(text)))
+    tokens = _TOKEN.findall(named(symbols(untypeset(text))))
     try:
         return len(tokens) <= MAX_TOKENS and _Reader(tokens).all() <= MAX_DIGITS
     except _TooLarge:

@@ -3,8 +3,10 @@
 All functions take linear time and are safe on hostile text."""
 
 import re
+from functools import lru_cache
 
 from hora_rl.common.equality.notation import TEXT, symbols
+from hora_rl.common.equality.typeface import untypeset
 
 BOXED = "\\boxed{"
 SPACE = r"(?:\\[,;:! ]|\\q?quad\b|\\(?:thin|med|thick)space\b|~|\s)"
@@ -18,6 +20,7 @@ _SPACING = re.compile(r"(?<!\d) | (?!\d)")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 
 
+@lru_cache(maxsize=256)
 def bare(text: str) -> str:
     r"""The answer without its wrapping: white space, a full stop, `$…$`, `\(…\)`, `\boxed{…}`, "The answer
     is".
@@ -29,7 +32,7 @@ def bare(text: str) -> str:
 
 def unwrapped(text: str) -> str:
     """`bare`, but boxes within other text stay."""
-    text = symbols(text)
+    text = symbols(untypeset(text))
     before = None
     while text != before:
         before = text

@@ -7,24 +7,43 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hora_rl.common.equality.notation import MATHS
+from hora_rl.common.equality.notation import LETTER, MATHS, NATIVE
 from hora_rl.common.equality.numerals import canonical_number
 from hora_rl.common.equality.texts import SPACE
-from hora_rl.common.equality.unit_table import ONE, PERCENT, SCALES, UNKNOWN, Unit, unit_named
+from hora_rl.common.equality.unit_table import (
+    MORE_IN,
+    MORE_WORDS,
+    ONE,
+    PERCENT,
+    SCALES,
+    SIGNS,
+    UNKNOWN,
+    Unit,
+    unit_named,
+    without_scales,
+)
 
 _WORDS = r"\\(?:text(?:bf|rm|it|normal|up)?|mathrm|mbox)\s*\{([^{}\\]*)\}"
 _POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d))?"
 _END_TEXT = re.compile(_WORDS + _POWER + r"$")
-_END_SIGN = re.compile(r"(?:\^\s*\{?\s*\\(?:circ|degree)\b\s*\}?|\\degree|\\?%|\\\$|\\euro|\\pounds|[$€£¢])$")
-_END_WORD = re.compile(r"(?<![A-Za-z\\])([A-Za-z]+)\.?" + _POWER + r"$")
+_DOLLARS = r"(?:(?<![A-Za-z])[A-Z]{1,3})?\\?\$"
+_END_SIGN = re.compile(
+    rf"(?:\^\s*\{{?\s*\\(?:circ|degree)\b\s*\}}?|\\degree|\\?%|{_DOLLARS}|\\euro|\\pounds|[{SIGNS}])$"
+)
+_LATIN = "A-Za-z\u00c0-\u024f"
+_END_WORD = re.compile(rf"(?<![{_LATIN}\\])([{_LATIN}]+)\.?{_POWER}$")
+_END_NATIVE = re.compile(rf"(?<!{NATIVE})({NATIVE}+)\.?$")
 _END_SPACE = re.compile(rf"(?:{SPACE}|\{{\s*\}})+$")
-_MONEY = re.compile(r"\s*(-?)\s*(\\?\$|\\euro\b|\\pounds\b|[€£])\s*(?=[\d.\\(-])")
+_CODES = r"USD|EUR|GBP|CNY|RMB|JPY|INR|KRW|RUB|BRL|CHF|PLN|SEK|NOK|DKK|[Rr]s\b|kr\b|zł|руб|人民币"
+_MONEY = re.compile(
+    rf"\s*(-?)\s*({_DOLLARS}|\\euro\b|\\pounds\b|[{SIGNS}]|(?:{_CODES})\.?)(?:{SPACE})*(?=[\d.\\(-])"
+)
 _FRACTION = r"\\[dt]?frac\s*\{\d+\}\s*\{\d+\}"
 _END_NUMBER = re.compile(rf"(?:\d[\d,]*(?:\.\d+)?|\.\d+|\d+/\d+|(?:\d+\s*)?{_FRACTION})$")
 _END_CONNECTIVE = re.compile(rf"(?:,|{SPACE}|\band\b|\\text\s*\{{\s*(?:,|and)\s*\}})+$")
-_TOKEN = re.compile(r"[A-Za-z]+|/|\^-?\d|[$€£¢%]")
+_TOKEN = re.compile(rf"[A-Za-z]{{0,3}}\$|{LETTER}+|/|\^-?\d|[{SIGNS}%]")
 _COUNT = re.compile(
-    rf"(-?(?:\d[\d,]*(?:\.\d+)?|\d+/\d+|{_FRACTION}))\s+([a-z]{{3,20}}(?:\s[a-z]{{3,20}}){{0,2}})"
+    rf"(-?(?:\d[\d,]*(?:\.\d+)?|\d+/\d+|{_FRACTION}))\s+([^\W\d_][^\W\d_A-Z]{{2,19}}(?:\s[^\W\d_A-Z]{{3,20}}){{0,2}})"
 )
 _QUOTIENT = re.compile(r"(-?)(\d+(?=\s*\\))?\s*(?:(\d+)/(\d+)|\\[dt]?frac\s*\{?(\d+)\}?\s*\{?(\d+)\}?)")
 
@@ -35,7 +54,6 @@ _MORE = re.compile(
     r"|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[ijeknxyzd]"
 )
 """Words that are more than a unit. A text command with one of them is not a unit."""
-
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _BARE_LETTERS = {"m", "g", "s", "h", "L"}
 """Letters that are units without a text command, after a number and a space. Other letters are variables."""
@@ -133,7 +151,7 @@ def _power_left_out(one: Unit, other: Unit) -> bool:
 
 def _term(text: str) -> Term:
     if (count := _COUNT.fullmatch(text.strip())) and not any(
-        _MORE.fullmatch(word) or word in MATHS or is_unit_word(word) for word in count[2].split()
+        _is_more(word) or word in MATHS or is_unit_word(word) for word in count[2].lower().split()
     ):
         return Term(count[1], 1, UNKNOWN)
     rest = text
@@ -142,7 +160,7 @@ def _term(text: str) -> Term:
     tokens = _tokens(text[len(rest) :])
     sign = ""
     if money := _MONEY.match(rest):
-        tokens.append(money.group(2))
+        tokens.append(money.group(2).replace("\\", "").lower())
         sign, rest = money.group(1), rest[money.end() :]
     rest = _END_SPACE.sub("", rest)
     if not tokens or not rest.strip() or "%" in rest or tokens[0] in ("squared", "cubed"):
@@ -156,21 +174,18 @@ def _without_last_unit(text: str, first: bool) -> str | None:
     text = _END_SPACE.sub("", text)
     if text.endswith("/") and not first:
         text = _END_SPACE.sub("", text[:-1])
-    for pattern in (_END_TEXT, _END_SIGN, _END_WORD):
+    for pattern, fits in _ENDS:
         if found := pattern.search(text):
-            fits = pattern is _END_SIGN or (
-                _is_unit(found) if pattern is _END_TEXT else _is_plain_unit(found)
-            )
-            return text[: found.start()] if fits else None
+            return text[: found.start()] if fits(found) else None
     return None
 
 
 def _is_unit(found: re.Match[str]) -> bool:
     """Whether the words of a text command can be a unit: no digits and no word of `_MORE`."""
     words = re.sub(r"\^-?\d", "", found.group(1))
-    names = re.findall(r"[A-Za-z]+", words.lower())
+    names = re.findall(rf"{LETTER}+", words.lower())
     inner = names[names[:1] == ["and"] : len(names) - (names[-1:] == ["and"])]  # `feet and` 6 inches
-    return bool(names) and not re.search(r"\d", words) and not any(map(_MORE.fullmatch, inner))
+    return bool(names) and not re.search(r"\d", words) and not any(map(_is_more, inner))
 
 
 def _is_plain_unit(found: re.Match[str]) -> bool:
@@ -181,6 +196,23 @@ def _is_plain_unit(found: re.Match[str]) -> bool:
     return is_unit_word(word) and bool(before.strip())
 
 
+def _is_more(word: str) -> bool:
+    return bool(_MORE.fullmatch(word) or MORE_IN.search(word)) or word in MORE_WORDS
+
+
+def _is_native_unit(found: re.Match[str]) -> bool:
+    """Whether a word of a script that is no mathematics follows something: `42个`, `42 рублей`."""
+    return bool(found.string[: found.start()].strip()) and not _is_more(found.group(1).lower())
+
+
+_ENDS = (
+    (_END_TEXT, _is_unit),
+    (_END_SIGN, bool),
+    (_END_NATIVE, _is_native_unit),
+    (_END_WORD, _is_plain_unit),
+)
+
+
 def is_unit_word(word: str) -> bool:
     """Whether a word is a unit, a scale, or a connective of units."""
     return bool(unit_named(word)) or word.lower() in {*SCALES, *_POWERS, "per", "unit", "units", "degrees"}
@@ -188,10 +220,11 @@ def is_unit_word(word: str) -> bool:
 
 def _tokens(unit: str) -> list[str]:
     words = re.sub(r"\^\s*\{?\s*\\(?:circ|degree)\b\s*\}?|\\degree", " degree ", unit)
-    words = words.replace(r"\euro", "€").replace(r"\pounds", "£")
+    words = words.replace(r"\euro", "€").replace(r"\pounds", "£").replace(r"\$", "$")
     words = re.sub(_WORDS, r" \1 ", words)
     words = re.sub(r"\^\s*\{?\s*(-?\d)\s*\}?", r" ^\1 ", words)
-    return [token.lower() for token in _TOKEN.findall(words) if token.lower() != "and"]
+    tokens = [token.lower() for token in _TOKEN.findall(words) if token.lower() != "and"]
+    return [part for token in tokens for part in without_scales(token)]
 
 
 def _product(tokens: list[str]) -> tuple[int, Unit | None]:
@@ -208,7 +241,7 @@ def _product(tokens: list[str]) -> tuple[int, Unit | None]:
             exponent = _POWERS.get(token) or int(token[1:])
             unit = unit.times(last.power(exponent - 1)) if last else UNKNOWN
         else:
-            named = unit_named(token.removeprefix("\\")) or UNKNOWN
+            named = unit_named(token) or UNKNOWN
             last = named.power(sign * power)
             unit, sign, power = unit.times(last), 1, 1
     return scale, unit if last else None

@@ -15,7 +15,7 @@ from hora_rl.common.equality.solutions import solution_fault
 from hora_rl.common.equality.statements import claim
 from hora_rl.common.equality.texts import bare, tight
 from hora_rl.common.equality.units import Total, totals
-from hora_rl.common.equality.words import is_words, option_verdict, spelt_set, word_verdict
+from hora_rl.common.equality.words import is_words, option_verdict, spelt_set, unworded, word_verdict
 
 Pairs = list[list[tuple[Total, Total]]]
 """All claimed values must be right. A value is right if one of its (gold, answer) pairs is equal."""
@@ -79,8 +79,7 @@ def _by_text(gold: str, answer: str) -> bool | None:
     numbers = canonical_number(gold), canonical_number(answer)
     if numbers[0] is not None and numbers[1] is not None:
         return numbers[0] == numbers[1]
-    one, other = tight(bare(gold)), tight(bare(answer))
-    if one == other:
+    if tight(unworded(bare(gold))) == tight(unworded(bare(answer))):
         return True
     for judge in (option_verdict, word_verdict):
         if (verdict := judge(gold, answer)) is not None:

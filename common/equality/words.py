@@ -3,27 +3,29 @@ letters: `left` is not `felt`."""
 
 import re
 
-from hora_rl.common.equality.notation import FUNCTIONS, MATHS, TEXT
+from hora_rl.common.equality.notation import CJK, FUNCTIONS, LETTER, MATHS, NATIVE, TEXT
 from hora_rl.common.equality.statements import claim
 from hora_rl.common.equality.texts import SPACE, bare
 from hora_rl.common.equality.units import is_unit_word
 
-_WORDS = re.compile(TEXT + r"\{([^{}\\]*[A-Za-z][^{}\\]*)\}")
+_WORDS = re.compile(rf"{TEXT}\{{([^{{}}\\]*{LETTER}[^{{}}\\]*)\}}")
 _TEXTS = re.compile(TEXT + r"\{([^{}\\]*)\}")
 _EMPTY = re.compile(
     r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set|no such \w+(?: exists?)?"
 )
 _ALL = re.compile(r"(?:all|any) reals?(?: numbers?)?")
 
-_LETTER = r"[^\W\d_]"
-_PROSE = re.compile(rf"(?:{_LETTER}|[\s,;.!?'’])+")
+_PROSE = re.compile(rf"(?:{LETTER}|[\s,;.!?'’])+")
 _CAPITALS = re.compile(r"[A-Z](?:\s*[A-Z])+")
-_NAME = re.compile(rf"(?<!\w)(?:{_LETTER}{{3,}}|[A-Z][A-Za-z])(?!\w)")
+_NAME = re.compile(rf"(?<!\w)(?:{LETTER}{{3,}}|[A-Z][A-Za-z]|{NATIVE}+)(?!\w)")
 """A word of prose: three letters, or two with a capital first. `xy` is a product."""
 
-_OPERATOR = re.compile(rf"[^\w\s,;:.!?'’\"()-]|_|(?<!{_LETTER})-(?!\d)|-(?!\w)|(?<={_LETTER})-(?=\d)")
+_LATIN = r"[^\W\d_]"
+_OPERATOR = re.compile(
+    rf"(?!{LETTER})[^\w\s,;:.!?'’\"()-]|_|(?<!{_LATIN})-(?!\d)|-(?!\w)|(?<={_LATIN})-(?=\d)"
+)
 """A sign that makes a text mathematics, unlike the hyphens of `twenty-one`, `3-4 cats` and `-3 cats`."""
-_LONE_WORD = re.compile(rf"(?<!\w){_LETTER}{{3,}}(?![\w(])")
+_LONE_WORD = re.compile(rf"(?<!\w)(?!{CJK}){LETTER}{{3,}}(?![\w(])")
 """A word among digits. `2xyz` is a product, `abs(x)` a function."""
 
 _LETTER_OF_OPTION = re.compile(rf"(?:{TEXT}\{{)?\s*\(?([A-J])\)?\s*\}}?")
@@ -58,6 +60,11 @@ def is_words(text: str) -> bool:
     return any(word not in MATHS for word in _NAME.findall(text))
 
 
+def unworded(text: str) -> str:
+    r"""The text without text commands: `\text{A1}` -> `A1`."""
+    return _TEXTS.sub(r"\1", text)
+
+
 def word_verdict(gold: str, answer: str) -> bool | None:
     """The verdict if the gold answer is plain words or a date; None if mathematics decides.
 
@@ -76,11 +83,14 @@ def word_verdict(gold: str, answer: str) -> bool | None:
 
 
 def option_verdict(gold: str, answer: str) -> bool | None:
-    r"""The verdict on an option of a multiple choice with its text: `\textbf{(B)}\ 12` for `B`; else None."""
-    letter, said = _LETTER_OF_OPTION.fullmatch(bare(gold)), _OPTION.fullmatch(bare(answer))
-    if not letter or not said or _SEVERAL.search(said[3]):
-        return None
-    return letter[1] == (said[1] or said[2])
+    r"""The verdict on an option of a multiple choice, one side with its text: `\textbf{(B)}\ 12` for `B`;
+    else None."""
+    gold, answer = bare(gold), bare(answer)
+    for one, other in ((gold, answer), (answer, gold)):
+        letter, said = _LETTER_OF_OPTION.fullmatch(one), _OPTION.fullmatch(other)
+        if letter and said and not _SEVERAL.search(said[3]):
+            return letter[1] == (said[1] or said[2])
+    return None
 
 
 def _says(gold: str, answer: str) -> bool:

@@ -21,9 +21,23 @@ PLAIN += [r"$2$ hours and $30$ minutes"]
 BOXED = [r"\boxed{x^2+1}", r"\boxed{(1,2)} and \boxed{(3,4)}", r"\boxed{1}\text{ and }\boxed{2}"]
 MATHS = [r"$\frac{1}{2}$.", r"x<2\text{ or }x>5", r"1,2,\ldots", r"\sum_{n=1}^{7} n", r"\{x : x>2\}"]
 WORDS = ["1 h ", "1 ", " ", r"\,", r"\text{ cm}", r"\text{", "a(", "=", "x=", r"\boxed{", "1,000", r"1{,}000"]
+TYPEFACES = [
+    r"\mathbf{",
+    r"\text{1}",
+    r"{\bf ",
+    r"\color{red}",
+    r"\large",
+    r"x^\mathbf{",
+    r"\phantom{",
+    "क",
+    "ি",
+    "个",
+    "م",
+    "元 ",
+]
 SIGNS = ["m/", "...", "^2", "√(", "√", "sqrt", "sqrt(", "⁻", "⁹", "½", "pi", "pi ", "√( )"]
 PIECES = [*"0123456789 xyei=+-^_{}()[],.;<>|!$", r"\text{", " hours ", "million", r"\frac", r"\left(", r"\in"]
-PIECES += [r"\,", r"\le"]
+PIECES += [r"\,", r"\le", r"\mathbf{", r"\text{", r"{\bf ", r"\color{red}", "个", "元", "₹", "４", "1e-05"]
 HUGE = ["9⁹⁹⁹⁹⁹⁹", "(10¹⁰)!", "2^√(10^18)", "2^sqrt(10^18)", r"2^\sqrt{10^{18}}", "√(" * 20]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=25)
 
@@ -59,7 +73,8 @@ def test_a_gold_answer_that_parses_is_usable_in_its_wrapping(gold: str) -> None:
         ("10080", r"10,\!080", True),
         ("3103", "3, 103", None),
         ("120, 240", r"120,\,240", True),
-        ("0.002", "2e-3", None),
+        ("0.002", "2e-3", True),
+        ("2e-3", "2e - 3", None),
         ("0.5", ".5", True),
         (r"\frac{1}{2}", r"\frac {1} {2}", True),
         (r"2 \frac{1}{2}", r"2\frac{1}{2}", True),
@@ -98,7 +113,7 @@ def test_unicode_hides_no_work(text: str) -> None:
     assert not bounded(text, 2000)
 
 
-@pytest.mark.parametrize("piece", WORDS + SIGNS)
+@pytest.mark.parametrize("piece", WORDS + SIGNS + TYPEFACES)
 def test_what_text_decides_is_quick_on_any_text(piece: str) -> None:
     answer = (piece * 2000)[:2000]
     start = time.perf_counter()
@@ -119,6 +134,7 @@ SIDES = [(c, side) for c in CASES for side in ("same", "other")]
 PAIRS = [(c["about"], c["gold"], answer, side == "same") for c, side in SIDES for answer in c[side]]
 CLASSES = {
     "repeating", "complex", "logarithm", "powers of ten", "angles", "percentages", "options", "counted",
+    "typeface", "currency", "counters",
 }  # fmt: skip
 """Ways in which models write, each with at least twelve pairs that are equal and twelve that are not."""
 
@@ -131,7 +147,7 @@ def test_an_answer_is_judged_as_the_table_says(about: str, gold: str, answer: st
     if about in CLASSES | {"lenient"} and right:
         assert bounded(answer, 2000)
         assert gold_fault(gold) is None
-    if about == "notation" and right:
+    if about in ("notation", "typeface") and right:
         assert math_equal(answer, gold)
     if about == "words" and not right and not any(c == "-" or c.isdigit() for c in gold):
         assert quick_verdict(gold, answer) is False, "plain words need no mathematics"

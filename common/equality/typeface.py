@@ -1,0 +1,159 @@
+r"""Removes typeface, size and colour: `\mathbf{13}`, `{\color{red}\large 13}` and `\text{13}` are `13`.
+
+Words of a text command stay one: `5\text{ apples}`, `\mathrm{cm}^2`, `\textsf{(B)}`. All functions take
+linear time and are safe on hostile text."""
+
+import re
+
+from hora_rl.common.equality.notation import FUNCTIONS, MATHS, TEXT
+from hora_rl.common.equality.unit_table import unit_named
+
+_COLOURS = {"color": 1, "textcolor": 1, "colorbox": 1, "fcolorbox": 2, "scalebox": 1, "style": 1, "class": 1}
+"""Command -> number of arguments before its content."""
+_FONTS = (
+    "mathbf mathit mathsf mathtt mathnormal mathcal mathscr mathfrak boldsymbol bm bold pmb underline uline"
+    " fbox framebox bbox ensuremath smash mathop mathord bf it sf tt sl sc em mit bfseries itshape slshape"
+    " scshape upshape mdseries sffamily ttfamily tiny scriptsize footnotesize small normalsize large Large"
+    " LARGE huge Huge boldmath displaystyle textstyle scriptstyle scriptscriptstyle"
+)
+_TEXTS = (
+    "mathrm text textbf textit textrm textsf texttt textsl textsc textup textmd textnormal emph mbox hbox"
+    " operatorname rm rmfamily normalfont"
+)
+_UPRIGHT = frozenset(_TEXTS.split())
+"""Commands whose argument may be words."""
+_HIDDEN = {"phantom", "hphantom", "vphantom", "hspace", "vspace", "label", "tag"}
+_CONSTANTS = {"uppi": r"\pi ", "exponentialE": "e", "imaginaryI": "i"}
+_ALL = {*_FONTS.split(), *_COLOURS, *_UPRIGHT, *_HIDDEN, *_CONSTANTS}
+
+_STYLED = re.compile(rf"\\(?:{'|'.join(sorted(_ALL, key=len, reverse=True))})(?![A-Za-z])")
+_PIECE = re.compile(r"\\[A-Za-z]+\*?|\\.|[{}]|[^\\{}]+|\\", re.DOTALL)
+_ARGUMENT = r"\s*(?:\[[^][]*\]\s*)?"
+_GROUP = re.compile(_ARGUMENT + r"\{[^{}]*\}")
+_OPEN = re.compile(_ARGUMENT + r"\{")
+_KEPT = re.compile(TEXT + r"\{")
+_FORMULA = re.compile(r"(?<!\\)(?:\$|\\[()])")
+
+_COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)")
+_LETTERS = re.compile(r"[^\W\d_]+")
+_INDEX = re.compile(r"[\^_]\s*\{?\s*-?\d+\s*\}?")
+_NAME_WITH_DIGITS = re.compile(r"(?<![\d.])[^\W\d_]\d(?!\w*_)|\d(?![eE]\d)[^\W\d_]+\d|:\d")
+_COUNTED = re.compile(r"[\s$-]*(?:\d[\d,./]*|\\[dt]?frac\{\d+\}\{\d+\})\s*(?:[^\W\d_]{3,20}\s*){1,3}")
+_AFTER_VALUE = re.compile(r"(?:[\d})\]/]|\\cdot)(?:\\[,;:! ]|~|\s)*$")
+_NEEDS_GROUP = re.compile(r"(?:[\^_}]|\\[A-Za-z]+)\s*$")
+_LETTER_NUMBERS = frozenset("ijeknxyzdπ")
+"""Letters that are no unit."""
+_SPACES = re.compile(r"\\[,;: ]|~")
+
+
+def untypeset(text: str) -> str:
+    r"""The text without typeface, size and colour commands. Words in a text command keep it."""
+    return _Reader(text).all() if _STYLED.search(text) else text
+
+
+class _Group:
+    """An open brace: its command (`{` for none), the source of both, and the pieces in it."""
+
+    def __init__(self, command: str, source: str) -> None:
+        self.command = command
+        self.source = source
+        self.pieces: list[str] = []
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._groups = [_Group("", "")]
+
+    def all(self) -> str:
+        at = 0
+        while at < len(self._text):
+            piece = _PIECE.match(self._text, at)
+            at = self._read(piece[0], piece.end()) if piece else at + 1
+        while len(self._groups) > 1:  # not closed: as it was
+            open_ = self._groups.pop()
+            self._add(open_.source + "".join(open_.pieces))
+        return "".join(self._groups[0].pieces)
+
+    def _read(self, piece: str, at: int) -> int:
+        """Take one piece that ends at `at`; returns where the next begins."""
+        name = piece[1:].rstrip("*")
+        if piece == "{":
+            self._groups.append(_Group("{", "{"))
+        elif piece == "}" and len(self._groups) > 1:
+            self._close()
+        elif piece[0] != "\\" or name not in _ALL:
+            self._add(piece)
+        else:
+            return self._command(name, piece, at)
+        return at
+
+    def _command(self, name: str, piece: str, at: int) -> int:
+        start = at
+        for _ in range(_COLOURS.get(name, 0)):
+            if argument := _GROUP.match(self._text, at):
+                at = argument.end()
+        if name in _CONSTANTS:
+            self._add(_CONSTANTS[name])
+        elif name in _HIDDEN:
+            hidden = _GROUP.match(self._text, at)
+            at = hidden.end() if hidden else at
+            self._add(r"\,")
+        elif opening := _OPEN.match(self._text, at):
+            at = opening.end()
+            self._groups.append(_Group(name, piece + self._text[start:at]))
+        elif self._groups[-1].command == "{" and not any(map(str.strip, self._groups[-1].pieces)):
+            self._groups[-1].command = name  # `{\bf 13}` is `\bf{13}`
+        else:
+            self._add(" ")
+        return at
+
+    def _close(self) -> None:
+        group = self._groups.pop()
+        content = "".join(group.pieces)
+        if group.command in _UPRIGHT:
+            content = _SPACES.sub(" ", content)
+        if group.command == "{":
+            self._add("{" + content + "}")
+            return
+        before = "".join(piece[-30:] for piece in self._groups[-1].pieces[-3:])
+        if group.command in _UPRIGHT and _is_text(content, before):
+            opening = group.source if _KEPT.match(group.source) else r"\text{"
+            self._add(opening + content + "}")
+        else:
+            self._add(_fitted(_FORMULA.sub("", content), before))
+
+    def _add(self, piece: str) -> None:
+        self._groups[-1].pieces.append(piece)
+
+
+def _fitted(content: str, before: str) -> str:
+    """Mathematics put where its command stood: in braces if it is an argument, apart from words before it."""
+    content = content.strip()
+    if _NEEDS_GROUP.search(before):
+        return "{" + content + "}"
+    first, last = _LETTERS.match(content), _COMMAND.findall(content)
+    words = first and (len(first[0]) > 1 or first[0] in "eE")  # `2\mathrm{e}-3` is no `2e-3`
+    ends = (last and content.endswith(last[-1]) and last[-1][1:].isalpha()) or content in MATHS
+    return f"{' ' if words and before[-1:].isalnum() else ''}{content}{' ' if ends else ''}"
+
+
+def _is_text(content: str, before: str) -> bool:
+    """Whether the content of an upright command is words or a unit, not a value."""
+    plain = _COMMAND.sub(" ", content)
+    runs = _LETTERS.findall(plain)
+    if not runs or content.strip() in (FUNCTIONS | {"pi", "infinity", "inf"}):
+        return False
+    if any(char.isdigit() for char in _INDEX.sub("", plain)):
+        if _NAME_WITH_DIGITS.search(_INDEX.sub("", plain)):
+            return True
+        return not (_COUNTED.fullmatch(content) or all(map(_is_value, runs)))
+    if max(map(len, runs)) > 1:
+        return True
+    if _AFTER_VALUE.search(before):
+        return not _LETTER_NUMBERS.issuperset(runs)
+    return content.strip() != runs[0] and "(" in content and len(runs) == 1
+
+
+def _is_value(run: str) -> bool:
+    return len(run) == 1 or run in MATHS or run == "or" or unit_named(run) is not None
