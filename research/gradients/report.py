@@ -85,7 +85,7 @@ def write(archive: Path, design: Design, page: Path) -> None:
 
 def _design(design: Design) -> str:
     lines = [f"- {line}" for line in (*design.confirms, *design.refutes, *design.limits)]
-    return "\n".join(["## Written down before it ran", "", *lines])
+    return "\n".join(["## Design", "", *lines])
 
 
 def _noise(m: Moments, hits: Index, texts: Index) -> str:

@@ -83,7 +83,7 @@ def _written_down(design: Design, example: Curve, tests: int) -> list[str]:
         else (f"area under Pass@{design.pass_at} over steps")
     )
     return [
-        "## Written down before it ran",
+        "## Design",
         "",
         *(f"- {h}" for h in design.hypotheses),
         f"- Primary: {primary} on the set `{design.watched}`, differences paired by seed, Student's t, Holm "

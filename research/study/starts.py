@@ -32,6 +32,9 @@ STARTS: Mapping[str, tuple[str, ...]] = {
     "pairs, second start": ("pairs-again",),
     "sums": ("sums",),
     "many": ("many",),
+    "SmolLM2, sums": ("smollm2",),
+    "SmolLM2, multiples": ("multiples",),
+    "SmolLM2, problems": ("problems",),
 }
 """Archives of each warm start. A seed that two of them have counts once, with its mean."""
 COMPARISONS = (
@@ -40,7 +43,11 @@ COMPARISONS = (
     ("likelihood", "grpo"),
     ("likelihood-stop", "grpo"),
 )
-METRICS = {f"Pass@{k}, {when}": (f"pass@{k}", when) for k in (16, 1) for when in ("area", "end")}
+METRICS = {
+    f"Pass@{k}, {when}": (f"pass@{k}", when)
+    for k, when in ((16, "area"), (16, "end"), (256, "end"), (1, "end"))
+}
+"""Columns of the tables; where problems are sampled there is no Pass@256."""
 ARMS = ("grpo", "hora", "max-rl", "likelihood", "likelihood-stop")
 RATES = ("", "-fast")
 
@@ -74,14 +81,15 @@ def pool(values: ArrayLike, errors: ArrayLike) -> Pooled:
     return Pooled(mean, float(stats.t.ppf(0.975, k - 1)) * error, mean - reach, mean + reach)
 
 
-Studies = Sequence[tuple[Curves, str]]
+Watched = tuple[Curves, str]
+Studies = Sequence[Watched]
 """Curves of the studies of one warm start, with the watched set of each."""
 Row = tuple[Array, Array, Pooled]
 """Means (K,) and standard errors (K,) of the starts, and the pool."""
 Table = Mapping[Pair, Mapping[str, Row]]
 
 
-def load(folder: Path, name: str) -> tuple[Curves, str]:
+def load(folder: Path, name: str) -> Watched:
     archive = unpack(folder / f"{name}.json.xz")
     return archive.curves(), archive.study.design.watched
 
@@ -93,6 +101,8 @@ def differences(studies: Studies, pair: Pair, metric: str) -> Array:
     for curves, watched in studies:
         mine, theirs = (curves.get(arm, {}) for arm in pair)
         for seed in mine.keys() & theirs.keys():
+            if figure not in mine[seed].values[watched]:
+                continue
             both = [c.mean(watched, figure) for c in (mine[seed], theirs[seed])]
             one, two = (values[-1] if when == "end" else area(mine[seed].steps, values) for values in both)
             by_seed.setdefault(seed, []).append(100 * float(one - two))
@@ -103,7 +113,7 @@ def table_of(starts: Sequence[Studies]) -> Table:
     """The row of each comparison and metric."""
 
     def row(pair: Pair, metric: str) -> Row:
-        found = [differences(studies, pair, metric) for studies in starts]
+        found = [d for studies in starts if len(d := differences(studies, pair, metric))]
         means, errors = np.array([d.mean() for d in found]), np.array([stats.sem(d) for d in found])
         return means, errors, pool(means, errors)
 
@@ -119,6 +129,44 @@ def markdown(table: Table) -> str:
     head, rule, *lines = markdown_table(["arm − baseline", *METRICS], rows, numbers=True)
     text = re.sub(r"[+-]0\.0\b", "0.0", "\n".join(lines))
     return "\n".join([head, rule, re.sub(r"-(?=\d)", "−", text)])
+
+
+def level(studies: Studies, arm: str, metric: str) -> float:
+    """The arm's mean over seeds in percent; NaN where the metric is not measured."""
+    figure, when = METRICS[metric]
+    found = []
+    for curves, watched in studies:
+        for curve in curves[arm].values():
+            if figure in curve.values[watched]:
+                values = curve.mean(watched, figure)
+                found.append(float(values[-1] if when == "end" else area(curve.steps, values)))
+    return 100 * float(np.mean(found)) if found else np.nan
+
+
+def tokens(studies: Studies, arm: str) -> float:
+    """Completion tokens of the arm over those of grpo, in percent more, on the same seeds."""
+    totals = [
+        [
+            curves[name][seed].training["tokens"].sum()
+            for curves, _ in studies
+            for seed in sorted(curves["grpo"])
+        ]
+        for name in (arm, "grpo")
+    ]
+    return 100 * float(np.sum(totals[0]) / np.sum(totals[1]) - 1)
+
+
+def summary(starts: Sequence[Studies], table: Table) -> str:
+    """The levels of grpo, means over the starts, and what `hora` and `likelihood-stop` add to them."""
+    levels = [np.nanmean([level(studies, "grpo", metric) for studies in starts]) for metric in METRICS]
+    rows = [["`grpo`", *(f"{x:.1f}" for x in levels), "", "0"]]
+    for arm, barriers in (("hora", "1"), ("likelihood-stop", "4")):
+        pooled = [p for _, _, p in table[arm, "grpo"].values()]
+        more = np.mean([tokens(studies, arm) for studies in starts])
+        cells = [f"{p.value:+.1f} ± {p.half:.1f}" for p in pooled]
+        rows.append([f"`{arm}`", *cells, f"{more:+.1f}%", barriers])
+    heads = ["arm", *METRICS, "tokens", "barriers a shard"]
+    return "\n".join(markdown_table(heads, rows, numbers=True)).replace("| -", "| −")
 
 
 def forest(table: Table, names: Sequence[str]) -> Figure:
@@ -140,7 +188,7 @@ def forest(table: Table, names: Sequence[str]) -> Figure:
     axis.axvline(0, color="#808080", linewidth=1)
     axis.set_yticks([at for at, _ in labels], [text for _, text in labels], fontsize=8)
     axis.set_ylim(y - 1.5, -0.8)
-    axis.set(xlabel="area under Pass@16 over 60 steps, difference in points; dotted: 95% of new starts")
+    axis.set(xlabel="area under Pass@16 over the run, difference in points; dotted: 95% of new starts")
     return figure
 
 
@@ -171,6 +219,7 @@ def main() -> None:
     folder = parser.parse_args().folder
     studies = {name: load(folder, name) for names in STARTS.values() for name in names}
     table = table_of([[studies[name] for name in names] for names in STARTS.values()])
+    print(summary([[studies[name] for name in names] for names in STARTS.values()], table), "\n")
     print(markdown(table))
     save(forest(table, list(STARTS)), folder, "starts-forest")
     ends = {"facts": studies["facts-arms"], "pairs": studies["pairs-arms"]}

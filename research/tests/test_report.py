@@ -62,7 +62,7 @@ def test_the_page_begins_with_its_design_and_names_what_is_missing(
 ) -> None:
     del curves["more"][4]
     text = report_curves(tmp_path, study_of(hypotheses=["more is better"]), curves).read_text()
-    assert text.index("Written down before it ran") < text.index("more is better") < text.index("Comparisons")
+    assert text.index("Design") < text.index("more is better") < text.index("Comparisons")
     assert "Seeds missing: more (4 of 5)" in text
     for name in ("curves", "frontier", "forest"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from hora_rl.common.load import ROOT
 from research.report.statistics import (
     area,
     at_matched,
@@ -15,6 +16,8 @@ from research.report.statistics import (
     paired_difference,
     power,
 )
+from research.study.archive import unpack
+from research.study.exchange import first_rates, planned, rate
 from research.study.starts import pool
 
 
@@ -119,3 +122,18 @@ def test_equal_errors_give_the_mean_of_starts_with_their_own_spread() -> None:
     assert alike.half == pytest.approx(stats.t.ppf(0.975, 2) * 0.3 / np.sqrt(3)), "no surer than its errors"
     with pytest.raises(ValueError, match="three"):
         pool([1.0, 2.0], [0.1, 0.1])
+
+
+def test_an_exchange_rate_is_the_slope_through_the_origin_of_paired_gains() -> None:
+    value, half = rate([np.array([1.0, 2.0, 3.0]), np.array([4.0, 4.0, 4.0])], np.array([2.0, 4.0]))
+    slopes = [(2 * a + 4 * 4) / 20 for a in (1, 2, 3)]
+    assert value == pytest.approx(np.mean(slopes))
+    assert half == pytest.approx(4.3027 * np.std(slopes, ddof=1) / np.sqrt(3), rel=1e-4)
+
+
+def test_planned_hits_are_those_of_the_first_policys_rates() -> None:
+    archive = unpack(ROOT / "research" / "results" / "many.json.xz")
+    rates = first_rates([archive])
+    assert [len(batch) for batch in rates] == [16] * 10
+    assert abs(planned(archive, "grpo", rates)) < 0.5
+    assert planned(archive, "hora", rates) < planned(archive, "likelihood-stop", rates)
