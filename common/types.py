@@ -25,7 +25,8 @@ class Prompt:
     `answer` is the gold answer: text or any JSON value. `prefill` is the opening of the thought that the
     template wrote at its end; completions are judged with it prepended. `row` is the original row, for user
     rewards; `reads_row`: rewards may read more of the row than the answer. `source` names its data set if the
-    run has several."""
+    run has several. `messages` are the row's, if it has a conversation; `text` is its last turn of the
+    user."""
 
     index: int
     text: str
@@ -35,6 +36,7 @@ class Prompt:
     row: Mapping[str, object] = field(default_factory=dict)
     source: str = ""
     reads_row: bool = False
+    messages: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def judged_by(self) -> object:

@@ -45,7 +45,9 @@ class Endpoint:
         config, limits = self._config, self._config.serve
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         proxy = EngineProxy(engine_args(config), self._generator)
-        handlers = Handlers(config.run.name, limits, proxy, stop_tokens(config, tokenizer))
+        handlers = Handlers(
+            config.run.name, limits, proxy, stop_tokens(config, tokenizer), config.evaluated.data
+        )
         app = create_app(handlers)
         key = Key(self._redis_url, config.run.name)
         app.add_middleware(

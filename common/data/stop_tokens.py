@@ -11,12 +11,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hora_rl.common.answers import TAGS
-from hora_rl.common.config import Config, Model
+from hora_rl.common.config import Config, Data, Model
+from hora_rl.common.data.chat_template import templated
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.thoughts import is_mark
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class _NoTurn(Exception):
+    """The template refuses a turn of the assistant."""
+
 
 _SAID = "the end of a turn"  # the assistant's text in the probe conversation of `turn_end`
 
@@ -28,8 +34,12 @@ def stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int
     Raises ConfigError for an entry of `rollout.stop` that is not one token, and if no token ends a
     completion."""
     found = [*_of_generation(config.model), tokenizer.eos_token_id]
-    if any(config.of(source).data.chat for source in config.source_names) and tokenizer.chat_template:
-        found.append(turn_end(tokenizer))
+    datas = [config.of(source).data for source in config.source_names]
+    found += [
+        turn_end(tokenizer, data)
+        for data in datas
+        if data.chat and (data.chat_template or tokenizer.chat_template)
+    ]
     found += [_one_token(tokenizer, text) for text in config.rollout.stop]
     ids = tuple(dict.fromkeys(int(i) for i in found if i is not None))
     if not ids:
@@ -45,17 +55,14 @@ def named(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     return ", ".join(f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in ids)
 
 
-def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token that the chat template writes after the assistant's text; None if it is not one token, or the
-    template has no assistant turn."""
-    from jinja2 import TemplateError
-
+def turn_end(tokenizer: PreTrainedTokenizerBase, data: Data) -> int | None:
+    """The token that the chat template of `data` writes after the assistant's text; None if it is not one
+    token, or the template has no assistant turn."""
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
-    except (TemplateError, TypeError, KeyError, ValueError):  # `templated` reports a template without use
+        text = templated(tokenizer, messages, data, _NoTurn, prompt=False)
+    except _NoTurn:
         return None
-    assert isinstance(text, str)
     _, found, after = text.rpartition(_SAID)
     ids = tokenizer.encode(after.lstrip(), add_special_tokens=False) if found else []
     own = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}

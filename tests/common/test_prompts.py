@@ -12,7 +12,7 @@ from transformers import GenerationConfig, Qwen2Config
 
 from hora_rl.common.answers import TAGS
 from hora_rl.common.config import Config, Data
-from hora_rl.common.data.prompts import check_template, fingerprint, load_tokenizer, render, render_text
+from hora_rl.common.data.prompts import fingerprint, load_tokenizer, render, render_text
 from hora_rl.common.data.stop_tokens import completed, named, silent_tokens, spoken, stop_tokens, turn_end
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
@@ -47,7 +47,7 @@ def test_a_folder_without_template_or_tokenizer_or_none_is_refused_in_one_line(t
     bare = load_tokenizer(str(tmp_path / "m"))
     with pytest.raises(ConfigError, match=r"has no chat template: set data\.chat: false"):
         render(bare, "1+2=?", Data(path="arithmetic"))
-    check_template(bare, Data(path="arithmetic", chat=False))
+    assert len(render(bare, "1+2=?", Data(path="arithmetic", chat=False)))
 
     with pytest.raises(ConfigError, match="none"):
         load_tokenizer(str(tmp_path / "none"))
@@ -135,7 +135,9 @@ def test_the_user_s_own_end_must_be_one_token(tmp_path: Path) -> None:
     ],
 )
 def test_a_template_whose_turns_end_with_no_token_of_their_own_names_none(of_turn: str) -> None:
-    assert turn_end(chat_tokenizer(f"{{% for m in messages %}}{of_turn}{{% endfor %}}")) is None
+    assert (
+        turn_end(chat_tokenizer(f"{{% for m in messages %}}{of_turn}{{% endfor %}}"), Data(path="x")) is None
+    )
 
 
 @pytest.mark.parametrize("tags", [(), TAGS])
