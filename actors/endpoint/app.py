@@ -48,13 +48,13 @@ class Handlers:
     its chat template."""
 
     def __init__(
-        self, run: str, limits: Serve, proxy: EngineProxy, stops: tuple[int, ...], data: Data | None = None
+        self, run: str, limits: Serve, proxy: EngineProxy, stops: tuple[int, ...], data: Data
     ) -> None:
         self._limits, self._proxy, self._stops = limits, proxy, stops
         self.models = OpenAIServingModels(proxy, [BaseModelPath(name=run, model_path=run)])
         plain: Any = {"request_logger": None, "chat_template_content_format": "auto"}
-        plain["chat_template"] = data and data.chat_template
-        plain["default_chat_template_kwargs"] = dict(data.chat_template_kwargs) if data else {}
+        plain["chat_template"] = data.chat_template
+        plain["default_chat_template_kwargs"] = dict(data.chat_template_kwargs)
         renderer = OnlineRenderer(proxy.model_config, proxy.renderer, **plain)
         chat = OpenAIServingChat(proxy, self.models, "assistant", online_renderer=renderer, **plain)
         completion = OpenAIServingCompletion(
