@@ -242,7 +242,7 @@ class SamplingRequest:
     """A request for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same
     weights. An engine serves the lowest `priority` first. `max_tokens` bounds each completion below
     rollout.max_response_tokens; 0: no bound. `pinned`: only this replica may answer, while pinned at this
-    version."""
+    version. `truncation` is `Evaluation.truncation`; training has none."""
 
     prompt: Prompt
     n: int
@@ -250,3 +250,4 @@ class SamplingRequest:
     priority: int = 0
     max_tokens: int = 0
     pinned: Pinned | None = None
+    truncation: Mapping[str, float] = field(default_factory=dict, hash=False)

@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -44,11 +44,11 @@ Handler = Callable[[Any], Awaitable[Answer]]
 
 
 class Handlers:
-    """vLLM's handlers over `proxy`. `stops` are the tokens that end a completion in this run, and `data` has
-    its chat template."""
+    """vLLM's handlers over `proxy`. `stops` are the tokens and texts that end a completion in this run, and
+    `data` has its chat template."""
 
     def __init__(
-        self, run: str, limits: Serve, proxy: EngineProxy, stops: tuple[int, ...], data: Data
+        self, run: str, limits: Serve, proxy: EngineProxy, stops: Sequence[int | str], data: Data
     ) -> None:
         self._limits, self._proxy, self._stops = limits, proxy, stops
         self.models = OpenAIServingModels(proxy, [BaseModelPath(name=run, model_path=run)])

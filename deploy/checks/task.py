@@ -22,7 +22,7 @@ from hora_rl.common.data.datasets import Json, Row, load_dataset
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.prompts import load_tokenizer, refuse_unknown, render, render_text
 from hora_rl.common.data.rewards import gold_test, tests_of, total
-from hora_rl.common.data.stop_tokens import named, stop_tokens
+from hora_rl.common.data.stop_tokens import named, stop_texts, stop_tokens
 from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.equality import quick_verdict
 from hora_rl.common.errors import ConfigError, VerifierUnavailable
@@ -53,7 +53,7 @@ def stops(target: Target) -> Iterator[Finding]:
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     ids = stop_tokens(config, tokenizer)
     refuse_unknown(tokenizer, ids, vocabulary_rows(config.model), "the list of stop tokens")
-    yield ok("stop tokens", named(tokenizer, ids))
+    yield ok("stop tokens", named(tokenizer, ids, stop_texts(config.rollout.stop, tokenizer)))
 
 
 def task(target: Target) -> Iterator[Finding]:
