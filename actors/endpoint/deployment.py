@@ -45,7 +45,10 @@ class Endpoint:
         config, limits = self._config, self._config.serve
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         proxy = EngineProxy(engine_args(config), self._generator)
-        stops = (*stop_tokens(config, tokenizer), *stop_texts(config.rollout.stop, tokenizer))
+        stops: tuple[int | str, ...] = (
+            *stop_tokens(config, tokenizer),
+            *stop_texts(config.rollout.stop, tokenizer),
+        )
         handlers = Handlers(config.run.name, limits, proxy, stops, config.evaluated.data)
         app = create_app(handlers)
         key = Key(self._redis_url, config.run.name)
