@@ -59,10 +59,17 @@ async def test_every_completion_says_where_and_when_it_was_sampled(engine: Any, 
 
 
 @pytest.mark.parametrize(
-    "stops", [["=1"], ["1,"], ["</think><ans"], ["</answer>x", "k><answer>1"], ["is never said"]]
+    ("stops", "stays"),
+    [
+        (["=1"], ""),
+        (["5,"], ""),
+        (["</think><ans"], "</think>"),
+        (["</answer>x", "k><answer>1"], "k><answer>"),
+        (["is never said"], ""),
+    ],
 )
 async def test_a_text_of_several_tokens_ends_a_completion_to_the_character(
-    engine: Any, prompt: Tokens, stops: list[str], monkeypatch: pytest.MonkeyPatch
+    engine: Any, prompt: Tokens, stops: list[str], stays: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against the same samples without the stop, whose tokens and log-probs it leaves as they are."""
     tokenizer = load_tokenizer(CONFIG.model.path)
@@ -83,7 +90,7 @@ async def test_a_text_of_several_tokens_ends_a_completion_to_the_character(
         ended += 1
         stop = next(stop for stop in stops if stop in texts[kept - 1])
         assert found.finish_reason == "stop"
-        assert found.text == texts[kept - 1].partition(stop)[0] + "</think>" * stop.startswith("</think>")
+        assert found.text == texts[kept - 1].partition(stop)[0] + stays
     assert ended == 0 if stops == ["is never said"] else ended
 
 
