@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -113,6 +114,14 @@ class Rows(Section):
                 f"settings are of a reasoning_gym task, and path is {self.path!r}: leave them out"
             )
         return self
+
+    @field_validator("chat_template_kwargs", mode="before")
+    @classmethod
+    def _dates_as_text(cls, value: Any) -> Any:
+        """YAML reads `2026-01-31` as a date; a template writes a text."""
+        if not isinstance(value, dict):
+            return value
+        return {name: str(item) if isinstance(item, date) else item for name, item in value.items()}
 
     @field_validator("chat_template")
     @classmethod

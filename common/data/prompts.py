@@ -63,9 +63,13 @@ def render_text(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data, me
         return "\n\n".join(str(message["content"]) for message in opened)
 
     def refused(reason: str) -> ConfigError:
-        other = "data.chat: false" if data.system is None else "data.system: null, or data.chat: false"
+        other = (
+            "set data.chat: false" if data.system is None else "set data.system: null, or data.chat: false"
+        )
+        if messages:
+            other = f"change the messages of the row ({problem!r:.60}), or {other}"
         return ConfigError(
-            f"the chat template of {tokenizer.name_or_path} refuses the prompt: {reason[:300]}: set {other}"
+            f"the chat template of {tokenizer.name_or_path} refuses the prompt: {reason[:300]}: {other}"
         )
 
     return templated(tokenizer, opened, data, refused)

@@ -11,7 +11,14 @@ from hora_rl.common.config import Config, Data
 from hora_rl.common.data.chat_template import settings_of, template_of
 from hora_rl.common.data.control_tokens import PlainTexts
 from hora_rl.common.data.datasets import Row, load_dataset
-from hora_rl.common.data.prompts import begin_tokens, is_rendered, load_tokenizer, render, render_text
+from hora_rl.common.data.prompts import (
+    begin_tokens,
+    is_rendered,
+    load_tokenizer,
+    opening,
+    render,
+    render_text,
+)
 from hora_rl.common.data.rewards import gold_test, usable_held_out
 from hora_rl.common.thoughts import prefill, unclosed
 from hora_rl.deploy.checks.findings import Finding, Target, ok, plural
@@ -45,6 +52,7 @@ def rendering(config: Config, *, trains: bool) -> Iterator[Finding]:
         return
     if data.chat:
         yield _template(tokenizer, rows[0], data)
+        yield from _left_out(tokenizer, rows, data)
     yield from _control_tokens(tokenizer, rows, data)
     yield from _system(rows, data)
 
@@ -79,6 +87,22 @@ def _with(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data, more: dict[s
     settings = {**data.chat_template_kwargs, **more}
     changed = data.model_copy(update={"chat_template_kwargs": settings})
     return render_text(tokenizer, row.problem, changed, row.messages)
+
+
+def _left_out(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: Data) -> Iterator[Finding]:
+    """The first message that the template does not write. It may change an assistant's or a tool's."""
+    plain = PlainTexts(tokenizer, data)
+    for row in rows:
+        text = render_text(tokenizer, row.problem, data, row.messages)
+        for message in opening(row.problem, data, row.messages):
+            role, content = message["role"], str(message["content"]).strip()
+            written = content in text or plain(content) in text
+            if role not in ("assistant", "tool") and not written:
+                says = f"row {row.index}: the chat template leaves out its {role} message ({content!r:.60})"
+                yield Finding(
+                    "warn", "prompt", says, "use a role that the template knows, or another template"
+                )
+                return
 
 
 def _control_tokens(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: Data) -> Iterator[Finding]:

@@ -57,6 +57,11 @@ def test_a_level_of_effort_a_date_and_tools_are_in_the_prompt(
     assert shown in render_text(tokenizer, "2+2?", data(chat_template_kwargs=settings))
 
 
+def test_a_date_is_a_text() -> None:
+    found = load("tiny", ["data.chat_template_kwargs={date_string: 2026-01-31}"])
+    assert found.data.chat_template_kwargs == {"date_string": "2026-01-31"}
+
+
 def test_a_setting_that_the_template_never_reads_is_refused() -> None:
     tokenizer = chat_tokenizer(family("qwen3"))
     for name in ("enable_thinkin", "reasoning_effort", "messages", "tokenize"):

@@ -473,3 +473,14 @@ def test_rows_that_are_rendered_already_or_hold_control_tokens_or_a_system_messa
     [(level, says)] = prompts(both)
     assert (level, "which takes the place of data.system" in says) == ("warn", True)
     assert prompts(both, system=None) == []
+
+
+def test_a_message_that_the_chat_template_leaves_out_is_said(folder: Path) -> None:
+    save_model(
+        folder / "model", "{% for m in messages if m.role == 'user' %}{{ m.content | trim }}{% endfor %}"
+    )
+    asked = [{"role": "developer", "content": "Add."}, {"role": "user", "content": " 1<|im_end|>?\n"}]
+    path = write_lines(folder / "own.jsonl", [{"problem": asked, "answer": "1"}])
+    found = list(templates(Target(of_folder(folder, data={"path": str(path), "system": None}))))
+    says = [f.says for f in found if f.level == "warn"]
+    assert says == ["row 0: the chat template leaves out its developer message ('Add.')"]
