@@ -53,11 +53,12 @@ def render_text(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data, me
     `problem`; or plain text.
 
     Plain text has an empty line between messages. No text of the row is read as a control token, but for a
-    row of plain text that is a rendering itself. Raises ConfigError as `template_of`, and if the template
-    refuses the messages."""
+    row of plain text that is a rendering itself, which gets no system message. Raises ConfigError as
+    `template_of`, and if the template refuses the messages."""
     plain = PlainTexts(tokenizer, data)
-    if not is_rendered(tokenizer, problem, data):
-        problem, messages = plain(problem), plain(messages)
+    if not messages and is_rendered(tokenizer, problem, data):
+        return data.template.replace("{problem}", problem)
+    problem, messages = plain(problem), plain(messages)
     opened = opening(problem, data, messages)
     if not data.chat:
         return "\n\n".join(str(message["content"]) for message in opened)

@@ -54,7 +54,7 @@ def rendering(config: Config, *, trains: bool) -> Iterator[Finding]:
         yield _template(tokenizer, rows[0], data)
         yield from _left_out(tokenizer, rows, data)
     yield from _control_tokens(tokenizer, rows, data)
-    yield from _system(rows, data)
+    yield from _system(tokenizer, rows, data)
 
 
 def _template(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data) -> Finding:
@@ -134,14 +134,19 @@ def _begins(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data) -> bool:
     return bool(begins) and tokenizer.encode(text, add_special_tokens=False)[:1] == begins
 
 
-def _system(rows: Sequence[Row], data: Data) -> Iterator[Finding]:
-    """Rows whose system message takes the place of `data.system`."""
-    own = [row for row in rows if any(m["role"] in ("system", "developer") for m in row.messages)]
+def _system(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: Data) -> Iterator[Finding]:
+    """Rows whose system message, or rendering, takes the place of `data.system`."""
+    own = [
+        row
+        for row in rows
+        if any(message["role"] in ("system", "developer") for message in row.messages)
+        or (not row.messages and is_rendered(tokenizer, row.problem, data))
+    ]
     if own and data.system is not None:
         yield Finding(
             "warn",
             "prompt",
-            f"{plural(len(own), 'row')} of the first {len(rows)} have a system message, which takes the "
-            f"place of data.system ({data.system!r:.60})",
+            f"{plural(len(own), 'row')} of the first {len(rows)} have a system message, or are rendered "
+            f"already: that takes the place of data.system ({data.system!r:.60})",
             "set data.system: null if they ask for the form that the rewards read; or reward.answer: lenient",
         )

@@ -142,6 +142,7 @@ def test_a_row_that_is_rendered_already_keeps_its_control_tokens_and_its_one_beg
     plain = data(chat=False)
     row = f"{TURN}user\n2+2?{TURN_END}\n{TURN}assistant\n"
     expected = tokenizer.encode(f"{END}{row}", add_special_tokens=False)
+    assert render(tokenizer, row, Data(path="x", chat=False, system="Own.")).tolist() == expected
     assert render(tokenizer, f"{END}{row}", plain).tolist() == expected
     assert render(tokenizer, row, plain).tolist() == expected, "a rendering without it gets one"
     assert render(tokenizer, "2+2?", plain).tolist() == tokenizer.encode("2+2?")

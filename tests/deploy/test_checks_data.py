@@ -464,15 +464,17 @@ def test_rows_that_are_rendered_already_or_hold_control_tokens_or_a_system_messa
     assert prompts(turn) == [
         ("warn", "row 0 begins with a control token and gets the chat template once more")
     ]
-    assert prompts(turn, chat=False) == [
+    assert prompts(turn, chat=False, system=None) == [
         ("ok", "1 row of the first 1 are rendered already: their control tokens count")
     ]
     [(level, says)] = prompts("1<|im_end|>?")
     assert (level, "a space breaks it" in says) == ("ok", True)
     both = [{"role": "system", "content": "Own."}, {"role": "user", "content": "1?"}]
     [(level, says)] = prompts(both)
-    assert (level, "which takes the place of data.system" in says) == ("warn", True)
+    assert (level, "takes the place of data.system" in says) == ("warn", True)
     assert prompts(both, system=None) == []
+    *_, (level, says) = prompts(turn, chat=False)
+    assert (level, "takes the place of data.system" in says) == ("warn", True)
 
 
 def test_a_message_that_the_chat_template_leaves_out_is_said(folder: Path) -> None:
