@@ -44,6 +44,7 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
     experiment = _experiment(raw, source)
     for override in overrides:
         _override(experiment, override)
+    _find_templates(experiment.get("data"), path.parent)
     return from_args(experiment, source)
 
 
@@ -134,6 +135,15 @@ def _override(experiment: dict[str, Any], text: str) -> None:
         place[last] = yaml.safe_load(value)
     except (yaml.YAMLError, RecursionError, ValueError):
         raise ConfigError(f"override {text!r:.80}: {value!r:.80} is not a YAML value") from None
+
+
+def _find_templates(data: Any, folder: Path) -> None:
+    """Make paths of chat templates that are in the configuration's `folder` absolute."""
+    sources = data.get("sources") if isinstance(data, dict) else None
+    for rows in (data, *(sources.values() if isinstance(sources, dict) else ())):
+        named = rows.get("chat_template") if isinstance(rows, dict) else None
+        if isinstance(named, str) and "{" not in named and (folder / named).is_file():
+            rows["chat_template"] = str((folder / named).absolute())
 
 
 RENAMED = {"checkpoint_aside": "async_checkpoint"}

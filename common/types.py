@@ -25,7 +25,8 @@ class Prompt:
     `answer` is the gold answer: text or any JSON value. `prefill` is the opening of the thought that the
     template wrote at its end; completions are judged with it prepended. `row` is the original row, for user
     rewards; `reads_row`: rewards may read more of the row than the answer. `source` names its data set if the
-    run has several."""
+    run has several. `messages` are the row's, if it has a conversation; `text` is its last turn of the
+    user."""
 
     index: int
     text: str
@@ -35,6 +36,7 @@ class Prompt:
     row: Mapping[str, object] = field(default_factory=dict)
     source: str = ""
     reads_row: bool = False
+    messages: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def judged_by(self) -> object:
@@ -240,7 +242,7 @@ class SamplingRequest:
     """A request for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same
     weights. An engine serves the lowest `priority` first. `max_tokens` bounds each completion below
     rollout.max_response_tokens; 0: no bound. `pinned`: only this replica may answer, while pinned at this
-    version."""
+    version. `truncation` is `Evaluation.truncation`; training has none."""
 
     prompt: Prompt
     n: int
@@ -248,3 +250,4 @@ class SamplingRequest:
     priority: int = 0
     max_tokens: int = 0
     pinned: Pinned | None = None
+    truncation: Mapping[str, float] = field(default_factory=dict, hash=False)

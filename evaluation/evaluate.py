@@ -41,17 +41,19 @@ async def evaluate(
     seed: int = 0,
     samples_per_request: int = 16,
     in_flight: int = 64,
+    truncation: Mapping[str, float] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Counts:
     """Draw the samples missing in `out`, and count all samples.
 
-    `about` identifies the samples (model, temperature, benchmark…) in plain JSON values, equal on every call
-    for one file. `samples` may grow between calls; counts are over the first `samples` of each problem.
-    Raises SampleFileError if `out` has another identity, and any error of `generate` or `score`; samples
-    drawn before are kept.
+    `truncation` is `Evaluation.truncation`. `about` identifies the samples (model, temperature, benchmark…)
+    in plain JSON values, equal on every call for one file. `samples` may grow between calls; counts are over
+    the first `samples` of each problem. Raises SampleFileError if `out` has another identity, and any error
+    of `generate` or `score`; samples drawn before are kept.
     """
     tally = _Tally(problems, samples)
-    for sample in open_samples(out, {**about, "seed": seed}, problems):
+    cut = truncation or {}
+    for sample in open_samples(out, {**about, **cut, "seed": seed}, problems):
         tally.add(sample)
     meter = Meter(tally.done, tally.total, progress)
 
@@ -66,7 +68,7 @@ async def evaluate(
             tally.add(sample)
         meter.add(len(new), sum(s.length for s in drawn))
 
-    missing = _missing(problems, samples, samples_per_request, seed, tally)
+    missing = _missing(problems, samples, samples_per_request, seed, tally, cut)
     await draw(missing, generate, score, record, in_flight)
     return tally.counts()
 
@@ -108,10 +110,12 @@ class _Tally:
         return Counts(self._known.shape[1], problems, correct, formatted, tokens, cut, versions)
 
 
-def _missing(problems: Sequence[Prompt], samples: int, size: int, seed: int, tally: _Tally) -> list[Request]:
+def _missing(
+    problems: Sequence[Prompt], samples: int, size: int, seed: int, tally: _Tally, cut: Mapping[str, float]
+) -> list[Request]:
     """Requests with a missing sample. Problems take turns, so an interrupted run covers all of them."""
     return [
-        Request(prompt, first, min(size, samples - first), request_seed(seed, prompt.index, first))
+        Request(prompt, first, min(size, samples - first), request_seed(seed, prompt.index, first), cut)
         for first in range(0, samples, size)
         for prompt in problems
         if not all(tally.has(prompt.index, j) for j in range(first, min(first + size, samples)))

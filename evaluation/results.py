@@ -29,6 +29,7 @@ class Result:
     `versions`: oldest and newest weight version sampled, empty if not recorded; an evaluation during training
     may include later versions. `problem_set` and `weights`: fingerprints of the problems and of the model's
     weights (`evaluation.model_weights`), empty in older results; `weights` is also empty for the run's model.
+    `truncation`: top_p, top_k and min_p, if they left tokens out.
     """
 
     benchmark: str
@@ -47,6 +48,13 @@ class Result:
     problem_set: str = ""
     weights: str = ""
     versions: list[int] = field(default_factory=list)
+    truncation: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def sampling(self) -> str:
+        """`temperature 0.7, top_p 0.95`."""
+        settings = {"temperature": self.temperature, **self.truncation}
+        return ", ".join(f"{name} {value:g}" for name, value in settings.items())
 
     @property
     def sampled(self) -> str:
@@ -96,7 +104,7 @@ def make_result(
 
 def problem_set(problems: Sequence[Prompt]) -> str:
     """Fingerprint (16 hex digits) of problem texts and gold answers, independent of model and tokenizer."""
-    texts = json.dumps([[p.text, p.judged_by] for p in problems], default=str)
+    texts = json.dumps([[p.text, p.judged_by, *p.messages] for p in problems], default=str)
     return hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
 
 

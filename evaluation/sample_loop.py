@@ -10,8 +10,8 @@ lost samples exactly.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hora_rl.actors.concurrency import all_of
 from hora_rl.actors.coordinator.sampling import Generate, Score
@@ -20,12 +20,13 @@ from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """`n` samples of `prompt` from number `first` on, drawn from `seed`."""
+    """`n` samples of `prompt` from number `first` on, drawn from `seed` with `truncation` (top_p, …)."""
 
     prompt: Prompt
     first: int
     n: int
     seed: int
+    truncation: Mapping[str, float] = field(default_factory=dict)
 
 
 Take = Callable[[Request, Sequence[Completion], Sequence[Scored]], None]
@@ -73,7 +74,8 @@ async def draw(
 
     async def work() -> None:
         for request in left:
-            completions = await generate(SamplingRequest(request.prompt, request.n, request.seed))
+            asked = SamplingRequest(request.prompt, request.n, request.seed, truncation=request.truncation)
+            completions = await generate(asked)
             take(request, completions, await score(request.prompt, completions))
 
     await all_of(work() for _ in range(in_flight))

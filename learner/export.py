@@ -143,6 +143,7 @@ def _write(
     with _complete(folder, run, step) as partial:
         hf.save_pretrained(partial, state_dict={**own, **_buffers(hf)})
         tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        tokenizer.chat_template = config.evaluated.data.chat_template or tokenizer.chat_template
         tokenizer.save_pretrained(partial)
         if (generation := Path(model.path) / "generation_config.json").is_file():
             shutil.copy(generation, partial)

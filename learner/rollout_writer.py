@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from hora_rl.common.config import Config
 from hora_rl.common.data.rewards import total
-from hora_rl.common.data.stop_tokens import completed, silent_tokens, spoken
+from hora_rl.common.data.stop_tokens import completed, silent_tokens, spoken, stop_texts
 from hora_rl.common.files import replacing, sync
 from hora_rl.common.rollout_files import ARRAYS, FOLDER, REWARD, files_of, path_of, schema
 from hora_rl.common.types import Group, Rollout, Tokens
@@ -44,7 +44,7 @@ class RolloutFiles:
         self, config: Config, tokenizer: PreTrainedTokenizerBase, run_dir: Path, start: int = 0
     ) -> None:
         self._config, self._run_dir = config, run_dir
-        self._texts = Texts(tokenizer)
+        self._texts = Texts(tokenizer, config.rollout.stop)
         self._thread = ThreadPoolExecutor(1, "rollouts")
         self._writing: Future[None] | None = None
         self._unsynced: list[Path] = []
@@ -111,8 +111,9 @@ class RolloutFiles:
 class Texts:
     """Text of prompts and completions, as seen by generators and rewards."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
         self._tokenizer, self._silent = tokenizer, silent_tokens(tokenizer)
+        self._stop = stop_texts(stop, tokenizer)
 
     def prompt(self, tokens: Tokens) -> str:
         """The prompt with its special tokens, as sent to the model."""
@@ -123,7 +124,8 @@ class Texts:
         the text given between them as sent to the model."""
         if rollout.turns:
             return "".join(self._turns(rollout))
-        return completed(self._tokenizer, self._silent, rollout.tokens.tolist(), rollout.finish_reason)
+        ids = rollout.tokens.tolist()
+        return completed(self._tokenizer, self._silent, ids, rollout.finish_reason, self._stop)
 
     def _turns(self, rollout: Rollout) -> Iterator[str]:
         at = 0

@@ -63,7 +63,7 @@ def generator_calls(
 
     async def send(requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
         # generators do not need the row
-        lean = [replace(request, prompt=replace(request.prompt, row={})) for request in requests]
+        lean = [replace(request, prompt=replace(request.prompt, row={}, messages=())) for request in requests]
 
         to_pinned = None
         if requests[0].pinned is not None:

@@ -81,7 +81,7 @@ class Coordinator(Replica):
             cycles=Cycles(self._redis, config, prior, mixture_of(config.data.sources, prompts)),
             leases=Leases(self._redis, config.run.name, self._name, config.coordinator.lease_s),
             telemetry=Telemetry(self._redis, config.run.name),
-            rank=group_calls(verifier, config, LastTexts(tokenizer)),
+            rank=group_calls(verifier, config, LastTexts(tokenizer, config.rollout.stop)),
         )
         return Coordination(config, prompts, fingerprint(tokenizer), self._redis, services)
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hora_rl.common.data.stop_tokens import completed, silent_tokens
+from hora_rl.common.data.stop_tokens import completed, silent_tokens, stop_texts
 from hora_rl.common.types import Group, Prompt, Rollout
 
 if TYPE_CHECKING:
@@ -36,10 +36,11 @@ def ranked(group: Group, values: Sequence[Mapping[str, float]]) -> Group:
 class LastTexts:
     """Decodes a rollout to the text that its rewards saw. Phase A rollouts are stored as tokens."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
         self._tokenizer, self._silent = tokenizer, silent_tokens(tokenizer)
+        self._stop = stop_texts(stop, tokenizer)
 
     def __call__(self, rollout: Rollout) -> str:
         """The last turn, without its end token and special tokens."""
         ids = rollout.tokens[-rollout.turns[-1].sampled :] if rollout.turns else rollout.tokens
-        return completed(self._tokenizer, self._silent, ids.tolist(), rollout.finish_reason)
+        return completed(self._tokenizer, self._silent, ids.tolist(), rollout.finish_reason, self._stop)

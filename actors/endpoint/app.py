@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -25,7 +25,7 @@ from hora_rl.actors.endpoint.guard import refusal
 from hora_rl.actors.endpoint.line import LIMIT_S
 from hora_rl.actors.endpoint.proxy import EngineProxy, Watched
 from hora_rl.actors.endpoint.requests import Kind, Refused, checked
-from hora_rl.common.config import Serve
+from hora_rl.common.config import Data, Serve
 from hora_rl.common.errors import NoRoom, StaleWeights, one_line
 
 log = structlog.get_logger(__name__)
@@ -44,12 +44,17 @@ Handler = Callable[[Any], Awaitable[Answer]]
 
 
 class Handlers:
-    """vLLM's handlers over `proxy`. `stops` are the tokens that end a completion in this run."""
+    """vLLM's handlers over `proxy`. `stops` are the tokens and texts that end a completion in this run, and
+    `data` has its chat template."""
 
-    def __init__(self, run: str, limits: Serve, proxy: EngineProxy, stops: tuple[int, ...]) -> None:
+    def __init__(
+        self, run: str, limits: Serve, proxy: EngineProxy, stops: Sequence[int | str], data: Data
+    ) -> None:
         self._limits, self._proxy, self._stops = limits, proxy, stops
         self.models = OpenAIServingModels(proxy, [BaseModelPath(name=run, model_path=run)])
-        plain: Any = {"request_logger": None, "chat_template": None, "chat_template_content_format": "auto"}
+        plain: Any = {"request_logger": None, "chat_template_content_format": "auto"}
+        plain["chat_template"] = data.chat_template
+        plain["default_chat_template_kwargs"] = dict(data.chat_template_kwargs)
         renderer = OnlineRenderer(proxy.model_config, proxy.renderer, **plain)
         chat = OpenAIServingChat(proxy, self.models, "assistant", online_renderer=renderer, **plain)
         completion = OpenAIServingCompletion(

@@ -19,7 +19,7 @@ from hora_rl.common import logs
 from hora_rl.common.access import wanted_digest
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
-from hora_rl.common.data.stop_tokens import stop_tokens
+from hora_rl.common.data.stop_tokens import stop_texts, stop_tokens
 from hora_rl.common.live.redis import connect_async
 from hora_rl.common.live.state import read_state_async
 
@@ -45,7 +45,11 @@ class Endpoint:
         config, limits = self._config, self._config.serve
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         proxy = EngineProxy(engine_args(config), self._generator)
-        handlers = Handlers(config.run.name, limits, proxy, stop_tokens(config, tokenizer))
+        stops: tuple[int | str, ...] = (
+            *stop_tokens(config, tokenizer),
+            *stop_texts(config.rollout.stop, tokenizer),
+        )
+        handlers = Handlers(config.run.name, limits, proxy, stops, config.evaluated.data)
         app = create_app(handlers)
         key = Key(self._redis_url, config.run.name)
         app.add_middleware(

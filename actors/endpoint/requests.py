@@ -4,7 +4,7 @@ Fields that are not listed here are refused, not ignored, so that no client beli
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,8 +66,9 @@ def _is_text(value: object) -> bool:
     return True
 
 
-def checked(raw: object, kind: Kind, limits: Serve, stops: tuple[int, ...], request_id: str) -> Asked:
-    """The checked request. `stops` are the tokens that end a completion of this run. Raises Refused."""
+def checked(raw: object, kind: Kind, limits: Serve, stops: Sequence[int | str], request_id: str) -> Asked:
+    """The checked request. `stops` are the tokens and texts that end a completion of this run. Raises
+    Refused."""
     if not isinstance(raw, dict):
         raise Refused(f"the body must be a JSON object, not {type(raw).__name__}")
     body = {name: value for name, value in raw.items() if name != VERSION and value is not None}
@@ -88,8 +89,10 @@ def checked(raw: object, kind: Kind, limits: Serve, stops: tuple[int, ...], requ
         )
     if kind == "chat":
         _messages(body)
+    ids, texts = _stops(body)
     own = {
-        "stop_token_ids": [*stops, *_stops(body)],
+        "stop_token_ids": [*(i for i in stops if isinstance(i, int)), *ids],
+        "stop": [*(text for text in stops if isinstance(text, str)), *texts],
         "priority": BELOW_TRAINING,  # vLLM lets clients choose
         "request_id": request_id,
     }
@@ -153,7 +156,7 @@ def _content(content: object, number: int) -> None:
         raise Refused(f"messages.{number}.content must be text", "messages")
 
 
-def _stops(body: dict[str, object]) -> list[int]:
+def _stops(body: dict[str, object]) -> tuple[list[int], list[str]]:
     stop, ids = body.get("stop", []), body.get("stop_token_ids", [])
     texts = [stop] if isinstance(stop, str) else stop
     if not isinstance(texts, list) or not _are(str, texts) or len(texts) > MOST_STOPS:
@@ -162,7 +165,7 @@ def _stops(body: dict[str, object]) -> list[int]:
         raise Refused(f"a text of stop must have 1 to {LONGEST_STOP} characters", "stop")
     if not isinstance(ids, list) or not _are(int, ids) or len(ids) > MOST_STOPS:
         raise Refused(f"stop_token_ids must be at most {MOST_STOPS} token ids", "stop_token_ids")
-    return [_whole(i, "stop_token_ids", 0, 2**31) for i in ids]
+    return [_whole(i, "stop_token_ids", 0, 2**31) for i in ids], texts
 
 
 def _whole(value: object, name: str, low: int, high: int) -> int:

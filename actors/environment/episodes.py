@@ -45,7 +45,7 @@ class Episodes:
         count: Count,
     ) -> None:
         self._config, self._function, self._tools, self._count = config, function, tools, count
-        self._templates = {chat: Template(tokenizer, chat) for chat in (True, False)}
+        self._templates = {name: Template(tokenizer, config.of(name).data) for name in config.source_names}
         self._places = asyncio.Semaphore(config.environment.episodes)
         self.running = 0
 
@@ -82,11 +82,11 @@ class Episodes:
 
     async def _one(self, prompt: Prompt, sample: Sample, version: int) -> Completion:
         own = self._config.of(prompt.source)
-        messages = opening(prompt.text, own.data)
-        template = self._templates[own.data.chat]
+        messages = opening(prompt.text, own.data, prompt.messages)
+        template = self._templates[prompt.source]
         conversation = Conversation(template, messages, prompt.tokens, own.environment.history)
         policy = Policy(conversation, sample, own, version)
-        row = Row(prompt.index, prompt.text, prompt.answer, prompt.row)
+        row = Row(prompt.index, prompt.text, prompt.answer, prompt.row, prompt.messages)
         self.running += 1
         try:
             made = await run_episode(self._function, row, policy, self._tools)
@@ -109,7 +109,7 @@ def _sample(request: SamplingRequest, name: str, turns: Turns) -> Sample:
         digest = hashlib.blake2b(f"{name}:{turn}".encode(), digest_size=6).digest()
         single = replace(
             request,
-            prompt=replace(request.prompt, tokens=context, row={}),
+            prompt=replace(request.prompt, tokens=context, row={}, messages=()),
             n=1,
             seed=int.from_bytes(digest, "big"),
             max_tokens=most,

@@ -7,13 +7,14 @@ text after the marker.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hora_rl.common.data.prompts import templated
+from hora_rl.common.config import Data
+from hora_rl.common.data.chat_template import templated
+from hora_rl.common.data.control_tokens import PlainTexts
 from hora_rl.common.data.stop_tokens import is_tag, silent_tokens, spoken
 from hora_rl.common.errors import EnvironmentFault
 from hora_rl.common.types import Tokens
@@ -26,21 +27,19 @@ MARK = "assistant-said-this-5f0c2e"  # without white space, which templates stri
 
 
 class Template:
-    """The chat template of `tokenizer`. Without `chat`, messages are concatenated."""
+    """The chat template of `data` for `tokenizer`. Without `data.chat`, messages are concatenated."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat: bool = True) -> None:
-        self._tokenizer, self._chat = tokenizer, chat
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, data: Data) -> None:
+        self._tokenizer, self._data = tokenizer, data
         silent, added = silent_tokens(tokenizer), tokenizer.added_tokens_decoder
         self._control = silent | {i for i in added if not is_tag(tokenizer, i)}
-        special = map(str, tokenizer.convert_ids_to_tokens(sorted(silent)))
-        words = sorted((re.escape(word) for word in special if len(word) > 1), key=len, reverse=True)
-        self._special = re.compile("|".join(words)) if words else None
+        self._texts = PlainTexts(tokenizer, data)
 
     def piece(self, new: Sequence[Message], last: int) -> Tokens:
         """Tokens (M,) between a turn with last token `last` and the next turn: the turn's end token unless it
         is `last`, the messages `new`, and the header of the assistant's turn."""
         harmless = [self._plain(message) for message in new]
-        if not self._chat:
+        if not self._data.chat:
             return self._encode("".join(str(message["content"]) for message in harmless))
         said: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
         _, found, after = self._render([*said, *harmless]).partition(MARK)
@@ -76,18 +75,14 @@ class Template:
                 f"says what the chat template of {self._tokenizer.name_or_path} refuses: {reason[:200]}"
             )
 
-        return templated(self._tokenizer, [dict(message) for message in messages], refused)
+        return templated(self._tokenizer, messages, self._data, refused)
 
     def _encode(self, text: str) -> Tokens:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
 
     def _plain(self, message: Message) -> Message:
-        """The message with a space inserted into special tokens of its text: the output of a tool must not
-        end or begin a turn."""
+        """The message with its control tokens broken: the output of a tool must not end or begin a turn."""
         content = message.get("content")
         if not isinstance(content, str):
             raise EnvironmentFault(f"says {type(content).__name__} where a message's content must be text")
-        if self._special is None:
-            return message
-        broken = self._special.sub(lambda found: f"{found.group()[0]} {found.group()[1:]}", content)
-        return {**message, "content": broken}
+        return self._texts(message)

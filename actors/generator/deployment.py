@@ -88,6 +88,7 @@ class Generator(Replica):
                         temperature,
                         request.priority,
                         request.max_tokens,
+                        request.truncation,
                     )
                     for request in requests
                 )

@@ -37,7 +37,7 @@ from hora_rl.actors.generator.held_weights import Installed
 from hora_rl.actors.generator.timeline import Sequences, origin_of, prompt_s
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
-from hora_rl.common.data.stop_tokens import completed, silent_tokens, stop_tokens
+from hora_rl.common.data.stop_tokens import completed, silent_tokens, stop_texts, stop_tokens
 from hora_rl.common.errors import RunError, UnhealthyError
 from hora_rl.common.types import BELOW_TRAINING, Completion, FinishReason, Origin, Tokens, VersionSpan
 
@@ -99,6 +99,7 @@ class Engine:
         self._tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self._silent = silent_tokens(self._tokenizer)
         self._stop = list(stop_tokens(config, self._tokenizer))
+        self._stop_texts = list(stop_texts(config.rollout.stop, self._tokenizer))
         self._adapter = adapter_settings(config.model, config.learner.lora)
         self._request = None if self._adapter is None else LoRARequest("policy", POLICY, NOWHERE)
         self._base_checksum = ""
@@ -144,24 +145,32 @@ class Engine:
         await self.generate(np.zeros(1, np.int32), 1, seed=0, temperature=1.0, max_tokens=1)
 
     async def generate(
-        self, tokens: Tokens, n: int, seed: int, temperature: float, priority: int = 0, max_tokens: int = 0
+        self,
+        tokens: Tokens,
+        n: int,
+        seed: int,
+        temperature: float,
+        priority: int = 0,
+        max_tokens: int = 0,
+        truncation: Mapping[str, float] = {},
     ) -> list[Completion]:
         """`n` completions of the prompt `tokens` (P,), of at most `max_tokens` each unless that is 0. Lower
-        `priority` is served first. Cancelling the call aborts the sequences. Raises UnhealthyError if the
-        engine is dead."""
+        `priority` is served first. `truncation` has vLLM's top_p, top_k and min_p. Cancelling the call aborts
+        the sequences. Raises UnhealthyError if the engine is dead."""
         limit = self._config.rollout.max_response_tokens
         params = SamplingParams(
             n=n,
             seed=seed,
             temperature=temperature,
-            top_p=1.0,
-            top_k=0,
+            **{"top_p": 1.0, "top_k": 0, **truncation},
             max_tokens=min(max_tokens, limit) if max_tokens else limit,
             stop_token_ids=self._stop,
             logprobs=0,
             flat_logprobs=True,
-            # vLLM would detokenize each token twice, for the answer and for the log-prob.
-            detokenize=False,
+            stop=self._stop_texts,
+            # vLLM detokenizes each token twice, for the answer and for the log-prob.
+            detokenize=bool(self._stop_texts),
+            skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         final, name = None, uuid.uuid4().hex
@@ -305,7 +314,9 @@ class Engine:
                 f"a completion ended with {output.finish_reason!r}; the request is sampled again"
             )
         return Completion(
-            text=completed(self._tokenizer, self._silent, output.token_ids, output.finish_reason),
+            text=completed(
+                self._tokenizer, self._silent, output.token_ids, output.finish_reason, self._stop_texts
+            ),
             tokens=tokens,
             # Rounding can lift the log-prob of a certain token slightly above zero.
             logprobs=np.minimum(logprobs, np.float32(0.0)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -10,6 +11,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from hora_rl.common.config.base import Count, PerPart, PerStart, Section
 from hora_rl.common.config.reward import Reward
+from hora_rl.common.files import check_regular
 
 GENERATED = ("arithmetic", "reasoning_gym")
 """Generated data sets: the part of a path before the colon."""
@@ -79,7 +81,21 @@ class Rows(Section):
         "rewards or the `template` are yours or the data is `arithmetic`. null: the template's default.",
     )
     template: str = Field("{problem}", description="Text of the user message; {problem} is replaced.")
-    chat: bool = Field(True, description="Render through the tokenizer's chat template.")
+    chat: bool = Field(
+        True,
+        description="Render through the chat template. false: the row's text is the prompt; one that begins "
+        "with a control token is a rendering, whose control tokens count.",
+    )
+    chat_template: str | None = Field(
+        None,
+        description="Jinja file (or its text) in place of the tokenizer's chat template; a path is of this "
+        "file's folder. Exports have it.",
+    )
+    chat_template_kwargs: dict[str, JsonValue] = Field(
+        {},
+        description="Settings of the chat template by name, such as `enable_thinking: false`, "
+        "`reasoning_effort`, `tools` or a date.",
+    )
 
     @property
     def in_plain_words(self) -> bool:
@@ -97,6 +113,33 @@ class Rows(Section):
             raise ValueError(
                 f"settings are of a reasoning_gym task, and path is {self.path!r}: leave them out"
             )
+        return self
+
+    @field_validator("chat_template_kwargs", mode="before")
+    @classmethod
+    def _dates_as_text(cls, value: Any) -> Any:
+        """YAML reads `2026-01-31` as a date; a template writes a text."""
+        if not isinstance(value, dict):
+            return value
+        return {name: str(item) if isinstance(item, date) else item for name, item in value.items()}
+
+    @field_validator("chat_template")
+    @classmethod
+    def _of_file(cls, value: str | None) -> str | None:
+        """The template's text, so that every part, the export too, has it without the file."""
+        if value is None or "{" in value:
+            return value
+        try:
+            check_regular(Path(value))
+            return Path(value).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"cannot be read: {error}") from None
+
+    @model_validator(mode="after")
+    def _of_chat(self) -> Self:
+        for key in ("chat_template", "chat_template_kwargs"):
+            if getattr(self, key) and not self.chat:
+                raise ValueError(f"{key} is of the chat template, and chat is false: remove one")
         return self
 
     @field_validator("template")

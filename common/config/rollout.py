@@ -1,6 +1,6 @@
 """Sampling: batch, groups, limits."""
 
-from typing import Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -24,10 +24,11 @@ class Rollout(Section):
     )
     max_prompt_tokens: Count = Field(2048, description="Longer prompts are reported and left out.")
     max_response_tokens: Count = Field(2048, description="Completion limit; Z of `constant` normalisation.")
-    stop: tuple[str, ...] = Field(
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
-        description="Further tokens that end a completion, as text, each one token. End tokens of the "
-        "generation configuration, the tokenizer and the chat template always end one.",
+        description="Further texts that end a completion, of any number of tokens: it is trained up to the "
+        "token that completes one, and judged without it. End tokens of the generation configuration, the "
+        "tokenizer and the chat template always end one.",
     )
     samples_per_request: PerStart[Count] = Field(
         16,
@@ -40,6 +41,18 @@ class Rollout(Section):
         "times as long.",
     )
     attempts: PerStart[Count] = Field(20, description="Tries of one request before the run stops.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_distribution(cls, given: Any) -> Any:
+        for name in ("top_p", "top_k", "min_p"):
+            if isinstance(given, dict) and name in given:
+                raise ValueError(
+                    f"rollout.{name}: training samples from all tokens, because the learner scores the whole "
+                    "distribution and importance weights against a truncated one are biased: remove it, or "
+                    f"set evaluation.{name}"
+                )
+        return given
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -71,6 +71,24 @@ class Evaluation(Section):
     prompts: Count = Field(100, description="Problems of one evaluation.")
     samples: Count = Field(64, description="N: completions per problem.")
     k: tuple[int, ...] = Field((1, 8, 64), min_length=1, description="K of Pass@K; each at most N.")
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Sample only the most probable tokens that hold this probability. Training samples from "
+        "all tokens, because the learner scores all.",
+    )
+    top_k: int = Field(0, ge=0, description="Sample only the K most probable tokens; 0: all.")
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="Sample only tokens of at least this share of the highest probability."
+    )
+
+    @property
+    def truncation(self) -> dict[str, float]:
+        """`top_p`, `top_k` and `min_p`, if they leave tokens out."""
+        fields = type(self).model_fields
+        names = [n for n in ("top_p", "top_k", "min_p") if getattr(self, n) != fields[n].default]
+        return {name: getattr(self, name) for name in names}
 
     def pins(self, replicas: int) -> bool:
         """Whether one of `replicas` generator replicas is pinned for an evaluation."""

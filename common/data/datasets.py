@@ -18,6 +18,7 @@ from typing import Any
 
 from hora_rl.common.config import Data, Evaluation
 from hora_rl.common.data import arithmetic, gym
+from hora_rl.common.data.messages import LONE_SURROGATE, Messages, read_prompt
 from hora_rl.common.data.table_files import READERS, read_rows
 from hora_rl.common.data.table_files import DataError as DataError
 from hora_rl.common.errors import any_error_as, one_line
@@ -27,19 +28,20 @@ Json = Any
 """A JSON value: None, bool, number, text, a list or an object."""
 SPACED = ":spaced"
 """Suffix of the path for additions in the notation of pretrained models."""
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-"""Valid in JSON escapes but in no text: tokenizers and terminals refuse it."""
 NO_COLUMN = re.compile(r"no column '(?P<field>.*)' \((?P<key>[\w.]+)\)")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`index` numbers usable rows from 0 and names the prompt in the run; `columns` is the original row."""
+    """`index` numbers usable rows from 0 and names the prompt in the run; `columns` is the original row.
+    `messages` is the conversation up to the policy's turn, if the row has one; `problem` its last turn of the
+    user."""
 
     index: int
     problem: str
     answer: Json
     columns: Mapping[str, object] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    messages: Messages = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +161,10 @@ def _collect(
     for place, raw in source:
         columns.update(raw)
         candidate = _candidate(data, raw)
-        reason = _no_problem(data, raw) or (unusable(candidate) if unusable else None)
+        problem, messages, reason = _problem(data, raw)
+        reason = reason or (unusable(candidate) if unusable else None)
         if reason is None:
-            rows.append(Row(len(rows), str(raw[data.prompt_field]), candidate.answer, raw))
+            rows.append(Row(len(rows), problem, candidate.answer, raw, messages))
         else:
             rejected.append(Rejected(place, reason))
         if data.limit is not None and len(rows) >= data.limit:
@@ -181,17 +184,15 @@ def _candidate(data: Data, raw: Mapping[str, object]) -> Candidate:
         return Candidate(None, field, f"{field!r} {error}", raw)
 
 
-def _no_problem(data: Data, raw: Mapping[str, object]) -> str | None:
-    """Why the row has no problem, or None."""
+def _problem(data: Data, raw: Mapping[str, object]) -> tuple[str, Messages, str | None]:
+    """The row's problem and messages, and why it has none, or None."""
     field = data.prompt_field
     if field not in raw:
-        return f"no column {field!r} (data.prompt_field)"
-    problem = raw[field]
-    if not isinstance(problem, str) or not problem.strip():
-        return f"{field!r} is not a text: {problem!r:.60}"
-    if half := LONE_SURROGATE.search(problem):
-        return f"{field!r} holds U+{ord(half[0]):X}, half of a character"
-    return None
+        return "", (), f"no column {field!r} (data.prompt_field)"
+    try:
+        return *read_prompt(raw[field]), None
+    except ValueError as error:
+        return "", (), f"{field!r} {error}"
 
 
 def _nothing(data: Data, columns: set[str], rejected: Sequence[Rejected]) -> str:

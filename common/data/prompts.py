@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hora_rl.common.config import Data
+from hora_rl.common.data.chat_template import templated
+from hora_rl.common.data.control_tokens import PlainTexts
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.gym import TASK
+from hora_rl.common.data.messages import Messages, last_of_user
 from hora_rl.common.errors import ConfigError, any_error_as, one_line
 from hora_rl.common.thoughts import prefill
 from hora_rl.common.types import Prompt, Tokens
@@ -45,60 +48,56 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     return tokenizer
 
 
-def check_template(tokenizer: PreTrainedTokenizerBase, data: Data) -> None:
-    """Raise ConfigError if `data` needs a chat template and the tokenizer has none."""
-    if data.chat and not tokenizer.chat_template:
-        raise ConfigError(
-            f"the tokenizer of {tokenizer.name_or_path} has no chat template: set data.chat: false to use "
-            "plain text, or use a model that has one"
-        )
+def render_text(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data, messages: Messages = ()) -> str:
+    """The model's input: the chat template around `messages`, or around the one that `data.template` makes of
+    `problem`; or plain text.
 
-
-def render_text(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> str:
-    """The model's input: the chat template around `data.template`, or plain text.
-
-    Plain text puts `data.system` before the problem, with an empty line between. Raises ConfigError as
-    `check_template`, and if the template refuses the messages."""
+    Plain text has an empty line between messages. No text of the row is read as a control token, but for a
+    row of plain text that is a rendering itself, which gets no system message. Raises ConfigError as
+    `template_of`, and if the template refuses the messages."""
+    plain = PlainTexts(tokenizer, data)
+    if not messages and is_rendered(tokenizer, problem, data):
+        return data.template.replace("{problem}", problem)
+    problem, messages = plain(problem), plain(messages)
+    opened = opening(problem, data, messages)
     if not data.chat:
-        return "\n\n".join(message["content"] for message in opening(problem, data))
-    check_template(tokenizer, data)
+        return "\n\n".join(str(message["content"]) for message in opened)
 
     def refused(reason: str) -> ConfigError:
-        other = "data.chat: false" if data.system is None else "data.system: null, or data.chat: false"
+        other = (
+            "set data.chat: false" if data.system is None else "set data.system: null, or data.chat: false"
+        )
+        if messages:
+            other = f"change the messages of the row ({problem!r:.60}), or {other}"
         return ConfigError(
-            f"the chat template of {tokenizer.name_or_path} refuses the prompt: {reason[:300]}: set {other}"
+            f"the chat template of {tokenizer.name_or_path} refuses the prompt: {reason[:300]}: {other}"
         )
 
-    return templated(tokenizer, opening(problem, data), refused)
+    return templated(tokenizer, opened, data, refused)
 
 
-def templated(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: list[dict[str, Any]],
-    refused: Callable[[str], Exception],
-) -> str:
-    """The text of a conversation up to the assistant's next turn. Raises `refused`, made of the reason, if
-    the chat template does not take the messages."""
-    from jinja2 import TemplateError
-
-    try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    except (TemplateError, TypeError, KeyError, ValueError) as error:
-        raise refused(" ".join(str(error).split())) from None
-    return str(text)
+def is_rendered(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> bool:
+    """Whether a row of plain text is the user's own rendering: it begins with a control token."""
+    return not data.chat and PlainTexts(tokenizer, data).starts(problem)
 
 
-def opening(problem: str, data: Data) -> list[dict[str, str]]:
-    """The messages from which a prompt is rendered."""
+def opening(problem: str, data: Data, messages: Messages = ()) -> list[dict[str, Any]]:
+    """The messages from which a prompt is rendered. A system message of the row takes the place of
+    `data.system`."""
     # Not str.format: problems and templates contain LaTeX braces.
     user = {"role": "user", "content": data.template.replace("{problem}", problem)}
-    return [user] if data.system is None else [{"role": "system", "content": data.system}, user]
+    opened = [dict(message) for message in messages] or [user]
+    if messages:
+        opened[last_of_user(messages)].update(user)
+    if data.system is None or any(message["role"] in ("system", "developer") for message in opened):
+        return opened
+    return [{"role": "system", "content": data.system}, *opened]
 
 
-def render(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> Tokens:
+def render(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data, messages: Messages = ()) -> Tokens:
     """The prompt's tokens (L,) int32. A chat template writes its begin-of-text token; plain text gets the
-    tokenizer's, if it has one."""
-    return _encode(tokenizer, render_text(tokenizer, problem, data), data)
+    tokenizer's, if it has one and the text does not begin with it."""
+    return _encode(tokenizer, render_text(tokenizer, problem, data, messages), data)
 
 
 def refuse_unknown(
@@ -131,14 +130,31 @@ def make_prompt(
     reads_row: bool = False,
 ) -> Prompt:
     """Row `row` of data source `source` as prompt `index`; `reads_row` as in `Prompt`."""
-    text = render_text(tokenizer, row.problem, data)
+    text = render_text(tokenizer, row.problem, data, row.messages)
     tokens = _encode(tokenizer, text, data)
-    reads_row = reads_row or TASK in row.columns
-    return Prompt(index, row.problem, row.answer, tokens, prefill(text), row.columns, source, reads_row)
+    return Prompt(
+        index,
+        row.problem,
+        row.answer,
+        tokens,
+        prefill(text),
+        row.columns,
+        source,
+        reads_row or TASK in row.columns,
+        row.messages,
+    )
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, data: Data) -> Tokens:
-    return np.asarray(tokenizer.encode(text, add_special_tokens=not data.chat), dtype=np.int32)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if not data.chat and ids[:1] != begin_tokens(tokenizer)[:1]:
+        ids = tokenizer.encode(text)
+    return np.asarray(ids, dtype=np.int32)
+
+
+def begin_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens that the tokenizer adds to an empty text."""
+    return list(tokenizer.encode(""))
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

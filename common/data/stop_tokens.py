@@ -1,4 +1,8 @@
-"""Tokens that end a completion, and the completion's text without special tokens.
+"""Tokens and texts that end a completion, and the completion's text without special tokens.
+
+A text of `rollout.stop` ends a completion with the token that completes it, in whatever tokens it comes. All
+tokens up to that one are kept and trained. The completion's text ends where the stop begins, to the
+character, but keeps a tag of thought or answer and a code fence that are in it: rewards read them.
 
 Under a chat template, a base model ends its turn with the template's token, which its generation
 configuration may not name: Qwen2.5's base models name `<|endoftext|>`, their template writes `<|im_end|>`.
@@ -11,28 +15,41 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hora_rl.common.answers import TAGS
-from hora_rl.common.config import Config, Model
+from hora_rl.common.config import Config, Data, Model
+from hora_rl.common.data.chat_template import templated
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.thoughts import is_mark
+from hora_rl.common.thoughts import MARKS, is_mark
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+READ = (*TAGS, *(mark for marks in MARKS for mark in marks), "```")
+"""Marks that rewards read, and that stay in the text of a completion that they end."""
+
+
+class _NoTurn(Exception):
+    """The template refuses a turn of the assistant."""
+
 
 _SAID = "the end of a turn"  # the assistant's text in the probe conversation of `turn_end`
 
 
 def stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Unique ids of the tokens that end a completion: from the generation configuration, the tokenizer, the
-    end of the assistant's turn in the chat template, and `rollout.stop`.
+    end of the assistant's turn in the chat template, and the entries of `rollout.stop` that are one token.
 
-    Raises ConfigError for an entry of `rollout.stop` that is not one token, and if no token ends a
-    completion."""
+    Raises ConfigError if no token and no text ends a completion."""
     found = [*_of_generation(config.model), tokenizer.eos_token_id]
-    if any(config.of(source).data.chat for source in config.source_names) and tokenizer.chat_template:
-        found.append(turn_end(tokenizer))
+    datas = [config.of(source).data for source in config.source_names]
+    found += [
+        turn_end(tokenizer, data)
+        for data in datas
+        if data.chat and (data.chat_template or tokenizer.chat_template)
+    ]
     found += [_one_token(tokenizer, text) for text in config.rollout.stop]
     ids = tuple(dict.fromkeys(int(i) for i in found if i is not None))
-    if not ids:
+    if not ids and not config.rollout.stop:
         raise ConfigError(
             f"model.path ({config.model.path}): neither its generation configuration, its tokenizer nor its "
             "chat template names a token that ends a completion: name one in rollout.stop"
@@ -40,22 +57,26 @@ def stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int
     return ids
 
 
-def named(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """`<|im_end|> (151645), <|endoftext|> (151643)`."""
-    return ", ".join(f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in ids)
+def stop_texts(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """The entries of `rollout.stop` that are looked for in the text: all but added tokens, which a text has
+    as one token or not at all."""
+    added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    return tuple(text for text in stop if text not in added)
 
 
-def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token that the chat template writes after the assistant's text; None if it is not one token, or the
-    template has no assistant turn."""
-    from jinja2 import TemplateError
+def named(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], texts: Sequence[str] = ()) -> str:
+    """`<|im_end|> (151645), <|endoftext|> (151643), 'Problem:'`."""
+    return ", ".join([*(f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in ids), *map(repr, texts)])
 
+
+def turn_end(tokenizer: PreTrainedTokenizerBase, data: Data) -> int | None:
+    """The token that the chat template of `data` writes after the assistant's text; None if it is not one
+    token, or the template has no assistant turn."""
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
-    except (TemplateError, TypeError, KeyError, ValueError):  # `templated` reports a template without use
+        text = templated(tokenizer, messages, data, _NoTurn, prompt=False)
+    except _NoTurn:
         return None
-    assert isinstance(text, str)
     _, found, after = text.rpartition(_SAID)
     ids = tokenizer.encode(after.lstrip(), add_special_tokens=False) if found else []
     own = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -86,12 +107,35 @@ def spoken(tokenizer: PreTrainedTokenizerBase, silent: frozenset[int], ids: Sequ
 
 
 def completed(
-    tokenizer: PreTrainedTokenizerBase, silent: frozenset[int], ids: Sequence[int], finish_reason: str | None
+    tokenizer: PreTrainedTokenizerBase,
+    silent: frozenset[int],
+    ids: Sequence[int],
+    finish_reason: str | None,
+    texts: Sequence[str] = (),
 ) -> str:
-    """The text of a completion's `ids`, without its end token and the `silent` ones. A tag that ended it
-    (`rollout.stop`) stays."""
+    """The text of a completion's `ids`, without its end (a token, or one of the stop `texts`) and the
+    `silent` tokens. A tag that ended it (`rollout.stop`) stays."""
+    if finish_reason == "stop" and texts and (cut := _before(tokenizer, silent, ids, texts)) is not None:
+        return cut
     ended = finish_reason == "stop" and not is_tag(tokenizer, int(ids[-1]))
     return spoken(tokenizer, silent, ids[:-1] if ended else ids)
+
+
+def _before(
+    tokenizer: PreTrainedTokenizerBase, silent: frozenset[int], ids: Sequence[int], texts: Sequence[str]
+) -> str | None:
+    """The text before the first stop to be complete; None if there is none."""
+    whole = spoken(tokenizer, frozenset(), ids)
+    ends = [(place + len(text), place, text) for text in texts if (place := whole.find(text)) >= 0]
+    if not ends:
+        return None
+    _, begin, text = min(ends)
+    last = begin + max((text.rfind(mark) + len(mark) for mark in READ if mark in text), default=0)
+    count = len(ids)
+    # Token `count` holds the character at `last`, so earlier tokens are kept whole.
+    while len(before := spoken(tokenizer, frozenset(), ids[:count])) > last or not whole.startswith(before):
+        count -= 1
+    return spoken(tokenizer, silent, ids[:count]) + whole[len(before) : last]
 
 
 def _of_generation(model: Model) -> Iterator[int]:
@@ -108,12 +152,6 @@ def _of_generation(model: Model) -> Iterator[int]:
     yield from [ends] if isinstance(ends, int) else ends or []
 
 
-def _one_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+def _one_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
     ids = tokenizer.encode(text, add_special_tokens=False)
-    if len(ids) != 1:
-        parts = ", ".join(repr(tokenizer.decode([i])) for i in ids[:8])
-        raise ConfigError(
-            f"rollout.stop: {text!r} is {len(ids)} tokens of {tokenizer.name_or_path} ({parts}): name a "
-            "single token of its vocabulary"
-        )
-    return int(ids[0])
+    return int(ids[0]) if len(ids) == 1 and tokenizer.decode(ids) == text else None

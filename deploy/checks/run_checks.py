@@ -14,7 +14,7 @@ from hora_rl.common.errors import ConfigError, HoraError
 from hora_rl.common.load import load
 from hora_rl.common.plain_yaml import read_yaml
 from hora_rl.common.weights.pretrained import obtain
-from hora_rl.deploy.checks import configuration, disk, machine, processors, services, sources, task
+from hora_rl.deploy.checks import configuration, disk, machine, processors, services, sources, task, templates
 from hora_rl.deploy.checks.findings import Check, Finding, Target
 from hora_rl.deploy.checks.gpu_software import driver, precision, triton_build
 from hora_rl.deploy.checks.memory import estimate_of, estimated, memory, run_target
@@ -24,7 +24,7 @@ from hora_rl.deploy.checks.weight_files import weight_files
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
 """Fast checks for every machine."""
-TASK: tuple[Check, ...] = (task.stops, task.task)
+TASK: tuple[Check, ...] = (task.stops, templates.templates, task.task)
 CONFIGURATION: tuple[Check, ...] = (
     *NAMES,
     configuration.family,
@@ -68,7 +68,7 @@ CHECKS: tuple[Check, ...] = (
     configuration.group_size,
 )
 SHOWN_BY_RUN = ("evaluation", "disk", "resources")
-OF_TASK = ("stop tokens", "prompt", "right answer", "wrong answer", "solutions")
+OF_TASK = ("stop tokens", "chat template", "prompt", "right answer", "wrong answer", "solutions")
 OF_MACHINE = ("GPU driver", "sandbox", "threads", "model.dtype", "memory per part")
 SHOWN_BY_CHECK = (*SHOWN_BY_RUN, *OF_TASK, *OF_MACHINE, "allocation")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}

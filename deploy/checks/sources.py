@@ -104,7 +104,7 @@ def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> 
         *_some(left_out, "rows are left out"),
         *_some(leaks, "training rows equal benchmark problems; Pass@K on these measures memory"),
     ]
-    if again := len(dataset) - len({row.problem for row in dataset.rows}):
+    if again := len(dataset) - len({(row.problem, str(row.messages)) for row in dataset.rows}):
         of = f"{plural(again, 'row')} of {len(dataset)}"
         warnings.append(Finding("warn", "data", f"{of} have the problem of an earlier one: each is a prompt"))
     if too_long := len(lengths) - len(usable):
@@ -121,7 +121,7 @@ def _lengths(
     """Tokens of each prompt. Raises ConfigError for one with a token that the model has no row for."""
     rows = vocabulary_rows(config.model)
     for row in dataset.rows:
-        tokens = render(tokenizer, row.problem, data)
+        tokens = render(tokenizer, row.problem, data, row.messages)
         refuse_unknown(tokenizer, tokens, rows, prompt_of(dataset.name, row))
         yield len(tokens)
 

@@ -22,7 +22,7 @@ from hora_rl.common.data.datasets import Json, Row, load_dataset
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.prompts import load_tokenizer, refuse_unknown, render, render_text
 from hora_rl.common.data.rewards import gold_test, tests_of, total
-from hora_rl.common.data.stop_tokens import named, stop_tokens
+from hora_rl.common.data.stop_tokens import named, stop_texts, stop_tokens
 from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.equality import quick_verdict
 from hora_rl.common.errors import ConfigError, VerifierUnavailable
@@ -53,7 +53,7 @@ def stops(target: Target) -> Iterator[Finding]:
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     ids = stop_tokens(config, tokenizer)
     refuse_unknown(tokenizer, ids, vocabulary_rows(config.model), "the list of stop tokens")
-    yield ok("stop tokens", named(tokenizer, ids))
+    yield ok("stop tokens", named(tokenizer, ids, stop_texts(config.rollout.stop, tokenizer)))
 
 
 def task(target: Target) -> Iterator[Finding]:
@@ -72,8 +72,8 @@ def _task(config: Config) -> Iterator[Finding]:
     if "code_tests" in config.reward.names:
         yield from _programs(config.data, config.reward, rows, tokenizer)
         return
-    row, prompt = rows[0], render_text(tokenizer, rows[0].problem, config.data)
-    read = _as_read(tokenizer, row.problem, config.data)
+    row, prompt = rows[0], render_text(tokenizer, rows[0].problem, config.data, rows[0].messages)
+    read = _as_read(tokenizer, row, config.data)
     yield ok("prompt", f"row 0, gold answer {_text(row.answer)!r:.200}, {read}")
     if config.reward.judged != config.reward.names:
         yield ok("right answer", f"environment {config.environment.path} says what an episode earned")
@@ -174,9 +174,9 @@ def _earned(reward: Reward, judged: _Judged) -> str:
     return f"{parts}: reward {total(judged.rewards, reward.weights):g}{success}"
 
 
-def _as_read(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> str:
+def _as_read(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data) -> str:
     """The prompt that the model reads, decoded from its tokens, with their number and the last token."""
-    tokens = render(tokenizer, problem, data)
+    tokens = render(tokenizer, row.problem, data, row.messages)
     text = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
     last = tokenizer.decode(tokens[-1:], clean_up_tokenization_spaces=False)
     return f"{len(tokens)} tokens, the last {last!r}\n{_quoted(str(text))}"
@@ -196,8 +196,8 @@ def _programs(
     field = reward.code_tests.solution_field
     solved = [row for row in rows if isinstance(row.columns.get(field), str)]
     row = (solved or rows)[0]
-    prompt = render_text(tokenizer, row.problem, data)
-    read = _as_read(tokenizer, row.problem, data)
+    prompt = render_text(tokenizer, row.problem, data, row.messages)
+    read = _as_read(tokenizer, row, data)
     tests = tests_of(reward.code_tests, row.columns).pairs
     counted = plural(len(tests), "test") if tests else "assertions"
     yield ok("prompt", f"row {row.index}, {counted}, {read}")

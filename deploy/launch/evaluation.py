@@ -174,6 +174,7 @@ def sample(
                 samples_file(folder, benchmark, step),
                 about={"benchmark": benchmark.name, "step": step, **about_sampling(config)},
                 seed=config.run.seed,
+                truncation=config.evaluation.truncation,
                 samples_per_request=config.rollout.samples_per_request,
                 in_flight=in_flight(config.generator, config.rollout.samples_per_request),
                 progress=progress,
@@ -201,7 +202,8 @@ def result_of(
     if model == config.model.path:  # the initial model
         result = replace(result, weights=model_digest(model))
     formatted = result.formatted if "format" in config.evaluated.reward.names else None
-    return replace(result, formatted=formatted, versions=list(versions))
+    truncation = config.evaluation.truncation
+    return replace(result, formatted=formatted, versions=list(versions), truncation=truncation)
 
 
 def samples_file(folder: Path, benchmark: Benchmark, step: int) -> Path:

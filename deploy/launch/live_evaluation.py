@@ -196,6 +196,7 @@ class LiveEvaluation:
             self._samples(step),
             about={"benchmark": self._benchmark.name, "step": step, **about_sampling(config)},
             seed=config.run.seed,
+            truncation=config.evaluation.truncation,
             samples_per_request=size,
             in_flight=in_flight(config.generator, size, 1) if pinned else behind,
             progress=self._show,

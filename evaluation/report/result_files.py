@@ -50,8 +50,8 @@ def markdown_table(result: Result, found: Sequence[Estimate]) -> str:
         [
             f"## {result.title}: {result.model}, step {result.step}",
             "",
-            f"{len(result.problems)} problems, N = {result.samples} samples each at temperature "
-            f"{result.temperature:g}; {_in_format(result)}{result.cut / result.completions:.1%} cut at the "
+            f"{len(result.problems)} problems, N = {result.samples} samples each at {result.sampling}; "
+            f"{_in_format(result)}{result.cut / result.completions:.1%} cut at the "
             f"response limit, {mean:.0f} tokens on average. Intervals: 95%, bootstrap over problems."
             + (f" Weights sampled: {result.sampled}." if result.sampled else ""),
             "",

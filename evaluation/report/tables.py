@@ -235,14 +235,15 @@ def _ks(results: Sequence[Result], title: str) -> list[int]:
 def _mean(results: Sequence[Result], title: str, k: int) -> Estimate | None:
     """Mean over runs per problem, then over problems; the interval is over problems.
 
-    Raises RunFolderError for runs with different temperatures.
+    Raises RunFolderError for runs with different sampling.
     """
     mine = [r for r in results if r.title == title and k <= r.samples]
     if not mine:
         return None
-    if len({r.temperature for r in mine}) > 1:
+    if len({r.sampling for r in mine}) > 1:
         raise RunFolderError(
-            f"{title}: runs of one method were evaluated at different temperatures; report them apart"
+            f"{title}: runs of one method were evaluated at different temperatures or truncations (top_p, "
+            "top_k, min_p); report them apart"
         )
     per_problem = np.mean([pass_at_k(r.correct, r.samples, k) for r in mine], axis=0)
     low, high = np.quantile(resampled_means(per_problem[:, None], seed=0), [0.025, 0.975])

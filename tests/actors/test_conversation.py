@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hora_rl.actors.environment.conversation import Conversation, History
 from hora_rl.actors.environment.template import Template
+from hora_rl.common.config import Data
 from hora_rl.common.errors import EnvironmentFault
 from hora_rl.common.types import Completion
 from hora_rl.deploy.demo.tokenizer import make_tokenizer
@@ -31,6 +32,7 @@ FAMILIES = {
     "demo": ("<eos>",),
 }
 BEGINS = {"llama3": "<|begin_of_text|>", "gemma3": "<bos>", "deepseek_r1_distill": DEEPSEEK}
+CHAT = Data(path="x")
 OPENING = [{"role": "user", "content": "What is 3 + 4?"}]
 
 
@@ -51,11 +53,11 @@ def ids(family: str, text: str) -> np.ndarray:
 
 
 def whole(family: str, messages: list[dict[str, str]]) -> np.ndarray:
-    return Template(tokenizer_of(family)).whole(messages)
+    return Template(tokenizer_of(family), CHAT).whole(messages)
 
 
 def begun(family: str, history: History = "append") -> Conversation:
-    return Conversation(Template(tokenizer_of(family)), OPENING, whole(family, OPENING), history)
+    return Conversation(Template(tokenizer_of(family), CHAT), OPENING, whole(family, OPENING), history)
 
 
 def say(conversation: Conversation, made: Completion, *new: dict[str, str]) -> np.ndarray:
@@ -135,7 +137,7 @@ def sentencepiece() -> PreTrainedTokenizerBase:
 def test_white_space_before_the_end_of_a_turn_goes_with_an_end_that_was_sampled(make: Any) -> None:
     tokenizer = make()
     tokenizer.chat_template = LLAMA_2
-    template, end = Template(tokenizer), tokenizer.eos_token_id
+    template, end = Template(tokenizer, CHAT), tokenizer.eos_token_id
     asked = tokenizer.encode("[INST] Sure? [/INST]", add_special_tokens=False)
     (seven,) = tokenizer.encode("7", add_special_tokens=False)[-1:]
     ended, cut = template.piece([user("Sure?")], last=end), template.piece([user("Sure?")], last=seven)
@@ -156,7 +158,7 @@ def test_a_message_keeps_a_first_token_that_the_turn_before_was_cut_at() -> None
     (seven,) = tokenizer.encode("7", add_special_tokens=False)
     (tag,) = tokenizer.encode("<answer>", add_special_tokens=False)
     for text, last in (("7?", seven), ("<answer>?", tag)):
-        piece = Template(tokenizer).piece([user(text)], last=last)
+        piece = Template(tokenizer, CHAT).piece([user(text)], last=last)
         assert tokenizer.decode(piece) == f"\n{text}\n"
 
 

@@ -58,6 +58,52 @@ async def test_every_completion_says_where_and_when_it_was_sampled(engine: Any, 
         assert alone.logprobs == pytest.approx(whole[j].logprobs, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("stops", "stays"),
+    [
+        (["=1"], ""),
+        (["5,"], ""),
+        (["</think><ans"], "</think>"),
+        (["</answer>x", "k><answer>1"], "k><answer>"),
+        (["is never said"], ""),
+    ],
+)
+async def test_a_text_of_several_tokens_ends_a_completion_to_the_character(
+    engine: Any, prompt: Tokens, stops: list[str], stays: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the same samples without the stop, whose tokens and log-probs it leaves as they are."""
+    tokenizer = load_tokenizer(CONFIG.model.path)
+    ended = 0
+    for seed in range(6):
+        monkeypatch.setattr(engine, "_stop_texts", [])
+        (whole,) = await engine.generate(prompt, 1, seed=seed, temperature=1.0)
+        monkeypatch.setattr(engine, "_stop_texts", stops)
+        (found,) = await engine.generate(prompt, 1, seed=seed, temperature=1.0)
+        texts = [tokenizer.decode(whole.tokens[: n + 1]) for n in range(len(whole.tokens))]
+        kept = next((n + 1 for n, said in enumerate(texts) if any(stop in said for stop in stops)), None)
+        assert found.tokens.tolist() == whole.tokens[:kept].tolist()
+        assert found.logprobs.tolist() == whole.logprobs[:kept].tolist(), "not a bit is changed"
+        assert found.spans[-1].end == len(found.tokens)
+        if kept is None:
+            assert (found.text, found.finish_reason) == (whole.text, whole.finish_reason)
+            continue
+        ended += 1
+        stop = next(stop for stop in stops if stop in texts[kept - 1])
+        assert found.finish_reason == "stop"
+        assert found.text == texts[kept - 1].partition(stop)[0] + stays
+    assert ended == 0 if stops == ["is never said"] else ended
+
+
+async def test_a_truncated_distribution_leaves_the_likely_tokens_alone(engine: Any, prompt: Tokens) -> None:
+    one, other = await engine.generate(prompt, 2, seed=5, temperature=1.5, truncation={"top_k": 1})
+    assert one.tokens.tolist() == other.tokens.tolist()
+    for truncation in ({"top_p": 1e-6}, {"min_p": 1.0}):
+        (found,) = await engine.generate(prompt, 1, seed=7, temperature=1.5, truncation=truncation)
+        assert found.tokens.tolist() == one.tokens.tolist()
+    free = await engine.generate(prompt, 2, seed=5, temperature=1.5)
+    assert free[0].tokens.tolist() != free[1].tokens.tolist()
+
+
 async def test_an_engine_that_gets_no_tokens_is_hung_unless_it_is_paused_for_weights(
     engine: Any, prompt: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ class Script:
 def run(function: Any, script: Any, config: Config = GUESS, row: Row = ROW, tools: Any = None) -> Completion:
     prompt = make_prompt(TOKENIZER, row.index, row, config.data)
     opening = [{"role": "user", "content": row.problem}]
-    conversation = Conversation(Template(TOKENIZER, config.data.chat), opening, prompt.tokens)
+    conversation = Conversation(Template(TOKENIZER, config.data), opening, prompt.tokens)
     policy = Policy(conversation, script, config, 0)
     return asyncio.run(run_episode(function, row, policy, tools))
 

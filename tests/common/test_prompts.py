@@ -8,12 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import GenerationConfig, Qwen2Config
+from tokenizers import Tokenizer, decoders, models
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from hora_rl.common.answers import TAGS
 from hora_rl.common.config import Config, Data
-from hora_rl.common.data.prompts import check_template, fingerprint, load_tokenizer, render, render_text
-from hora_rl.common.data.stop_tokens import completed, named, silent_tokens, spoken, stop_tokens, turn_end
+from hora_rl.common.data.prompts import fingerprint, load_tokenizer, render, render_text
+from hora_rl.common.data.stop_tokens import (
+    completed,
+    named,
+    silent_tokens,
+    spoken,
+    stop_texts,
+    stop_tokens,
+    turn_end,
+)
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from tests.support.chat_model import END, TURN, TURN_END, chat_tokenizer
@@ -47,7 +56,7 @@ def test_a_folder_without_template_or_tokenizer_or_none_is_refused_in_one_line(t
     bare = load_tokenizer(str(tmp_path / "m"))
     with pytest.raises(ConfigError, match=r"has no chat template: set data\.chat: false"):
         render(bare, "1+2=?", Data(path="arithmetic"))
-    check_template(bare, Data(path="arithmetic", chat=False))
+    assert len(render(bare, "1+2=?", Data(path="arithmetic", chat=False)))
 
     with pytest.raises(ConfigError, match="none"):
         load_tokenizer(str(tmp_path / "none"))
@@ -115,14 +124,18 @@ def test_all_ends_of_a_generation_configuration_count_or_those_of_the_model_s_ow
         stop_tokens(config(tmp_path / "none", data=PLAIN), tokenizer)
 
 
-def test_the_user_s_own_end_must_be_one_token(tmp_path: Path) -> None:
+def test_the_user_s_own_end_is_a_token_or_a_text(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer()
     settings = config(tmp_path, rollout={"stop": [TURN, "\n"]})
     own = (tokenizer.convert_tokens_to_ids(TURN), tokenizer.encode("\n")[0])
     assert stop_tokens(settings, tokenizer)[-2:] == own
-    for text, tokens in (("</answer>", 9), ("", 0)):
-        with pytest.raises(ConfigError, match=f"rollout.stop: '{text}' is {tokens} tokens"):
-            stop_tokens(config(tmp_path, rollout={"stop": [text]}), tokenizer)
+    assert stop_texts([TURN, "\n", "</answer>"], tokenizer) == ("\n", "</answer>")
+    several = config(tmp_path, rollout={"stop": ["</answer>"]})
+    assert stop_tokens(several, tokenizer) == stop_tokens(config(tmp_path), tokenizer)
+    tokenizer.eos_token, only = None, config(tmp_path / "none", data=PLAIN, rollout={"stop": ["."]})
+    assert stop_tokens(only, tokenizer) == tuple(tokenizer.encode("."))
+    with pytest.raises(ValueError, match=r"rollout\.stop\.0"):
+        config(tmp_path, rollout={"stop": [""]})
 
 
 @pytest.mark.parametrize(
@@ -135,7 +148,9 @@ def test_the_user_s_own_end_must_be_one_token(tmp_path: Path) -> None:
     ],
 )
 def test_a_template_whose_turns_end_with_no_token_of_their_own_names_none(of_turn: str) -> None:
-    assert turn_end(chat_tokenizer(f"{{% for m in messages %}}{of_turn}{{% endfor %}}")) is None
+    assert (
+        turn_end(chat_tokenizer(f"{{% for m in messages %}}{of_turn}{{% endfor %}}"), Data(path="x")) is None
+    )
 
 
 @pytest.mark.parametrize("tags", [(), TAGS])
@@ -155,3 +170,34 @@ def test_a_tag_that_ends_a_completion_is_part_of_its_answer() -> None:
     silent = silent_tokens(tokenizer)
     assert completed(tokenizer, silent, ids, "stop") == said
     assert completed(tokenizer, silent, [*ids, tokenizer.eos_token_id], "stop") == said
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stops", "text"),
+    [
+        (["a", "\n", "\nPro", "blem: b"], ["\n\nProblem:"], "a"),
+        (["a.\n", "\nProblem:"], ["\n\nProblem:"], "a."),
+        (["a", "bc", "d"], ["cd"], "ab"),
+        (["abc", "d"], ["bcd"], "a"),
+        (["abcd"], ["bc"], "a"),
+        (["a", "b", "c"], ["c", "bc"], "a"),
+        (["é", "ab"], ["ab"], "é"),
+        (["a", "<t>", "b", "c"], ["bc"], "a"),
+        (["a", "<t>", "b"], ["<t>b"], "a"),
+        (["<answer>1", "</ans", "wer>\n"], ["</answer>"], "<answer>1</answer>"),
+        (["1</answer>", "\n", "\n"], ["</answer>\n\n"], "1</answer>"),
+        (["```", "python\nx\n", "```", "\n"], ["\n```\n"], "```python\nx\n```"),
+        (["a", "<t>"], ["b"], "a"),
+        (["ab", "c"], ["ab", "abc"], ""),
+    ],
+)
+def test_a_text_ends_where_its_stop_begins_to_the_character(
+    tokens: list[str], stops: list[str], text: str
+) -> None:
+    words = Tokenizer(models.WordLevel({word: place for place, word in enumerate(dict.fromkeys(tokens))}))
+    words.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<t>")
+    ids = tokenizer.convert_tokens_to_ids(tokens)
+    assert completed(tokenizer, silent_tokens(tokenizer), ids, "stop", stops) == text
+    everything = "".join(tokens).replace("<t>", "")
+    assert completed(tokenizer, silent_tokens(tokenizer), ids, "length", stops) == everything

@@ -24,6 +24,7 @@ from hora_rl.deploy.checks import task as checked_task
 from hora_rl.deploy.checks.findings import Finding, Target
 from hora_rl.deploy.checks.run_checks import CHECKS, check, check_all, examine, target_of
 from hora_rl.deploy.checks.task import sandbox, stops, task
+from hora_rl.deploy.checks.templates import templates
 from hora_rl.deploy.launch.evaluation import prompts
 from tests.support.chat_model import END, TEMPLATE, THINKING, chat_tokenizer
 from tests.support.checks import Make, one
@@ -412,3 +413,76 @@ def test_a_stop_token_that_the_model_has_no_row_for_is_refused(beyond: Path) -> 
     assert list(stops(Target(load("tiny", [f"model.path={beyond}"]))))
     with pytest.raises(ConfigError, match="stop tokens holds '<tool>', token 262"):
         list(stops(Target(load("tiny", [f"model.path={beyond}", "rollout.stop=['<tool>']"]))))
+
+
+OFF = "enable_thinking: false} turns thoughts off"
+SWITCH = (
+    "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}<think></think>"
+    "{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "says", "not_said"),
+    [
+        (TEMPLATE, {}, "the tokenizer's, with its defaults", "thought"),
+        (THINKING, {}, "the prompt ends in an open thought ('<think>\\n')", "turns"),
+        (TEMPLATE + SWITCH, {}, OFF, "ends in"),
+        (TEMPLATE + SWITCH, {"enable_thinking": False}, "the prompt ends in an empty thought", OFF),
+        (TEMPLATE + SWITCH, {"enable_thinking": True}, "with enable_thinking: True", OFF),
+        (
+            TEMPLATE + SWITCH.replace("not enable", "enable"),
+            {},
+            "enable_thinking: true turns thoughts on",
+            OFF,
+        ),
+    ],
+)
+def test_a_template_that_thinks_by_default_is_said_with_the_remedy(
+    folder: Path, template: str, settings: dict[str, Any], says: str, not_said: str
+) -> None:
+    save_model(folder / "model", template)
+    data = {"path": str(folder / "problems.jsonl"), "chat_template_kwargs": settings}
+    for command in ("run", "eval"):
+        made = of_folder(folder, data=data, evaluation={"path": data["path"]})
+        (found,) = (f for f in templates(Target(made, command)) if f.what == "chat template")  # type: ignore[arg-type]
+        assert says in found.says
+        assert not_said not in found.says
+
+
+def test_rows_that_are_rendered_already_or_hold_control_tokens_or_a_system_message_are_said(
+    folder: Path,
+) -> None:
+    def prompts(row: Any, **settings: Any) -> list[tuple[str, str]]:
+        path = folder / "own.jsonl"
+        write_lines(path, [{"problem": row, "answer": "1"}])
+        found = templates(Target(of_folder(folder, data={"path": str(path), **settings})))
+        return [(f.level, f.says) for f in found if f.what == "prompt"]
+
+    turn = "<|im_start|>user\n1?<|im_end|>\n"
+    assert prompts("1?") == []
+    assert prompts(turn) == [
+        ("warn", "row 0 begins with a control token and gets the chat template once more")
+    ]
+    assert prompts(turn, chat=False, system=None) == [
+        ("ok", "1 row of the first 1 are rendered already: their control tokens count")
+    ]
+    [(level, says)] = prompts("1<|im_end|>?")
+    assert (level, "a space breaks it" in says) == ("ok", True)
+    both = [{"role": "system", "content": "Own."}, {"role": "user", "content": "1?"}]
+    [(level, says)] = prompts(both)
+    assert (level, "takes the place of data.system" in says) == ("warn", True)
+    assert prompts(both, system=None) == []
+    *_, (level, says) = prompts(turn, chat=False)
+    assert (level, "takes the place of data.system" in says) == ("warn", True)
+
+
+def test_a_message_that_the_chat_template_leaves_out_is_said(folder: Path) -> None:
+    save_model(
+        folder / "model", "{% for m in messages if m.role == 'user' %}{{ m.content | trim }}{% endfor %}"
+    )
+    asked = [{"role": "developer", "content": "Add."}, {"role": "user", "content": " 1<|im_end|>?\n"}]
+    path = write_lines(folder / "own.jsonl", [{"problem": asked, "answer": "1"}])
+    found = list(templates(Target(of_folder(folder, data={"path": str(path), "system": None}))))
+    says = [f.says for f in found if f.level == "warn"]
+    assert says == ["row 0: the chat template leaves out its developer message ('Add.')"]

@@ -74,6 +74,25 @@ def run(out: Path, dice: Dice, samples: int = 40, n: int = 4, **kwargs: object) 
     return asyncio.run(evaluate(prompts(n), dice.generate, score, samples, out, **settings))  # type: ignore[arg-type]
 
 
+def test_a_truncated_distribution_is_asked_for_and_is_part_of_the_samples_identity(tmp_path: Path) -> None:
+    seen = []
+
+    class Noting(Dice):
+        async def generate(self, request: SamplingRequest) -> list[Completion]:
+            seen.append(dict(request.truncation))
+            return await super().generate(request)
+
+    cut = Evaluation(top_p=0.9, top_k=20).truncation
+    run(tmp_path / "s.jsonl", Noting(), truncation=cut)
+    assert seen == [{"top_p": 0.9, "top_k": 20}] * len(seen) != []
+    with pytest.raises(SampleFileError, match=r"was sampled with top_k = 20, now it is None"):
+        run(tmp_path / "s.jsonl", Dice(), truncation=Evaluation().truncation)
+    with pytest.raises(
+        ValueError, match=r"rollout\.top_p: training samples from all tokens.* evaluation\.top_p"
+    ):
+        load("tiny", ["rollout.top_p=0.9"])
+
+
 def test_every_sample_is_written_once_and_counted(tmp_path: Path) -> None:
     counts = run(tmp_path / "s.jsonl", Dice(), samples=50)
     header, *samples = lines(tmp_path / "s.jsonl")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.deploy.runs.export_run import export_run
@@ -70,13 +71,15 @@ def test_no_run_checkpoint_or_known_step_is_refused_and_nothing_is_overwritten(t
 def test_an_exported_model_knows_its_step_and_has_its_own_settings(tmp_path: Path) -> None:
     model = write_model("bloom", tmp_path / "model")
     # BLOOM has no other attention.
-    run = run_folder(tmp_path, 10, 20, settings=[f"model.path={model}", "learner.attention=eager"])
+    settings = [f"model.path={model}", "learner.attention=eager", "data.chat_template='{{ messages }}'"]
+    run = run_folder(tmp_path, 10, 20, settings=settings)
     config = load(str(run / "config.yaml"))
     weights = load_model(config.model, config.learner).state_dict()
     written(run, 10, {"module": {f"hf.{k}": v for k, v in weights.items()}})
     export_run(run, 10, tmp_path / "out")
     assert step_of(str(tmp_path / "out")) == 10
     assert AutoConfig.from_pretrained(tmp_path / "out").use_cache
+    assert load_tokenizer(str(tmp_path / "out")).chat_template == "{{ messages }}"
     assert step_of(config.model.path) is None
     (tmp_path / "out" / "hora.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"hora.json: does not say the step .*--step"):

@@ -105,7 +105,11 @@ def serving(config: Config) -> tuple[Replica, EngineProxy, Any]:
     replica = Replica()
     proxy = EngineProxy(engine_args(config), replica)
     stops = stop_tokens(config, load_tokenizer(config.model.path))
-    return replica, proxy, create_app(Handlers(config.run.name, config.serve, proxy, stops))
+    return (
+        replica,
+        proxy,
+        create_app(Handlers(config.run.name, config.serve, proxy, stops, config.evaluated.data)),
+    )
 
 
 VALUES: list[Any] = [
@@ -226,6 +230,14 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type":
 SHOWS_TOOLS = """{% for tool in tools or [] %}tool {{ tool.function.name }}
 {% endfor %}{% for message in messages %}{{ message.role }} {{ message.content }}
 {% endfor %}"""
+
+
+def test_the_run_s_chat_template_and_its_settings_are_the_default() -> None:
+    own = "{% for m in messages %}{{ kind }}: {{ m.content }}{% endfor %}"
+    config = load("tiny", [f"data.chat_template={own!r}", "data.chat_template_kwargs={kind: 1}"])
+    replica, _, app = serving(config)
+    assert ask(app, messages=KINDS["/chat/completions"]["messages"]).status_code == 200
+    assert load_tokenizer(config.model.path).decode(replica.prompts[-1]) == "1: 37+58=?"
 
 
 def test_tools_are_in_the_prompt_as_the_chat_template_has_them(tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""Check of the prompts' rendering: the chat template with its settings, thoughts that it asks for, and
+control tokens in the texts of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hora_rl.common.config import Config, Data
+from hora_rl.common.data.chat_template import settings_of, template_of
+from hora_rl.common.data.control_tokens import PlainTexts
+from hora_rl.common.data.datasets import Row, load_dataset
+from hora_rl.common.data.prompts import (
+    begin_tokens,
+    is_rendered,
+    load_tokenizer,
+    opening,
+    render,
+    render_text,
+)
+from hora_rl.common.data.rewards import gold_test, usable_held_out
+from hora_rl.common.thoughts import prefill, unclosed
+from hora_rl.deploy.checks.findings import Finding, Target, ok, plural
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ROWS = 64
+"""Rows whose texts are searched for control tokens."""
+SWITCHES = ("enable_thinking", "thinking")
+"""Names under which templates turn thoughts on and off."""
+
+
+def templates(target: Target) -> Iterator[Finding]:
+    """The rendering of each source, or of the held-out problems if nothing is trained."""
+    config = target.config
+    for source in config.source_names if target.trains else [config.evaluated_source]:
+        found = rendering(config.of(source), trains=target.trains)
+        yield from (replace(f, says=f"{source}: {f.says}") for f in found) if source else found
+
+
+def rendering(config: Config, *, trains: bool) -> Iterator[Finding]:
+    """Findings of one source."""
+    data = config.data
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    if trains:
+        rows = load_dataset(data.model_copy(update={"limit": ROWS}), gold_test(config.reward)).rows
+    else:
+        rows = usable_held_out(config).rows[:ROWS] if config.evaluation.path else ()
+    if not rows:
+        return
+    if data.chat:
+        yield _template(tokenizer, rows[0], data)
+        yield from _left_out(tokenizer, rows, data)
+    yield from _control_tokens(tokenizer, rows, data)
+    yield from _system(tokenizer, rows, data)
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data) -> Finding:
+    """Whose template it is, its settings, and whether it asks for a thought."""
+    source = template_of(tokenizer, data)
+    whose = "data.chat_template" if data.chat_template else "the tokenizer's"
+    given = [f"{name}: {value!r:.60}" for name, value in data.chat_template_kwargs.items()]
+    left = [name for name in settings_of(source) if name not in data.chat_template_kwargs]
+    says = f"{whose}, with {', '.join(given) if given else 'its defaults'}"
+    says += f"; it also reads {', '.join(left)}" if left else ""
+    text = render_text(tokenizer, row.problem, data, row.messages)
+    begins = begin_tokens(tokenizer)[:1]
+    if begins and render(tokenizer, row.problem, data, row.messages)[:1].tolist() != begins:
+        begin = tokenizer.convert_ids_to_tokens(begins[0])
+        says += f"; it writes no begin token ({begin}), which the tokenizer puts before other texts"
+    for switch in SWITCHES:
+        if switch in left:
+            off, on = (_with(tokenizer, row, data, {switch: value}) for value in (False, True))
+            if text != off:
+                remedy = f"data.chat_template_kwargs: {{{switch}: false}} turns thoughts off"
+                says += f"; it thinks by default: {remedy}"
+            elif text != on:
+                says += f"; it does not think by default: {switch}: true turns thoughts on"
+    if opened := prefill(text):
+        says += f"; the prompt ends in an {'open' if unclosed(opened) else 'empty'} thought ({opened!r})"
+    return ok("chat template", says)
+
+
+def _with(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data, more: dict[str, bool]) -> str:
+    settings = {**data.chat_template_kwargs, **more}
+    changed = data.model_copy(update={"chat_template_kwargs": settings})
+    return render_text(tokenizer, row.problem, changed, row.messages)
+
+
+def _left_out(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: Data) -> Iterator[Finding]:
+    """The first message that the template does not write. It may change an assistant's or a tool's."""
+    plain = PlainTexts(tokenizer, data)
+    for row in rows:
+        text = render_text(tokenizer, row.problem, data, row.messages)
+        for message in opening(row.problem, data, row.messages):
+            role, content = message["role"], str(message["content"]).strip()
+            written = content in text or plain(content) in text
+            if role not in ("assistant", "tool") and not written:
+                says = f"row {row.index}: the chat template leaves out its {role} message ({content!r:.60})"
+                yield Finding(
+                    "warn", "prompt", says, "use a role that the template knows, or another template"
+                )
+                return
+
+
+def _control_tokens(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: Data) -> Iterator[Finding]:
+    """Rows that are rendered already, and rows with control tokens in their texts."""
+    plain = PlainTexts(tokenizer, data)
+    started = [row for row in rows if not row.messages and plain.starts(row.problem)]
+    if started and data.chat:
+        says = f"row {started[0].index} begins with a control token and gets the chat template once more"
+        yield Finding("warn", "prompt", says, "set data.chat: false for rows that are rendered already")
+    elif started:
+        again = [row for row in started if _begins(tokenizer, row, data)]
+        begins = ", and get no second begin token" if again else ""
+        says = f"{plural(len(started), 'row')} of the first {len(rows)} are rendered already: their control"
+        says += f" tokens count{begins}"
+        yield ok("prompt", says)
+    held = [
+        row
+        for row in rows
+        if not is_rendered(tokenizer, row.problem, data) and plain.holds(f"{row.problem}{row.messages}")
+    ]
+    if held and not (started and data.chat):
+        says = f"row {held[0].index} holds the text of a control token: a space breaks it, so it is no token"
+        yield ok("prompt", says)
+
+
+def _begins(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data) -> bool:
+    begins = begin_tokens(tokenizer)[:1]
+    text = render_text(tokenizer, row.problem, data)
+    return bool(begins) and tokenizer.encode(text, add_special_tokens=False)[:1] == begins
+
+
+def _system(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: Data) -> Iterator[Finding]:
+    """Rows whose system message, or rendering, takes the place of `data.system`."""
+    own = [
+        row
+        for row in rows
+        if any(message["role"] in ("system", "developer") for message in row.messages)
+        or (not row.messages and is_rendered(tokenizer, row.problem, data))
+    ]
+    if own and data.system is not None:
+        yield Finding(
+            "warn",
+            "prompt",
+            f"{plural(len(own), 'row')} of the first {len(rows)} have a system message, or are rendered "
+            f"already: that takes the place of data.system ({data.system!r:.60})",
+            "set data.system: null if they ask for the form that the rewards read; or reward.answer: lenient",
+        )

@@ -1,0 +1,126 @@
+"""Rows whose prompt is a conversation, in the forms in which files and libraries hold it."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hora_rl.common.config import Config, Data, Evaluation
+from hora_rl.common.data.datasets import DataError, load_dataset, load_held_out
+from hora_rl.common.data.messages import read_prompt
+from hora_rl.common.data.prompts import make_prompt, render_text
+from tests.support.chat_model import chat_tokenizer
+from tests.support.jsonl import write_lines
+
+SHORT = [{"role": "user", "content": "2+2?"}]
+LONG = [
+    {"role": "system", "content": "Add."},
+    {"role": "user", "content": "1+1?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "And 2+2?"},
+]
+DATA = Data(path="x", prompt_field="prompt", system=None)
+
+
+def rendered(rows: Any, place: int = 0, data: Data = DATA) -> str:
+    tokenizer = chat_tokenizer()
+    prompt = make_prompt(tokenizer, 0, rows[place], data)
+    text = render_text(tokenizer, rows[place].problem, data, rows[place].messages)
+    assert tokenizer.decode(prompt.tokens) == text
+    assert prompt.text == rows[place].problem
+    return text
+
+
+def written(path: Path, prompts: list[Any]) -> Path:
+    if path.suffix == ".jsonl":
+        write_lines(path, [{"prompt": prompt, "answer": "4"} for prompt in prompts])
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist([{"prompt": prompt, "answer": "4"} for prompt in prompts]), path)
+    else:
+        with path.open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["prompt", "answer"])
+            table.writerows([[prompt, "4"] for prompt in prompts])
+    return path
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.parquet", "json.csv", "python.csv"])
+def test_a_conversation_is_rendered_as_it_is_and_its_last_turn_is_the_problem(
+    tmp_path: Path, name: str
+) -> None:
+    dump = {"json.csv": json.dumps, "python.csv": str}.get(name, lambda messages: messages)
+    path = written(tmp_path / name, [dump(SHORT), dump(LONG)])
+    data = DATA.model_copy(update={"path": str(path)})
+    for found in (load_dataset(data), load_held_out(Evaluation(path=str(path)), data)):
+        assert [row.problem for row in found.rows] == ["2+2?", "And 2+2?"]
+        assert found.rejected == ()
+    expected = chat_tokenizer().apply_chat_template(LONG, add_generation_prompt=True, tokenize=False)
+    assert rendered(found.rows, 1) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [{"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]}],
+        {"role": ["user"], "content": ["2+2?"]},
+        np.array(SHORT),
+        [{"role": "user", "content": np.array([{"type": "text", "text": "2+2?"}])}],
+        [{**SHORT[0], "tool_calls": None, "name": None}],
+    ],
+)
+def test_messages_are_the_same_in_every_form(value: Any) -> None:
+    assert read_prompt(value) == ("2+2?", tuple(SHORT))
+
+
+@pytest.mark.parametrize(
+    ("value", "defect"),
+    [
+        ([*LONG, {"role": "assistant", "content": "4"}], "ends with a turn of the assistant"),
+        (LONG[:1], "has no message of the user"),
+        ([{"from": "human", "value": "2+2?"}], "without a role"),
+        ([{"role": "human", "content": "2+2?"}], "without a role of system, "),
+        ([{"role": "user", "content": [{"type": "image"}]}], "content is not text"),
+        ([{"role": "user", "content": None}], "content is not text"),
+        ([{"role": "user", "content": " "}], "is not a text"),
+        ([{"role": "user", "content": "\ud800"}], "U\\+D800"),
+        ("[{'role': 'user' 'content': 'x'", "begins as messages"),
+        ([], "is not a text, nor messages"),
+        (7, "is not a text, nor messages"),
+        ({"text": "x"}, "is not a text, nor messages"),
+    ],
+)
+def test_what_is_no_prompt_is_left_out_with_its_defect(value: Any, defect: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=defect):
+        read_prompt(value)
+    path = write_lines(tmp_path / "d.jsonl", [{"prompt": value, "answer": "4"}])
+    with pytest.raises(DataError, match=f"none of its 1 rows can be used; .*'prompt' .*{defect}"):
+        load_dataset(DATA.model_copy(update={"path": str(path)}))
+
+
+def test_the_system_message_of_a_row_takes_the_place_of_the_data_set_s_and_the_template_is_of_its_last_turn(
+    tmp_path: Path,
+) -> None:
+    path = written(tmp_path / "d.jsonl", [SHORT, LONG, "2+2?"])
+    data = DATA.model_copy(update={"path": str(path), "system": "Own.", "template": "Q: {problem}"})
+    rows = load_dataset(data).rows
+    assert rendered(rows, 0, data) == rendered(rows, 2, data)
+    assert "system\nOwn.<|im_end|>\n<|im_start|>user\nQ: 2+2?" in rendered(rows, 0, data)
+    text = rendered(rows, 1, data)
+    assert "Own." not in text
+    assert text.count("Q: ") == 1
+    assert "Q: And 2+2?" in text
+
+
+def test_the_rows_of_trl_and_verl_come_with_their_system_message_by_rewards(tmp_path: Path) -> None:
+    """The default system message asks for the form of the rewards, also where the row is a conversation."""
+    path = written(tmp_path / "d.jsonl", [SHORT])
+    settings = {"model": {"path": "x"}, "data": {"path": str(path), "prompt_field": "prompt"}}
+    data = Config.model_validate(settings).data
+    text = rendered(load_dataset(data).rows, 0, data)
+    assert data.system is not None
+    assert data.system in text
