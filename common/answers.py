@@ -11,6 +11,7 @@ All functions take linear time, also on hostile text."""
 import re
 from collections.abc import Callable
 
+from hora_rl.common.answer_words import told
 from hora_rl.common.last_expression import last_expression
 from hora_rl.common.thoughts import CLOSING, OPENING, after_thought, unclosed, whole_thought
 from hora_rl.common.user_code import failures_named, load_function
@@ -18,13 +19,14 @@ from hora_rl.common.user_code import failures_named, load_function
 Extract = Callable[[str], str | None]
 
 TAGS = ("<answer>", "</answer>")
-_BOXED = re.compile(r"\\f?boxed\s*\{")
+_BOXED = re.compile(r"\\f?boxed\s*\{|\\fbox\s*\{")
+_BOXED_BARE = re.compile(r"\\f?boxed(?![A-Za-z])\s*((?:[-+−]?[\d.\\]|[A-J]\b)(?:(?!\\[)\]])[^\s$])*)")
+"""A value behind `\\boxed` without braces, up to the next space."""
 _BRACES = re.compile(r"\\[\\{}]|[{}]")  # an escaped brace closes nothing
-_SAID = re.compile(r"\banswer\s*(?:is\b|[:=])\s*:?", re.IGNORECASE)
 _EMPHASIS = "*_` \t"
 _HEADING = re.compile(r"^#+\s+(?=\S)")
 _STOP = re.compile(r"(?<=[*_`])\.$")
-_SENTENCE = re.compile(r"(?<=[.!?])\s")
+_SENTENCE = re.compile(r"(?<=[.!?])\s|(?<=[。！？।۔])")
 _CLOSED = {r"\]": r"\[", r"\)": r"\(", "$$": "$$"}
 """End of a formula -> its beginning."""
 
@@ -82,6 +84,9 @@ def extract_boxed(completion: str) -> str | None:
             stack.append(found.start())
         elif found.group() == "}" and stack and (start := stack.pop()) in opens:
             last = start + 1, found.start()
+    bare = [found for found in _BOXED_BARE.finditer(text) if found.start() > last[1]]
+    if bare:
+        return bare[-1][1].rstrip(".,;:!?。，") or None
     return text[slice(*last)].strip() or None
 
 
@@ -105,11 +110,7 @@ def extract_lenient(completion: str) -> str | None:
 
 def _said(lines: list[str]) -> str | None:
     """The text after "answer is" in the last line that has it."""
-    for line in reversed(lines):
-        said = [found.end() for found in _SAID.finditer(line)]
-        if said and (answer := _plain(line[said[-1] :])):
-            return answer
-    return None
+    return next(filter(None, map(_plain, told(lines))), None)
 
 
 def _lines(text: str) -> list[str]:

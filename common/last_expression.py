@@ -5,8 +5,8 @@ Takes linear time, also on hostile text."""
 import re
 from typing import NamedTuple
 
-from hora_rl.common.equality.notation import FUNCTIONS, TEXT
-from hora_rl.common.equality.units import is_unit_word
+from hora_rl.common.equality.notation import FUNCTIONS, NATIVE, TEXT
+from hora_rl.common.equality.units import is_more, is_unit_word
 
 LONGEST = 2000
 """Only the last so many characters of a text are read."""
@@ -16,19 +16,21 @@ _FORMULA = (
     r"|\\\((.{1,500}?)\\\)|\\\[(.{1,500}?)\\\]"
 )
 _PIECE = re.compile(rf"(?:{_FORMULA})([.,;:!?]?)|(?:{TEXT}\{{[^{{}}]*\}}|\S)+", re.DOTALL)
-_MARKS = "*_`\"'“”’"
+_MARKS = "*_`\"'“”’«»„「」『』"
 _ENDS = ".,;:!?"
 _NAMED = re.compile(
     rf"{TEXT}\{{[^{{}}]*\}}|\\[A-Za-z]+|(?<![A-Za-z])(?:{'|'.join(FUNCTIONS)}|pi)(?![A-Za-z])"
 )
-_WORD = re.compile(r"[A-Za-z]{2}")
+_WORD = re.compile(rf"[A-Za-z]{{2}}|[\u00c0-\u024f]|{NATIVE}")
+_NATIVE = re.compile(rf"{NATIVE}+")
+_PUNCTUATION = str.maketrans("，。；：！？、（）،؛؟۔।", ",.;:!?,(),;?..")
 _GLUED = re.compile(r"(\d)(?!(?:st|nd|rd|th)\b)([A-Za-z]{2,}\.?)(?=[\s.,;:!?]|\Z)")
 _VALUE = re.compile(r"\d|\\[A-Za-z]|[A-Za-z)]\s*[-+*/^]\s*[A-Za-z(]|∞|π|√")
 _SIDE = re.compile(r"=|≈|\\(?:approx|simeq|to|[Rr]ightarrow)\b|→|->")
 _BRACKETS = (("(", ")"), ("[", "]"), ("{", "}"))
 _FRAGMENT = " \t\n,;#&*/+<|-\\"
 """Characters at the end of a truncated completion."""
-_COUNTED = re.compile(r"[a-z]{3,20}")
+_COUNTED = re.compile(rf"[a-z]{{3,20}}|{NATIVE}+")
 _NO_UNIT = re.compile(
     r"and|are|but|for|from|has|have|not|that|the|then|they|times|was|were|which|with|because|since"
 )
@@ -54,7 +56,7 @@ def last_expression(text: str) -> str | None:
     returned as is. None if there is no expression."""
     if not _VALUE.search(text):
         return None
-    pieces = _pieces(text[-LONGEST:])
+    pieces = _pieces(_spaced(text[-LONGEST:]))
     if not any(piece.is_word for piece in pieces):
         return text.strip().rstrip(_FRAGMENT)
     found, i = None, 0
@@ -62,6 +64,11 @@ def last_expression(text: str) -> str | None:
         run, after = _run(pieces, i)
         found, i = _value(run) or found, max(after, i + 1)
     return found
+
+
+def _spaced(text: str) -> str:
+    """Words of other scripts apart from numbers, and ASCII punctuation: `共42个。` -> `共 42 个.`"""
+    return text if text.isascii() else _NATIVE.sub(r" \g<0> ", text.translate(_PUNCTUATION))
 
 
 def _pieces(text: str) -> list[_Piece]:
@@ -106,7 +113,7 @@ def _unit(pieces: list[_Piece], i: int) -> str | None:
     if is_unit_word(word):
         return word
     counts = pieces[i - 1].is_math and _COUNTED.fullmatch(word) and not _NO_UNIT.fullmatch(word)
-    return word if counts else None
+    return word if counts and not (_NATIVE.match(word) and is_more(word)) else None
 
 
 def _value(run: str) -> str | None:

@@ -1,10 +1,12 @@
 """Decides whether an answer equals a gold answer.
 
-notation    Unicode mathematics and plain names as LaTeX
+notation    Unicode mathematics, scripts and plain names as LaTeX
+typeface    removes typeface, colour and size
 texts       removes the wrapping of an answer
 numerals    plain numbers, thousands, other bases
 words       answers in words
 solutions   gold answers within other text
+misreadings gold answers that parse as something else
 statements  the value that an answer claims, if any
 units       units, compound quantities, scale words (tables: unit_table)
 sizes       refuses answers that are too expensive to parse

@@ -28,6 +28,7 @@ MATHS = FUNCTIONS | {"pi", "infinity", "inf", "percent", "percentage", "and"}
 """Words that are mathematics."""
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+_SUBSCRIPT = re.compile("[₀-₉]+")
 _SUPERSCRIPT = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _ROOT_OF_BRACKETS = re.compile(r"(?:√|(?<![\\A-Za-z])sqrt)\s*(?=\()")
 _ROOT_OF_ONE = re.compile(
@@ -141,6 +142,7 @@ def symbols(text: str) -> str:
     text = _OVERLINED.sub(lambda found: rf"\overline{{{re.sub(r'[^0-9]', '', found[0])}}}", text)
     if not text.isascii():
         text = _SUPERSCRIPT.sub(_exponent, text.translate(_SYMBOLS))
+        text = _SUBSCRIPT.sub(lambda found: f"_{{{normalize('NFKC', found[0])}}}", text)
     text = _SCIENTIFIC.sub(r"\1\\times 10^{\2\3}", text)
     return _roots(_POWER_OF_TEN.sub(r"\\times ", _REPEATING.sub(_fraction, text)))
 

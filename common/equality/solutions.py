@@ -9,12 +9,16 @@ from hora_rl.common.equality.units import is_unit_word
 _SEPARATORS = re.compile(rf"(?:{SPACE}|[,;$]|\\[()\[\]]|\b(?:and|or)\b|{TEXT}\{{[\s,]*(?:and|or)?[\s,]*\}})*")
 _FORMULA = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\\(.+?\\\)", re.DOTALL)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
+_MISSING = frozenset({"nan", "NaN", "<NA>", "NaT"})
+"""What pandas writes for a missing value."""
 _SENTENCE = 3
 """Number of words around a formula that make a sentence, without units."""
 
 
 def solution_fault(gold: str) -> str | None:
     """Why a gold answer is a solution, and what to give instead; None otherwise."""
+    if gold.strip() in _MISSING:
+        return "is a missing value"
     if "####" in gold:
         return "cannot be verified (give a column with what follows '####' alone)"
     text = unwrapped(gold)

@@ -5,6 +5,7 @@ All functions take linear time and are safe on hostile text."""
 import re
 from functools import lru_cache
 
+from hora_rl.common.answer_words import SAID
 from hora_rl.common.equality.notation import TEXT, symbols
 from hora_rl.common.equality.typeface import untypeset
 
@@ -12,9 +13,7 @@ BOXED = "\\boxed{"
 SPACE = r"(?:\\[,;:! ]|\\q?quad\b|\\(?:thin|med|thick)space\b|~|\s)"
 """Regular expression for one piece of LaTeX spacing."""
 
-_LEAD = re.compile(
-    r"(?:\\displaystyle\b|(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|[:=])\s*:?)\s*", re.IGNORECASE
-)
+_LEAD = re.compile(rf"(?:\\displaystyle\b|(?:the\s+)?(?:final\s+)?(?:{SAID}))\s*", re.IGNORECASE)
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _SPACING = re.compile(r"(?<!\d) | (?!\d)")
 _COMMAND = re.compile(r"\\[A-Za-z]+")

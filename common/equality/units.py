@@ -62,6 +62,9 @@ _BARE_LETTERS = {"m", "g", "s", "h", "L"}
 MOST_TERMS = 5
 """Maximum number of units in one quantity: weeks, days, hours, minutes, seconds."""
 
+MOST_WORDS = 20
+"""Maximum number of words in the unit of one number."""
+
 
 @dataclass(frozen=True)
 class Term:
@@ -151,11 +154,13 @@ def _power_left_out(one: Unit, other: Unit) -> bool:
 
 def _term(text: str) -> Term:
     if (count := _COUNT.fullmatch(text.strip())) and not any(
-        _is_more(word) or word in MATHS or is_unit_word(word) for word in count[2].lower().split()
+        is_more(word) or word in MATHS or is_unit_word(word) for word in count[2].lower().split()
     ):
         return Term(count[1], 1, UNKNOWN)
     rest = text
-    while (shorter := _without_last_unit(rest, first=rest is text)) is not None:
+    for _ in range(MOST_WORDS):
+        if (shorter := _without_last_unit(rest, first=rest is text)) is None:
+            break
         rest = shorter
     tokens = _tokens(text[len(rest) :])
     sign = ""
@@ -185,7 +190,7 @@ def _is_unit(found: re.Match[str]) -> bool:
     words = re.sub(r"\^-?\d", "", found.group(1))
     names = re.findall(rf"{LETTER}+", words.lower())
     inner = names[names[:1] == ["and"] : len(names) - (names[-1:] == ["and"])]  # `feet and` 6 inches
-    return bool(names) and not re.search(r"\d", words) and not any(map(_is_more, inner))
+    return bool(names) and not re.search(r"\d", words) and not any(map(is_more, inner))
 
 
 def _is_plain_unit(found: re.Match[str]) -> bool:
@@ -196,13 +201,14 @@ def _is_plain_unit(found: re.Match[str]) -> bool:
     return is_unit_word(word) and bool(before.strip())
 
 
-def _is_more(word: str) -> bool:
+def is_more(word: str) -> bool:
+    """Whether a word after a number, in small letters, is more than a unit: `or`, `half`, `以上`."""
     return bool(_MORE.fullmatch(word) or MORE_IN.search(word)) or word in MORE_WORDS
 
 
 def _is_native_unit(found: re.Match[str]) -> bool:
     """Whether a word of a script that is no mathematics follows something: `42个`, `42 рублей`."""
-    return bool(found.string[: found.start()].strip()) and not _is_more(found.group(1).lower())
+    return bool(found.string[: found.start()].strip()) and not is_more(found.group(1).lower())
 
 
 _ENDS = (

@@ -23,25 +23,28 @@ Pairs = list[list[tuple[Total, Total]]]
 
 def gold_fault(answer: str) -> str | None:
     """Why accuracy cannot be judged against this gold answer; None if it can: the answer is no solution, and
-    it is words or parses and equals itself.
+    it is words, or parses, equals itself and has the value that its text says.
 
     Only for trusted answers of a data set, because the cost may be unbounded."""
     if fault := solution_fault(answer):
         return fault
-    return None if bounded(answer, max_chars=2000) and _equals_itself(answer) else "cannot be verified"
-
-
-def _equals_itself(answer: str) -> bool:
+    if not bounded(answer, max_chars=2000):
+        return "cannot be verified"
     if canonical_number(answer) is not None or is_words(answer):
-        return True
-    answer = bare(answer)
+        return None
+    from hora_rl.common.equality.misreadings import misreading
+
+    values = _gold_values(bare(answer))
+    return "cannot be verified" if values is None else misreading(answer, values)
+
+
+def _gold_values(answer: str) -> list[str] | None:
+    """The texts of the values of a gold answer; None if one of them does not equal itself."""
     from hora_rl.common.equality import expressions
 
-    return all(
-        expressions.equal_totals(gold, gold)
-        for pairs in _claims(answer, answer) or [[]]
-        for gold, _ in pairs[:1]
-    )
+    golds = [gold for pairs in _claims(answer, answer) or [[]] for gold, _ in pairs[:1]]
+    same = all(expressions.equal_totals(gold, gold) for gold in golds)
+    return [value for gold in golds for value, _ in gold] if same else None
 
 
 def quick_verdict(gold: str, answer: str) -> bool | None:

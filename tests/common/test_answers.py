@@ -66,6 +66,12 @@ BOXED = [
     (r"\boxed{(0, 1\}}", r"(0, 1\}"),
     (r"\boxed{a \\ b}", r"a \\ b"),
     (r"\fbox{3} \boxed {4}", "4"),
+    (r"\boxed{3} or \fbox{4}", "4"),
+    (r"The result: \boxed 42.", "42"),
+    (r"$\boxed42$ is it", "42"),
+    (r"\boxed{1}, no: \(\boxed -\frac{1}{2}\)", r"-\frac{1}{2}"),
+    (r"\boxed{7}, as \boxed asks", "7"),
+    (r"\boxed 3 and then \boxed{8}", "8"),
     (r"} } \boxed{6}", "6"),
     (r"\boxed{}", None),
     (r"<think>\boxed{1}</think> \boxed{2}", "2"),
@@ -90,6 +96,30 @@ FINAL = [
     ("<think>the answer is 3</think>\n4", "4"),
     ("<think>the answer is 3", None),
     ("", None),
+]
+FINAL += [
+    (sentence, "42")
+    for sentence in (
+        *("所以答案是42", "答案：42", "**答案**：42", "答案应该是：42", "答：42", "因此，最终答案为 42"),
+        *("उत्तर: 42", "अतः उत्तर 42 है।", "सही उत्तर है 42", "जवाब: 42"),
+        *("La respuesta es 42", "Respuesta: 42", "La respuesta final es: **42**", "**Respuesta:** 42"),
+        *("La réponse est 42", "Réponse : 42", "La réponse finale est 42"),
+        *("الإجابة هي 42", "الجواب: 42", "إذن الإجابة النهائية هي 42"),
+        *("উত্তর: 42", "সুতরাং উত্তর হলো 42", "উত্তর 42 হবে।"),
+        *("A resposta é 42", "Resposta: 42", "A resposta final é 42"),
+        *("Ответ: 42", "Ответ — 42", "**Ответ:** 42", "Окончательный ответ: 42"),
+        *("جواب: 42", "لہٰذا جواب 42 ہے۔", "جواب ہے 42"),
+        *("Die Antwort ist 42", "Antwort: 42", "Die Lösung lautet: 42"),
+        *("答えは42です", "答え：42", "したがって、正解は 42 です。", "答えは**42**です。"),
+        *("정답은 42입니다.", "답: 42", "따라서 답은 42이다"),
+        *("**Answer**: 42", "Final Answer： 42"),
+    )
+]
+FINAL += [
+    ("Ответ: -5", "-5"),
+    ("Ответ -5", "Ответ -5"),
+    ("回答问题\n42", "42"),
+    ("答えは $42$ です。", "$42$"),
 ]
 LAST = "the answer is 3"
 AUTO = [(rf"\boxed{{1}} <answer>2</answer> {LAST}", "2"), (rf"\boxed{{1}} {LAST}", "1"), (LAST, "3")]

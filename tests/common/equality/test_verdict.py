@@ -17,7 +17,18 @@ from hora_rl.common.equality import bare, bounded, expressions, gold_fault, math
 
 ALONE = "the answer alone, not the solution"
 PLAIN = [r"\text{Evelyn}", r"\text{no solution}", "p - q", "9,6 .", r"\$5", "[1,2)"]
-PLAIN += [r"$2$ hours and $30$ minutes"]
+PLAIN += [
+    r"$2$ hours and $30$ minutes",
+    "1e-05",
+    "inf",
+    "204_5",
+    "x_{12}",
+    "A1",
+    "12:30",
+    r"\cos 2 \approx -0.4",
+    "北京",
+    "42个",
+]
 BOXED = [r"\boxed{x^2+1}", r"\boxed{(1,2)} and \boxed{(3,4)}", r"\boxed{1}\text{ and }\boxed{2}"]
 MATHS = [r"$\frac{1}{2}$.", r"x<2\text{ or }x>5", r"1,2,\ldots", r"\sum_{n=1}^{7} n", r"\{x : x>2\}"]
 WORDS = ["1 h ", "1 ", " ", r"\,", r"\text{ cm}", r"\text{", "a(", "=", "x=", r"\boxed{", "1,000", r"1{,}000"]
@@ -52,6 +63,10 @@ TEXTS = st.lists(st.sampled_from(PIECES), max_size=25)
         (r"\boxed{12} is it", ALONE),
         (r"so \boxed{12", ALONE),
         ("She sold 48/2 = <<48/2=24>>24.\n#### 72", "a column with what follows '####' alone"),
+        *((gold, "missing value") for gold in ("nan", "NaN", "<NA>")),
+        ("1_000", "not as 1000"),
+        ("0x1F", "as a product"),
+        ("(1+2j)", "not as 1+2j"),
     ],
 )
 def test_a_gold_answer_that_cannot_be_judged_is_refused_with_the_remedy(gold: str, fault: str) -> None:

@@ -1,0 +1,73 @@
+"""Detects gold answers that parse as something else than their text says. Such an answer equals itself, so
+only a comparison of its value with its text can tell.
+
+For trusted answers of a data set only: the cost may be unbounded."""
+
+import re
+from collections.abc import Iterable
+
+from sympy import Basic, N, Rational, Symbol
+from sympy.core.expr import Expr
+
+from hora_rl.common.equality.expressions import parse
+from hora_rl.common.equality.sizes import bounded
+
+_NUMERAL = re.compile(r"\d+(?:\.\d+)?")
+_INDEX = re.compile(r"_\s*(?:\{[^{}]*\}|\\?\w)")
+_UNDERSCORES = re.compile(r"\d{1,3}(?:_\d{3})+(?:\.\d+)?")
+_CODE = re.compile(r"(?<![\w\\])0[xXbBoO][0-9A-Fa-f]+")
+"""A numeral of a program, which is read as a product with 0."""
+
+
+def misreading(gold: str, values: Iterable[str]) -> str | None:
+    """How the values that a gold answer claims are read wrongly; None if their text agrees with them."""
+    if _CODE.search(gold):
+        return "is read as a product"
+    for value in values:
+        parsed = parse(value)
+        if not isinstance(parsed, Basic) or "\\approx" in value:  # of an approximation one side counts
+            continue
+        if (number := _python_number(gold)) is not None and not _agrees(parsed, number):
+            return f"is read as {parsed}, not as {number:g}"
+        if symbol := next((s for s in parsed.atoms(Symbol) if _has_numeral(s)), None):
+            return f"is read with {symbol.name!r} as a variable"
+        if lost := _lost_numeral(value, parsed):
+            return f"is read without its {lost}"
+    return None
+
+
+def _python_number(text: str) -> complex | None:
+    """The text as Python's number, as CSV files have it; None if it is none, or a numeral with its base."""
+    if "_" in text and not _UNDERSCORES.fullmatch(text.strip()):
+        return None
+    try:
+        return complex(text.strip())
+    except ValueError:
+        return None
+
+
+def _agrees(parsed: Basic, number: complex) -> bool:
+    if number != number or abs(number) == float("inf"):
+        return True
+    if parsed.free_symbols or not isinstance(parsed, Expr):
+        return False
+    return abs(complex(N(parsed)) - number) <= 1e-9 * abs(number)
+
+
+def _has_numeral(symbol: Symbol) -> bool:
+    """`x_{12}` is a variable. `13` as one is a numeral that was taken for it."""
+    return any(char.isdigit() for char in _INDEX.sub("", symbol.name))
+
+
+def _lost_numeral(text: str, parsed: Basic) -> str | None:
+    """A numeral that is not in the value: none of its numbers is it, and another in its place changes
+    nothing."""
+    numbers = parsed.atoms(Rational)
+    kept = {str(abs(number.p)) for number in numbers} | {str(number.q) for number in numbers}
+    for found in _NUMERAL.finditer(_INDEX.sub(lambda index: " " * len(index[0]), text)):  # bases are compared
+        if found[0] in kept:
+            continue
+        other = f"{text[: found.start()]}{int(found[0].split('.')[0]) + 7}{text[found.end() :]}"
+        if bounded(other, 2000) and parse(other) == parsed:
+            return found[0]
+    return None
