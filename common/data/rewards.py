@@ -14,6 +14,7 @@ from functools import cache
 from hora_rl.common.config import Config, Reward
 from hora_rl.common.config.reward import CodeTests
 from hora_rl.common.data.code import RowTests, read_tests
+from hora_rl.common.data.columns import has, reach, value
 from hora_rl.common.data.datasets import Candidate, Dataset, load_held_out
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.user_rewards import columns_of, is_group
@@ -48,7 +49,7 @@ def _lacks(name: str, row: Candidate) -> str | None:
     columns = _needed(name)
     if columns is None:
         return row.trouble
-    missing = [column for column in columns if column not in row.columns]
+    missing = [column for column in columns if not has(row.columns, column)]
     return f"no column {missing[0]!r}, which {name} names in `columns`" if missing else None
 
 
@@ -63,10 +64,10 @@ def _needed(name: str) -> tuple[str, ...] | None:
 def tests_of(settings: CodeTests, row: Mapping[str, object]) -> RowTests:
     """The tests of a row. Raises ValueError naming the column and its defect."""
     field = settings.tests_field
-    if field not in row:
+    if not has(row, field):
         raise ValueError(f"no column {field!r} (reward.code_tests.tests_field)")
     try:
-        return read_tests(row[field], row.get(settings.entry_field))
+        return read_tests(reach(row, field), value(row, settings.entry_field))
     except ValueError as error:
         raise ValueError(f"{field!r} {error}") from None
 
