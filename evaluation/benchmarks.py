@@ -41,11 +41,11 @@ class Benchmark:
         """Compared by path: a user's file may have the same name."""
         return Path(self.path).resolve() in {Path(b.path).resolve() for b in BENCHMARKS.values()}
 
-    def data(self, like: Data, settings: Evaluation) -> Data:
+    def data(self, like: Data, settings: Evaluation | None = None) -> Data:
         """Its data settings, with prompts rendered like the training prompts `like`. Of a Hugging Face data
         set `settings` names configuration, revision and split."""
         columns = {"prompt_field": "problem", "answer_field": "answer"} if self.is_shipped else {}
-        located = settings.on_the_hub if on_the_hub(self.path) else {}
+        located = settings.on_the_hub if settings and on_the_hub(self.path) else {}
         return like.model_copy(update={**like.held_out(self.path), "limit": None, **columns, **located})
 
     def sized(self, samples: int | None, ks: tuple[int, ...] | None) -> Benchmark:

@@ -111,10 +111,10 @@ def load_dataset(data: Data, unusable: Unusable | None = None, section: str = "d
     if not data.path:
         raise DataError("data.path is not set: this needs one data set, not several in data.sources")
     if data.path == "arithmetic" or data.path.startswith("arithmetic:"):
-        return _collect(data, _arithmetic(data), unusable)
+        return _collect(data, _arithmetic(data, section), unusable)
     if data.path.startswith(gym.PREFIX):
         columns = data.model_copy(update={"prompt_field": "question", "answer_field": "answer"})
-        return _collect(columns, _gym(data), unusable)
+        return _collect(columns, _gym(data, section), unusable)
     if not on_the_hub(data.path):
         for key in ("name", "revision"):
             if getattr(data, key) is not None:
@@ -229,23 +229,24 @@ def _nothing(data: Data, columns: set[str], rejected: Sequence[Rejected]) -> str
     )
 
 
-def _split(data: Data) -> arithmetic.Split:
+def _split(data: Data, section: str) -> arithmetic.Split:
     """The split of a generated data set. Raises DataError for an unknown one."""
     for split in arithmetic.SPLITS:
         if split == data.split:
             return split
     name = data.path.split(":")[0]
-    raise DataError(f"data.split ({data.split!r}) of {name} must be one of {', '.join(arithmetic.SPLITS)}")
+    there = ", ".join(arithmetic.SPLITS)
+    raise DataError(f"{section}.split ({data.split!r}) of {name} must be one of {there}")
 
 
-def _gym(data: Data) -> Iterator[tuple[str, Mapping[str, object]]]:
-    rows = gym.entries(data.path, data.settings, _split(data), data.limit)
+def _gym(data: Data, section: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+    rows = gym.entries(data.path, data.settings, _split(data, section), data.limit)
     for number, entry in enumerate(rows, start=1):
         yield f"{data.path}[{data.split}] row {number}", entry
 
 
-def _arithmetic(data: Data) -> Iterator[tuple[str, Mapping[str, object]]]:
-    split = _split(data)
+def _arithmetic(data: Data, section: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+    split = _split(data, section)
     digits, spaced = arithmetic.DEFAULT_DIGITS, data.path.endswith(SPACED)
     if ":" in data.path:
         bounds = re.fullmatch(r"arithmetic:(\d)-(\d)", data.path.removesuffix(SPACED))

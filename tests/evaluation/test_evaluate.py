@@ -213,9 +213,7 @@ def test_only_a_shipped_file_has_the_columns_of_a_shipped_benchmark(
     monkeypatch.chdir(tmp_path)
     Path("amc23.jsonl").write_text('{"question": "1+1=?", "gold": 2}\n')
     path = os.path.relpath(BENCHMARKS["amc23"].path) if name == "path of amc23" else name
-    data = find_benchmark(path).data(
-        Data(path="x", prompt_field="question", answer_field="gold"), Evaluation()
-    )
+    data = find_benchmark(path).data(Data(path="x", prompt_field="question", answer_field="gold"))
     own = ("problem", "answer") if name in ("amc23", "path of amc23") else ("question", "gold")
     assert (data.prompt_field, data.answer_field) == own
 
