@@ -20,6 +20,7 @@ from hora_rl.common.config import Data, Evaluation
 from hora_rl.common.config.data import is_generated
 from hora_rl.common.data import arithmetic, gym
 from hora_rl.common.data.columns import has, names, reach
+from hora_rl.common.data.layouts import Layout, layout_of, problem_of, without_unread
 from hora_rl.common.data.messages import LONE_SURROGATE, Messages, read_prompt
 from hora_rl.common.data.table_files import READERS, read_rows
 from hora_rl.common.data.table_files import DataError as DataError
@@ -28,8 +29,6 @@ from hora_rl.common.files import check_folder
 
 Json = Any
 """A JSON value: None, bool, number, text, a list or an object."""
-PROBLEM, ANSWER = "problem", "answer"
-"""The columns of a row unless data.prompt_field and data.answer_field name others."""
 SPACED = ":spaced"
 """Suffix of the path for additions in the notation of pretrained models."""
 NO_COLUMN = re.compile(r"no column '(?P<field>.*)' \((?P<key>[\w.]+)\)")
@@ -85,6 +84,8 @@ class Dataset:
     name: str
     rows: tuple[Row, ...]
     rejected: tuple[Rejected, ...]
+    layouts: tuple[str, ...] = ()
+    """The layouts of its rows, for people."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -178,39 +179,47 @@ def _collect(
     rows: list[Row] = []
     rejected: list[Rejected] = []
     columns: set[str] = set()
+    layouts: dict[str, None] = {}
     for place, raw in source:
         columns.update(names(raw))
-        candidate = _candidate(data, raw)
-        problem, messages, reason = _problem(data, raw)
+        layout = layout_of(raw)
+        candidate = _candidate(data, layout, raw)
+        problem, messages, reason = _problem(data, layout, raw)
         reason = reason or (unusable(candidate) if unusable else None)
         if reason is None:
-            rows.append(Row(len(rows), problem, candidate.answer, raw, messages))
+            rows.append(Row(len(rows), problem, candidate.answer, candidate.columns, messages))
+            if None in (data.prompt_field, data.answer_field) and not layout.is_default:
+                layouts.setdefault(str(layout))
         else:
             rejected.append(Rejected(place, reason))
         if data.limit is not None and len(rows) >= data.limit:
             break
     if not rows:
         raise DataError(_nothing(data, columns, rejected))
-    return Dataset(data.path, tuple(rows), tuple(rejected))
+    return Dataset(data.path, tuple(rows), tuple(rejected), tuple(layouts))
 
 
-def _candidate(data: Data, raw: Mapping[str, object]) -> Candidate:
-    field = data.answer_field or ANSWER
+def _candidate(data: Data, layout: Layout, raw: Mapping[str, object]) -> Candidate:
+    field, columns = data.answer_field or layout.answer, without_unread(layout, raw)
     if not has(raw, field):
-        return Candidate(None, field, f"no column {field!r} (data.answer_field)", raw)
+        return Candidate(None, field, f"no column {field!r} (data.answer_field)", columns)
+    found = reach(raw, field)
+    read = layout.read(found) if field == layout.answer else found
+    if read is None and found is not None:
+        return Candidate(None, field, f"{field!r} holds no answer: {found!r:.60}", columns)
     try:
-        return Candidate(gold_answer(reach(raw, field)), field, None, raw)
+        return Candidate(gold_answer(read), field, None, columns)
     except ValueError as error:
-        return Candidate(None, field, f"{field!r} {error}", raw)
+        return Candidate(None, field, f"{field!r} {error}", columns)
 
 
-def _problem(data: Data, raw: Mapping[str, object]) -> tuple[str, Messages, str | None]:
+def _problem(data: Data, layout: Layout, raw: Mapping[str, object]) -> tuple[str, Messages, str | None]:
     """The row's problem and messages, and why it has none, or None."""
-    field = data.prompt_field or PROBLEM
+    field = data.prompt_field or layout.problem
     if not has(raw, field):
         return "", (), f"no column {field!r} (data.prompt_field)"
     try:
-        return *read_prompt(reach(raw, field)), None
+        return *read_prompt(problem_of(layout, raw) if data.prompt_field is None else reach(raw, field)), None
     except ValueError as error:
         return "", (), f"{field!r} {error}"
 
@@ -262,7 +271,7 @@ def _arithmetic(data: Data, section: str) -> Iterator[tuple[str, Mapping[str, ob
         raise DataError(str(error)) from error
     for number, p in enumerate(problems, start=1):
         problem = p.spaced if spaced else p.problem
-        columns = {data.prompt_field or PROBLEM: problem, data.answer_field or ANSWER: p.answer}
+        columns = {data.prompt_field or "problem": problem, data.answer_field or "answer": p.answer}
         yield f"{data.path}[{split}] row {number}", columns
 
 

@@ -112,7 +112,7 @@ def test_a_hugging_face_data_set_is_read_by_name_and_split(tmp_path, monkeypatch
     found = load_dataset(data, gold_test(Reward()))
     assert [(r.problem, r.answer) for r in found.rows] == [("1+2", "3")]
     assert found.rejected[0].place == f"{folder}[test] row 2"
-    with pytest.raises(DataError, match="splits test and no 'valid': name one in data.split"):
+    with pytest.raises(DataError, match=r"splits test and no 'valid': name one in data\.split"):
         load_dataset(data.model_copy(update={"split": "valid"}))
 
 
