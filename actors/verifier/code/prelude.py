@@ -29,15 +29,16 @@ MODULES = (
     *(statistics, string, sys, typing),
 )
 WHOLE = (typing, collections, functools, heapq, bisect, itertools, math)
-"""Modules whose public names are there too; of one name the last."""
+"""Modules whose public names are there too. Of one name the last counts, and a module before all."""
 
 
 def provide() -> None:
     """Add the names to those built in. In the process of one program, which ends with it."""
-    names: dict[str, Any] = {module.__name__: module for module in MODULES}
+    names: dict[str, Any] = {}
     for module in WHOLE:
         public = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
         names.update({name: getattr(module, name) for name in public})
+    names.update({module.__name__: module for module in MODULES})
     for name, value in names.items():
         if not hasattr(builtins, name):
             setattr(builtins, name, value)
