@@ -19,7 +19,7 @@ Read = Callable[[object], object]
 PROBLEMS = ("problem", "question", "prompt", "query", "context_messages", "input")
 ANSWERS = (
     *("answer", "final_answer", "expected_answer", "ground_truth", "reward_model.ground_truth"),
-    *("gold", "label", "target", "solution"),
+    *("gold", "gt", "label", "target", "solution"),
 )
 _HASHES = re.compile(r"####[ \t]*(\S[^\n#]*?)\s*\Z")
 _NONE = ("proof", "notfound", "not found")
@@ -179,7 +179,7 @@ def layout_of(row: Row) -> Layout:
 
 def _usual(row: Row) -> Layout:
     problem, answer = (next((c for c in usual if has(row, c)), usual[0]) for usual in (PROBLEMS, ANSWERS))
-    read = boxed_or_whole if answer == "solution" else behind_hashes
+    read = behind_hashes if answer == ANSWERS[0] else only_one
     return Layout("", (), problem, answer, read, how=f"columns {problem} and {answer}")
 
 
