@@ -31,6 +31,7 @@ from hora_rl.common.thoughts import after_thought
 INPUT, OUTPUT = ("input", "stdin"), ("output", "stdout")
 KIND, FUNCTION = ("testtype", "type"), ("fn_name", "func_name", "metadata.func_name", "metadata.fn_name")
 CALLED = ("functional", "function_call", "call_based")
+FENCE = "```"
 MOST_CHARS = 100_000
 """A longer program is wrong and is not run."""
 MOST_BLOCKS = 16
@@ -164,8 +165,7 @@ def continuation(completion: str) -> str:
 
 def code_block(program: str) -> str:
     """A program as a code block of a completion."""
-    fence = "```"
-    return f"{fence}python\n{program.rstrip()}\n{fence}"
+    return f"{FENCE}python\n{program.rstrip()}\n{FENCE}"
 
 
 def read_tests(value: object, entry: object = None, before: object = None) -> RowTests:
