@@ -71,6 +71,7 @@ NO_PROGRAMS = frozenset(
 _LANGUAGE = re.compile(r"[ \t]*\{?\.?([A-Za-z][\w-]*)")
 _PYTHON = re.compile(r"[ \t]*\{?\.?py(?:thon)?3?\b", re.IGNORECASE)
 _PROGRAM_LINE = re.compile(r"[ \t]+\S|(?:async |def |class |import |from |@)")
+_DEFINED = re.compile(r"^[ \t]*def[ ]+([A-Za-z]\w*)", re.MULTILINE)
 _ENTRY = re.compile(r"(?:[A-Za-z_]\w*\(\)\.)?[A-Za-z_]\w*")
 
 
@@ -120,11 +121,12 @@ def code_blocks(completion: str) -> list[str]:
     """The closed code blocks after the thought that may be the program, dedented, in their order.
 
     A block has a fence of three or more backticks or tildes. It may begin in the middle of a line, and ends
-    at the start of one, with a fence of the same kind that is not shorter. Empty blocks are left out, and
-    those in a language of `NO_PROGRAMS`."""
+    at the start of one, with a fence of the same kind that is not shorter. It may be indented, or quoted
+    with `>`. Empty blocks are left out, and those in a language of `NO_PROGRAMS`."""
     found: list[str] = []
-    fence, info, margin, block = "", "", "", list[str]()
+    fence, info, quote, margin, block = "", "", "", "", list[str]()
     for line in (after_thought(completion) or "").split("\n"):
+        line = line.removeprefix(quote)
         inner = line.lstrip()
         at_fence = bool(fence) and inner.startswith(fence)
         if at_fence and not _PYTHON.match(inner.lstrip(fence[0])):
@@ -132,10 +134,12 @@ def code_blocks(completion: str) -> list[str]:
             language = _LANGUAGE.match(info)
             if program.strip() and not (language and language[1].lower() in NO_PROGRAMS):
                 found.append(program)
-            fence = ""
+            fence, quote = "", ""
         elif at_fence or not fence:  # also behind a block that was never closed
             fence, info = _opening(line)
-            margin, block = line[: len(line) - len(inner)], []
+            quote = quote or (">" if fence and inner.startswith(">") else "")
+            inner = line.removeprefix(quote)
+            margin, block = inner[: len(inner) - len(inner.lstrip())], []
         else:
             block.append(line)
     return found
@@ -234,6 +238,13 @@ def _joined(value: object) -> object:
 
 def _is_call(value: Mapping[str, object]) -> bool:
     return _first(value, KIND) in CALLED or bool(_first(value, FUNCTION[:2]))
+
+
+def called_function(row: Mapping[str, object]) -> str:
+    """The function that functional tests of this row call, "" if it names none. Raises ValueError."""
+    head = row.get("starter_code")
+    defined = _DEFINED.findall(head) if isinstance(head, str) else []
+    return _function(row) or (defined[0] if len(defined) == 1 else "")
 
 
 def _function(value: Mapping[str, object]) -> str:

@@ -112,16 +112,16 @@ def load_dataset(data: Data, unusable: Unusable | None = None, section: str = "d
     if not data.path:
         raise DataError("data.path is not set: this needs one data set, not several in data.sources")
     if data.path == "arithmetic" or data.path.startswith("arithmetic:"):
-        return _collect(data, _arithmetic(data, section), unusable)
+        return _collect(data, _arithmetic(data, section), unusable, section)
     if data.path.startswith(gym.PREFIX):
         columns = data.model_copy(update={"prompt_field": "question", "answer_field": "answer"})
-        return _collect(columns, _gym(data, section), unusable)
+        return _collect(columns, _gym(data, section), unusable, section)
     if not on_the_hub(data.path):
         for key in ("name", "revision"):
             if getattr(data, key) is not None:
                 raise DataError(f"{section}.{key}: {data.path} is a file and has none: leave the key out")
-        return _collect(data, read_rows(Path(data.path)), unusable)
-    return _collect(data, _hub(data, section), unusable)
+        return _collect(data, read_rows(Path(data.path)), unusable, section)
+    return _collect(data, _hub(data, section), unusable, section)
 
 
 def on_the_hub(path: str) -> bool:
@@ -133,7 +133,7 @@ def on_the_hub(path: str) -> bool:
 
 def load_held_out(evaluation: Evaluation, data: Data, unusable: Unusable | None = None) -> Dataset:
     """The problems of `evaluation`: the held-out split of generated data, or a file or data set with the
-    columns of `data`, a configuration's `evaluated.data`.
+    columns of `data`, a configuration's `evaluated.data`, or in a known layout.
 
     Raises DataError if `evaluation.path` is unset or has no usable row."""
     path = evaluation.path
@@ -174,7 +174,7 @@ def gold_answer(value: object) -> Json:
 
 
 def _collect(
-    data: Data, source: Iterable[tuple[str, Mapping[str, object]]], unusable: Unusable | None
+    data: Data, source: Iterable[tuple[str, Mapping[str, object]]], unusable: Unusable | None, section: str
 ) -> Dataset:
     rows: list[Row] = []
     rejected: list[Rejected] = []
@@ -183,12 +183,15 @@ def _collect(
     for place, raw in source:
         columns.update(names(raw))
         layout = layout_of(raw)
-        candidate = _candidate(data, layout, raw)
-        problem, messages, reason = _problem(data, layout, raw)
+        named = data.prompt_field, data.answer_field
+        if section == "evaluation":  # the keys name the columns of the training rows
+            named = tuple(field if field and has(raw, field) else None for field in named)
+        candidate = _candidate(named[1], layout, raw)
+        problem, messages, reason = _problem(named[0], layout, raw)
         reason = reason or (unusable(candidate) if unusable else None)
         if reason is None:
             rows.append(Row(len(rows), problem, candidate.answer, candidate.columns, messages))
-            if None in (data.prompt_field, data.answer_field) and not layout.is_default:
+            if None in named and not layout.is_default:
                 layouts.setdefault(str(layout))
         else:
             rejected.append(Rejected(place, reason))
@@ -199,8 +202,8 @@ def _collect(
     return Dataset(data.path, tuple(rows), tuple(rejected), tuple(layouts))
 
 
-def _candidate(data: Data, layout: Layout, raw: Mapping[str, object]) -> Candidate:
-    field, columns = data.answer_field or layout.answer, without_unread(layout, raw)
+def _candidate(named: str | None, layout: Layout, raw: Mapping[str, object]) -> Candidate:
+    field, columns = named or layout.answer, without_unread(layout, raw)
     if not has(raw, field):
         return Candidate(None, field, f"no column {field!r} (data.answer_field)", columns)
     found = reach(raw, field)
@@ -213,13 +216,15 @@ def _candidate(data: Data, layout: Layout, raw: Mapping[str, object]) -> Candida
         return Candidate(None, field, f"{field!r} {error}", columns)
 
 
-def _problem(data: Data, layout: Layout, raw: Mapping[str, object]) -> tuple[str, Messages, str | None]:
+def _problem(
+    named: str | None, layout: Layout, raw: Mapping[str, object]
+) -> tuple[str, Messages, str | None]:
     """The row's problem and messages, and why it has none, or None."""
-    field = data.prompt_field or layout.problem
+    field = named or layout.problem
     if not has(raw, field):
         return "", (), f"no column {field!r} (data.prompt_field)"
     try:
-        return *read_prompt(problem_of(layout, raw) if data.prompt_field is None else reach(raw, field)), None
+        return *read_prompt(reach(raw, named) if named else problem_of(layout, raw)), None
     except ValueError as error:
         return "", (), f"{field!r} {error}"
 

@@ -9,11 +9,12 @@ All functions are quick, also on hostile text."""
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 
 from hora_rl.common.config import Config, Reward
 from hora_rl.common.config.reward import CodeTests
-from hora_rl.common.data.code import RowTests, read_tests
+from hora_rl.common.data.code import RowTests, called_function, read_tests
 from hora_rl.common.data.columns import has, reach, value
 from hora_rl.common.data.datasets import Candidate, Dataset, load_held_out
 from hora_rl.common.data.gym import TASK
@@ -71,8 +72,10 @@ def tests_of(settings: CodeTests, row: Mapping[str, object]) -> RowTests:
     try:
         if known:
             field = layout.tests
-            return known_tests(layout, row)
-        return read_tests(reach(row, field), value(row, settings.entry_field))
+            tests = known_tests(layout, row)
+        else:
+            tests = read_tests(reach(row, field), value(row, settings.entry_field))
+        return replace(tests, entry=tests.entry or called_function(row)) if tests.calls else tests
     except ValueError as error:
         raise ValueError(f"{field!r} {error}") from None
 

@@ -44,6 +44,7 @@ def data(target: Target) -> Iterator[Finding]:
         problems = usable_held_out(config)
         rendered = list(_lengths(config, tokenizer, problems, config.evaluated.data))
         refuse_long(problems.name, rendered, config.rollout.max_prompt_tokens)
+        yield from (ok("layout", f"evaluation: {layout}") for layout in problems.layouts)
     found = [_usable(config, source, tokenizer) for source in config.source_names]
     for usable in found:
         yield from usable.findings

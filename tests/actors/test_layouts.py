@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from hora_rl.actors.verifier.pool import VerifierPool
-from hora_rl.common.config import Data, Reward
+from hora_rl.common.config import Data, Evaluation, Reward
 from hora_rl.common.data import rewards
 from hora_rl.common.data.code import code_block
-from hora_rl.common.data.datasets import DataError, load_dataset
+from hora_rl.common.data.datasets import DataError, load_dataset, load_held_out
 from hora_rl.common.data.rewards import gold_test, solution_of
 from hora_rl.common.data.user_rewards import Answer
 
@@ -309,6 +309,24 @@ def test_a_row_of_a_layout_without_an_answer_is_left_out(tmp_path: Path) -> None
         "'answer' holds no answer: 'proof'",
         "'solution' holds no answer: 'It follows.'",
     ]
+
+
+def test_held_out_problems_may_have_a_layout_of_their_own(tmp_path: Path) -> None:
+    reward = Reward(weights={"accuracy": 1.0}, answer="boxed")
+    path = tmp_path / "held.jsonl"
+    path.write_text(json.dumps(MATH["GSM8K"][0] | {"task": 1}) + "\n")
+    data = Data(path="mine.jsonl", prompt_field="exercise", answer_field="sum")
+    [found] = load_held_out(Evaluation(path=str(path)), data, gold_test(reward)).rows
+    assert (found.problem, found.answer) == (ASKED, "34")
+    own = data.model_copy(update={"prompt_field": "answer"})
+    assert load_held_out(Evaluation(path=str(path)), own, gold_test(reward)).rows[0].problem != ASKED
+
+
+def test_a_function_is_named_by_the_row_or_its_starter_code(tmp_path: Path) -> None:
+    reward = Reward(weights={"code_tests": 1.0}, answer="final")
+    for more in ({"fn_name": "add"}, {"metadata": {"func_name": "add"}}, {"starter_code": STARTER}):
+        [row] = loaded(tmp_path, [{"problem": ADD, "tests": [CALL], **more}], reward).rows
+        assert rewards.tests_of(reward.code_tests, row.columns).entry == "add"
 
 
 def test_keys_that_are_set_win_over_a_layout(tmp_path: Path) -> None:

@@ -191,6 +191,7 @@ def test_an_answer_found_by_a_users_function_is_checked() -> None:
         ("```python\ncut\n```python\n1\n```", ["1"]),
         ("1. So:\n   ```python\n   def f():\n       '''a\n   b'''\n   ```", ["def f():\n    '''a\nb'''"]),
         ("- ```py\n  if 1:\n    2\n  ```", ["if 1:\n  2"]),
+        ("> ```py\n> if 1:\n>   2\n>\n> ```\nThen\n```\n3\n```", ["if 1:\n  2\n", "3"]),
         ("```text\n1\n```\n```output\n2\n```\n``` bash\n3\n```\n```Python3\n4\n```", ["4"]),
         ("", []),
     ],
