@@ -183,15 +183,15 @@ def _collect(
     for place, raw in source:
         columns.update(names(raw))
         layout = layout_of(raw)
-        named = data.prompt_field, data.answer_field
+        asked, gold = data.prompt_field, data.answer_field
         if section == "evaluation":  # the keys name the columns of the training rows
-            named = tuple(field if field and has(raw, field) else None for field in named)
-        candidate = _candidate(named[1], layout, raw)
-        problem, messages, reason = _problem(named[0], layout, raw)
+            asked, gold = (field if field and has(raw, field) else None for field in (asked, gold))
+        candidate = _candidate(gold, layout, raw)
+        problem, messages, reason = _problem(asked, layout, raw)
         reason = reason or (unusable(candidate) if unusable else None)
         if reason is None:
             rows.append(Row(len(rows), problem, candidate.answer, candidate.columns, messages))
-            if None in named and not layout.is_default:
+            if None in (asked, gold) and not layout.is_default:
                 layouts.setdefault(str(layout))
         else:
             rejected.append(Rejected(place, reason))
