@@ -3,7 +3,7 @@ any time or end the interpreter: standard library only, Python 3.9 or later. It 
 
 With assertions or calls, the program is the last block that defines most of what the tests call. With pairs
 of stdin and stdout it is the last one that does something by itself: it needs no name that only another block
-defines. One that reads stdin comes before one that does not."""
+defines. One that writes and one that reads come before others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import warnings
 from typing import Any
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-READS = ("input", "stdin", "fileinput")
+READS, WRITES = ("input", "stdin", "fileinput"), ("print", "stdout", "write")
 
 
 def main() -> None:
@@ -84,16 +84,17 @@ def _has_body(function: Any) -> bool:
     return not all(isinstance(n, (ast.Pass, ast.Constant)) for n in said)
 
 
-def _standalone(trees: list) -> list[tuple[bool, bool, bool]]:
-    """For each block whether it does something, without names of other blocks, and whether it reads stdin."""
+def _standalone(trees: list) -> list[tuple[bool, bool, bool, bool]]:
+    """For each block whether it does something, without names of other blocks, and whether it writes and
+    reads."""
     bound = [set() if tree is None else _bound(tree) for tree in trees]
     found = []
     for number, tree in enumerate(trees):
         others = set().union(*(names for other, names in enumerate(bound) if other != number))
         acts = tree is not None and any(isinstance(node, ast.Call) for node in ast.walk(tree))
         alone = acts and not (_free(tree) & others)
-        reads = alone and any(name in READS for name in _mentioned(tree))
-        found.append((acts, alone, reads))
+        names = _mentioned(tree) if alone else set()
+        found.append((acts, alone, bool(names.intersection(WRITES)), bool(names.intersection(READS))))
     return found
 
 

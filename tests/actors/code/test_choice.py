@@ -73,6 +73,7 @@ STANDALONE = {
     "an example that prints": ("def f(a, b):\n    return a + b\n" + SUM, "print(f(1, 2))"),
     "an example that reads nothing": (SUM, "numbers = [2, 3]\nprint(sum(numbers))"),
     "a list of numbers": (SUM, "[2, 3]"),
+    "a line of the program": (SUM, "a, b = map(int, input().split())"),
     "open(0)": ("print(sum(map(int, open(0).read().split())))", "print(5)"),
 }
 
