@@ -5,7 +5,6 @@ A row has the first layout of `LAYOUTS` whose columns it has, else one of the us
 (`common/data/columns.py`)."""
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,15 +20,16 @@ ANSWERS = (
     *("answer", "final_answer", "expected_answer", "ground_truth", "reward_model.ground_truth"),
     *("gold", "gt", "label", "target", "solution"),
 )
-_HASHES = re.compile(r"####[ \t]*(\S[^\n#]*?)\s*\Z")
 _NONE = ("proof", "notfound", "not found")
 """What stands in the answer's column of NuminaMath's rows without an answer."""
 
 
 def behind_hashes(text: object) -> object:
-    """The answer behind the last `####`; a value without one as it is."""
-    found = _HASHES.search(text) if isinstance(text, str) else None
-    return found[1] if found else text
+    """The line behind the last `####`, which ends the text; a value without one as it is."""
+    if not isinstance(text, str):
+        return text
+    answer = text.rpartition("####")[2].strip() if "####" in text else ""
+    return answer if answer and "\n" not in answer and "#" not in answer else text
 
 
 def boxed(solution: object) -> object:
@@ -87,7 +87,7 @@ class Layout:
         return not self.name and (self.problem, self.answer) == (PROBLEMS[0], ANSWERS[0])
 
     def fits(self, row: Row) -> bool:
-        found = all(has(row, column) for column in self.columns)
+        found = all(column in row or ("." in column and has(row, column)) for column in self.columns)
         return found and (not self.mark or self.mark in str(value(row, self.answer)))
 
 
