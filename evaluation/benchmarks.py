@@ -8,7 +8,15 @@ from pathlib import Path
 
 from hora_rl.common.config import Config, Data, Evaluation
 from hora_rl.common.config.data import is_generated
-from hora_rl.common.data.datasets import DataError, Leak, Row, equal_problems, load_dataset, load_held_out
+from hora_rl.common.data.datasets import (
+    DataError,
+    Leak,
+    Row,
+    equal_problems,
+    load_dataset,
+    load_held_out,
+    on_the_hub,
+)
 from hora_rl.common.data.table_files import READERS
 from hora_rl.common.errors import ConfigError
 
@@ -33,10 +41,12 @@ class Benchmark:
         """Compared by path: a user's file may have the same name."""
         return Path(self.path).resolve() in {Path(b.path).resolve() for b in BENCHMARKS.values()}
 
-    def data(self, like: Data) -> Data:
-        """Its data settings, with prompts rendered like the training prompts `like`."""
+    def data(self, like: Data, settings: Evaluation | None = None) -> Data:
+        """Its data settings, with prompts rendered like the training prompts `like`. Of a Hugging Face data
+        set `settings` names configuration, revision and split."""
         columns = {"prompt_field": "problem", "answer_field": "answer"} if self.is_shipped else {}
-        return like.model_copy(update={**like.held_out(self.path), "limit": None, **columns})
+        located = settings.on_the_hub if settings and on_the_hub(self.path) else {}
+        return like.model_copy(update={**like.held_out(self.path), "limit": None, **columns, **located})
 
     def sized(self, samples: int | None, ks: tuple[int, ...] | None) -> Benchmark:
         """This benchmark with another N or K list. Raises DataError for a requested K above N; default Ks

@@ -71,9 +71,23 @@ class Rows(Section):
     settings: dict[str, JsonValue] = Field(
         {}, description="Settings of a `reasoning_gym` task, named as in the library; `seed` is one."
     )
+    name: str | None = Field(
+        None, description="Configuration of a Hugging Face data set: `main` of `openai/gsm8k`."
+    )
+    revision: str | None = Field(
+        None, description="Branch, tag or commit of a Hugging Face data set. none: its newest state."
+    )
     split: str = Field("train", description="Split, for Hugging Face data sets.")
-    prompt_field: str = Field("problem", description="Column of the problem.")
-    answer_field: str = Field("answer", description="Column of the gold answer.")
+    prompt_field: str | None = Field(
+        None,
+        description="Column of the problem, also a nested one: `extra_info.question`. none: the one of the "
+        "data set's layout, or `problem`.",
+    )
+    answer_field: str | None = Field(
+        None,
+        description="Column of the gold answer, also a nested one: `reward_model.ground_truth`. none: the "
+        "one of the data set's layout, or `answer`.",
+    )
     limit: Count | None = Field(None, description="Use only the first N rows.")
     system: str | None = Field(
         None,
@@ -104,8 +118,14 @@ class Rows(Section):
 
     def held_out(self, path: str) -> Mapping[str, Any]:
         """The fields that change for held-out problems from `path`."""
-        settings = self.settings if path == self.path else {}
-        return {"path": path, "split": "held-out" if is_generated(path) else "test", "settings": settings}
+        own = path == self.path
+        return {
+            "path": path,
+            "split": "held-out" if is_generated(path) else "test",
+            "settings": self.settings if own else {},
+            "name": self.name if own else None,
+            "revision": self.revision if own else None,
+        }
 
     @model_validator(mode="after")
     def _settings_of_a_task(self) -> Self:

@@ -48,7 +48,18 @@ class Telemetry(Section):
 class Evaluation(Section):
     """Pass@K on held-out problems: before and after a `hora run`, and during training with `every`."""
 
-    path: str | None = Field(None, description="Held-out JSONL file or `arithmetic`; none: no evaluation.")
+    path: str | None = Field(
+        None,
+        description="Held-out JSONL file, Hugging Face data set or `arithmetic`; none: no evaluation.",
+    )
+    name: str | None = Field(
+        None,
+        description="Configuration of a Hugging Face data set. none: data.name, if the path is data.path.",
+    )
+    revision: str | None = Field(
+        None, description="Its branch, tag or commit. none: data.revision, if the path is data.path."
+    )
+    split: str | None = Field(None, description="Its split. none: test.")
     source: str | None = Field(
         None,
         description="One of data.sources, whose columns, messages and rewards are used. none: the first.",
@@ -89,6 +100,12 @@ class Evaluation(Section):
         fields = type(self).model_fields
         names = [n for n in ("top_p", "top_k", "min_p") if getattr(self, n) != fields[n].default]
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def on_the_hub(self) -> dict[str, str]:
+        """The set keys that locate rows in a Hugging Face data set, as fields of `Data`."""
+        named = {"name": self.name, "revision": self.revision, "split": self.split}
+        return {key: value for key, value in named.items() if value is not None}
 
     def pins(self, replicas: int) -> bool:
         """Whether one of `replicas` generator replicas is pinned for an evaluation."""

@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from hora_rl.common.config import Data, Evaluation
+from hora_rl.common.config.data import is_generated
 from hora_rl.common.data import arithmetic, gym
+from hora_rl.common.data.columns import has, names, reach
+from hora_rl.common.data.layouts import Layout, layout_of, problem_of, without_unread
 from hora_rl.common.data.messages import LONE_SURROGATE, Messages, read_prompt
 from hora_rl.common.data.table_files import READERS, read_rows
 from hora_rl.common.data.table_files import DataError as DataError
@@ -29,6 +32,15 @@ Json = Any
 SPACED = ":spaced"
 """Suffix of the path for additions in the notation of pretrained models."""
 NO_COLUMN = re.compile(r"no column '(?P<field>.*)' \((?P<key>[\w.]+)\)")
+CHOICES = (
+    (
+        "configurations",
+        "name",
+        re.compile(r"(?:available configs|not found\. Available): \[(.*?)\]", re.DOTALL),
+    ),
+    ("splits", "split", re.compile(r"Unknown split .*? one of \[(.*?)\]", re.DOTALL)),
+)
+"""Errors of `datasets` about a name: what it has instead, the key that chooses one, and the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,8 @@ class Dataset:
     name: str
     rows: tuple[Row, ...]
     rejected: tuple[Rejected, ...]
+    layouts: tuple[str, ...] = ()
+    """The layouts of its rows, for people."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -87,8 +101,8 @@ class Leak:
     problem: str
 
 
-def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
-    """The rows of `data`; `data.limit` counts usable rows.
+def load_dataset(data: Data, unusable: Unusable | None = None, section: str = "data") -> Dataset:
+    """The rows of `data`; `data.limit` counts usable rows. `section` has the keys that errors name.
 
     `arithmetic` takes its `split` (`train` or `held-out`). `arithmetic:2-4` has 2 to 4 digits, equally often;
     `arithmetic:2-4:spaced` writes `52 + 17`. `reasoning_gym:TASK` takes the same splits, and `settings`. A
@@ -98,28 +112,35 @@ def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
     if not data.path:
         raise DataError("data.path is not set: this needs one data set, not several in data.sources")
     if data.path == "arithmetic" or data.path.startswith("arithmetic:"):
-        return _collect(data, _arithmetic(data), unusable)
+        return _collect(data, _arithmetic(data, section), unusable, section)
     if data.path.startswith(gym.PREFIX):
         columns = data.model_copy(update={"prompt_field": "question", "answer_field": "answer"})
-        return _collect(columns, _gym(data), unusable)
-    path = Path(data.path)
-    if data.path.endswith(tuple(READERS)) or (path.exists() and not path.is_dir()):
-        source = read_rows(path)
-    else:
-        source = _hub(data)
-    return _collect(data, source, unusable)
+        return _collect(columns, _gym(data, section), unusable, section)
+    if not on_the_hub(data.path):
+        for key in ("name", "revision"):
+            if getattr(data, key) is not None:
+                raise DataError(f"{section}.{key}: {data.path} is a file and has none: leave the key out")
+        return _collect(data, read_rows(Path(data.path)), unusable, section)
+    return _collect(data, _hub(data, section), unusable, section)
+
+
+def on_the_hub(path: str) -> bool:
+    """Whether the library `datasets` reads `path`: a name on the hub, or a folder in the same form."""
+    file = Path(path)
+    is_file = path.endswith(tuple(READERS)) or (file.exists() and not file.is_dir())
+    return not is_file and not is_generated(path)
 
 
 def load_held_out(evaluation: Evaluation, data: Data, unusable: Unusable | None = None) -> Dataset:
-    """The problems of `evaluation`: the held-out split of generated data, or a file with the columns of
-    `data`, a configuration's `evaluated.data` (from the hub, the split `test`).
+    """The problems of `evaluation`: the held-out split of generated data, or a file or data set with the
+    columns of `data`, a configuration's `evaluated.data`, or in a known layout.
 
     Raises DataError if `evaluation.path` is unset or has no usable row."""
     path = evaluation.path
     if path is None:
         raise DataError("evaluation.path is not set: name a held-out file or `arithmetic`")
-    changed = {**data.held_out(path), "limit": evaluation.prompts}
-    return load_dataset(data.model_copy(update=changed), unusable)
+    changed = {**data.held_out(path), **evaluation.on_the_hub, "limit": evaluation.prompts}
+    return load_dataset(data.model_copy(update=changed), unusable, "evaluation")
 
 
 def equal_problems(rows: Sequence[Row], benchmarks: Mapping[str, Sequence[Row]]) -> list[Leak]:
@@ -153,44 +174,57 @@ def gold_answer(value: object) -> Json:
 
 
 def _collect(
-    data: Data, source: Iterable[tuple[str, Mapping[str, object]]], unusable: Unusable | None
+    data: Data, source: Iterable[tuple[str, Mapping[str, object]]], unusable: Unusable | None, section: str
 ) -> Dataset:
     rows: list[Row] = []
     rejected: list[Rejected] = []
     columns: set[str] = set()
+    layouts: dict[str, None] = {}
     for place, raw in source:
-        columns.update(raw)
-        candidate = _candidate(data, raw)
-        problem, messages, reason = _problem(data, raw)
+        columns.update(names(raw))
+        layout = layout_of(raw)
+        asked, gold = data.prompt_field, data.answer_field
+        if section == "evaluation":  # the keys name the columns of the training rows
+            asked, gold = (field if field and has(raw, field) else None for field in (asked, gold))
+        candidate = _candidate(gold, layout, raw)
+        problem, messages, reason = _problem(asked, layout, raw)
         reason = reason or (unusable(candidate) if unusable else None)
         if reason is None:
-            rows.append(Row(len(rows), problem, candidate.answer, raw, messages))
+            rows.append(Row(len(rows), problem, candidate.answer, candidate.columns, messages))
+            if None in (asked, gold) and not layout.is_default:
+                layouts.setdefault(str(layout))
         else:
             rejected.append(Rejected(place, reason))
         if data.limit is not None and len(rows) >= data.limit:
             break
     if not rows:
         raise DataError(_nothing(data, columns, rejected))
-    return Dataset(data.path, tuple(rows), tuple(rejected))
+    return Dataset(data.path, tuple(rows), tuple(rejected), tuple(layouts))
 
 
-def _candidate(data: Data, raw: Mapping[str, object]) -> Candidate:
-    field = data.answer_field
-    if field not in raw:
-        return Candidate(None, field, f"no column {field!r} (data.answer_field)", raw)
+def _candidate(named: str | None, layout: Layout, raw: Mapping[str, object]) -> Candidate:
+    field, columns = named or layout.answer, without_unread(layout, raw)
+    if not has(raw, field):
+        return Candidate(None, field, f"no column {field!r} (data.answer_field)", columns)
+    found = reach(raw, field)
+    read = layout.read(found) if field == layout.answer else found
+    if read is None and found is not None:
+        return Candidate(None, field, f"{field!r} holds no answer: {found!r:.60}", columns)
     try:
-        return Candidate(gold_answer(raw[field]), field, None, raw)
+        return Candidate(gold_answer(read), field, None, columns)
     except ValueError as error:
-        return Candidate(None, field, f"{field!r} {error}", raw)
+        return Candidate(None, field, f"{field!r} {error}", columns)
 
 
-def _problem(data: Data, raw: Mapping[str, object]) -> tuple[str, Messages, str | None]:
+def _problem(
+    named: str | None, layout: Layout, raw: Mapping[str, object]
+) -> tuple[str, Messages, str | None]:
     """The row's problem and messages, and why it has none, or None."""
-    field = data.prompt_field
-    if field not in raw:
+    field = named or layout.problem
+    if not has(raw, field):
         return "", (), f"no column {field!r} (data.prompt_field)"
     try:
-        return *read_prompt(raw[field]), None
+        return *read_prompt(reach(raw, named) if named else problem_of(layout, raw)), None
     except ValueError as error:
         return "", (), f"{field!r} {error}"
 
@@ -209,23 +243,24 @@ def _nothing(data: Data, columns: set[str], rejected: Sequence[Rejected]) -> str
     )
 
 
-def _split(data: Data) -> arithmetic.Split:
+def _split(data: Data, section: str) -> arithmetic.Split:
     """The split of a generated data set. Raises DataError for an unknown one."""
     for split in arithmetic.SPLITS:
         if split == data.split:
             return split
     name = data.path.split(":")[0]
-    raise DataError(f"data.split ({data.split!r}) of {name} must be one of {', '.join(arithmetic.SPLITS)}")
+    there = ", ".join(arithmetic.SPLITS)
+    raise DataError(f"{section}.split ({data.split!r}) of {name} must be one of {there}")
 
 
-def _gym(data: Data) -> Iterator[tuple[str, Mapping[str, object]]]:
-    rows = gym.entries(data.path, data.settings, _split(data), data.limit)
+def _gym(data: Data, section: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+    rows = gym.entries(data.path, data.settings, _split(data, section), data.limit)
     for number, entry in enumerate(rows, start=1):
         yield f"{data.path}[{data.split}] row {number}", entry
 
 
-def _arithmetic(data: Data) -> Iterator[tuple[str, Mapping[str, object]]]:
-    split = _split(data)
+def _arithmetic(data: Data, section: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+    split = _split(data, section)
     digits, spaced = arithmetic.DEFAULT_DIGITS, data.path.endswith(SPACED)
     if ":" in data.path:
         bounds = re.fullmatch(r"arithmetic:(\d)-(\d)", data.path.removesuffix(SPACED))
@@ -241,22 +276,41 @@ def _arithmetic(data: Data) -> Iterator[tuple[str, Mapping[str, object]]]:
         raise DataError(str(error)) from error
     for number, p in enumerate(problems, start=1):
         problem = p.spaced if spaced else p.problem
-        yield f"{data.path}[{split}] row {number}", {data.prompt_field: problem, data.answer_field: p.answer}
+        columns = {data.prompt_field or "problem": problem, data.answer_field or "answer": p.answer}
+        yield f"{data.path}[{split}] row {number}", columns
 
 
-def _hub(data: Data) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _hub(data: Data, section: str) -> Iterator[tuple[str, Mapping[str, object]]]:
     import datasets
 
     if Path(data.path).is_dir():
         check_folder(Path(data.path))
 
     def unusable(reason: str) -> DataError:
-        return DataError(
-            f"{data.path} (split {data.split!r}): the Hugging Face data set cannot be loaded: "
-            f"{one_line(reason)}. Check the name and the split; without network, point "
-            "data.path to a JSONL file."
-        )
+        return DataError(_remedy(data, section, reason))
 
     with any_error_as(unusable):  # a script is a RuntimeError, a column without its decoder an ImportError
-        for number, row in enumerate(datasets.load_dataset(data.path, split=data.split), start=1):
+        rows = datasets.load_dataset(data.path, data.name, split=data.split, revision=data.revision)
+        for number, row in enumerate(rows, start=1):
             yield f"{data.path}[{data.split}] row {number}", row
+
+
+def _remedy(data: Data, section: str, reason: str) -> str:
+    """One line about an error of `datasets`, with the key that helps."""
+    for what, key, pattern in CHOICES:
+        if found := pattern.search(one_line(reason, len(reason))):
+            there = ", ".join(re.findall(r"'([^']*)'", found[1]))
+            chosen = getattr(data, key)
+            given = "" if chosen is None else f" and no {chosen!r}"
+            return f"{data.path}: this data set has the {what} {there}{given}: name one in {section}.{key}"
+    if "scripts are no longer supported" in reason:
+        return (
+            f"{data.path}: this data set is made by a script, which is not run: set {section}.revision: "
+            f"refs/convert/parquet if the hub has that branch, or download its files and name one in "
+            f"{section}.path"
+        )
+    return (
+        f"{data.path} (split {data.split!r}): the Hugging Face data set cannot be loaded: "
+        f"{one_line(reason)}. Check {section}.path, {section}.name, {section}.revision and {section}.split; "
+        f"without network, point {section}.path to a JSONL file."
+    )

@@ -9,13 +9,16 @@ All functions are quick, also on hostile text."""
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 
 from hora_rl.common.config import Config, Reward
 from hora_rl.common.config.reward import CodeTests
-from hora_rl.common.data.code import RowTests, read_tests
+from hora_rl.common.data.code import RowTests, called_function, read_tests
+from hora_rl.common.data.columns import has, reach, value
 from hora_rl.common.data.datasets import Candidate, Dataset, load_held_out
 from hora_rl.common.data.gym import TASK
+from hora_rl.common.data.layouts import known_tests, layout_of
 from hora_rl.common.data.user_rewards import columns_of, is_group
 from hora_rl.common.equality import gold_fault
 from hora_rl.common.errors import ConfigError
@@ -48,7 +51,7 @@ def _lacks(name: str, row: Candidate) -> str | None:
     columns = _needed(name)
     if columns is None:
         return row.trouble
-    missing = [column for column in columns if column not in row.columns]
+    missing = [column for column in columns if not has(row.columns, column)]
     return f"no column {missing[0]!r}, which {name} names in `columns`" if missing else None
 
 
@@ -62,13 +65,28 @@ def _needed(name: str) -> tuple[str, ...] | None:
 
 def tests_of(settings: CodeTests, row: Mapping[str, object]) -> RowTests:
     """The tests of a row. Raises ValueError naming the column and its defect."""
-    field = settings.tests_field
-    if field not in row:
+    field, layout = settings.tests_field, layout_of(row)
+    known = bool(layout.tests) and (layout.tests == field or not has(row, field))
+    if not known and not has(row, field):
         raise ValueError(f"no column {field!r} (reward.code_tests.tests_field)")
     try:
-        return read_tests(row[field], row.get(settings.entry_field))
+        if known:
+            field = layout.tests
+            tests = known_tests(layout, row)
+        else:
+            tests = read_tests(reach(row, field), value(row, settings.entry_field))
+        return replace(tests, entry=tests.entry or called_function(row)) if tests.calls else tests
     except ValueError as error:
         raise ValueError(f"{field!r} {error}") from None
+
+
+def solution_of(settings: CodeTests, row: Mapping[str, object]) -> str | None:
+    """A right program for `hora check`; None if the row has none."""
+    found = value(row, settings.solution_field)
+    known = layout_of(row).solution
+    if not isinstance(found, str) and known:
+        found = value(row, known)
+    return found if isinstance(found, str) else None
 
 
 def _too_long(reward: Reward, row: Candidate) -> str | None:

@@ -68,7 +68,7 @@ CHECKS: tuple[Check, ...] = (
     configuration.group_size,
 )
 SHOWN_BY_RUN = ("evaluation", "disk", "resources")
-OF_TASK = ("stop tokens", "chat template", "prompt", "right answer", "wrong answer", "solutions")
+OF_TASK = ("layout", "stop tokens", "chat template", "prompt", "right answer", "wrong answer", "solutions")
 OF_MACHINE = ("GPU driver", "sandbox", "threads", "model.dtype", "memory per part")
 SHOWN_BY_CHECK = (*SHOWN_BY_RUN, *OF_TASK, *OF_MACHINE, "allocation")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}

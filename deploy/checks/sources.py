@@ -27,11 +27,11 @@ BATCHES = 200
 
 @dataclass(frozen=True, slots=True)
 class _Usable:
-    """Usable prompts of a source: their lengths in tokens, and warnings about its rows."""
+    """Usable prompts of a source: their lengths in tokens, and findings about its rows."""
 
     source: str
     lengths: Sequence[int]
-    warnings: Sequence[Finding]
+    findings: Sequence[Finding]
 
 
 def data(target: Target) -> Iterator[Finding]:
@@ -44,9 +44,10 @@ def data(target: Target) -> Iterator[Finding]:
         problems = usable_held_out(config)
         rendered = list(_lengths(config, tokenizer, problems, config.evaluated.data))
         refuse_long(problems.name, rendered, config.rollout.max_prompt_tokens)
+        yield from (ok("layout", f"evaluation: {layout}") for layout in problems.layouts)
     found = [_usable(config, source, tokenizer) for source in config.source_names]
     for usable in found:
-        yield from usable.warnings
+        yield from usable.findings
     if not config.data.sources:
         yield _whole(config.data.path, config.rollout, found[0])
         return
@@ -100,19 +101,23 @@ def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> 
     left_out = [f"left out: {row.place}: {row.reason}" for row in dataset.rejected]
     known = known_leaks(config, dataset.rows)
     leaks = [f"training row {x.index} equals row {x.row} of {x.benchmark}" for x in known]
-    warnings = [
+    of = f"{source}: " if source else ""
+    findings = [
+        *(ok("layout", f"{of}{layout}") for layout in dataset.layouts),
         *_some(left_out, "rows are left out"),
         *_some(leaks, "training rows equal benchmark problems; Pass@K on these measures memory"),
     ]
     if again := len(dataset) - len({(row.problem, str(row.messages)) for row in dataset.rows}):
-        of = f"{plural(again, 'row')} of {len(dataset)}"
-        warnings.append(Finding("warn", "data", f"{of} have the problem of an earlier one: each is a prompt"))
+        says = (
+            f"{plural(again, 'row')} of {len(dataset)} have the problem of an earlier one: each is a prompt"
+        )
+        findings.append(Finding("warn", "data", says))
     if too_long := len(lengths) - len(usable):
         longer = f"left out: {plural(too_long, 'prompt')} longer than rollout.max_prompt_tokens = {limit}"
-        warnings.append(Finding("warn", "data", longer))
+        findings.append(Finding("warn", "data", longer))
     if not usable and source:
         raise ConfigError(f"data.sources.{source}: none of its rows can be used")
-    return _Usable(source, usable, warnings)
+    return _Usable(source, usable, findings)
 
 
 def _lengths(

@@ -21,7 +21,7 @@ from hora_rl.common.data.code import code_block
 from hora_rl.common.data.datasets import Json, Row, load_dataset
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.prompts import load_tokenizer, refuse_unknown, render, render_text
-from hora_rl.common.data.rewards import gold_test, tests_of, total
+from hora_rl.common.data.rewards import gold_test, solution_of, tests_of, total
 from hora_rl.common.data.stop_tokens import named, stop_texts, stop_tokens
 from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.equality import quick_verdict
@@ -194,16 +194,16 @@ def _programs(
 ) -> Iterator[Finding]:
     """Findings of a task whose completions are programs."""
     field = reward.code_tests.solution_field
-    solved = [row for row in rows if isinstance(row.columns.get(field), str)]
+    solved = [row for row in rows if solution_of(reward.code_tests, row.columns) is not None]
     row = (solved or rows)[0]
     prompt = render_text(tokenizer, row.problem, data, row.messages)
     read = _as_read(tokenizer, row, data)
-    tests = tests_of(reward.code_tests, row.columns).pairs
-    counted = plural(len(tests), "test") if tests else "assertions"
+    tests = tests_of(reward.code_tests, row.columns)
+    counted = "assertions" if tests.asserts else plural(len(tests.pairs or tests.calls), "test")
     yield ok("prompt", f"row {row.index}, {counted}, {read}")
     texts = [
         example_program(reward.answer, code_block(program), prefill(prompt))
-        for program in (str(row.columns.get(field, IDLE)), IDLE)
+        for program in (solution_of(reward.code_tests, row.columns) or IDLE, IDLE)
     ]
     right, wrong = _judge(reward, row, prefill(prompt), [texts])
     if solved:
@@ -219,7 +219,6 @@ def _programs(
 def _solutions(settings: CodeTests, rows: Sequence[Row]) -> Iterator[Finding]:
     """Whether the rows' solutions pass. Raises ConfigError if tests cannot be run, because a run would stop
     at them."""
-    field = settings.solution_field
     found = list(zip(rows, asyncio.run(_tried(settings, rows)), strict=True))
     broken = [result for _, result in found if isinstance(result, BaseException)]
     if broken:
@@ -229,8 +228,8 @@ def _solutions(settings: CodeTests, rows: Sequence[Row]) -> Iterator[Finding]:
         )
     failed = [row for row, result in found if result != 1.0]
     for row in failed[:NAMED]:
-        says = f"row {row.index}: its own program in {field!r} does not pass its tests: {row.problem!r:.60}"
-        if missing := _missing(str(row.columns[field])):
+        says = f"row {row.index}: its own program does not pass its tests: {row.problem!r:.60}"
+        if missing := _missing(solution_of(settings, row.columns) or ""):
             says += f" (it imports {', '.join(missing)}: programs have Python's standard library alone)"
         yield Finding("warn", "solutions", says, "correct the tests or the program")
     passed = f"{len(rows) - len(failed)} of the first {plural(len(rows), 'solution')} pass their tests"
@@ -251,7 +250,7 @@ def _missing(program: str) -> list[str]:
 async def _tried(settings: CodeTests, rows: Sequence[Row]) -> list[float | BaseException]:
     """Reward of each row's solution, or the ValueError of tests that cannot be run."""
     pool = ProgramPool(settings, default_processes())
-    programs = [code_block(str(row.columns[settings.solution_field])) for row in rows]
+    programs = [code_block(solution_of(settings, row.columns) or "") for row in rows]
     answers = [
         Answer(row.problem, program, None, row.columns, row.index)
         for row, program in zip(rows, programs, strict=True)

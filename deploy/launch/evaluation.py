@@ -115,8 +115,9 @@ def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> li
             f"Pass@K counts successes, and no reward of {config.run.name!r} says what a success is: name one "
             "in reward.success"
         )
-    data = benchmark.data(config.evaluated.data)
-    return prompts(config, data, load_dataset(data, gold_test(config.evaluated.reward)), console)
+    data = benchmark.data(config.evaluated.data, config.evaluation)
+    rows = load_dataset(data, gold_test(config.evaluated.reward), "evaluation")
+    return prompts(config, data, rows, console)
 
 
 def evaluate_benchmark(

@@ -6,7 +6,7 @@ import pytest
 
 from hora_rl.common.answers import ANSWERS, format_reward, load_extract, user_answer
 from hora_rl.common.config.reward import Reward
-from hora_rl.common.data.code import Pair, RowTests, extract_code, read_tests, same_output
+from hora_rl.common.data.code import Call, Pair, RowTests, code_blocks, continuation, read_tests, same_output
 from hora_rl.common.thoughts import prefill
 
 PAIRS = RowTests(pairs=(Pair("1\n", "2\n"), Pair("", "0")))
@@ -202,30 +202,54 @@ def test_an_answer_found_by_a_users_function_is_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("completion", "program"),
+    ("completion", "blocks"),
     [
-        ("```python\nprint(1)\n```", "print(1)"),
-        ("first\n```py\n1\n```\nbetter:\n```python\n2\n```\ndone", "2"),
-        ("<think>```\n1\n```</think><answer>```python\n2\n```</answer>", "2"),
-        ("<think>```\n1\n```</think> none", None),
-        ("<think>```\n1\n```", None),
-        ("…</think>\n```\n2\n  ```", "2"),
-        ("```python\nprint(1)\n", None),
-        ("```python\nprint(1)\n```\n```python\ncut", "print(1)"),
-        ("```print(1)```", None),
-        ("```\n```", ""),
-        ("s = `x` ```\n1\n```", "1"),
-        ("", None),
+        ("```python\nprint(1)\n```", ["print(1)"]),
+        ("first\n```py\n1\n```\nbetter:\n```python\n2\n```\ndone", ["1", "2"]),
+        ("<think>```\n1\n```</think><answer>```python\n2\n```</answer>", ["2"]),
+        ("<think>```\n1\n```</think> none", []),
+        ("<think>```\n1\n```", []),
+        ("…</think>\n```\n2\n  ```", ["2"]),
+        ("```python\nprint(1)\n", []),
+        ("```python\nprint(1)\n```\n```python\ncut", ["print(1)"]),
+        ("```print(1)```", []),
+        ("```\n```\n```\n \n```", []),
+        ("s = `x` ```\n1\n```", ["1"]),
+        ("~~~python\n```\n~~~~", ["```"]),
+        ("````\n```\n1\n```\n````", ["```\n1\n```"]),
+        ("```markdown\n```python\n1\n```\n", ["1"]),
+        ("```python\ncut\n```python\n1\n```", ["1"]),
+        ("1. So:\n   ```python\n   def f():\n       '''a\n   b'''\n   ```", ["def f():\n    '''a\nb'''"]),
+        ("- ```py\n  if 1:\n    2\n  ```", ["if 1:\n  2"]),
+        ("> ```py\n> if 1:\n>   2\n>\n> ```\nThen\n```\n3\n```", ["if 1:\n  2\n", "3"]),
+        ("```text\n1\n```\n```output\n2\n```\n``` bash\n3\n```\n```Python3\n4\n```", ["4"]),
+        ("", []),
     ],
 )
-def test_the_program_is_the_last_block_that_is_closed(completion: str, program: str | None) -> None:
-    assert extract_code(completion) == program
+def test_code_blocks_are_closed_dedented_and_no_text_or_shell(completion: str, blocks: list[str]) -> None:
+    assert code_blocks(completion) == blocks
 
 
-@pytest.mark.parametrize("text", ["```\n", "a```\n", "```", "`", "<think>", "</think>```\n", "```\n```\n"])
+@pytest.mark.parametrize(
+    ("completion", "program"),
+    [
+        ("    x = 1\n\n    return x\n\nprint(f())", "x = 1\n\nreturn x\n"),
+        ("\nimport math\n\ndef f():\n    return 1\n", "import math\n\ndef f():\n    return 1\n"),
+        ("Sure:\n    return 1", ""),
+        ("", ""),
+    ],
+)
+def test_a_completion_without_blocks_continues_the_text_before_it(completion: str, program: str) -> None:
+    assert continuation(completion) == program
+
+
+@pytest.mark.parametrize(
+    "text", ["```\n", "a```\n", "```", "`", "~", "``` a", " ", "<think>", "</think>```\n", "```\n```\n"]
+)
 def test_finding_it_takes_linear_time_on_hostile_text(text: str) -> None:
     began = time.process_time()
-    extract_code(text * (400_000 // len(text)))
+    code_blocks(text * (400_000 // len(text)))
+    continuation(text * (400_000 // len(text)))
     assert time.process_time() - began < 2
 
 
@@ -246,6 +270,30 @@ def test_pairs_are_read_in_every_form(value: object) -> None:
     assert read_tests(value).runs == 2
 
 
+CALLS = (Call("[[1, 2], 3]", ("[4]",)),)
+
+
+@pytest.mark.parametrize(
+    ("value", "entry"),
+    [
+        ([{"input": "[1, 2]\n3", "output": "[4]", "testtype": "functional"}], "Solution().f"),
+        ('[{"input": "[1, 2]\\n3\\n", "output": "[4]", "testtype": "functional"}]', ""),
+        ([{"input": [[1, 2], 3], "output": [4], "type": "function_call", "fn_name": "f"}], "f"),
+        (
+            [{"input": [[1, 2], 3], "output": [4], "testtype": "functional", "metadata": {"func_name": "f"}}],
+            "f",
+        ),
+    ],
+)
+def test_calls_are_read_in_every_form(value: object, entry: str) -> None:
+    given = entry if entry.startswith("Solution") else None
+    assert read_tests(value, given) == RowTests(calls=CALLS, entry=entry)
+    listed = read_tests({"fn_name": "f", "inputs": [[[1, 2], 3]], "outputs": [[4]]})
+    assert listed == RowTests(calls=(Call("[[1, 2], 3]", ("[4]", "4")),), entry="f"), "APPS lists a result"
+    both = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [[4], 5]}
+    assert [call.results for call in read_tests(both).calls] == [("[4]",), ("5",)]
+
+
 def test_assertions_are_one_text() -> None:
     assert read_tests(["import math", "assert f(1) == 2"]).asserts == "import math\nassert f(1) == 2"
     check = "def check(candidate):\n    assert candidate(1) == 2"
@@ -262,7 +310,9 @@ def test_assertions_are_one_text() -> None:
         ("assert f(1) =", "is neither JSON nor Python"),
         ({"inputs": ["1"], "outputs": []}, "lists of equal length"),
         ({"inputs": [], "outputs": []}, "inputs is empty"),
-        ({"fn_name": "f", "inputs": [[1]], "outputs": [[2]]}, "write its tests as assertions"),
+        ({"fn_name": "f x", "inputs": [[1]], "outputs": [[2]]}, "entry point is not a name"),
+        ([{"input": "[1", "output": "1", "testtype": "functional"}], "is no functional test"),
+        ([{"input": "1", "output": "1", "testtype": "functional"}, {"input": "", "output": ""}], "mixes"),
         ([{"input": 1, "output": 2}], "must be texts"),
         ([{"stdin": "1"}], "is no test"),
         ([["1", "2"]], "is no test"),

@@ -112,8 +112,76 @@ def test_a_hugging_face_data_set_is_read_by_name_and_split(tmp_path, monkeypatch
     found = load_dataset(data, gold_test(Reward()))
     assert [(r.problem, r.answer) for r in found.rows] == [("1+2", "3")]
     assert found.rejected[0].place == f"{folder}[test] row 2"
-    with pytest.raises(DataError, match="split 'valid'"):
+    with pytest.raises(DataError, match=r"splits test and no 'valid': name one in data\.split"):
         load_dataset(data.model_copy(update={"split": "valid"}))
+
+
+@pytest.fixture
+def two_configurations(tmp_path, monkeypatch):
+    """A data set in the form of the hub: configurations `main` and `socratic`, a split `train`."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "set"
+    for name, problem in (("main", "1+1"), ("socratic", "How many are 1+1?")):
+        (folder / name).mkdir(parents=True)
+        written(folder / name, [row("2", problem)])
+    configurations = [
+        {"config_name": name, "data_files": [{"split": "train", "path": f"{name}/rows.jsonl"}]}
+        for name in ("main", "socratic")
+    ]
+    (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(configurations)}\n---\n")
+    return str(folder)
+
+
+def test_a_configuration_of_a_hugging_face_data_set_is_named(two_configurations):
+    data = Data(path=two_configurations, name="socratic", revision="main")
+    assert load_dataset(data).rows[0].problem == "How many are 1+1?"
+    held = Evaluation(path=two_configurations, split="train")
+    assert load_held_out(held, data).rows[0].problem == "How many are 1+1?", "data.name holds for its path"
+    named = Evaluation(path=two_configurations, split="train", name="main")
+    assert load_held_out(named, Data(path="other")).rows[0].problem == "1+1"
+
+
+@pytest.mark.parametrize(
+    ("keys", "remedy"),
+    [
+        ({}, r"configurations main, socratic: name one in data\.name"),
+        ({"name": "x"}, r"configurations main, socratic and no 'x': name one in data\.name"),
+        ({"name": "main", "split": "valid"}, r"splits train and no 'valid': name one in data\.split"),
+    ],
+)
+def test_a_name_that_is_missing_or_wrong_is_answered_with_those_there_are(two_configurations, keys, remedy):
+    with pytest.raises(DataError, match=remedy) as refused:
+        load_dataset(Data(path=two_configurations, **keys))
+    assert "\n" not in str(refused.value)
+    with pytest.raises(DataError, match=remedy.replace("data", "evaluation")):
+        load_held_out(Evaluation(path=two_configurations, **({"split": "train"} | keys)), Data(path="other"))
+
+
+def test_a_file_has_no_configurations(tmp_path):
+    with pytest.raises(DataError, match=r"data\.name: .*rows\.jsonl is a file"):
+        load_dataset(Data(path=written(tmp_path, [row("2")]), name="main"))
+
+
+def test_columns_are_reached_by_path_in_objects_lists_and_json_text(tmp_path):
+    nested = {
+        "extra": {"question": "1+1", "a.b": 5},
+        "choices": ["2", {"text": "3"}],
+        "json": '{"gold": ["4"]}',
+        "top.level": "6",
+    }
+    path = written(tmp_path, [nested])
+
+    def gold(field):
+        data = Data(path=path, prompt_field="extra.question", answer_field=field)
+        return load_dataset(data, gold_test(Reward())).rows[0].answer
+
+    paths = ["choices.0", "choices.1.text", "json.gold.0", "extra.a.b", "top.level"]
+    assert [gold(field) for field in paths] == ["2", "3", "4", "5", "6"]
+    for field in ("choices.2", "choices.x", "json.gold.0.0", "extra.none", "extra.question.x", "top"):
+        with pytest.raises(
+            DataError, match=rf"no column '{field}'; it has .*extra\.question.*data\.answer_field"
+        ):
+            gold(field)
 
 
 def test_a_data_set_that_cannot_be_reached_names_itself_and_the_remedy(monkeypatch):
@@ -257,7 +325,7 @@ def test_a_parquet_column_that_no_row_can_hold_is_one_line(tmp_path, name, colum
 
 def test_a_hub_data_set_that_is_a_script_is_one_line(tmp_path):
     (tmp_path / f"{tmp_path.name}.py").touch()
-    with pytest.raises(DataError, match=r"cannot be loaded: RuntimeError: Dataset scripts are no longer"):
+    with pytest.raises(DataError, match=r"made by a script, .* data\.revision"):
         load_dataset(Data(path=str(tmp_path)))
 
 

@@ -54,6 +54,21 @@ def test_strange_rows_are_named_the_first_few_of_many(
     assert all(says.startswith(line.format(path)) for says, line in zip(found, warned, strict=True)), found
 
 
+def test_the_layouts_of_the_rows_and_of_the_held_out_ones_are_said(config: Make, tmp_path: Path) -> None:
+    gsm8k = ({"question": f"{n}+1=?", "answer": f"#### {n + 1}"} for n in (1, 2))
+    verl = [{"prompt": "3+4=?", "reward_model": {"ground_truth": "7"}}]
+    path = str(write_lines(tmp_path / "gsm8k.jsonl", gsm8k))
+    held = str(write_lines(tmp_path / "verl.jsonl", verl))
+    settings = config(
+        data={"path": path}, evaluation={"path": held}, rollout={"prompts_per_batch": 1, "shards": 1}
+    )
+    said = [f.says for f in sources.data(Target(settings)) if f.what == "layout"]
+    assert said == [
+        "evaluation: verl, as DAPO-Math-17k; answer or tests in reward_model.ground_truth",
+        "GSM8K; answer behind ####",
+    ]
+
+
 def test_tokens_are_counted_over_the_prompts_that_are_used(config: Make, tmp_path: Path) -> None:
     path = rows(tmp_path / "data.jsonl", "1+0=?", "1+" * 30 + "1=?")
     settings = config(data={"path": path}, rollout={"prompts_per_batch": 1, "shards": 1, "group_size": 16})

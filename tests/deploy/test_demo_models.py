@@ -13,7 +13,7 @@ from hora_rl.actors.verifier.code.runner import Runner
 from hora_rl.actors.verifier.sandbox.sandbox import Limits
 from hora_rl.common.answers import format_reward
 from hora_rl.common.data.arithmetic import generate
-from hora_rl.common.data.code import extract_code, read_tests
+from hora_rl.common.data.code import code_blocks, read_tests
 from hora_rl.common.data.datasets import load_dataset, load_held_out
 from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.load import ROOT, load
@@ -129,7 +129,7 @@ def test_solutions_pass_and_what_is_misremembered_mostly_does_not() -> None:
     runner = Runner(Limits(seconds=2))
     try:
         for row in rows(0)["train"][:12]:
-            assert runner.judge(str(row["solution"]), read_tests(row["tests"])).right
+            assert runner.judge([str(row["solution"])], read_tests(row["tests"])).right
             words = next(r for r in rows(0, in_words=True)["train"] if r["solution"] == row["solution"])
             assert words["tests"] == row["tests"]
     finally:
@@ -145,7 +145,7 @@ def test_a_chain_says_what_its_program_does() -> None:
     assert chain.program == "x=int(input())\nx+=4\nx*=3\nx//=5\nx%=4\nprint(x)"
     assert chain.value(20) == 72 // 5 % 4
     assert "multiply it by 3" in chain.words
-    assert extract_code(completion(chain.program)) == chain.program
+    assert code_blocks(completion(chain.program)) == [chain.program]
 
 
 @pytest.mark.system
@@ -160,9 +160,9 @@ def test_the_shipped_model_writes_programs_and_is_neither_too_good_nor_too_bad()
     try:
         for row in found:
             for text in texts(model, tokenizer, str(row["problem"]), 4):
-                program = extract_code(text)
-                blocks += program is not None
-                right += program is not None and runner.judge(program, read_tests(row["tests"])).right
+                programs = code_blocks(text)
+                blocks += bool(programs)
+                right += bool(programs) and runner.judge(programs, read_tests(row["tests"])).right
     finally:
         runner.close()
     assert blocks / 160 > 0.9

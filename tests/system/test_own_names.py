@@ -77,8 +77,8 @@ from hora_rl.actors.verifier.code.runner import Runner
 from hora_rl.actors.verifier.sandbox.sandbox import Limits
 from hora_rl.common.data.code import RowTests
 runner = Runner(Limits())
-assert runner.judge("def twice(x): return 2 * x", RowTests(asserts="assert twice(2) == 4")).right
-assert not runner.judge("def twice(x): return x", RowTests(asserts="assert twice(2) == 4")).right
+assert runner.judge(["def twice(x): return 2 * x"], RowTests(asserts="assert twice(2) == 4")).right
+assert not runner.judge(["def twice(x): return x"], RowTests(asserts="assert twice(2) == 4")).right
 runner.close()
 """
     run_in(project, "python", "-c", code)

@@ -23,6 +23,7 @@ from hora_rl.actors.verifier.code.values import (
     Caught,
     TooDeep,
     Unsendable,
+    as_json,
     decode,
     encode,
     line,
@@ -141,11 +142,26 @@ def main() -> None:
     sys.stdout = sys.stderr  # only the verdict goes to stdout
     program = Program()
     try:
-        program.send(task["program"])
-        verdict, reason = _verdict(program, task["tests"], task["entry"])
+        program.send([task["program"], task["before"], task["entry"]])
+        if task["calls"]:
+            verdict, reason = _called(program, task["calls"], task["entry"])
+        else:
+            verdict, reason = _verdict(program, task["tests"], task["entry"])
     except Unanswered as error:
         verdict, reason = "wrong", str(error)
     os.write(1, json.dumps([task["nonce"], verdict, reason[:300]]).encode())
+
+
+def _called(program: Program, calls: list, entry: str) -> tuple[str, str]:
+    """Verdict for `calls`, each the arguments and the right results."""
+    for number, (arguments, results) in enumerate(calls, start=1):
+        with Caught() as caught:
+            found = as_json(Remote(program, entry)(*arguments))
+            if not any(found == result for result in results):
+                return "wrong", f"test {number}: wrong result"
+        if caught.error is not None:
+            return "wrong", f"test {number}: {type(caught.error).__name__}: {caught.error}"
+    return "pass", ""
 
 
 def _verdict(program: Program, tests: str, entry: str) -> tuple[str, str]:

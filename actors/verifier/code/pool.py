@@ -1,7 +1,7 @@
 """The reward `code_tests`: 1.0 if a completion's program passes all tests of its row, else 0.0.
 
-    completion ─► last code block ─► seen before ───────────────────► verdict
-                                     └─ a free runner, in a thread ─► verdict
+    completion ─► code blocks ─► seen before ───────────────────► verdict
+                                 └─ a free runner, in a thread ─► verdict
 
 A completion is wrong if it has no code block, or if its program fails a test, crashes or exceeds a limit.
 Tests that cannot run raise an error that names the row. After a failure of the sandbox the caller retries
@@ -9,6 +9,7 @@ Tests that cannot run raise an error that names the row. After a failure of the 
 """
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 
 from hora_rl.actors.verifier.boxes import Boxes
@@ -16,7 +17,7 @@ from hora_rl.actors.verifier.code.runner import CannotJudge, Runner
 from hora_rl.actors.verifier.remembered import Remembered
 from hora_rl.actors.verifier.sandbox.sandbox import Limits
 from hora_rl.common.config.reward import CodeTests
-from hora_rl.common.data.code import MOST_CHARS, RowTests, extract_code
+from hora_rl.common.data.code import RowTests, candidates
 from hora_rl.common.data.rewards import tests_of
 from hora_rl.common.data.user_rewards import Answer
 
@@ -35,23 +36,23 @@ class ProgramPool:
     async def score(self, answer: Answer) -> float:
         """The reward of one completion. Raises ValueError if the row's tests cannot run, SandboxError if this
         machine has no sandbox, and VerifierUnavailable if a sandbox failed: retry."""
-        program = extract_code(answer.completion)
-        if program is None or len(program) > MOST_CHARS:
-            return 0.0
         try:
             tests = tests_of(self._settings, answer.row)
         except ValueError as error:
             raise ValueError(f"reward 'code_tests': {error} ({answer.place})") from None
-        return await self._verdicts.of((program, tests), partial(self._judge, program, tests, answer))
+        blocks = candidates(answer.completion, tests)
+        if not blocks:
+            return 0.0
+        return await self._verdicts.of((blocks, tests), partial(self._judge, blocks, tests, answer))
 
     def close(self) -> None:
         """End the sandboxes, including busy ones."""
         self._verdicts.cancel()
         self._boxes.close()
 
-    async def _judge(self, program: str, tests: RowTests, answer: Answer) -> float:
+    async def _judge(self, blocks: Sequence[str], tests: RowTests, answer: Answer) -> float:
         try:
-            verdict = await self._boxes.use(lambda runner: runner.judge(program, tests))
+            verdict = await self._boxes.use(lambda runner: runner.judge(blocks, tests))
         except CannotJudge as error:
             raise ValueError(
                 f"reward 'code_tests' cannot run the tests in {self._settings.tests_field!r}: {error} "

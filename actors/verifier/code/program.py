@@ -7,10 +7,13 @@ other processes.
 import functools
 import json
 import os
+import re
 import sys
+import textwrap
 from types import ModuleType
 from typing import Any
 
+from hora_rl.actors.verifier.code import prelude
 from hora_rl.actors.verifier.code.values import OPERATIONS, Caught, decode, encode, line
 
 NAME = "program"
@@ -20,13 +23,58 @@ MESSAGE = 500
 
 
 def main() -> None:
-    """Read the source, then calls `[number, what, target, name, arguments, keywords]`, one per line."""
+    """Read `[source, text before it, entry]`, then calls `[number, what, target, name, arguments, keywords]`,
+    one per line."""
     with os.fdopen(ASK, "rb") as ask, os.fdopen(TELL, "wb", buffering=0) as tell:
         module = sys.modules[NAME] = ModuleType(NAME)
-        exec(compile(json.loads(ask.readline()), "program.py", "exec"), module.__dict__)
+        prelude.provide()
+        for source in _sources(*json.loads(ask.readline())):
+            exec(compile(source, "program.py", "exec"), module.__dict__)
         objects: list[Any] = []
         for message in ask:
             tell.write(line(_answer(json.loads(message), module.__dict__, objects)))
+
+
+def _sources(program: str, before: str, entry: str) -> list[str]:
+    """The texts to execute. A program without the function that `before` begins is that function's body."""
+    name = entry.rpartition("().")[2]
+    begins = rf"^(?:async[ ]+)?def[ ]+{name}\b"
+    if not before or not re.search(begins, before, re.MULTILINE):
+        return [before, program]
+    if re.search(begins, program, re.MULTILINE):
+        return [*_executable(before), program]
+    margin = re.match(r"[ \t]*", before.rstrip().rpartition("\n")[2]) if before.strip() else None
+    return [f"{before.rstrip()}\n{textwrap.indent(program, (margin and margin.group()) or '    ')}"]
+
+
+def _executable(before: str) -> list[str]:
+    """Imports and helpers before the function, whose own docstring is its body; nothing if it has none."""
+    try:
+        compile(before, "program.py", "exec")
+    except SyntaxError:
+        return []
+    return [before]
+
+
+def _called(names: dict[str, Any], target: str) -> Any:
+    """What the tests call: a name, `Solution().name`, or a method of Solution for a name that is not there;
+    for "" the one function or method that no other calls. Raises KeyError."""
+    owner, _, name = target.rpartition("().")
+    name = name or _only(names)
+    if owner in names:
+        return getattr(names[owner](), name)
+    if name not in names and hasattr(names.get("Solution"), name):
+        return getattr(names["Solution"](), name)
+    return names[name]
+
+
+def _only(names: dict[str, Any]) -> str:
+    """The last public method of Solution, else function, that no other one mentions."""
+    own = vars(names["Solution"]) if isinstance(names.get("Solution"), type) else names
+    found = {n: getattr(v, "__wrapped__", v) for n, v in own.items() if getattr(v, "__module__", "") == NAME}
+    codes = {n: v.__code__ for n, v in found.items() if hasattr(v, "__code__") and not n.startswith("_")}
+    mentioned = {name for n, code in codes.items() for name in code.co_names if name != n}
+    return ([n for n in codes if n not in mentioned] or list(codes) or [""])[-1]
 
 
 def _answer(message: list, names: dict[str, Any], objects: list[Any]) -> list:
@@ -37,7 +85,7 @@ def _answer(message: list, names: dict[str, Any], objects: list[Any]) -> list:
         return len(objects) - 1
 
     with Caught() as caught:
-        called = names[target] if isinstance(target, str) else objects[target]
+        called = _called(names, target) if isinstance(target, str) else objects[target]
         if name in OPERATIONS:
             called = functools.partial(OPERATIONS[name], called)
         elif name is not None:

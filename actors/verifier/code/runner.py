@@ -1,19 +1,21 @@
 """Judges one program against one row's tests, in separate sandboxes.
 
 Pairs of stdin and stdout: one process for each pair, until one fails. Expected outputs stay in this process.
-Assertions: two processes, one for the program and one for the tests, connected by pipes (`judge.py`).
+Assertions and calls: two processes, one for the program and one for the tests, connected by pipes
+(`judge.py`). Of several code blocks one is chosen first (`choice.py`).
 """
 
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hora_rl.actors.verifier.sandbox.sandbox import Limits, Outcome, Sandbox
 from hora_rl.common.data.code import RowTests, same_output
 
-PRELOAD = (f"{__package__}.judge", f"{__package__}.program")
-JUDGE, PROGRAM = (f"from {module} import main; main()" for module in PRELOAD)
+PRELOAD = (f"{__package__}.judge", f"{__package__}.program", f"{__package__}.choice")
+JUDGE, PROGRAM, CHOICE = (f"from {module} import main; main()" for module in PRELOAD)
 TRIES = 2
 """Number of runs if a program exceeds its wall-clock time: the machine may be busy."""
 
@@ -41,14 +43,25 @@ class Runner:
         self._box = Sandbox(PRELOAD)
         self._judge: Sandbox | None = None
 
-    def judge(self, program: str, tests: RowTests) -> Verdict:
-        """Judge one program. Raises CannotJudge, and SandboxLost if the sandbox failed."""
-        return self._assertions(program, tests) if tests.asserts else self._pairs(program, tests)
+    def judge(self, blocks: Sequence[str], tests: RowTests) -> Verdict:
+        """Judge the program among the code blocks of a completion. Raises CannotJudge, and SandboxLost if the
+        sandbox failed."""
+        program = self._program(blocks, tests)
+        return self._pairs(program, tests) if tests.pairs else self._calls(program, tests)
 
     def close(self) -> None:
         self._box.close()
         if self._judge is not None:
             self._judge.close()
+
+    def _program(self, blocks: Sequence[str], tests: RowTests) -> str:
+        """The block that is the program; the last one if they cannot be parsed."""
+        if len(blocks) > 1:
+            asked = json.dumps([list(blocks), tests.entry, tests.asserts, bool(tests.pairs)]).encode()
+            outcome = self._box.run(CHOICE, asked, self._limits)
+            if outcome.kind == "ok":
+                return blocks[int(outcome.out)]
+        return blocks[-1]
 
     def _pairs(self, program: str, tests: RowTests) -> Verdict:
         for number, pair in enumerate(tests.pairs, start=1):
@@ -60,7 +73,7 @@ class Runner:
                 return Verdict(False, f"test {number}: wrong output")
         return Verdict(True)
 
-    def _assertions(self, program: str, tests: RowTests) -> Verdict:
+    def _calls(self, program: str, tests: RowTests) -> Verdict:
         for _ in range(TRIES):
             nonce = secrets.token_hex(8)
             outcome, by_program = self._both(program, tests, nonce)
@@ -81,7 +94,9 @@ class Runner:
         """Outcomes of the tests and of the program. The program is stopped when the tests end."""
         if self._judge is None:
             self._judge = Sandbox(PRELOAD)
-        task = {"program": program, "tests": tests.asserts, "entry": tests.entry, "nonce": nonce}
+        calls = [(json.loads(one.arguments), list(map(json.loads, one.results))) for one in tests.calls]
+        task = {"program": program, "tests": tests.asserts, "calls": calls, "nonce": nonce}
+        task |= {"entry": tests.entry, "before": tests.before}
         asked, ask = os.pipe()
         tell, told = os.pipe()
         try:

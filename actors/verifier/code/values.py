@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import operator
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,14 @@ DEPTH = 60
 LONGEST = 4 << 20
 """Byte limit of one message."""
 EXACT = 2**53
-COLLECTIONS: dict[str, Callable[[list], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+COLLECTIONS: dict[str, Callable[[Any], Any]] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": deque,
+    "Counter": Counter,
+    "OrderedDict": OrderedDict,
+}
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "__len__": len,
     "__getitem__": operator.getitem,
@@ -73,9 +81,11 @@ def encode(value: Any, keep: Keep, depth: int = 0) -> Any:
         raise TooDeep("nested too deeply")
     if kind is list:
         return [encode(one, keep, depth + 1) for one in value]
-    if kind is dict:
-        pairs = value.items()
+    if kind is dict or kind is defaultdict:
+        pairs = dict.items(value)
         return {"dict": [[encode(k, keep, depth + 1), encode(v, keep, depth + 1)] for k, v in pairs]}
+    if kind is Counter or kind is OrderedDict:
+        return {kind.__name__: encode(dict(value), keep, depth)}
     if kind.__name__ in COLLECTIONS and kind is COLLECTIONS[kind.__name__]:
         return {kind.__name__: [encode(one, keep, depth + 1) for one in value]}
     return {"kept": keep(value)}
@@ -105,6 +115,21 @@ def decode(value: Any, kept: Callable[[int], Any], depth: int = 0) -> Any:
     if tag == "dict":
         return {decode(k, kept, depth + 1): decode(v, kept, depth + 1) for k, v in content}
     return COLLECTIONS[tag](decode(content, kept, depth))
+
+
+def as_json(value: Any) -> Any:
+    """A value as LiveCodeBench compares results: a tuple is a list, and the keys of an object are texts."""
+    if isinstance(value, (list, tuple, deque)):
+        return [as_json(one) for one in value]
+    if isinstance(value, dict):
+        return {k if isinstance(k, str) else _key(k): as_json(v) for k, v in value.items()}
+    return value
+
+
+def _key(key: Any) -> Any:
+    """As `json.dumps` writes a key; others as they are, which equal none."""
+    plain = key is None or isinstance(key, (bool, int, float))
+    return json.dumps(key) if plain else key
 
 
 def line(message: Any) -> bytes:

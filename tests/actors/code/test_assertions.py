@@ -168,7 +168,7 @@ def runner() -> Iterator[Runner]:
 
 
 def judged(runner: Runner, program: str, tests: str) -> Verdict:
-    return runner.judge(textwrap.dedent(program), RowTests(asserts=textwrap.dedent(tests)))
+    return runner.judge([textwrap.dedent(program)], RowTests(asserts=textwrap.dedent(tests)))
 
 
 @pytest.mark.parametrize("name", WORKS)

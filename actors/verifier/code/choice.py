@@ -1,0 +1,129 @@
+"""Which code block of a completion is the program. Runs in the sandbox, because parsing hostile text may take
+any time or end the interpreter: standard library only, Python 3.9 or later. It executes no block.
+
+With assertions or calls, the program is the last block that defines most of what the tests call. With pairs
+of stdin and stdout it is the last one that does something by itself: it needs no name that only another block
+defines. One that writes and one that reads come before others."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import sys
+import warnings
+from typing import Any
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+READS, WRITES = ("input", "stdin", "fileinput"), ("print", "stdout", "write")
+
+
+def main() -> None:
+    """Read `[blocks, entry, asserts, pairs]` from stdin, where `pairs` says whether the tests are such, and
+    write the number of the program's block."""
+    warnings.simplefilter("ignore")  # of hostile texts: invalid escapes
+    blocks, entry, asserts, pairs = json.load(sys.stdin)
+    trees = [_parsed(block) for block in blocks]
+    worth = _standalone(trees) if pairs else _defining(trees, _wanted(entry, asserts))
+    best = max(range(len(blocks)), key=lambda number: (worth[number], number))
+    sys.stdout.write(str(best))
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _wanted(entry: str, asserts: str) -> set[str]:
+    """Names that the tests expect of the program; empty if they name none."""
+    owner, _, method = entry.rpartition("().")
+    names = {owner or method} - {""}
+    if entry or not asserts:
+        return names
+    return _free(ast.parse(asserts))
+
+
+def _defining(trees: list, wanted: set[str]) -> list[tuple[int, int, int]]:
+    """For each block the number of wanted names that it defines, and of those with a body. A block that
+    returns comes before others: it may be the body alone."""
+    found = []
+    for tree in trees:
+        defined = _defined(tree) if tree is not None else {}
+        named = [whole for name, whole in defined.items() if name in wanted]
+        if not wanted:
+            named = [any(defined.values())] if defined else []
+        returns = tree is not None and any(isinstance(node, ast.Return) for node in ast.walk(tree))
+        found.append((len(named), sum(named), int(returns)))
+    return found
+
+
+def _defined(tree: ast.Module) -> dict[str, bool]:
+    """The functions, classes and names of a block, methods of `Solution` too, and whether they have a body.
+    An import defines nothing: an example imports the program."""
+    found: dict[str, bool] = {}
+    for node in tree.body:
+        if isinstance(node, FUNCTIONS):
+            found[node.name] = _has_body(node)
+        elif isinstance(node, ast.ClassDef):
+            methods = [one for one in node.body if isinstance(one, FUNCTIONS)]
+            whole = any(map(_has_body, methods)) if methods else True
+            found[node.name] = whole
+            if node.name == "Solution":
+                found.update({method.name: _has_body(method) for method in methods})
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found.update({target.id: True for target in targets if isinstance(target, ast.Name)})
+    return found
+
+
+def _has_body(function: Any) -> bool:
+    """Whether it is more than a docstring, `pass` or `...`."""
+    said = [n.value if isinstance(n, ast.Expr) else n for n in function.body]
+    return not all(isinstance(n, (ast.Pass, ast.Constant)) for n in said)
+
+
+def _standalone(trees: list) -> list[tuple[bool, bool, bool, bool]]:
+    """For each block whether it does something, without names of other blocks, and whether it writes and
+    reads."""
+    bound = [set() if tree is None else _bound(tree) for tree in trees]
+    found = []
+    for number, tree in enumerate(trees):
+        others = set().union(*(names for other, names in enumerate(bound) if other != number))
+        acts = tree is not None and any(isinstance(node, ast.Call) for node in ast.walk(tree))
+        alone = acts and not (_free(tree) & others)
+        names = _mentioned(tree) if alone else set()
+        found.append((acts, alone, bool(names.intersection(WRITES)), bool(names.intersection(READS))))
+    return found
+
+
+def _free(tree: ast.Module) -> set[str]:
+    """Names that a text uses and does not bind."""
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    return {name for name in used - _bound(tree) if not hasattr(builtins, name)}
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    nodes = list(ast.walk(tree))
+    bound = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    bound |= {
+        n.name for n in nodes if isinstance(n, (*FUNCTIONS, ast.ClassDef, ast.ExceptHandler)) and n.name
+    }
+    bound |= {n.arg for n in nodes if isinstance(n, ast.arg)}
+    aliases = [n for n in nodes if isinstance(n, ast.alias)]
+    return bound | {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
+
+
+def _mentioned(tree: ast.Module) -> set[str]:
+    names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    names |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    opened = [
+        n
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Call)
+        and isinstance(n.func, ast.Name)
+        and n.func.id == "open"
+        and any(isinstance(one, ast.Constant) and one.value in (0, "/dev/stdin") for one in n.args[:1])
+    ]
+    return names | {"stdin" for _ in opened}
