@@ -26,7 +26,7 @@ from hora_rl.common.weights.adapter_names import published_name
 from hora_rl.common.weights.adapters import refuse_to_train
 from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 from hora_rl.learner.agreement import check_agreement
-from hora_rl.learner.batch import MicroBatch, empty_micro_batch
+from hora_rl.learner.batch import WIDTHS, MicroBatch, empty_micro_batch
 from hora_rl.learner.flops import Shape
 from hora_rl.learner.load_by_part import load_by_part
 from hora_rl.learner.logprobs import Policy, without_dropout
@@ -148,6 +148,11 @@ class Engine:
     def device_name(self) -> str:
         """The maker's name of a GPU, or `cpu`."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    @property
+    def multiple(self) -> int:
+        """Widths of micro-batches are multiples of this: on a card few shapes are better than few tokens."""
+        return WIDTHS if self.device.type == "cuda" else 1
 
     @property
     def hf(self) -> PreTrainedModel:
@@ -343,8 +348,8 @@ def load_model(model: Model, learner: Learner) -> PreTrainedModel:
 
 def for_training(hf: PreTrainedModel, learner: Learner) -> PreTrainedModel:
     """Configure `hf` without dropout, and with gradient checkpointing if configured."""
-    if learner.gradient_checkpointing:
-        hf.gradient_checkpointing_enable()
+    if learner.gradient_checkpointing:  # without dropout nothing is drawn
+        hf.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     return without_dropout(hf)
 
 
