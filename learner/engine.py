@@ -27,6 +27,7 @@ from hora_rl.common.weights.adapters import refuse_to_train
 from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 from hora_rl.learner.agreement import check_agreement
 from hora_rl.learner.batch import WIDTHS, MicroBatch, empty_micro_batch
+from hora_rl.learner.compiled import compile_policy
 from hora_rl.learner.flops import Shape
 from hora_rl.learner.load_by_part import load_by_part
 from hora_rl.learner.logprobs import Policy, without_dropout
@@ -83,6 +84,8 @@ class Engine:
         if self._lora is not None:
             add_adapter(hf, config.run.seed, self._lora)
         self._policy = Policy(hf)
+        if self._compiles:
+            compile_policy(self._policy)
         second = config.learner.objective.kl and self._lora is None
         self._reference = self._frozen_policy() if second else None
         self._policy.head.entropy_gradient = config.learner.objective.rewards_entropy
@@ -138,6 +141,8 @@ class Engine:
         import deepspeed
 
         policy = Policy(self._load()).requires_grad_(False).eval()
+        if self._compiles:
+            compile_policy(policy)  # rounds as the policy does
         if self._stage != 3:
             return policy.to(self.device)
         engine: Forward
@@ -148,6 +153,10 @@ class Engine:
     def device_name(self) -> str:
         """The maker's name of a GPU, or `cpu`."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    @property
+    def _compiles(self) -> bool:
+        return self.device.type == "cuda" and self._stage != 3
 
     @property
     def multiple(self) -> int:

@@ -45,7 +45,8 @@ class Policy(torch.nn.Module):
             mask = mask_of(micro.segments, self.hf.dtype)
             where = {"position_ids": micro.position_ids, "attention_mask": mask}
         if own:
-            logits = self.hf(input_ids=micro.input_ids, use_cache=False, **where).logits
+            with torch.compiler.set_stance("force_eager"):
+                logits = self.hf(input_ids=micro.input_ids, use_cache=False, **where).logits
             return scored(logits.flatten(0, 1)[micro.sources], micro.targets, temperature)
         with unpacked():
             hidden = self._path.backbone(input_ids=micro.input_ids, **where)
