@@ -27,6 +27,7 @@ from hora_rl.common.weights.adapters import refuse_to_train
 from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 from hora_rl.learner.agreement import check_agreement
 from hora_rl.learner.batch import WIDTHS, MicroBatch, empty_micro_batch
+from hora_rl.learner.block_mask import use_block_masks
 from hora_rl.learner.compiled import compile_policy
 from hora_rl.learner.flops import Shape
 from hora_rl.learner.load_by_part import load_by_part
@@ -115,10 +116,17 @@ class Engine:
 
             self._writer = self._engine.checkpoint_engine = CheckpointWriter(self._engine._config)
         dtype, temperature = config.model.dtype, config.rollout.temperature
-        self.unshared = check_agreement(dtype, temperature, self._policy, self._engine, self.device)
+        agreement = partial(check_agreement, dtype, temperature, self._policy, self._engine, self.device)
+        if self.device.type == "cuda":
+            use_block_masks(self._policy)
+        self.unshared = agreement()
+        if self.unshared and self._policy.blocks:  # not every family takes such a mask
+            self._policy.blocks = False
+            self.unshared = agreement()
         self.shape = Shape.of(self.hf)
         alike = all(gathered(not self.unshared))  # all ranks cut their groups in the same way
-        self.sharing = Sharing(self.shape.even, window_of(self.hf.config)) if alike else None
+        window, sparse = window_of(self.hf.config), self._policy.blocks
+        self.sharing = Sharing(self.shape.even, window, sparse) if alike else None
 
     def close(self) -> None:
         """Let go of the model in a process that goes on: hooks of DeepSpeed's ZeRO optimizers hold it."""

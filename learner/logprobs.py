@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hora_rl.learner.batch import MicroBatch
+from hora_rl.learner.block_mask import BlockMask, block_mask_of
 from hora_rl.learner.head import Head, OwnPath, scored
 from hora_rl.learner.prefixes import mask_of
 
@@ -31,6 +32,7 @@ class Policy(torch.nn.Module):
         self.hf = hf
         self._path = OwnPath(hf)
         self.head = Head(self._path)
+        self.blocks = False  # see block_mask.use_block_masks
 
     def forward(
         self, micro: MicroBatch, temperature: float, chunk: int, own: bool = False
@@ -40,9 +42,10 @@ class Policy(torch.nn.Module):
 
         With `own` all logits exist at once and come from the model's forward, for comparison.
         """
-        where: dict[str, torch.Tensor] = {}
+        where: dict[str, torch.Tensor | BlockMask] = {}
         if micro.segments is not None:  # else padding is at the right, where causal attention never looks
-            mask = mask_of(micro.segments, self.hf.dtype)
+            segments = micro.segments
+            mask = block_mask_of(segments) if self.blocks else mask_of(segments, self.hf.dtype)
             where = {"position_ids": micro.position_ids, "attention_mask": mask}
         if own:
             with torch.compiler.set_stance("force_eager"):
