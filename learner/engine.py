@@ -291,8 +291,8 @@ class Engine:
             self._engine.backward(loss * self._world)
             losses.append(loss.detach())
             stats.append(own)
-        for own in read(stats):
-            _add(sums, own)
+        for values in read(stats):
+            _add(sums, values)
         return sums, all(gathered(bool(torch.stack(losses).isfinite().all())))
 
     def _drift(self, micro: MicroBatch | None) -> dict[str, float]:

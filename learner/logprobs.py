@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from hora_rl.learner.batch import MicroBatch
-from hora_rl.learner.block_mask import BlockMask, block_mask_of
+from hora_rl.learner.block_mask import block_mask_of
 from hora_rl.learner.head import Head, OwnPath, scored
 from hora_rl.learner.prefixes import mask_of
 
 if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
     from transformers import PreTrainedModel
 
 

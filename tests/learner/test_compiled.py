@@ -1,6 +1,7 @@
 """Compiled layers and head have the eager gradient, in few compilations."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from tests.support.samples import ALWAYS
 
 
 @pytest.fixture
-def compiler() -> Iterator[None]:
-    """Errors are shown rather than passed over; nothing of a compilation stays."""
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Errors are shown rather than passed over; no compilation stays, nor one that was killed."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     kept = config.recompile_limit, config.suppress_errors, shapes.use_duck_shape
     torch._dynamo.reset()
     utils.counters.clear()
