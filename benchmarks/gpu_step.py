@@ -104,7 +104,7 @@ def configuration(model: str, dtype: str, longest: int, **learner: object) -> Co
 def measure(engine: Engine, samples: Sequence[Sample], budget: int, steps: int) -> Result:
     """`steps` steps on `samples` after one that pays for preparation."""
     rows = [[s] for s in samples]
-    micro, _ = micro_batches(rows, budget)
+    micro, _ = micro_batches(rows, budget, engine.multiple)
     first, cuda = engine.step(micro), torch.cuda.is_available()
     if cuda:
         torch.cuda.reset_peak_memory_stats()

@@ -21,7 +21,7 @@ from hora_rl.deploy.checks.gpu_software import without_bfloat16
 from hora_rl.deploy.checks.machine import check_writable, gpus
 from hora_rl.deploy.checks.memory import estimate_of, holds
 from hora_rl.deploy.checks.processors import fastest_dtype
-from hora_rl.deploy.checks.resources import Card, choose, read_cards
+from hora_rl.deploy.checks.resources import Card, choose, filled, read_cards
 from hora_rl.deploy.demo import programs_task as programs
 
 Task = Literal["math", "mine", "code"]
@@ -51,7 +51,6 @@ allocation:
   rule: hit_utility       # HORA; `uniform` is plain GRPO with the same budget
 {reward}{numbers}learner:
   steps: {steps}
-  tokens_per_microbatch: {microbatch}
 {learner}  optimizer:
     learning_rate: {rate}
   checkpoint_every: 10
@@ -80,7 +79,8 @@ DEMO: dict[str, object] = {
     "machine": "no GPU, so the demo's model of 0.8M parameters",
     "model": "deploy/demo/model       # a Hugging Face folder or hub name",
     "note": "", "dtype": "float32", "prompts": 40, "prompt_tokens": 32, "response_tokens": 128, "steps": 40,
-    "numbers": "generator:\n  replicas: 1\n", "microbatch": 8192, "learner": "", "rate": "1.0e-4",
+    "numbers": "generator:\n  replicas: 1\n", "learner": "  tokens_per_microbatch: 8192\n",
+    "rate": "1.0e-4",
 }  # fmt: skip
 TINY_CODE: dict[str, object] = {
     "machine": "no GPU, so the demo's model of 0.2M parameters that writes programs",
@@ -89,8 +89,8 @@ TINY_CODE: dict[str, object] = {
     "rate": "2.0e-4",
 }
 OWN: dict[str, object] = {
-    "machine": "no GPU", "prompts": 8, "prompt_tokens": 512, "response_tokens": 256, "microbatch": 2048,
-    "rate": "1.0e-5",
+    "machine": "no GPU", "prompts": 8, "prompt_tokens": 512, "response_tokens": 256,
+    "learner": "  tokens_per_microbatch: 2048\n", "rate": "1.0e-5",
 }  # fmt: skip
 NOTHING_FITS = "no model that `hora init` knows fits these GPUs; `hora check` says how much is missing"
 
@@ -98,11 +98,12 @@ NOTHING_FITS = "no model that `hora init` knows fits these GPUs; `hora check` sa
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A model and its training settings on GPUs. `learner` holds more lines of that section. `shape` lets the
-    memory check run without a download."""
+    memory check run without a download. The plan fits with micro-batches of `least` tokens; a run takes
+    larger ones where memory allows."""
 
     model: str
     shape: ModelShape | None
-    microbatch: int
+    least: int
     rate: str
     learner: str = ""
 
@@ -113,7 +114,7 @@ class Plan:
             "dtype": "bfloat16",
             "prompts": 60, "prompt_tokens": 2048, "response_tokens": 2048, "steps": 200,
             "numbers": "",
-            "microbatch": self.microbatch, "learner": self.learner, "rate": self.rate,
+            "learner": self.learner, "rate": self.rate,
         }  # fmt: skip
 
     def fits(self, cards: Sequence[Card]) -> bool:
@@ -122,6 +123,7 @@ class Plan:
         """
         texts = {"file": "", "machine": "", "note": "", "name": "hora", "data": "  path: arithmetic"}
         config = from_args(yaml.safe_load(TEMPLATE.format(**texts, reward="", **self.values)))
+        config = filled(config, learner={"tokens_per_microbatch": self.least})
         if self.shape is not None:
             found: Estimate | None = Estimate(config, self.shape)
         else:

@@ -17,6 +17,9 @@ from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.prefixes import Row, bins, length
 from hora_rl.learner.sample import Sample, sequences
 
+WIDTHS = 64
+"""Widths on a card are multiples of this, so that few shapes occur and lines of masks are aligned."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
@@ -90,12 +93,16 @@ def _samples(group: Group, rollout: Rollout, advantage: float, scale: float, ver
     ]
 
 
-def micro_batches(rows: Sequence[Row], budget: int) -> tuple[list[MicroBatch], dict[str, float]]:
+def micro_batches(
+    rows: Sequence[Row], budget: int, multiple: int = 1
+) -> tuple[list[MicroBatch], dict[str, float]]:
     """Micro-batches of at most `budget` tokens each, padding included, and packing metrics of this rank. Rows
-    of one sample are batched separately: they need no mask, so the model applies its attention windows."""
+    of one sample are batched separately: they need no mask, so the model applies its attention windows.
+    `multiple`: see `make_micro_batch`."""
     micro: list[MicroBatch] = []
     for part in ([r for r in rows if len(r) > 1], [r for r in rows if len(r) == 1]):
-        micro += [make_micro_batch([part[i] for i in b]) for b in bins([length(r) for r in part], budget)]
+        found = bins([length(r) for r in part], budget)
+        micro += [make_micro_batch([part[i] for i in b], multiple) for b in found]
     figures = {
         "packing/tokens": float(sum(map(length, rows))),
         "packing/processed": float(sum(m.input_ids.numel() for m in micro)),
@@ -103,9 +110,12 @@ def micro_batches(rows: Sequence[Row], budget: int) -> tuple[list[MicroBatch], d
     return micro, figures
 
 
-def make_micro_batch(rows: Sequence[Row]) -> MicroBatch:
-    """One micro-batch. The positions of every completion continue those of its prompt."""
+def make_micro_batch(rows: Sequence[Row], multiple: int = 1) -> MicroBatch:
+    """One micro-batch, with a width that is a multiple of `multiple`, or of an eighth of it if the rows are
+    short. The positions of every completion continue those of its prompt."""
     width = max(map(length, rows))
+    step = multiple if width >= 8 * multiple else max(1, multiple // 8)
+    width = -(-width // step) * step
     ids = np.zeros((len(rows), width), dtype=np.int64)
     positions = np.zeros_like(ids)
     segments = np.full_like(ids, -1)

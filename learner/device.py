@@ -16,6 +16,7 @@ def set_device(learner: Learner, seed: int, local_rank: int) -> str:
             ranks = int(os.environ.get("LOCAL_WORLD_SIZE", learner.workers))
             torch.set_num_threads(max(learner.threads, len(os.sched_getaffinity(0)) // ranks))
         expand_segments()
+        torch.backends.cuda.enable_cudnn_sdp(False)  # builds a plan for every new number of rows and tokens
         torch.cuda.set_device(local_rank)
         return "nccl"
     os.environ["DS_ACCELERATOR"] = "cpu"

@@ -26,7 +26,9 @@ from hora_rl.common.weights.adapter_names import published_name
 from hora_rl.common.weights.adapters import refuse_to_train
 from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 from hora_rl.learner.agreement import check_agreement
-from hora_rl.learner.batch import MicroBatch, empty_micro_batch
+from hora_rl.learner.batch import WIDTHS, MicroBatch, empty_micro_batch
+from hora_rl.learner.block_mask import use_block_masks
+from hora_rl.learner.compiled import compile_policy
 from hora_rl.learner.flops import Shape
 from hora_rl.learner.load_by_part import load_by_part
 from hora_rl.learner.logprobs import Policy, without_dropout
@@ -83,6 +85,8 @@ class Engine:
         if self._lora is not None:
             add_adapter(hf, config.run.seed, self._lora)
         self._policy = Policy(hf)
+        if self._compiles:
+            compile_policy(self._policy)
         second = config.learner.objective.kl and self._lora is None
         self._reference = self._frozen_policy() if second else None
         self._policy.head.entropy_gradient = config.learner.objective.rewards_entropy
@@ -112,10 +116,17 @@ class Engine:
 
             self._writer = self._engine.checkpoint_engine = CheckpointWriter(self._engine._config)
         dtype, temperature = config.model.dtype, config.rollout.temperature
-        self.unshared = check_agreement(dtype, temperature, self._policy, self._engine, self.device)
+        agreement = partial(check_agreement, dtype, temperature, self._policy, self._engine, self.device)
+        if self.device.type == "cuda":
+            use_block_masks(self._policy)
+        self.unshared = agreement()
+        if self.unshared and self._policy.blocks:  # not every family takes such a mask
+            self._policy.blocks = False
+            self.unshared = agreement()
         self.shape = Shape.of(self.hf)
         alike = all(gathered(not self.unshared))  # all ranks cut their groups in the same way
-        self.sharing = Sharing(self.shape.even, window_of(self.hf.config)) if alike else None
+        window, sparse = window_of(self.hf.config), self._policy.blocks
+        self.sharing = Sharing(self.shape.even, window, sparse) if alike else None
 
     def close(self) -> None:
         """Let go of the model in a process that goes on: hooks of DeepSpeed's ZeRO optimizers hold it."""
@@ -138,6 +149,8 @@ class Engine:
         import deepspeed
 
         policy = Policy(self._load()).requires_grad_(False).eval()
+        if self._compiles:
+            compile_policy(policy)  # rounds as the policy does
         if self._stage != 3:
             return policy.to(self.device)
         engine: Forward
@@ -148,6 +161,15 @@ class Engine:
     def device_name(self) -> str:
         """The maker's name of a GPU, or `cpu`."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    @property
+    def _compiles(self) -> bool:
+        return self.device.type == "cuda" and self._stage != 3
+
+    @property
+    def multiple(self) -> int:
+        """Widths of micro-batches are multiples of this: on a card few shapes are better than few tokens."""
+        return WIDTHS if self.device.type == "cuda" else 1
 
     @property
     def hf(self) -> PreTrainedModel:
@@ -269,8 +291,8 @@ class Engine:
             self._engine.backward(loss * self._world)
             losses.append(loss.detach())
             stats.append(own)
-        for own in read(stats):
-            _add(sums, own)
+        for values in read(stats):
+            _add(sums, values)
         return sums, all(gathered(bool(torch.stack(losses).isfinite().all())))
 
     def _drift(self, micro: MicroBatch | None) -> dict[str, float]:
@@ -343,8 +365,8 @@ def load_model(model: Model, learner: Learner) -> PreTrainedModel:
 
 def for_training(hf: PreTrainedModel, learner: Learner) -> PreTrainedModel:
     """Configure `hf` without dropout, and with gradient checkpointing if configured."""
-    if learner.gradient_checkpointing:
-        hf.gradient_checkpointing_enable()
+    if learner.gradient_checkpointing:  # without dropout nothing is drawn
+        hf.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     return without_dropout(hf)
 
 

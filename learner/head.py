@@ -86,6 +86,7 @@ class Head(torch.nn.Module):
         self._path = path
         self.weight, self.bias = path.head.weight, path.head.bias
         self.entropy_gradient = False
+        self.scored, self.log_probs = scored, log_probs  # compiled on a card
 
     def forward(
         self, states: torch.Tensor, targets: torch.Tensor, temperature: float, chunk: int
@@ -109,7 +110,8 @@ class Head(torch.nn.Module):
         bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Like `forward`, with all logits at once."""
-        return scored(self._path.logits(states, weight, bias), targets, temperature, self.entropy_gradient)
+        logits = self._path.logits(states, weight, bias)
+        return self.scored(logits, targets, temperature, self.entropy_gradient)
 
     def differentiable(
         self,
@@ -122,7 +124,7 @@ class Head(torch.nn.Module):
         """The outputs of `score` that have a gradient: the entropy costs as much as the log-probs."""
         if self.entropy_gradient:
             return self.score(states, targets, temperature, weight, bias)
-        return (log_probs(self._path.logits(states, weight, bias), targets, temperature)[0],)
+        return (self.log_probs(self._path.logits(states, weight, bias), targets, temperature)[0],)
 
     # Parameters are saved and loaded as those of the model's head.
     def _save_to_state_dict(self, *args: object, **kwargs: object) -> None:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from hora_rl.learner.batch import MicroBatch
+from hora_rl.learner.block_mask import block_mask_of
 from hora_rl.learner.head import Head, OwnPath, scored
 from hora_rl.learner.prefixes import mask_of
 
 if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
     from transformers import PreTrainedModel
 
 
@@ -31,6 +33,7 @@ class Policy(torch.nn.Module):
         self.hf = hf
         self._path = OwnPath(hf)
         self.head = Head(self._path)
+        self.blocks = False  # see block_mask.use_block_masks
 
     def forward(
         self, micro: MicroBatch, temperature: float, chunk: int, own: bool = False
@@ -40,12 +43,14 @@ class Policy(torch.nn.Module):
 
         With `own` all logits exist at once and come from the model's forward, for comparison.
         """
-        where: dict[str, torch.Tensor] = {}
+        where: dict[str, torch.Tensor | BlockMask] = {}
         if micro.segments is not None:  # else padding is at the right, where causal attention never looks
-            mask = mask_of(micro.segments, self.hf.dtype)
+            segments = micro.segments
+            mask = block_mask_of(segments) if self.blocks else mask_of(segments, self.hf.dtype)
             where = {"position_ids": micro.position_ids, "attention_mask": mask}
         if own:
-            logits = self.hf(input_ids=micro.input_ids, use_cache=False, **where).logits
+            with torch.compiler.set_stance("force_eager"):
+                logits = self.hf(input_ids=micro.input_ids, use_cache=False, **where).logits
             return scored(logits.flatten(0, 1)[micro.sources], micro.targets, temperature)
         with unpacked():
             hidden = self._path.backbone(input_ids=micro.input_ids, **where)

@@ -12,6 +12,9 @@ attention, the cost is
 
     C (kP + S) + A (kP + S)² / k,    least at k = S / sqrt(P² + P C/A)
 
+FlexAttention on a card (learner/block_mask.py) computes what is seen alone, at `SPARSE` of the speed of a
+kernel without a mask. There a group is cut only to fit a micro-batch.
+
 Rows of a micro-batch are padded at the right. Causal attention never looks there, and costs as much as for
 separate rows.
 """
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 SAVING = 0.1
 """Prompts are shared if that saves this share of the cost; mask and row lengths use up smaller savings."""
+SPARSE = 0.7
+"""Speed of attention under a mask of blocks, relative to causal attention. Not measured."""
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
 ALIGNED = 8
 REAL = 0.95
@@ -43,10 +48,12 @@ Row = Sequence[Sample]
 @dataclass(frozen=True, slots=True)
 class Sharing:
     """`even`: C/A, the row length T at which attention costs as much as everything else. `window`: the
-    longest sequence in which every token sees all earlier ones; None: unlimited."""
+    longest sequence in which every token sees all earlier ones; None: unlimited. `sparse`: a row costs what
+    its tokens see, not its square."""
 
     even: float
     window: int | None = None
+    sparse: bool = False
 
 
 def length(row: Row) -> int:
@@ -68,22 +75,31 @@ def rows_of(samples: Sequence[Sample], budget: int, sharing: Sharing | None) -> 
             rows.append([sample])
     for group in groups.values():
         prompt, completions = len(group[0].prompt), [len(s.tokens) for s in group]
-        rows += [[group[i] for i in row] for row in divide(prompt, completions, budget, sharing.even)]
+        cut = divide(prompt, completions, budget, sharing.even, sparse=sharing.sparse)
+        rows += [[group[i] for i in row] for row in cut]
     return rows
 
 
-def divide(prompt: int, completions: Sequence[int], budget: int, even: float) -> list[list[int]]:
+def divide(
+    prompt: int, completions: Sequence[int], budget: int, even: float, *, sparse: bool = False
+) -> list[list[int]]:
     """Indices of `completions` (lengths, after one prompt) in rows of similar length and least cost; one per
     row if sharing saves too little."""
     alone = [[i] for i in range(len(completions))]
     total = sum(completions)
-    count = max(1, round(total / math.sqrt(prompt * (prompt + even))))
+    fits = total / max(1, budget - prompt)
+    fewest = fits if sparse else round(total / math.sqrt(prompt * (prompt + even)))
+    count = max(1, math.ceil(fewest))
     while count < len(completions):
         rows = spread(completions, count)
         widths = [prompt + sum(completions[i] for i in row) for row in rows]
         if max(widths) <= budget:
-            shared = sum(w * (even + w) for w in widths)
             single = sum((prompt + n) * (even + (prompt + n) / 2) for n in completions)
+            if sparse:
+                pairs = count * prompt**2 / 2 + sum(n * (prompt + n / 2) for n in completions)
+                shared = sum(widths) * even + pairs / SPARSE
+            else:
+                shared = sum(w * (even + w) for w in widths)
             return rows if shared <= (1.0 - SAVING) * single else alone
         count += 1 + count // 8  # one by one, thousands of completions would take minutes
     return alone

@@ -118,7 +118,7 @@ def train_step(parts: Parts, step: int) -> Update:
         estimator = replace(estimator, totals=Totals(**totals))
     samples = samples_of(groups, estimator, config.rollout.prompts_per_batch, step)
     rows = rows_of(samples, config.learner.tokens_per_microbatch, parts.engine.sharing)
-    micro, packing = micro_batches(rows, config.learner.tokens_per_microbatch)
+    micro, packing = micro_batches(rows, config.learner.tokens_per_microbatch, parts.engine.multiple)
     flops = parts.engine.shape.flops(rows)
     packing |= {"packing/flops": flops, "packing/rank_flops_max": flops}
     packing["packing/micro_batches_max"] = float(len(micro))
@@ -145,7 +145,8 @@ def _fresh(parts: Parts, step: int) -> MicroBatch | None:
     parts.planner.look()
     samples = measurable(parts.planner.kept.values(), step, ENOUGH)
     budget = parts.config.learner.tokens_per_microbatch
-    micro, _ = micro_batches(rows_of(samples, budget, parts.engine.sharing), budget)
+    rows = rows_of(samples, budget, parts.engine.sharing)
+    micro, _ = micro_batches(rows, budget, parts.engine.multiple)
     return max(micro, key=lambda m: int(m.match.sum()), default=None)
 
 

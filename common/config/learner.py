@@ -31,9 +31,13 @@ class Learner(Section):
         "learner share a card.",
     )
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage; 0 is 2 in 16 bits.")
-    tokens_per_microbatch: PerStart[Count] = Field(16384, description="Prompt and completion tokens.")
+    tokens_per_microbatch: PerStart[Count] = Field(
+        16384, description="Prompt and completion tokens; see run.resources."
+    )
     logit_chunk: PerStart[Count] = Field(1024, description="Tokens whose logits exist in float32 at a time.")
-    gradient_checkpointing: PerStart[bool] = Field(False, description="Recompute activations in backward.")
+    gradient_checkpointing: PerStart[bool] = Field(
+        False, description="Recompute activations in backward; see run.resources."
+    )
     offload_optimizer: bool = Field(False, description="Keep optimizer state in CPU memory.")
     attention: Literal["sdpa", "eager"] = Field("sdpa", description="Attention of the learner's model.")
     lora: Lora | None = Field(None, description="Train a low-rank adapter; null: full weights.")

@@ -199,17 +199,23 @@ class Estimate:
         rollout, learner, shape = self.config.rollout, self.config.learner, self.shape
         prompt, longest, row = rollout.max_prompt_tokens, rollout.max_response_tokens, self.widest_row()
         group = sum(prompt + n * longest for n in self.shared_rows(prompt, longest))
-        tokens = min(learner.tokens_per_microbatch, rollout.prompts_per_batch * group) * self.width
+        tokens = min(learner.tokens_per_microbatch, rollout.prompts_per_batch * group)
         layers = 1 if learner.gradient_checkpointing else shape.layers
-        kept = shape.layers * shape.hidden if learner.gradient_checkpointing else 0
-        vectors = 10 * shape.hidden + 4 * shape.intermediate + 4 * shape.kv_width
         # Replaces the keys and values that attention would keep.
         repeated = 2 * (shape.queries - shape.kv_width) if row else 0
         return {
-            "activations": float(tokens * (kept + layers * vectors)),
-            "repeated keys and values": float(tokens * layers * repeated),
-            "mask": float(tokens * -(-row // ALIGNED) * ALIGNED),
+            "activations": float(tokens * self.token_bytes),
+            "repeated keys and values": float(tokens * self.width * layers * repeated),
+            "mask": float(tokens * self.width * -(-row // ALIGNED) * ALIGNED),
         }
+
+    @property
+    def token_bytes(self) -> float:
+        """Activations of one token of a micro-batch in all layers."""
+        shape, again = self.shape, self.config.learner.gradient_checkpointing
+        layers, kept = (1, shape.layers * shape.hidden) if again else (shape.layers, 0)
+        vectors = 10 * shape.hidden + 4 * shape.intermediate + 4 * shape.kv_width
+        return float(self.width * (kept + layers * vectors))
 
     def shared_rows(self, prompt: int, response: int) -> list[int]:
         """Completions per row when the learner packs a group of `group_size` completions of this length."""

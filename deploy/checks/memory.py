@@ -13,12 +13,14 @@ from hora_rl.deploy.checks import machine
 from hora_rl.deploy.checks.estimate import CONTEXT_GIB, GIB, Estimate, ModelShape, transfer_gib
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, should
 from hora_rl.deploy.checks.processors import on_processors
-from hora_rl.deploy.checks.resources import SPARE, Card, choose, read_cards, shares_a_card
+from hora_rl.deploy.checks.resources import SPARE, Card, choose, filled, read_cards, shares_a_card
 
 HOST_KEYS = (
     "learner.tokens_per_microbatch, learner.gradient_checkpointing, learner.logit_chunk, learner.lora, "
     "learner.async_checkpoint, generator.kv_cache_gib or generator.replicas"
 )
+HOST_ACTIVATIONS_GIB, LEAST_TOKENS = 1.0, 1024
+"""Activations of a micro-batch on processors, which gain nothing from larger ones."""
 KEYS = (
     "learner.tokens_per_microbatch, learner.logit_chunk, learner.gradient_checkpointing, learner.zero_stage, "
     "learner.offload_optimizer, learner.lora, generator.kv_cache_gib or rollout.max_response_tokens"
@@ -47,13 +49,27 @@ def run_target(config: Config) -> Target:
     obtain(config.model.path)
     cards = read_cards(machine.gpus())
     if not cards:
-        return Target(on_processors(config))
+        return Target(on_processors(_in_small_steps(config)))
     if config.run.resources != "auto" or (found := estimate_of(config)) is None:
         return Target(config)
     chosen = choose(found, cards).config
     changed = [d.replace(": ", " = ", 1).split(" != ")[0] for d in differences(chosen, config)]
     names = f"{len(cards)} × {cards[0].name}" if len(cards) > 1 else cards[0].name
     return Target(chosen, chosen=f"chosen for {names}: {', '.join(changed)}" if changed else "")
+
+
+def _in_small_steps(config: Config) -> Config:
+    """The configuration with micro-batches for a machine without GPUs, if nobody wrote their size: the
+    largest whose activations stay within `HOST_ACTIVATIONS_GIB`."""
+    if config.run.resources != "auto" or "tokens_per_microbatch" in config.learner.model_fields_set:
+        return config
+    if (found := estimate_of(config)) is None:
+        return config
+    tokens = config.learner.tokens_per_microbatch
+    least = max(LEAST_TOKENS, config.longest)
+    while tokens > least and tokens * found.token_bytes > HOST_ACTIVATIONS_GIB * GIB:
+        tokens = max(least, tokens // 2)
+    return filled(config, learner={"tokens_per_microbatch": tokens})
 
 
 def memory(target: Target) -> Iterator[Finding]:

@@ -1,7 +1,8 @@
 """`run.resources: auto`: divide one machine's cards between generators and learner, for unset keys only.
 
 One card is shared: Ray gets fractions, and the KV cache gets the memory that the learner's estimate leaves,
-because vLLM would otherwise take it. Several cards are divided for the shortest expected step.
+because vLLM would otherwise take it. Several cards are divided for the shortest expected step. The learner
+keeps its activations where memory allows, in micro-batches as large as memory allows.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SPARE = 0.05
 """Unallocated share of a card, for fragmentation and the error of the estimate."""
+MICRO_BATCHES = (65_536, 32_768, 16_384, 8192, 4096)
+"""Tokens of a micro-batch to choose from: more make no card faster, fewer leave it idle between kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +90,30 @@ def _shared(found: Estimate, card: Card) -> Estimate:
         )
     found = _filled(found, generator={"replicas": 1, "gpus": 0.5}, learner={"workers": 1, "gpus": 0.5})
     least, usable = found.least_kv_gib, card.usable_gib
-    smallest = found.generator(least)
-    if found.shared_gib(smallest) > usable:
-        found = _filled(found, learner={"gradient_checkpointing": True})
-        if found.shared_gib(smallest) > usable:
-            return found  # reported by the memory check
+    choices = learners(found)
+    room = usable - choices[-1].shared_gib(found.generator(0.0))
+    if room < least:
+        return choices[-1]  # reported by the memory check
+    # Activations take no more than half of what the largest useful cache would need too.
+    wanted = found.generator(max(least, min(room / 2, generator.max_sequences * found.longest_kv_gib)))
+    found = next(made for made in choices if made.shared_gib(wanted) <= usable)
     rank, fixed = found.rank(), found.generator(0.0).gib
     left = usable - fixed - (waiting_gib(rank) if generator.sleep == "step" else rank.gib)
     cache = max(least, min(left, generator.max_sequences * found.longest_kv_gib))
     share = min(0.95, math.ceil(100 * (fixed + cache) / card.gib) / 100)
     sizes = {"kv_cache_gib": math.floor(100 * cache) / 100, "memory_utilization": share}
     return _filled(found, generator=sizes)
+
+
+def learners(found: Estimate) -> list[Estimate]:
+    """Choices of a rank's memory, fastest first: recomputed activations cost a third more time (6 + 2 FLOPs
+    per weight and token), and small micro-batches less than that."""
+    sizes = [max(tokens, found.config.longest) for tokens in MICRO_BATCHES]
+    return [
+        _filled(found, learner={"gradient_checkpointing": again, "tokens_per_microbatch": tokens})
+        for again in (False, True)
+        for tokens in sizes
+    ]
 
 
 def _divided(found: Estimate, cards: Sequence[Card]) -> Estimate:
@@ -135,16 +151,9 @@ def _with_replicas(found: Estimate, count: int, cards: int, card: Card) -> Estim
     ranks = cards - count * found.config.generator.tensor_parallel
     sampling = {"replicas": count, "max_sequences": most_sequences(found, card)}
     found = _filled(found, generator=sampling, learner={"workers": ranks})
-    changes: tuple[dict[str, object], ...] = (
-        {"zero_stage": 2}, {"gradient_checkpointing": True}, {"zero_stage": 3}
-    )  # fmt: skip
-    change, made = dict[str, object](), found
-    for more in changes:
-        if made.rank().gib <= card.usable_gib:
-            break
-        change |= more
-        made = _filled(found, learner=change)
-    return made
+    two, three = (_filled(found, learner={"zero_stage": stage}) for stage in (2, 3))
+    choices = [*learners(found)[: len(MICRO_BATCHES)], *learners(two), *learners(three)]
+    return next((made for made in choices if made.rank().gib <= card.usable_gib), choices[-1])
 
 
 def most_sequences(found: Estimate, card: Card) -> int:

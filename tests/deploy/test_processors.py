@@ -10,12 +10,16 @@ import pytest
 from hora_rl.common.config import Config
 from hora_rl.common.load import load
 from hora_rl.deploy.checks import gpu_software, machine, processors
+from hora_rl.deploy.checks import memory as checks_memory
+from hora_rl.deploy.checks.estimate import Estimate, ModelShape
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.gpu_software import driver, judge_compiler, judge_driver, precision, triton_build
 from hora_rl.deploy.checks.memory import run_target
 from hora_rl.deploy.checks.run_checks import CHECKS
 from tests.support.checks import H200
 
+SMOLLM2 = ModelShape(134_515_008, 0, 30, 576, 1536, 192, 49_152)
+DEMO = ModelShape(800_000, 0, 4, 128, 512, 64, 80)
 BASE = "model: {path: some/model}\ndata: {path: arithmetic}\n"
 
 
@@ -75,6 +79,24 @@ def test_a_check_says_what_was_chosen_and_warns_of_what_is_too_much(told) -> Non
     assert levels(turns) == ("ok", "ok")
     assert levels(told("model.dtype=bfloat16", flags="avx2")) == ("ok", "warn")
     assert levels(told("model.dtype=float32")) == ("ok", "ok")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "tokens"),
+    [(SMOLLM2, "float32", 1024), (SMOLLM2, "bfloat16", 1024), (DEMO, "float32", 16_384)],
+)
+def test_micro_batches_on_processors_have_activations_of_a_gibibyte(
+    shape: ModelShape, dtype: str, tokens: int, told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SmolLM2's are the 1,024 tokens that it was measured with; those of small models stay the default."""
+    monkeypatch.setattr(checks_memory, "estimate_of", lambda config: Estimate(config, shape))
+    set_to = f"model.dtype={dtype}"
+    short = ("rollout.max_prompt_tokens=64", "rollout.max_response_tokens=8")
+    assert run_target(told(set_to, *short)).config.learner.tokens_per_microbatch == tokens
+    assert run_target(told(set_to)).config.learner.tokens_per_microbatch >= told(set_to).longest
+    written = told(set_to, *short, "learner.tokens_per_microbatch=9000")
+    assert run_target(written).config.learner.tokens_per_microbatch == 9000
+    assert "tokens_per_microbatch" not in load("smollm2").learner.model_fields_set
 
 
 TARGET = Target(load("tiny"))

@@ -54,6 +54,41 @@ def test_one_card_holds_generator_and_learner(name: str, card: Card, more: tuple
     assert holds(chosen, [card]).level == "ok"
 
 
+H200 = Card("H200", 139.8)
+SHORT = ("rollout.max_prompt_tokens=256", "rollout.max_response_tokens=512", "rollout.prompts_per_batch=64")
+SHORT += ("rollout.group_size=32", "generator.max_sequences=256")
+
+
+@pytest.mark.parametrize(
+    ("name", "cards", "again", "tokens"),
+    [
+        ("0.5B", [H200], False, 65_536),
+        ("1.5B", [H200], False, 16_384),
+        ("1.5B", [H100], False, 8192),
+        ("1.5B", [H200] * 2, False, 32_768),
+        ("7B", [H100] * 8, True, 32_768),
+    ],
+)
+def test_activations_are_kept_in_the_largest_micro_batches_that_memory_allows(
+    tmp_path: Path, name: str, cards: list[Card], again: bool, tokens: int
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: {path: deploy/demo/model, dtype: bfloat16}\ndata: {path: arithmetic}\n")
+
+    def chosen(*more: str) -> Estimate:
+        config = load(str(file), [*SHORT, *more])
+        return choose(Estimate(config, ModelShape.of(without_weights(*SHAPES[name]), None)), cards)
+
+    made = chosen()
+    generator, learner = made.config.generator, made.config.learner
+    assert (learner.gradient_checkpointing, learner.tokens_per_microbatch) == (again, tokens)
+    assert holds(made, cards).level == "ok"
+    if len(cards) == 1:
+        assert generator.kv_cache_gib >= 0.99 * min(256 * made.longest_kv_gib, cards[0].gib / 4)
+    wrote = chosen("learner.tokens_per_microbatch=1024", "learner.gradient_checkpointing=true").config.learner
+    assert (wrote.gradient_checkpointing, wrote.tokens_per_microbatch) == (True, 1024)
+
+
 SLEEP = ("generator.sleep=step", "rollout.max_staleness=0")
 
 

@@ -74,6 +74,11 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_ranks(cut: Cut, expect
     assert apart(by_cut(policy(), BATCH, estimator(), TEMPERATURE, *cut), expected) < 1e-5
 
 
+@pytest.mark.parametrize("sharing", [None, ALWAYS])
+def test_the_gradient_does_not_depend_on_padding(sharing: Sharing | None, expected: torch.Tensor) -> None:
+    assert apart(by_cut(policy(), BATCH, estimator(), TEMPERATURE, 777, sharing, 1, 64), expected) < 1e-5
+
+
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
 @pytest.mark.parametrize("normalisation", ["constant", "sequence"])
 @pytest.mark.parametrize("importance", ["token_truncate", "token_mask", "sequence_mask", "none"])

@@ -49,6 +49,16 @@ def test_the_tensors_of_ragged_groups_are_95_percent_real_and_the_metric_says_ho
     assert found["padding/share"] == pytest.approx(1 - real / processed)
 
 
+def test_widths_on_a_card_are_few_and_no_row_is_padded_by_an_eighth() -> None:
+    widths = [n for n in range(1, 3000, 7) for micro in micro_batches([[sized(1, n)]], 4096, 64)[0]]
+    padded = [micro_batches([[sized(1, n)]], 4096, 64)[0][0].input_ids.shape[1] for n in widths]
+    assert len(set(padded)) < 64 + 3000 / 64
+    for n, found in zip(widths, padded, strict=True):
+        real = n + 1
+        assert 0 <= found - real < max(8, real / 8)
+        assert found % (64 if real >= 512 else 8) == 0
+
+
 def test_a_completion_that_no_bin_can_hold_is_named_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"has 101 tokens, learner.tokens_per_microbatch is 100"):
         bins([5, 101], 100)

@@ -83,16 +83,17 @@ def by_cut(
     budget: int,
     sharing: Sharing | None,
     ranks: int = 1,
+    multiple: int = 1,
 ) -> torch.Tensor:
     """The gradient as the learner computes it on `ranks` ranks: totals and threshold of all of them, then
-    every rank's own micro-batches and an empty one."""
+    every rank's own micro-batches, whose widths are multiples of `multiple`, and an empty one."""
     objective, parts = estimator.objective, [groups[rank::ranks] for rank in range(ranks)]
     own = [estimator.sums(part) for part in parts]
     totals = Totals(*(sum(getattr(t, name) for t in own) for name in Totals.__slots__))
     samples = [samples_of(part, replace(estimator, totals=totals), len(groups), version=0) for part in parts]
     micro: list[MicroBatch] = []
     for part in samples:
-        micro += micro_batches(rows_of(part, budget, sharing), budget)[0]
+        micro += micro_batches(rows_of(part, budget, sharing), budget, multiple)[0]
         micro.append(empty_micro_batch(torch.device("cpu")))
     share, tasks = objective.top_entropy_quantile, [Task(m) for m in micro]
     if share < 1.0:

@@ -1,0 +1,81 @@
+"""Attention of rows that share a prompt at the cost of what is seen: FlexAttention with a mask of blocks.
+
+A kernel with a dense mask computes all T² products of a row. FlexAttention skips blocks in which no token
+sees another, and looks into the mask only in blocks of which a part is seen. CUDA alone: on a CPU it has no
+backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask
+
+if TYPE_CHECKING:
+    from hora_rl.learner.logprobs import Policy
+
+BLOCK = 128
+LEAST_HEAD = 16
+"""Elements of a head that FlexAttention's kernels need."""
+
+
+def block_mask_of(segments: torch.Tensor) -> BlockMask:
+    """The mask of `prefixes.mask_of` for `segments` (B, T), from the segments' bounds in each block: T x T
+    numbers never exist, and nothing waits for the device."""
+    batch, width = segments.shape
+    count = -(-width // BLOCK)
+    rising = segments.masked_fill(segments < 0, width)  # padding comes last
+    blocks = functional.pad(rising, (0, count * BLOCK - width), value=width).view(batch, count, BLOCK)
+    low, high = blocks.amin(-1), blocks.amax(-1)
+    causal = torch.ones(count, count, dtype=torch.bool, device=segments.device).tril()
+    seen = causal & ((low == 0)[:, None, :] | (high[:, None, :] >= low[:, :, None]))
+    same = (low == high)[:, None, :] & (low == high)[:, :, None] & (low[:, None, :] == low[:, :, None])
+    whole = causal.tril(-1) & (same | (high == 0)[:, None, :])
+    whole[:, width // BLOCK :] = False  # a last block that is not full
+
+    def mask_mod(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        return (q >= kv) & ((segments[b, kv] == 0) | (segments[b, q] == segments[b, kv]))
+
+    return BlockMask.from_kv_blocks(
+        *_listed(seen & ~whole), *_listed(whole), BLOCK, mask_mod=mask_mod, seq_lengths=(width, width)
+    )
+
+
+def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many blocks (B, 1, n) each block of queries has in `blocks` (B, n, n), and which, these first."""
+    numbers = blocks.to(torch.int32)
+    found = numbers.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+    return numbers.sum(-1, dtype=torch.int32)[:, None], found[:, None]
+
+
+def use_block_masks(policy: Policy) -> None:
+    """Let `policy` take rows that share a prompt with a mask of blocks. In this process `sdpa` runs
+    FlexAttention for such a mask, and itself for every other."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    text = policy.hf.config.get_text_config()
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    if text._attn_implementation == "sdpa" and size >= LEAST_HEAD:
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = by_mask
+        policy.blocks = True
+
+
+def by_mask(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | BlockMask | None,
+    **settings: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """transformers' attention by the kind of mask."""
+    from transformers.integrations.flex_attention import flex_attention_forward
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    flex = isinstance(attention_mask, BlockMask)
+    found: tuple[torch.Tensor, torch.Tensor | None] = (
+        flex_attention_forward if flex else sdpa_attention_forward
+    )(module, query, key, value, attention_mask, **settings)
+    return found

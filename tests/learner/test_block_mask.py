@@ -1,0 +1,99 @@
+"""FlexAttention's mask of blocks is the dense mask; on a CPU its forward pass is compared, for it has no
+backward pass there. Rows are then cut by what is seen."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hora_rl.learner import block_mask
+from hora_rl.learner.batch import make_micro_batch
+from hora_rl.learner.block_mask import block_mask_of, use_block_masks
+from hora_rl.learner.logprobs import Policy
+from hora_rl.learner.prefixes import Sharing, divide, mask_of, rows_of
+from tests.learner.test_no_waiting import Waiting
+from tests.support.samples import sample
+from tests.support.tiny_qwen2 import tiny_qwen2
+
+
+def segments_of(rng: np.random.Generator, rows: int, width: int) -> torch.Tensor:
+    """Rows of a prompt, completions of random lengths and padding, of which any may be missing."""
+    made = np.full((rows, width), -1)
+    for row in made:
+        cuts = np.sort(rng.integers(0, width + 1, int(rng.integers(1, 12))))
+        for number, (at, end) in enumerate(zip([0, *cuts], cuts, strict=False)):
+            row[at:end] = number
+    return torch.from_numpy(made)
+
+
+def seen(segments: torch.Tensor) -> torch.Tensor:
+    """Which tokens see which (B, T, T), as kernels read the mask: whole blocks, others by `mask_mod`."""
+    mask, (batch, width) = block_mask_of(segments), segments.shape
+    inside = create_mask(mask.mask_mod, batch, 1, width, width, device="cpu")[:, 0]
+    found = torch.zeros_like(inside)
+    for numbers, listed, whole in (
+        (mask.kv_num_blocks, mask.kv_indices, False),
+        (mask.full_kv_num_blocks, mask.full_kv_indices, True),
+    ):
+        for b, q in np.ndindex(batch, mask.kv_indices.shape[2]):
+            for kv in listed[b, 0, q, : numbers[b, 0, q]].tolist():
+                part = (b, *(slice(i * block_mask.BLOCK, (i + 1) * block_mask.BLOCK) for i in (q, kv)))
+                found[part] = True if whole else inside[part]
+    return found
+
+
+@pytest.mark.parametrize("width", [1, 64, 128, 320, 700])
+def test_blocks_are_those_of_the_dense_mask(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed, block in ((0, 128), (1, 16), (2, 16)):
+        monkeypatch.setattr(block_mask, "BLOCK", block)
+        segments = segments_of(np.random.default_rng(seed), 3, width)
+        dense = mask_of(segments, torch.float32)[:, 0] == 0
+        assert torch.equal(seen(segments), dense), (seed, block)
+        with Waiting() as waiting:
+            mask = block_mask_of(segments)
+        assert waiting.found == []
+    if width == 700:
+        assert mask.sparsity() > 60, "most blocks are skipped"
+        assert int(mask.full_kv_num_blocks.sum()) > 0
+
+
+@pytest.fixture
+def sdpa() -> Iterator[None]:
+    kept = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    yield
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = kept
+
+
+@pytest.mark.parametrize("heads", [2, 3])  # keys and values are repeated where heads are no power of two
+def test_log_probs_under_a_mask_of_blocks_are_those_under_the_dense_one(sdpa: None, heads: int) -> None:
+    rng = np.random.default_rng(0)
+    sizes = {"hidden_size": 16 * heads, "num_attention_heads": heads, "num_key_value_heads": 1}
+    policy = Policy(tiny_qwen2(500, initializer_range=0.2, **sizes))
+    rows = [
+        [sample(rng.integers(0, 500, p), rng.integers(0, 500, n)) for n in (90, 40, 7, 120)] for p in (150, 3)
+    ]
+    rows = [[sample(row[0].prompt, s.tokens) for s in row] for row in rows]
+    micro = make_micro_batch(rows, 64)
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        dense = policy(micro, 0.7, 64)
+        use_block_masks(policy)
+        assert policy.blocks
+        found, alone = (
+            policy(micro, 0.7, 64),
+            policy(make_micro_batch([[s] for r in rows for s in r]), 0.7, 64),
+        )
+    for ours, theirs, single in zip(found, dense, alone, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours, single, rtol=1e-5, atol=1e-5)
+
+
+def test_groups_are_cut_only_to_fit_where_a_row_costs_what_is_seen() -> None:
+    assert len(divide(200, [512] * 32, 65_536, 3000.0, sparse=True)) == 1
+    assert len(divide(200, [512] * 32, 4096, 3000.0, sparse=True)) == 5
+    assert len(divide(200, [512] * 32, 65_536, 3000.0)) > 5
+    assert len(divide(200, [8000] * 8, 65_536, 3000.0, sparse=True)) == 8, "nothing is saved"
+    samples = [sample([1] * 200, np.full(512, i)) for i in range(32)]
+    assert len(rows_of(samples, 65_536, Sharing(3000.0, sparse=True))) == 1
