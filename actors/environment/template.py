@@ -16,6 +16,7 @@ import numpy as np
 from hora_rl.common.data.prompts import templated
 from hora_rl.common.data.stop_tokens import is_tag, silent_tokens, spoken
 from hora_rl.common.errors import EnvironmentFault
+from hora_rl.common.thoughts import after_thought, has_channels
 from hora_rl.common.types import Tokens
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Template:
 
     def whole(self, messages: Sequence[Message]) -> Tokens:
         """Tokens (T,) of a conversation, rendered by the chat template up to the assistant's next turn."""
-        return self._encode(self._render([self._plain(message) for message in messages]))
+        return self._encode(self._render([self._plain(_shown(message)) for message in messages]))
 
     def _after_end(self, ids: Tokens, last: int) -> Tokens:
         """`ids` (M,) without the turn's end token, if that is `last`.
@@ -91,3 +92,12 @@ class Template:
             return message
         broken = self._special.sub(lambda found: f"{found.group()[0]} {found.group()[1:]}", content)
         return {**message, "content": broken}
+
+
+def _shown(message: Message) -> Message:
+    """The message without a thought in channels: the templates of these families refuse it in a text, or
+    leave it out."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str) or not has_channels(content):
+        return message
+    return {**message, "content": (after_thought(content) or "").strip()}
