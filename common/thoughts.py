@@ -62,6 +62,11 @@ def whole_thought(completion: str) -> bool | None:
     return len(found) == 1 and counts[found[0]] == (1, 1) and completion.startswith(found[0][0])
 
 
+def has_channels(text: str) -> bool:
+    """Whether a thought or an answer in `text` is marked by control tokens, as Gemma 4's and gpt-oss' are."""
+    return any(mark in text for marks in MARKS for mark in marks if "|" in mark)
+
+
 def is_mark(token: str) -> bool:
     """Whether a special token is part of a mark, and so of the completion's text."""
     return len(token) > 2 and any(token in mark for marks in MARKS for mark in marks)

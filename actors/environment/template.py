@@ -17,6 +17,7 @@ from hora_rl.common.data.chat_template import templated
 from hora_rl.common.data.control_tokens import PlainTexts
 from hora_rl.common.data.stop_tokens import is_tag, silent_tokens, spoken
 from hora_rl.common.errors import EnvironmentFault
+from hora_rl.common.thoughts import after_thought, has_channels
 from hora_rl.common.types import Tokens
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Template:
 
     def whole(self, messages: Sequence[Message]) -> Tokens:
         """Tokens (T,) of a conversation, rendered by the chat template up to the assistant's next turn."""
-        return self._encode(self._render([self._plain(message) for message in messages]))
+        return self._encode(self._render([self._plain(_shown(message)) for message in messages]))
 
     def _after_end(self, ids: Tokens, last: int) -> Tokens:
         """`ids` (M,) without the turn's end token, if that is `last`.
@@ -86,3 +87,12 @@ class Template:
         if not isinstance(content, str):
             raise EnvironmentFault(f"says {type(content).__name__} where a message's content must be text")
         return self._texts(message)
+
+
+def _shown(message: Message) -> Message:
+    """The message without a thought in channels: the templates of these families refuse it in a text, or
+    leave it out."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str) or not has_channels(content):
+        return message
+    return {**message, "content": (after_thought(content) or "").strip()}

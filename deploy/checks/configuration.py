@@ -200,13 +200,13 @@ def largest_group(rollout: Rollout, allocation: Allocation) -> int:
 
 
 def packages(target: Target) -> Iterator[Finding]:
-    """Optional packages and programs that this configuration needs, and vLLM's arguments."""
-    learner, engine = target.config.learner, target.config.generator.engine_args
-    if engine:
+    """Optional packages and programs that this configuration needs, and arguments of a cluster's engines."""
+    learner, arguments = target.config.learner, target.config.generator.engine_args
+    if arguments and target.on_cluster:  # here the engine says it
         # Imports vLLM, which takes seconds.
         from hora_rl.actors.generator.engine_args import check_engine_args
 
-        check_engine_args(engine)
+        check_engine_args(arguments)
     hook = target.config.telemetry.on_alert
     if hook and not hook.startswith("http") and target.trains:
         program = shlex.split(hook)[0]

@@ -3,6 +3,7 @@
 `check --all` shows every finding; the other commands stop at the first failure."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hora_rl.common.load import load
 from hora_rl.common.plain_yaml import read_yaml
 from hora_rl.common.weights.pretrained import obtain
 from hora_rl.deploy.checks import configuration, disk, machine, processors, services, sources, task, templates
+from hora_rl.deploy.checks.engine import AskedEngine, engine
 from hora_rl.deploy.checks.findings import Check, Finding, Target
 from hora_rl.deploy.checks.gpu_software import driver, precision, triton_build
 from hora_rl.deploy.checks.memory import estimate_of, estimated, memory, run_target
@@ -66,6 +68,7 @@ CHECKS: tuple[Check, ...] = (
     configuration.evaluation,
     *TASK,
     configuration.group_size,
+    engine,
 )
 SHOWN_BY_RUN = ("evaluation", "disk", "resources")
 OF_TASK = ("layout", "stop tokens", "chat template", "prompt", "right answer", "wrong answer", "solutions")
@@ -78,7 +81,10 @@ def examine(target: Target, checks: Sequence[Check] | None = None) -> Iterator[F
     """Run `checks` (default: all) and yield their findings in order."""
     checks = CHECKS if checks is None else checks
     obtain(target.config.model.path)
-    with working("checking", len(checks)) as begin:
+    with ExitStack() as held, working("checking", len(checks)) as begin:
+        if engine in checks and not target.on_cluster:  # it answers while the other checks run
+            asked = held.enter_context(AskedEngine(target))
+            checks = [asked.engine if check is engine else check for check in checks]
         for check in checks:
             name = check.__name__.replace("_", " ")
             begin(name)

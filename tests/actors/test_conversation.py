@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from hora_rl.actors.environment.conversation import Conversation, History
 from hora_rl.actors.environment.template import Template
 from hora_rl.common.config import Data
+from hora_rl.common.data.stop_tokens import completed, silent_tokens
 from hora_rl.common.errors import EnvironmentFault
 from hora_rl.common.types import Completion
 from hora_rl.deploy.demo.tokenizer import make_tokenizer
@@ -29,6 +30,8 @@ FAMILIES = {
     "gemma3": ("<end_of_turn>", "<start_of_turn>", "<bos>"),
     "deepseek_r1_distill": ("<｜end▁of▁sentence｜>", DEEPSEEK, "<｜User｜>", "<｜Assistant｜>"),
     "glm4moe": ("<|user|>", "<|assistant|>", "<|system|>", "<|observation|>", "[gMASK]", "<sop>"),
+    "gptoss": ("<|return|>", "<|end|>", "<|start|>", "<|channel|>", "<|message|>"),
+    "gemma4_v5": ("<turn|>", "<|turn>", "<|channel>", "<channel|>", "<bos>"),
     "demo": ("<eos>",),
 }
 BEGINS = {"llama3": "<|begin_of_text|>", "gemma3": "<bos>", "deepseek_r1_distill": DEEPSEEK}
@@ -184,6 +187,31 @@ def test_thoughts_stay_in_one_history_and_are_left_out_of_the_other() -> None:
     text = {name: tokenizer_of("qwen3").decode(tokens) for name, tokens in contexts.items()}
     assert "three and four" in text["append"]
     assert "three and four" not in text["render"]
+
+
+@pytest.mark.parametrize(
+    ("family", "thought", "head"),
+    [
+        (
+            "gptoss",
+            "<|channel|>analysis<|message|>three and four",
+            "<|end|><|start|>assistant<|channel|>final<|message|>",
+        ),
+        ("gptoss", "", "<|channel|>final<|message|>"),
+        ("gemma4_v5", "<|channel>thought\nthree and four", "<channel|>"),
+    ],
+)
+def test_a_history_that_is_rendered_has_of_a_turn_in_channels_what_follows_the_thought(
+    family: str, thought: str, head: str
+) -> None:
+    tokenizer = tokenizer_of(family)
+    made = ids(family, f"{thought}{head}It is 7{FAMILIES[family][0]}")
+    conversation = begun(family, "render")
+    say(conversation, answer(made, completed(tokenizer, silent_tokens(tokenizer), made.tolist(), "stop")))
+    text = tokenizer.decode(say(conversation, answer([5]), user("Sure?")))
+    assert text.count("It is 7") == 1
+    assert "three and four" not in text
+    assert "analysis<|message|>" not in text
 
 
 @pytest.mark.parametrize("family", ["qwen2_5", "llama3"])
