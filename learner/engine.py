@@ -25,6 +25,8 @@ from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.weights.adapter_names import published_name
 from hora_rl.common.weights.adapters import refuse_to_train
 from hora_rl.common.weights.finite import not_finite, refuse_not_finite
+from hora_rl.common.weights.model_files import own_configuration
+from hora_rl.common.weights.text_part import RENAMED
 from hora_rl.learner.agreement import check_agreement
 from hora_rl.learner.batch import MicroBatch, empty_micro_batch
 from hora_rl.learner.flops import Shape
@@ -330,6 +332,8 @@ def load_model(model: Model, learner: Learner) -> PreTrainedModel:
     try:
         hf = AutoModelForCausalLM.from_pretrained(
             model.path,
+            config=own_configuration(model),
+            key_mapping=RENAMED,
             dtype=DTYPES[model.dtype],
             attn_implementation=learner.attention,
             trust_remote_code=model.trust_remote_code,
@@ -338,6 +342,7 @@ def load_model(model: Model, learner: Learner) -> PreTrainedModel:
         packages = isinstance(error, ImportError)
         key = f"learner.attention ({learner.attention})" if packages else f"model.path ({model.path})"
         raise ConfigError(f"{key}: {one_line(error)}") from None
+    hf._weight_conversions = None  # published and exported by the names of its own class
     return for_training(hf, learner)
 
 

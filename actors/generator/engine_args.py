@@ -1,10 +1,12 @@
 """The arguments of a replica's vLLM engine, and the environment of its processes."""
 
+from __future__ import annotations
+
 import dataclasses
 import difflib
 import os
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from vllm import AsyncEngineArgs
@@ -16,6 +18,10 @@ from hora_rl.common.config import Config, Generator, Lora, Model
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.processes import KEEP_FREED_MEMORY
 from hora_rl.common.weights.adapters import read_adapter
+from hora_rl.common.weights.text_part import text_part
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 PRIMITIVES = "64"
 """Capacity of oneDNN's cache of compiled matrix products. oneDNN compiles one per number of rows (sequences
@@ -26,6 +32,8 @@ CPU_BLOCK = 32
 blocks of their prompt, so with vLLM's default of 128 each rollout would compute a short prompt again."""
 FORMAT = "hora"
 """Load format of the loader that refuses NaN and infinite weights (`actors.generator.vllm_plugin`)."""
+PART = "hora_part"
+"""Set in the configuration of a text part: its files have the names of the whole model."""
 BACKENDS = {"file": "file", "gloo": "gloo", "nccl": "hora-nccl"}
 """Name in vLLM of each transport's engine. vLLM already has an engine `nccl`."""
 KEYS = {
@@ -111,6 +119,9 @@ def _own(config: Config) -> dict[str, Any]:
         "dtype": config.model.dtype,
         "trust_remote_code": config.model.trust_remote_code,
         "load_format": FORMAT,
+        # Ministral's folders hold a second copy in Mistral's own format, which vLLM would prefer.
+        "config_format": "hf",
+        "hf_overrides": text_only,
         "seed": config.run.seed,
         "tensor_parallel_size": generator.tensor_parallel,
         "gpu_memory_utilization": generator.memory_utilization,
@@ -147,6 +158,14 @@ def _own(config: Config) -> dict[str, Any]:
     if cache is not None:
         own["kv_cache_memory_bytes"] = int(cache * 2**30)
     return own
+
+
+def text_only(whole: PreTrainedConfig) -> PreTrainedConfig:
+    """For vLLM's `hf_overrides`: an engine holds the text part of a model alone, as the learner does."""
+    text = text_part(whole)
+    if text is not whole:
+        setattr(text, PART, True)
+    return text
 
 
 def adapter_settings(model: Model, lora: Lora | None) -> dict[str, object] | None:
