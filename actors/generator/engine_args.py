@@ -18,6 +18,7 @@ from hora_rl.common.config import Config, Generator, Lora, Model
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.processes import KEEP_FREED_MEMORY
 from hora_rl.common.weights.adapters import read_adapter
+from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.common.weights.text_part import text_part
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ CPU_BLOCK = 32
 blocks of their prompt, so with vLLM's default of 128 each rollout would compute a short prompt again."""
 FORMAT = "hora"
 """Load format of the loader that refuses NaN and infinite weights (`actors.generator.vllm_plugin`)."""
+ATTENTION = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
+"""Kinds of layers that keep keys and values of tokens."""
 PART = "hora_part"
 """Set in the configuration of a text part: its files have the names of the whole model."""
 BACKENDS = {"file": "file", "gloo": "gloo", "nccl": "hora-nccl"}
@@ -152,12 +155,19 @@ def _own(config: Config) -> dict[str, Any]:
         # Chunked prefill of a seeded sequence crashes the engine ("CPU Generator does not use offset").
         own |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
         own["block_size"] = CPU_BLOCK
+        if _keeps_state(config.model):  # vLLM shares the prompts of such a model only with chunked prefill
+            own["enable_prefix_caching"] = False
     elif generator.max_batched_tokens is not None:
         own["max_num_batched_tokens"] = generator.max_batched_tokens
     cache = generator.cpu_kv_cache_gib if cpu else generator.kv_cache_gib
     if cache is not None:
         own["kv_cache_memory_bytes"] = int(cache * 2**30)
     return own
+
+
+def _keeps_state(model: Model) -> bool:
+    """Whether layers carry a state through all tokens: linear attention, a short convolution, Mamba."""
+    return not ATTENTION.issuperset(getattr(own_configuration(model), "layer_types", None) or ())
 
 
 def text_only(whole: PreTrainedConfig) -> PreTrainedConfig:

@@ -9,6 +9,7 @@ import multiprocessing
 import signal
 from collections.abc import Generator
 from dataclasses import replace
+from importlib.util import find_spec
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from vllm.config.load import LoadConfig
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.models import ModelRegistry
 
 from hora_rl.actors.generator.engine_args import FORMAT, PART
 from hora_rl.actors.generator.failures import note_failures
@@ -31,6 +33,7 @@ from hora_rl.common.weights.text_part import text_name
 
 ENGINES = {"file": FileWeightTransferEngine, "gloo": GlooWeightTransferEngine, "hora-nccl": NcclEngine}
 """Engines by name. The names must differ from those of vLLM's engines."""
+QWEN3_5 = "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"
 
 
 class FiniteLoader(DefaultModelLoader):
@@ -60,6 +63,9 @@ def register() -> None:
             WeightTransferEngineFactory.register_engine(name, engine)
     if FORMAT not in _LOAD_FORMAT_TO_MODEL_LOADER:
         register_model_loader(FORMAT)(FiniteLoader)
+    if find_spec("torchvision") is None:
+        for name in QWEN3_5:
+            ModelRegistry.register_model(name, f"{__package__}.qwen3_5:{name}")
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None:
         note_failures()
