@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from hora_rl.common.config import Config, Learner, Model
-from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.weights.adapter_names import published_name
 from hora_rl.common.weights.adapters import refuse_to_train
 from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.common.weights.text_part import RENAMED
-from hora_rl.learner.agreement import check_agreement
+from hora_rl.learner.agreement import check_agreement, not_loaded
 from hora_rl.learner.batch import MicroBatch, empty_micro_batch
 from hora_rl.learner.flops import Shape
 from hora_rl.learner.load_by_part import load_by_part
@@ -339,9 +338,7 @@ def load_model(model: Model, learner: Learner) -> PreTrainedModel:
             trust_remote_code=model.trust_remote_code,
         )
     except (OSError, ValueError, ImportError) as error:
-        packages = isinstance(error, ImportError)
-        key = f"learner.attention ({learner.attention})" if packages else f"model.path ({model.path})"
-        raise ConfigError(f"{key}: {one_line(error)}") from None
+        raise not_loaded(model, learner, error) from None
     hf._weight_conversions = None  # published and exported by the names of its own class
     return for_training(hf, learner)
 

@@ -13,7 +13,12 @@ from safetensors.torch import load_file, save_file
 from tests.support.chat_model import chat_tokenizer
 
 HIDDEN, LAYERS = 128, 2
-SHAPE = {"hidden_size": HIDDEN, "intermediate_size": 64, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
+SHAPE = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 64,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+}
 SHAPE |= {"num_key_value_heads": 2, "max_position_embeddings": 512}
 HEADS = {"head_dim": 32}
 VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -58,12 +63,13 @@ MISTRAL = Template(
 @dataclass(frozen=True)
 class Family:
     """A family's published class, its settings, and the turns of its chat template. `beside`: tensors in its
-    files that transformers does not load."""
+    files that transformers does not load. `needs`: settings without which it is refused."""
 
     architecture: str
     settings: dict[str, Any]
     template: Template = CHATML
     beside: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
 
 
 def composite(text: dict[str, Any], vision: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -94,7 +100,9 @@ FAMILIES = {
     ),
     "qwen3.5-moe": Family(
         "Qwen3_5MoeForConditionalGeneration",
-        composite(QWEN3_5 | EXPERTS | {"shared_expert_intermediate_size": 64} | UNTIED, QWEN_VISION, **UNTIED),
+        composite(
+            QWEN3_5 | EXPERTS | {"shared_expert_intermediate_size": 64} | UNTIED, QWEN_VISION, **UNTIED
+        ),
         beside=MTP,
     ),
     "llama-3": Family("LlamaForCausalLM", SHAPE | TIED, LLAMA3),
@@ -126,11 +134,16 @@ FAMILIES = {
         "GptOssForCausalLM",
         SHAPE | HEADS | SLIDING | UNTIED | {"num_local_experts": 4, "num_experts_per_tok": 2},
         HARMONY,
+        needs=("learner.attention=eager",),
     ),
     "glm-4": Family("Glm4ForCausalLM", SHAPE | HEADS | UNTIED, GLM4),
     "glm-4.5": Family(
         "Glm4MoeForCausalLM",
-        SHAPE | HEADS | UNTIED | {"moe_intermediate_size": 64, "n_routed_experts": 4, "use_qk_norm": True},
+        SHAPE
+        | HEADS
+        | UNTIED
+        | {"moe_intermediate_size": 64, "n_routed_experts": 4, "num_experts_per_tok": 2}
+        | {"use_qk_norm": True},
         GLM4,
     ),
     "olmo-3": Family("Olmo3ForCausalLM", SHAPE | SLIDING | UNTIED),
@@ -193,7 +206,9 @@ def write_published(name: str, folder: Path) -> Path:
     tokenizer.save_pretrained(folder)
     if family.beside:
         file = folder / "model.safetensors"
-        save_file(load_file(file) | {n: torch.ones(s) for n, s in family.beside.items()}, file, {"format": "pt"})
+        save_file(
+            load_file(file) | {n: torch.ones(s) for n, s in family.beside.items()}, file, {"format": "pt"}
+        )
     return folder
 
 
