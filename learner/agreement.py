@@ -142,6 +142,8 @@ def _rows(vocabulary: int) -> list[list[Sample]]:
 
 
 LAYERS, VOCABULARY, WIDTH = 2, 128, 64
+ALONE = ("num_kv_shared_layers",)
+"""Settings that a model of so few layers cannot have: those it would share with are cut off."""
 MOST = 300_000_000  # parameters of a small model; mixtures of many experts have more
 
 
@@ -176,9 +178,7 @@ def _cut(config: PreTrainedConfig) -> PreTrainedConfig:
             setattr(text, name, value[:LAYERS])
         elif name.endswith("intermediate_size") and isinstance(value, int):
             setattr(text, name, min(value, WIDTH))
-        elif name == "num_kv_shared_layers":  # fewer layers have none to share with
-            setattr(text, name, 0)
-        elif name.endswith("token_id") and value is not None:
+        elif name in ALONE or (name.endswith("token_id") and value is not None):
             setattr(text, name, 0)
     text.num_hidden_layers = min(layers, LAYERS)
     text.vocab_size = min(text.vocab_size, VOCABULARY)

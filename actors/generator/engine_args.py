@@ -114,8 +114,8 @@ def _type_of(name: str) -> Any:
 
 
 def _own(config: Config) -> dict[str, Any]:
-    """The arguments that HORA sets. `generator.engine_args` may override `block_size`,
-    `enable_chunked_prefill` and `load_format`."""
+    """The arguments that HORA sets. `generator.engine_args` may override `block_size`, `config_format`,
+    `enable_chunked_prefill`, `hf_overrides` and `load_format`."""
     generator, longest, cpu = config.generator, config.longest, current_platform.is_cpu()
     own = {
         "model": config.model.path,

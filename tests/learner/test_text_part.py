@@ -1,4 +1,4 @@
-"""Of a model that holds more than text, learner and checks read the text part, with the whole model's logits."""
+"""Of a model that holds more than text the text part is read, and it has the whole model's logits."""
 
 import json
 from pathlib import Path
@@ -92,6 +92,6 @@ def test_its_end_token_is_a_stop(tmp_path: Path) -> None:
 def test_a_whole_model_without_a_text_only_class_is_refused_by_name(tmp_path: Path) -> None:
     made = Qwen3VLConfig(architectures=["Qwen3VLForConditionalGeneration"])
     made.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="Qwen3VLForConditionalGeneration.*transformers") as refused:
+    with pytest.raises(ConfigError, match=r"Qwen3VLForConditionalGeneration.*transformers") as refused:
         own_configuration(config_of(tmp_path).model)
     assert "\n" not in str(refused.value)
