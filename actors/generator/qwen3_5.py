@@ -6,11 +6,13 @@ torchvision. Text calls none of these, so an empty module stands for them during
 
 import sys
 from types import ModuleType
-from unittest.mock import patch
 
 _functions = ModuleType("torchvision.transforms.v2")
 _functions.functional = None  # type: ignore[attr-defined]
-with patch.dict(sys.modules, {_functions.__name__: _functions}):
+sys.modules[_functions.__name__] = _functions
+try:
     from vllm.model_executor.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
+finally:
+    del sys.modules[_functions.__name__]
 
 __all__ = ["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"]
