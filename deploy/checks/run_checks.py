@@ -53,6 +53,7 @@ CHECKS: tuple[Check, ...] = (
     machine.engine_sleep,
     processors.threads,
     processors.precision,
+    processors.heads,
     services.ray_token,
     services.ray_cluster,
     memory,

@@ -1,6 +1,7 @@
 """Precision and threads on a machine without GPUs; what is installed for GPUs against what torch, the model
 and Triton need."""
 
+import json
 import sys
 import sysconfig
 from pathlib import Path
@@ -15,6 +16,7 @@ from hora_rl.deploy.checks.gpu_software import driver, judge_compiler, judge_dri
 from hora_rl.deploy.checks.memory import run_target
 from hora_rl.deploy.checks.run_checks import CHECKS
 from tests.support.checks import H200
+from tests.support.published import write_published
 
 BASE = "model: {path: some/model}\ndata: {path: arithmetic}\n"
 
@@ -75,6 +77,19 @@ def test_a_check_says_what_was_chosen_and_warns_of_what_is_too_much(told) -> Non
     assert levels(turns) == ("ok", "ok")
     assert levels(told("model.dtype=bfloat16", flags="avx2")) == ("ok", "warn")
     assert levels(told("model.dtype=float32")) == ("ok", "ok")
+
+
+def test_what_vllm_cannot_compute_on_a_cpu_is_refused(told, tmp_path: Path) -> None:
+    model = write_published("qwen3.5", tmp_path / "model")
+    config = told(f"model.path={model}", flags="avx2")
+    assert [f.level for f in processors.precision(Target(config))] == ["fail"]
+    chosen = Target(processors.on_processors(config))
+    assert [f.level for f in processors.precision(chosen)] != ["fail"]
+    assert not list(processors.heads(chosen))
+    settings = json.loads((model / "config.json").read_text())
+    settings["text_config"]["head_dim"] = 8
+    (model / "config.json").write_text(json.dumps(settings))
+    assert [f.level for f in processors.heads(chosen)] == ["fail"]
 
 
 TARGET = Target(load("tiny"))

@@ -78,7 +78,7 @@ def composite(text: dict[str, Any], vision: dict[str, Any], **more: Any) -> dict
 
 EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
 LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-LINEAR |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4}
+LINEAR |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}
 MIXED = {"num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"]}
 QWEN3_5 = SHAPE | HEADS | LINEAR | MIXED | {"partial_rotary_factor": 0.5, "attn_output_gate": True}
 QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "patch_size": 14}
@@ -87,6 +87,8 @@ SLIDING = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_atte
 GEMMA4_TEXT = SHAPE | HEADS | SLIDING | TIED | {"global_head_dim": 64, "final_logit_softcapping": 30.0}
 GEMMA4_VISION = VISION | {"head_dim": 8, "num_key_value_heads": 4}
 MTP = {"mtp.fc.weight": (HIDDEN, 2 * HIDDEN), "mtp.norm.weight": (HIDDEN,)}
+
+BF16 = ("model.dtype=bfloat16",)
 
 FAMILIES = {
     "qwen2.5": Family("Qwen2ForCausalLM", SHAPE | TIED),
@@ -97,6 +99,7 @@ FAMILIES = {
         "Qwen3_5ForConditionalGeneration",
         composite(QWEN3_5 | TIED, QWEN_VISION, **TIED),
         beside=MTP,
+        needs=BF16,
     ),
     "qwen3.5-moe": Family(
         "Qwen3_5MoeForConditionalGeneration",
@@ -104,6 +107,7 @@ FAMILIES = {
             QWEN3_5 | EXPERTS | {"shared_expert_intermediate_size": 64} | UNTIED, QWEN_VISION, **UNTIED
         ),
         beside=MTP,
+        needs=BF16,
     ),
     "llama-3": Family("LlamaForCausalLM", SHAPE | TIED, LLAMA3),
     "smollm2": Family("LlamaForCausalLM", SHAPE | TIED),
@@ -167,7 +171,10 @@ FAMILIES = {
     ),
     "lfm2": Family(
         "Lfm2ForCausalLM",
-        SHAPE | TIED | {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+        SHAPE
+        | TIED
+        | {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+        | dict.fromkeys(("conv_dim", "conv_dim_out", "block_dim"), HIDDEN),
         LFM2,
     ),
     "ministral-3": Family(

@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 OFTEN = ("qwen3.5", "gemma-3", "qwen3-moe")
 """Families of every change's tests; the others are slow."""
 PROMPTS = ("57+68=?", "3+4=?")
-DRIFT = 1e-3
-"""Nats: ten times what these models show in float32, and a hundredth of what one wrong layer would."""
+DRIFT = {"float32": 1e-3, "bfloat16": 0.05}
+"""Nats. A layer that missed an update shows as much more."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,9 @@ def step(learner: Any, config: Config, groups: list[Group], version: int) -> flo
     assert done.applied
     assert np.isfinite(done.grad_norm)
     assert done.sums["drift_tokens"] > 0
-    return done.sums["drift"] / done.sums["drift_tokens"]
+    drift: float = done.sums["drift"] / done.sums["drift_tokens"]
+    print(f"drift {drift:.2e}, gradient {done.grad_norm:.3g}")
+    return drift
 
 
 def published(learner: Any, config: Config, folder: Path, version: int) -> dict[str, object]:
@@ -107,25 +109,25 @@ async def test_a_published_checkpoint_is_trained_and_exported(
     checks = configuration.context, configuration.family, weight_files, task.stops
     assert all(f.level == "ok" for check in checks for f in check(Target(config)))
 
-    learner = Engine(config, 0, 1)
+    learner, limit = Engine(config, 0, 1), DRIFT[config.model.dtype]
     before = {name: p.clone() for name, p in learner.gathered()}
     async with engine_of(config) as engine:
         for version in (0, 1):
             drift = step(learner, config, await sampled(engine, config, version), version)
-            assert drift < DRIFT, f"step {version}"
+            assert drift < limit, f"step {version}"
             await engine.receive(published(learner, config, tmp_path / "weights", version + 1))
             await engine.install(version + 1)
         last = await sampled(engine, config, 2)
-    assert step(learner, config, last, 2) < DRIFT
+    assert step(learner, config, last, 2) < limit
     after = dict(learner.gathered())
     moved = [name for name, p in before.items() if not torch.equal(p, after[name])]
     assert len(moved) > len(before) / 2
 
     export(learner, config, tmp_path / "out", 0, 3)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=learner.hf.dtype)
     assert architecture(tmp_path / "out") == type(loaded).__name__ == type(learner.hf).__name__
     assert torch.equal(logits(loaded), logits(learner.hf))
     learner.close()
     if architecture(folder) != architecture(tmp_path / "out"):  # a part of what was published
-        async with engine_of(config_of(tmp_path / "out")) as engine:
+        async with engine_of(config_of(tmp_path / "out", *FAMILIES[family].needs)) as engine:
             await sampled(engine, config, 0)
