@@ -63,13 +63,15 @@ MISTRAL = Template(
 @dataclass(frozen=True)
 class Family:
     """A family's published class, its settings, and the turns of its chat template. `beside`: tensors in its
-    files that transformers does not load. `needs`: settings without which it is refused."""
+    files that transformers does not load. `needs`: settings without which it is refused. `refused`: what a
+    refusal names, for a family that cannot be trained."""
 
     architecture: str
     settings: dict[str, Any]
     template: Template = CHATML
     beside: dict[str, tuple[int, ...]] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    refused: str = ""
 
 
 def composite(text: dict[str, Any], vision: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -139,6 +141,7 @@ FAMILIES = {
         SHAPE | HEADS | SLIDING | UNTIED | {"num_local_experts": 4, "num_experts_per_tok": 2},
         HARMONY,
         needs=("learner.attention=eager",),
+        refused="GptOssForCausalLM",
     ),
     "glm-4": Family("Glm4ForCausalLM", SHAPE | HEADS | UNTIED, GLM4),
     "glm-4.5": Family(

@@ -1,6 +1,7 @@
 """Every family of the table in docs/reference/models.md, as it is published: checked, trained for two steps
 through a real engine and learner, exported and loaded."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer, render
+from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.common.types import Group, Rollout
 from hora_rl.deploy.checks import configuration, task
@@ -25,6 +27,7 @@ from tests.support.published import FAMILIES, architecture, write_published
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 OFTEN = ("qwen3.5", "gemma-3", "qwen3-moe")
 """Families of every change's tests; the others are slow."""
+TRAINED = [name for name, family in FAMILIES.items() if not family.refused]
 PROMPTS = ("57+68=?", "3+4=?")
 DRIFT = {"float32": 1e-3, "bfloat16": 0.05}
 """Nats. A layer that missed an update shows as much more."""
@@ -96,7 +99,7 @@ def logits(hf: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in FAMILIES]
+    "family", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in TRAINED]
 )
 async def test_a_published_checkpoint_is_trained_and_exported(
     tmp_path: Path, process_group: None, family: str
@@ -131,3 +134,19 @@ async def test_a_published_checkpoint_is_trained_and_exported(
     if architecture(folder) != architecture(tmp_path / "out"):  # a part of what was published
         async with engine_of(config_of(tmp_path / "out", *FAMILIES[family].needs)) as engine:
             await sampled(engine, config, 0)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - set(TRAINED)))
+def test_a_family_that_one_side_cannot_do_is_refused_by_the_check(tmp_path: Path, family: str) -> None:
+    config = config_of(write_published(family, tmp_path), *FAMILIES[family].needs)
+    with pytest.raises(ConfigError, match=FAMILIES[family].refused) as refused:
+        list(configuration.family(Target(config)))
+    assert "\n" not in str(refused.value)
+
+
+def test_quantized_weights_are_refused_by_the_check(tmp_path: Path) -> None:
+    file = write_published("ministral-3", tmp_path) / "config.json"
+    settings = json.loads(file.read_text()) | {"quantization_config": {"quant_method": "fp8"}}
+    file.write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=r"quantized \(fp8\)"):
+        list(configuration.family(Target(config_of(tmp_path))))
