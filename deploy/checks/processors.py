@@ -53,7 +53,7 @@ def on_processors(config: Config, *, trains: bool = True) -> Config:
     learners = have if alone else have // 2
     return filled(
         config,
-        model={"dtype": "bfloat16" if _linear(config.model) else fastest_dtype()},
+        model={"dtype": "bfloat16" if "linear_attention" in _layers(config.model) else fastest_dtype()},
         generator={"threads": max(1, min(most, theirs // config.generator.replicas))},
         learner={"threads": max(1, min(most, learners // config.learner.workers))},
     )
@@ -80,7 +80,13 @@ def precision(target: Target) -> Iterator[Finding]:
     if target.on_cluster or machine.gpus():
         return
     dtype, fastest = target.config.model.dtype, fastest_dtype()
-    if _linear(target.config.model) and dtype != "bfloat16":
+    layers = _layers(target.config.model)
+    if "conv" in layers and target.trains:
+        says = (
+            "vLLM's short convolution on a CPU gives other log-probs than the learner's (0.1 nats and more)"
+        )
+        yield must(False, "model.path", says, "use another model, or a GPU")
+    elif "linear_attention" in layers and dtype != "bfloat16":
         says = f"{dtype}; vLLM computes this model's linear attention on a CPU in bfloat16 alone"
         yield must(False, "model.dtype", says, "set model.dtype: bfloat16")
     elif dtype in (fastest, "float32"):
@@ -102,8 +108,9 @@ def heads(target: Target) -> Iterator[Finding]:
         yield must(False, "attention heads", says, "use another model, or a GPU")
 
 
-def _linear(model: Model) -> bool:
-    return "linear_attention" in (getattr(_read(model), "layer_types", None) or ())
+def _layers(model: Model) -> set[str]:
+    """The kinds of the model's layers; empty if its configuration does not name them."""
+    return set(getattr(_read(model), "layer_types", None) or ())
 
 
 def _read(model: Model) -> PreTrainedConfig | None:

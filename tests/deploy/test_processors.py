@@ -81,9 +81,10 @@ def test_a_check_says_what_was_chosen_and_warns_of_what_is_too_much(told) -> Non
 
 def test_what_vllm_cannot_compute_on_a_cpu_is_refused(told, tmp_path: Path) -> None:
     model = write_published("qwen3.5", tmp_path / "model")
-    config = told(f"model.path={model}", flags="avx2")
-    assert [f.level for f in processors.precision(Target(config))] == ["fail"]
-    chosen = Target(processors.on_processors(config))
+    asked = told(f"model.path={model}", "model.dtype=float32")
+    assert [f.level for f in processors.precision(Target(asked))] == ["fail"]
+    chosen = Target(processors.on_processors(told(f"model.path={model}", flags="avx2")))
+    assert chosen.config.model.dtype == "bfloat16"
     assert [f.level for f in processors.precision(chosen)] != ["fail"]
     assert not list(processors.heads(chosen))
     settings = json.loads((model / "config.json").read_text())

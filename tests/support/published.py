@@ -179,6 +179,7 @@ FAMILIES = {
         | {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
         | dict.fromkeys(("conv_dim", "conv_dim_out", "block_dim"), HIDDEN),
         LFM2,
+        refused="short convolution",
     ),
     "ministral-3": Family(
         "Mistral3ForConditionalGeneration",

@@ -17,8 +17,9 @@ from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.common.types import Group, Rollout
-from hora_rl.deploy.checks import configuration, task
+from hora_rl.deploy.checks import configuration, processors, task
 from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.run_checks import examine
 from hora_rl.deploy.checks.weight_files import weight_files
 from tests.support.engines import engine_of
 from tests.support.groups import group
@@ -29,8 +30,8 @@ OFTEN = ("qwen3.5", "gemma-3", "qwen3-moe")
 """Families of every change's tests; the others are slow."""
 TRAINED = [name for name, family in FAMILIES.items() if not family.refused]
 PROMPTS = ("57+68=?", "3+4=?")
-DRIFT = {"float32": 1e-3, "bfloat16": 0.05}
-"""Nats. A layer that missed an update shows as much more."""
+DRIFT = {"float32": 1e-3, "bfloat16": 0.1}
+"""Nats. In bfloat16 a router near a tie sends a token to another expert."""
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +140,10 @@ async def test_a_published_checkpoint_is_trained_and_exported(
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - set(TRAINED)))
 def test_a_family_that_one_side_cannot_do_is_refused_by_the_check(tmp_path: Path, family: str) -> None:
     config = config_of(write_published(family, tmp_path), *FAMILIES[family].needs)
-    with pytest.raises(ConfigError, match=FAMILIES[family].refused) as refused:
-        list(configuration.family(Target(config)))
-    assert "\n" not in str(refused.value)
+    checks = configuration.family, processors.precision
+    [failed] = [f for f in examine(Target(config), checks) if f.level == "fail"]
+    assert FAMILIES[family].refused in failed.line
+    assert "\n" not in failed.line
 
 
 def test_quantized_weights_are_refused_by_the_check(tmp_path: Path) -> None:
