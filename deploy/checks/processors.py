@@ -114,8 +114,11 @@ def _layers(model: Model) -> set[str]:
 
 
 def _read(model: Model) -> PreTrainedConfig | None:
-    """The model's configuration; None if it cannot be read, which other checks report."""
+    """The model's configuration; None if it is not on this machine, or cannot be read."""
+    from huggingface_hub import try_to_load_from_cache
+
     try:
-        return own_configuration(model)
+        here = Path(model.path).is_dir() or try_to_load_from_cache(model.path, "config.json")
+        return own_configuration(model) if here else None
     except (OSError, ValueError):
         return None
