@@ -106,14 +106,26 @@ def check_family(source: Model, learner: Learner, temperature: float) -> tuple[s
             check_targets(model, learner.lora)
     except ConfigError:
         raise
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path ({source.path}): {one_line(error)}") from None
+    except (OSError, ValueError, ImportError) as error:
+        raise not_loaded(source, learner, error) from None
     small = _small(whole, trusted)
     if small is None:
         return family, ""
     small.config.name_or_path = source.path
     policy = Policy(small.eval())
     return family, check_agreement("float32", temperature, policy, policy, torch.device("cpu"))
+
+
+def not_loaded(source: Model, learner: Learner, error: Exception) -> ConfigError:
+    """The error of a model that transformers cannot build, or not with `learner.attention`."""
+    attention = f"learner.attention ({learner.attention})"
+    if "support an attention implementation" in str(error):
+        family = str(error).partition(" ")[0]
+        return ConfigError(
+            f"{attention}: transformers' {family} has no such one; set learner.attention: eager"
+        )
+    key = attention if isinstance(error, ImportError) else f"model.path ({source.path})"
+    return ConfigError(f"{key}: {one_line(error)}")
 
 
 def _rows(vocabulary: int) -> list[list[Sample]]:
@@ -130,6 +142,8 @@ def _rows(vocabulary: int) -> list[list[Sample]]:
 
 
 LAYERS, VOCABULARY, WIDTH = 2, 128, 64
+ALONE = ("num_kv_shared_layers",)
+"""Settings that a model of so few layers cannot have: those it would share with are cut off."""
 MOST = 300_000_000  # parameters of a small model; mixtures of many experts have more
 
 
@@ -164,7 +178,7 @@ def _cut(config: PreTrainedConfig) -> PreTrainedConfig:
             setattr(text, name, value[:LAYERS])
         elif name.endswith("intermediate_size") and isinstance(value, int):
             setattr(text, name, min(value, WIDTH))
-        elif name.endswith("token_id") and value is not None:
+        elif name in ALONE or (name.endswith("token_id") and value is not None):
             setattr(text, name, 0)
     text.num_hidden_layers = min(layers, LAYERS)
     text.vocab_size = min(text.vocab_size, VOCABULARY)

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from hora_rl.common.config import Config, Learner, Model
-from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.weights.adapter_names import published_name
 from hora_rl.common.weights.adapters import refuse_to_train
 from hora_rl.common.weights.finite import not_finite, refuse_not_finite
-from hora_rl.learner.agreement import check_agreement
+from hora_rl.common.weights.model_files import own_configuration
+from hora_rl.common.weights.text_part import RENAMED
+from hora_rl.learner.agreement import check_agreement, not_loaded
 from hora_rl.learner.batch import WIDTHS, MicroBatch, empty_micro_batch
 from hora_rl.learner.block_mask import use_block_masks
 from hora_rl.learner.compiled import compile_policy
@@ -265,9 +266,10 @@ class Engine:
         reference = self._reference_logprobs(rounds) if objective.kl else [None] * len(rounds)
         keep: list[torch.Tensor | None] = [None] * len(rounds)
         if share < 1.0:
-            real = [entropy[m.scale > 0] for (_, entropy), m in zip(frozen, rounds, strict=True)]
+            entropies = [entropy for _, entropy in frozen]
+            real = [entropy[m.scale > 0] for entropy, m in zip(entropies, rounds, strict=True)]
             least = threshold(real, share)
-            keep = [entropy >= least for _, entropy in frozen]
+            keep = [entropy >= least for entropy in entropies]
         return [Task(*parts) for parts in zip(rounds, prox, reference, keep, strict=True)]
 
     def _reference_logprobs(self, rounds: list[MicroBatch]) -> list[torch.Tensor]:
@@ -352,14 +354,15 @@ def load_model(model: Model, learner: Learner) -> PreTrainedModel:
     try:
         hf = AutoModelForCausalLM.from_pretrained(
             model.path,
+            config=own_configuration(model),
+            key_mapping=RENAMED,
             dtype=DTYPES[model.dtype],
             attn_implementation=learner.attention,
             trust_remote_code=model.trust_remote_code,
         )
     except (OSError, ValueError, ImportError) as error:
-        packages = isinstance(error, ImportError)
-        key = f"learner.attention ({learner.attention})" if packages else f"model.path ({model.path})"
-        raise ConfigError(f"{key}: {one_line(error)}") from None
+        raise not_loaded(model, learner, error) from None
+    hf._weight_conversions = None  # published and exported by the names of its own class
     return for_training(hf, learner)
 
 

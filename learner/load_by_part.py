@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from hora_rl.common.config import Model
 from hora_rl.common.weights.model_files import own_configuration
+from hora_rl.common.weights.text_part import names_in_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,19 +82,21 @@ def _on_meta(module: Module, name: str, parameter: Parameter | None) -> Paramete
 
 
 class _Files(dict[str, Any]):
-    """The open safetensors of a folder or hub model, by the name of a tensor; read one at a time."""
+    """The open safetensors of a folder or hub model, by the name of a parameter; read one at a time."""
 
     def __init__(self, path: str) -> None:
         from safetensors import safe_open
 
         opened = [safe_open(file, framework="pt") for file in _weight_files(path)]
-        super().__init__({name: file for file in opened for name in file.keys()})  # noqa: SIM118
+        files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+        self._names = names_in_files(files)
+        super().__init__({name: files[place] for name, place in self._names.items()})
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self[name].get_slice(name).get_shape())
+        return tuple(self[name].get_slice(self._names[name]).get_shape())
 
     def read(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self[name].get_tensor(name)
+        tensor: torch.Tensor = self[name].get_tensor(self._names[name])
         return tensor
 
 

@@ -1,10 +1,12 @@
 """The arguments of a replica's vLLM engine, and the environment of its processes."""
 
+from __future__ import annotations
+
 import dataclasses
 import difflib
 import os
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from vllm import AsyncEngineArgs
@@ -16,6 +18,11 @@ from hora_rl.common.config import Config, Generator, Lora, Model
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.processes import KEEP_FREED_MEMORY
 from hora_rl.common.weights.adapters import read_adapter
+from hora_rl.common.weights.model_files import own_configuration
+from hora_rl.common.weights.text_part import text_part
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 PRIMITIVES = "64"
 """Capacity of oneDNN's cache of compiled matrix products. oneDNN compiles one per number of rows (sequences
@@ -26,6 +33,10 @@ CPU_BLOCK = 32
 blocks of their prompt, so with vLLM's default of 128 each rollout would compute a short prompt again."""
 FORMAT = "hora"
 """Load format of the loader that refuses NaN and infinite weights (`actors.generator.vllm_plugin`)."""
+ATTENTION = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
+"""Kinds of layers that keep keys and values of tokens."""
+PART = "hora_part"
+"""Set in the configuration of a text part: its files have the names of the whole model."""
 BACKENDS = {"file": "file", "gloo": "gloo", "nccl": "hora-nccl"}
 """Name in vLLM of each transport's engine. vLLM already has an engine `nccl`."""
 KEYS = {
@@ -103,14 +114,17 @@ def _type_of(name: str) -> Any:
 
 
 def _own(config: Config) -> dict[str, Any]:
-    """The arguments that HORA sets. `generator.engine_args` may override `block_size`,
-    `enable_chunked_prefill` and `load_format`."""
+    """The arguments that HORA sets. `generator.engine_args` may override `block_size`, `config_format`,
+    `enable_chunked_prefill`, `hf_overrides` and `load_format`."""
     generator, longest, cpu = config.generator, config.longest, current_platform.is_cpu()
     own = {
         "model": config.model.path,
         "dtype": config.model.dtype,
         "trust_remote_code": config.model.trust_remote_code,
         "load_format": FORMAT,
+        # Ministral's folders hold a second copy in Mistral's own format, which vLLM would prefer.
+        "config_format": "hf",
+        "hf_overrides": text_only,
         "seed": config.run.seed,
         "tensor_parallel_size": generator.tensor_parallel,
         "gpu_memory_utilization": generator.memory_utilization,
@@ -141,12 +155,27 @@ def _own(config: Config) -> dict[str, Any]:
         # Chunked prefill of a seeded sequence crashes the engine ("CPU Generator does not use offset").
         own |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
         own["block_size"] = CPU_BLOCK
+        if _keeps_state(config.model):  # vLLM shares the prompts of such a model only with chunked prefill
+            own["enable_prefix_caching"] = False
     elif generator.max_batched_tokens is not None:
         own["max_num_batched_tokens"] = generator.max_batched_tokens
     cache = generator.cpu_kv_cache_gib if cpu else generator.kv_cache_gib
     if cache is not None:
         own["kv_cache_memory_bytes"] = int(cache * 2**30)
     return own
+
+
+def _keeps_state(model: Model) -> bool:
+    """Whether layers carry a state through all tokens: linear attention, a short convolution, Mamba."""
+    return not ATTENTION.issuperset(getattr(own_configuration(model), "layer_types", None) or ())
+
+
+def text_only(whole: PreTrainedConfig) -> PreTrainedConfig:
+    """For vLLM's `hf_overrides`: an engine holds the text part of a model alone, as the learner does."""
+    text = text_part(whole)
+    if text is not whole:
+        setattr(text, PART, True)
+    return text
 
 
 def adapter_settings(model: Model, lora: Lora | None) -> dict[str, object] | None:

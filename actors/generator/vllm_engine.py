@@ -142,7 +142,8 @@ class Engine:
             self._base_checksum = await self._digest("model")
         await self.label(0)
         # At the first token vLLM compiles a part of its sampler, which takes seconds.
-        await self.generate(np.zeros(1, np.int32), 1, seed=0, temperature=1.0, max_tokens=1)
+        # Two tokens of a prompt: on a CPU vLLM's convolution of Qwen3.5 fails on one alone.
+        await self.generate(np.zeros(2, np.int32), 1, seed=0, temperature=1.0, max_tokens=1)
 
     async def generate(
         self,

@@ -19,6 +19,7 @@ from hora_rl.common.config import Config, Data, Model
 from hora_rl.common.data.chat_template import templated
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.thoughts import MARKS, is_mark
+from hora_rl.common.weights.model_files import own_configuration
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -140,15 +141,14 @@ def _before(
 
 def _of_generation(model: Model) -> Iterator[int]:
     """The end tokens of the model's generation configuration; without one, of its configuration."""
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
     ends = None
     try:
         ends = GenerationConfig.from_pretrained(model.path).eos_token_id
     except OSError:
         with suppress(OSError, ValueError, AttributeError):  # the part that loads the model reports the error
-            known = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-            ends = known.eos_token_id
+            ends = own_configuration(model).eos_token_id
     yield from [ends] if isinstance(ends, int) else ends or []
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hora_rl.common.errors import ConfigError, one_line
+from hora_rl.common.weights.text_part import text_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -19,7 +20,8 @@ ORIGIN = "hora.json"
 
 
 def own_configuration(model: Model) -> PreTrainedConfig:
-    """The configuration in `model.path`. Raises ConfigError if invalid, OSError or ValueError if missing."""
+    """The configuration in `model.path`, of a model that holds more than text its text part's. Raises
+    ConfigError if invalid or not text, OSError or ValueError if missing."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -28,7 +30,7 @@ def own_configuration(model: Model) -> PreTrainedConfig:
         found: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
     except StrictDataclassError as error:
         raise ConfigError(f"{path}/config.json: {one_line(error)}") from None
-    return found
+    return text_part(found)
 
 
 def vocabulary_rows(model: Model) -> int:

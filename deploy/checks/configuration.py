@@ -32,6 +32,8 @@ from hora_rl.learner.user_advantage import try_advantage
 
 TOKEN_BYTES = 8
 """A token and its log-prob in a message."""
+NOT_UPDATED = ("GptOssForCausalLM",)
+"""Classes of vLLM that take weights past its layerwise reload, so a second version does not arrive whole."""
 OWN_FAULTS = (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 
 
@@ -166,9 +168,36 @@ def family(target: Target) -> Iterator[Finding]:
 
     if target.trains:
         config = target.config
+        refuse_untrainable(config)
         name, unshared = check_family(config.model, config.learner, config.rollout.temperature)
         prompts = f"each rollout computes its prompt again: {unshared}" if unshared else "prompts are shared"
         yield ok("family", f"{name}: log-probs are those of the model's own forward; {prompts}")
+
+
+def refuse_untrainable(config: Config) -> None:
+    """Raise ConfigError for quantized weights, and for a class that vLLM cannot update."""
+    path = config.model.path
+    try:
+        own = own_configuration(config.model)
+    except ConfigError:
+        raise
+    except (OSError, ValueError):
+        return  # reported when the model is loaded
+    name = (own.architectures or [""])[0]
+    if name in NOT_UPDATED and config.learner.lora is None:
+        raise ConfigError(
+            f"model.path ({path}): vLLM cannot replace the weights of a running {name}, so the generators "
+            "cannot follow the learner: use another model"
+        )
+    quantization = getattr(own, "quantization_config", None)
+    if quantization is not None:
+        method = (
+            quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+        )
+        raise ConfigError(
+            f"model.path ({path}): its weights are quantized ({method}), which the learner does not "
+            "train: use the family's bfloat16 checkpoint"
+        )
 
 
 def group_size(target: Target) -> Iterator[Finding]:

@@ -1,19 +1,29 @@
 """Precision and threads on a machine without GPUs, chosen by `run.resources: auto` for unset keys."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Model
 from hora_rl.common.processes import processors
+from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.deploy.checks import machine
-from hora_rl.deploy.checks.findings import Finding, Target, ok, plural, should
+from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should
 from hora_rl.deploy.checks.resources import filled
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 CPUINFO = Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 """Flags in /proc/cpuinfo: AVX-512, AMX, ARM."""
 THREAD_GIB = 1 / 64
 """Weights per useful thread. For smaller models, synchronising threads costs more than it saves."""
+
+HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of an attention head for which vLLM has a kernel on a CPU."""
 
 
 def has_bfloat16() -> bool:
@@ -43,7 +53,7 @@ def on_processors(config: Config, *, trains: bool = True) -> Config:
     learners = have if alone else have // 2
     return filled(
         config,
-        model={"dtype": fastest_dtype()},
+        model={"dtype": "bfloat16" if "linear_attention" in _layers(config.model) else fastest_dtype()},
         generator={"threads": max(1, min(most, theirs // config.generator.replicas))},
         learner={"threads": max(1, min(most, learners // config.learner.workers))},
     )
@@ -70,7 +80,45 @@ def precision(target: Target) -> Iterator[Finding]:
     if target.on_cluster or machine.gpus():
         return
     dtype, fastest = target.config.model.dtype, fastest_dtype()
-    if dtype in (fastest, "float32"):
+    layers = _layers(target.config.model)
+    if "conv" in layers and target.trains:
+        says = (
+            "vLLM's short convolution on a CPU gives other log-probs than the learner's (0.1 nats and more)"
+        )
+        yield must(False, "model.path", says, "use another model, or a GPU")
+    elif "linear_attention" in layers and dtype != "bfloat16":
+        says = f"{dtype}; vLLM computes this model's linear attention on a CPU in bfloat16 alone"
+        yield must(False, "model.dtype", says, "set model.dtype: bfloat16")
+    elif dtype in (fastest, "float32"):
         yield ok("model.dtype", f"{dtype}; these processors are fastest in {fastest}")
     else:
         yield should(False, "model.dtype", dtype, f"these processors are fastest in {fastest}")
+
+
+def heads(target: Target) -> Iterator[Finding]:
+    """Whether vLLM has a kernel for the model's attention heads on a CPU. Latent attention has its own."""
+    own = None if target.on_cluster or machine.gpus() else _read(target.config.model)
+    if own is None or not hasattr(own, "num_attention_heads") or hasattr(own, "kv_lora_rank"):
+        return
+    layers = own.per_layer_config
+    sizes = {getattr(x, "head_dim", None) or x.hidden_size // x.num_attention_heads for x in layers}
+    for size in sorted(sizes.difference(HEADS)):
+        have = ", ".join(map(str, HEADS))
+        says = f"heads of {size} in {own.name_or_path}; on a CPU vLLM has kernels for {have}"
+        yield must(False, "attention heads", says, "use another model, or a GPU")
+
+
+def _layers(model: Model) -> set[str]:
+    """The kinds of the model's layers; empty if its configuration does not name them."""
+    return set(getattr(_read(model), "layer_types", None) or ())
+
+
+def _read(model: Model) -> PreTrainedConfig | None:
+    """The model's configuration; None if it is not on this machine, or cannot be read."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        here = Path(model.path).is_dir() or try_to_load_from_cache(model.path, "config.json")
+        return own_configuration(model) if here else None
+    except (OSError, ValueError):
+        return None

@@ -55,6 +55,7 @@ CHECKS: tuple[Check, ...] = (
     machine.engine_sleep,
     processors.threads,
     processors.precision,
+    processors.heads,
     services.ray_token,
     services.ray_cluster,
     memory,

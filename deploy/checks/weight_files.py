@@ -22,6 +22,7 @@ from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.weights.adapter_names import WEIGHTS
 from hora_rl.common.weights.model_files import own_configuration
+from hora_rl.common.weights.text_part import names_in_files
 from hora_rl.deploy.checks.findings import Finding, Target, ok
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def weight_files(target: Target) -> Iterator[Finding]:
     if not found:  # a hub name, or another file format
         return
     own = own_configuration(config.model)
-    _compare(config.model, own, found)
+    _compare(config.model, own, {name: found[place] for name, place in names_in_files(found).items()})
     _check_tokenizer(config.model, own)
     files = {path.name for path, _, _ in found.values()}
     yield ok("weight files", f"{len(found)} tensors in {len(files)} files are those of the model")

@@ -44,7 +44,7 @@ def test_every_argument_that_hora_sets_has_its_key() -> None:
     from hora_rl.actors.generator.engine_args import KEYS, _own
 
     config = load("tiny", ["learner.lora.rank=8", "learner.lora.alpha=16"])
-    free = {"block_size", "enable_chunked_prefill", "load_format"}
+    free = {"block_size", "config_format", "enable_chunked_prefill", "hf_overrides", "load_format"}
     assert _own(config).keys() - KEYS.keys() == free
 
 

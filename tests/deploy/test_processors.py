@@ -1,6 +1,7 @@
 """Precision and threads on a machine without GPUs; what is installed for GPUs against what torch, the model
 and Triton need."""
 
+import json
 import sys
 import sysconfig
 from pathlib import Path
@@ -17,6 +18,7 @@ from hora_rl.deploy.checks.gpu_software import driver, judge_compiler, judge_dri
 from hora_rl.deploy.checks.memory import run_target
 from hora_rl.deploy.checks.run_checks import CHECKS
 from tests.support.checks import H200
+from tests.support.published import write_published
 
 SMOLLM2 = ModelShape(134_515_008, 0, 30, 576, 1536, 192, 49_152)
 DEMO = ModelShape(800_000, 0, 4, 128, 512, 64, 80)
@@ -97,6 +99,20 @@ def test_micro_batches_on_processors_have_activations_of_a_gibibyte(
     written = told(set_to, *short, "learner.tokens_per_microbatch=9000")
     assert run_target(written).config.learner.tokens_per_microbatch == 9000
     assert "tokens_per_microbatch" not in load("smollm2").learner.model_fields_set
+
+
+def test_what_vllm_cannot_compute_on_a_cpu_is_refused(told, tmp_path: Path) -> None:
+    model = write_published("qwen3.5", tmp_path / "model")
+    asked = told(f"model.path={model}", "model.dtype=float32")
+    assert [f.level for f in processors.precision(Target(asked))] == ["fail"]
+    chosen = Target(processors.on_processors(told(f"model.path={model}", flags="avx2")))
+    assert chosen.config.model.dtype == "bfloat16"
+    assert [f.level for f in processors.precision(chosen)] != ["fail"]
+    assert not list(processors.heads(chosen))
+    settings = json.loads((model / "config.json").read_text())
+    settings["text_config"]["head_dim"] = 8
+    (model / "config.json").write_text(json.dumps(settings))
+    assert [f.level for f in processors.heads(chosen)] == ["fail"]
 
 
 TARGET = Target(load("tiny"))

@@ -1,0 +1,85 @@
+"""The text part of a model that is published with more, such as a vision tower or a multi-token predictor.
+
+HORA trains and samples text alone. Learner and engine hold the family's text-only class, so they share its
+parameter names, and an exported model is of that class. Only the files have the names of the whole model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hora_rl.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+RENAMED = {
+    r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
+    r"^language_model\.model\.": "model.",
+    r"^model\.(?:language_model|text_model)\.": "model.",
+}
+"""Where text parameters are in the files of a whole model, and their names in the text-only class."""
+HEAD = "lm_head."
+
+
+def text_part(whole: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration of the text part of `whole`, with the name of its class; `whole` itself if it is a
+    text model. Raises ConfigError if transformers has no text-only class of this family."""
+    from transformers import PreTrainedConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    text = getattr(whole, "text_config", None)
+    if not isinstance(text, PreTrainedConfig):
+        return whole
+    family = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(text.model_type)
+    if family is None:
+        names = ", ".join(whole.architectures or [type(whole).__name__])
+        raise ConfigError(
+            f"{whole.name_or_path}: {names} has a text part of type {text.model_type}, and transformers, "
+            "with which the learner trains, has no text-only class of that type: use another model"
+        )
+    text.architectures, text.name_or_path = [family], str(whole.name_or_path)
+    if getattr(whole, "tie_word_embeddings", False) and not text.tie_word_embeddings:
+        # Two sections contradict each other, often by a default alone: the files know.
+        text.tie_word_embeddings = not _holds_head(Path(str(whole.name_or_path)))
+    if (quantization := getattr(whole, "quantization_config", None)) is not None:
+        text.quantization_config = quantization
+    return text
+
+
+def _holds_head(folder: Path) -> bool:
+    """Whether the safetensors in `folder` hold a head; True if there are none."""
+    from safetensors import safe_open
+
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        names = [*json.loads(index.read_bytes())["weight_map"]]
+    elif single.is_file():
+        with safe_open(single, framework="np") as file:
+            names = [*file.keys()]
+    else:
+        return True
+    return any((text_name(name) or "").startswith(HEAD) for name in names)
+
+
+def text_name(name: str) -> str | None:
+    """The text-only class's name of the tensor `name` in the files of a whole model; None for a tensor of
+    another part."""
+    for pattern, own in RENAMED.items():
+        renamed, found = re.subn(pattern, own, name)
+        if found:
+            return renamed
+    return name if name.startswith(HEAD) else None
+
+
+def names_in_files(names: Iterable[str]) -> dict[str, str]:
+    """The tensors of a model's files by the names of its parameters: of a model that holds more than text
+    those of its text part."""
+    found = {name: text_name(name) for name in names}
+    if all(own in (None, name) for name, own in found.items()):
+        return {name: name for name in found}
+    return {own: name for name, own in found.items() if own is not None}

@@ -1,0 +1,97 @@
+"""Of a model that holds more than text the text part is read, and it has the whole model's logits."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText, Qwen3VLConfig
+
+from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.data.stop_tokens import stop_tokens
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.common.weights.model_files import own_configuration
+from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.memory import estimate_of
+from hora_rl.deploy.checks.weight_files import weight_files
+from hora_rl.learner.engine import load_model
+from hora_rl.learner.load_by_part import _Files, _misfit, skeleton
+from hora_rl.learner.weights.host_copy import differ
+from tests.support.published import FAMILIES, write_published
+
+WHOLE = sorted(name for name, family in FAMILIES.items() if "text_config" in family.settings)
+
+
+def config_of(folder: Path) -> Config:
+    return load("tiny", [f"model.path={folder}"])
+
+
+@pytest.mark.parametrize("family", WHOLE)
+def test_the_text_part_computes_what_the_whole_model_does(tmp_path: Path, family: str) -> None:
+    config = config_of(write_published(family, tmp_path))
+    part = load_model(config.model, config.learner)
+    whole = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids = torch.arange(5, 45)[None]
+    with torch.no_grad():
+        assert torch.equal(part(input_ids=ids).logits, whole(input_ids=ids).logits)
+    assert sum(p.numel() for p in part.parameters()) < sum(p.numel() for p in whole.parameters())
+    assert [f.level for f in weight_files(Target(config))] == ["ok"]
+    estimate = estimate_of(config)
+    assert estimate is not None
+    assert estimate.shape.parameters == sum(p.numel() for p in part.parameters())
+
+
+@pytest.mark.parametrize("family", ["gemma-3", "qwen3.5", "ministral-3"])
+def test_zero_3_reads_it_from_the_files_by_part(tmp_path: Path, family: str) -> None:
+    config = config_of(write_published(family, tmp_path))
+    made, files = skeleton(config.model, "sdpa", torch.float32), _Files(str(tmp_path))
+    assert _misfit(made, files, torch.float32) == ""
+    whole = load_model(config.model, config.learner)
+    assert not differ(whole)
+    assert all(torch.equal(files.read(name), p) for name, p in whole.named_parameters())
+
+
+def test_a_missing_tensor_of_the_text_part_is_named(tmp_path: Path) -> None:
+    config, file = config_of(write_published("gemma-3", tmp_path)), tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["language_model.model.norm.weight"]
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"no file holds model\.norm\.weight"):
+        list(weight_files(Target(config)))
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_the_files_decide_where_sections_contradict_each_other_about_a_tied_head(
+    tmp_path: Path, head: bool
+) -> None:
+    config, file = config_of(write_published("ministral-3", tmp_path)), tmp_path / "config.json"
+    settings = json.loads(file.read_text())
+    settings["text_config"]["tie_word_embeddings"] = False
+    file.write_text(json.dumps(settings))
+    if head:
+        weights = load_file(tmp_path / "model.safetensors")
+        more = {"language_model.lm_head.weight": torch.randn(len(load_tokenizer(str(tmp_path))), 128)}
+        save_file(weights | more, tmp_path / "model.safetensors", {"format": "pt"})
+    assert own_configuration(config.model).tie_word_embeddings is not head
+    assert [f.level for f in weight_files(Target(config))] == ["ok"]
+
+
+def test_its_end_token_is_a_stop(tmp_path: Path) -> None:
+    config = config_of(write_published("qwen3.5", tmp_path))
+    (tmp_path / "generation_config.json").unlink()
+    file = tmp_path / "config.json"
+    settings = json.loads(file.read_text())
+    settings["text_config"]["eos_token_id"] = 7
+    file.write_text(json.dumps(settings))
+    assert 7 in stop_tokens(config, load_tokenizer(str(tmp_path)))
+
+
+def test_a_whole_model_without_a_text_only_class_is_refused_by_name(tmp_path: Path) -> None:
+    made = Qwen3VLConfig(architectures=["Qwen3VLForConditionalGeneration"])
+    made.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"Qwen3VLForConditionalGeneration.*transformers") as refused:
+        own_configuration(config_of(tmp_path).model)
+    assert "\n" not in str(refused.value)
