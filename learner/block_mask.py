@@ -7,14 +7,11 @@ backward pass.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
-
-if TYPE_CHECKING:
-    from hora_rl.learner.logprobs import Policy
 
 BLOCK = 128
 LEAST_HEAD = 16
@@ -50,8 +47,8 @@ def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return numbers.sum(-1, dtype=torch.int32)[:, None], found[:, None]
 
 
-def use_block_masks(policy: Policy) -> None:
-    """Let `policy` take rows that share a prompt with a mask of blocks. In this process `sdpa` runs
+def use_block_masks(policy: Any) -> None:
+    """Let `policy`, a `logprobs.Policy`, take rows that share a prompt with a mask of blocks. In this process `sdpa` runs
     FlexAttention for such a mask, and itself for every other."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
