@@ -48,7 +48,7 @@ def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def use_block_masks(policy: Any) -> None:
-    """Let `policy`, a `logprobs.Policy`, take rows that share a prompt with a mask of blocks. In this process `sdpa` runs
+    """Let a `logprobs.Policy` take rows that share a prompt with a mask of blocks. In this process `sdpa` runs
     FlexAttention for such a mask, and itself for every other."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
