@@ -48,8 +48,8 @@ def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def use_block_masks(policy: Any) -> None:
-    """Let a `logprobs.Policy` take rows that share a prompt with a mask of blocks. In this process `sdpa` runs
-    FlexAttention for such a mask, and itself for every other."""
+    """Let a `logprobs.Policy` take rows that share a prompt with a mask of blocks. In this process `sdpa`
+    runs FlexAttention for such a mask, and itself for every other."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     text = policy.hf.config.get_text_config()
