@@ -35,6 +35,21 @@ def environment_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A group of one process on the CPU, for all tests of a file: DeepSpeed remembers the first group of a
+    process."""
+    import torch
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("DS_ACCELERATOR", "cpu")
+        environment.setenv("LOCAL_RANK", "0")
+        store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        yield
+        torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of one server for a test file; each test uses a run name of its own in it."""
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:

@@ -7,11 +7,14 @@ backward pass.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 BLOCK = 128
 LEAST_HEAD = 16
@@ -47,16 +50,17 @@ def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return numbers.sum(-1, dtype=torch.int32)[:, None], found[:, None]
 
 
-def use_block_masks(policy: Any) -> None:
-    """Let a `logprobs.Policy` take rows that share a prompt with a mask of blocks. In this process `sdpa`
+def use_block_masks(model: PreTrainedModel) -> bool:
+    """Whether `model` may take rows that share a prompt with a mask of blocks. If so, in this process `sdpa`
     runs FlexAttention for such a mask, and itself for every other."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    text = policy.hf.config.get_text_config()
+    text = model.config.get_text_config()
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    if text._attn_implementation == "sdpa" and size >= LEAST_HEAD:
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = by_mask
-        policy.blocks = True
+    if text._attn_implementation != "sdpa" or size < LEAST_HEAD:
+        return False
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = by_mask
+    return True
 
 
 def by_mask(

@@ -119,7 +119,7 @@ class Engine:
         dtype, temperature = config.model.dtype, config.rollout.temperature
         agreement = partial(check_agreement, dtype, temperature, self._policy, self._engine, self.device)
         if self.device.type == "cuda":
-            use_block_masks(self._policy)
+            self._policy.blocks = use_block_masks(self._policy.hf)
         self.unshared = agreement()
         if self.unshared and self._policy.blocks:  # not every family takes such a mask
             self._policy.blocks = False

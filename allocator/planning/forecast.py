@@ -81,10 +81,7 @@ def plan(
     )
     chosen = arms([_rule(i, rule) for i, rule in enumerate(rules)], _whole("rounds", rounds), pre, sizes)
     few = f"{len(c)} prompts are few; {ENOUGH_PROMPTS} make intervals that a plan can be built on"
-    made = forecast(c, n, chosen, shard, lengths, (few,) if len(c) < ENOUGH_PROMPTS else ())
-    if gradients is None:
-        return made
-    return replace(made, leverage=_leverage(fit_mixture(c, n), made.recommended.group_size, *gradients))
+    return forecast(c, n, chosen, shard, lengths, (few,) if len(c) < ENOUGH_PROMPTS else (), gradients)
 
 
 def reach(trials: Int) -> int:
@@ -180,6 +177,7 @@ def forecast(
     shard: int | None = None,
     tokens: Float | None = None,
     notes: tuple[str, ...] = (),
+    gradients: tuple[float, float, int] | None = None,
 ) -> Plan:
     """The plan of these arms for a large batch or shards of `shard` prompts, from counts (m,)."""
     _check(reach(trials), chosen, shard)
@@ -198,7 +196,9 @@ def forecast(
         if shard is not None and needs_counts(arm.rule):
             shifted = shift(arm, found, weights, shard)
         rows.append(_row(arm, found, _worth(arm, outcomes, weights), basis, shifted))
-    return Plan(tuple(rows), recommend(rows), notes)
+    best = recommend(rows)
+    leverage = None if gradients is None else _leverage(weights, best.group_size, *gradients)
+    return Plan(tuple(rows), best, notes, leverage)
 
 
 def _check(most: int, chosen: Sequence[Arm], shard: int | None) -> None:

@@ -2,7 +2,7 @@
 messages are in test_feed.py."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,18 +37,6 @@ class Exploding(torch.autograd.Function):
     @staticmethod
     def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
         return gradients[0] * float("inf")
-
-
-@pytest.fixture(scope="module")
-def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One for all tests here: DeepSpeed remembers the first group of a process."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("DS_ACCELERATOR", "cpu")
-        environment.setenv("LOCAL_RANK", "0")
-        store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
-        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-        yield
-        torch.distributed.destroy_process_group()
 
 
 def check_refusal(engine: Engine, usual: list[MicroBatch], refused: Callable[[], Update]) -> Update:

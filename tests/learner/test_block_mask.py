@@ -79,7 +79,7 @@ def test_log_probs_under_a_mask_of_blocks_are_those_under_the_dense_one(sdpa: No
     micro = make_micro_batch(rows, 64)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         dense = policy(micro, 0.7, 64)
-        use_block_masks(policy)
+        policy.blocks = use_block_masks(policy.hf)
         assert policy.blocks
         found, alone = (
             policy(micro, 0.7, 64),

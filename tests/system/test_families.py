@@ -2,7 +2,6 @@
 through a real engine and learner, exported and loaded."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,17 +31,6 @@ TRAINED = [name for name, family in FAMILIES.items() if not family.refused]
 PROMPTS = ("57+68=?", "3+4=?")
 DRIFT = {"float32": 1e-3, "bfloat16": 0.1}
 """Nats. In bfloat16 a router near a tie sends a token to another expert."""
-
-
-@pytest.fixture(scope="module")
-def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("DS_ACCELERATOR", "cpu")
-        environment.setenv("LOCAL_RANK", "0")
-        store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
-        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-        yield
-        torch.distributed.destroy_process_group()
 
 
 def config_of(folder: Path, *more: str) -> Config:
