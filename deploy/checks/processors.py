@@ -102,10 +102,9 @@ def heads(target: Target) -> Iterator[Finding]:
         return
     layers = own.per_layer_config
     sizes = {getattr(x, "head_dim", None) or x.hidden_size // x.num_attention_heads for x in layers}
-    for size in sorted(sizes.difference(HEADS)):
-        have = ", ".join(map(str, HEADS))
-        says = f"heads of {size} in {own.name_or_path}; on a CPU vLLM has kernels for {have}"
-        yield must(False, "attention heads", says, "use another model, or a GPU")
+    shown, have = (", ".join(map(str, sorted(found))) for found in (sizes, HEADS))
+    says = f"heads of {shown} in {own.name_or_path}; on a CPU vLLM has kernels for {have}"
+    yield must(sizes <= set(HEADS), "attention heads", says, "use another model, or a GPU")
 
 
 def _layers(model: Model) -> set[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from hora_rl.common.answers import ANSWERS, example, example_program, format_reward
-from hora_rl.common.data.code import code_block, extract_code
+from hora_rl.common.data.code import code_block, code_blocks
 from hora_rl.common.data.stop_tokens import completed, silent_tokens
 from hora_rl.common.thoughts import MARKS, after_thought, prefill
 from tests.support.chat_model import TURN_END, chat_tokenizer
@@ -30,8 +30,8 @@ def test_only_what_follows_a_finished_thought_is_an_answer(opening: str, closing
         assert format_reward(unfinished, mode) == 0.0
     assert after_thought(f"a {closing} {said}") == f" {said}", "the prompt may have opened it"
     program = f"{opening}{code_block('1')}"
-    assert extract_code(program) is None
-    assert extract_code(f"{program}{closing}\n{code_block('2')}") == "2"
+    assert code_blocks(program) == []
+    assert code_blocks(f"{program}{closing}\n{code_block('2')}") == ["2"]
 
 
 @pytest.mark.parametrize(("opening", "closing"), MARKS)
@@ -43,7 +43,7 @@ def test_a_thought_that_the_template_opens_is_closed_by_the_same_family(
     assert opened == f"{opening}\n"
     answered = opened + example(mode, "7", opened)
     assert (ANSWERS[mode](answered), format_reward(answered, mode)) == ("7", 1.0)
-    assert extract_code(opened + example_program(mode, code_block("7"), opened)) == "7"
+    assert code_blocks(opened + example_program(mode, code_block("7"), opened)) == ["7"]
     empty = f"{opening}\n\n{closing}\n\n"
     assert prefill(f"assistant\n{empty}") == empty
     assert format_reward(empty + example(mode, "7", empty), mode) == 1.0
