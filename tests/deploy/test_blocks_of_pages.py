@@ -170,6 +170,8 @@ ANOTHER_PYTHON = [b for b in CONFIGURATIONS if yaml.safe_load(b.text).get("envir
 """Environments of a library that has a Python of its own, with modules that a reader has and we have not."""
 OTHERS = {"docs/how-to/run-on-several-machines.md": "part", "docs/how-to/evaluate-a-model.md": "whole"}
 """Serve files."""
+PUBLISHED = "docs/how-to/use-published-data.md"
+"""Its configurations name data sets of the hub."""
 ROW = {"problem": "1+1=?", "answer": "2", "expected": "2"}
 ROW |= {"task": "print 2", "tests": [{"input": "", "output": "2\n"}], "solution": "print(2)"}
 """A row that every page's rewards can use."""
@@ -216,10 +218,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "block", [b for b in CONFIGURATIONS if b not in ANOTHER_PYTHON], ids=lambda b: b.name
 )
 def test_the_configuration_of_a_page_passes_hora_check(block: Block, folder: Path) -> None:
+    """Rows of ours stand for published ones, whose layouts `tests/actors/test_layouts.py` reads."""
     for code in (b for b in blocks(block.page) if b.kind == "python" and "def " in b.text):
         name = "rooms" if "rooms" in block.text else "my_rewards"
         (folder / f"{name}.py").write_text(code.text)
-    (folder / "mine.yaml").write_text(yaml.safe_dump(completed(block.text)))
+    config = completed(block.text)
+    for section, ours in (("data", "problems.jsonl"), ("evaluation", "held-out.jsonl")):
+        if block.page == PUBLISHED:
+            config[section] = {**config[section], "path": ours, "name": None}
+    (folder / "mine.yaml").write_text(yaml.safe_dump(config))
     done = CliRunner().invoke(app, ["check", "mine.yaml", "--elsewhere"])
     assert done.exit_code == 0, done.output + repr(done.exception)
     assert "mine.yaml: valid. " in done.output
