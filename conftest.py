@@ -34,9 +34,9 @@ def environment_as_before() -> Iterator[None]:
     os.environ.update(before)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A group of one process on the CPU, for all tests of a file: DeepSpeed remembers the first group of a
+    """A group of one process on the CPU, for the whole session: DeepSpeed remembers the first group of a
     process."""
     import torch
 
