@@ -1,19 +1,20 @@
-"""HORA's `uniform` rule and TRL's GRPOTrainer: same learning curves, rollouts per second, and success by
-wall-clock.
+"""`hora run` against TRL's GRPOTrainer on the same machine, in turns: rollouts per second, and mean rewards.
 
-    python -m research.trl_cross_check OUT [--preset smollm2] [--seeds 3] [--cell async-0] [-s KEY=VALUE …]
+    python -m benchmarks.against_trl OUT [--preset smollm2] [--seeds 1] [--rows 32] [-s KEY=VALUE …]
 
-One cell is one side with one seed, in a separate process, and the sides take turns: `ours-N` is `hora run`
-(Redis, Serve, vLLM, verifier, DeepSpeed) with max_staleness 0, `async-N` the same with 1, `trl-N` is
-GRPOTrainer with transformers' generate. Cells that OUT holds are not run again. When all are there the
-figures are written.
+One cell is one side with one seed, in a process of its own: `synchronous-N` is `hora run` (Redis, Serve,
+vLLM, verifier, DeepSpeed) with the rule uniform and max_staleness 0, `ahead-N` the same with 1, `trl-N` is
+GRPOTrainer, with vLLM in its process on a card (`vllm_mode: colocate`) and transformers' generate on a CPU.
+Cells that OUT holds are not run again.
 
 Equal on all sides: initial weights, prompts and their order (`common.data.prompt_order`), Γ, G,
 temperature, the longest response, rollout.stop, rewards, their weights, advantages (R - mean)/(std + 1e-4),
 TRL's `dr_grpo` loss, which at equal group sizes is ours (1/Γ · 1/G · 1/max_response_tokens), AdamW with its
 betas, ε, weight decay and clipping, the learning rate of every step, precision (TRL's bfloat16 is autocast
-over float32 weights, ours bfloat16 weights with a float32 master copy), and all processors, which
+over float32 weights, ours bfloat16 weights with a float32 master copy), and the machine, which
 `run.resources: auto` divides. Different: the random numbers of sampling.
+
+On one card: `--preset MINE.yaml -s model.path=Qwen/Qwen2.5-1.5B-Instruct`; TRL 1.16 names vLLM up to 0.31.
 """
 
 import argparse
@@ -23,10 +24,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from scipy.stats import ttest_rel
 
 from hora_rl.common.answers import format_reward, load_extract
 from hora_rl.common.config import Config
@@ -39,7 +43,7 @@ from hora_rl.common.equality import math_equal, quick_verdict
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.common.processes import processors
 from hora_rl.common.weights.pretrained import model_folder
-from research.trl_cross_check_report import NAMES, OURS, TRL, Cell, cell_of, write_report
+from hora_rl.evaluation.report.markdown import markdown_table
 
 SETTINGS = (
     "rollout.shards=1",
@@ -50,7 +54,45 @@ SETTINGS = (
     "evaluation.path=null",
     "telemetry.http_port=0",
 )
-STALENESS = {"ours": 0, "async": 1}
+STALENESS = {"synchronous": 0, "ahead": 1}
+NAMES = {
+    "trl": "TRL, GRPOTrainer",
+    "synchronous": "HORA, `max_staleness` 0",
+    "ahead": "HORA, `max_staleness` 1",
+}
+OURS = {"reward": "reward", "accuracy": "reward/accuracy"}
+TRL = {"reward": "reward", "accuracy": "rewards/accuracy/mean"}
+"""Names of a cell's metrics in the records of each side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One side with one seed; lists over the S steps. `reward`: mean over the batch. `ended`: seconds from
+    the start of the command. `wall`: seconds in all."""
+
+    side: str
+    seed: int
+    reward: list[float]
+    accuracy: list[float]
+    ended: list[float]
+    wall: float
+
+    def rate(self, per_step: int) -> float:
+        """Rollouts per second from the end of the first step, which holds preparation, to the last."""
+        return per_step * (len(self.ended) - 1) / (self.ended[-1] - self.ended[0])
+
+
+def cell_of(
+    side: str,
+    seed: int,
+    steps: Sequence[Mapping[str, float]],
+    names: Mapping[str, str],
+    ended: list[float],
+    wall: float,
+) -> Cell:
+    """The cell of a run's records."""
+    metrics = {name: [step[key] for step in steps] for name, key in names.items()}
+    return Cell(side=side, seed=seed, ended=ended, wall=wall, **metrics)
 
 
 def prepare(out: Path, preset: str, overrides: Sequence[str]) -> Config:
@@ -95,8 +137,8 @@ def run_ours(out: Path, config: Config, side: str, seed: int) -> Cell:
     return cell_of(side, seed, steps, OURS, ended, wall)
 
 
-def run_trl(out: Path, config: Config, seed: int) -> Cell:
-    """GRPOTrainer in this process, on all processors."""
+def run_trl(out: Path, config: Config, seed: int, rows: int) -> Cell:
+    """GRPOTrainer in this process, on the card or all processors."""
     began = time.time()
     import torch
     from datasets import Dataset
@@ -120,7 +162,7 @@ def run_trl(out: Path, config: Config, seed: int) -> Cell:
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32),
         reward_funcs=_rewards(config, tokenizer),
-        args=_arguments(out, config, seed),
+        args=_arguments(out, config, seed, rows),
         train_dataset=Dataset.from_dict({"prompt": texts, "gold": [row.answer for row in rows]}),
         processing_class=tokenizer,
         callbacks=[Clock()],
@@ -164,16 +206,22 @@ def _correct(gold: str, answer: str | None) -> float:
     return float(math_equal(gold, answer) if verdict is None else verdict)
 
 
-def _arguments(out: Path, config: Config, seed: int) -> Any:
+def _arguments(out: Path, config: Config, seed: int, rows: int) -> Any:
+    """`rows`: completions of a micro-batch on a card; on a CPU all of a step's."""
+    import torch
     from trl import GRPOConfig
 
+    card = torch.cuda.is_available()
+    size = min(rows, config.rollout.batch_size) if card else config.rollout.batch_size
+    if config.rollout.batch_size % size:
+        raise SystemExit(f"--rows {rows}: choose a divisor of {config.rollout.batch_size} completions a step")
     rollout, optimizer, objective = config.rollout, config.learner.optimizer, config.learner.objective
     return GRPOConfig(
         output_dir=str(out / f"trl-{seed}"),
         seed=seed,
         max_steps=config.learner.steps,
-        per_device_train_batch_size=rollout.batch_size,
-        gradient_accumulation_steps=1,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=rollout.batch_size // size,
         num_generations=rollout.group_size,
         shuffle_dataset=False,
         max_completion_length=rollout.max_response_tokens,
@@ -196,7 +244,12 @@ def _arguments(out: Path, config: Config, seed: int) -> Any:
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
         gradient_checkpointing=False,
-        use_cpu=True,
+        use_cpu=not card,
+        use_vllm=card,
+        vllm_mode="colocate",
+        vllm_max_model_length=rollout.max_prompt_tokens + rollout.max_response_tokens,
+        vllm_importance_sampling_mode="token_truncate",
+        vllm_importance_sampling_clip_max=objective.importance_cap,
         bf16=config.model.dtype == "bfloat16",
         fp16=False,
         logging_steps=1,
@@ -206,16 +259,16 @@ def _arguments(out: Path, config: Config, seed: int) -> Any:
     )
 
 
-def run_cell(out: Path, config: Config, name: str) -> None:
+def run_cell(out: Path, config: Config, name: str, rows: int) -> None:
     """Run a cell and keep it; a cell that is there is not run again."""
     path = out / "cells" / f"{name}.json"
     if path.exists():
         return
     side, _, seed = name.partition("-")
     if side not in NAMES or not seed.isdigit():
-        raise SystemExit(f"no cell {name!r}: write ours-0, async-0 or trl-0")
+        raise SystemExit(f"no cell {name!r}: write trl-0, synchronous-0 or ahead-0")
     number = int(seed)
-    cell = run_trl(out, config, number) if side == "trl" else run_ours(out, config, side, number)
+    cell = run_trl(out, config, number, rows) if side == "trl" else run_ours(out, config, side, number)
     if len(cell.reward) != config.learner.steps:
         raise SystemExit(f"{name}: {len(cell.reward)} of {config.learner.steps} steps were recorded")
     path.parent.mkdir(exist_ok=True)
@@ -224,27 +277,57 @@ def run_cell(out: Path, config: Config, name: str) -> None:
     os.replace(fresh, path)
 
 
+def report(cells: Sequence[Cell], per_step: int) -> str:
+    """A row a side, means over seeds; and the difference of mean rewards, HORA's synchronous side minus
+    TRL's, with Student's 95% interval. Under one seed all sides meet the same prompts in one order, so seeds
+    are pairs."""
+    sides = {side: sorted((c for c in cells if c.side == side), key=lambda c: c.seed) for side in NAMES}
+    rates = {side: float(np.mean([c.rate(per_step) for c in mine])) for side, mine in sides.items()}
+    table = [
+        (
+            NAMES[side],
+            f"{rates[side]:.1f}",
+            f"{rates[side] / rates['trl']:.2f}",
+            f"{np.mean([c.ended[0] for c in mine]):.0f} s",
+            f"{np.mean([c.wall for c in mine]):.0f} s",
+            f"{np.mean([c.accuracy[-1] for c in mine]):.0%}",
+        )
+        for side, mine in sides.items()
+    ]
+    head = ["", "rollouts/s", "ratio", "start to the first step", "whole command", "success, last step"]
+    lines = markdown_table(head, table, numbers=True)
+    ours, theirs = ([float(np.mean(c.reward)) for c in sides[side]] for side in ("synchronous", "trl"))
+    if len(ours) > 1:
+        low, high = ttest_rel(ours, theirs).confidence_interval()
+        lines += [
+            "",
+            f"reward, HORA - TRL: {np.mean(ours) - np.mean(theirs):+.3f} ({low:+.3f} to {high:+.3f})",
+        ]
+    return "\n".join(lines)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path, help="folder of cells and figures")
-    parser.add_argument("--preset", default="smollm2")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path, help="folder of cells")
+    parser.add_argument("--preset", default="smollm2", help="or a file")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--rows", type=int, default=32, help="completions of TRL's micro-batch on a card")
     parser.add_argument("--cell", help="run this cell alone")
     parser.add_argument("-s", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
     out = options.out.resolve()
     config = prepare(out, options.preset, options.overrides)
     if options.cell:
-        run_cell(out, config, options.cell)
-    else:
-        for name in (f"{side}-{seed}" for seed in range(options.seeds) for side in NAMES):
-            # Each in a process of its own: neither side finds the other's threads, caches or memory.
-            command = [sys.executable, "-m", "research.trl_cross_check", str(out), "--cell", name]
-            subprocess.run(command, check=True)
-    cells = [json.loads(p.read_text()) for p in sorted((out / "cells").glob("*.json"))]
-    seeds = set.intersection(*({c["seed"] for c in cells if c["side"] == side} for side in NAMES))
-    if len(seeds) >= 2:
-        print(write_report(out, config, [Cell(**c) for c in cells if c["seed"] in seeds]))
+        run_cell(out, config, options.cell, options.rows)
+        return
+    for name in (f"{side}-{seed}" for seed in range(options.seeds) for side in NAMES):
+        # Each in a process of its own: neither side finds the other's threads, caches or memory.
+        rows = ["--rows", str(options.rows)]
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.against_trl", str(out), "--cell", name, *rows], check=True
+        )
+    kept = [out / "cells" / f"{side}-{seed}.json" for seed in range(options.seeds) for side in NAMES]
+    print(report([Cell(**json.loads(path.read_text())) for path in kept], config.rollout.batch_size))
 
 
 if __name__ == "__main__":
