@@ -137,7 +137,7 @@ def run_ours(out: Path, config: Config, side: str, seed: int) -> Cell:
     return cell_of(side, seed, steps, OURS, ended, wall)
 
 
-def run_trl(out: Path, config: Config, seed: int, rows: int) -> Cell:
+def run_trl(out: Path, config: Config, seed: int, at_once: int) -> Cell:
     """GRPOTrainer in this process, on the card or all processors."""
     began = time.time()
     import torch
@@ -162,7 +162,7 @@ def run_trl(out: Path, config: Config, seed: int, rows: int) -> Cell:
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32),
         reward_funcs=_rewards(config, tokenizer),
-        args=_arguments(out, config, seed, rows),
+        args=_arguments(out, config, seed, at_once),
         train_dataset=Dataset.from_dict({"prompt": texts, "gold": [row.answer for row in rows]}),
         processing_class=tokenizer,
         callbacks=[Clock()],
@@ -206,15 +206,17 @@ def _correct(gold: str, answer: str | None) -> float:
     return float(math_equal(gold, answer) if verdict is None else verdict)
 
 
-def _arguments(out: Path, config: Config, seed: int, rows: int) -> Any:
-    """`rows`: completions of a micro-batch on a card; on a CPU all of a step's."""
+def _arguments(out: Path, config: Config, seed: int, at_once: int) -> Any:
+    """`at_once`: completions of a micro-batch on a card; on a CPU all of a step's."""
     import torch
     from trl import GRPOConfig
 
     card = torch.cuda.is_available()
-    size = min(rows, config.rollout.batch_size) if card else config.rollout.batch_size
+    size = min(at_once, config.rollout.batch_size) if card else config.rollout.batch_size
     if config.rollout.batch_size % size:
-        raise SystemExit(f"--rows {rows}: choose a divisor of {config.rollout.batch_size} completions a step")
+        raise SystemExit(
+            f"--rows {at_once}: choose a divisor of {config.rollout.batch_size} completions a step"
+        )
     rollout, optimizer, objective = config.rollout, config.learner.optimizer, config.learner.objective
     return GRPOConfig(
         output_dir=str(out / f"trl-{seed}"),

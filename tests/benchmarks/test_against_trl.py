@@ -16,7 +16,7 @@ def test_both_sides_get_the_same_prompts_rewards_and_settings(tmp_path: Path) ->
     rows = _ordered(config, seed=5)
     indices = [row for b in range(3) for _, row in mixed_rows(b, 16, Mixture((2000,)), 5)]
     assert [r.index for r in rows] == indices
-    arguments = _arguments(tmp_path, config, seed=5, rows=8)
+    arguments = _arguments(tmp_path, config, seed=5, at_once=8)
     assert arguments.learning_rate == config.learner.optimizer.learning_rate
     assert arguments.generation_batch_size == 16 * 8
     assert (arguments.loss_type, arguments.beta, arguments.weight_decay) == ("dr_grpo", 0.0, 0.0)
