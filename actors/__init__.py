@@ -1,1 +1,1 @@
-"""Ray Serve deployments: generators, verifier, environments, coordinator, endpoint."""
+"""Ray Serve deployments: generators, verifier, environments, coordinator."""

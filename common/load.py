@@ -148,10 +148,17 @@ def _find_templates(data: Any, folder: Path) -> None:
 
 RENAMED = {"checkpoint_aside": "async_checkpoint"}
 """Keys whose earlier names are not close to their new ones."""
+GONE = {
+    "serve": "`vllm serve RUN/model` serves a checkpoint",
+    "learner.kernels": "the learner compiles its layers on a card",
+}
+"""Keys without a successor, and what holds now."""
 
 
 def _line(source: str, error: Any, args: Mapping[str, Any]) -> str:
     path = ".".join(str(p) for p in error["loc"]) or "configuration"
+    if path in GONE:
+        return f"{source}: {path}: this key is gone: {GONE[path]}; remove it"
     if error["type"] == "extra_forbidden":
         key = str(error["loc"][-1])
         near = difflib.get_close_matches(RENAMED.get(key, key), _known(error["loc"][:-1]), n=1)

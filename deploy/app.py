@@ -17,13 +17,11 @@ from ray.serve.handle import DeploymentHandle
 from rich.console import Console
 
 from hora_rl.actors.coordinator.deployment import Coordinator
-from hora_rl.actors.endpoint.deployment import Endpoint
 from hora_rl.actors.environment.deployment import Environment
 from hora_rl.actors.generator.router import RESERVED, BalanceRouter
 from hora_rl.actors.verifier.deployment import Verifier
 from hora_rl.common.config import Config, Rollout
 from hora_rl.common.config import Environment as Episodes
-from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import from_args
 from hora_rl.common.processes import KEEP_FREED_MEMORY
 from hora_rl.deploy.checks.findings import Target
@@ -69,32 +67,6 @@ def build_run(config: Config, *, drain: bool) -> Application:
     options = {"num_cpus": 0}
     ingress = _deployment(Ingress, "ingress", ray_actor_options=options, max_ongoing_requests=1000)
     return ingress.bind(*given, coordinator.bind(*given, *_samplers(config, given, drain=drain)))
-
-
-def build_endpoint(args: dict[str, object]) -> Application:
-    """Build the OpenAI-compatible endpoint of the run that application `hora` serves on this cluster. Deploy
-    it as a second application with the same arguments and `route_prefix: /v1`. Raises ConfigError if
-    `serve.endpoint` is off."""
-    config = from_args(args)
-    if not config.serve.endpoint:
-        raise ConfigError(
-            "serve.endpoint is false, and an application serves the endpoint: set it to true in the "
-            "arguments of both applications, or remove that application"
-        )
-    return endpoint_of(config)
-
-
-def endpoint_of(config: Config) -> Application:
-    """The endpoint of a checked configuration, over the generators of the running application."""
-    endpoint = _deployment(
-        Endpoint,
-        "endpoint",
-        ray_actor_options={"num_cpus": config.serve.cpus},
-        max_ongoing_requests=1000,
-        health_check_period_s=5.0,
-        graceful_shutdown_timeout_s=LEAVING_S,
-    )
-    return endpoint.bind(config.model_dump(mode="json"), redis_url(config.queue), None)
 
 
 class Sampler:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -17,30 +17,22 @@ from hora_rl.actors.concurrency import all_of
 from hora_rl.actors.generator.held_weights import HeldWeights
 from hora_rl.actors.generator.pin import PINNED, keep_pin
 from hora_rl.actors.generator.places import Admission
-from hora_rl.actors.generator.share import Share
 from hora_rl.actors.generator.sleep import keep_watch, wait_for_card
 from hora_rl.actors.replica import Replica
 from hora_rl.common.errors import StaleWeights, UnhealthyError
 from hora_rl.common.types import Completion, SamplingRequest
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
-    from vllm.outputs import RequestOutput
-
     from hora_rl.actors.generator.vllm_engine import Engine
 
 log = structlog.get_logger(__name__)
 EXIT_S = 0.2
-PIECE_S = 0.05
-"""Seconds of tokens that share one message. One message per token would cost as much as sampling."""
 
 
 class Generator(Replica):
     """Serve deployment `generator`. `config` is a dumped `Config`."""
 
     async def __init__(self, config: dict[str, Any], redis_url: str) -> None:  # type: ignore[misc]
-        from vllm.platforms import current_platform
-
         from hora_rl.actors.generator import vllm_engine  # the import takes seconds
 
         super().__init__("generator", config, redis_url)
@@ -57,8 +49,6 @@ class Generator(Replica):
             self._name,
             self._config.generator.max_requests,
             self._config.evaluation.max_sequences,
-            self._config.serve.max_sequences,
-            share=Share(one_cpu=current_platform.is_cpu()),
         )
         await self._engine.begin()
         if self._config.weights.transport == "file":
@@ -94,24 +84,6 @@ class Generator(Replica):
                 )
         except UnhealthyError:
             # A replica that fails immediately looks idle, and would attract all requests.
-            exit_soon()
-            raise
-
-    async def stream(
-        self, tokens: list[int], params: SamplingParams, min_version: int
-    ) -> AsyncIterator[RequestOutput | None]:
-        """Serve a request of the endpoint: yields None when the request has a place, then vLLM's outputs on
-        weights of version `min_version` or newer. Raises StaleWeights and NoRoom as `generate` does."""
-        try:
-            with self._places.held_to_serve(params.n) as charge:
-                yield None
-                await self._weights.reach(min_version)
-                outputs = self._engine.stream(tokens, params, charge)
-                async with aclosing(outputs):
-                    async for output in outputs:
-                        yield output
-                        await asyncio.sleep(0.0 if output.finished else PIECE_S)
-        except UnhealthyError:
             exit_soon()
             raise
 

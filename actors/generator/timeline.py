@@ -47,8 +47,3 @@ def origin_of(replica: str, stats: RequestStateStats | None) -> Origin | None:
     offset = time.time() - time.monotonic()
     first, last = stats.first_token_ts + offset, stats.last_token_ts + offset
     return Origin(replica, min(stats.arrival_time, first), first, last)
-
-
-def prompt_s(stats: RequestStateStats) -> float:
-    """Seconds from a sequence's first step to its first token, or until now."""
-    return (stats.first_token_ts or time.monotonic()) - stats.scheduled_ts if stats.scheduled_ts else 0.0

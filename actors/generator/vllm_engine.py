@@ -15,8 +15,8 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, cast
 
@@ -24,7 +24,7 @@ import numpy as np
 from vllm import SamplingParams
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.lora.request import LoRARequest
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -34,12 +34,12 @@ from hora_rl.actors.generator.adapter import NOWHERE, POLICY
 from hora_rl.actors.generator.engine_args import adapter_settings, engine_args, set_environment
 from hora_rl.actors.generator.failures import ELSEWHERE, FailureNotes, Progress, ended_when_still
 from hora_rl.actors.generator.held_weights import Installed
-from hora_rl.actors.generator.timeline import Sequences, origin_of, prompt_s
+from hora_rl.actors.generator.timeline import Sequences, origin_of
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.data.stop_tokens import completed, silent_tokens, stop_texts, stop_tokens
 from hora_rl.common.errors import RunError, UnhealthyError
-from hora_rl.common.types import BELOW_TRAINING, Completion, FinishReason, Origin, Tokens, VersionSpan
+from hora_rl.common.types import Completion, FinishReason, Origin, Tokens, VersionSpan
 
 if TYPE_CHECKING:
     from vllm.logprobs import FlatLogprobs
@@ -185,24 +185,6 @@ class Engine:
             raise RuntimeError(f"the engine returned {len(final.outputs) if final else 0} of {n} completions")
         outputs = sorted(final.outputs, key=lambda o: o.index)
         return [self._completion(o, origin_of(self._name, stats.get(o.index))) for o in outputs]
-
-    async def stream(
-        self, tokens: list[int], params: SamplingParams, charge: Callable[[float], None]
-    ) -> AsyncGenerator[RequestOutput]:
-        """vLLM's outputs for a request of the endpoint, at lower priority than training. Calls `charge` with
-        the seconds spent on the prompt."""
-        name = uuid.uuid4().hex
-        prompt: object = {"prompt_token_ids": tokens}
-        with self._progress.request(), self._named_when_dead(), self._sequences.ended(name) as stats:
-            outputs = self._llm.generate(
-                prompt, params, request_id=name, priority=BELOW_TRAINING, lora_request=self._request
-            )
-            try:
-                async with aclosing(outputs):
-                    async for output in outputs:
-                        yield output
-            finally:
-                charge(max(map(prompt_s, stats.values()), default=0.0))
 
     async def check_health(self) -> None:
         """Raise UnhealthyError if the engine is dead or hung."""

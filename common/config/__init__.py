@@ -19,7 +19,7 @@ from hora_rl.common.config.lora import Lora
 from hora_rl.common.config.objective import Objective, check_sampling
 from hora_rl.common.config.reward import EPISODE, Reward, Verifier
 from hora_rl.common.config.rollout import Rollout
-from hora_rl.common.config.services import Coordinator, Generator, Queue, Serve
+from hora_rl.common.config.services import Coordinator, Generator, Queue
 from hora_rl.common.config.telemetry import Evaluation, Telemetry
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "Reward",
     "Rollout",
     "Run",
-    "Serve",
     "Source",
     "Telemetry",
     "Verifier",
@@ -64,7 +63,6 @@ class Config(Section):
     queue: PerStart[Queue] = Queue()
     learner: Learner = Learner()
     weights: Weights = Weights()
-    serve: PerStart[Serve] = Serve()
     telemetry: PerPart[Telemetry] = Telemetry()
     evaluation: PerStart[Evaluation] = Evaluation()
 

@@ -1,4 +1,4 @@
-"""Generators, coordinators, the queue, the endpoint."""
+"""Generators, coordinators, the queue."""
 
 from typing import Literal
 
@@ -95,20 +95,3 @@ class Queue(Section):
     )
     max_group_bytes: Count = Field(256 * 2**20, description="A larger message is refused, not decoded.")
     dead_letters: Count = Field(10_000, description="Dead letters kept for inspection.")
-
-
-class Serve(Section):
-    """Client requests to the generators of a training run, with lower priority than rollouts."""
-
-    endpoint: bool = Field(
-        False,
-        description="Serve /v1/chat/completions, /v1/completions and /v1/models with the newest weights. "
-        "Requests need the run's token.",
-    )
-    max_sequences: Count = Field(
-        16, description="Maximum sequences of such requests that a generator replica samples concurrently."
-    )
-    max_samples: Count = Field(8, description="Maximum completions of one request (`n`, times its prompts).")
-    max_body_kib: Count = Field(1024, description="A larger request is refused with 413.")
-    requests_per_minute: Count = Field(600, description="Limit over all clients; more are refused with 429.")
-    cpus: float = Field(0.25, ge=0, description="CPUs reserved for the endpoint, for Ray's placement.")

@@ -171,7 +171,7 @@ def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = Fal
         return Target(config, "train") if trained else run_target(config)
     from ray.serve.schema import HTTPOptionsSchema
 
-    _check_applications(raw["applications"], source, endpoint=config.serve.endpoint)
+    _check_applications(raw["applications"], source)
     try:
         options = HTTPOptionsSchema.model_validate(raw.get("http_options") or {})
     except ValidationError as error:
@@ -184,15 +184,9 @@ def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = Fal
     return Target(config.model_copy(update=sections), "train", (options.host, options.port))
 
 
-def _check_applications(applications: list[dict[str, Any]], source: str, *, endpoint: bool) -> None:
-    """Raise ConfigError for an outdated import path, and if no application serves the enabled endpoint."""
+def _check_applications(applications: list[dict[str, Any]], source: str) -> None:
+    """Raise ConfigError for an outdated import path."""
     paths = [str(application.get("import_path")) for application in applications]
     for path in paths:
         if path.startswith("deploy."):
             raise ConfigError(f"{source}: import_path: {path} is called hora_rl.{path} now")
-    if endpoint and not any(path.endswith(":build_endpoint") for path in paths):
-        raise ConfigError(
-            f"{source}: serve.endpoint is true, and no application has import_path: "
-            "hora_rl.deploy.app:build_endpoint, so nothing would serve it: add one with route_prefix: /v1 "
-            "and the same args, or set it to false"
-        )

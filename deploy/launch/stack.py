@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ray.serve import Application as ServeApplication
     from ray.serve.schema import ApplicationStatusOverview
 
-ENDPOINT = "endpoint"
 LOOK_S = 0.5
 PATIENCE = ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "20")
 """Serve replaces a proxy that is not ready after three times this, and then cannot start. Its own 5 s are too
@@ -64,17 +63,13 @@ class Application:
     def wait(self, stopped: threading.Event | None = None) -> bool:
         """Wait until all replicas are up. False if `stopped` is set first. Raises RunError with the reason if
         a replica cannot start."""
-        from hora_rl.deploy.app import APP, endpoint_of
+        from hora_rl.deploy.app import APP
 
         stopped = stopped or threading.Event()
         if self.is_up:
             return True
         if not self._are_up(APP, stopped):
             return False
-        if self.config.serve.endpoint:
-            _deploy(endpoint_of(self.config), ENDPOINT, "/v1")
-            if not self._are_up(ENDPOINT, stopped):
-                return False
         self._bar.close()
         self.is_up = True
         at = f"{self.config.telemetry.http_host}:{self.config.telemetry.http_port}"
@@ -145,7 +140,7 @@ def starting(
         began, bar = time.monotonic(), exits.enter_context(ExitStack())
         names = [name for name in config.deployments if train or name != "coordinator"]
         replicas = sum(getattr(config, name).replicas for name in names)
-        parts = 4 + replicas + config.serve.endpoint  # with the root, ingress or sampler
+        parts = 4 + replicas  # with the root, ingress or sampler
         begin = bar.enter_context(working("starting", parts, console))
         begin("Redis")
         url = exits.enter_context(run_redis(config.queue, run_dir, named=train))
@@ -251,7 +246,6 @@ def _cpus(config: Config) -> int:
     share CPUs."""
     parts = [getattr(config, name) for name in config.deployments]
     reserved = sum(part.replicas * part.cpus for part in parts) + config.learner.workers + 1
-    reserved += config.serve.endpoint * config.serve.cpus
     return max(os.cpu_count() or 1, int(reserved + 1))
 
 

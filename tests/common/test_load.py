@@ -134,6 +134,7 @@ def test_paths_here_are_found_from_any_other_folder(tmp_path: Path, monkeypatch:
 
 KEYS = [
     ("rolout={}", "rolout: unknown key; did you mean rollout?"),
+    ("serve.endpoint=true", "serve: this key is gone"),
     ("learner.checkpoint_aside=true", "checkpoint_aside: unknown key; did you mean async_checkpoint?"),
     ("learner.lora.rnak=8", "learner.lora.rnak: unknown key; did you mean rank?"),
     ("model={}", "model.path: is required"),

@@ -5,7 +5,6 @@ new block fails here until it has a place."""
 import asyncio
 import json
 import subprocess
-import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ import matplotlib
 import numpy as np
 import pytest
 import yaml
-from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+from ray.serve.schema import ServeApplicationSchema
 from typer.testing import CliRunner
 
 import hora_rl
@@ -24,7 +23,6 @@ from hora_rl.common.config import Config
 from hora_rl.common.data import rewards
 from hora_rl.common.errors import Unavailable
 from hora_rl.common.load import load
-from hora_rl.deploy.checks.run_checks import target_of
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.machine.record import write_config
 from tests.support.jsonl import write_lines
@@ -55,7 +53,7 @@ def names_of(block: Block, **given: Any) -> dict[str, Any]:
 
 
 def test_every_block_that_can_be_run_is_and_every_yaml_is_a_configuration_or_has_a_test() -> None:
-    assert {b.page for b in YAML if b not in CONFIGURATIONS} == set(OTHERS)
+    assert {b.page for b in YAML if b not in CONFIGURATIONS} == {PART}
     assert {p: len(of(p)) for p in PAGES if of(p) and p not in ELSEWHERE} == HERE | UNRUN
     texts = [" ".join((ROOT / page).read_text(encoding="utf-8").split()) for page in UNRUN]
     assert all("were never run" in text for text in texts)
@@ -168,7 +166,7 @@ SECTIONS = set(Config.model_fields)
 CONFIGURATIONS = [b for b in YAML if set(yaml.safe_load(b.text)) <= SECTIONS]
 ANOTHER_PYTHON = [b for b in CONFIGURATIONS if yaml.safe_load(b.text).get("environment", {}).get("verifiers")]
 """Environments of a library that has a Python of its own, with modules that a reader has and we have not."""
-OTHERS = {"docs/how-to/run-on-several-machines.md": "part", "docs/how-to/evaluate-a-model.md": "whole"}
+PART = "docs/how-to/run-on-several-machines.md"
 """Serve files."""
 PUBLISHED = "docs/how-to/use-published-data.md"
 """Its configurations name data sets of the hub."""
@@ -237,15 +235,9 @@ def test_the_configuration_of_a_page_passes_hora_check(block: Block, folder: Pat
 
 
 def test_the_serve_files_of_the_pages_are_read(folder: Path) -> None:
-    [part] = [b for b in YAML if OTHERS.get(b.page) == "part"]
+    [part] = [b for b in YAML if b.page == PART]
     schema = ServeApplicationSchema(import_path="hora_rl.deploy.app:build", **yaml.safe_load(part.text))
     assert [d.name for d in schema.deployments] == ["generator"]
-    [block] = [b for b in YAML if OTHERS.get(b.page) == "whole"]
-    args = yaml.safe_dump({**tiny(), "serve": {"endpoint": True}})
-    text = block.text.replace("      …\n", textwrap.indent(args, "      "))
-    (folder / "serve.yaml").write_text(text)
-    ServeDeploySchema.model_validate(yaml.safe_load(text))
-    assert target_of("serve.yaml").config.serve.endpoint
 
 
 @pytest.mark.parametrize("block", ANOTHER_PYTHON, ids=lambda b: b.name)

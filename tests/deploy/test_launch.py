@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import ray
-import yaml
 from ray import serve
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
@@ -25,8 +24,7 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import changed, read_state
 from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.load import load
-from hora_rl.deploy.app import build_endpoint, build_run, build_sampler, endpoint_of, environment_deployment
-from hora_rl.deploy.checks.run_checks import target_of
+from hora_rl.deploy.app import build_run, build_sampler, environment_deployment
 from hora_rl.deploy.launch import cluster, placement, stack
 from hora_rl.deploy.launch.cluster import check_agreement
 from hora_rl.deploy.launch.evaluation import TrainingRun
@@ -211,32 +209,14 @@ def test_a_learner_that_starts_has_a_coordinator_that_gave_up_start_again(redis_
     assert not client.hexists(state, "error")
 
 
-def serve_file(tmp_path: Path, *more: dict[str, object]) -> str:
-    """A Serve file of the demo with the endpoint on."""
-    args = {**yaml.safe_load(Path("deploy/presets/tiny.yaml").read_text()), "serve": {"endpoint": True}}
-    hora = {"name": "hora", "import_path": "hora_rl.deploy.app:build", "route_prefix": "/", "args": args}
-    file = tmp_path / "serve.yaml"
-    file.write_text(yaml.safe_dump({"applications": [hora, *more]}))
-    return str(file)
-
-
-def test_an_endpoint_and_its_application_are_there_together(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no application has import_path:"):
-        target_of(serve_file(tmp_path))
-    second: dict[str, object] = {"name": "endpoint", "import_path": "hora_rl.deploy.app:build_endpoint"}
-    assert target_of(serve_file(tmp_path, second)).config.serve.endpoint
-    with pytest.raises(ConfigError, match=r"serve.endpoint is false, and an application serves the endpoint"):
-        build_endpoint(load("tiny").model_dump(mode="json"))
-
-
 @pytest.mark.parametrize("preset", ["tiny", "tiny-guess"])
 def test_no_deployment_logs_its_calls(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a run of weeks there are many millions."""
     monkeypatch.setenv("HORA_REDIS_URL", "redis://127.0.0.1:1")
     config = load(preset)
-    built = (build_run(config, drain=False), build_sampler(config), endpoint_of(config))
+    built = (build_run(config, drain=False), build_sampler(config))
     found = {d.name: d for root in built for d in deployments(root)}
-    assert {"ingress", "coordinator", "generator", "verifier", "sampler", "endpoint"} <= set(found)
+    assert {"ingress", "coordinator", "generator", "verifier", "sampler"} <= set(found)
     assert not [d.name for d in found.values() if d.logging_config["enable_access_log"]]
 
 
