@@ -62,10 +62,6 @@ class NoRoom(RuntimeError):
     """A replica is full. Nothing failed; the request waits for a place."""
 
 
-class PinLost(RuntimeError):
-    """The answering replica is no longer pinned at the evaluation's version."""
-
-
 def one_line(text: object, limit: int = 300) -> str:
     """`text` without line breaks, at most `limit` characters of it."""
     return " ".join(str(text).split())[:limit]

@@ -150,6 +150,7 @@ RENAMED = {"checkpoint_aside": "async_checkpoint"}
 """Keys whose earlier names are not close to their new ones."""
 GONE = {
     "serve": "`vllm serve RUN/model` serves a checkpoint",
+    "evaluation.pin": "all replicas sample an evaluation, and its result names their versions",
     "learner.kernels": "the learner compiles its layers on a card",
 }
 """Keys without a successor, and what holds now."""

@@ -66,14 +66,6 @@ class Origin:
     scored: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Pinned:
-    """The generator replica (`generator/ID`) that an evaluation keeps at `version`."""
-
-    replica: str
-    version: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
     """One turn of a rollout with several: `sampled` counts its tokens, which follow those of earlier turns in
@@ -241,13 +233,11 @@ AFTER_TRAINING = BELOW_TRAINING - 1
 class SamplingRequest:
     """A request for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same
     weights. An engine serves the lowest `priority` first. `max_tokens` bounds each completion below
-    rollout.max_response_tokens; 0: no bound. `pinned`: only this replica may answer, while pinned at this
-    version. `truncation` is `Evaluation.truncation`; training has none."""
+    rollout.max_response_tokens; 0: no bound. `truncation` is `Evaluation.truncation`; training has none."""
 
     prompt: Prompt
     n: int
     seed: int
     priority: int = 0
     max_tokens: int = 0
-    pinned: Pinned | None = None
     truncation: Mapping[str, float] = field(default_factory=dict, hash=False)

@@ -32,8 +32,6 @@ from hora_rl.learner.ray_job import refuse_beside_another
 
 APP = "hora"
 LEAVING_S = 10.0
-ROUTING_S = 1.0
-"""How often routers ask a replica whether it is pinned. Meanwhile the replica refuses other requests."""
 ROUTER = f"{BalanceRouter.__module__}.{BalanceRouter.__name__}"
 
 
@@ -116,9 +114,7 @@ def _generator(config: Config, *, drain: bool) -> serve.Deployment:
         "generator",
         num_replicas=generator.replicas,
         max_ongoing_requests=generator.max_requests + RESERVED,
-        request_router_config=RequestRouterConfig(
-            request_router_class=ROUTER, request_routing_stats_period_s=ROUTING_S
-        ),
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         ray_actor_options={"num_cpus": generator.cpus, "num_gpus": gpus},
         health_check_period_s=2.0,
         health_check_timeout_s=30.0,

@@ -36,12 +36,6 @@ def next_evaluation(
     return Next(step, tuple(s for s in due if s < step))
 
 
-def upcoming(every: int, steps: int, version: int) -> int | None:
-    """The next step due after `version`; None if training ends first."""
-    step = (version // every + 1) * every
-    return step if step < steps else None
-
-
 def is_late(every: int, step: int, version: int) -> bool:
     """Whether the next evaluation is due during that of `step`."""
     return version >= step + every

@@ -19,7 +19,6 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from hora_rl.actors.bundles import Bundled
 from hora_rl.actors.coordinator.group_rewards import Rank, ranked, unranked
 from hora_rl.actors.coordinator.sampling import Generate, Score
-from hora_rl.actors.generator.pin import only_on
 from hora_rl.actors.verifier.code.pool import limits_of
 from hora_rl.actors.verifier.code.runner import TRIES
 from hora_rl.common.config import Config
@@ -28,7 +27,7 @@ from hora_rl.common.config.reward import EPISODE, Reward
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.rewards import group_functions, tests_of
 from hora_rl.common.data.user_rewards import Answer
-from hora_rl.common.errors import AwayTooLong, MissingWeights, NoRoom, PinLost, RunError, StaleWeights
+from hora_rl.common.errors import AwayTooLong, MissingWeights, NoRoom, RunError, StaleWeights
 from hora_rl.common.types import Completion, Failed, Group, Prompt, Rollout, SamplingRequest, Scored
 from hora_rl.common.user_code import is_user_function
 
@@ -53,9 +52,8 @@ def generator_calls(
     """`generate` on weights of version `min_version` or newer. Without a learner (`weights_come` is false)
     older weights are a failed try.
 
-    The first try of a `session` goes to one replica, retries to any. A pinned request goes to its replica and
-    raises PinLost if the pin has ended. Concurrent requests share calls of at most `together` completions;
-    such requests must not be pinned.
+    The first try of a `session` goes to one replica, retries to any. Concurrent requests share calls
+    of at most `together` completions.
     """
     method, rollout = handle.options(method_name="generate"), config.rollout
     first = method.options(session_id=session) if session else method
@@ -65,13 +63,8 @@ def generator_calls(
         # generators do not need the row
         lean = [replace(request, prompt=replace(request.prompt, row={}, messages=())) for request in requests]
 
-        to_pinned = None
-        if requests[0].pinned is not None:
-            replica = requests[0].pinned.replica.partition("/")[2]
-            to_pinned = method.options(session_id=only_on(replica))
-
         def ask(before: int) -> Awaitable[list[list[Completion]]]:
-            return (to_pinned or (method if before else first)).remote(lean, min_version, degrees)
+            return (method if before else first).remote(lean, min_version, degrees)
 
         what = f"generating {sum(r.n for r in requests)} completions of {_named(r.prompt for r in requests)}"
         # A replica detects a dead or hung engine. This deadline covers all other failures, and allows for a
@@ -226,8 +219,8 @@ async def retry(
     """First result of `ask(number of earlier calls)`. Makes up to `attempts` tries of `limit_s` seconds, with
     growing pauses. A full replica does not count as a try; with `patient`, stale weights do not either.
 
-    Raises RunError after the last try or when a reward was unavailable too long, MissingWeights after a few
-    tries on stale weights, and PinLost at once.
+    Raises RunError after the last try or when a reward was unavailable too long, and MissingWeights after a
+    few tries on stale weights.
     Cancelling this call cancels the try.
     """
     attempt = 1
@@ -235,8 +228,6 @@ async def retry(
         try:
             async with asyncio.timeout(limit_s):
                 return await _answer_of(ask(before))
-        except PinLost as lost:
-            raise PinLost(str(lost)) from None  # Ray's subclass of it cannot be pickled again
         except AwayTooLong as error:  # the verifier has retried for as long as allowed
             raise RunError(f"{what} failed: {_short(error)}") from error
         # Broad: sampling and scoring have no side effects, so any error of a replica, the network or Serve is

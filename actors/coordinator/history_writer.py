@@ -65,10 +65,8 @@ def long_gone(parts: Mapping[Answer, Answer], now: float) -> list[Answer]:
 
 
 def oldest_replica(parts: Mapping[Answer, Answer], now: float) -> int | None:
-    """The oldest weight version of the living generators that are not pinned. None without such a
-    generator."""
-    living = (b for b in _living(parts, now) if "pinned" not in b)
-    return min((beat.get("version", 0) for beat in living), default=None)
+    """The oldest weight version of the living generators. None without one."""
+    return min((beat.get("version", 0) for beat in _living(parts, now)), default=None)
 
 
 def looked_at(parts: Mapping[Answer, Answer], now: float) -> tuple[int, int]:

@@ -15,7 +15,6 @@ import structlog
 
 from hora_rl.actors.concurrency import all_of
 from hora_rl.actors.generator.held_weights import HeldWeights
-from hora_rl.actors.generator.pin import PINNED, keep_pin
 from hora_rl.actors.generator.places import Admission
 from hora_rl.actors.generator.sleep import keep_watch, wait_for_card
 from hora_rl.actors.replica import Replica
@@ -54,7 +53,6 @@ class Generator(Replica):
         if self._config.weights.transport == "file":
             with suppress(StaleWeights):  # requests pull newer weights later
                 await self._weights.catch_up()
-        self._begin(keep_pin(self._weights.note_pin, self._redis, self._run))
         if sleeps:
             self._begin(keep_watch(self._weights, self._redis, self._run))
         self._beat(self._state)
@@ -63,10 +61,7 @@ class Generator(Replica):
         self, requests: Sequence[SamplingRequest], min_version: int, temperature: float
     ) -> list[list[Completion]]:
         """Sample each request on weights of version `min_version` or newer. Raises StaleWeights if they do
-        not arrive in time, NoRoom if the replica is full or pinned for an evaluation, and PinLost if the
-        request expects another pin."""
-        for request in requests:
-            self._weights.pin.check(request)
+        not arrive in time, and NoRoom if the replica is full."""
         try:
             with self._places.held(requests):
                 await self._weights.reach(min_version)
@@ -89,11 +84,10 @@ class Generator(Replica):
 
     # The learner broadcasts these: a roll call, and the calls of vLLM's weight-sync client.
 
-    async def answer_roll_call(self, coming: int) -> dict[str, object]:
-        """Name and version of this replica and whether it is pinned, before version `coming` is sent. Raises
-        UnhealthyError."""
+    async def answer_roll_call(self) -> dict[str, object]:
+        """Name and version of this replica. Raises UnhealthyError."""
         await self.check_health()
-        return self._weights.roll_call(coming)
+        return self._weights.roll_call()
 
     async def init_weight_transfer_engine(
         self, info: dict[str, Any], members: tuple[str, ...], group: str
@@ -110,10 +104,6 @@ class Generator(Replica):
         """Free the card for a step of the learner from weights `version`. Returns the replica's name."""
         await self._weights.sleep(version)
         return self._name
-
-    async def record_routing_stats(self) -> dict[str, bool]:
-        """For `actors.generator.router`; Serve calls this once a second."""
-        return {PINNED: self._weights.pin.version is not None}
 
     async def check_health(self) -> None:
         await check_or_exit(self._weights, self._engine)

@@ -2,8 +2,7 @@
 unhealthy.
 
 The learner pushes each version to all replicas. A replica that missed a version pulls the newest announced
-one before it serves (`file`), or waits until the learner forms a group with it (`gloo`, `nccl`). A pinned
-replica loads no new weights (`actors.generator.pin`).
+one before it serves (`file`), or waits until the learner forms a group with it (`gloo`, `nccl`).
 
 A failed or overdue update makes the replica unhealthy. After two kinds of failure it keeps serving its old
 weights: if the update broke off before a worker loaded anything (`file`, `gloo`), and if a file differs from
@@ -19,11 +18,9 @@ from typing import Any, BinaryIO, Protocol
 
 import structlog
 
-from hora_rl.actors.generator.pin import Pin
 from hora_rl.common.config import Weights
 from hora_rl.common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
 from hora_rl.common.live.redis import AsyncRedis
-from hora_rl.common.types import Pinned
 from hora_rl.common.weights.versions import check_file, mark_of, newest, path_of
 
 log = structlog.get_logger(__name__)
@@ -70,7 +67,6 @@ class HeldWeights:
         self._installed, self._notice = Installed(0.0, "", 0.0), ""
         self._damaged: tuple[int, str] | None = None  # version and mark of a damaged file
         self.version = 0
-        self.pin = Pin(name, settings.update_limit_s)
         self.asleep_since: float | None = None  # seconds since the epoch
         self.failure: str | None = None
 
@@ -106,7 +102,7 @@ class HeldWeights:
             if self._transport == "file":
                 await self.catch_up()
             if self.version < version:
-                if self.pin.version is not None or time.monotonic() > deadline:
+                if time.monotonic() > deadline:
                     raise StaleWeights(
                         f"{self._name} holds version {self.version}, the request needs {version}"
                     )
@@ -133,35 +129,13 @@ class HeldWeights:
                 await self._guarded("waking", self._engine.wake())
                 self.asleep_since = None
 
-    def roll_call(self, coming: int) -> dict[str, object]:
-        """Name, version and whether the replica is pinned. An unpinned replica with an older version promises
-        to take part in the update to `coming`."""
-        if not self._update.locked():
-            self.pin.begin(self.version)
-        pinned = self.pin.version is not None
-        if not pinned and self.version < coming:
-            self.pin.promise()
-        return {"replica": self._name, "version": self.version, "pinned": pinned}
-
-    async def note_pin(self, asked: Pinned | None) -> None:
-        """Apply the current lease. A released replica pulls the newest version (`file`), or receives it after
-        the learner's next roll call."""
-        was = self.pin.version
-        self.pin.ask(asked)
-        if not self._update.locked():
-            self.pin.begin(self.version)
-        if was is not None and self.pin.version is None and self._transport == "file":
-            try:
-                await self.catch_up()
-            # If the replica is still healthy, the next request retries.
-            except Exception as error:  # noqa: BLE001  vLLM reports a worker's error as a plain one
-                log.warning("a released replica has no newer weights yet", reason=str(error)[:300])
+    def roll_call(self) -> dict[str, object]:
+        """Name and version of the replica."""
+        return {"replica": self._name, "version": self.version}
 
     def confirm(self, wanted: int) -> dict[str, Any]:
-        """The current version and its `Installed`. Raises StaleWeights for one older than `wanted`, unless
-        pinned."""
-        self.pin.updated()
-        if self.version < wanted and self.pin.version is None:
+        """The current version and its `Installed`. Raises StaleWeights for one older than `wanted`."""
+        if self.version < wanted:
             raise StaleWeights(f"{self._name} holds version {self.version}, not {wanted}")
         return {"replica": self._name, "version": self.version, **asdict(self._installed)}
 
@@ -172,16 +146,12 @@ class HeldWeights:
             **asdict(self._installed),
             "checksum": self._installed.checksum[:16],
             "state": self._condition(),
-            **({} if self.pin.version is None else {"pinned": self.pin.version}),
-            **({"released": True} if self.pin.released else {}),
             **({"damaged": self._damaged, "notice": self._notice} if self._damaged else {}),
         }
 
     def _condition(self) -> str:
         if self.failure:
             return "failed"
-        if self.pin.version is not None:
-            return f"pinned at v{self.pin.version} for an evaluation"
         return "asleep" if self.asleep_since else "serving"
 
     def check(self) -> None:
@@ -203,7 +173,7 @@ class HeldWeights:
 
     async def _load(self, info: Mapping[str, Any]) -> None:
         async with self._update:
-            if int(info["version"]) > self.version and self.pin.version is None:
+            if int(info["version"]) > self.version:
                 version = int(info["version"])
                 # The workers open this descriptor, so they load the checked file.
                 with await self._checked(info) as file:
@@ -223,7 +193,6 @@ class HeldWeights:
         # Views compare replicas by version and checksum, so both change together.
         self.version, self._installed, self._damaged, self._notice = version, installed, None, ""
         self.asleep_since = None  # loading wakes an engine
-        self.pin.installed(version)
 
     async def _checked(self, info: Mapping[str, Any]) -> BinaryIO:
         """Open and check the announced file, which also puts it into the page cache. Raises DamagedWeights if

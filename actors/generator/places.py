@@ -11,7 +11,7 @@ from hora_rl.common.types import BELOW_TRAINING, SamplingRequest
 @dataclass(slots=True)
 class Admission:
     """Admits up to `requests` calls. Of their completions at most `aside` may have lower priority than
-    training. A pinned replica has no `aside` limit.
+    training.
 
     vLLM's priority applies only to waiting requests; running ones keep their place. Without limits an
     evaluation could hold all places when a training batch arrives.
@@ -29,7 +29,7 @@ class Admission:
         exceed `aside`."""
         if self.sampling >= self.requests:
             raise NoRoom(f"{self.name} has {self.sampling} requests")
-        n = sum(r.n for r in requests if r.priority >= BELOW_TRAINING and r.pinned is None)
+        n = sum(r.n for r in requests if r.priority >= BELOW_TRAINING)
         if n and self.sampling_aside and self.sampling_aside + n > self.aside:
             raise NoRoom(f"{self.name} samples {self.sampling_aside} completions of an evaluation")
         self.sampling += 1

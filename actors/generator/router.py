@@ -1,19 +1,17 @@
 """Routes requests to generator replicas: by load, as Ray Serve does, among replicas with a free place. Turns
-of one episode go to one replica, whose prefix cache holds the earlier turns. A pinned replica gets only
-requests of its evaluation.
+of one episode go to one replica, whose prefix cache holds the earlier turns.
 
 RESERVED places of each replica stay free for weight updates, which go to all replicas, even full ones, and
 would otherwise wait minutes for a request to end. The known load may be out of date, so a full replica
 refuses requests (`NoRoom`).
 """
 
+import hashlib
 from collections.abc import Sequence
 
 from ray.serve._private.common import RequestMetadata
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
-
-from hora_rl.actors.generator.pin import PINNED, chosen, only_on
 
 RESERVED = 8
 """Places of each replica (of Serve's `max_ongoing_requests`) reserved for calls other than sampling."""
@@ -29,16 +27,12 @@ class BalanceRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         session = "" if pending_request is None else pending_request.metadata.session_id
-        only = [r for r in candidate_replicas if session == only_on(r.replica_id.unique_id)]
-        if only:
-            return [await with_room(self, only)]
-        free = unpinned(candidate_replicas)
-        if session and free:
-            at_home = await with_room(self, [home(session, free)])
+        if session and candidate_replicas:
+            at_home = await with_room(self, [home(session, candidate_replicas)])
             if at_home:
                 return [at_home]
         chosen = await super().choose_replicas(candidate_replicas, pending_request)
-        return [await with_room(self, unpinned(replicas)) for replicas in chosen]
+        return [await with_room(self, replicas) for replicas in chosen]
 
     def _get_pending_request_matching_metadata(
         self, request_metadata: RequestMetadata | None = None
@@ -50,17 +44,15 @@ class BalanceRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
         return super()._get_pending_request_matching_metadata(request_metadata)
 
 
-def unpinned(replicas: Sequence[RunningReplica]) -> Sequence[RunningReplica]:
-    """The unpinned replicas, or all replicas if all are pinned. Serve chooses pairs, of which at most one is
-    pinned."""
-    return [r for r in replicas if not r.routing_stats.get(PINNED)] or replicas
-
-
 def home(session: str, replicas: Sequence[RunningReplica]) -> RunningReplica:
     """The home replica of a session, the same in all routers. If replicas come or go, as few sessions as
-    possible move."""
-    by_id = {replica.replica_id.unique_id: replica for replica in replicas}
-    return by_id[chosen(session, by_id)]
+    possible move (rendezvous hashing)."""
+
+    def weight(replica: RunningReplica) -> bytes:
+        key = f"{session}:{replica.replica_id.unique_id}"
+        return hashlib.blake2b(key.encode(), digest_size=8).digest()
+
+    return max(replicas, key=weight)
 
 
 async def with_room(router: RequestRouter, replicas: Sequence[RunningReplica]) -> list[RunningReplica]:

@@ -69,12 +69,6 @@ class Evaluation(Section):
         description="Optimizer steps between evaluations during training, in `hora run` and `hora train`, on "
         "the training generators with lower priority. none: only before and after `hora run`.",
     )
-    pin: bool = Field(
-        True,
-        description="With two or more generator replicas, an evaluation during training pins one at one "
-        "weight version and uses only that. false, or one replica: all replicas sample it behind training, "
-        "and its result names the versions.",
-    )
     max_sequences: Count = Field(
         32,
         description="Maximum completions of an evaluation that a replica samples concurrently with training.",
@@ -106,10 +100,6 @@ class Evaluation(Section):
         """The set keys that locate rows in a Hugging Face data set, as fields of `Data`."""
         named = {"name": self.name, "revision": self.revision, "split": self.split}
         return {key: value for key, value in named.items() if value is not None}
-
-    def pins(self, replicas: int) -> bool:
-        """Whether one of `replicas` generator replicas is pinned for an evaluation."""
-        return self.pin and replicas > 1
 
     @field_validator("k")
     @classmethod

@@ -35,8 +35,6 @@ class Keys:
         """string that expires: how often an environment recently blocked its replica."""
         self.hold = f"{prefix}hold"
         """string that expires: while it exists, the learner publishes no weights."""
-        self.pin = f"{prefix}pin"
-        """string that expires: JSON of the replica that an evaluation pins at a version."""
         self.weights = f"{prefix}weights"
         """string: JSON manifest of the newest published weights."""
         self.counters = f"{prefix}counters"

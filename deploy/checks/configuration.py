@@ -255,22 +255,19 @@ def evaluation(target: Target) -> Iterator[Finding]:
     problems = usable_held_out(config)
     mine = min(settings.prompts, len(problems)) * settings.samples
     theirs = settings.every * rollout.batch_size
-    pinned, others = settings.pins(config.generator.replicas), config.generator.replicas - 1
-    where = f"{'one' if pinned else 'any'} of generator.replicas = {config.generator.replicas}"
     metric = config.learner.keep_best
     best = f"; the weights of the best {metric} are kept" if metric else ""
     yield ok(
         "evaluation",
         f"every {plural(settings.every, 'step')} {mine:,} completions (at most {mine * longest:,} tokens), "
         f"{mine / theirs:.0%} of the {theirs:,} rollouts ({theirs * longest:,} tokens) trained meanwhile, "
-        f"on {where}{'' if pinned else ', whose weights change meanwhile'}{best}",
+        f"by weights that may change meanwhile{best}",
     )
-    if mine * (others if pinned else 1) > theirs:
+    if mine > theirs:
         yield Finding(
             "warn",
             "evaluation",
-            f"{'one replica' if pinned else 'it'} samples more than "
-            f"{'each other one trains' if pinned else 'is trained'} in evaluation.every = {settings.every} "
-            "steps, so it may take longer than the time between two, and some will be left out",
+            f"it samples more than is trained in evaluation.every = {settings.every} steps, so it may take "
+            "longer than the time between two, and some will be left out",
             "raise evaluation.every, or lower evaluation.prompts or evaluation.samples",
         )

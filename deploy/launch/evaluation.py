@@ -246,11 +246,11 @@ def of_version(generate: Generate, version: int) -> Generate:
     return checked
 
 
-def in_flight(generator: Generator, size: int, replicas: int | None = None) -> int:
-    """Requests of `size` completions to keep in flight: twice what `replicas` (default: all) sample at once,
-    so that none idles while answers are verified."""
+def in_flight(generator: Generator, size: int) -> int:
+    """Requests of `size` completions to keep in flight: twice what the replicas sample at once, so that none
+    idles while answers are verified."""
     each = min(-(-2 * generator.max_sequences // size), generator.max_requests)
-    return each * (replicas or generator.replicas)
+    return each * generator.replicas
 
 
 def read_run_results(settings: Evaluation, run_dir: Path) -> list[Result]:

@@ -1,11 +1,11 @@
 """Pass@K during training: held-out problems on the training run's generators.
 
-    version reaches a multiple of evaluation.every ─► a replica stays at it (`deploy.launch.pinning`)
-        ─► requests for that one ─► samples on disk ─► result ─► every view, and learner.keep_best
+    version reaches a multiple of evaluation.every ─► requests behind training's ─► samples on disk
+        ─► result ─► every view, and learner.keep_best
 
-Training continues. If no replica can be spared, all replicas sample the evaluation with the lowest priority,
-in a few places each, on weights of its step or newer, which may change during the evaluation. A result names
-its oldest and newest version. The evaluation runs in a thread of the launcher, unknown to training.
+Training continues. All replicas sample the evaluation with the lowest priority, in a few places each, on
+weights of its step or newer, which may change during the evaluation. A result names its oldest and newest
+version. The evaluation runs in a thread of the launcher, unknown to training.
 """
 
 import asyncio
@@ -20,32 +20,30 @@ import redis
 
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.common.config import Config
-from hora_rl.common.errors import HoraError, PinLost
+from hora_rl.common.errors import HoraError
 from hora_rl.common.live.redis import AsyncRedis, connect_async
 from hora_rl.common.live.state import read_state_async
 from hora_rl.common.live.telemetry import keep_beating, stop_beating
-from hora_rl.common.types import BELOW_TRAINING, Completion, Pinned, Prompt, SamplingRequest
+from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest
 from hora_rl.deploy.launch.best import promote_best
 from hora_rl.deploy.launch.cancellable import Cancellable
 from hora_rl.deploy.launch.evaluation import (
     TrainingRun,
     about_sampling,
     application_calls,
-    in_flight,
     keep_result,
     read_run_results,
     result_of,
     run_problems,
     samples_file,
 )
-from hora_rl.deploy.launch.pinning import Pinning
 from hora_rl.deploy.machine.beside import beside
 from hora_rl.evaluation.benchmarks import held_out
 from hora_rl.evaluation.evaluate import Counts, evaluate
 from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.sample_loop import Progress
 from hora_rl.evaluation.samples import newest_version
-from hora_rl.evaluation.schedule import is_late, next_evaluation, upcoming
+from hora_rl.evaluation.schedule import is_late, next_evaluation
 from hora_rl.learner.origin import candidates_in
 
 POLL_S = 1.0
@@ -99,7 +97,6 @@ class LiveEvaluation:
 
     async def _main(self) -> None:
         client = connect_async(self._run.url)
-        self._pins = Pinning(self._config, client, self._run.say)
         beating = asyncio.create_task(keep_beating(client, self._config.run.name, PART, lambda: self._state))
         try:
             await self._evaluate_all(client)
@@ -107,8 +104,6 @@ class LiveEvaluation:
             self._run.say(f"evaluation during training has ended: {error}")
         finally:
             await stop_beating(beating)
-            with suppress(redis.exceptions.RedisError):
-                await self._pins.release()
             await client.aclose()
         while not self._work.cancelled:  # after an error the learner still writes candidates
             # A resumed run finishes what has begun, or begins with the newest.
@@ -125,9 +120,6 @@ class LiveEvaluation:
             self._promote(version, step)
             if step is None:
                 self._state = {"state": "waiting for the next evaluation"}
-                # Pin a replica before the weights of the next evaluation arrive.
-                if (ahead := upcoming(self._every, self._config.learner.steps, version)) is not None:
-                    await self._pins.ask(ahead)
                 await asyncio.sleep(POLL_S)
             else:
                 await self._evaluate(client, problems, step, version)
@@ -154,12 +146,9 @@ class LiveEvaluation:
         """Run one evaluation to its result. An error prints one line, and training continues."""
         self._forget_newer(step, version)
         self._state = {"state": f"evaluating step {step}", "step": step}
-        pinned = await self._pins.hold(step)
-        if self._work.cancelled:
-            return
         watching = asyncio.create_task(self._watch(client, step))
         try:
-            counts = await self._draw(problems, step, pinned)
+            counts = await self._draw(problems, step)
         except (HoraError, OSError) as error:
             self._passed.add(step)
             self._run.say(f"step {step} is not evaluated: {error}")
@@ -174,7 +163,6 @@ class LiveEvaluation:
             self._promote(await self._version(client))
         finally:
             watching.cancel()
-            await self._pins.release()
 
     def _record(self, problems: list[Prompt], step: int, counts: Counts) -> Result:
         config = self._config
@@ -183,14 +171,17 @@ class LiveEvaluation:
         keep_result(self._run, result)
         return result
 
-    async def _draw(self, problems: Sequence[Prompt], step: int, pinned: Pinned | None) -> Counts:
+    async def _draw(self, problems: Sequence[Prompt], step: int) -> Counts:
         config, places = self._config, self._config.evaluation.max_sequences
         generate, score = self._calls(config, step)
         size = min(config.rollout.samples_per_request, places)
-        behind = max(1, places // size) * config.generator.replicas
+
+        async def behind_training(request: SamplingRequest) -> list[Completion]:
+            return await generate(replace(request, priority=BELOW_TRAINING))
+
         return await evaluate(
             problems,
-            self._preferring_pinned(generate, asyncio.Semaphore(behind)),
+            behind_training,
             score,
             self._benchmark.samples,
             self._samples(step),
@@ -198,38 +189,19 @@ class LiveEvaluation:
             seed=config.run.seed,
             truncation=config.evaluation.truncation,
             samples_per_request=size,
-            in_flight=in_flight(config.generator, size, 1) if pinned else behind,
+            in_flight=max(1, places // size) * config.generator.replicas,
             progress=self._show,
         )
-
-    def _preferring_pinned(self, generate: Generate, behind: asyncio.Semaphore) -> Generate:
-        """`generate` on the pinned replica while the pin holds, then on all replicas with low priority,
-        limited by `behind`."""
-
-        async def sample(request: SamplingRequest) -> list[Completion]:
-            low = replace(request, priority=BELOW_TRAINING)
-            while (held := self._pins.held) is not None:
-                try:
-                    return await generate(replace(low, pinned=held))
-                except PinLost:  # or Serve routed to another replica
-                    await self._pins.renew()
-                    await asyncio.sleep(POLL_S)
-            async with behind:
-                return await generate(low)
-
-        return sample
 
     def _show(self, progress: Progress) -> None:
         done = f"{progress.done} of {progress.total} samples"
         shown = {"done": progress.done, "total": progress.total}
-        at = f" at v{self._pins.held.version}" if self._pins.held else ""
-        text = f"evaluating step {self._state.get('step')}{at}: {done}"
+        text = f"evaluating step {self._state.get('step')}: {done}"
         self._state = {**self._state, **shown, "state": text}
 
     async def _watch(self, client: AsyncRedis, step: int) -> None:
-        """Renew the pin, warn when the next evaluation becomes due, and remove obsolete candidates."""
+        """Warn when the next evaluation becomes due, and remove obsolete candidates."""
         while self._state.get("step") == step:
-            await self._pins.renew()
             version = await self._version(client)
             self._promote(version, step)
             if is_late(self._every, step, version) and "late" not in self._state:

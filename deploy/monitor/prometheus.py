@@ -34,8 +34,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "hora_replica_version": ("Weight version of a generator replica.", ("replica",)),
     "hora_replica_requests": ("Requests of a generator replica.", ("replica", "state")),
     "hora_replica_cache_ratio": ("Used share of a replica's KV cache.", ("replica",)),
-    "hora_replicas_behind": ("Replicas behind by more than the staleness bound, without a pinned one.", ()),
-    "hora_replica_pinned": ("1 while a generator replica is pinned for an evaluation.", ("replica",)),
+    "hora_replicas_behind": ("Replicas behind by more than the staleness bound.", ()),
     "hora_verifier_answers_per_second": ("Answers that a verifier replica judges.", ("replica",)),
     "hora_verifier_waiting_answers": ("Answers that wait in a verifier replica.", ("replica",)),
     "hora_verifier_killed_answers": ("Answers whose process was killed, since the start.", ("replica",)),
@@ -60,7 +59,6 @@ WORK: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
         ("hora_replica_requests", {"state": "running"}),
         ("hora_replica_requests", {"state": "waiting"}),
         ("hora_replica_cache_ratio", {}),
-        ("hora_replica_pinned", {}),
     ),
     "verifier": (("hora_verifier_answers_per_second", {}), ("hora_verifier_waiting_answers", {})),
 }
@@ -172,7 +170,6 @@ def _parts(state: RunState) -> Iterator[Value]:
         version = part.state.get("version", 0)
         behind += part.behind(state.version) > state.max_staleness and part.alive
         yield "hora_replica_version", {"replica": part.name}, version
-        yield "hora_replica_pinned", {"replica": part.name}, int("pinned" in part.state)
         yield "hora_replica_cache_ratio", {"replica": part.name}, part.state.get("cache", 0.0)
         for what in ("running", "waiting"):
             yield "hora_replica_requests", {"replica": part.name, "state": what}, part.state.get(what, 0)

@@ -63,9 +63,8 @@ class Part:
         return self.silent_s < SILENT_S
 
     def behind(self, version: int) -> int:
-        """How many versions a generator is behind; 0 if an evaluation pins it or has just released it."""
-        kept = "pinned" in self.state or "released" in self.state
-        return 0 if kept else version - int(self.state.get("version", 0))
+        """How many versions a generator is behind."""
+        return version - int(self.state.get("version", 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ def _table(kind: str, names: Sequence[str]) -> Table:
 
 def _generator(part: Part, state: RunState) -> list[Text]:
     said = part.state
-    version = f"v{said.get('version', '?')}" + (" pinned" if "pinned" in said else "")
+    version = f"v{said.get('version', '?')}"
     work = [str(said.get("running", "")), str(said.get("waiting", "")), f"{said.get('cache', 0):.0%}"]
     return [Text(version, "red" if _behind(part, state) else ""), *map(Text, work)]
 

@@ -33,11 +33,9 @@ class BroadcastClient:
     def __init__(self, limit_s: float, ask: Ask | None = None) -> None:
         self._all = ask or partial(ask_replicas, limit_s)
 
-    def roll_call(self, coming: int, *, pinned: bool) -> dict[str, int]:
-        """The healthy replicas that answer, with their versions, before version `coming` is sent. Replicas
-        pinned by an evaluation are included only with `pinned`."""
-        answers = self._all("answer_roll_call", coming)
-        return {a["replica"]: a["version"] for a in answers if pinned or not a["pinned"]}
+    def roll_call(self) -> dict[str, int]:
+        """The healthy replicas that answer, with their versions."""
+        return {a["replica"]: a["version"] for a in self._all("answer_roll_call")}
 
     def join(self, info: dict[str, Any], members: tuple[str, ...], group: str) -> None:
         """Make the replicas `members` join the transfer group `group`, each with its index as rank. All other
@@ -51,13 +49,12 @@ class BroadcastClient:
     def confirm(self, version: int) -> list[Confirmation]:
         """The replicas that hold `version` or a newer one."""
         answers: list[Confirmation] = self._all("finish_weight_update", str(version))
-        confirmed = [c for c in answers if c["version"] >= version]  # a pinned replica holds less
-        sums = {c["checksum"] for c in confirmed if c["version"] == version and c["checksum"]}
+        sums = {c["checksum"] for c in answers if c["version"] == version and c["checksum"]}
         if len(sums) > 1:
             log.error(
                 "replicas of one version hold different weights", version=version, checksums=sorted(sums)
             )
-        return confirmed
+        return answers
 
     def sleep(self, version: int) -> list[str]:
         """Make the replicas free their GPUs at version `version`; returns the names of those that did."""

@@ -85,12 +85,7 @@ class TransferGroup:
         if self._clock() < self._sent_at + RESEND_S:
             return False
         replicas = beats(self._redis.hgetall(Keys(self._config.run.name).parts), "generator")
-        due = [r for r in replicas if self._is_last(version) or "pinned" not in r]
-        return any(r["version"] < version for r in due if r["seen"] > self._sent_at + LAG_S)
-
-    def _is_last(self, version: int) -> bool:
-        """Whether no version follows. The last version ends every pin, because no later one could."""
-        return version >= self._config.learner.steps
+        return any(r["version"] < version for r in replicas if r["seen"] > self._sent_at + LAG_S)
 
     @contextmanager
     def _over_nccl(self, weights: Snapshot) -> Iterator[None]:
@@ -109,7 +104,7 @@ class TransferGroup:
     def _lacking(self, version: int) -> tuple[str, ...]:
         """The running replicas that hold an older version and may be updated. A learner that repeats steps
         after a crash must not take a replica back to an older version."""
-        held = self._broadcast.roll_call(version, pinned=self._is_last(version))
+        held = self._broadcast.roll_call()
         return tuple(sorted(name for name, of in held.items() if of < version))
 
     def _send(self, weights: Snapshot, members: tuple[str, ...]) -> list[Confirmation]:

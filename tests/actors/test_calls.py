@@ -12,7 +12,7 @@ from hora_rl.actors.bundles import Bundled
 from hora_rl.actors.concurrency import cancel
 from hora_rl.actors.coordinator import calls
 from hora_rl.actors.coordinator.calls import retry
-from hora_rl.common.errors import AwayTooLong, MissingWeights, NoRoom, PinLost, RunError, StaleWeights
+from hora_rl.common.errors import AwayTooLong, MissingWeights, NoRoom, RunError, StaleWeights
 
 
 @pytest.fixture(autouse=True)
@@ -58,15 +58,6 @@ async def test_weights_that_are_not_there_yet_are_waited_for_only_where_somebody
 
 async def test_a_full_replica_is_no_failed_try() -> None:
     assert await asked(*[NoRoom("64 requests")] * 9, "answer", attempts=1) == "answer"
-
-
-async def test_a_pin_that_is_lost_goes_through_at_once_as_our_own_error() -> None:
-    class Raised(PinLost):
-        """As Ray raises it, with the replica's stack trace."""
-
-    with pytest.raises(PinLost, match="not pinned at version 4") as lost:
-        await asked(NoRoom("full"), Raised("not pinned at version 4"), "answer", patient=True)
-    assert lost.type is PinLost
 
 
 async def test_a_reward_that_was_away_too_long_is_not_asked_again() -> None:

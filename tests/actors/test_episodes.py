@@ -20,9 +20,9 @@ from hora_rl.actors.environment.watchdog import Watchdog
 from hora_rl.common.config import Config
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
-from hora_rl.common.errors import PinLost, RunError
+from hora_rl.common.errors import RunError
 from hora_rl.common.load import from_args, load
-from hora_rl.common.types import Completion, Failed, Pinned, Prompt, SamplingRequest, Scored
+from hora_rl.common.types import Completion, Failed, Prompt, SamplingRequest, Scored
 from tests.support.coordination import config_of, with_deaths
 from tests.support.groups import completion
 
@@ -56,13 +56,13 @@ class Turns:
 
 
 async def made(
-    function: Any, turns: Any, n: int = 4, seed: int = 11, pinned: Pinned | None = None, **settings: object
+    function: Any, turns: Any, n: int = 4, seed: int = 11, **settings: object
 ) -> tuple[Any, Counter[str]]:
     config = load("tiny-guess", [f"environment.{k}={v}" for k, v in settings.items()])
     counts: Counter[str] = Counter()
     episodes = Episodes(config, TOKENIZER, function, None, lambda k, v: counts.update({k: v}))  # type: ignore[arg-type]
     prompt = make_prompt(TOKENIZER, 0, ROW, config.data)
-    found = await episodes.make(SamplingRequest(prompt, n, seed=seed, priority=3, pinned=pinned), 0, turns)
+    found = await episodes.make(SamplingRequest(prompt, n, seed=seed, priority=3), 0, turns)
     assert episodes.running == 0
     return found, counts
 
@@ -142,16 +142,6 @@ def failing(error: Exception) -> Any:
 async def test_what_stops_the_policy_for_good_stops_the_episodes() -> None:
     turns = failing(RunError("generating failed 20 times"))
     assert (await made(guess, turns))[0] == Failed("generating failed 20 times")
-
-
-async def test_all_turns_of_an_evaluation_are_for_its_pinned_replica_and_end_with_its_pin() -> None:
-    pinned, turns = Pinned("generator/a", 4), Turns()
-    await made(guess, turns, pinned=pinned)
-    assert {r.pinned for r in turns.asked} == {pinned}
-
-    lost = failing(PinLost("generator/a is not pinned at version 4"))
-    with pytest.raises(PinLost, match="generator/a is not pinned"):
-        await made(guess, lost, pinned=pinned)
 
 
 def playing(config: Config, chance: random.Random, counts: Counter[str]) -> Any:

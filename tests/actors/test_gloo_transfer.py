@@ -28,7 +28,7 @@ class OneReplica:
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
-    def roll_call(self, coming: int, *, pinned: bool) -> dict[str, int]:
+    def roll_call(self) -> dict[str, int]:
         return {"generator/only": self.held}
 
     def join(self, info: dict[str, Any], members: tuple[str, ...], group: str) -> None:

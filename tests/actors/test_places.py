@@ -7,13 +7,13 @@ import pytest
 
 from hora_rl.actors.generator.places import Admission
 from hora_rl.common.errors import NoRoom
-from hora_rl.common.types import BELOW_TRAINING, Pinned, Prompt, SamplingRequest
+from hora_rl.common.types import BELOW_TRAINING, Prompt, SamplingRequest
 
 PROMPT = Prompt(0, "1+1", "2", np.zeros(3, np.int32))
 
 
-def request(n: int, priority: int = BELOW_TRAINING, pinned: Pinned | None = None) -> SamplingRequest:
-    return SamplingRequest(PROMPT, n, 0, priority, pinned=pinned)
+def request(n: int, priority: int = BELOW_TRAINING) -> SamplingRequest:
+    return SamplingRequest(PROMPT, n, 0, priority)
 
 
 def test_evaluations_hold_so_many_places_of_a_replica_and_training_the_others() -> None:
@@ -29,6 +29,3 @@ def test_evaluations_hold_so_many_places_of_a_replica_and_training_the_others() 
     assert places.sampling == places.sampling_aside == 0
     with places.held([request(16)]):  # alone it may be larger
         pass
-    pinned = request(64, pinned=Pinned("generator/a", 40))
-    with places.held([pinned]), places.held([pinned]):
-        assert places.sampling == 2, "no limit of completions besides the engine's own"

@@ -5,21 +5,16 @@ import io
 import json
 import threading
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from hora_rl.actors.generator.pin import Pin
 from hora_rl.common.config import Config
-from hora_rl.common.errors import PinLost
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
-from hora_rl.common.live.state import read_state
-from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.load import load
-from hora_rl.common.types import BELOW_TRAINING, Completion, Pinned, Prompt, SamplingRequest, Scored
+from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest, Scored
 from hora_rl.common.weights.versions import advance
 from hora_rl.deploy.launch.evaluation import TrainingRun
 from hora_rl.deploy.launch.live_evaluation import LiveEvaluation
@@ -94,8 +89,6 @@ class Live:
                 await asyncio.sleep(0.005)
             self.at_a_time -= request.n
             newest = read_run(self.redis, config.run.name).version
-            if request.pinned is not None:
-                newest = self.replicas.answer(request.pinned)
             texts = (str(request.seed + j) for j in range(request.n))
             return [completion(range(3), text, version=newest) for text in texts]
 
@@ -106,51 +99,9 @@ class Live:
         return generate, score
 
 
-class Replicas:
-    """Generator replicas that take every published version at once, but for one that is pinned; without
-    engines."""
-
-    def __init__(self, run: Live, *names: str) -> None:
-        self.run, self.name = run, run.config.run.name
-        self.pins, self.versions = {name: Pin(name, 60.0) for name in names}, dict.fromkeys(names, 0)
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._live, daemon=True)
-        run.replicas = self
-        self.thread.start()
-        until(lambda: len(self.run.redis.hkeys(Keys(self.name).parts)) >= len(names))
-
-    def answer(self, pinned: Pinned) -> int:
-        """The version that answers a request for `pinned`. Raises PinLost where it is not pinned at it."""
-        it = self.pins.get(pinned.replica)
-        if it is None or it.version != pinned.version:
-            raise PinLost("not pinned")
-        return pinned.version
-
-    def die(self, name: str) -> None:
-        del self.pins[name]
-        self.run.redis.hdel(Keys(self.name).parts, name)
-
-    def end(self) -> None:
-        self.over.set()
-        self.thread.join(10)
-
-    def _live(self) -> None:
-        while not self.over.wait(0.02):
-            text, newest = self.run.redis.get(Keys(self.name).pin), read_state(self.run.redis, self.name)
-            for name, it in list(self.pins.items()):
-                it.ask(Pinned(**json.loads(text)) if text else None)
-                if it.version is None:
-                    self.versions[name] = newest.version
-                    it.begin(newest.version)
-                pinned = {} if it.version is None else {"pinned": it.version}
-                state = {"version": self.versions[name], "state": "serving", **pinned}
-                heartbeat_now(self.run.redis, self.name, name, state)
-
-
 @pytest.fixture
 def live(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hora_rl.deploy.launch.live_evaluation.POLL_S", 0.05)
-    monkeypatch.setattr("hora_rl.deploy.launch.pinning.POLL_S", 0.02)
     made: list[Live] = []
 
     def make(*more: str) -> Live:
@@ -161,8 +112,6 @@ def live(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest, monkeyp
     for each in made:
         if hasattr(each, "live"):
             each.stop()
-        if hasattr(each, "replicas"):
-            each.replicas.end()
 
 
 def test_an_evaluation_waits_behind_training_and_names_the_weights_it_met(live) -> None:
@@ -291,90 +240,10 @@ def test_an_evaluator_with_an_error_keeps_the_weights_that_a_resume_measures(liv
     until(lambda: best_step(run.run_dir) == 2, run.said.getvalue)
 
 
-def test_the_end_of_training_breaks_an_evaluation_off_keeps_samples_and_releases_its_replica(live) -> None:
+def test_the_end_of_training_breaks_an_evaluation_off_and_keeps_samples(live) -> None:
     run = live()
-    replicas = Replicas(run, "generator/a", "generator/b")
     run.evaluate_slowly(2)
-    assert [it.version for it in replicas.pins.values() if it.version is not None] == [2]
     run.stop()
-    until(lambda: all(it.version is None for it in replicas.pins.values()))
     assert "the evaluation of step 2 ends with training" in run.said.getvalue()
     assert (run.run_dir / "evaluation" / "arithmetic-step2.samples.jsonl").exists()
     assert not run.redis.hexists(Keys(run.config.run.name).parts, "evaluator/live")
-
-
-def test_where_two_replicas_serve_one_stays_at_the_version_of_the_evaluation(live) -> None:
-    run = live()
-    replicas = Replicas(run, "generator/a", "generator/b")
-    run.start()
-    run.result(0)  # before training
-    run.may_answer.clear()
-    keys = Keys(run.config.run.name)
-
-    def asked_for() -> Pinned:
-        return Pinned(**json.loads(run.redis.get(keys.pin) or '{"replica": "", "version": -1}'))
-
-    until(lambda: asked_for().version == 2, run.said.getvalue)  # before the version is there
-    name = asked_for().replica
-
-    def loaded(version: int) -> bool:
-        return replicas.versions == {n: min(version, 2) if n == name else version for n in replicas.pins}
-
-    for version in (1, 2, 3, 5):
-        run.version(version)
-        until(partial(loaded, version), run.said.getvalue)
-    assert (replicas.versions[name], replicas.pins[name].version) == (2, 2)
-    assert [v for other, v in replicas.versions.items() if other != name] == [5], "it trains on"
-
-    def shown() -> str:
-        state = read_run(run.redis, run.config.run.name)
-        return str(next(p.state["state"] for p in state.parts if p.kind == "evaluator"))
-
-    until(lambda: shown() == "evaluating step 2", shown)
-    run.may_answer.set()
-    found = run.result(2)
-    assert (found.versions, found.sampled) == ([2, 2], "v2")
-    assert {r.pinned for r, _ in run.requests if r.pinned and r.pinned.version == 2} == {Pinned(name, 2)}
-    assert all(r.priority == BELOW_TRAINING for r, _ in run.requests)
-    later = run.result(4)
-    assert later.versions == [5, 5], "one version too, if not its own: the evaluation before took too long"
-    until(lambda: set(replicas.versions.values()) == {5})
-
-
-@pytest.mark.parametrize("dies", ["the pinned one", "the other one"])
-def test_an_evaluation_that_loses_its_replica_goes_on_on_all_and_names_the_versions(dies: str, live) -> None:
-    run = live("evaluation.max_sequences=1", "rollout.samples_per_request=1", "generator.max_sequences=2")
-    replicas = Replicas(run, "generator/a", "generator/b")
-    run.version(2)
-    run.may_answer.clear()
-    run.start()
-    until(lambda: len(run.requests) == 4, run.said.getvalue)
-    pinned = run.requests[0][0].pinned
-    assert pinned is not None
-    run.version(3)
-    (other,) = set(replicas.pins) - {pinned.replica}
-    replicas.die(pinned.replica if dies == "the pinned one" else other)
-    lost = "is gone" if dies == "the pinned one" else "is needed by training"
-    if dies == "the other one":
-        until(lambda: lost in run.said.getvalue(), run.said.getvalue)
-    run.at_a_time = run.most = 0
-    run.may_answer.set()
-    found = run.result(2)
-    assert found.samples == SAMPLES
-    assert found.versions[1] == 3, "the rest is of the newest"
-    assert run.said.getvalue().count(lost) == 1
-    assert "the result names the versions" in run.said.getvalue()
-    drawn = [(r.prompt.index, r.seed) for r, _ in run.requests if r.pinned is None]
-    assert len(drawn) == len(set(drawn)), "nothing twice"
-    assert not run.redis.exists(Keys(run.config.run.name).pin)
-
-
-@pytest.mark.parametrize(("more", "names"), [(["evaluation.pin=false"], ["a", "b"]), ([], ["a"])])
-def test_no_replica_is_pinned_where_that_is_turned_off_or_another_one_is_missing(live, more, names) -> None:
-    run = live(*more)
-    Replicas(run, *(f"generator/{name}" for name in names))
-    run.version(2)
-    run.start()
-    run.result(2)
-    assert {r.pinned for r, _ in run.requests} == {None}
-    assert not run.redis.exists(Keys(run.config.run.name).pin)

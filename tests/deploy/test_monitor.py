@@ -96,24 +96,18 @@ def test_the_newest_evaluation_names_the_weights_that_it_met(run):
     assert [figures["hora_evaluation_version", stat] for stat in ("step", "min", "max")] == [40, 40, 43]
 
 
-def test_a_replica_that_is_pinned_for_an_evaluation_is_shown_as_that_and_is_not_late(run):
-    late = {"running": 3, "waiting": 0, "cache": 0.1}
-    run.says("generator/late", **late, version=1, checksum="one")
-    run.says("generator/stays", **late, version=2, checksum="two", pinned=2)
-    run.says("generator/was", **late, version=3, checksum="one", released=True)
+def test_a_replica_that_is_late_is_named_and_the_oldest_is_known(run):
+    work = {"running": 3, "waiting": 0, "cache": 0.1, "checksum": "one"}
+    run.says("generator/late", **work, version=1)
+    run.says("generator/new", **work, version=5)
     state, figures = run.read(), exported(run)
     behind = [str(w) for w in state.warnings if w.kind == Kind.REPLICA_BEHIND]
     assert behind == ["generator late holds version 1 of 5"]
-    assert not state.warns(Kind.WEIGHTS_DISAGREE)
-    assert any(re.match(r"stays +v2 pinned +3 ", line) for line in drawn(run))
     assert figures["hora_replicas_behind",] == 1
-    assert (figures["hora_replica_pinned", "stays"], figures["hora_replica_pinned", "late"]) == (1, 0)
     assert oldest_replica(run.redis.hgetall(run.keys.parts), time.time()) == 1
-    run.redis.hdel(run.keys.parts, "generator/late")
-    assert oldest_replica(run.redis.hgetall(run.keys.parts), time.time()) == 3
 
 
-def test_a_replica_that_died_pinned_is_pinned_no_more_in_prometheus(run, monkeypatch):
+def test_a_replica_that_died_runs_nothing_in_prometheus(run, monkeypatch):
     kept: dict[tuple[str, ...], float] = {}  # the last value of each series, as Ray keeps it
 
     def series_of(name, *_):
@@ -121,10 +115,10 @@ def test_a_replica_that_died_pinned_is_pinned_no_more_in_prometheus(run, monkeyp
 
     monkeypatch.setattr(prometheus, "Gauge", series_of)
     monkeypatch.setattr(prometheus, "Counter", series_of)
-    export, series = prometheus.Exporter(), ("hora_replica_pinned", run.name, "died")
-    run.says("generator/died", version=2, pinned=2)
+    export, series = prometheus.Exporter(), ("hora_replica_cache_ratio", run.name, "died")
+    run.says("generator/died", version=2, running=3, waiting=0, cache=0.1)
     export(run.read())
-    assert kept[series] == 1
+    assert kept[series] == 0.1
     run.redis.hdel(run.keys.parts, "generator/died")
     export(run.read())
     assert kept[series] == 0

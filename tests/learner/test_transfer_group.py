@@ -64,42 +64,6 @@ def test_a_version_is_sent_again_when_a_replica_that_runs_holds_less(client: Any
     assert sent.is_behind(7)
 
 
-def test_a_pinned_replica_is_neither_called_nor_late_until_the_last_version(
-    client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = ("a", 6, False), ("b", 4, True)
-    answers = [{"replica": f"generator/{r}", "version": v, "pinned": p} for r, v, p in told]
-    broadcast = BroadcastClient(1.0, lambda *_: answers)
-    assert broadcast.roll_call(7, pinned=False) == {"generator/a": 6}
-    assert broadcast.roll_call(7, pinned=True) == {"generator/a": 6, "generator/b": 4}
-
-    clock = Clock()
-    sent = group(client, 30.0, clock)
-    heartbeat_now(client, "again", "generator/a", {"version": 7})
-    heartbeat_now(client, "again", "generator/b", {"version": 4, "pinned": 4})
-    assert not sent.is_behind(7)
-    asked = list[bool]()
-
-    def roll_call(_: Any, coming: int, *, pinned: bool) -> dict[str, int]:
-        asked.append(pinned)
-        return {"generator/b": 99}
-
-    monkeypatch.setattr(BroadcastClient, "roll_call", roll_call)
-    last = load("tiny").learner.steps
-    clock.ago = 30.0
-    for version in (7, last):
-        sent.send(_snapshot(version))
-    clock.ago = 0.0
-    assert asked == [False, True], "nobody could send a version after the last"
-    assert sent.is_behind(last)
-
-
-def test_what_a_pinned_replica_holds_is_no_confirmation() -> None:
-    took = {"pause_s": 0.1, "checksum_s": 0}
-    said = [{"replica": f"generator/{v}", "version": v, "checksum": str(v), **took} for v in (4, 7)]
-    assert BroadcastClient(1.0, lambda *_: said).confirm(7) == said[1:]
-
-
 @pytest.mark.parametrize("sent_s_ago", [1.0, -30.0])
 def test_nothing_is_sent_again_too_soon_or_for_a_word_from_before(client: Any, sent_s_ago: float) -> None:
     heartbeat_now(client, "again", "generator/b", {"version": 0})
@@ -167,20 +131,20 @@ class Members:
         self.held = dict.fromkeys(deaths, 0)
         self.got: dict[str, float] = {}
 
-    def roll_call(self, coming: int, *, pinned: bool) -> dict[str, int]:
+    def roll_call(self) -> dict[str, int]:
         return {name: self.held[name] for name, p in self.running.items() if p.poll() is None}
 
     def join(self, info: dict[str, Any], members: tuple[str, ...], group: str) -> None:
         self._all({n: {"info": info, "rank": 1 + i} for i, n in enumerate(members)})
 
     def update(self, info: dict[str, Any], version: int, group: str) -> None:
-        answers = self._all({name: {"info": info} for name in self.roll_call(version, pinned=False)})
+        answers = self._all({name: {"info": info} for name in self.roll_call()})
         values = {name: float(answer) for name, answer in answers.items() if answer[0].isdigit()}
         self.got |= values
         self.held |= dict.fromkeys(values, version)
 
     def confirm(self, version: int) -> list[Any]:
-        return [n for n in self.roll_call(version, pinned=False) if self.held[n] == version]
+        return [n for n in self.roll_call() if self.held[n] == version]
 
     def end(self) -> None:
         for process in self.running.values():

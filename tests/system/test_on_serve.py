@@ -28,12 +28,11 @@ from ray.serve.config import RequestRouterConfig
 
 from hora_rl.actors.coordinator.calls import retry
 from hora_rl.actors.coordinator.deployment import Coordinator
-from hora_rl.actors.generator.pin import PINNED, only_on
 from hora_rl.actors.generator.router import RESERVED
 from hora_rl.common.errors import NoRoom
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
-from hora_rl.deploy.app import ROUTER, ROUTING_S
+from hora_rl.deploy.app import ROUTER
 from hora_rl.deploy.machine.ports import free_port
 from hora_rl.deploy.monitor.hosts import SERVE_CALLBACK
 from hora_rl.deploy.monitor.ingress import Ingress
@@ -209,51 +208,6 @@ def test_a_call_to_all_replicas_does_not_wait_for_samples(local_serve: tuple[str
         await asyncio.gather(*asked)
 
     with generators(Slow, 2, PLACES) as handle:
-        asyncio.run(run())
-
-
-class Pinnable:
-    """A generator that may be pinned, and says which one it is. It refuses nothing."""
-
-    def __init__(self) -> None:
-        self.pinned, self.name = False, serve.get_replica_context().replica_id.unique_id
-
-    async def generate(self) -> str:
-        return self.name
-
-    async def pin(self, name: str) -> None:
-        self.pinned = self.name == name
-
-    async def record_routing_stats(self) -> dict[str, bool]:
-        return {PINNED: self.pinned}
-
-
-def test_a_pinned_replica_gets_its_own_requests_and_no_others(local_serve: tuple[str, str]) -> None:
-    async def ask(session: str = "", times: int = 24) -> set[str]:
-        options = handle.options(session_id=session) if session else handle
-        return {await options.generate.remote() for _ in range(times)}
-
-    async def until(session: str, names: set[str]) -> None:
-        deadline = time.monotonic() + 30
-        while await ask(session) != names:
-            assert time.monotonic() < deadline, (session, names)
-
-    async def pin(name: str) -> None:
-        await asyncio.to_thread(lambda: handle.broadcast("pin", name).results(timeout_s=10))
-
-    async def run() -> None:
-        await until("", names := await ask("", 60))
-        stays, other = sorted(names)
-        await pin(stays)
-        await until("", {other})
-        sessions = await asyncio.gather(*(ask(str(i), 2) for i in range(12)))
-        assert set.union(*sessions) == {other}, "its home is another one meanwhile"
-        assert await ask(only_on(stays)) == {stays}
-        assert await ask(only_on("gone")) == {other}, "which refuses it"
-        await pin("")
-        await until("", names)
-
-    with generators(Pinnable, 2, 12, request_routing_stats_period_s=ROUTING_S) as handle:
         asyncio.run(run())
 
 
