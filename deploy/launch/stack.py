@@ -32,7 +32,6 @@ from hora_rl.deploy.machine.ray_token import keep_token_private
 from hora_rl.deploy.machine.record import RunFile, issue_token
 from hora_rl.deploy.machine.signals import starting_ray, undisturbed
 from hora_rl.deploy.machine.sockets import check_sockets
-from hora_rl.deploy.monitor.hosts import SERVE_CALLBACK
 
 if TYPE_CHECKING:
     from ray.serve import Application as ServeApplication
@@ -125,7 +124,7 @@ def starting(
     dies.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    for setting in (SERVE_CALLBACK, PATIENCE, *LOGS_OF_RAY.items(), *on_loopback().items()):
+    for setting in (PATIENCE, *LOGS_OF_RAY.items(), *on_loopback().items()):
         os.environ.setdefault(*setting)
     import ray
     from ray import serve

@@ -11,9 +11,6 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-SERVE_CALLBACK = ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", f"{__package__}.request_limits:limit_requests")
-"""Environment variable that makes Serve's proxies limit incomplete requests. Set before Ray starts."""
-
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -56,14 +53,6 @@ class Guard:
             await _refusal(hosts)(scope, receive, send)
             return
         await self._app(scope, receive, _with_headers(send))
-
-
-class ProxyGuard(Guard):
-    """`Guard` only for the proxies' own routes, such as `/-/routes`. Applications have their own `Guard`."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = super().__call__ if scope.get("path", "").startswith("/-/") else self._app
-        await answer(scope, receive, send)
 
 
 def _with_headers(send: Send) -> Send:

@@ -69,14 +69,13 @@ def serve_page(
     machine."""
     import uvicorn
 
-    from hora_rl.deploy.monitor.request_limits import LimitedProtocol
     from hora_rl.deploy.monitor.web import create_app
 
     uvicorn.run(
         create_app(redis_url, run, names=(host, *names), read=read, folder=folder),
         host=host,
         port=port,
-        http=LimitedProtocol,
+        limit_concurrency=1000,
         log_level="warning",
         access_log=False,
     )

@@ -126,10 +126,9 @@ def test_a_reward_that_fails_ends_the_run_in_one_line_and_loses_nothing(
 def test_a_proxy_that_a_busy_machine_starts_late_is_waited_for(
     live_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = "import time; time.sleep(25)\nfrom hora_rl.deploy.monitor.request_limits import limit_requests\n"
-    (tmp_path / "late_proxy.py").write_text(late)
+    (tmp_path / "late_proxy.py").write_text("import time; time.sleep(25)\n\ndef nothing(): return []\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "late_proxy:limit_requests")
+    monkeypatch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "late_proxy:nothing")
     run = live_run(1)
     run.finish()
     run.assert_exact()
