@@ -151,6 +151,16 @@ RENAMED = {"checkpoint_aside": "async_checkpoint"}
 GONE = {
     "serve": "`vllm serve RUN/model` serves a checkpoint",
     "evaluation.pin": "all replicas sample an evaluation, and its result names their versions",
+    "queue.dead_letters": "the last 10,000 are kept",
+    "telemetry.stall_s": "five minutes without a step are a stall",
+    "learner.max_dead_in_a_row": "ten unusable groups in a row stop the run",
+    "learner.max_bad_losses": "three steps without a finite loss stop the run",
+    "learner.objective.sapo_temperature_pos": "it is the paper's, 1",
+    "learner.objective.sapo_temperature_neg": "it is the paper's, 1.05",
+    **{
+        f"learner.objective.group_weight.{key}": "difficulty is clamp(√(0.12/p̂), 0.7, 3)"
+        for key in ("tau", "gamma", "lo", "hi")
+    },
     "learner.kernels": "the learner compiles its layers on a card",
 }
 """Keys without a successor, and what holds now."""

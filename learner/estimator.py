@@ -125,7 +125,7 @@ def group_weight(group: Group, weight: GroupWeight, group_size: int) -> float:
     """The factor of the advantages of `group`, with G = `group_size` (`learner.objective.group_weight`).
 
     Under `grpo` a rare prompt's expected update grows with the root of its group's size. The weights apply
-    that without unequal groups, remove that effect, or weight by difficulty: clamp((τ/p̂)^γ, lo, hi). Raises
+    that without unequal groups, remove that effect, or weight by difficulty: clamp(√(0.12/p̂), 0.7, 3). Raises
     RunError for a group without the size that as_if needs.
     """
     if weight.kind == "sqrt_size":
@@ -134,7 +134,7 @@ def group_weight(group: Group, weight: GroupWeight, group_size: int) -> float:
         return 1.0 / float(size_weight(group.size, group_size))
     if weight.kind == "difficulty":
         rate = group.hits / group.size
-        return min(weight.hi, max(weight.lo, (weight.tau / rate) ** weight.gamma)) if rate else weight.hi
+        return min(3.0, max(0.7, (0.12 / rate) ** 0.5)) if rate else 3.0
     if weight.kind == "as_if":
         if not group.size_as_if:
             raise RunError(

@@ -30,6 +30,8 @@ from hora_rl.learner.prefixes import spread
 
 POLL_S = 0.05
 CLAIM_S = 0.5
+UNUSABLE_IN_A_ROW = 10
+"""So many unusable groups in a row stop the run."""
 
 
 class Planner:
@@ -157,9 +159,9 @@ class Planner:
         except WireError as error:
             self._consumer.dead_letter(entry, str(error), again=not isinstance(error, Foreign))
             self._dead_in_a_row += 1
-            if self._dead_in_a_row >= self._config.learner.max_dead_in_a_row:
+            if self._dead_in_a_row >= UNUSABLE_IN_A_ROW:
                 raise RunError(
-                    f"{self._dead_in_a_row} unusable groups in a row (learner.max_dead_in_a_row); last: "
+                    f"{self._dead_in_a_row} unusable groups in a row; last: "
                     f"entry {entry.id} of {self._keys.groups}: {error}. Remove the cause (stream "
                     f"{self._keys.dead} has all reasons) and resume: the groups are sampled again"
                 ) from error

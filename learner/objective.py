@@ -109,9 +109,9 @@ def cispo(ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, 
 
 
 def sapo(ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, objective: Objective) -> Gain:
-    """(4/τ) σ(τ(ρ - 1)) A, τ by the sign of A (2511.20347): at ρ = 1 its gradient is that of ρA, and it fades
-    beyond."""
-    steep = torch.where(advantage > 0, objective.sapo_temperature_pos, objective.sapo_temperature_neg)
+    """(4/τ) σ(τ(ρ - 1)) A with the paper's τ, 1 for positive A, else 1.05 (2511.20347): at ρ = 1 its gradient
+    is that of ρA, and it fades beyond."""
+    steep = torch.where(advantage > 0, 1.0, 1.05)
     gate = torch.sigmoid(steep * (ratio - 1.0)) * 4.0 / steep
     return gate * advantage, torch.zeros_like(ratio, dtype=torch.bool)
 

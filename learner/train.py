@@ -39,6 +39,8 @@ from hora_rl.learner.start import Parts, prepare
 from hora_rl.learner.totals import Totals, gathered, sums_over_ranks
 
 log = structlog.get_logger(__name__)
+BAD_LOSSES = 3
+"""Steps in a row without a finite loss that stop the run."""
 
 
 def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) -> None:
@@ -64,7 +66,7 @@ def _train(parts: Parts, start: int) -> None:
     for step in range(start, config.learner.steps):
         update = train_step(parts, step)
         bad_in_a_row = bad_in_a_row + 1 if update.bad else 0
-        if bad_in_a_row >= config.learner.max_bad_losses:
+        if bad_in_a_row >= BAD_LOSSES:
             raise RunError(
                 f"{bad_in_a_row} steps in a row had no finite loss; their batches are in "
                 f"{run_dir / 'bad-steps'}"

@@ -59,8 +59,6 @@ class Learner(Section):
         description="pass@K with a K of evaluation.k: RUN/best keeps the weights with its highest value. "
         "Needs evaluation.every.",
     )
-    max_dead_in_a_row: PerStart[Count] = Field(10, description="Unusable groups in a row that stop the run.")
-    max_bad_losses: PerStart[Count] = Field(3, description="Steps without a finite loss that stop the run.")
     wait_limit_s: PerStart[Seconds] = Field(
         1800.0, description="The learner stops, with the reason, after this long without a group."
     )

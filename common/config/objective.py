@@ -16,13 +16,9 @@ class GroupWeight(Section):
 
     kind: Literal["none", "sqrt_size", "inverse_sqrt_size", "difficulty", "as_if"] = Field(
         "none",
-        description="√(G_i/G), its inverse, clamp((tau/p̂)^gamma, lo, hi) with p̂ the group's share of "
+        description="√(G_i/G), its inverse, clamp(√(0.12/p̂), 0.7, 3) with p̂ the group's share of "
         "successes, or √(G'_i/G) with the sizes G' of rule as_if.",
     )
-    tau: float = Field(0.12, gt=0, description="Success rate at which the difficulty weight is 1.")
-    gamma: float = Field(0.5, gt=0, description="Exponent of difficulty.")
-    lo: float = Field(0.7, gt=0, description="Minimum difficulty weight.")
-    hi: float = Field(3.0, gt=0, description="Maximum difficulty weight, also without a success.")
     as_if: str | None = Field(
         None,
         description="Rule whose group sizes weight uniformly sampled groups: the control of allocation.",
@@ -45,8 +41,6 @@ class GroupWeight(Section):
                 f"{name}.as_if ({self.as_if}) names the rule of kind as_if, and {name}.kind is {self.kind}: "
                 + ("name one, such as hit_utility" if self.as_if is None else "remove one")
             )
-        if self.lo > self.hi:
-            raise ValueError(f"{name}.lo ({self.lo}) exceeds {name}.hi ({self.hi})")
         return self
 
 
@@ -125,8 +119,6 @@ class Objective(Section):
         description="Maximum ρ under clip if A is negative, above 1 + clip_high (TRL's delta); none: "
         "unbounded.",
     )
-    sapo_temperature_pos: float = Field(1.0, gt=0, description="Steepness of sapo for positive A.")
-    sapo_temperature_neg: float = Field(1.05, gt=0, description="Steepness of sapo otherwise.")
     importance: Literal["token_truncate", "token_mask", "sequence_mask", "none"] = Field(
         "token_truncate", description="Correction of π_prox/π_gen."
     )

@@ -94,4 +94,3 @@ class Queue(Section):
         None, description="Maximum untrained groups before producers wait; none: (max_staleness + 2)·Γ."
     )
     max_group_bytes: Count = Field(256 * 2**20, description="A larger message is refused, not decoded.")
-    dead_letters: Count = Field(10_000, description="Dead letters kept for inspection.")

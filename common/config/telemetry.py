@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from hora_rl.common.config.base import Count, Seconds, Section
+from hora_rl.common.config.base import Count, Section
 
 
 class Telemetry(Section):
@@ -14,9 +14,6 @@ class Telemetry(Section):
         None,
         description="Receiver of warnings and the end of a run as JSON: an http(s) address, or a command "
         "that reads standard input; none: off.",
-    )
-    stall_s: Seconds = Field(
-        300.0, description="Without progress for this long, the run reports the part it waits for."
     )
     http_host: str = Field("127.0.0.1", description="Address of the HTTP endpoint; loopback by default.")
     http_names: tuple[str, ...] = Field((), description="Page host names besides localhost and addresses.")

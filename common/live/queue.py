@@ -29,6 +29,7 @@ from hora_rl.common.types import Group
 from hora_rl.common.wire import encode_extra, encode_pre_rollouts
 
 GROUP, CONSUMER = "learner", "rank-0"
+DEAD_LETTERS = 10_000  # the newest are kept
 DEAD_BYTES = 2**19  # bytes kept of either message of a dead letter
 # Longer than any group id or batch, which are numbers of at most 63 bits.
 LONGEST_ID, LONGEST_BATCH = 64, 18
@@ -138,7 +139,6 @@ class Consumer:
     def __init__(self, client: redis.Redis, run: str, settings: Queue) -> None:
         self._redis: Any = client  # redis-py has one return type for all stream commands
         self._keys = Keys(run)
-        self._dead_letters = settings.dead_letters
         self._max_bytes = settings.max_group_bytes
         self._bury, self._set_aside = client.register_script(BURY), client.register_script(SET_ASIDE)
         try:
@@ -182,7 +182,7 @@ class Consumer:
         keys = [self._keys.groups, self._keys.dead, self._keys.counters]
         self._set_aside(
             keys=[*keys, *(self._keys.additional(e.id) for e in foreign)],
-            args=[GROUP, self._dead_letters, reason, *(e.id for e in foreign)],
+            args=[GROUP, DEAD_LETTERS, reason, *(e.id for e in foreign)],
         )
         return [e for e in entries if e not in foreign]
 
@@ -225,7 +225,7 @@ class Consumer:
         with self._redis.pipeline(transaction=False) as pipe:
             self._ask_start_of(pipe, [keys.pre_rollouts(entry.group), additional], DEAD_BYTES)
             pre_rollouts_start, additional_start = pipe.execute()
-        args: list[str | int | bytes] = [entry.id, entry.group, reason[:1000], self._dead_letters]
+        args: list[str | int | bytes] = [entry.id, entry.group, reason[:1000], DEAD_LETTERS]
         args += [additional_start, GROUP, pre_rollouts_start, entry.batch if again else ""]
         self._bury([keys.groups, keys.pushed, keys.redo, keys.dead, keys.counters, additional], args)
 

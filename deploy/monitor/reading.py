@@ -79,7 +79,7 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         evaluations={int(v): numbers(evaluations[v]) for v in sorted(evaluations, key=int)},
         parts=parts,
     )
-    found = warnings(snapshot, config.telemetry.stall_s, config.weights.drift_alarm)
+    found = warnings(snapshot, config.weights.drift_alarm)
     return replace(snapshot, warnings=tuple(found))
 
 

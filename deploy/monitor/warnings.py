@@ -14,15 +14,16 @@ PATIENCE = 3
 """Warn if the gate stays closed for this many times the minimal number of cycles."""
 BACKLOG_S = 2.0
 SLOW_START_S = 60.0
+STALL_S = 300.0
 
 
-def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warning]:
-    """Warnings about `state`; none for a finished run. `stall_s` seconds without a step count as a stall. A
+def warnings(state: RunState, drift_alarm: float) -> list[Warning]:
+    """Warnings about `state`; none for a finished run. A
     mean log-prob difference above `drift_alarm` means that weights differ."""
-    return [] if state.status == "finished" else list(_all(state, stall_s, drift_alarm))
+    return [] if state.status == "finished" else list(_all(state, drift_alarm))
 
 
-def _all(state: RunState, stall_s: float, drift_alarm: float) -> Iterator[Warning]:
+def _all(state: RunState, drift_alarm: float) -> Iterator[Warning]:
     if state.error:
         yield Warning(Kind.STOPPED, f"stopped: {state.error}")
     if state.paused:
@@ -46,7 +47,7 @@ def _all(state: RunState, stall_s: float, drift_alarm: float) -> Iterator[Warnin
         if part.behind(state.version) > state.max_staleness:
             holds = f"generator {part.name} holds version {part.state.get('version', 0)} of {state.version}"
             yield Warning(Kind.REPLICA_BEHIND, holds)
-    if not state.paused and state.idle_s is not None and state.idle_s >= stall_s:
+    if not state.paused and state.idle_s is not None and state.idle_s >= STALL_S:
         yield Warning(Kind.STALLED, f"no optimizer step for {state.idle_s:.0f} s{_waits(state)}")
     if state.moved:
         yield Warning(Kind.MOVED, state.moved)

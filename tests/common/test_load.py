@@ -217,7 +217,6 @@ OBJECTIVE = [
     ("overlong_cache=100", "learner.objective.overlong_cache (100) belongs to overlong soft"),
     ("overlong=soft overlong_cache=4096", "learner.objective.overlong_cache (4096) must be at"),
     ("group_weight=as_if", "learner.objective.group_weight.as_if (None) names the rule of kind"),
-    ("group_weight.lo=4.0", "learner.objective.group_weight.lo (4.0) exceeds"),
     ("group_weight=size", "learner.objective.group_weight.kind"),
     ("group_weight.as_if=hit_utility", "learner.objective.group_weight.as_if (hit_utility)"),
     ("phase_weight=unbiased", "learner.objective.phase_weight (unbiased) needs advantage rloo"),

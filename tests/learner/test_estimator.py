@@ -144,7 +144,6 @@ def with_hits(hits: int, size: int) -> Group:
         ("difficulty", 1, 200, 3.0),  # √24 is above hi
         ("difficulty", 99, 100, 0.7),
         ("difficulty", 0, 100, 3.0),
-        ({"kind": "difficulty", "tau": 0.5, "gamma": 1.0, "lo": 0.1, "hi": 9.0}, 1, 10, 5.0),
     ],
 )
 def test_a_weight_is_its_formula(weight: object, hits: int, size: int, wanted: float) -> None:

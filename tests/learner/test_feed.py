@@ -60,7 +60,10 @@ def trained(redis_server: RedisServer, step: int) -> list[str]:
     return sorted(g.id for g in Reader(connect(redis_server.url), config(), 0, 1).read(step))
 
 
-def test_a_corrupt_message_is_a_dead_letter_with_reason_and_stops_nothing(redis_server: RedisServer) -> None:
+def test_a_corrupt_message_is_a_dead_letter_with_reason_and_stops_nothing(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hora_rl.learner.feed.UNUSABLE_IN_A_ROW", 20)
     client, keys = connect(redis_server.url), Keys("f")
     push_raw(client, 76, encode_pre_rollouts(of_run(75)), encode_extra(of_run(75)))
     push_raw(client, 77, b"\xc1garbage", b"\xc1garbage")
@@ -75,7 +78,7 @@ def test_a_corrupt_message_is_a_dead_letter_with_reason_and_stops_nothing(redis_
         *(of_run(94 + i, rollouts=(rollout(), rollout(phase="B", rewards=r))) for i, r in enumerate(REWARDS)),
     ]
     push(redis_server, *bad, *(of_run(i) for i in range(GAMMA)))
-    planner(redis_server, max_dead_in_a_row=20).plan(0, lambda: None)
+    planner(redis_server).plan(0, lambda: None)
     assert trained(redis_server, 0) == ["0:0", "0:1", "0:2"]
     reasons = [fields[b"reason"].decode() for _, fields in client.xrange(keys.dead)]
     assert len(reasons) == 12
@@ -182,7 +185,7 @@ def test_a_look_between_steps_takes_up_what_has_come_for_the_steps_to_come(redis
 
 def test_ten_unusable_messages_in_a_row_stop_the_run_with_the_last_reason(redis_server: RedisServer) -> None:
     push(redis_server, *(of_run(i, tokenizer="other") for i in range(10)))
-    with pytest.raises(RunError, match=r"max_dead_in_a_row.*tokenizer 'other'.*resume") as ended:
+    with pytest.raises(RunError, match=r"10 unusable groups in a row.*tokenizer 'other'.*resume") as ended:
         planner(redis_server).plan(0, lambda: None)
     ((_, letter),) = connect(redis_server.url).xrevrange(Keys("f").dead, count=1)
     assert letter[b"reason"].decode() in str(ended.value)

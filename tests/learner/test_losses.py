@@ -22,7 +22,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"ratio": "sequence"},
     {"ratio": "sequence", "clip_low": 0.03, "clip_high": 0.04},
     {"loss": "sapo"},
-    {"loss": "sapo", "ratio": "sequence", "sapo_temperature_neg": 3.0},
+    {"loss": "sapo", "ratio": "sequence"},
     {"kl": 0.3, "kl_estimator": "k1"},
     {"kl": 0.3, "kl_estimator": "k2"},
     {"kl": 0.3, "kl_estimator": "k3"},
