@@ -157,8 +157,8 @@ PLANS = (
 )
 """In order of decreasing memory."""
 SUMS = """\
-  path: arithmetic:1-2:spaced   # or a JSONL file, or a Hugging Face data set
-  template: "What is {problem}?\""""
+  path: arithmetic:1-2:spaced      # or a JSONL file, or a Hugging Face data set, without the next line
+  template: "What is {problem}?"   # makes a question of a sum"""
 LENIENT = """\
 reward:
   weights: {accuracy: 1.0}
