@@ -17,7 +17,8 @@ class RoundReport(TypedDict):
 
 class ShardReport(TypedDict):
     """A complete shard of n prompts. `groups`, `prompts`, `priors` (α0, β0), `successes` (c_i) and `extra`
-    (Δ_i) have length n; `trials` is G0, `rewards` the means over Phase A."""
+    (Δ_i) have length n; `trials` is G0, `rewards` the means over Phase A. `hits` (n,) counts those of all
+    rollouts of a group; None for a group to be sampled again."""
 
     batch: int
     shard: int
@@ -30,6 +31,7 @@ class ShardReport(TypedDict):
     extra: list[int]
     rounds: NotRequired[list[RoundReport]]
     rewards: NotRequired[dict[str, float]]
+    hits: NotRequired[list[int | None]]
     seconds: float
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from hora_rl.common.config import Config
-from hora_rl.common.data.prompt_order import Mixture, mixed_rows
+from hora_rl.common.data.prompt_order import Mixture
+from hora_rl.common.data.resting import Counts, Order
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Redis
@@ -191,18 +192,40 @@ def _order(config: Config, facts: RunRecords) -> list[str]:
     """
     if facts.prompts is None:
         return []
-    gamma, n, data = config.rollout.prompts_per_batch, facts.prompts, config.data
-    mixture = Mixture(facts.rows or (n,), config.weights_of_sources)
+    n = facts.prompts
+    order = Order.of(config, Mixture(facts.rows or (n,), config.weights_of_sources))
     claims = {claim: where for where, claims in _claims(facts).items() for claim in claims}
-    own = {
-        batch: {group_id(*pair) for pair in mixed_rows(batch, gamma, mixture, config.run.seed, data.shuffle)}
-        for batch in sorted({batch for _, batch in claims})
-    }
-    return [
+    batches = sorted({batch for _, batch in claims})
+    found = []
+    if order.waits:
+        cycles = _complete_cycles(config, facts)
+        for cycle in cycles:
+            order.observe(Counts.of(cycle))
+        known = len(cycles) + config.rollout.max_staleness + 1
+        found = [
+            f"batch {batch} was begun without all reports of batch {len(cycles)}, on which its prompts depend"
+            for batch in batches
+            if batch >= known
+        ]
+        batches = [batch for batch in batches if batch < known]
+    own = {batch: {group_id(*pair) for pair in order.rows(batch)} for batch in batches}
+    return found + [
         f"group {group} is of batch {batch} in {where}, but not in the order of the run's {n} prompts"
         for (group, batch), where in sorted(claims.items())
-        if group not in own[batch]
+        if batch in own and group not in own[batch]
     ]
+
+
+def _complete_cycles(config: Config, facts: RunRecords) -> list[list[ShardReport]]:
+    """The shard reports of the batches before the first that lacks one."""
+    of = {(r["batch"], r["shard"]): r for r in facts.reports}
+    cycles = []
+    for batch in range(len(of)):
+        cycle = [of[at] for shard in range(config.rollout.shards) if (at := (batch, shard)) in of]
+        if len(cycle) < config.rollout.shards:
+            break
+        cycles.append(cycle)
+    return cycles
 
 
 def _budgets(config: Config, facts: RunRecords) -> list[str]:

@@ -1,10 +1,10 @@
-"""Warm-up gate and prior over generation cycles. They determine the rule and prior of each batch.
+"""Warm-up gate, prior and rests over generation cycles: they determine rule, prior and prompts of a batch.
 
 A generation cycle is one batch. Complete shards report to Redis, and every coordinator observes complete
-cycles once each, in batch order. Gate and prior are functions of these reports, so all coordinators agree,
-even after a restart.
+cycles once each, in batch order. Gate, prior and rests (`common/data/resting.py`) are functions of these
+reports, so all coordinators agree, even after a restart.
 
-The allocation of batch b uses exactly the cycles up to b - 1 - max_staleness. With max_staleness 0 these are
+Batch b uses exactly the cycles up to b - 1 - max_staleness. With max_staleness 0 these are
 all earlier batches: the paper's synchronous algorithm.
 """
 
@@ -21,10 +21,11 @@ from hora_rl.allocator.priors import Prior
 from hora_rl.allocator.warmup import WarmUpGate
 from hora_rl.common.config import Config
 from hora_rl.common.config.allocation import UNIFORM
-from hora_rl.common.data.prompt_order import Mixture, mixed_rows
+from hora_rl.common.data.prompt_order import Mixture
+from hora_rl.common.data.resting import Counts, Order
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis
-from hora_rl.common.live.state import changed
+from hora_rl.common.live.state import Value, changed
 from hora_rl.common.records import ShardReport
 
 
@@ -59,7 +60,7 @@ class Cycles:
         self._config = config
         self._keys = Keys(config.run.name)
         self._prior = prior
-        self._mixture = mixture
+        self._order = Order.of(config, mixture)
         self._gate = WarmUpGate(
             threshold=config.allocation.warmup.format_reward,
             cycles=config.allocation.warmup.cycles,
@@ -72,9 +73,8 @@ class Cycles:
         self._batches: dict[int, BatchAllocation] = {}  # never dropped: 24 bytes per prompt
 
     def rows(self, batch: int) -> list[tuple[int, int]]:
-        """(epoch, prompt) of each of the Γ prompts of `batch`, in order."""
-        n, seed = self._config.rollout.prompts_per_batch, self._config.run.seed
-        return mixed_rows(batch, n, self._mixture, seed, self._config.data.shuffle)
+        """(epoch, prompt) of each of the Γ prompts of `batch`, which is known, in order."""
+        return self._order.rows(batch)
 
     def known(self, batch: int) -> bool:
         """Whether all cycles needed to allocate `batch` were observed. Its shards may start only then.
@@ -103,15 +103,21 @@ class Cycles:
             before = self._observed
             while not self._settled and (reports := await self._reports(self._observed)):
                 self._observe(reports)
-            if self._observed > before and self._gate_mean is not None:  # for the views
-                seen = changed(gate_open=self._gate.open, gate_seen=self._observed, gate_mean=self._gate_mean)
+            if self._observed > before and (seen := self._seen()):
                 await self._redis.hset(self._keys.state, mapping=seen)
+
+    def _seen(self) -> dict[Value, Value]:
+        """What views show."""
+        seen: dict[Value, Value] = {}
+        if self._gate_mean is not None:
+            seen |= changed(gate_open=self._gate.open, gate_seen=self._observed, gate_mean=self._gate_mean)
+        return seen | changed(resting=self._order.resting) if self._order.waits else seen
 
     @property
     def _settled(self) -> bool:
         """Whether no further cycle can change the allocation. Then every batch may start."""
         learns = self._prior.learns or self._config.allocation.budget == "tokens"
-        return self._gate.open and not learns
+        return self._gate.open and not learns and not self._order.waits
 
     async def _reports(self, batch: int) -> list[ShardReport]:
         """All shard reports of `batch`; an empty list while one is missing."""
@@ -132,6 +138,8 @@ class Cycles:
         )
         if self._config.allocation.budget == "tokens":
             self._lengths.observe(successes, [n for r in reports for n in r["rounds"][0]["tokens"]])
+        if self._order.waits:
+            self._order.observe(Counts.of(reports))
         self._observed += 1
         batch = self._observed + self._config.rollout.max_staleness
         self._batches[batch] = self._now(batch)

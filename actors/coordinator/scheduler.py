@@ -184,7 +184,8 @@ class Coordination:
             while len(plan.rounds) < self._config.allocation.under(plan.rule).rounds:
                 plan = await remember(await next_round(shard, plan, sample, allocate_next))
             await self._push(shard, plan, sample, planned=True)
-        await self._services.cycles.complete(_report(shard, plan, time.monotonic() - started))
+        hits = [h if h is None else int(h) for h in await self._redis.hmget(self._keys.hits, shard.ids)]
+        await self._services.cycles.complete(_report(shard, plan, hits, time.monotonic() - started))
         self._services.telemetry.allocation(plan.rule, plan.successes, plan.extra)
         await self._services.telemetry.flush()
 
@@ -283,7 +284,7 @@ class Coordination:
         return await read_state_async(self._redis, self._config.run.name)
 
 
-def _report(shard: Shard, plan: Plan, seconds: float) -> ShardReport:
+def _report(shard: Shard, plan: Plan, hits: list[int | None], seconds: float) -> ShardReport:
     """The record of a shard, for audits of its budget and the paper's allocation figure."""
     return {
         "batch": shard.batch,
@@ -300,5 +301,6 @@ def _report(shard: Shard, plan: Plan, seconds: float) -> ShardReport:
             for r in plan.rounds
         ],
         "rewards": plan.rewards,
+        "hits": hits,
         "seconds": seconds,
     }

@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike
 from hora_rl.allocator.arguments import check_counts, check_trials, check_whole
 from hora_rl.allocator.mixture import GRID, fit_mixture, resampled_mixtures, responsibilities
 from hora_rl.allocator.planning.outcome import Arm, Outcome, outcome, phase_a
+from hora_rl.allocator.planning.rests import spared
 from hora_rl.allocator.planning.shards import shift
-from hora_rl.allocator.planning.table import Class, Plan, Row
+from hora_rl.allocator.planning.table import Class, Plan, Rest, Row
 from hora_rl.allocator.posterior import Float, Int
 from hora_rl.allocator.rules import get_rule, needs_counts
 from hora_rl.allocator.rules.base import Division
@@ -30,6 +31,8 @@ SAMPLES = 120
 WIDEN = 1.25
 """The bootstrap alone is too narrow: its deviations are multiplied by WIDEN, then PAD is added."""
 PAD = 0.003
+EPOCHS = (3, 10)
+"""Lengths of a run for which the plan says what rests would spare."""
 ENDS = ("", "_low", "_high")
 DIFFICULTY = (0.01, 0.05, 0.2, 0.8, 1.0)
 """Upper ends of the difficulty classes, in success rate."""
@@ -198,7 +201,10 @@ def forecast(
         rows.append(_row(arm, found, _worth(arm, outcomes, weights), basis, shifted))
     best = recommend(rows)
     leverage = None if gradients is None else _leverage(weights, best.group_size, *gradients)
-    return Plan(tuple(rows), best, notes, leverage)
+    rests = tuple(
+        Rest(epochs, *_interval(spared(GRID, best.pre_rollouts, epochs), basis)) for epochs in EPOCHS
+    )
+    return Plan(tuple(rows), best, notes, leverage, rests)
 
 
 def _check(most: int, chosen: Sequence[Arm], shard: int | None) -> None:

@@ -63,16 +63,29 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """Share of a run of `epochs` epochs that prompts rest under `data.rest: [solved]`, with its 90% interval,
+    if success rates stay."""
+
+    epochs: int
+    share: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """All arms and the best one; `str` is the output of `hora plan`.
 
-    `leverage`: the share of a gain that counts where prompts share their gradient (see `plan`); else None.
+    `rests`: what `data.rest: [solved]` would spare with the best arm's G0. `leverage`: the share of a gain
+    that counts where prompts share their gradient (see `plan`); else None.
     """
 
     rows: tuple[Row, ...]
     recommended: Row
     notes: tuple[str, ...]
     leverage: float | None = None
+    rests: tuple[Rest, ...] = ()
 
     @property
     def worthwhile(self) -> bool:
@@ -117,9 +130,15 @@ class Plan:
             *_columns(
                 [("rate up to", "prompts", "with a hit", "mean group", "GRPO update / uniform's"), *by_rate]
             ),
+            *self._spared(),
             *(f"note: {note}" for note in self.notes),
         ]
         return "\n".join(lines)
+
+    def _spared(self) -> list[str]:
+        told = [f"{_share(r.share, max(0.0, r.low), r.high)} of {r.epochs} epochs" for r in self.rests]
+        what = "data.rest: [solved] spares, in % while rates stay"
+        return ["", f"{what}: {', '.join(told)}."] if told else []
 
 
 def _cells(row: Row) -> tuple[str, ...]:

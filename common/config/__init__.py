@@ -210,6 +210,7 @@ class Config(Section):
             counting = [
                 ("allocation.rule", rule, UNIFORM, needs_counts(rule)),
                 ("allocation.prior", prior, "fixed", prior != "fixed"),
+                ("data.rest", ", ".join(self.data.rest), "[]", bool(self.data.rest)),
                 ("learner.objective.advantage", objective.advantage, "grpo", objective.binary),
                 ("learner.objective.group_weight", weight, "none", weight in ("difficulty", "as_if")),
                 ("evaluation.path", "Pass@K", "null", evaluated),

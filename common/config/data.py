@@ -193,6 +193,12 @@ class Data(Rows):
         description="New order each epoch, a function of seed and epoch. false: the order of the rows, whose "
         "last ones are never used unless they fill a batch.",
     )
+    rest: tuple[Literal["solved", "unsolved"], ...] = Field(
+        (),
+        description="[solved]: a prompt whose pre-rollouts are all right rests for 1 epoch, if they are so "
+        "at its return for 2, then 4, and so on; others fill the batch. [solved, unsolved]: so does one "
+        "that never had a hit. Each batch then waits for its cycles.",
+    )
     benchmarks: tuple[str, ...] = Field((), description="JSONL; training prompts are checked for leaks.")
     sources: dict[Annotated[str, Field(pattern=SOURCE)], Source] = Field(
         {},

@@ -23,6 +23,11 @@ class Mixture:
     def total(self) -> int:
         return sum(self.rows)
 
+    @property
+    def firsts(self) -> list[int]:
+        """The first row of each source."""
+        return [sum(self.rows[:k]) for k in range(len(self.rows))]
+
 
 def mixed_rows(
     batch: int, prompts_per_batch: int, mixture: Mixture, seed: int, shuffle: bool = True
@@ -33,16 +38,23 @@ def mixed_rows(
     proportion. Each source has separate epochs, and each epoch a new order. Rows that are too few for a batch
     are left out, with `shuffle` different ones each epoch. Determined by seed, weights, rows and batch.
     Raises ValueError if the batch takes more rows than a source has."""
-    turns, epochs, places = _batch(batch, prompts_per_batch, mixture)
+    turns = sources_of(batch, prompts_per_batch, mixture)
+    _, epochs, places = _batch(batch, prompts_per_batch, mixture)
+    firsts = mixture.firsts
+    met = [iter(order(n, seed, epochs[k], shuffle, k)[places[k] :]) for k, n in enumerate(mixture.rows)]
+    return [(epochs[k], firsts[k] + int(next(met[k]))) for k in turns]
+
+
+def sources_of(batch: int, prompts_per_batch: int, mixture: Mixture) -> list[int]:
+    """The source of each of the Γ places of a batch. Raises ValueError as `mixed_rows`."""
+    turns, _, _ = _batch(batch, prompts_per_batch, mixture)
     for k, n in enumerate(mixture.rows):
         if (takes := turns.count(k)) > n:
             raise ValueError(
                 f"a batch takes {takes} rows of data source {k + 1} of {len(mixture.rows)}, which has "
                 f"{n} usable ones: lower its weight or rollout.prompts_per_batch, or use more rows"
             )
-    firsts = [sum(mixture.rows[:k]) for k in range(len(mixture.rows))]
-    met = [iter(order(n, seed, epochs[k], shuffle, k)[places[k] :]) for k, n in enumerate(mixture.rows)]
-    return [(epochs[k], firsts[k] + int(next(met[k]))) for k in turns]
+    return turns
 
 
 def counts_of(batch: int, prompts_per_batch: int, mixture: Mixture) -> list[int]:

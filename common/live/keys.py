@@ -14,6 +14,8 @@ class Keys:
         """stream: complete groups, fields `id` and `batch`."""
         self.pushed = f"{prefix}pushed"
         """hash: group id -> stream entry id. Makes pushing idempotent for the life of the run."""
+        self.hits = f"{prefix}hits"
+        """hash: group id -> hits among all its rollouts, written with its first push."""
         self.plans = f"{prefix}plans"
         """hash: "batch:shard" -> JSON of Phase A's counts and Δ; "batch:shard:r" -> the same for round r of
         Phase B, from 2. The first plan of a round counts."""

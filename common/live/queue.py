@@ -112,6 +112,7 @@ class Producer:
             if not planned:
                 keys.append(self._keys.pre_rollouts(new))
                 pipe.set(keys[-1], encode_pre_rollouts(group))
+            pipe.hsetnx(self._keys.hits, group.id, group.hits)  # the first push's, like `pushed`
             # Send the script's text, not its digest: a restarted Redis may have lost the script.
             pipe.eval(PUSH, len(keys), *keys, *args)
             if drawn := [self._keys.drawn(group.id, number) for number in self._rounds_before_last]:

@@ -58,6 +58,8 @@ class SharedState:
     """Generation cycles that the warm-up gate has observed; written by the coordinators, for views."""
     gate_mean: float | None = None
     """Mean reward of the newest cycle; written by the coordinators, for views."""
+    resting: int = 0
+    """Prompts that rest (`data.rest`) as of the newest batch; written by the coordinators, for views."""
     token_sha256: str | None = None
     """SHA-256 (hex) of the token for pause and resume; written by the launcher."""
     prompts: Json[PromptsUsed] | None = None

@@ -48,11 +48,25 @@ def data(target: Target) -> Iterator[Finding]:
     found = [_usable(config, source, tokenizer) for source in config.source_names]
     for usable in found:
         yield from usable.findings
-    if not config.data.sources:
-        yield _whole(config.data.path, config.rollout, found[0])
-        return
     mixture = Mixture(tuple(len(usable.lengths) for usable in found), config.weights_of_sources)
-    yield ok("data", "; ".join(_parts(config, mixture, found)))
+    if config.data.sources:
+        yield ok("data", "; ".join(_parts(config, mixture, found)))
+    else:
+        yield _whole(config.data.path, config.rollout, found[0])
+    if config.data.rest and not _comes_again(config, mixture):
+        yield Finding(
+            "warn",
+            "data",
+            f"data.rest ({', '.join(config.data.rest)}) changes nothing: {config.learner.steps} steps of "
+            f"{config.rollout.prompts_per_batch} prompts end in the first epoch",
+            "train for more steps, or leave it out",
+        )
+
+
+def _comes_again(config: Config, mixture: Mixture) -> bool:
+    """Whether a source's second epoch begins within the run, without rests."""
+    gamma, last = config.rollout.prompts_per_batch, config.learner.steps - 1
+    return any(epoch for epoch, _ in mixed_rows(last, gamma, mixture, config.run.seed, config.data.shuffle))
 
 
 def _whole(path: str, rollout: Rollout, usable: _Usable) -> Finding:

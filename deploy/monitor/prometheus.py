@@ -47,6 +47,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "hora_running": ("1 until the run is finished or stopped by an error.", ()),
     "hora_stopped": ("1 when the run was stopped by an error.", ()),
     "hora_reading_timestamp_seconds": ("When the run was last read: Ray repeats old values for ever.", ()),
+    "hora_resting_prompts": ("Prompts that rest, by data.rest.", ()),
     "hora_warm_up": ("1 while allocation is uniform because the format is not learned.", ()),
 }
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -112,6 +113,8 @@ def gauges(state: RunState) -> Iterator[Value]:
     yield "hora_stopped", {}, state.status == "stopped"
     yield "hora_reading_timestamp_seconds", {}, state.time
     yield "hora_warm_up", {}, state.warm_up
+    if state.resting is not None:
+        yield "hora_resting_prompts", {}, state.resting
     yield "hora_learner_starving", {}, state.warns(Kind.LEARNER_STARVING)
     yield "hora_weights_disagree", {}, state.warns(Kind.WEIGHTS_DISAGREE)
     for kind in Kind:

@@ -55,6 +55,7 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         error=state.error,
         warm_up=gate is not None,
         gate=gate,
+        resting=state.resting if config.data.rest else None,
         steps=config.learner.steps,
         max_staleness=rollout.max_staleness,
         rule=config.allocation.rule,

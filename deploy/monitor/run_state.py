@@ -85,7 +85,8 @@ class RunState:
 
     `status` is running, paused, finished or stopped (by the error in `error`). `step` of `steps` optimizer
     steps are done, the last one `last_step_s` ago (None before the first). `idle_s` counts from the last
-    step, the learner's start or the end of a pause, whichever was last (None without a learner). `controls`:
+    step, the learner's start or the end of a pause, whichever was last (None without a learner). `resting`:
+    the prompts that rest (None where none may). `controls`:
     whether a token for pause and resume exists. `gate`: the warm-up gate if closed. `balance`: the idle side,
     if any. `moved`: the last update that moved the policy too far, among the newest steps. `unplaced`: parts
     that Ray cannot place. `redis_full`: memory of a Redis at its limit. `phase_a[c]` prompts had c of
@@ -110,6 +111,7 @@ class RunState:
     rule: str
     warm_up: bool
     gate: Gate | None
+    resting: int | None
     prompts_per_batch: int
     group_size: int
     max_response_tokens: int

@@ -56,6 +56,7 @@ def _head(state: RunState, problem: str) -> Text:
         (f" {state.status} ", f"reverse {COLOURS[state.status]}"),
         f"  step {state.step} of {state.steps}  weights v{state.version}  ",
         (f"warm-up: uniform, then {state.rule}" if state.warm_up else state.rule, "dim"),
+        ("" if state.resting is None else f"  {state.resting} prompts rest", "dim"),
     )
     if problem:
         head.append(f"  {time.time() - state.time:.0f} s old", "red")

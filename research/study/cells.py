@@ -36,11 +36,20 @@ COMMON = (
     "reward.time_limit_s",
     "reward.max_answer_chars",
     "model.",
-    "data.",
+    "data.",  # but for data.rest
     "evaluation.",
 )
 # Settings that an arm may change without changing the held-out evaluation of the initial policy.
-UNSEEN_AT_STEP_0 = ("run.", "allocation.", "learner.", "queue.", "telemetry.", "coordinator.", "weights.")
+UNSEEN_AT_STEP_0 = (
+    "run.",
+    "data.rest:",
+    "allocation.",
+    "learner.",
+    "queue.",
+    "telemetry.",
+    "coordinator.",
+    "weights.",
+)
 UNSEEN_ROLLOUT = (
     "prompts_per_batch",
     "group_size",
@@ -207,7 +216,8 @@ def _check_comparable(study: Study, cell: Cell, before: Sequence[Cell]) -> None:
     for first in before[:1]:
         budgets = [c.config.rollout.batch_size for c in (first, cell)]
         unequal = [f"Γ·G: {budgets[0]}, {budgets[1]}"] if budgets[0] != budgets[1] else []
-        unequal += [d for d in differences(first.config, cell.config) if d.startswith(COMMON)]
+        changed = differences(first.config, cell.config)
+        unequal += [d for d in changed if d.startswith(COMMON) and not d.startswith("data.rest:")]
         if unequal:
             raise ConfigError(
                 f"{study.name}: arms {first.arm} and {cell.arm} cannot be compared: {'; '.join(unequal)}"

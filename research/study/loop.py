@@ -28,8 +28,9 @@ from hora_rl.actors.coordinator.prompt_features import prior_of
 from hora_rl.actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
 from hora_rl.allocator.priors import Prior
 from hora_rl.common.config import Config
-from hora_rl.common.data.prompt_order import Mixture, mixed_rows
+from hora_rl.common.data.prompt_order import Mixture
 from hora_rl.common.data.prompts import load_tokenizer, render
+from hora_rl.common.data.resting import Counts, Order
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Group, Prompt, Rollout
 from hora_rl.learner.batch import micro_batches, samples_of
@@ -52,6 +53,7 @@ class Parts:
 
     config: Config
     prompts: list[Prompt]
+    order: Order
     prior: Prior
     engine: Engine
     sampler: LocalSampler
@@ -133,6 +135,7 @@ def _prepare(config: Config) -> Parts:
     return Parts(
         config,
         prompts,
+        Order.of(config, Mixture((len(prompts),))),
         prior_of(config.allocation, config.run, config.model.path, prompts),
         engine,
         LocalSampler(engine.hf, tokenizer, config, task.form),
@@ -141,11 +144,10 @@ def _prepare(config: Config) -> Parts:
 
 
 async def _batch(parts: Parts, step: int) -> list[Group]:
-    """The groups of batch `step`, sampled on the current weights; then the prior learns from it."""
+    """The groups of batch `step`, sampled on the current weights; then prior and order learn from it."""
     config, rollout = parts.config, parts.config.rollout
     parts.sampler.version = step
-    mixture = Mixture((len(parts.prompts),))
-    places = mixed_rows(step, rollout.prompts_per_batch, mixture, config.run.seed, config.data.shuffle)
+    places = parts.order.rows(step)
     rows = np.array([row for _, row in places], dtype=np.int64)
     as_if = config.learner.objective.group_weight.as_if
     batch = BatchAllocation(config.allocation.rule, rows, *parts.prior.predict(rows), as_if)
@@ -169,7 +171,9 @@ async def _batch(parts: Parts, step: int) -> list[Group]:
         plan = await next_round(shard, plan, sample, divide)
     found = {group.id: group async for group in phase_b(shard, plan, sample)}
     groups = [found[name] for name in shard.ids]
-    parts.prior.update(rows, np.array([g.successes for g in groups], dtype=np.int64), rollout.pre_rollouts)
+    successes = {g.prompt_index: g.successes for g in groups}
+    parts.prior.update(rows, np.array(list(successes.values()), dtype=np.int64), rollout.pre_rollouts)
+    parts.order.observe(Counts(rollout.pre_rollouts, successes, {g.prompt_index: g.hits for g in groups}))
     return groups
 
 

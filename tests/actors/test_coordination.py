@@ -41,6 +41,35 @@ async def test_every_group_is_trained_once_whoever_dies_when(
     await coordination.with_deaths(config, redis_url, chance, monkeypatch)
 
 
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
+async def test_the_prompts_that_rest_are_the_same_whoever_dies_when(
+    redis_url: str, staleness: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The audit of `with_deaths` derives each batch's prompts from the reports; with staleness 0 they are
+    those of a run without deaths."""
+    chance, rest = random.Random(f"rest:{staleness}:{seed}"), {"data.rest": "[solved, unsolved]"}
+    config = config_of(f"rest-{staleness}-{seed}", staleness, steps=10, **rest)
+    if seed % 2:
+        monkeypatch.setattr(Leases, "release", coordination.keeps_its_lease)
+    await coordination.with_deaths(config, redis_url, chance, monkeypatch, scoring=score_by_chance)
+    found = prompts_of(redis_url, config.run.name)
+    assert found != [
+        sorted(row for _, row in mixed_rows(b, PROMPTS, Mixture((17,)), config.run.seed)) for b in range(10)
+    ], "some rest"
+    undisturbed = config_of(f"rest-undisturbed-{staleness}-{seed}", staleness, steps=10, **rest)
+    await coordination.to_the_end(undisturbed, redis_url, scoring=score_by_chance)
+    assert prompts_of(redis_url, undisturbed.run.name) == found
+
+
+def prompts_of(redis_url: str, run: str) -> list[list[int]]:
+    """The prompts of every batch of a run, sorted."""
+    batches = defaultdict[int, list[int]](list)
+    for report in map(json.loads, connect(redis_url).hvals(Keys(run).shards)):
+        batches[report["batch"]] += report["prompts"]
+    return [sorted(batches[b]) for b in sorted(batches)]
+
+
 @pytest.mark.parametrize("stop", ["none", "hit", "mixed"])
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])

@@ -201,6 +201,28 @@ def rules_by_batch(redis_url: str, config: Config) -> list[set[str]]:
     return [{r["rule"] for r in reports if r["batch"] == b} for b in range(last + 1)]
 
 
+async def test_with_rests_every_batch_waits_for_its_cycles_and_views_are_told_how_many_rest(
+    redis_url: str,
+) -> None:
+    more = {"allocation.warmup.enabled": "false", "data.rest": "[solved]", "rollout.prompts_per_batch": 2}
+    config = config_of("rests", staleness=1, **more)
+
+    def solved(cycles: Cycles, batch: int, shard: int) -> dict[str, Any]:
+        rows = [cycles.rows(batch)[shard][1]]
+        return report(config, batch, shard) | {"prompts": rows, "successes": [G0], "trials": G0}
+
+    async with coordinators(redis_url, config) as coordinator:
+        cycles, late = coordinator(), coordinator()
+        for cycle in range(4):
+            assert await knows(cycles, cycle + 1)
+            assert not await knows(cycles, cycle + 2)
+            for shard in range(SHARDS):
+                await cycles.complete(solved(cycles, cycle, shard))
+        assert read_state(connect(redis_url), config.run.name).resting == 2, "solved in both epochs"
+        await late.observe()
+        assert [late.rows(b) for b in range(6)] == [cycles.rows(b) for b in range(6)]
+
+
 @pytest.mark.parametrize("in_flight", [1, 4])
 @pytest.mark.parametrize("reported", [False, True], ids=["before-its-report", "before-it-observed"])
 async def test_a_coordinator_killed_at_the_end_of_a_cycle_changes_no_rule(

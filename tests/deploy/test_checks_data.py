@@ -144,6 +144,18 @@ def test_rounds_that_stop_at_nothing_are_advised_against(config: Make) -> None:
         assert said is None or (said.level, "allocation.stop: hit" in said.fix) == ("warn", True)
 
 
+@pytest.mark.parametrize(("steps", "warned"), [(2, True), (3, False)])
+def test_rests_in_a_run_of_one_epoch_are_a_warning(
+    steps: int, warned: bool, config: Make, tmp_path: Path
+) -> None:
+    path = rows(tmp_path / "data.jsonl", *(f"{n}+1=?" for n in range(4)))
+    data = {"path": path, "rest": ["solved"]}
+    shape = {"prompts_per_batch": 2, "shards": 1}
+    found = one(sources.data, Target(config(data=data, rollout=shape, learner={"steps": steps})))
+    assert (found["data"].level == "warn") == warned
+    assert ("data.rest (solved) changes nothing: 2 steps of 2" in found["data"].says) == warned
+
+
 def test_a_held_out_problem_beyond_the_limit_is_refused_before_a_start(config: Make, tmp_path: Path) -> None:
     path = rows(tmp_path / "held-out.jsonl", "1+0=?", "1+" * 30 + "1=?")
     with pytest.raises(ConfigError, match=r"1 of 2 prompts are longer than rollout.max_prompt_tokens = 32"):

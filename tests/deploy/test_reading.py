@@ -284,6 +284,19 @@ def test_a_gate_that_stays_shut_says_what_it_sees_and_what_it_needs(run, redis_u
     assert not plain.read().warns(Kind.GATE_SHUT)
 
 
+def test_the_prompts_that_rest_are_on_every_view(run, redis_url):
+    resting = SyntheticRun(redis_url, config_of("resting", data={"rest": ["solved"]}))
+    resting.redis.hset(resting.keys.state, mapping=changed(resting=12))
+    state = resting.read()
+    assert state.to_dict()["resting"] == 12
+    assert ("hora_resting_prompts", {}, 12) in list(gauges(state))
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(screen(state, 200))
+    assert "12 prompts rest" in console.export_text()
+    assert run.read().resting is None
+    assert not [name for name, *_ in gauges(run.read()) if name == "hora_resting_prompts"]
+
+
 def assert_shown(state: RunState, text: str) -> None:
     """On the screen, and once on the console of `hora run`."""
     shown, told = (Console(width=400, record=True, file=io.StringIO()) for _ in range(2))

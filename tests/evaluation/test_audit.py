@@ -124,6 +124,30 @@ def test_the_order_of_the_data_is_followed_over_the_end_of_an_epoch() -> None:
     assert len(audit(CONFIG, replace(facts, prompts=12))) == 4, "0:8 to 0:11 were skipped"
 
 
+def test_with_rests_the_order_follows_from_the_reports() -> None:
+    """Ten prompts in batches of four: prompts 0 and 1 were solved in batch 0, so batch 2 (epoch 1) begins
+    with prompt 2."""
+    resting = config_of("a", data={"shuffle": False, "rest": ["solved"]}, rollout=SIZES, learner={"steps": 3})
+    facts = good_run()
+    for old, new in (("0:8", "1:2"), ("0:9", "1:3"), ("0:10", "1:4"), ("0:11", "1:5")):
+        facts = renamed(facts, old, new)
+    told = [
+        {**r, "prompts": [int(g[2:]) for g in r["groups"]], "successes": [2, 2] if n == 0 else [1, 0]}
+        for n, r in enumerate(facts.reports)
+    ]
+    facts = replace(facts, reports=told, prompts=10)
+    assert audit(resting, facts) == []
+    solved = [{**r, "successes": [2, 2]} if n == 1 else r for n, r in enumerate(told)]
+    assert any(
+        "group 1:2 is of batch 2 in the records, but not in the order" in line
+        for line in audit(resting, replace(facts, reports=solved))
+    )
+    assert any(
+        "batch 2 was begun without all reports of batch 0" in line
+        for line in audit(resting, replace(facts, reports=told[1:]))
+    )
+
+
 @pytest.mark.parametrize("lost", [4, 12])
 def test_a_finished_run_that_lost_its_last_records_is_not_one_in_the_middle(lost: int) -> None:
     facts = good_run()
