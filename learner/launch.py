@@ -5,7 +5,7 @@ import re
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +69,7 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
             lambda: read_state(client, config.run.name).step,
         )
     except ControllerError as error:
-        raise RunError(_unplaced(config.learner.workers, error)) from error
+        raise RunError(not_started(config.learner.workers, error)) from error
     except (TrainingFailedError, RayError) as error:
         raise RunError(reason(error)) from error
     finally:
@@ -238,8 +238,10 @@ def torch_config(backend: str) -> TorchConfig:
     return FileConfig(backend=backend) if local else TorchConfig(backend=backend)
 
 
-def _unplaced(workers: int, error: BaseException) -> str:
-    """Why the ranks did not start, with the free resources of the cluster."""
+def not_started(workers: int, error: BaseException) -> str:
+    """Why the ranks did not start: Ray's memory monitor, or else the free resources of the cluster."""
+    if ended := _ended_for_memory(error):
+        return ended
     free = ray.available_resources()
     return (
         f"the learner's ranks did not start: learner.workers = {workers} need a CPU each, and "
@@ -252,18 +254,27 @@ def _unplaced(workers: int, error: BaseException) -> str:
 def reason(error: BaseException) -> str:
     """The innermost message of Ray Train's error, in one line; if Ray's memory monitor ended the learner, its
     figures."""
-    seen: list[str] = []
-    current: BaseException | None = error
-    while current is not None:
-        lines = _lines(current)
-        if short := short_of_memory("\n".join(lines)):
-            return f"the learner stopped: {short}"
-        seen += lines[-1:]
-        current = current.__cause__ or getattr(current, "cause", None)
+    if ended := _ended_for_memory(error):
+        return ended
     if isinstance(error, HoraError):
         return str(error)
+    seen = [line for one in _chain(error) for line in _lines(one)[-1:]]
     last = re.sub(r"^(\w+\.)+\w+: ", "", seen[-1]) if seen else type(error).__name__
     return f"the learner stopped: {last}"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what caused it, in turn."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or getattr(current, "cause", None)
+
+
+def _ended_for_memory(error: BaseException) -> str | None:
+    """What Ray's memory monitor says in the error or its causes; None if it ended no process."""
+    found = next(filter(None, (short_of_memory(str(one)) for one in _chain(error))), None)
+    return found and f"the learner stopped: {found}"
 
 
 def short_of_memory(text: str) -> str | None:
@@ -279,7 +290,7 @@ def short_of_memory(text: str) -> str | None:
     return (
         f"Ray's memory monitor ended {process} because {node['used']} of {node['limit']} GB of the machine "
         f"{node['ip']} were in use: lower learner.tokens_per_microbatch, learner.workers, generator.replicas "
-        "or generator.kv_cache_gib, or use a machine with more memory"
+        "or generator.kv_cache_gib, end what else uses memory, or use a larger machine"
     )
 
 

@@ -120,6 +120,7 @@ def test_of_short_memory_the_process_the_memory_and_the_keys_are_named(error: Ex
     assert "\n" not in said
     for fact in ("9007", "7.05 GB", "22.78 of 23.54 GB", "192.0.2.2", "learner.tokens_per_microbatch"):
         assert fact in said, fact
+    assert launch.not_started(1, error) == said, "the ranks had processors"
 
 
 def test_any_other_error_is_its_last_line_and_ours_is_whole() -> None:
