@@ -151,7 +151,7 @@ def known_leaks(config: Config, rows: Sequence[Row]) -> list[Leak]:
     Raises DataError for a data set that cannot be read.
     """
     paths = (*(b.path for b in BENCHMARKS.values()), *config.data.benchmarks)
-    known = {path: load_dataset(Data(path=path)).rows for path in paths}
+    known = [row for path in paths for row in load_dataset(Data(path=path)).rows]
     if config.evaluation.path is not None:
-        known[config.evaluation.path] = load_held_out(config.evaluation, config.evaluated.data).rows
+        known += load_held_out(config.evaluation, config.evaluated.data).rows
     return equal_problems(rows, known)

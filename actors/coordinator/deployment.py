@@ -145,8 +145,8 @@ def render_prompts(config: Config, tokenizer: Any = None) -> list[Prompt]:
             prompt = make_prompt(tokenizer, len(prompts), row, own.data, source, own.reads_rows)
             length, limit = len(prompt.tokens), config.rollout.max_prompt_tokens
             if length > limit:
-                log.warning("prompt left out", row=row.index, tokens=length, limit=limit)
+                log.warning("prompt left out", place=row.place, tokens=length, limit=limit)
                 continue
-            refuse_unknown(tokenizer, prompt.tokens, rows, prompt_of(dataset.name, row))
+            refuse_unknown(tokenizer, prompt.tokens, rows, prompt_of(row))
             prompts.append(prompt)
     return prompts

@@ -76,7 +76,7 @@ class Episodes:
                     "an episode is sampled again", prompt=prompt.index, attempt=attempt + 1, reason=said
                 )
         raise RunError(
-            f"environment {self._config.environment.path} made no episode of row {prompt.index} (problem "
+            f"environment {self._config.environment.path} made no episode of prompt {prompt.index} (problem "
             f"{prompt.text!r:.60}) in {attempts} tries (environment.attempts); last: {said}"
         )
 

@@ -65,7 +65,7 @@ class Rows(Section):
 
     path: str = Field(
         "",
-        description="JSONL, Parquet or CSV file, Hugging Face data set, `arithmetic`, or "
+        description="JSON, Parquet or CSV file, Hugging Face data set, `arithmetic`, or "
         "`reasoning_gym:TASK`.",
     )
     settings: dict[str, JsonValue] = Field(

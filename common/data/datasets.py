@@ -20,7 +20,7 @@ from hora_rl.common.config import Data, Evaluation
 from hora_rl.common.config.data import is_generated
 from hora_rl.common.data import arithmetic, gym
 from hora_rl.common.data.columns import has, names, reach
-from hora_rl.common.data.layouts import Layout, layout_of, problem_of, without_unread
+from hora_rl.common.data.layouts import Layout, answer_in, layout_of, problem_of, without_unread
 from hora_rl.common.data.messages import LONE_SURROGATE, Messages, read_prompt
 from hora_rl.common.data.table_files import READERS, read_rows
 from hora_rl.common.data.table_files import DataError as DataError
@@ -29,6 +29,9 @@ from hora_rl.common.files import check_folder
 
 Json = Any
 """A JSON value: None, bool, number, text, a list or an object."""
+IMAGES = ("image", "images")
+SEEN, NAMED = 16, 40
+"""Rows whose columns an error may name, and the most columns."""
 SPACED = ":spaced"
 """Suffix of the path for additions in the notation of pretrained models."""
 NO_COLUMN = re.compile(r"no column '(?P<field>.*)' \((?P<key>[\w.]+)\)")
@@ -47,24 +50,26 @@ CHOICES = (
 class Row:
     """`index` numbers usable rows from 0 and names the prompt in the run; `columns` is the original row.
     `messages` is the conversation up to the policy's turn, if the row has one; `problem` its last turn of the
-    user."""
+    user. `place` is `file:line` or `name[split] row`, counted from 1."""
 
     index: int
     problem: str
     answer: Json
     columns: Mapping[str, object] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     messages: Messages = ()
+    place: str = dataclasses.field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A row with a problem, before its rewards check it. `answer` comes from the column `field`; `trouble` is
-    the reason if there is none."""
+    the reason if there is none. `problem` is what the prompt shows of it."""
 
     answer: Json
     field: str
     trouble: str | None
     columns: Mapping[str, object]
+    problem: str = ""
 
 
 Unusable = Callable[[Candidate], str | None]
@@ -73,7 +78,7 @@ Unusable = Callable[[Candidate], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A row that is left out. `place` is `file:line` or `name[split] row`, counted from 1."""
+    """A row that is left out; `place` as in `Row`."""
 
     place: str
     reason: str
@@ -93,12 +98,10 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Training row `index` has the same problem as row `row` (from 1) of a benchmark."""
+    """The training row at `place` has the same problem as the row at `known` of a benchmark."""
 
-    index: int
-    benchmark: str
-    row: int
-    problem: str
+    place: str
+    known: str
 
 
 def load_dataset(data: Data, unusable: Unusable | None = None, section: str = "data") -> Dataset:
@@ -143,15 +146,14 @@ def load_held_out(evaluation: Evaluation, data: Data, unusable: Unusable | None 
     return load_dataset(data.model_copy(update=changed), unusable, "evaluation")
 
 
-def equal_problems(rows: Sequence[Row], benchmarks: Mapping[str, Sequence[Row]]) -> list[Leak]:
+def equal_problems(rows: Sequence[Row], benchmarks: Iterable[Row]) -> list[Leak]:
     """Training rows whose problem equals a benchmark problem, ignoring case, spacing and punctuation at the
-    ends. `benchmarks` maps names to problems."""
-    known: dict[str, tuple[str, int]] = {}
-    for name, problems in benchmarks.items():
-        for number, row in enumerate(problems, start=1):
-            known.setdefault(gym.normalised(row.problem), (name, number))
+    ends."""
+    known: dict[str, str] = {}
+    for row in benchmarks:
+        known.setdefault(gym.normalised(row.problem), row.place)
     hits = ((row, known.get(gym.normalised(row.problem))) for row in rows)
-    return [Leak(row.index, hit[0], hit[1], row.problem) for row, hit in hits if hit is not None]
+    return [Leak(row.place, hit) for row, hit in hits if hit is not None]
 
 
 def gold_answer(value: object) -> Json:
@@ -160,6 +162,8 @@ def gold_answer(value: object) -> Json:
     if isinstance(value, float) and math.isfinite(value):
         # Not repr(): no verifier parses 5e-05.
         return str(int(value)) if value.is_integer() else format(Decimal(repr(value)), "f")
+    if isinstance(value, Decimal) and value.is_finite():
+        return format(value.normalize(), "f")
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, str):
@@ -178,19 +182,19 @@ def _collect(
 ) -> Dataset:
     rows: list[Row] = []
     rejected: list[Rejected] = []
-    columns: set[str] = set()
+    first: list[Mapping[str, object]] = []
     layouts: dict[str, None] = {}
     for place, raw in source:
-        columns.update(names(raw))
+        first += [raw] * (len(first) < SEEN)
         layout = layout_of(raw)
         asked, gold = data.prompt_field, data.answer_field
         if section == "evaluation":  # the keys name the columns of the training rows
             asked, gold = (field if field and has(raw, field) else None for field in (asked, gold))
-        candidate = _candidate(gold, layout, raw)
         problem, messages, reason = _problem(asked, layout, raw)
+        candidate = dataclasses.replace(_candidate(gold, layout, raw), problem=problem)
         reason = reason or (unusable(candidate) if unusable else None)
         if reason is None:
-            rows.append(Row(len(rows), problem, candidate.answer, candidate.columns, messages))
+            rows.append(Row(len(rows), problem, candidate.answer, candidate.columns, messages, place))
             if None in (asked, gold) and not layout.is_default:
                 layouts.setdefault(str(layout))
         else:
@@ -198,7 +202,7 @@ def _collect(
         if data.limit is not None and len(rows) >= data.limit:
             break
     if not rows:
-        raise DataError(_nothing(data, columns, rejected))
+        raise DataError(_nothing(data, first, rejected))
     return Dataset(data.path, tuple(rows), tuple(rejected), tuple(layouts))
 
 
@@ -207,7 +211,7 @@ def _candidate(named: str | None, layout: Layout, raw: Mapping[str, object]) -> 
     if not has(raw, field):
         return Candidate(None, field, f"no column {field!r} (data.answer_field)", columns)
     found = reach(raw, field)
-    read = layout.read(found) if field == layout.answer else found
+    read = (layout.read if field == layout.answer else answer_in)(found)
     if read is None and found is not None:
         return Candidate(None, field, f"{field!r} holds no answer: {found!r:.60}", columns)
     try:
@@ -223,23 +227,27 @@ def _problem(
     field = named or layout.problem
     if not has(raw, field):
         return "", (), f"no column {field!r} (data.prompt_field)"
+    if image := next((name for name in IMAGES if raw.get(name)), None):
+        return "", (), f"{image!r} holds an image, and prompts are text alone: use rows without"
     try:
         return *read_prompt(reach(raw, named) if named else problem_of(layout, raw)), None
     except ValueError as error:
         return "", (), f"{field!r} {error}"
 
 
-def _nothing(data: Data, columns: set[str], rejected: Sequence[Rejected]) -> str:
+def _nothing(data: Data, rows: Sequence[Mapping[str, object]], rejected: Sequence[Rejected]) -> str:
+    """Why no row can be used, from the first `rows`, with the keys that may help."""
     if not rejected:
         return f"{data.path}: holds no rows; name a file or split that does (data.path, data.split)"
-    first = rejected[0]
+    first, columns = rejected[0], sorted({name for row in rows for name in names(row)})
     if (named := NO_COLUMN.fullmatch(first.reason)) and named["field"] not in columns:
-        known = ", ".join(sorted(columns)) or "none"
+        known = ", ".join(columns[:NAMED]) or "none"
         return (
             f"{data.path}: no column {named['field']!r}; it has {known}: set {named['key']} to one of these"
         )
     return (
         f"{data.path}: none of its {len(rejected)} rows can be used; the first, {first.place}: {first.reason}"
+        f"; data.prompt_field and data.answer_field can name other columns: {', '.join(columns[:NAMED])}"
     )
 
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hora_rl.common.answers import extract_boxed
+from hora_rl.common.answers import extract_boxed, extract_tags
 from hora_rl.common.data.code import RowTests, read_tests
 from hora_rl.common.data.columns import has, reach, value
+from hora_rl.common.equality.solutions import solution_fault
 
 Row = Mapping[str, object]
 Read = Callable[[object], object]
-PROBLEMS = ("problem", "question", "prompt", "query", "context_messages", "input")
+PROBLEMS = ("problem", "question", "prompt", "query", "context_messages", "messages", "input")
 ANSWERS = (
     *("answer", "final_answer", "expected_answer", "ground_truth", "reward_model.ground_truth"),
     *("gold", "gt", "label", "target", "solution"),
@@ -37,9 +38,13 @@ def boxed(solution: object) -> object:
     return extract_boxed(solution) if isinstance(solution, str) else None
 
 
-def boxed_or_whole(text: object) -> object:
-    r"""The content of the last `\boxed{}`, else the whole text, or what is behind its `####`."""
-    return boxed(text) or behind_hashes(text)
+def answer_in(text: object) -> object:
+    r"""The answer of a solution: in its last `<answer>` tags, in its last `\boxed{}`, or behind its `####`. A
+    text that is an answer by itself, such as `\boxed{1}, \boxed{2}`, and any other value as it is."""
+    if not isinstance(text, str):
+        return text
+    alone = extract_tags(text) or (boxed(text) if solution_fault(text) else None)
+    return alone or behind_hashes(text)
 
 
 def unless_a_proof(answer: object) -> object:
@@ -50,7 +55,7 @@ def only_one(answer: object) -> object:
     """The text in a list of one text, also written as JSON: `["34"]`."""
     found = value({"list": answer}, "list.0") if isinstance(answer, str | list) else None
     alone = isinstance(found, str) and not has({"list": answer}, "list.1")
-    return found if alone else boxed_or_whole(answer)
+    return found if alone else answer_in(answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class Layout:
     columns: tuple[str, ...]
     problem: str
     answer: str = "answer"
-    read: Read = behind_hashes
+    read: Read = answer_in
     mark: str = ""
     how: str = ""
     head: str = ""
@@ -168,7 +173,7 @@ LAYOUTS: tuple[Layout, ...] = (
         Layout(name, ("problem", "solution", *more), "problem", "solution", boxed, how=_BOXED)
         for name, more in (("MATH", ("level",)), ("NuminaMath", ()))
     ),
-    Layout("TRL", ("prompt", "solution"), "prompt", "solution", boxed_or_whole, how="answer in solution"),
+    Layout("TRL", ("prompt", "solution"), "prompt", "solution", answer_in, how="answer in solution"),
 )
 
 
@@ -178,8 +183,12 @@ def layout_of(row: Row) -> Layout:
 
 
 def _usual(row: Row) -> Layout:
-    problem, answer = (next((c for c in usual if has(row, c)), usual[0]) for usual in (PROBLEMS, ANSWERS))
-    read = behind_hashes if answer == ANSWERS[0] else only_one
+    known = {name.lower(): name for name in [*row][::-1]}
+    problem, answer = (
+        next((known.get(c, c) for c in usual if c in known or has(row, c)), usual[0])
+        for usual in (PROBLEMS, ANSWERS)
+    )
+    read = answer_in if answer == ANSWERS[0] else only_one
     return Layout("", (), problem, answer, read, how=f"columns {problem} and {answer}")
 
 

@@ -7,12 +7,12 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
+
+from hora_rl.common.data.columns import written
 
 Message = Mapping[str, Any]
 """`role` and `content`, both texts, and what else the row has for the template (`tool_calls`)."""
@@ -55,10 +55,10 @@ def last_of_user(messages: Messages) -> int:
 
 
 def _parsed(text: str) -> object:
-    for parse in (json.loads, ast.literal_eval):
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return parse(text)
-    raise ValueError(f"begins as messages and is no list of them: {text!r:.60}")
+    try:
+        return written(text.strip())
+    except ValueError:
+        raise ValueError(f"begins as messages and is no list of them: {text!r:.60}") from None
 
 
 def _listed(value: object) -> list[object]:

@@ -116,9 +116,9 @@ def refuse_unknown(
         )
 
 
-def prompt_of(dataset: str, row: Row) -> str:
-    """`rows.jsonl: the prompt of row 3 ('What is …')`, for errors."""
-    return f"{dataset}: the prompt of row {row.index} ({row.problem!r:.60})"
+def prompt_of(row: Row) -> str:
+    """`rows.jsonl:3: the prompt ('What is …')`, for errors."""
+    return f"{row.place}: the prompt ({row.problem!r:.60})"
 
 
 def make_prompt(

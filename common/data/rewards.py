@@ -7,6 +7,7 @@ task, its scorer's value from 0.0 to 1.0. It is the default success.
 All functions are quick, also on hostile text."""
 
 import math
+import string
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -97,10 +98,28 @@ def _too_long(reward: Reward, row: Candidate) -> str | None:
 
 
 def _not_verifiable(row: Candidate) -> str | None:
+    if isinstance(row.answer, list) and len(row.answer) > 1:
+        says = f"holds {len(row.answer)} answers, of which one can be named, as {row.field}.0"
+        return f"{row.field!r} {says} (data.answer_field): {repr(row.answer)[:60]}"
     if not isinstance(row.answer, str) or not row.answer:
         return f"{row.field!r} is not an answer: {repr(row.answer)[:60]}"
     fault = gold_fault(row.answer)
-    return f"{row.field!r} {fault}: {repr(row.answer)[:60]}" if fault else None
+    return f"{row.field!r} {fault}: {repr(row.answer)[:60]}" if fault else _not_shown(row)
+
+
+def _not_shown(row: Candidate) -> str | None:
+    """Why nobody can give the answer: it is the letter or place of a choice that the prompt does not show."""
+    for column in ("options", "choices", "choices.text"):
+        found = value(row.columns, column)
+        given = [str(choice) for choice in found] if isinstance(found, list) else []
+        number = isinstance(value(row.columns, row.field), int)
+        places = map(str, range(len(given))) if number else string.ascii_uppercase[: len(given)]
+        if row.answer in {*places} - {*given} and not all(choice in row.problem for choice in given):
+            return (
+                f"{row.field!r} is {row.answer!r} of {column!r}, which is not in the prompt: write these "
+                "into the problem"
+            )
+    return None
 
 
 def usable_held_out(config: Config) -> Dataset:

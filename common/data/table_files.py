@@ -1,4 +1,4 @@
-"""Streams rows of JSON lines, Parquet or CSV files, up to a size limit."""
+"""Streams rows of JSON, Parquet or CSV files, up to a size limit."""
 
 import csv
 import json
@@ -13,6 +13,9 @@ MOST_BYTES = 4 << 30
 """Maximum size of the rows in memory."""
 CELL_CHARS = 16 << 20
 """Maximum length of one CSV cell."""
+SEEN = 4096
+"""Characters in which a JSON file shows whether it is a list."""
+PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".7z")
 BATCH = 64
 """Parquet rows decoded at a time."""
 Rows = Iterator[tuple[str, Mapping[str, object]]]
@@ -27,7 +30,30 @@ def read_rows(path: Path) -> Rows:
     check_regular(path)
     if not path.exists():
         raise DataError(f"{path}: no such file (data.path)")
+    if path.suffix.lower() in PACKED:
+        raise DataError(f"{path}: is packed: unpack it, and name the file (data.path)")
     return READERS.get(path.suffix.lower(), _json_lines)(path)
+
+
+def _json(path: Path) -> Rows:
+    """JSON lines, or one list of objects."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            begins = file.read(SEEN).lstrip()[:1]
+            if begins != "[":
+                yield from _json_lines(path)
+                return
+            file.seek(0)
+            text = "".join(_bounded(path, iter(lambda: file.read(CELL_CHARS), ""), len))
+        rows = json.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _not_utf8(path, error) from error
+    except (RecursionError, ValueError) as error:
+        raise DataError(f"{path}: not JSON: {_reason(error)}") from None
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise DataError(f"{path} row {number}: a {type(row).__name__}, not an object with named columns")
+        yield f"{path} row {number}", row
 
 
 def _json_lines(path: Path) -> Rows:
@@ -39,7 +65,7 @@ def _json_lines(path: Path) -> Rows:
                 if line.strip():
                     yield f"{path}:{number}", _object(f"{path}:{number}", line)
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+        raise _not_utf8(path, error) from error
 
 
 def _object(place: str, line: str) -> Mapping[str, object]:
@@ -53,11 +79,15 @@ def _object(place: str, line: str) -> Mapping[str, object]:
 
 
 def _csv(path: Path) -> Rows:
-    """Cells are text; an empty cell is None."""
+    """Cells are text, divided by what divides the names of the columns; an empty cell is None."""
     before = csv.field_size_limit(CELL_CHARS)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(_bounded(path, file, len), strict=True)
+            begins = file.readline(CELL_CHARS)
+            file.seek(0)
+            # Spreadsheets write semicolons where a comma is in numbers.
+            mark = next((mark for mark in ",;\t" if mark in begins), ",")
+            rows = csv.DictReader(_bounded(path, file, len), strict=True, delimiter=mark)
             _check_columns(path, rows.fieldnames or ())
             for row in rows:
                 place = f"{path}:{rows.line_num}"
@@ -69,7 +99,7 @@ def _csv(path: Path) -> Rows:
             f"{path}: not CSV: {error}; write commas, and quotes around texts with them"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+        raise _not_utf8(path, error) from error
     finally:
         csv.field_size_limit(before)
 
@@ -109,9 +139,13 @@ def _bounded(path: Path, pieces: Iterator[Any], size: Callable[[Any], int]) -> I
         yield piece
 
 
+def _not_utf8(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path}: cannot be read as UTF-8 text: {error}: write it as UTF-8, or as Parquet")
+
+
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {one_line(error, 200)}"
 
 
-READERS = {".jsonl": _json_lines, ".json": _json_lines, ".parquet": _parquet, ".csv": _csv}
+READERS = {".jsonl": _json_lines, ".json": _json, ".parquet": _parquet, ".csv": _csv, ".tsv": _csv}
 """Readers by file ending; JSON lines for any other."""

@@ -39,8 +39,8 @@ class Answer(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The row, for error messages."""
-        return f"row {self.prompt_index}, problem {self.problem!r:.60}"
+        """The prompt, for error messages."""
+        return f"prompt {self.prompt_index}, problem {self.problem!r:.60}"
 
 
 def load_reward(name: str) -> UserReward:

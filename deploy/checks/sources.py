@@ -114,7 +114,7 @@ def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> 
     usable = [n for n in lengths if n <= limit]
     left_out = [f"left out: {row.place}: {row.reason}" for row in dataset.rejected]
     known = known_leaks(config, dataset.rows)
-    leaks = [f"training row {x.index} equals row {x.row} of {x.benchmark}" for x in known]
+    leaks = [f"training row {x.place} equals {x.known}" for x in known]
     of = f"{source}: " if source else ""
     findings = [
         *(ok("layout", f"{of}{layout}") for layout in dataset.layouts),
@@ -141,7 +141,7 @@ def _lengths(
     rows = vocabulary_rows(config.model)
     for row in dataset.rows:
         tokens = render(tokenizer, row.problem, data, row.messages)
-        refuse_unknown(tokenizer, tokens, rows, prompt_of(dataset.name, row))
+        refuse_unknown(tokenizer, tokens, rows, prompt_of(row))
         yield len(tokens)
 
 

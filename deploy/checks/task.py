@@ -74,7 +74,7 @@ def _task(config: Config) -> Iterator[Finding]:
         return
     row, prompt = rows[0], render_text(tokenizer, rows[0].problem, config.data, rows[0].messages)
     read = _as_read(tokenizer, row, config.data)
-    yield ok("prompt", f"row 0, gold answer {_text(row.answer)!r:.200}, {read}")
+    yield ok("prompt", f"{row.place}, gold answer {_text(row.answer)!r:.200}, {read}")
     if config.reward.judged != config.reward.names:
         yield ok("right answer", f"environment {config.environment.path} says what an episode earned")
         return
@@ -148,7 +148,7 @@ def _judge(reward: Reward, row: Row, opened: str, texts: Sequence[Sequence[str]]
         with working_folder():
             scored = asyncio.run(_score(reward, forms))
     except (*OWN_FAULTS, VerifierUnavailable) as error:
-        raise ConfigError(f"reward: scoring an answer to row {row.index} failed: {error}") from None
+        raise ConfigError(f"reward: scoring an answer to {row.place} failed: {error}") from None
     found = [
         [_Judged(text, r, reward.succeeded(r)) for text, r in zip(form, rewards, strict=True)]
         for form, rewards in zip(texts, scored, strict=True)
@@ -200,7 +200,7 @@ def _programs(
     read = _as_read(tokenizer, row, data)
     tests = tests_of(reward.code_tests, row.columns)
     counted = "assertions" if tests.asserts else plural(len(tests.pairs or tests.calls), "test")
-    yield ok("prompt", f"row {row.index}, {counted}, {read}")
+    yield ok("prompt", f"{row.place}, {counted}, {read}")
     texts = [
         example_program(reward.answer, code_block(program), prefill(prompt))
         for program in (solution_of(reward.code_tests, row.columns) or IDLE, IDLE)
@@ -220,15 +220,15 @@ def _solutions(settings: CodeTests, rows: Sequence[Row]) -> Iterator[Finding]:
     """Whether the rows' solutions pass. Raises ConfigError if tests cannot be run, because a run would stop
     at them."""
     found = list(zip(rows, asyncio.run(_tried(settings, rows)), strict=True))
-    broken = [result for _, result in found if isinstance(result, BaseException)]
+    broken = [(row, result) for row, result in found if isinstance(result, BaseException)]
     if broken:
         raise ConfigError(
-            f"{broken[0]}: change these tests or leave the row out ({len(broken)} of "
-            f"{plural(len(rows), 'row')} that were tried; a run stops at such a row)"
+            f"{broken[0][0].place}: {broken[0][1]}: change these tests or leave the row out ({len(broken)} "
+            f"of {plural(len(rows), 'row')} that were tried; a run stops at such a row)"
         )
     failed = [row for row, result in found if result != 1.0]
     for row in failed[:NAMED]:
-        says = f"row {row.index}: its own program does not pass its tests: {row.problem!r:.60}"
+        says = f"{row.place}: its own program does not pass its tests: {row.problem!r:.60}"
         if missing := _missing(solution_of(settings, row.columns) or ""):
             says += f" (it imports {', '.join(missing)}: programs have Python's standard library alone)"
         yield Finding("warn", "solutions", says, "correct the tests or the program")

@@ -142,7 +142,7 @@ def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> l
     found = [make_prompt(tokenizer, row.index, row, data, source, whole) for row in dataset.rows]
     rows = vocabulary_rows(config.model)
     for row, prompt in zip(dataset.rows, found, strict=True):
-        refuse_unknown(tokenizer, prompt.tokens, rows, prompt_of(dataset.name, row))
+        refuse_unknown(tokenizer, prompt.tokens, rows, prompt_of(row))
     refuse_long(dataset.name, [len(p.tokens) for p in found], config.rollout.max_prompt_tokens)
     return found
 

@@ -112,8 +112,8 @@ async def test_after_all_tries_the_reason_is_one_line_and_no_answer() -> None:
 
     found, counts = await made(fails, Turns(), attempts=3)
     assert found == Failed(
-        "environment guess made no episode of row 0 (problem 'n=') in 3 tries (environment.attempts); last: "
-        "the environment raises KeyError: 'door'"
+        "environment guess made no episode of prompt 0 (problem 'n=') in 3 tries (environment.attempts); "
+        "last: the environment raises KeyError: 'door'"
     )
     assert counts["episodes"] == 0
 

@@ -148,17 +148,17 @@ async def test_named_numbers_are_rewards_each_and_only_those_that_are_asked_for_
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("fails", "fails' raised RuntimeError: no tests in this row (row 5, problem '3+4=?')"),
-        ("lost", "lost' raised KeyError: 'verdict' (row 5, problem '3+4=?')"),
+        ("fails", "fails' raised RuntimeError: no tests in this row (prompt 5, problem '3+4=?')"),
+        ("lost", "lost' raised KeyError: 'verdict' (prompt 5, problem '3+4=?')"),
         ("sleeps", "sleeps' took over 0.5 s"),
         ("hangs", "hangs' took over 0.5 s"),
-        ("too_few", "returned 1 values for the 3 completions of a group (row 5, problem '3+4=?')"),
-        ("no_list", "returned 1.0 (row 5, problem '3+4=?'): a reward of a group returns a list, here of 3"),
-        ("vast", "(row 5, problem '3+4=?'): it must return one finite number"),
-        ("raises", "raised KeyError: 'nobody' (row 5, problem '3+4=?')"),
-        ("parts", f"returned named numbers without '{MODULE}:parts' (row 5"),
+        ("too_few", "returned 1 values for the 3 completions of a group (prompt 5, problem '3+4=?')"),
+        ("no_list", "(prompt 5, problem '3+4=?'): a reward of a group returns a list, here of 3"),
+        ("vast", "(prompt 5, problem '3+4=?'): it must return one finite number"),
+        ("raises", "raised KeyError: 'nobody' (prompt 5, problem '3+4=?')"),
+        ("parts", f"returned named numbers without '{MODULE}:parts' (prompt 5"),
         ("parts[right]", f"name {MODULE}:parts[exact], {MODULE}:parts[brevity] in reward.weights"),
-        ("plain[exact]", "returned 0.5, not numbers by name (row 5, problem '3+4=?'): it has no part"),
+        ("plain[exact]", "returned 0.5, not numbers by name (prompt 5, problem '3+4=?'): it has no part"),
     ],
 )
 async def test_a_failing_reward_is_one_line_with_name_and_row_never_a_zero(name: str, line: str) -> None:

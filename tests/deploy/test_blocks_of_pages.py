@@ -171,6 +171,7 @@ PART = "docs/how-to/run-on-several-machines.md"
 PUBLISHED = "docs/how-to/use-published-data.md"
 """Its configurations name data sets of the hub."""
 ROW = {"problem": "1+1=?", "answer": "2", "expected": "2"}
+ROW |= {"messages": [{"role": "user", "content": "1+1=?"}, {"role": "assistant", "content": r"\boxed{2}"}]}
 ROW |= {"task": "print 2", "tests": [{"input": "", "output": "2\n"}], "solution": "print(2)"}
 """A row that every page's rewards can use."""
 NARROW = {"environment": {"max_turn_tokens": 40, "max_given_tokens": 100}}

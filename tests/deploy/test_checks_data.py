@@ -86,7 +86,8 @@ def test_training_problems_of_a_benchmark_are_a_warning(config: Make) -> None:
     settings = config(data={"path": str(ROOT / "evaluation/data/aime25.jsonl")}, rollout=rollout)
     warned = [f.says for f in sources.data(Target(settings)) if f.level == "warn"]
     leaks = [w for w in warned if w.startswith("training row")]
-    assert leaks[0].startswith("training row 0 equals row 1 of ")
+    place = f"{settings.data.path}:1"
+    assert leaks[0] == f"training row {place} equals {place}"
     assert len(leaks) == 5
     assert "30 training rows equal benchmark problems; Pass@K on these measures memory" in warned
     assert [f.level for f in sources.data(Target(config()))] == ["ok"], "arithmetic is in none"
@@ -321,7 +322,7 @@ def test_a_reward_that_gives_a_gold_answer_no_success_or_fails_is_found_before_a
     right = found_with("tests.system.own_reward:brevity")["right answer"]
     assert right.level == "warn"
     assert "look at reward.answer, reward.success and reward.success_at" in right.fix
-    with pytest.raises(ConfigError, match="scoring an answer to row 0 failed: .*broken.* no reward today"):  # noqa: RUF043
+    with pytest.raises(ConfigError, match="scoring an answer to .*:1 failed: .*broken.* no reward today"):  # noqa: RUF043
         found_with("tests.system.own_reward:broken")
 
 
@@ -345,7 +346,7 @@ def programs(folder: Path, *rows: dict[str, Any], **reward: Any) -> Config:
 
 def test_right_and_wrong_programs_are_run_before_a_gpu_is_spent_and_missing_ones_said(folder: Path) -> None:
     found = findings(programs(folder, {**PLUS, "solution": SOLUTION}))
-    assert found["prompt"].says.startswith("row 0, 1 test, ")
+    assert found["prompt"].says.startswith(f"{folder / 'problems.jsonl'}:1, 1 test, ")
     assert "the program, as a code block, in <answer> </answer> tags" in found["prompt"].says
     right = found["right answer"]
     assert right.says.startswith("format 1, code_tests 1: reward 1, a success\n")
@@ -368,7 +369,8 @@ def test_rows_whose_own_program_does_not_pass_are_named_with_the_libraries_it_la
     wanting = {**PLUS, "solution": "import math, numpy.linalg\nfrom pandas import NA\n" + SOLUTION}
     found = list(task(Target(programs(folder, right, PLUS, wrong, wanting))))
     solutions = [f for f in found if f.what == "solutions"]
-    assert [f.says[:5] for f in solutions] == ["row 2", "row 3", "1 of "]
+    places = [f"{folder / 'problems.jsonl'}:{line}: its own" for line in (3, 4)]
+    assert all(f.says.startswith(begin) for f, begin in zip(solutions, [*places, "1 of "], strict=True))
     assert {f.level for f in solutions} == {"warn"}
     says = solutions[1].says
     assert says.endswith("(it imports numpy, pandas: programs have Python's standard library alone)")
@@ -377,7 +379,7 @@ def test_rows_whose_own_program_does_not_pass_are_named_with_the_libraries_it_la
 def test_tests_that_cannot_be_run_stop_before_the_run_does(folder: Path) -> None:
     row = {"problem": "f", "tests": ["assert f(len) == 1"], "solution": "def f(x): return 1"}
     fine = {"problem": "g", "tests": ["assert g(1) == 1"], "solution": "def g(x): return x"}
-    with pytest.raises(ConfigError, match=r"\(row 1, problem 'f'\)"):
+    with pytest.raises(ConfigError, match=r"problems.jsonl:2: .*, problem 'f'"):
         findings(programs(folder, fine, row))
 
 
@@ -426,10 +428,10 @@ def test_a_prompt_with_a_token_that_the_model_has_no_row_for_is_refused_by_row_a
     elif key.startswith("data."):
         changes.append(f"{key}='<tool>{{problem}}'")
     made = load("tiny", changes)
-    with pytest.raises(ConfigError, match=rf"row {asked.get(key, 0)} .*holds '<tool>', token 262"):
+    with pytest.raises(ConfigError, match=rf"(l:|row ){1 + asked.get(key, 0)}: .*holds '<tool>', token 262"):
         list(sources.data(Target(made)))
     if key == "evaluation":
-        with pytest.raises(ConfigError, match=r"row 1 .*holds '<tool>', token 262"):
+        with pytest.raises(ConfigError, match=r"jsonl:2: .*holds '<tool>', token 262"):
             prompts(made, made.evaluated.data, load_held_out(made.evaluation, made.evaluated.data), Console())
     else:
         with pytest.raises(ConfigError, match="holds '<tool>', token 262"):
@@ -489,7 +491,7 @@ def test_rows_that_are_rendered_already_or_hold_control_tokens_or_a_system_messa
     turn = "<|im_start|>user\n1?<|im_end|>\n"
     assert prompts("1?") == []
     assert prompts(turn) == [
-        ("warn", "row 0 begins with a control token and gets the chat template once more")
+        ("warn", f"{folder / 'own.jsonl'}:1 begins with a control token and gets the chat template once more")
     ]
     assert prompts(turn, chat=False, system=None) == [
         ("ok", "1 row of the first 1 are rendered already: their control tokens count")
@@ -504,12 +506,13 @@ def test_rows_that_are_rendered_already_or_hold_control_tokens_or_a_system_messa
     assert (level, "takes the place of data.system" in says) == ("warn", True)
 
 
-def test_a_message_that_the_chat_template_leaves_out_is_said(folder: Path) -> None:
+def test_a_message_that_the_chat_template_leaves_out_is_said_with_its_line_of_the_file(folder: Path) -> None:
     save_model(
         folder / "model", "{% for m in messages if m.role == 'user' %}{{ m.content | trim }}{% endfor %}"
     )
     asked = [{"role": "developer", "content": "Add."}, {"role": "user", "content": " 1<|im_end|>?\n"}]
-    path = write_lines(folder / "own.jsonl", [{"problem": asked, "answer": "1"}])
+    lines = [{"problem": "1?", "answer": None}, {"problem": asked, "answer": "1"}]
+    path = write_lines(folder / "own.jsonl", lines)
     found = list(templates(Target(of_folder(folder, data={"path": str(path), "system": None}))))
     says = [f.says for f in found if f.level == "warn"]
-    assert says == ["row 0: the chat template leaves out its developer message ('Add.')"]
+    assert says == [f"{path}:2: the chat template leaves out its developer message ('Add.')"]

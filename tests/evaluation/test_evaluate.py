@@ -281,8 +281,8 @@ def test_a_training_prompt_of_a_shipped_benchmark_or_the_held_out_problems_is_fo
     sections = {"model": {"path": "m"}, "data": {"path": str(train)}, "evaluation": {"path": str(held)}}
     config = Config.model_validate(sections)
     leaks = benchmarks.known_leaks(config, load_dataset(config.data).rows)
-    found = {(leak.index, leak.row, Path(leak.benchmark).name) for leak in leaks}
-    assert found == {(1, 5, "aime24.jsonl"), (2, 2, "held.jsonl")}
+    found = {(leak.place, Path(leak.known).name) for leak in leaks}
+    assert found == {(f"{train}:2", "aime24.jsonl:5"), (f"{train}:3", "held.jsonl:2")}
 
 
 @pytest.mark.parametrize(

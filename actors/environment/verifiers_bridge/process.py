@@ -162,7 +162,7 @@ def task_of(row: Row) -> int:
     number = row.columns.get(TASK)
     if type(number) is not int or number < 0:
         raise EnvironmentFault(
-            f"needs rows with a column {TASK!r}, a task's number, and row {row.index} has {number!r:.60}: "
+            f"needs rows with a column {TASK!r}, a task's number, and prompt {row.index} has {number!r:.60}: "
             "`python -m hora_rl.deploy.verifiers_rows CONFIG` writes them"
         )
     return number

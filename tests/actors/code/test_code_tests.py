@@ -81,7 +81,7 @@ async def test_tests_that_cannot_be_run_are_an_error_with_the_row_s_name(tests: 
     with pytest.raises(ValueError, match="code_tests") as error:
         await scores(answer("def f(x): return 1", tests))
     assert words in str(error.value)
-    assert "(row 7, problem 'add one')" in str(error.value)
+    assert "(prompt 7, problem 'add one')" in str(error.value)
 
 
 async def test_limits_are_the_configuration_s() -> None:

@@ -1,0 +1,146 @@
+"""Rows in forms that people bring: read as they are, or refused with a remedy that helps."""
+
+import csv
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hora_rl.common.config import Data, Reward
+from hora_rl.common.data.datasets import DataError, Dataset, load_dataset
+from hora_rl.common.data.rewards import gold_test
+from tests.support.jsonl import write_lines
+
+ASKED, TURN = "What is 30 + 4?", [{"role": "user", "content": "What is 30 + 4?"}]
+SOLVED = r"We add: $30 + 4 = \boxed{34}$."
+
+
+def read(path: Path, **keys: Any) -> Dataset:
+    return load_dataset(Data(path=str(path), **keys), gold_test(Reward()))
+
+
+def written(path: Path, row: dict[str, Any], mark: str = ",") -> Path:
+    if path.suffix == ".json":
+        path.write_text(json.dumps([row, row], indent=2), encoding="utf-8-sig")
+    elif path.suffix == ".jsonl":
+        write_lines(path, [row])
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist([row]), path)
+    else:
+        with path.open("w", newline="") as file:
+            table = csv.DictWriter(file, list(row), delimiter=mark)
+            table.writeheader()
+            table.writerow(row)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("d.json", {"problem": ASKED, "answer": 34}),
+        ("d.tsv", {"problem": ASKED, "answer": 34}),
+        ("d.csv", {"problem": ASKED, "answer": 34}),
+        ("d.csv", {"prompt": TURN, "reward_model": {"style": "rule", "ground_truth": "34"}}),
+        ("d.parquet", {"problem": ASKED, "answer": Decimal("34.00")}),
+        ("d.jsonl", {"Problem": ASKED, "Answer": 34, "ID": "2024-I-1"}),
+        ("d.jsonl", {"messages": TURN, "answer": "34"}),
+        ("d.jsonl", {"problem": ASKED, "answer": SOLVED}),
+        ("d.jsonl", {"prompt": TURN, "solution": "<think>30+4</think> <answer>34</answer>"}),
+        ("d.jsonl", {"question": ASKED, "options": ["A) 33", "B) 34"], "answer": "34"}),
+    ],
+)
+def test_a_row_is_read_whatever_its_file_and_the_names_of_its_columns(
+    tmp_path: Path, name: str, row: dict[str, Any]
+) -> None:
+    row_of = read(written(tmp_path / name, row, "\t" if name == "d.tsv" else ";")).rows[0]
+    assert (row_of.problem, row_of.answer) == (ASKED, "34")
+
+
+TURNS = [*TURN, {"role": "assistant", "content": SOLVED}]
+SHARED = [{"from": "human", "value": ASKED}, {"from": "gpt", "value": SOLVED}]
+
+
+@pytest.mark.parametrize(
+    ("row", "keys"),
+    [
+        ({"messages": TURNS}, {"prompt_field": "messages.0.content", "answer_field": "messages.1.content"}),
+        (
+            {"conversations": SHARED},
+            {"prompt_field": "conversations.0.value", "answer_field": "conversations.1.value"},
+        ),
+        ({"prompt": ASKED, "completion": SOLVED}, {"answer_field": "completion"}),
+        (
+            {"prompt": ASKED, "verification_info": json.dumps({"ground_truth": "34"})},
+            {"answer_field": "verification_info.ground_truth"},
+        ),
+        (
+            {"prompt": TURN, "reward_model": {"ground_truth": {"target": ["34", "thirty-four"]}}},
+            {"answer_field": "reward_model.ground_truth.target.0"},
+        ),
+        (
+            {"prompt": TURN, "reward_model": {"ground_truth": ["34", "34.0"]}},
+            {"answer_field": "reward_model.ground_truth.0"},
+        ),
+        (
+            {"instruction": ASKED, "input": "", "output": "34"},
+            {"prompt_field": "instruction", "answer_field": "output"},
+        ),
+    ],
+)
+def test_a_refusal_names_the_columns_that_keys_can_name_also_nested_ones(
+    tmp_path: Path, row: dict[str, Any], keys: dict[str, str]
+) -> None:
+    path = written(tmp_path / "d.jsonl", row)
+    with pytest.raises(DataError) as refused:
+        read(path)
+    for key, column in keys.items():
+        assert column in str(refused.value)
+        if key == "prompt_field" or len(keys) == 1:
+            assert f"data.{key}" in str(refused.value)
+    [found] = read(path, **keys).rows
+    assert (found.problem, found.answer) == (ASKED, "34")
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"question": ASKED, "options": ["33", "34"], "answer": "B"}, "of 'options', which is not in the"),
+        ({"question": ASKED, "choices": ["33", "34"], "answer": 1}, "of 'choices', which is not in the"),
+        (
+            {"question": ASKED, "choices": {"text": ["33", "34"], "label": ["A", "B"]}, "answer": "B"},
+            "of 'choices.text', which is not in the",
+        ),
+        ({"problem": f"<image>{ASKED}", "images": ["a.png"], "answer": "34"}, "'images' holds an image"),
+    ],
+)
+def test_a_row_whose_prompt_lacks_what_its_answer_needs_is_left_out_and_said(
+    tmp_path: Path, row: dict[str, Any], says: str
+) -> None:
+    good = {"problem": ASKED, "images": [], "answer": "34", "options": None}
+    write_lines(path := tmp_path / "d.jsonl", [row, good])
+    found = read(path)
+    assert [(r.place, r.answer) for r in found.rows] == [(f"{path}:2", "34")]
+    assert says in found.rejected[0].reason
+    shown = {"question": f"{ASKED} A: 33, B: 34", "options": ["33", "34"], "answer": "B"}
+    assert read(write_lines(tmp_path / "shown.jsonl", [shown])).rows[0].answer == "B"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "remedy"),
+    [
+        ("d.jsonl.gz", b"\x1f\x8b", "unpack it"),
+        ("d.csv", "problem,answer\né,1\n".encode("latin-1"), "write it as UTF-8"),
+        ("d.json", b'[{"problem": "a"}, 3]', "row 2: a int, not an object"),
+        ("d.json", b'[{"problem": "a"}', "not JSON"),
+    ],
+)
+def test_a_file_in_another_form_is_refused_with_what_to_do(
+    tmp_path: Path, name: str, content: bytes, remedy: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=remedy):
+        read(tmp_path / name)
