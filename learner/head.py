@@ -29,6 +29,8 @@ class OwnPath:
     def __init__(self, hf: PreTrainedModel) -> None:
         self._hf = hf
         self._backbone = hf.base_model_prefix
+        if not hasattr(hf.config.get_text_config(), "num_attention_heads"):
+            raise unsupported(hf, "it has no attention, by which the learner cuts its batches")
         head = hf.get_output_embeddings()
         names = [name for name, module in hf.named_children() if module is head]
         if type(head) is not torch.nn.Linear or not names or not hasattr(hf, self._backbone):

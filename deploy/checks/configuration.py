@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ TOKEN_BYTES = 8
 """A token and its log-prob in a message."""
 NOT_UPDATED = ("GptOssForCausalLM",)
 """Classes of vLLM that take weights past its layerwise reload, so a second version does not arrive whole."""
+NO_WRITER = re.compile("Classification|QuestionAnswering|MaskedLM|Reward|Embedding")
+"""Classes whose weights may fill a language model of their family, but for its head."""
 OWN_FAULTS = (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 
 
@@ -175,7 +178,8 @@ def family(target: Target) -> Iterator[Finding]:
 
 
 def refuse_untrainable(config: Config) -> None:
-    """Raise ConfigError for quantized weights, and for a class that vLLM cannot update."""
+    """Raise ConfigError for quantized weights, for a class that writes no text, and for one that vLLM cannot
+    update."""
     path = config.model.path
     try:
         own = own_configuration(config.model)
@@ -184,6 +188,11 @@ def refuse_untrainable(config: Config) -> None:
     except (OSError, ValueError):
         return  # reported when the model is loaded
     name = (own.architectures or [""])[0]
+    if NO_WRITER.search(name):
+        raise ConfigError(
+            f"model.path ({path}): {name} (architectures in its config.json) writes no text: use the "
+            "family's language model"
+        )
     if name in NOT_UPDATED and config.learner.lora is None:
         raise ConfigError(
             f"model.path ({path}): vLLM cannot replace the weights of a running {name}, so the generators "

@@ -25,6 +25,7 @@ from tests.support.groups import rollout
 from tests.support.samples import ALWAYS, sample
 
 REFUSED = {"opt": "OPTForCausalLM", "mamba": "MambaForCausalLM", "bloom": "BloomForCausalLM"}
+REFUSED |= {"mamba2": "Mamba2ForCausalLM"}
 TRAINED = sorted(set(SETTINGS) - set(REFUSED))
 TEMPERATURE = 0.7
 

@@ -29,6 +29,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "falcon": {k: v for k, v in SHAPE.items() if k != "intermediate_size"},
     "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4},
     "mamba": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2},
+    "mamba2": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 4}
+    | {"head_dim": 16, "state_size": 8, "n_groups": 1},
 }
 
 

@@ -140,3 +140,11 @@ def test_quantized_weights_are_refused_by_the_check(tmp_path: Path) -> None:
     file.write_text(json.dumps(settings))
     with pytest.raises(ConfigError, match=r"quantized \(fp8\)"):
         list(configuration.family(Target(config_of(tmp_path))))
+
+
+def test_a_model_that_judges_texts_is_refused_by_the_check(tmp_path: Path) -> None:
+    file = write_published("qwen3", tmp_path) / "config.json"
+    settings = json.loads(file.read_text()) | {"architectures": ["Qwen3ForSequenceClassification"]}
+    file.write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=r"Qwen3ForSequenceClassification .* writes no text"):
+        list(configuration.family(Target(config_of(tmp_path))))
