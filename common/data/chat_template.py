@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 Refused = Callable[[str], Exception]
 """Makes the error from the template's reason."""
+PART = "{'type': 'text'"
+"""In a text where a template wrote the list of parts itself."""
 OURS = {"messages", "add_generation_prompt", "continue_final_message", "raise_exception", "strftime_now"}
 """Variables of a template that are not settings."""
 
@@ -73,19 +76,38 @@ def templated(
     prompt: bool = True,
 ) -> str:
     """The text of a conversation by the template and settings of `data`, with `prompt` up to the assistant's
-    next turn. Raises `refused`, made of the reason, if the template does not take the messages, and
-    ConfigError as `template_of`."""
+    next turn. A template that reads the parts of a message alone, as those of models with images do, gets
+    them. Raises `refused`, made of the reason, if the template does not take the messages, and ConfigError as
+    `template_of`."""
     from jinja2 import TemplateError
 
+    faults = TemplateError, TypeError, KeyError, ValueError, ArithmeticError, AttributeError
     source = template_of(tokenizer, data)
-    try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            chat_template=source,
-            add_generation_prompt=prompt,
-            tokenize=False,
-            **data.chat_template_kwargs,
+
+    def written(contents: Sequence[Any]) -> str:
+        pairs = zip(messages, contents, strict=True)
+        return str(
+            tokenizer.apply_chat_template(
+                [{**message, "content": content} for message, content in pairs],
+                chat_template=source,
+                add_generation_prompt=prompt,
+                tokenize=False,
+                **data.chat_template_kwargs,
+            )
         )
-    except (TemplateError, TypeError, KeyError, ValueError, ArithmeticError, AttributeError) as error:
-        raise refused(" ".join(str(error).split())) from None
-    return str(text)
+
+    texts = [str(message["content"]) for message in messages]
+    asked = [text.strip() for text, message in zip(texts, messages, strict=True) if message["role"] == "user"]
+    text, reason = None, ""
+    try:
+        text = written(texts)
+    except faults as error:
+        reason = " ".join(str(error).split())
+    if asked and (text is None or asked[-1] not in text):
+        with suppress(*faults):
+            parts = written([[{"type": "text", "text": text}] for text in texts])
+            if asked[-1] in parts and PART not in parts:
+                return parts
+    if text is None:
+        raise refused(reason)
+    return text

@@ -79,9 +79,10 @@ MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bo
 
 
 def examine(target: Target, checks: Sequence[Check] | None = None) -> Iterator[Finding]:
-    """Run `checks` (default: all) and yield their findings in order."""
+    """Run `checks` (default: all) and yield their findings in order; what stops several of them once."""
     checks = CHECKS if checks is None else checks
     obtain(target.config.model.path)
+    stopped: set[str] = set()
     with ExitStack() as held, working("checking", len(checks)) as begin:
         if engine in checks and not target.on_cluster:  # it answers while the other checks run
             asked = held.enter_context(AskedEngine(target))
@@ -92,7 +93,9 @@ def examine(target: Target, checks: Sequence[Check] | None = None) -> Iterator[F
             try:
                 yield from check(target)
             except HoraError as error:
-                yield Finding("fail", name, str(error))
+                if str(error) not in stopped:
+                    yield Finding("fail", name, str(error))
+                stopped.add(str(error))
 
 
 def require(target: Target, console: Console, checks: Sequence[Check] | None = None) -> list[Finding]:

@@ -140,7 +140,12 @@ def _lengths(
     """Tokens of each prompt. Raises ConfigError for one with a token that the model has no row for."""
     rows = vocabulary_rows(config.model)
     for row in dataset.rows:
-        tokens = render(tokenizer, row.problem, data, row.messages)
+        try:
+            tokens = render(tokenizer, row.problem, data, row.messages)
+        except ConfigError as error:  # of messages: the row's; else of every row
+            raise ConfigError(f"{row.place}: {error}" if row.messages else str(error)) from None
+        if not len(tokens):
+            raise ConfigError(f"{prompt_of(row)} has no token: the chat template writes nothing of it")
         refuse_unknown(tokenizer, tokens, rows, prompt_of(row))
         yield len(tokens)
 

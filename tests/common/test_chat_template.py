@@ -148,3 +148,27 @@ def test_a_row_that_is_rendered_already_keeps_its_control_tokens_and_its_one_beg
     assert render(tokenizer, "2+2?", plain).tolist() == tokenizer.encode("2+2?")
     own = data(chat=False, template=f"{END}{TURN}user\n{{problem}}{TURN_END}\n")
     assert render(tokenizer, "2+2?", own)[:2].tolist() == tokenizer.convert_tokens_to_ids([END, TURN])
+
+
+PARTS = (
+    "{% for m in messages %}{{ m.role }}:{% for c in m.content if c.type == 'text' %} {{ c.text | trim }}"
+    "{% endfor %} \n{% endfor %}"
+)
+EITHER = PARTS.replace("{% for c", "{% if m.content is string %} {{ m.content }}{% else %}{% for c")
+EITHER = EITHER.replace("{% endfor %} \n", "{% endfor %}{% endif %} \n")
+
+
+FIRST = PARTS.replace(
+    "{{ m.role }}:", "{{ m.role }}:{{ '' if m.content[0].type else raise_exception('parts') }}"
+)
+
+
+@pytest.mark.parametrize("template", [PARTS, EITHER, FIRST])
+def test_a_template_that_reads_the_parts_of_a_message_gets_them(template: str) -> None:
+    tokenizer, system = chat_tokenizer(template), {"role": "system", "content": "Add."}
+    asked = render_text(tokenizer, " 2+2?", Data(path="x", system="Add."))
+    assert asked.split() == ["system:", "Add.", "user:", "2+2?"]
+    own = Template(tokenizer, data()).whole([system, {"role": "user", "content": " 2+2?"}])
+    assert tokenizer.decode(own).split() == asked.split()
+    lists = chat_tokenizer("{% for m in messages %}{{ m.content | upper }}{% endfor %}")
+    assert render_text(lists, "two?", data()) == "TWO?"

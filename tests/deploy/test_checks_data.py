@@ -516,3 +516,22 @@ def test_a_message_that_the_chat_template_leaves_out_is_said_with_its_line_of_th
     found = list(templates(Target(of_folder(folder, data={"path": str(path), "system": None}))))
     says = [f.says for f in found if f.level == "warn"]
     assert says == [f"{path}:2: the chat template leaves out its developer message ('Add.')"]
+
+
+def test_what_stops_several_checks_is_said_once_and_a_row_whose_messages_are_refused_by_its_line(
+    folder: Path,
+) -> None:
+    save_model(folder / "model", "{{ raise_exception('no') if messages[1:] else messages[0].content }}")
+    asked = [{"role": "user", "content": "1?"}, {"role": "user", "content": "2?"}]
+    path = write_lines(
+        folder / "own.jsonl", [{"problem": "1?", "answer": "1"}, {"problem": asked, "answer": "1"}]
+    )
+    made = of_folder(folder, data={"path": str(path), "system": None})
+    with pytest.raises(ConfigError, match=r"own.jsonl:2: the chat template .* refuses the prompt: no"):
+        list(sources.data(Target(made)))
+    save_model(folder / "model", "{{ raise_exception('never') }}")
+    found = list(examine(Target(made), (sources.data, templates, task)))
+    assert len([f for f in found if "never" in f.says]) == 1
+    save_model(folder / "model", "{% if messages is string %}x{% endif %}")
+    with pytest.raises(ConfigError, match=r"own.jsonl:1: the prompt .* has no token"):
+        list(sources.data(Target(made)))
