@@ -16,18 +16,24 @@ def size_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 class HostBlock:
-    """One block of `size` bytes, filled from the start. `pinned`: GPUs copy into the block asynchronously.
+    """One block of `size` bytes, filled from the start: of the file `descriptor`, or private. `pinned`: GPUs
+    copy into the block asynchronously.
 
     torch's allocator of pinned memory would round every block up to a power of two.
     """
 
-    def __init__(self, size: int, *, pinned: bool) -> None:
+    def __init__(self, size: int, *, pinned: bool, descriptor: int = -1) -> None:
         self.size, self._at = size, 0
-        self._memory = mmap.mmap(-1, max(1, size))
+        self._memory = mmap.mmap(descriptor, max(1, size))
         if pinned:
             whole = torch.frombuffer(self._memory, dtype=torch.uint8)
             _register(whole)
             weakref.finalize(self, _unregister, whole).atexit = False
+
+    @property
+    def raw(self) -> mmap.mmap:
+        """All bytes."""
+        return self._memory
 
     def restart(self) -> None:
         """Fill from the start again, overwriting the old content."""

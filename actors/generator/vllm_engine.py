@@ -209,6 +209,8 @@ class Engine:
         arrives = self._config.weights.transport != "nccl"
         if not arrives:
             await self.pause()
+        if self._config.weights.transport == "file":
+            info = {**info, "ahead": not self._asleep}  # a sleeping engine's memory is promised to it
         await self._llm.start_weight_update()
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info=dict(info)))
         while arrives and not all(await self._llm.collective_rpc("weights_arrived")):

@@ -7,7 +7,7 @@ model is never loaded in part: the replica checks a file before loading
 until then. Over `nccl` vLLM's engine writes into the model while generation is paused.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,7 +15,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -29,6 +28,7 @@ from vllm.distributed.weight_transfer.nccl_engine import (
 from vllm.platforms import current_platform
 from vllm.utils.nccl import unpinned_nccl_env
 
+from hora_rl.actors.generator.file_weights import DeviceCopies, Tensors, mapped
 from hora_rl.common.errors import UNREACHED
 from hora_rl.common.weights.member_group import Backend, PackedGroup, member_group
 
@@ -40,10 +40,12 @@ class FileInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class FileUpdateInfo(WeightTransferUpdateInfo):
-    """One published version. `path` is a safetensors file with Hugging Face parameter names."""
+    """One published version. `path` is a safetensors file with Hugging Face parameter names. `ahead`: it may
+    be copied to a GPU in one piece before loading."""
 
     version: int
     path: str
+    ahead: bool = False
 
 
 @dataclass
@@ -104,7 +106,9 @@ def _stack(name: str) -> str | None:
 
 
 class _Arriving(WeightTransferEngine[Any, Any]):
-    """Loads a version after all its weights have arrived."""
+    """Loads a version after all its weights have arrived, on a separate thread."""
+
+    _arriving: Future[Tensors] | None = None
 
     def start_weight_update(self) -> None:
         """Does nothing: a failed transfer leaves the model unchanged."""
@@ -114,13 +118,26 @@ class _Arriving(WeightTransferEngine[Any, Any]):
         model runs meanwhile."""
         self.receive_weights(self.parse_update_info(update_info))
 
+    def _begin(self, receive: Callable[[], Tensors]) -> None:
+        aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
+        self._arriving = aside.submit(receive)
+        aside.shutdown(wait=False)
+
     def arrived(self) -> bool:
         """Whether all weights have arrived. Raises the error of a failed transfer."""
-        raise NotImplementedError
+        assert self._arriving is not None
+        if not self._arriving.done():
+            return False
+        if (error := self._arriving.exception()) is not None:
+            self._arriving = None  # drops the partly received weights
+            raise error
+        return True
 
-    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+    def weights(self) -> Tensors:
         """The received weights. Can be called once."""
-        raise NotImplementedError
+        assert self._arriving is not None
+        arriving, self._arriving = self._arriving, None
+        return arriving.result()
 
     def finish_weight_update(self) -> None:
         # vLLM repacks CPU weights after loading; only the layerwise reload can load a second checkpoint.
@@ -165,31 +182,31 @@ class _Arriving(WeightTransferEngine[Any, Any]):
 class FileWeightTransferEngine(_Arriving):
     init_info_cls = FileInitInfo
     update_info_cls = FileUpdateInfo
-    _file: Any = None
+    _copies: DeviceCopies | None = None
 
     def init_transfer_engine(self, init_info: FileInitInfo) -> None:
         del init_info
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
         # An open file stays readable after newer versions replace it.
-        self._file = safe_open(update_info.path, framework="pt")
+        path, ahead = update_info.path, update_info.ahead
+        if self.device.type != "cuda":
+            self._arriving = Future()
+            self._arriving.set_result(mapped(path))
+            return
+        copies = self._copies = self._copies or DeviceCopies(self.device)
+        self._begin(lambda: copies.receive(path, ahead=ahead))
 
-    def arrived(self) -> bool:
-        return True
-
-    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        with self._file as file:
-            for name in file.keys():  # noqa: SIM118
-                yield name, file.get_tensor(name)
+    def finish_weight_update(self) -> None:
+        super().finish_weight_update()
+        if self._copies is not None:
+            torch.cuda.empty_cache()  # the copy: a learner may be on the same card
 
 
 class GlooWeightTransferEngine(_Arriving):
-    """Receives in a separate thread while the model runs."""
-
     init_info_cls = GroupInitInfo
     update_info_cls = NCCLWeightTransferUpdateInfo  # vLLM's trainer side sends the same for both
     _group: Any = None
-    _receiving: Future[list[tuple[str, torch.Tensor]]] | None = None
 
     def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
         """Join the learner's group. `Engine.init_transfer` has left the previous one."""
@@ -198,23 +215,7 @@ class GlooWeightTransferEngine(_Arriving):
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
         if self._group is None:
             raise RuntimeError("weights came before this worker joined a transfer group")
-        aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-        self._receiving = aside.submit(self._receive, update_info)
-        aside.shutdown(wait=False)
-
-    def arrived(self) -> bool:
-        assert self._receiving is not None
-        if not self._receiving.done():
-            return False
-        if (error := self._receiving.exception()) is not None:
-            self._receiving = None  # drops the partly received weights
-            raise error
-        return True
-
-    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        assert self._receiving is not None
-        receiving, self._receiving = self._receiving, None
-        return receiving.result()
+        self._begin(lambda: self._receive(update_info))
 
     def _receive(self, info: NCCLWeightTransferUpdateInfo) -> list[tuple[str, torch.Tensor]]:
         received = []

@@ -30,7 +30,7 @@ class WorkerExtension:
     def install_adapter(self, settings: Mapping[str, object]) -> None:
         """Install the received adapter. vLLM's `finish_weight_update` would remove all adapters instead."""
         try:
-            received = dict(self.weight_transfer_engine.weights())
+            received = {name: tensor.cpu() for name, tensor in self.weight_transfer_engine.weights()}
             put_adapter(self.model_runner.lora_manager, received, settings)
         finally:
             self._end_update()

@@ -14,7 +14,11 @@ from hora_rl.common.errors import DamagedWeights, StaleWeights
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis
 from hora_rl.common.weights.digests import digest_of
+from hora_rl.common.weights.sealed import is_sealed, private, share
+from hora_rl.common.weights.tensor_file import header_in, version_in
 
+MEMORY = "/proc/"
+"""Start of the paths of files in memory."""
 # The version never falls, even if a restarted learner repeats old steps.
 ADVANCE = """
 local old = tonumber(redis.call('HGET', KEYS[1], 'version') or '-1')
@@ -44,13 +48,17 @@ def announce(client: redis.Redis, manifest: Manifest) -> None:
 
 
 def check_file(info: Mapping[str, Any]) -> BinaryIO:
-    """Open and verify the file of an update by reading it in full. The caller closes it.
+    """Open and verify the file of an update by reading it in full. The caller closes it; memory keeps its
+    content until then (`common.weights.sealed`).
 
     Raises DamagedWeights if it differs from its announcement or cannot be read, and StaleWeights if it was
-    deleted, here or on another machine of a shared disk."""
+    deleted, here or on another machine of a shared disk, or holds or gets another version."""
     try:
         with ExitStack() as otherwise:
             file = otherwise.enter_context(open(info["path"], "rb", opener=_open))
+            if info["path"].startswith(MEMORY) and not is_sealed(file.fileno()):
+                raise FileNotFoundError(errno.ENOENT, "the number is another file's now")
+            share(file.fileno())
             _compare(file, info)
             otherwise.pop_all()
     except OSError as error:
@@ -74,14 +82,21 @@ def _compare(file: BinaryIO, info: Mapping[str, Any]) -> None:
     found = digest_of(file)
     if found != info["digest"]:
         wanted = info["digest"]
+        if is_sealed(file.fileno()) and _version_of(file) not in (None, info["version"]):
+            raise StaleWeights(f"{info['path']} holds a newer version")
         raise DamagedWeights(
             f"weights {info['path']}: checksum {found[:12]} is not the announced {wanted[:12]}; not loaded"
         )
 
 
+def _version_of(file: BinaryIO) -> int | None:
+    with private(file.fileno()) as memory:
+        return version_in(header_in(memory))
+
+
 def path_of(descriptor: int) -> str:
     """Path by which processes of this user on this machine open this process's descriptor."""
-    return f"/proc/{os.getpid()}/fd/{descriptor}"
+    return f"{MEMORY}{os.getpid()}/fd/{descriptor}"
 
 
 def mark_of(path: str) -> str:

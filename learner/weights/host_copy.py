@@ -1,52 +1,87 @@
 """The newest weights in rank 0's host memory, from where they are written or sent while the next step
 trains."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from hora_rl.common.weights.adapter_names import PARAMETER
+from hora_rl.common.weights.adapter_names import PARAMETER, published_name
+from hora_rl.common.weights.tensor_file import Shape
 from hora_rl.learner.engine import Engine
 from hora_rl.learner.host_block import HostBlock, size_of
 
+if TYPE_CHECKING:
+    from hora_rl.learner.weights.memory_files import MemoryFile
+
 
 class Snapshot:
-    """One version in host memory; iterating puts each tensor on `device`."""
+    """One version in host memory, perhaps in the `memory` of a file; iterating puts each tensor on
+    `device`."""
 
-    def __init__(self, version: int, tensors: list[tuple[str, torch.Tensor]], device: torch.device) -> None:
-        self.version, self.device = version, device
+    def __init__(
+        self,
+        version: int,
+        tensors: list[tuple[str, torch.Tensor]],
+        device: torch.device,
+        memory: MemoryFile | None = None,
+    ) -> None:
+        self.version, self.device, self.memory = version, device, memory
         self._tensors = tensors
 
-    def shapes(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+    def shapes(self) -> list[Shape]:
         """Name, type and shape of each tensor, in the order of iteration."""
         return [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._tensors]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for _, tensor in self._tensors)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, tensor.to(self.device)) for name, tensor in self._tensors)
 
 
 class HostCopy:
-    """A full model in host memory, in a block that every version reuses. Only rank 0 has a copy. `converts`:
-    names or shapes differ between the model's files and its parameters."""
+    """A full model in host memory that versions reuse. Only rank 0 has a copy. `converts`: names or shapes
+    differ between the model's files and its parameters. `room` gives the memory of a file for each version;
+    without it, and for a model that `converts`, all versions share one block."""
 
-    def __init__(self, engine: Engine, rank: int) -> None:
+    def __init__(
+        self, engine: Engine, rank: int, room: Callable[[Sequence[Shape]], MemoryFile] | None = None
+    ) -> None:
         self._engine, self._rank = engine, rank
         self._block: HostBlock | None = None
         self.converts = differ(engine.hf)
+        self._room = None if self.converts else room
 
-    def snapshot(self) -> list[tuple[str, torch.Tensor]]:
-        """The current weights, by their names in a model's files; empty on the other ranks.
+    def snapshot(self, version: int, device: torch.device) -> Snapshot | None:
+        """The current weights as `version`, by their names in a model's files; None on the other ranks.
 
-        They are valid until the next call. Under ZeRO-3 a collective of all ranks.
+        In the block they are valid until the next call. Under ZeRO-3 a collective of all ranks.
         """
-        taken = []
-        block = self._emptied() if self._rank == 0 else None
+        if self._rank:
+            for _ in self._engine.whole():
+                pass
+            return None
+        memory = None if self._room is None else self._room(self._shapes())
+        block = None if memory else self._emptied()
+        taken = dict[str, torch.Tensor]()
         for name, parameter in self._engine.whole():
-            if block is not None:
-                taken.append((name, block.like(parameter).copy_(parameter)))
-        return [*in_files(self._engine.hf, dict(taken)).items()] if taken and self.converts else taken
+            place = block.like(parameter) if block else cast("MemoryFile", memory).tensors[name]
+            taken[name] = place.copy_(parameter)
+        tensors = in_files(self._engine.hf, taken) if self.converts else taken
+        return Snapshot(version, [*tensors.items()], device, memory)
+
+    def _shapes(self) -> list[Shape]:
+        """What `Engine.whole` yields, without gathering it."""
+        named = dict(self._engine.hf.named_parameters())
+        adapter = {published_name(name): p for name, p in named.items() if PARAMETER.match(name)}
+        whole = (adapter or named).items()
+        return [(name, p.dtype, tuple(getattr(p, "ds_shape", p.shape))) for name, p in whole]
 
     def _emptied(self) -> HostBlock:
         if self._block is None:

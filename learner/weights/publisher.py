@@ -3,9 +3,9 @@
     copy to rank 0's host memory (ZeRO-3 layer by layer) ─► file ─► announced, state.version ─► replicas load
                                                          └─► Gloo or NCCL ─► replicas load ─► state.version
 
-The learner waits only for its copy. Writing, announcing, sending and loading run in the background while the
-next step trains. `file`: a file in memory, or in RUN/weights. `gloo`, `nccl`: broadcast to a group
-of rank 0 and the running replicas. Over `file` a version counts as published when its
+The learner waits only for its copy. Hashing, announcing, sending and loading run in the background while the
+next step trains. `file`: the copy is a file in memory, or is copied to one in RUN/weights. `gloo`, `nccl`:
+broadcast to a group of rank 0 and the running replicas. Over `file` a version counts as published when its
 file is announced, because an older replica pulls before it serves; otherwise when the version was sent. So
 with max_staleness 0 no token of the next batch can come from older weights.
 """
@@ -50,22 +50,23 @@ class Publisher:
         self._republished = 0  # how often rank 0 has asked all ranks to publish again
         broadcast = BroadcastClient(config.weights.update_limit_s)
         self._device = engine.device if config.weights.transport == "nccl" else torch.device("cpu")
-        self._copy = HostCopy(engine, rank)
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
         self._shipping: Future[None] | None = None
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
         self._announced = 0
         self._newest: Snapshot | None = None  # the version that was published last
         self.metrics = dict.fromkeys(METRICS, 0.0)
-        """Of the newest publication. Transfer, load and checksum are known one step later."""
+        """Of the newest publication. Transfer, load and checksum are known one step later. Transfer counts
+        from the end of the step until the replicas hold the version, without load; gather is a part of it."""
         self._file = FileTransport(
             run_dir / "weights",
             config.run.name,
-            config.model.dtype,
             self._announce,
             broadcast,
             config.learner.steps,
+            pinned=engine.device.type == "cuda",
         )
+        self._copy = HostCopy(engine, rank, self._file.room if config.weights.transport == "file" else None)
         self._group: TransferGroup | None = None
         if config.weights.transport in ("gloo", "nccl"):
             # Imported here because vLLM costs seconds and hundreds of MiB.
@@ -91,12 +92,11 @@ class Publisher:
         self.wait()  # the copy in flight is overwritten below
         began = time.monotonic()
         self._newest = None
-        tensors = self._copy.snapshot()
+        self._newest = self._copy.snapshot(version, self._device)
         self.metrics["time/gather"] = time.monotonic() - began
-        self.metrics["weights/bytes"] = float(sum(t.nbytes for _, t in tensors))
-        if self._rank == 0:
-            self._newest = Snapshot(version, tensors, self._device)
-            self._shipping = self._background.submit(self._bring_when_free, self._newest)
+        if self._newest is not None:
+            self.metrics["weights/bytes"] = float(self._newest.nbytes)
+            self._shipping = self._background.submit(self._bring_when_free, self._newest, began)
         self.published = version
 
     def help_replicas(self, step: int) -> None:
@@ -134,7 +134,7 @@ class Publisher:
         if newest is None:
             return
         if self._file.out_of_reach() if group is None else group.is_behind(newest.version):
-            self._shipping = self._background.submit(self._bring, newest)
+            self._shipping = self._background.submit(self._bring, newest, time.monotonic())
 
     def _is_damaged(self) -> bool:
         """Whether a replica reports that the current newest file differs from its announcement."""
@@ -156,38 +156,37 @@ class Publisher:
         self._background.shutdown()
         self._aside.shutdown()
 
-    def _bring_when_free(self, weights: Snapshot) -> None:
+    def _bring_when_free(self, weights: Snapshot, began: float) -> None:
         """Send weights to the replicas as soon as no evaluation needs their current ones."""
         while self._redis.exists(Keys(self._config.run.name).hold):
             time.sleep(HELD_POLL_S)
-        self._bring(weights)
-
-    def _bring(self, weights: Snapshot) -> None:
-        """Broadcast the weights, or write and announce a file. A separate thread tells the replicas to load
-        the file, so a hung replica blocks neither the learner nor the next version."""
-        if self._group is not None:
             began = time.monotonic()
+        self._bring(weights, began)
+
+    def _bring(self, weights: Snapshot, began: float) -> None:
+        """Broadcast the weights, or announce their file. A separate thread tells the replicas to load the
+        file, so a hung replica blocks neither the learner nor the next version."""
+        if self._group is not None:
             confirmed = self._group.send(weights)
             advance(self._redis, self._config.run.name, weights.version)
-            self._loaded(confirmed, time.monotonic() - began)
+            self._loaded(confirmed, began)
             return
         manifest = self._file.write(weights)
         self._file.announce(manifest)
         self._announced = manifest.version
-        self._aside.submit(self._push, manifest).add_done_callback(_log_failed_push)
+        self._aside.submit(self._push, manifest, began).add_done_callback(_log_failed_push)
 
-    def _push(self, manifest: Manifest) -> None:
+    def _push(self, manifest: Manifest, began: float) -> None:
         if manifest.version < self._announced:
             return  # a newer version is next in this thread's queue
-        began = time.monotonic()
-        confirmed = self._file.push(manifest)
-        self._loaded(confirmed, time.monotonic() - began)
+        self._loaded(self._file.push(manifest), began)
 
     def _announce(self, manifest: Manifest) -> None:
         announce(self._redis, manifest)
         advance(self._redis, self._config.run.name, manifest.version)
 
-    def _loaded(self, confirmed: list[Confirmation], seconds: float) -> None:
+    def _loaded(self, confirmed: list[Confirmation], began: float) -> None:
+        seconds = time.monotonic() - began
         pause = max((c["pause_s"] for c in confirmed), default=0.0)
         self.metrics["time/load"] = pause
         self.metrics["time/checksum"] = max((c["checksum_s"] for c in confirmed), default=0.0)

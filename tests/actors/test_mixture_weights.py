@@ -58,17 +58,17 @@ class Learner:
 
 def published(hf: PreTrainedModel, version: int) -> Any:
     """What the learner takes of its engine to publish it."""
-    from hora_rl.learner.weights.host_copy import HostCopy, Snapshot
+    from hora_rl.learner.weights.host_copy import HostCopy
 
     learner: Any = Learner(hf)
-    return Snapshot(version, HostCopy(learner, rank=0).snapshot(), learner.device)
+    return HostCopy(learner, rank=0).snapshot(version, learner.device)
 
 
 def file_of(config: Config, folder: Path, weights: Any) -> dict[str, object]:
     from hora_rl.learner.weights.file_transport import FileTransport
 
     nobody: Any = SimpleNamespace()
-    transport = FileTransport(folder, "r", config.model.dtype, lambda _: None, nobody, weights.version)
+    transport = FileTransport(folder, "r", lambda _: None, nobody, weights.version)
     return {"version": weights.version, "path": transport.write(weights).path}
 
 
@@ -96,7 +96,8 @@ def test_every_copy_has_the_names_of_files(tmp_path: Path) -> None:
             for parameter in hf.parameters():
                 parameter.mul_(factor)
         hf.save_pretrained(tmp_path / "now")
-        expected, taken = load_file(tmp_path / "now" / "model.safetensors"), dict(copy.snapshot())
+        expected = load_file(tmp_path / "now" / "model.safetensors")
+        taken = dict(cast(Any, copy.snapshot(1, torch.device("cpu"))))
         assert taken.keys() == expected.keys()
         assert all(torch.equal(taken[name], expected[name]) for name in expected)
 

@@ -73,11 +73,11 @@ def step(learner: Any, config: Config, groups: list[Group], version: int) -> flo
 def published(learner: Any, config: Config, folder: Path, version: int) -> dict[str, object]:
     """The update that tells an engine to load the learner's weights."""
     from hora_rl.learner.weights.file_transport import FileTransport
-    from hora_rl.learner.weights.host_copy import HostCopy, Snapshot
+    from hora_rl.learner.weights.host_copy import HostCopy
 
     nobody: Any = SimpleNamespace()
-    weights = Snapshot(version, HostCopy(learner, rank=0).snapshot(), learner.device)
-    transport = FileTransport(folder, "r", config.model.dtype, lambda _: None, nobody, version)
+    transport = FileTransport(folder, "r", lambda _: None, nobody, version)
+    weights: Any = HostCopy(learner, 0, transport.room).snapshot(version, learner.device)
     return {"version": version, "path": transport.write(weights).path}
 
 

@@ -1,0 +1,110 @@
+"""The tensors of a published file in a worker, without a copy in host memory.
+
+On a CPU they are views of the mapped file. A GPU gets the whole file in one copy while the model runs, so the
+pause for loading moves bytes on the card alone. Where that copy would leave too little memory free, each
+tensor is copied when it is loaded. Sealed memory is mapped and registered with CUDA once and copied at the
+full speed of the bus; the learner uses the same few files again and again.
+"""
+
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from typing import BinaryIO
+
+import structlog
+import torch
+
+from hora_rl.common.weights.sealed import is_sealed, private, share
+from hora_rl.common.weights.tensor_file import header_in, tensors_in
+
+log = structlog.get_logger(__name__)
+Tensors = Iterable[tuple[str, torch.Tensor]]
+SPARE = 0.05
+"""Share of a card that stays free beside a copy of all weights: a learner on the same card may need it."""
+FILES = 3
+"""Most files kept registered: the learner uses no more, unless a replica is slow."""
+
+
+def mapped(path: str) -> Tensors:
+    """Views of the file at `path`. Its memory stays locked until the last of them is gone."""
+    with open(path, "rb") as file:
+        share(file.fileno())
+        memory = private(file.fileno())
+    return tensors_in(torch.frombuffer(memory, dtype=torch.uint8), header_in(memory))
+
+
+class DeviceCopies:
+    """Copies published files to the GPU `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._registered: dict[int, mmap.mmap] = {}  # by inode
+        self._of = ""  # name of the memory of one learner process
+
+    def receive(self, path: str, *, ahead: bool) -> Tensors:
+        """The tensors of the file at `path` on the device. `ahead`: copied now, in one piece, if that leaves
+        `SPARE` of the device free; otherwise each when it is asked for. The file stays locked until they are
+        copied."""
+        with ExitStack() as locked:
+            file = locked.enter_context(open(path, "rb"))
+            share(file.fileno())
+            memory = self._memory_of(path, file)
+            raw, header = torch.frombuffer(memory, dtype=torch.uint8), header_in(memory)
+            if ahead and self._fits(raw.nbytes):
+                return tensors_in(self._copied(raw), header)
+            held = locked.pop_all()
+        return self._one_by_one(raw, header, held)
+
+    def _one_by_one(
+        self, raw: torch.Tensor, header: bytes, held: ExitStack
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        with held:
+            for name, tensor in tensors_in(raw, header):
+                yield name, tensor.to(self._device)
+
+    def _fits(self, size: int) -> bool:
+        free, total = torch.cuda.mem_get_info(self._device)
+        return free - size >= SPARE * total
+
+    def _copied(self, raw: torch.Tensor) -> torch.Tensor:
+        with torch.cuda.stream(self._stream):
+            copy = torch.empty_like(raw, device=self._device)
+            copy.copy_(raw, non_blocking=True)
+        self._stream.synchronize()
+        return copy
+
+    def _memory_of(self, path: str, file: BinaryIO) -> mmap.mmap:
+        """The mapping of the file. One of sealed memory is kept, and holds no lock: `file` does. It must be
+        writable to be registered; nothing writes to it."""
+        if not is_sealed(file.fileno()):
+            return private(file.fileno())
+        name, inode = os.readlink(path), os.fstat(file.fileno()).st_ino
+        if name != self._of:  # the learner before this one is gone, and its memory is only held here
+            self._free(0)
+            self._of = name
+        if inode not in self._registered:
+            self._free(FILES - 1)
+            with open(path, "r+b") as writable:
+                memory = mmap.mmap(writable.fileno(), 0)
+            try:
+                _register(memory)
+            except RuntimeError as error:
+                log.warning("weights are copied without registered memory, more slowly", reason=str(error))
+                return memory
+            self._registered[inode] = memory
+        return self._registered[inode]
+
+    def _free(self, left: int) -> None:
+        """Keep only the newest `left` mappings."""
+        for inode in [*self._registered][: len(self._registered) - left]:
+            _unregister(self._registered.pop(inode))
+
+
+def _register(memory: mmap.mmap) -> None:
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)))
+
+
+def _unregister(memory: mmap.mmap) -> None:
+    torch.cuda.cudart().cudaHostUnregister(torch.frombuffer(memory, dtype=torch.uint8).data_ptr())
