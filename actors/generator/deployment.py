@@ -32,6 +32,8 @@ class Generator(Replica):
     """Serve deployment `generator`. `config` is a dumped `Config`."""
 
     async def __init__(self, config: dict[str, Any], redis_url: str) -> None:  # type: ignore[misc]
+        from vllm import envs
+
         from hora_rl.actors.generator import vllm_engine  # the import takes seconds
 
         super().__init__("generator", config, redis_url)
@@ -50,6 +52,7 @@ class Generator(Replica):
             self._config.evaluation.max_sequences,
         )
         await self._engine.begin()
+        envs.enable_envs_cache()  # vLLM would read its environment for every token
         if self._config.weights.transport == "file":
             with suppress(StaleWeights):  # requests pull newer weights later
                 await self._weights.catch_up()

@@ -14,6 +14,7 @@ from vllm.config import WeightTransferConfig
 from vllm.engine import arg_utils
 from vllm.platforms import current_platform
 
+from hora_rl.actors.generator.card_args import card_args, set_card_environment, without_conflicts
 from hora_rl.common.config import Config, Generator, Lora, Model
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.processes import KEEP_FREED_MEMORY
@@ -67,6 +68,7 @@ def set_environment(generator: Generator) -> None:
     # The logits of a step are one block of many MiB. By default glibc returns the block after each step.
     os.environ.update(KEEP_FREED_MEMORY)
     if not current_platform.is_cpu():
+        set_card_environment()
         return
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # with `auto` two replicas bind to the same core
     os.environ["OMP_NUM_THREADS"] = str(generator.threads)
@@ -82,7 +84,7 @@ def engine_args(config: Config) -> AsyncEngineArgs:
     `generator.sleep` is set on a machine where engines cannot sleep."""
     more = config.generator.engine_args
     check_engine_args(more)
-    return AsyncEngineArgs(**(_own(config) | more))
+    return AsyncEngineArgs(**(without_conflicts(_own(config), more) | more))
 
 
 def check_engine_args(more: Mapping[str, Any]) -> None:
@@ -114,8 +116,7 @@ def _type_of(name: str) -> Any:
 
 
 def _own(config: Config) -> dict[str, Any]:
-    """The arguments that HORA sets. `generator.engine_args` may override `block_size`, `config_format`,
-    `enable_chunked_prefill`, `hf_overrides` and `load_format`."""
+    """The arguments that HORA sets. `generator.engine_args` may override those without a key in `KEYS`."""
     generator, longest, cpu = config.generator, config.longest, current_platform.is_cpu()
     own = {
         "model": config.model.path,
@@ -157,8 +158,8 @@ def _own(config: Config) -> dict[str, Any]:
         own["block_size"] = CPU_BLOCK
         if _keeps_state(config.model):  # vLLM shares the prompts of such a model only with chunked prefill
             own["enable_prefix_caching"] = False
-    elif generator.max_batched_tokens is not None:
-        own["max_num_batched_tokens"] = generator.max_batched_tokens
+    else:
+        own |= card_args(generator)
     cache = generator.cpu_kv_cache_gib if cpu else generator.kv_cache_gib
     if cache is not None:
         own["kv_cache_memory_bytes"] = int(cache * 2**30)

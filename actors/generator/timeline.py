@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hora_rl.actors.generator.sampled_logprobs import SampledLogprobs
 from hora_rl.common.types import Origin
 
 if TYPE_CHECKING:
@@ -16,11 +17,17 @@ if TYPE_CHECKING:
 
 class Sequences(dict[str, "RequestState"]):
     """vLLM's table of running sequences by internal id. vLLM returns the times of a request's last sequence
-    only, and drops each sequence when it ends. This table keeps all records until `ended` exits."""
+    only, and drops each sequence when it ends. This table keeps all records until `ended` exits.
+
+    Log-probs are kept as numbers (`actors.generator.sampled_logprobs`)."""
 
     def __init__(self, running: Mapping[str, RequestState]) -> None:
         super().__init__(running)
         self._ended: dict[str, dict[int, RequestStateStats]] = {}
+
+    def __setitem__(self, name: str, state: RequestState) -> None:
+        state.logprobs_processor = SampledLogprobs()
+        super().__setitem__(name, state)
 
     def pop(self, name: str, *default: Any) -> Any:
         state = super().pop(name, *default)

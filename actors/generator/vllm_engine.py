@@ -28,7 +28,7 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
 from hora_rl.actors.generator.adapter import NOWHERE, POLICY
 from hora_rl.actors.generator.engine_args import adapter_settings, engine_args, set_environment
@@ -42,10 +42,10 @@ from hora_rl.common.errors import RunError, UnhealthyError
 from hora_rl.common.types import Completion, FinishReason, Origin, Tokens, VersionSpan
 
 if TYPE_CHECKING:
-    from vllm.logprobs import FlatLogprobs
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 ARRIVAL_S, ALIVE_S = 0.02, 1.0
+ARRIVAL_BETWEEN_STEPS_S = 0.1  # a call to a worker in another process empties the pipeline of steps
 STILL_S = 120.0  # an engine that generates no token, or starts without processor time, for so long is hung
 
 
@@ -114,6 +114,7 @@ class Engine:
                 raise
             why = self._notes.reason() or "one of its processes was killed, perhaps for memory, or hung"
             raise RunError(f"the vLLM engine does not start: {why}") from None
+        _drop_prometheus(self._llm)
         processor = self._llm.output_processor
         self._sequences = processor.request_states = Sequences(processor.request_states)
 
@@ -167,7 +168,6 @@ class Engine:
             max_tokens=min(max_tokens, limit) if max_tokens else limit,
             stop_token_ids=self._stop,
             logprobs=0,
-            flat_logprobs=True,
             stop=self._stop_texts,
             # vLLM detokenizes each token twice, for the answer and for the log-prob.
             detokenize=bool(self._stop_texts),
@@ -214,7 +214,12 @@ class Engine:
         await self._llm.start_weight_update()
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info=dict(info)))
         while arrives and not all(await self._llm.collective_rpc("weights_arrived")):
-            await asyncio.sleep(ARRIVAL_S)
+            await asyncio.sleep(self._arrival_s)
+
+    @property
+    def _arrival_s(self) -> float:
+        apart = self._llm.vllm_config.parallel_config.distributed_executor_backend == "mp"
+        return ARRIVAL_BETWEEN_STEPS_S if apart else ARRIVAL_S
 
     async def install(self, version: int) -> Installed:
         """Load the received weights and label all later tokens `version`. Running sequences are kept.
@@ -291,9 +296,7 @@ class Engine:
 
     def _completion(self, output: CompletionOutput, origin: Origin | None) -> Completion:
         tokens = np.asarray(output.token_ids, dtype=np.int32)
-        flat = cast("FlatLogprobs", output.logprobs)
-        # With `logprobs=0` a position holds only the sampled token; its start index is that token's entry.
-        logprobs = np.asarray([flat.logprobs[i] for i in flat.start_indices], dtype=np.float32)
+        logprobs = np.asarray(output.logprobs, dtype=np.float32)  # numbers, by `Sequences`
         if output.finish_reason not in ("stop", "length"):
             raise RuntimeError(
                 f"a completion ended with {output.finish_reason!r}; the request is sampled again"
@@ -318,6 +321,13 @@ class Engine:
         except EngineDeadError as error:
             why = self._notes.reason()
             raise UnhealthyError("the vLLM engine died" + (f": {why}" if why else "")) from error
+
+
+def _drop_prometheus(llm: AsyncLLM) -> None:
+    """Remove the logger that vLLM always adds, and that counts every token for a page nobody serves."""
+    manager = llm.logger_manager
+    if manager is not None:
+        manager.stat_loggers = [x for x in manager.stat_loggers if not isinstance(x, PrometheusStatLogger)]
 
 
 def _joined(digests: list[str]) -> str:

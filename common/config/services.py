@@ -31,8 +31,7 @@ class Generator(Section):
     )
     max_batched_tokens: Count | None = Field(
         None,
-        description="vLLM's max_num_batched_tokens on a GPU: tokens per engine step; none: vLLM's default, "
-        "2048.",
+        description="vLLM's max_num_batched_tokens on a GPU: tokens per engine step; none: 8192.",
     )
     threads: Count = Field(1, description="CPU threads of one replica's engine; see run.resources.")
     enforce_eager: bool | None = Field(
@@ -55,6 +54,17 @@ class Generator(Section):
         description="`step`: while the learner steps on the same card, the engine frees its memory: weights "
         "wait in pinned host memory, KV entries are recomputed. Needs a GPU.",
     )
+
+    @property
+    def batched_tokens(self) -> int:
+        """Tokens of an engine's step on a GPU, at most."""
+        return self.max_batched_tokens or 8192
+
+    @property
+    def captured(self) -> int:
+        """Tokens of the largest CUDA graph on a GPU: a token of every sequence, and the ends of prompts that
+        join them. vLLM's own limit is 512, beyond which decoding launches every kernel by itself."""
+        return min(2 * self.max_sequences, self.max_sequences + 256)
 
     @property
     def cpu_kv_cache_gib(self) -> float:

@@ -94,6 +94,11 @@ async def test_a_text_of_several_tokens_ends_a_completion_to_the_character(
     assert ended == 0 if stops == ["is never said"] else ended
 
 
+async def test_no_logger_but_the_load_s_sees_the_tokens(engine: Any) -> None:
+    [logger] = engine._llm.logger_manager.stat_loggers
+    assert logger.per_engine_stat_loggers[0] is engine.load
+
+
 async def test_a_truncated_distribution_leaves_the_likely_tokens_alone(engine: Any, prompt: Tokens) -> None:
     one, other = await engine.generate(prompt, 2, seed=5, temperature=1.5, truncation={"top_k": 1})
     assert one.tokens.tolist() == other.tokens.tolist()

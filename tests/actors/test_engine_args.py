@@ -48,12 +48,56 @@ def test_every_argument_that_hora_sets_has_its_key() -> None:
     assert _own(config).keys() - KEYS.keys() == free
 
 
-def test_graphs_are_captured_on_gpus_unless_the_key_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def on_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's platform is not a CPU. Nothing is started there."""
     from vllm.platforms import current_platform
 
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+
+
+@pytest.mark.usefixtures("on_card")
+def test_an_engine_on_a_card_plans_beside_its_worker_with_graphs_for_all_its_sequences() -> None:
+    found = args("generator.max_sequences=1024")
+    assert (found.distributed_executor_backend, found.max_num_batched_tokens) == ("mp", 8192)
+    assert found.max_cudagraph_capture_size == 1280
+    assert args("generator.max_sequences=128").max_cudagraph_capture_size == 256, "as vLLM's own"
+    assert args("generator.enforce_eager=true").max_cudagraph_capture_size is None
+    assert args("generator.max_batched_tokens=512").max_num_batched_tokens == 512
+    assert found.compilation_config.pass_config.fuse_allreduce_rms is None
+    two = args("generator.tensor_parallel=2")
+    assert two.compilation_config.pass_config.fuse_allreduce_rms is False
+    assert two.max_cudagraph_capture_size == 512
+
+
+@pytest.mark.usefixtures("on_card")
+@pytest.mark.parametrize(
+    "more", [{"cudagraph_capture_sizes": [1, 8]}, {"compilation_config": {"max_cudagraph_capture_size": 8}}]
+)
+def test_somebody_s_own_graphs_are_the_only_answer_that_vllm_gets(more: dict[str, object]) -> None:
+    found = args(f"generator.engine_args={json.dumps(more)}")
+    assert found.max_cudagraph_capture_size is None
+    sizes = (found.cudagraph_capture_sizes, found.compilation_config.max_cudagraph_capture_size)
+    assert sizes in (([1, 8], None), (None, 8))
+
+
+@pytest.mark.usefixtures("on_card")
+def test_flashinfer_s_all_reduce_is_off_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hora_rl.actors.generator.engine_args import set_environment
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    set_environment(load("tiny").generator)
+    assert os.environ["VLLM_ALLREDUCE_USE_FLASHINFER"] == "0"
+
+
+def test_an_engine_on_a_cpu_compiles_nothing_unless_the_key_says_otherwise() -> None:
     assert args().enforce_eager
     assert not args("generator.enforce_eager=false").enforce_eager
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    assert args().distributed_executor_backend is None
+
+
+@pytest.mark.usefixtures("on_card")
+def test_an_engine_on_a_card_captures_graphs() -> None:
     assert not args().enforce_eager
 
 
