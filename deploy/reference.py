@@ -87,9 +87,9 @@ MEMORY = f"""\
 Expected GiB on cards of {CARD.gib:g} GiB (H100), from the functions that `hora check` uses; not measured on
 a GPU. Γ·G = 60·32, prompts and responses of up to 2,048 tokens, micro-batches of 8,192, gradient
 checkpointing, 16 bits, weights over `file`, adapters of rank 16. 1.5B, 3B and 7B have Qwen2.5's shapes, 8B
-has Llama 3.1's. A cell has the split that `run.resources: auto` chooses (generators + ranks), ZeRO's stage,
-and the need of one rank and of one generator, whose KV cache is the smallest that is of use where it has a
-card of its own. {SPARE:.0%} of a card is left free.
+has Llama 3.1's. A cell has the split that `run.resources: auto` chooses (generators + ranks; one generator on
+a shared card), ZeRO's stage, and the need of one rank and of one generator, whose KV cache is the smallest
+that is of use where it has a card of its own. {SPARE:.0%} of a card is left free.
 
 """
 
@@ -173,7 +173,8 @@ def memory() -> str:
 
 
 def _cell(architecture: PretrainedConfig, lora: bool, count: int) -> str:
-    config = load("tiny", [*SETTINGS, *(["learner.lora.rank=16"] if lora else [])])
+    one = ["generator.replicas=1"] if count == 1 else []  # more are chosen by this machine's processors
+    config = load("tiny", [*SETTINGS, *one, *(["learner.lora.rank=16"] if lora else [])])
     with torch.device("meta"):
         shape = ModelShape.of(AutoModelForCausalLM.from_config(architecture), config.learner.lora)
     cards = [CARD] * count

@@ -77,3 +77,10 @@ class Rollout(Section):
     def batch_size(self) -> int:
         """Γ·G, the rollouts of a batch."""
         return self.prompts_per_batch * self.group_size
+
+    @property
+    def in_flight(self) -> int:
+        """Most rollouts that one coordinator has sampled at a time: of `shards_in_flight`, within the batches
+        that `max_staleness` lets begin."""
+        shards = min(self.shards_in_flight, self.shards * (1 + self.max_staleness))
+        return shards * self.prompts_per_shard * self.group_size

@@ -32,10 +32,10 @@ GIB = 2**30
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 CONTEXT_GIB = 1.0
 """CUDA context, kernels and workspaces of a process, before its first tensor."""
-BATCHED = 2048
-"""vLLM's default of `max_num_batched_tokens`."""
-GRAPHS_GIB = 0.8
-"""CUDA graphs of vLLM's engine, without `enforce_eager`."""
+KV_BLOCK = 16
+"""Tokens of a block of vLLM's KV cache on a GPU."""
+GRAPHS_GIB, GRAPHS_TOKENS = 0.8, 1024
+"""CUDA graphs of vLLM's engine up to so many tokens, without `enforce_eager`. 0.4 measured up to 512."""
 BUCKET = 5e8
 """Gradient elements that DeepSpeed reduces at once (`reduce_bucket_size`); fully allocated on a card."""
 LIVE = 1e9
@@ -243,8 +243,9 @@ class Estimate:
 
     @property
     def longest_kv_gib(self) -> float:
-        """KV cache of one longest sequence."""
-        return self.config.longest * self.kv_token_bytes / GIB
+        """KV cache of one longest sequence, in whole blocks, and the block of a step planned ahead."""
+        blocks = -(-self.config.longest // KV_BLOCK) + 1
+        return blocks * KV_BLOCK * self.kv_token_bytes / GIB
 
     @property
     def least_kv_gib(self) -> float:
@@ -257,10 +258,10 @@ class Estimate:
         generator, shape, width = self.config.generator, self.shape, self.width
         kv_gib = generator.kv_cache_gib or self.least_kv_gib if kv_gib is None else kv_gib
         parallel = generator.tensor_parallel
-        batched = generator.max_batched_tokens or BATCHED
-        layer = batched * width * (6 * shape.hidden + 3 * shape.intermediate / parallel)
+        layer = generator.batched_tokens * width * (6 * shape.hidden + 3 * shape.intermediate / parallel)
         sampler = LOGIT_BYTES * generator.max_sequences * shape.vocabulary
-        graphs = GRAPHS_GIB if card and not generator.enforce_eager else 0.0
+        graphs = GRAPHS_GIB * max(1.0, generator.captured / GRAPHS_TOKENS)
+        graphs *= card and not generator.enforce_eager
         several = NCCL_GIB if card and parallel > 1 else 0.0
         return Need(
             "generator",
@@ -273,12 +274,19 @@ class Estimate:
             },
         )
 
+    @property
+    def engines(self) -> int:
+        """Engines on one card: several if each reserves a part of it."""
+        generator = self.config.generator
+        return max(1, min(generator.replicas, int(1 / min(1.0, generator.gpus or 1.0))))
+
     def shared_gib(self, generator: Need) -> float:
-        """GiB on a card that one rank shares with `generator`: the sum. With `generator.sleep`, the larger of
-        a step with a sleeping engine and generation with a waiting learner."""
+        """GiB on a card that one rank shares with `engines` like `generator`: the sum. With
+        `generator.sleep`, the larger of a step with a sleeping engine and generation with a waiting
+        learner."""
         rank = self.rank()
         if self.config.generator.sleep != "step":
-            return rank.gib + generator.gib
+            return rank.gib + self.engines * generator.gib
         return max(rank.gib + asleep_gib(generator), waiting_gib(rank) + generator.gib)
 
     def host(self, *, cards: bool, trains: bool = True) -> dict[str, float]:
@@ -289,7 +297,8 @@ class Estimate:
         needs = {
             "Ray, Redis, coordinator": BASE_GIB,
             f"generator, {generator.replicas} of": generator.replicas
-            * (REPLICA_GIB if cards else engine.gib),
+            # On a card the model runs in one process more.
+            * (REPLICA_GIB + RANK_GIB if cards else engine.gib),
         }
         if not trains:
             return needs

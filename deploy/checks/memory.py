@@ -111,10 +111,11 @@ def holds(estimate: Estimate, cards: Sequence[Card]) -> Finding:
     need = [rank, generator] if together else [max((rank, generator), key=lambda n: n.gib)]
     card = min(cards, key=lambda c: c.gib)
     total = estimate.shared_gib(generator) if together else need[0].gib
+    several = f"{estimate.engines} · " if together and estimate.engines > 1 else ""
     in_turn = ", not at the same time," if together and config.generator.sleep == "step" else ""
     says = (
-        f"{' and '.join(f'{n.part} {n.gib:.1f}' for n in need)} GiB{in_turn} = {total:.1f} GiB on one "
-        f"{card.name} of {card.gib:.1f} GiB, of which {card.usable_gib:.1f} can be given out"
+        f"{f' and {several}'.join(f'{n.part} {n.gib:.1f}' for n in need)} GiB{in_turn} = {total:.1f} GiB on "
+        f"one {card.name} of {card.gib:.1f} GiB, of which {card.usable_gib:.1f} can be given out"
     )
     return must(total <= card.usable_gib, "GPU memory", says, f"change {KEYS}, or use another card")
 

@@ -1,8 +1,9 @@
 """`run.resources: auto`: divide one machine's cards between generators and learner, for unset keys only.
 
-One card is shared: Ray gets fractions, and the KV cache gets the memory that the learner's estimate leaves,
-because vLLM would otherwise take it. Several cards are divided for the shortest expected step. The learner
-keeps its activations where memory allows, in micro-batches as large as memory allows.
+One card is shared by the learner and as many engines as its processors can serve: Ray gets fractions, and the
+engines' KV caches get the memory that the learner's estimate leaves, because vLLM would otherwise take it.
+Several cards are divided between replicas and ranks for the shortest expected step. The learner keeps its
+activations where memory allows, in micro-batches as large as memory allows.
 """
 
 from __future__ import annotations
@@ -15,14 +16,23 @@ import psutil
 
 from hora_rl.common.config import Config, Generator, Learner
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.processes import processors
 from hora_rl.deploy.checks.estimate import GIB, Estimate, waiting_gib
-from hora_rl.deploy.checks.step_costs import step_seconds
+from hora_rl.deploy.checks.step_costs import decoding, step_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SPARE = 0.05
 """Unallocated share of a card, for fragmentation and the error of the estimate."""
+MOST_ENGINES, ENGINE_PROCESSORS, OTHER_PROCESSORS = 8, 3, 4
+"""Most engines on a card; processors that one keeps busy there (replica, scheduler and worker), and those of
+learner, Ray, Redis, coordinator and verifier."""
+WORTH = 0.9
+"""More engines on a card are chosen where generation then takes at most this share of the time."""
+SEQUENCES, LEAST_SEQUENCES = 256, 64
+"""Sequences of a generator's card even where a batch has fewer, because evaluations have more; and the fewest
+of an engine."""
 MICRO_BATCHES = (65_536, 32_768, 16_384, 8192, 4096)
 """Tokens of a micro-batch to choose from: more make no card faster, fewer leave it idle between kernels."""
 
@@ -88,21 +98,65 @@ def _shared(found: Estimate, card: Card) -> Estimate:
         raise ConfigError(
             f"generator.tensor_parallel ({parallel}) needs as many cards, and this machine has 1: set it to 1"
         )
-    found = _filled(found, generator={"replicas": 1, "gpus": 0.5}, learner={"workers": 1, "gpus": 0.5})
-    least, usable = found.least_kv_gib, card.usable_gib
+    written = "replicas" in generator.model_fields_set or generator.sleep == "step"
+    counts = [generator.replicas] if written else range(1, most_engines() + 1)
+    best, *more = (_with_engines(found, count, card) for count in counts)
+    for one in more:
+        fits = one.shared_gib(one.generator()) <= card.usable_gib
+        same = one.config.learner.gradient_checkpointing == best.config.learner.gradient_checkpointing
+        seconds, before = (decoding(x, card.name, card.gib).seconds for x in (one, best))
+        if fits and same and seconds < WORTH * before:
+            best = one
+    return best  # what does not fit is reported by the memory check
+
+
+def most_engines() -> int:
+    """Engines that this machine's processors can serve beside everything else."""
+    return min(MOST_ENGINES, max(1, (processors() - OTHER_PROCESSORS) // ENGINE_PROCESSORS))
+
+
+def _with_engines(asked: Estimate, count: int, card: Card, sequences: int = 0) -> Estimate:
+    """`count` engines and the learner on one card. Each engine's KV cache holds `max_sequences` of the
+    longest sequences, or takes its part of the memory that the learner leaves."""
+    gpus = {"replicas": count, "gpus": math.floor(5000 / count) / 10_000}
+    found = _filled(asked, generator=gpus, learner={"workers": 1, "gpus": 0.5})
+    found = _with_sequences(found, sequences or wanted_sequences(found))
+    at_once = found.config.generator.max_sequences
+    chosen = at_once > LEAST_SEQUENCES and "max_sequences" not in asked.config.generator.model_fields_set
+    least, usable, wanted = found.least_kv_gib, card.usable_gib, at_once * found.longest_kv_gib
     choices = learners(found)
-    room = usable - choices[-1].shared_gib(found.generator(0.0))
+    room = (usable - choices[-1].shared_gib(found.generator(0.0))) / count
     if room < least:
-        return choices[-1]  # reported by the memory check
+        return _with_engines(asked, count, card, at_once // 2) if chosen else choices[-1]
     # Activations take no more than half of what the largest useful cache would need too.
-    wanted = found.generator(max(least, min(room / 2, generator.max_sequences * found.longest_kv_gib)))
-    found = next(made for made in choices if made.shared_gib(wanted) <= usable)
+    engine = found.generator(max(least, min(room / 2, wanted)))
+    found = next(made for made in choices if made.shared_gib(engine) <= usable)
     rank, fixed = found.rank(), found.generator(0.0).gib
-    left = usable - fixed - (waiting_gib(rank) if generator.sleep == "step" else rank.gib)
-    cache = max(least, min(left, generator.max_sequences * found.longest_kv_gib))
+    taken = waiting_gib(rank) if found.config.generator.sleep == "step" else rank.gib
+    left = math.floor(100 * ((usable - taken) / count - fixed)) / 100
+    cache = found.config.generator.kv_cache_gib or min(left, math.ceil(100 * max(least, wanted)) / 100)
+    if chosen and (held := _held(found, cache)) < at_once:
+        return _with_engines(asked, count, card, held)
     share = min(0.95, math.ceil(100 * (fixed + cache) / card.gib) / 100)
-    sizes = {"kv_cache_gib": math.floor(100 * cache) / 100, "memory_utilization": share}
-    return _filled(found, generator=sizes)
+    return _filled(found, generator={"kv_cache_gib": cache, "memory_utilization": share})
+
+
+def _with_sequences(found: Estimate, count: int) -> Estimate:
+    """`max_sequences` for `count` sequences, in the steps in which vLLM captures graphs."""
+    sequences = min(1024, max(LEAST_SEQUENCES, -(-count // 8) * 8))
+    return _filled(found, generator={"max_sequences": sequences})
+
+
+def wanted_sequences(found: Estimate) -> int:
+    """Sequences that a replica has at a time when no memory limits it: its part of the batches in flight."""
+    generator, rollout = found.config.generator, found.config.rollout
+    return -(-max(SEQUENCES, rollout.in_flight) // generator.replicas)
+
+
+def _held(found: Estimate, cache: float) -> int:
+    """Sequences for a KV cache of `cache` GiB: twice as many as it holds of the longest, because they grow
+    over time. vLLM sets back the newest where that is too many."""
+    return 8 * int(2 * cache / found.longest_kv_gib / 8)
 
 
 def learners(found: Estimate) -> list[Estimate]:
@@ -149,15 +203,13 @@ def _divided(found: Estimate, cards: Sequence[Card]) -> Estimate:
 def _with_replicas(found: Estimate, count: int, cards: int, card: Card) -> Estimate:
     """`count` replicas; the remaining cards are ranks, sharded only as far as memory requires."""
     ranks = cards - count * found.config.generator.tensor_parallel
-    sampling = {"replicas": count, "max_sequences": most_sequences(found, card)}
-    found = _filled(found, generator=sampling, learner={"workers": ranks})
+    found = _filled(found, generator={"replicas": count}, learner={"workers": ranks})
+    found = _with_sequences(found, min(wanted_sequences(found), most_sequences(found, card)))
     two, three = (_filled(found, learner={"zero_stage": stage}) for stage in (2, 3))
     choices = [*learners(found)[: len(MICRO_BATCHES)], *learners(two), *learners(three)]
     return next((made for made in choices if made.rank().gib <= card.usable_gib), choices[-1])
 
 
 def most_sequences(found: Estimate, card: Card) -> int:
-    """`max_sequences` for a generator's card, 64 to 1,024: twice the number of longest sequences that fit,
-    because sequences grow over time."""
-    room = card.gib * found.config.generator.memory_utilization - found.generator(0.0).gib
-    return min(1024, max(64, 8 * int(2 * room / found.longest_kv_gib / 8)))
+    """Sequences that a generator's own card has memory for."""
+    return _held(found, card.gib * found.config.generator.memory_utilization - found.generator(0.0).gib)

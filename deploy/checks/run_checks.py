@@ -21,7 +21,8 @@ from hora_rl.deploy.checks.findings import Check, Finding, Target
 from hora_rl.deploy.checks.gpu_software import driver, precision, triton_build
 from hora_rl.deploy.checks.memory import estimate_of, estimated, memory, run_target
 from hora_rl.deploy.checks.resources import read_cards
-from hora_rl.deploy.checks.step_costs import UNKNOWN, said
+from hora_rl.deploy.checks.step_costs import UNKNOWN
+from hora_rl.deploy.checks.step_words import said
 from hora_rl.deploy.checks.weight_files import weight_files
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)

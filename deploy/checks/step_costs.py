@@ -8,11 +8,14 @@ from hora_rl.learner.flops import PEAK_BF16, peak_flops
 
 MEAN = 0.5
 """Assumed mean response length relative to the limit."""
-WANTED_MFU = 0.3
-"""Expected share of a card's peak in training. Checkpointing computes each forward pass twice, which allows
-40% at most; head, small kernels and padding take the rest. Not measured."""
+MFU = 0.27
+"""Share of a card's peak in training with recomputed activations, measured: 1.5B on one H200. Kept ones save
+the second forward pass, a quarter of the FLOPs."""
 REACHED = 0.7
 """Expected share of a card's memory bandwidth in decoding. Not measured."""
+STEP_S, SEQUENCE_S, TOKEN_S = 0.005, 28e-6, 33e-6
+"""Processor time of an engine, for each step and for each sequence in it, and of its replica for each token.
+Measured with 1.5B on one H200 and a machine of 16 processors, scheduler and worker in one process."""
 UNKNOWN = "H100"
 """Card to assume if the card is unknown."""
 BANDWIDTH = {
@@ -72,24 +75,42 @@ def arithmetic(estimate: Estimate) -> StepArithmetic:
     )
 
 
-def card_flops(device: str = UNKNOWN) -> float:
-    """Expected training FLOP/s of a card in 16 bits."""
-    return WANTED_MFU * (peak_flops(device, "bfloat16") or PEAK_BF16[UNKNOWN])
+def card_flops(device: str = UNKNOWN, *, again: bool = True) -> float:
+    """Expected FLOP/s of a card in 16 bits. `again`: activations are recomputed."""
+    return MFU * (1.0 if again else 4 / 3) * (peak_flops(device, "bfloat16") or PEAK_BF16[UNKNOWN])
 
 
-def learner_seconds(found: StepArithmetic, ranks: int, device: str) -> float:
+def learner_seconds(estimate: Estimate, device: str = UNKNOWN) -> float:
     """Seconds for one step's gradients."""
-    return found.flops / card_flops(device) / ranks
+    learner = estimate.config.learner
+    per_rank = card_flops(device, again=learner.gradient_checkpointing)
+    return arithmetic(estimate).flops / per_rank / learner.workers
 
 
-def generator_seconds(estimate: Estimate, device: str = UNKNOWN, gib: float = 80.0) -> float:
-    """Seconds for sampling one batch on cards with `gib` each.
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Sampling one batch with `running` sequences in each engine: seconds of each generator's card and of
+    each engine's processors, which work at the same time."""
 
-    One decoding step adds a token to each of a replica's B running sequences. The step reads W bytes of
-    weights and K bytes of keys and values for each of L tokens of context, or is bound by 2 · P · B FLOPs
-    (Pope et al. 2022, "Efficiently Scaling Transformer Inference", arXiv 2211.05102, section 2):
+    running: float
+    card_s: float
+    processor_s: float
 
-        max((W + B · L · K) / bandwidth, 2 · P · B / flops) · responses / (replicas · B) + prompts
+    @property
+    def seconds(self) -> float:
+        return max(self.card_s, self.processor_s)
+
+
+def decoding(estimate: Estimate, device: str = UNKNOWN, gib: float = 80.0) -> Decoding:
+    """Sampling one batch on cards with `gib` each.
+
+    One decoding step adds a token to each of an engine's B running sequences. On the card it reads W bytes
+    of weights and K bytes of keys and values for each of L tokens of context, or is bound by 2 · P · B FLOPs
+    (Pope et al. 2022, "Efficiently Scaling Transformer Inference", arXiv 2211.05102, section 2). The engines
+    of a card take turns:
+
+        card       engines · max((W + B · L · K) / bandwidth, 2 · P · B / flops)
+        processors max(STEP_S + SEQUENCE_S · B, TOKEN_S · B)
 
     `max_sequences`, the batch and the KV cache limit B. A prompt is computed once for its group.
     """
@@ -98,42 +119,23 @@ def generator_seconds(estimate: Estimate, device: str = UNKNOWN, gib: float = 80
     bandwidth = REACHED * next((b for name, b in BANDWIDTH.items() if name in device), BANDWIDTH[UNKNOWN])
     weights, parallel = 2 * (shape.parameters + shape.adapter), generator.tensor_parallel
     context = found.tokens / found.rollouts - found.responses / found.rollouts / 2
-    room = gib * GIB * 0.9 - estimate.generator(0.0).gib * GIB
-    most = min(generator.max_sequences, found.rollouts / generator.replicas, room / (entry * context))
-    running = max(1.0, most)
+    cache = generator.kv_cache_gib or gib * 0.9 / estimate.engines - estimate.generator(0.0).gib
+    room = cache * GIB / (entry * context)
+    running = max(1.0, min(generator.max_sequences, found.rollouts / generator.replicas, room))
     read = (weights / parallel + running * context * entry) / bandwidth
     step = max(read, weights * running / parallel / card_flops(device))
     prompts = rollout.prompts_per_batch * rollout.max_prompt_tokens / 2
     prefill = weights * prompts / card_flops(device) / parallel / generator.replicas
-    return step * found.responses / generator.replicas / running + prefill
+    steps = found.responses / generator.replicas / running
+    processor = max(STEP_S + SEQUENCE_S * running, TOKEN_S * running)
+    return Decoding(running, estimate.engines * (steps * step + prefill), steps * processor)
 
 
 def step_seconds(estimate: Estimate, device: str = UNKNOWN, gib: float = 80.0) -> float:
-    """Seconds of a step: the slower side, or the sum of both if `rollout.max_staleness` is 0."""
-    learner = learner_seconds(arithmetic(estimate), estimate.config.learner.workers, device)
-    sides = (learner, generator_seconds(estimate, device, gib))
-    return max(sides) if estimate.config.rollout.max_staleness else sum(sides)
-
-
-def said(estimate: Estimate, device: str | None) -> list[str]:
-    """The arithmetic in words, one line each. `device` is the card's name; None on a CPU, without seconds."""
-    found, config = arithmetic(estimate), estimate.config
-    ranks, replicas = config.learner.workers, config.generator.replicas
-    mean = MEAN * config.rollout.max_response_tokens
-    learner = generators = ""
-    unknown = ["seconds: unknown on this CPU before a run; `hora report RUN` has what it took"]
-    if device is not None:
-        unknown = []
-        where = f"expected on {device}, at {WANTED_MFU:.0%} of its peak and {REACHED:.0%} of its bandwidth"
-        learner = f"; {learner_seconds(found, ranks, device):.1f} s {where}"
-        generators = f"; {generator_seconds(estimate, device):.1f} s expected, bound by memory"
-    return [
-        f"a step: {found.rollouts:,} rollouts, {found.tokens / 1e6:.2f} million tokens at a mean response of "
-        f"{mean:,.0f}",
-        f"learner: {found.flops / 1e12:,.3g} TFLOPs over {ranks} ranks, {found.micro_batches:.0f} "
-        f"micro-batches each{learner}",
-        f"generators: {found.sampling / 1e12:,.3g} TFLOPs over {replicas} replicas{generators}",
-        *unknown,
-        f"weights: {found.published:.3f} GiB to each replica over {config.weights.transport}; "
-        f"{found.published * replicas:.3f} GiB in all",
-    ]
+    """Seconds of a step: the slower side, or the sum of both if `rollout.max_staleness` is 0. On a card that
+    both use, the learner also waits for the engines' share of it."""
+    learner, sampling = learner_seconds(estimate, device), decoding(estimate, device, gib)
+    if not estimate.config.rollout.max_staleness:
+        return learner + sampling.seconds
+    shared = sampling.card_s if (estimate.config.learner.gpus or 1.0) < 1 else 0.0
+    return max(learner + shared, sampling.seconds)

@@ -13,11 +13,22 @@ from transformers import AutoConfig, Qwen2ForCausalLM
 
 from hora_rl.common.load import load
 from hora_rl.common.rollout_files import files_of
-from hora_rl.deploy.checks import disk, machine, step_costs
+from hora_rl.deploy.checks import disk, machine
 from hora_rl.deploy.checks.estimate import GIB, Estimate, ModelShape
 from hora_rl.deploy.checks.findings import Target, size
 from hora_rl.deploy.checks.memory import estimate_of, memory
-from hora_rl.deploy.checks.step_costs import BANDWIDTH, REACHED, arithmetic, generator_seconds, step_seconds
+from hora_rl.deploy.checks.step_costs import (
+    BANDWIDTH,
+    REACHED,
+    SEQUENCE_S,
+    STEP_S,
+    TOKEN_S,
+    Decoding,
+    arithmetic,
+    decoding,
+    step_seconds,
+)
+from hora_rl.deploy.checks.step_words import said
 from hora_rl.learner.batch import micro_batches
 from hora_rl.learner.logprobs import Policy, without_dropout
 from hora_rl.learner.prefixes import Sharing, length, rows_of
@@ -117,15 +128,34 @@ PAPER += ("rollout.max_prompt_tokens=2048", "rollout.max_response_tokens=2048")
 PAPER += ("learner.tokens_per_microbatch=16384", "generator.max_batched_tokens=8192")
 
 
-def test_decoding_is_bound_by_what_it_reads() -> None:
-    config = load("tiny", [*PAPER, "generator.replicas=4", "generator.max_sequences=128"])
+def test_decoding_is_bound_by_what_a_card_reads_or_by_an_engine_s_processors() -> None:
+    def sampled(shape: ModelShape, *more: str) -> Decoding:
+        settings = [*PAPER, "generator.replicas=4", "generator.max_sequences=128", *more]
+        return decoding(Estimate(load("tiny", settings), shape))
+
     weights, entry, context = 2 * 7_615_616_512, 2 * 28 * 512 * 2, 1024 + 512
     step = (weights + 128 * context * entry) / (REACHED * BANDWIDTH["H100"])
-    decoding = step * 1024 * 60 * 32 / (4 * 128)
-    found = generator_seconds(Estimate(config, SEVEN))
-    assert found == pytest.approx(decoding, rel=0.02), "and little for prompts"
-    twice = load("tiny", [*PAPER, "generator.replicas=8", "generator.max_sequences=128"])
-    assert generator_seconds(Estimate(twice, SEVEN)) == pytest.approx(decoding / 2, rel=0.02)
+    steps = 1024 * 60 * 32 / (4 * 128)
+    found = sampled(SEVEN)
+    assert found.card_s == pytest.approx(step * steps, rel=0.03), "and little for prompts"
+    assert found.processor_s == pytest.approx((STEP_S + 128 * SEQUENCE_S) * steps)
+    assert found.seconds == found.card_s
+    assert sampled(SEVEN, "generator.replicas=8").seconds == pytest.approx(found.seconds / 2, rel=0.02)
+    small = sampled(FULL)
+    assert small.seconds == small.processor_s == found.processor_s
+    several = sampled(FULL, "generator.replicas=1", "generator.max_sequences=1024")
+    assert several.processor_s == pytest.approx(TOKEN_S * 1024 * 60 * 32), "the replica's process is full"
+
+
+def test_engines_of_one_card_take_turns_there_and_each_has_its_own_processors() -> None:
+    settings = [*PAPER, "generator.max_sequences=128", "generator.kv_cache_gib=20"]
+    one, four = (
+        decoding(Estimate(load("tiny", [*settings, f"generator.replicas={n}", f"generator.gpus={g}"]), SEVEN))
+        for n, g in ((1, 0.5), (4, 0.125))
+    )
+    assert one.running == four.running == 128
+    assert four.card_s == pytest.approx(one.card_s)
+    assert four.processor_s == pytest.approx(one.processor_s / 4)
 
 
 def test_sides_that_wait_for_each_other_add_up() -> None:
@@ -137,7 +167,7 @@ def test_sides_that_wait_for_each_other_add_up() -> None:
 
 def test_seconds_are_said_of_cards_and_never_of_a_cpu() -> None:
     estimate = Estimate(load("tiny", list(PAPER)), SEVEN)
-    cpu, card = (" ".join(step_costs.said(estimate, device)) for device in (None, "H100"))
+    cpu, card = (" ".join(said(estimate, device)) for device in (None, "H100"))
     assert " s expected" in card
     assert not re.search(r"[0-9] s ", cpu)
     assert "TFLOP/s" not in cpu

@@ -10,9 +10,10 @@ import hora_rl.runs
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import dump_yaml, load
-from hora_rl.deploy.checks import machine
+from hora_rl.deploy.checks import machine, resources
 from hora_rl.deploy.checks.estimate import Estimate, ModelShape, asleep_gib, waiting_gib
 from hora_rl.deploy.checks.findings import Finding, Target
+from hora_rl.deploy.checks.machine import enough_gpus
 from hora_rl.deploy.checks.memory import beside_engine, holds, memory, run_target, table
 from hora_rl.deploy.checks.resources import SPARE, Card, choose, read_cards
 from hora_rl.deploy.checks.run_checks import target_of
@@ -27,6 +28,17 @@ H100, RTX = Card("H100", 79.6), Card("RTX 4090", 24.0)
 BASE = ("model.dtype=bfloat16", "rollout.max_prompt_tokens=1024", "rollout.max_response_tokens=2048")
 BASE += ("learner.tokens_per_microbatch=4096",)
 LORA = ("learner.lora.rank=16",)
+
+
+@pytest.fixture(autouse=True)
+def with_processors(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """`with_processors(16)`: this machine has as many. By default four, which serve one engine."""
+
+    def have(count: int) -> None:
+        monkeypatch.setattr(resources, "processors", lambda: count)
+
+    have(4)
+    return have
 
 
 def case(name: str, *more: str) -> Estimate:
@@ -87,6 +99,73 @@ def test_activations_are_kept_in_the_largest_micro_batches_that_memory_allows(
         assert generator.kv_cache_gib >= 0.99 * min(256 * made.longest_kv_gib, cards[0].gib / 4)
     wrote = chosen("learner.tokens_per_microbatch=1024", "learner.gradient_checkpointing=true").config.learner
     assert (wrote.gradient_checkpointing, wrote.tokens_per_microbatch) == (True, 1024)
+
+
+def plain(tmp_path: Path, name: str, *more: str) -> Estimate:
+    """A configuration of which nobody wrote what a generator holds, and the shape of a model."""
+    file = tmp_path / "run.yaml"
+    file.write_text("model: {path: deploy/demo/model, dtype: bfloat16}\ndata: {path: arithmetic}\n")
+    config = load(str(file), more)
+    return Estimate(config, ModelShape.of(without_weights(*SHAPES[name]), config.learner.lora))
+
+
+BATCH = ("rollout.max_prompt_tokens=256", "rollout.max_response_tokens=512", "rollout.prompts_per_batch=16")
+
+
+@pytest.mark.parametrize(("have", "engines"), [(2, 1), (7, 1), (10, 2), (16, 4)])
+def test_a_card_gets_as_many_engines_as_its_processors_serve(
+    tmp_path: Path, with_processors: Callable[[int], None], have: int, engines: int
+) -> None:
+    with_processors(have)
+    made = choose(plain(tmp_path, "1.5B", *BATCH), [H200])
+    generator, rank, engine = made.config.generator, made.rank(), made.generator()
+    assert (generator.replicas, made.engines) == (engines, engines)
+    assert 0.499 < engines * generator.gpus <= 0.5, "and the learner has the other half"
+    assert enough_gpus(Target(made.config), 1, "this machine has").level == "ok"
+    assert generator.max_sequences * engines == 1024, "two batches of 16 · 32"
+    assert generator.kv_cache_gib >= generator.max_sequences * made.longest_kv_gib
+    assert made.shared_gib(engine) == pytest.approx(rank.gib + engines * engine.gib)
+    assert made.shared_gib(engine) <= H200.usable_gib
+    # vLLM asks for each engine's share to be free when it starts, also beside all others.
+    assert engine.gib <= generator.memory_utilization * H200.gib < engine.gib + 0.011 * H200.gib
+    assert (f"and {engines} · generator" in holds(made, [H200]).line) == (engines > 1)
+
+
+def test_a_card_that_is_bound_by_its_memory_gets_one_engine(
+    tmp_path: Path, with_processors: Callable[[int], None]
+) -> None:
+    with_processors(64)
+    assert choose(plain(tmp_path, "7B", *LORA), [H100]).config.generator.replicas == 1
+
+
+def test_engines_somebody_wrote_divide_the_card(tmp_path: Path) -> None:
+    made = choose(plain(tmp_path, "0.5B", *BATCH, "generator.replicas=3"), [H200])
+    generator = made.config.generator
+    assert (generator.replicas, generator.gpus, generator.max_sequences) == (3, 0.1666, 344)
+    assert holds(made, [H200]).level == "ok"
+    turns = choose(plain(tmp_path, "0.5B", *BATCH, *SLEEP), [H200]).config.generator
+    assert turns.replicas == 1
+
+
+@pytest.mark.parametrize("longest", [72, 80, 81])
+def test_the_cache_holds_every_sequence_that_may_run_to_its_end(tmp_path: Path, longest: int) -> None:
+    """In vLLM's blocks of 16 tokens, of which it keeps one for itself."""
+    limits = ("rollout.max_prompt_tokens=64", f"rollout.max_response_tokens={longest - 64}")
+    for more in ((), ("generator.max_sequences=128",)):
+        made = choose(plain(tmp_path, "0.5B", *limits, *more), [H100])
+        generator = made.config.generator
+        blocks = generator.max_sequences * -(-longest // 16) + 1
+        assert generator.kv_cache_gib * 2**30 >= blocks * 16 * made.kv_token_bytes
+        assert generator.max_sequences == 128 if more else generator.max_sequences == 1024
+
+
+def test_where_memory_is_short_twice_the_longest_sequences_run(tmp_path: Path) -> None:
+    long = ("rollout.max_response_tokens=16384", "learner.tokens_per_microbatch=20480")
+    made = choose(plain(tmp_path, "1.5B", *long, *LORA), [H100])
+    generator = made.config.generator
+    held = 2 * generator.kv_cache_gib / made.longest_kv_gib
+    assert 64 < generator.max_sequences <= held + 8
+    assert made.shared_gib(made.generator()) > 0.9 * H100.usable_gib, "the card is used"
 
 
 SLEEP = ("generator.sleep=step", "rollout.max_staleness=0")
@@ -167,7 +246,7 @@ def test_several_cards_are_divided_so_that_the_slower_side_is_fastest(name: str,
 def test_long_answers_want_generators_and_short_ones_learners() -> None:
     assert choose(case("7B", *PAPER), [H100] * 8).config.generator.replicas == 2
     longer = ("rollout.max_response_tokens=16384", "learner.tokens_per_microbatch=18432")
-    assert choose(case("7B", *PAPER, *longer), [H100] * 8).config.generator.replicas >= 4
+    assert choose(case("7B", *PAPER, *longer), [H100] * 8).config.generator.replicas >= 3
 
 
 def test_a_model_that_fits_no_rank_is_sharded() -> None:
@@ -294,9 +373,9 @@ def test_a_resumed_run_keeps_its_ranks_on_a_machine_with_other_cards(
         raise RunError("far enough")
 
     monkeypatch.setattr(local, "require", stop)
-    config = load("tiny", [f"run.folder={tmp_path}"])
     cards(8)
-    write_config(tmp_path / "tiny", run_target(with_absolute_folder(config)).config)
+    three = with_absolute_folder(load("tiny", [f"run.folder={tmp_path}", "learner.workers=3"]))
+    write_config(tmp_path / "tiny", run_target(three).config)
     cards(6)
     for written in ([], ["learner.workers=2"]):
         again = load("tiny", [f"run.folder={tmp_path}", *written])

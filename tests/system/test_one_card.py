@@ -15,6 +15,7 @@ import torch
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.runs.audit_run import audit_run
+from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.support.jsonl import lines
 from tests.support.programs import run_well
 from tests.system.conftest import SMALL, LiveRun
@@ -44,16 +45,23 @@ run_local(load("tiny", sys.argv[1:]), resume=False, fresh=False)
 
 
 @pytest.mark.slow
-def test_learner_and_replica_share_one_card(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engines", [1, 2])
+def test_learner_and_engines_share_one_card(tmp_path: Path, engines: int) -> None:
     settings = {**SMALL, "run.folder": tmp_path / "runs", "run.name": "one", "learner.steps": 3}
     words = [f"{key}={value}" for key, value in settings.items()]
+    if engines > 1:
+        words.append(f"generator.replicas={engines}")
     ran = run_well(sys.executable, "-c", RUN, *words, limit_s=800, COLUMNS="200", PYTHONPATH=str(ROOT))
-    assert "resources: chosen for Told of: generator.gpus = 0.5, generator.kv_cache_gib = " in ran.stdout
+    share = 0.5 / engines
+    assert f"chosen for Told of: generator.gpus = {share:g}, generator.kv_cache_gib = " in ran.stdout
     run = tmp_path / "runs" / "one"
     config = load(str(run / "config.yaml"))
-    assert (config.generator.gpus, config.learner.gpus) == (0.5, 0.5)
+    assert (config.generator.gpus, config.learner.gpus) == (share, 0.5)
     steps = lines(run / "steps.jsonl")
     assert [s["step"] for s in steps] == [0, 1, 2]
+    assert max(s["drift"] for s in steps if "drift" in s) < 0.02
+    replicas = read_rollouts(run, columns=["replica"])["replica"]
+    assert len(set(replicas.to_pylist())) == engines
     assert audit_run(run)
 
 
