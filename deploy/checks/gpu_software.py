@@ -10,7 +10,8 @@ from pathlib import Path
 
 from hora_rl.common.load import ROOT
 from hora_rl.deploy.checks import machine
-from hora_rl.deploy.checks.findings import Finding, Target, must, should
+from hora_rl.deploy.checks.findings import Finding, Target, must, ok, should
+from hora_rl.deploy.machine import mps
 
 # Oldest branch of the driver for every minor version of a CUDA release (NVIDIA, "Minor Version
 # Compatibility", table 1).
@@ -39,6 +40,20 @@ def judge_driver(version: str, cuda: str, *, works: bool) -> Finding:
     if works:
         return should(branch >= oldest, "GPU driver", says, "torch finds the cards all the same; update it")
     return must(branch >= oldest, "GPU driver", says, f"install a driver of branch {oldest} or newer")
+
+
+def mps_daemon(target: Target) -> Iterator[Finding]:
+    """Whether processes that share a card can use it at the same time. No finding where none do."""
+    if target.on_cluster or not machine.gpus() or not mps.wanted_by(target.config.generator):
+        return
+    if mps.installed():
+        yield ok("MPS", f"{mps.CONTROL} starts with the run; processes on the card work at the same time")
+    else:
+        yield ok(
+            "MPS",
+            f"off: {mps.CONTROL}, a part of NVIDIA's driver, is not installed, so processes on the "
+            "card take turns",
+        )
 
 
 def precision(target: Target) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from hora_rl.common.weights.pretrained import obtain
 from hora_rl.deploy.checks import configuration, disk, machine, processors, services, sources, task, templates
 from hora_rl.deploy.checks.engine import AskedEngine, engine
 from hora_rl.deploy.checks.findings import Check, Finding, Target
-from hora_rl.deploy.checks.gpu_software import driver, precision, triton_build
+from hora_rl.deploy.checks.gpu_software import driver, mps_daemon, precision, triton_build
 from hora_rl.deploy.checks.memory import estimate_of, estimated, memory, run_target
 from hora_rl.deploy.checks.resources import read_cards
 from hora_rl.deploy.checks.step_costs import UNKNOWN
@@ -52,6 +52,7 @@ CHECKS: tuple[Check, ...] = (
     driver,
     precision,
     triton_build,
+    mps_daemon,
     machine.gpu_count,
     machine.engine_sleep,
     processors.threads,
@@ -74,7 +75,7 @@ CHECKS: tuple[Check, ...] = (
 )
 SHOWN_BY_RUN = ("evaluation", "disk", "resources")
 OF_TASK = ("layout", "stop tokens", "chat template", "prompt", "right answer", "wrong answer", "solutions")
-OF_MACHINE = ("GPU driver", "sandbox", "threads", "model.dtype", "memory per part")
+OF_MACHINE = ("GPU driver", "MPS", "sandbox", "threads", "model.dtype", "memory per part")
 SHOWN_BY_CHECK = (*SHOWN_BY_RUN, *OF_TASK, *OF_MACHINE, "allocation")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 

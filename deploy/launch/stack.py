@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from hora_rl.common.config import Config
-from hora_rl.common.console import working
+from hora_rl.common.console import say, working
 from hora_rl.common.errors import RunError, any_error_as
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.root_cause import root_cause
 from hora_rl.deploy.launch.ray_node import LOGS_OF_RAY, on_loopback, watched_node
 from hora_rl.deploy.launch.run_redis import run_redis
+from hora_rl.deploy.machine import mps
 from hora_rl.deploy.machine.ray_token import keep_token_private
 from hora_rl.deploy.machine.record import RunFile, issue_token
 from hora_rl.deploy.machine.signals import starting_ray, undisturbed
@@ -146,6 +147,8 @@ def starting(
         issue_token(url, config.run.name, run_dir)
         connect(url).delete(Keys(config.run.name).parts)  # heartbeats of an earlier start
         begin("Ray")
+        if why := exits.enter_context(mps.sharing(wanted=mps.wanted_by(config.generator))):
+            say(console, f"MPS is off ({why}): processes on one card take turns")
         _start_ray(_cpus(config))
         exits.callback(ray.shutdown)
         exits.enter_context(watched_node(file))

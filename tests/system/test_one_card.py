@@ -54,6 +54,7 @@ def test_learner_and_engines_share_one_card(tmp_path: Path, engines: int) -> Non
     ran = run_well(sys.executable, "-c", RUN, *words, limit_s=800, COLUMNS="200", PYTHONPATH=str(ROOT))
     share = 0.5 / engines
     assert f"chosen for Told of: generator.gpus = {share:g}, generator.kv_cache_gib = " in ran.stdout
+    assert "MPS is off (nvidia-cuda-mps-control is not installed)" in ran.stdout
     run = tmp_path / "runs" / "one"
     config = load(str(run / "config.yaml"))
     assert (config.generator.gpus, config.learner.gpus) == (share, 0.5)
