@@ -19,7 +19,7 @@ from hora_rl.common.user_code import failures_named, load_function
 Extract = Callable[[str], str | None]
 
 TAGS = ("<answer>", "</answer>")
-_BOXED = re.compile(r"\\f?boxed\s*\{|\\fbox\s*\{")
+_BOXED = re.compile(r"\\(?:f?boxed|fbox|framebox)\s*\{")
 _BOXED_BARE = re.compile(r"\\f?boxed(?![A-Za-z])\s*((?:[-+−]?[\d.\\]|[A-J]\b)(?:(?!\\[)\]])[^\s$])*)")
 """A value behind `\\boxed` without braces, up to the next space."""
 _BRACES = re.compile(r"\\[\\{}]|[{}]")  # an escaped brace closes nothing
@@ -84,7 +84,7 @@ def extract_boxed(completion: str) -> str | None:
             stack.append(found.start())
         elif found.group() == "}" and stack and (start := stack.pop()) in opens:
             last = start + 1, found.start()
-    bare = [found for found in _BOXED_BARE.finditer(text) if found.start() > last[1]]
+    bare = [found for found in _BOXED_BARE.finditer(text) if found.start() >= last[1]]
     if bare:
         return bare[-1][1].rstrip(".,;:!?。，") or None
     return text[slice(*last)].strip() or None

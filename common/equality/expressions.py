@@ -10,11 +10,12 @@ from typing import Any
 
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from math_verify import verify
-from sympy import Add, Basic, I, Interval, Mul, Rational, S
+from sympy import Add, Basic, Derivative, I, Interval, Mul, Pow, Rational, S
 from sympy.core.expr import Expr
 from sympy.logic.boolalg import Boolean
 
 from hora_rl.common.equality.nearness import same_value
+from hora_rl.common.equality.notation import intervals
 from hora_rl.common.equality.numerals import ungrouped
 from hora_rl.common.equality.regions import is_relation, region, variable
 from hora_rl.common.equality.statements import DOTS
@@ -49,7 +50,7 @@ def equal_totals(gold: Total, answer: Total) -> bool:
 
 def parse(text: str) -> Basic | None:
     """The text as one expression; None if it does not parse."""
-    text = _EMPTY.sub(r"\\emptyset ", ungrouped(text)).replace("**", "^")
+    text = intervals(_EMPTY.sub(r"\\emptyset ", ungrouped(text)).replace("**", "^"))
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", _LAST_DOTS.sub("", text))
     try:
         with any_error_as(ValueError, but=MemoryError):  # the parser raises plain Exception for bad syntax
@@ -58,7 +59,7 @@ def parse(text: str) -> Basic | None:
             if not isinstance(parsed, Basic) and not hasattr(parsed, "shape"):
                 return None
             compares = isinstance(parsed, Boolean) and not isinstance(parsed, Expr)
-            return parsed if compares else _with_i(parsed)
+            return parsed if compares else _exact_powers(_with_i(parsed))
     except ValueError:
         return None
 
@@ -70,7 +71,19 @@ def _with_i(parsed: Any) -> Any:
     return parsed.subs({symbol: I for symbol in parsed.free_symbols if symbol.name == "i"})
 
 
+def _exact_powers(parsed: Any) -> Any:
+    """Decimal exponents as fractions: `2^{0.5}` is a square root."""
+    powers = {
+        power: power.func(power.base, Rational(str(power.exp)))
+        for power in parsed.atoms(Pow)
+        if power.exp.is_Float
+    }
+    return parsed.xreplace(powers) if powers else parsed
+
+
 def _same(gold: Basic, answer: Basic) -> bool:
+    if gold.has(Derivative) or answer.has(Derivative):  # of a letter by another, sympy takes it as 0
+        return bool(gold == answer)
     same = same_value(gold, answer)
     return bool(verify(gold, answer, timeout_seconds=None)) if same is None else same
 

@@ -14,9 +14,9 @@ from hora_rl.common.equality.sizes import bounded
 
 _NUMERAL = re.compile(r"\d+(?:\.\d+)?")
 _INDEX = re.compile(r"_\s*(?:\{[^{}]*\}|\\?\w)")
-_UNDERSCORES = re.compile(r"\d{1,3}(?:_\d{3})+(?:\.\d+)?")
-_CODE = re.compile(r"(?<![\w\\])0[xXbBoO][0-9A-Fa-f]+")
-"""A numeral of a program, which is read as a product with 0."""
+_BASED = re.compile(r"\w+_(?:[2-9]|[12]\d|3[0-6])")
+_CODE = re.compile(r"(?<![\w\\])0[xXbBoO][0-9A-Fa-f]+|(?<![\d.])\d+\.\d+\.(?!\d{3}(?!\d))\d+")
+"""A numeral of a program or a version, which is read as a product."""
 
 
 def misreading(gold: str, values: Iterable[str]) -> str | None:
@@ -38,7 +38,7 @@ def misreading(gold: str, values: Iterable[str]) -> str | None:
 
 def _python_number(text: str) -> complex | None:
     """The text as Python's number, as CSV files have it; None if it is none, or a numeral with its base."""
-    if "_" in text and not _UNDERSCORES.fullmatch(text.strip()):
+    if _BASED.fullmatch(text.strip()):
         return None
     try:
         return complex(text.strip())

@@ -24,19 +24,20 @@ FUNCTIONS = frozenset(
 )
 """Functions that may lack a backslash. `sec` is a unit."""
 
-MATHS = FUNCTIONS | {"pi", "infinity", "inf", "percent", "percentage", "and"}
+MATHS = FUNCTIONS | {"pi", "infinity", "inf", "Infinity", "Inf", "percent", "percentage", "and"}
 """Words that are mathematics."""
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _SUBSCRIPT = re.compile("[₀-₉]+")
 _SUPERSCRIPT = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
-_ROOT_OF_BRACKETS = re.compile(r"(?:√|(?<![\\A-Za-z])sqrt)\s*(?=\()")
+_ROOT_OF_BRACKETS = re.compile(r"(?:√|(?<![\\A-Za-z])\\?sqrt)\s*(?=\()")
 _ROOT_OF_ONE = re.compile(
     r"(?:√\s*|(?<![\\A-Za-z])sqrt\s*(?=\d)|(?<![\\A-Za-z])sqrt\s+(?=[A-Za-z](?![A-Za-z])))"
     r"(\d+(?:\.\d+)?|[A-Za-z]|\\pi\b)"
 )
 _ROOT_OF_BRACES = re.compile(r"(?:√|(?<![\\A-Za-z])sqrt)\s*(?=\{)")
 _NAMES = "|".join(sorted((FUNCTIONS - {"sqrt"}) | {"pi"}))
+_INFINITY = re.compile(r"(?<![\\A-Za-z{])Inf(?:inity)?(?![A-Za-z])")
 _NAME = re.compile(rf"{TEXT}\{{[^{{}}]*\}}|(?<![\\A-Za-z])(?:{_NAMES})(?![A-Za-z])(?!\d+\()")
 _OVERLINED = re.compile("(?:\\d[\u0304\u0305\u0307])+")
 _REPEATING = re.compile(
@@ -48,6 +49,19 @@ _POWER_OF_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?)0*(\d+)(?!\w|\.\d|\s*[\^(])")
 """`5e-05` is a number. `2e - 3`, `2e` and `e-5` have Euler's number."""
 _FRACTIONS = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+_SMALL_FRACTION = re.compile("([⁰¹²³⁴⁵⁶⁷⁸⁹]+)[⁄/]([₀-₉]+)")
+_SIGNED_POWER = re.compile(r"(\^|\*\*)\s*([+-]\s*\d+(?:\.\d+)?|-\s*[A-Za-z])(?![\d.])")
+"""`10^-5` as plain text has it."""
+_POWER_FRACTION = re.compile(r"\^\s*(\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\})")
+_OF_DIGITS = re.compile(r"(\\[dtc]?(?:frac|binom))\s*(\d)\s*(\d)")
+_GLUED = re.compile(r"\\(?:[lg]eq?|[lg]t|neq?|approx|simeq|to)(?=\d)")
+_LOG_E = re.compile(r"\\log\s*_\s*(?:e|\{\s*e\s*\})(?![A-Za-z])")
+_OTHER_FRACTION = re.compile(r"\\(?:s|nice|x|flat)frac(?=\s*\{)")
+_DEGREE = re.compile(r"(?<=\d)\s*\^\s*(?:o|\{\s*\{?\s*o\s*\}?\s*\})(?![A-Za-z\d}])")
+_INTERVAL = re.compile(
+    r"\s*(?:\\left\s*)?([](\[])([^][(){};,]+)[;,]([^][(){};,]+?)(?:\\right\s*)?([])\[])\s*"
+)
+"""An interval as in France: `[0;1[`."""
 
 
 class _Characters(dict[int, str]):
@@ -107,6 +121,10 @@ _SYMBOLS = _Characters(
             "⇒": r"\Rightarrow ",
             "∴": r"\therefore ",
             "…": r"\ldots ",
+            "º": r"^\circ ",
+            "˚": r"^\circ ",
+            "⟨": "(",
+            "⟩": ")",
             "ℝ": r"\mathbb{R}",
             "ℂ": r"\mathbb{C}",
             "ℕ": r"\mathbb{N}",
@@ -127,7 +145,7 @@ _SYMBOLS = _Characters(
             "؛": ";",
             "٪": "%",
             "٫": ".",
-            "٬": ",",
+            "٬": "'",  # parts thousands only
             "\u2009": r"\,",
             "\u202f": r"\,",
         }
@@ -141,9 +159,15 @@ def symbols(text: str) -> str:
     `\frac{1}{2}`, `0.\bar3` -> `\frac{3}{9}`."""
     text = _OVERLINED.sub(lambda found: rf"\overline{{{re.sub(r'[^0-9]', '', found[0])}}}", text)
     if not text.isascii():
+        text = _SMALL_FRACTION.sub(_small_fraction, text)
         text = _SUPERSCRIPT.sub(_exponent, text.translate(_SYMBOLS))
         text = _SUBSCRIPT.sub(lambda found: f"_{{{normalize('NFKC', found[0])}}}", text)
     text = _SCIENTIFIC.sub(r"\1\\times 10^{\2\3}", text)
+    if "^" in text or "**" in text:
+        text = _DEGREE.sub(r"^\\circ ", _POWER_FRACTION.sub(r"^{\1}", _SIGNED_POWER.sub(r"\1{\2}", text)))
+    if "\\" in text:
+        text = _OF_DIGITS.sub(r"\1{\2}{\3}", _OTHER_FRACTION.sub(r"\\frac", text))
+        text = _GLUED.sub(r"\g<0> ", _LOG_E.sub(r"\\ln ", text))
     return _roots(_POWER_OF_TEN.sub(r"\\times ", _REPEATING.sub(_fraction, text)))
 
 
@@ -151,7 +175,24 @@ def named(text: str) -> str:
     r"""Plain constants and functions as commands, outside words: `2*pi` -> `2*\pi`, `sin(x)` -> `\sin(x)`.
 
     `log2(8)` stays unchanged: its base is ambiguous."""
+    text = _INFINITY.sub(r"\\infty ", text)
     return _NAME.sub(lambda found: found[0] if found[0].startswith("\\") else "\\" + found[0], text)
+
+
+def intervals(text: str) -> str:
+    """`[0;1[` and a union of such as `[0,1)`."""
+    found = [_INTERVAL.fullmatch(part) for part in text.split("\\cup")]
+    if not all(found) or not any(one and (";" in one[0] or one[1] == "]" or one[4] == "[") for one in found):
+        return text
+    opening, closing = {"]": "("}, {"[": ")"}
+    return "\\cup ".join(
+        f"{opening.get(one[1], one[1])}{one[2]},{one[3]}{closing.get(one[4], one[4])}" for one in found if one
+    )
+
+
+def _small_fraction(found: re.Match[str]) -> str:
+    top, bottom = (normalize("NFKC", part) for part in found.groups())
+    return rf"\frac{{{top}}}{{{bottom}}}"
 
 
 def _fraction(found: re.Match[str]) -> str:

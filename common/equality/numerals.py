@@ -9,8 +9,12 @@ _NUMBER = re.compile(
     r"(?:(?:\\times|\\cdot|\*)10\^(?:([+-]?\d{1,3})|\{([+-]?\d{1,3})\}))?"
 )
 _LISTED = re.compile(r",(?:\s|~|\\[,;: ])")  # not `\!`: in `10,\!080` it is negative space
-_GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:(?:{SPACE}|\{{(?:,|\\[,;:])\}})+\d{{3}})+(?!\d)")
-_GAP = re.compile(rf"(?:{SPACE}|\{{(?:,|\\[,;:])\}})+")
+_GAP = re.compile(rf"(?:{SPACE}|\{{(?:,|\\[,;:])\}})+|['’ʼ_]")
+_GROUPED = re.compile(rf"(?<![\w.,'’])(?<!,\}})\d{{1,3}}(?:(?:{_GAP.pattern})\d{{3}})+(?![\d'’_{{])")
+_LAKHS = re.compile(r"(?<![\d.,}(\[])\d{1,2}(?:(?:,|\{,\})\d\d)+(?:,|\{,\})\d{3}(?![\d,])")
+_MILLIONS = re.compile(r"[+-]?\d{1,3}(?:\.\d{3}){2,}")
+_POINTS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}|\d{1,3}(?:\.\d{3})+(?=,\d)")
+_COMMA = re.compile(r"(?<![\d.,])(\d+)(?:,|\{,\})(\d+)(?![\d.,])")
 _BASE = re.compile(r"[0-9A-Fa-f]+_\{?(\d+)\}?")
 
 
@@ -20,6 +24,7 @@ def canonical_number(text: str) -> str | None:
 
     None also for `3, 103`, a list, and for `2e - 3` and `2e`, where `e` is Euler's number."""
     text = ungrouped(bare(text))
+    text = text.replace(".", "") if _MILLIONS.fullmatch(text) else text
     found = None if _LISTED.search(text) else _NUMBER.fullmatch(tight(text))
     if not found:
         return None
@@ -35,8 +40,26 @@ def canonical_number(text: str) -> str | None:
     return f"-{value}" if sign == "-" and value != "0" else value
 
 
+def pointed(text: str, integer: bool) -> str:
+    """The text with its only decimal comma as a point: `3,5 kg` -> `3.5 kg`. Three decimals are a group of
+    thousands, but behind 0. For an integer only `,00` is one."""
+    text = _POINTS.sub(lambda found: found[0].replace(".", ""), ungrouped(text))
+    found = list(_COMMA.finditer(text))
+    if len(found) != 1 or (integer and found[0][2] != "00"):
+        return text
+    if len(found[0][2]) == 3 and found[0][1] != "0":
+        return text
+    return _COMMA.sub(r"\1.\2", text)
+
+
+def without_lakhs(text: str) -> str:
+    """The text without commas as in `12,34,567`, which may also be a list."""
+    return _LAKHS.sub(lambda found: re.sub("[^0-9]", "", found[0]), text)
+
+
 def ungrouped(text: str) -> str:
-    r"""The text without spaces between groups of three digits: `10\,000 \pi` -> `10000 \pi`."""
+    r"""The text without spaces and apostrophes between groups of three digits: `10\,000 \pi`, `10'000 \pi` ->
+    `10000 \pi`."""
     return _GROUPED.sub(lambda found: _GAP.sub("", found.group()), text)
 
 

@@ -5,16 +5,27 @@ All functions take linear time and are safe on hostile text."""
 import re
 from functools import lru_cache
 
-from hora_rl.common.answer_words import SAID
+from hora_rl.common.answer_words import IN_ALL, SAID
 from hora_rl.common.equality.notation import TEXT, symbols
 from hora_rl.common.equality.typeface import untypeset
 
 BOXED = "\\boxed{"
-SPACE = r"(?:\\[,;:! ]|\\q?quad\b|\\(?:thin|med|thick)space\b|~|\s)"
+SPACE = r"(?:\\[,;:! ]|\\(?:q?quad|(?:thin|med|thick)space)(?![A-Za-z])|~|\s)"
 """Regular expression for one piece of LaTeX spacing."""
 
-_LEAD = re.compile(rf"(?:\\displaystyle\b|(?:the\s+)?(?:final\s+)?(?:{SAID}))\s*", re.IGNORECASE)
-_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_LEAD = re.compile(
+    rf"(?:\\displaystyle\b|({TEXT}\{{\s*)?(?:the\s+)?(?:final\s+)?(?:{SAID})|{IN_ALL})\s*(\}})?",
+    re.IGNORECASE,
+)
+_DELIMITERS = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("``", "''")]
+_DELIMITERS += [(pair[0], pair[1]) for pair in "** `` \"\" '' “” ‘’ «» 「」 „“".split()]  # noqa: SIM905
+_END = re.compile(rf"(?<=\S){SPACE}*(?:\\\\|\\checkmark|[✅✓✔☑\ufe0f])+$")
+"""A line break or a check mark behind an answer."""
+_LINES = re.compile(
+    r"\\begin\{((?:align(?:ed)?|equation|gather(?:ed)?|split|multline)\*?|cases(?=[^&]*\Z))\}(.*)\\end\{\1\}",
+    re.DOTALL,
+)
+"""Lines of a formula, as one."""
 _SPACING = re.compile(r"(?<!\d) | (?!\d)")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 
@@ -38,6 +49,16 @@ def unwrapped(text: str) -> str:
         text = text.strip()
         if lead := _LEAD.match(text):
             text = text[lead.end() :]
+            if lead[1] and not lead[2]:  # `\text{The answer is 13}`
+                text = symbols(untypeset(lead[1] + text))
+            elif lead[2] and not lead[1]:
+                text = "}" + text
+        text = _END.sub("", text)
+        if lines := _LINES.fullmatch(text):
+            text = re.sub(
+                r"\s*\\\\\s*&?\s*(=)?", lambda found: found[1] or ", ", _END.sub("", lines[2].rstrip())
+            )
+            text = text.replace("&", "")
         if text.endswith(".") and not text.endswith((r"\.", "..")):
             text = text[:-1].rstrip()
         for opening, closing in _DELIMITERS:
@@ -46,6 +67,8 @@ def unwrapped(text: str) -> str:
                 text = inner
         if text.startswith(BOXED) and closing_brace(text, len(BOXED) - 1) == len(text) - 1:
             text = text[len(BOXED) : -1]
+        if text.startswith("{") and closing_brace(text, 0) == len(text) - 1:
+            text = text[1:-1]
     return text
 
 

@@ -8,13 +8,17 @@ import re
 from hora_rl.common.equality.notation import FUNCTIONS, MATHS, TEXT
 from hora_rl.common.equality.unit_table import unit_named
 
-_COLOURS = {"color": 1, "textcolor": 1, "colorbox": 1, "fcolorbox": 2, "scalebox": 1, "style": 1, "class": 1}
+_COLOURS = {"color": 1, "textcolor": 1, "colorbox": 1, "fcolorbox": 2, "style": 1, "class": 1}
+_COLOURS |= {"scalebox": 1, "rotatebox": 1, "raisebox": 1, "resizebox": 2, "parbox": 1, "fontsize": 2}
 """Command -> number of arguments before its content."""
 _FONTS = (
     "mathbf mathit mathsf mathtt mathnormal mathcal mathscr mathfrak boldsymbol bm bold pmb underline uline"
     " fbox framebox bbox ensuremath smash mathop mathord bf it sf tt sl sc em mit bfseries itshape slshape"
     " scshape upshape mdseries sffamily ttfamily tiny scriptsize footnotesize small normalsize large Large"
     " LARGE huge Huge boldmath displaystyle textstyle scriptstyle scriptscriptstyle"
+    " big Big bigg Bigg bigl Bigl biggl Biggl bigr Bigr biggr Biggr bigm Bigm mathopen mathclose mathrel"
+    " mathbin mathinner makebox centerline hl strut mathstrut unboldmath selectfont centering limits nolimits"
+    " nonumber notag"
 )
 _TEXTS = (
     "mathrm text textbf textit textrm textsf texttt textsl textsc textup textmd textnormal emph mbox hbox"
@@ -23,7 +27,16 @@ _TEXTS = (
 _UPRIGHT = frozenset(_TEXTS.split())
 """Commands whose argument may be words."""
 _HIDDEN = {"phantom", "hphantom", "vphantom", "hspace", "vspace", "label", "tag"}
-_CONSTANTS = {"uppi": r"\pi ", "exponentialE": "e", "imaginaryI": "i"}
+_CONSTANTS = {"uppi": r"\pi ", "exponentialE": "e", "imaginaryI": "i", "imath": "i", "jmath": "j"}
+_CONSTANTS |= {
+    "textdollar": r"\$",
+    "textsterling": "£",
+    "texteuro": "€",
+    "EUR": "€",
+    "yen": "¥",
+    "textyen": "¥",
+}
+_CONSTANTS |= {"lbrace": r"\{", "rbrace": r"\}", "langle": "(", "rangle": ")", "surd": r"\sqrt "}
 _ALL = {*_FONTS.split(), *_COLOURS, *_UPRIGHT, *_HIDDEN, *_CONSTANTS}
 
 _STYLED = re.compile(rf"\\(?:{'|'.join(sorted(_ALL, key=len, reverse=True))})(?![A-Za-z])")
@@ -32,6 +45,11 @@ _ARGUMENT = r"\s*(?:\[[^][]*\]\s*)?"
 _GROUP = re.compile(_ARGUMENT + r"\{[^{}]*\}")
 _OPEN = re.compile(_ARGUMENT + r"\{")
 _KEPT = re.compile(TEXT + r"\{")
+_NESTED = re.compile(rf"\s*{TEXT}\{{[^{{}}]*\}}\s*")
+_POWER_OF_UNIT = re.compile(r"\$?\^\s*\{?\s*(-?\d)\s*\}?\$?(?![\d}])")
+_UNIT = rf"\s*\{{\s*{TEXT}\{{\s*([A-Za-z]+)\s*(\^\{{?[23]\}}?)?\s*\}}(\^\{{?[23]\}}?)?\s*\}}"
+_QUOTIENT = re.compile(rf"\\[dt]?frac{_UNIT}{_UNIT}")
+_HTML = re.compile(r"<(b|strong|i|em|u|span|font|mark|code)(\s[^<>]*)?>([^<>]*)</\1>")
 _FORMULA = re.compile(r"(?<!\\)(?:\$|\\[()])")
 
 _COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)")
@@ -48,7 +66,17 @@ _SPACES = re.compile(r"\\[,;: ]|~")
 
 def untypeset(text: str) -> str:
     r"""The text without typeface, size and colour commands. Words in a text command keep it."""
-    return _Reader(text).all() if _STYLED.search(text) else text
+    if "<" in text:
+        text = _HTML.sub(r"\3", text)
+    return _Reader(_QUOTIENT.sub(_quotient, text)).all() if _STYLED.search(text) else text
+
+
+def _quotient(found: re.Match[str]) -> str:
+    r"""`\frac{\text{m}}{\text{s}}` -> `\text{m/s}`, if both are units."""
+    top, bottom = found[1], found[4]
+    powers = found[2] or found[3] or "", found[5] or found[6] or ""
+    units = unit_named(top) and unit_named(bottom)
+    return rf"\text{{{top}}}{powers[0]}/\text{{{bottom}}}{powers[1]}" if units else found[0]
 
 
 class _Group:
@@ -113,13 +141,19 @@ class _Reader:
         content = "".join(group.pieces)
         if group.command in _UPRIGHT:
             content = _SPACES.sub(" ", content)
+            if _NESTED.fullmatch(content) or not content.strip(" .,;:"):
+                self._add(content)
+                return
         if group.command == "{":
             self._add("{" + content + "}")
             return
         before = "".join(piece[-30:] for piece in self._groups[-1].pieces[-3:])
         if group.command in _UPRIGHT and _is_text(content, before):
             opening = group.source if _KEPT.match(group.source) else r"\text{"
-            self._add(opening + content + "}")
+            content = _POWER_OF_UNIT.sub(
+                r"}^{\1}\\text{", content
+            )  # `\mathrm{m\,s^{-1}}` is `\mathrm{m s}^{-1}`
+            self._add(f"{opening}{content}}}".replace(r"\text{}", ""))
         else:
             self._add(_fitted(_FORMULA.sub("", content), before))
 

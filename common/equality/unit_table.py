@@ -8,10 +8,12 @@ from fractions import Fraction
 
 _SCALE_WORDS = {
     100: "hundred 百 백 सौ",
-    1000: "thousand 千 천 mil mille tausend тысяча тысячи тысяч тыс हज़ार हजार হাজার ہزار ألف آلاف",
+    1000: "thousand 千 천 mil mille mila tausend тысяча тысячи тысяч тыс हज़ार हजार হাজার ہزار هزار ألف آلاف"
+    " ribu nghìn ngàn tysiąc tysiące tysięcy",
     10**4: "万 萬 만",
     10**5: "lakh लाख লাখ لاکھ",
-    10**6: "million millón millones milhão milhões millionen миллион миллиона миллионов млн مليون ملايين",
+    10**6: "million millón millones milhão milhões millionen миллион миллиона миллионов млн مليون ملايين"
+    " juta triệu milyon milioni miliony milionów",
     10**7: "crore करोड़ কোটি کروڑ",
     10**8: "亿 億 억",
     10**9: "billion milliard milliards milliarde milliarden миллиард миллиарда миллиардов млрд مليار",
@@ -89,13 +91,17 @@ _UNITS: dict[str, dict[str, Fraction | int]] = {
     "euro": {"euro € eur евро 欧元 ユーロ 유로": 1},
     "sterling": {"£ gbp 英镑": 1},
     "yuan or yen": {"¥ 元 円 圆 圓 块 块钱 人民币 日元 yuan yen rmb cny jpy": 1},  # `¥` is both
-    "rupee": {"₹ rupee rs inr रुपये रुपए रुपया روپے টাকা ৳": 1},
+    "rupee": {"₹ rupee rs inr रु रू रुपये रुपए रुपया روپے টাকা ৳": 1},
     "rouble": {"₽ rouble ruble rub руб рубль рубля рублей": 1},
     "won": {"₩ krw 원": 1},
     "real": {"r$ brl reai": 1},
     "zloty": {"zł pln złoty złote złotych": 1},
     "crown": {"kr sek nok dkk kronor kroner": 1},
-    "franc": {"chf franken": 1},
+    "franc": {"chf fr sfr franken": 1},
+    "lira": {"tl try ₺ lira lirası": 1},
+    "rupiah": {"rp idr rupiah": 1},
+    "ringgit": {"rm myr ringgit": 1},
+    "koruna": {"kč czk korun koruna": 1},
 }
 _VOLUMES: dict[str, Fraction | int] = {
     "ml milliliter millilitre мл 毫升": Fraction(1, 10**6),
@@ -132,6 +138,14 @@ UNKNOWN = Unit(Fraction(1), None)
 ONE = Unit(Fraction(1), ())
 
 
+CURRENCIES = (
+    "aed ars aud bdt bgn bhd bob brl cad chf clp cny cop crc czk dkk dzd egp etb eur gbp ghs hkd huf"
+    " idr ils inr iqd irr isk jod jpy kes krw kwd kzt lbp lkr mad mxn myr ngn nok npr nzd omr pen php"
+    " pkr pln qar rmb ron rsd rub sar sek sgd thb tnd try twd tzs uah ugx usd uyu uzs ves vnd zar"
+)
+"""Codes of currencies, most of them of ISO 4217."""
+
+
 def _table() -> dict[str, Unit]:
     table: dict[str, Unit] = {}
     for dimension, units in _UNITS.items():
@@ -139,6 +153,8 @@ def _table() -> dict[str, Unit]:
             table |= dict.fromkeys(names.split(), Unit(Fraction(size), ((dimension, 1),)))
     for names, size in _VOLUMES.items():
         table |= dict.fromkeys(names.split(), Unit(Fraction(size), (("length", 3),)))
+    codes = {code: Unit(Fraction(1), ((code, 1),)) for code in CURRENCIES.split()}
+    table = codes | table
     mile, metre = table["mile"], table["km"]
     table["mph"] = mile.times(table["hour"].power(-1))
     table |= dict.fromkeys(("kmph", "kmh", "kph"), metre.times(table["hour"].power(-1)))

@@ -7,10 +7,11 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hora_rl.common.equality.notation import LETTER, MATHS, NATIVE
-from hora_rl.common.equality.numerals import canonical_number
+from hora_rl.common.equality.notation import LETTER, MATHS, NATIVE, TEXT
+from hora_rl.common.equality.numerals import canonical_number, pointed, without_lakhs
 from hora_rl.common.equality.texts import SPACE
 from hora_rl.common.equality.unit_table import (
+    CURRENCIES,
     MORE_IN,
     MORE_WORDS,
     ONE,
@@ -32,12 +33,18 @@ _END_SIGN = re.compile(
 )
 _LATIN = "A-Za-z\u00c0-\u024f"
 _END_WORD = re.compile(rf"(?<![{_LATIN}\\])([{_LATIN}]+)\.?{_POWER}$")
-_END_NATIVE = re.compile(rf"(?<!{NATIVE})({NATIVE}+)\.?$")
+_END_NATIVE = re.compile(rf"(?<!{NATIVE})({NATIVE}+)\.?{_POWER}$")
+_END_JOINT = re.compile(r"(?:/|\\cdot)$")
 _END_SPACE = re.compile(rf"(?:{SPACE}|\{{\s*\}})+$")
-_CODES = r"USD|EUR|GBP|CNY|RMB|JPY|INR|KRW|RUB|BRL|CHF|PLN|SEK|NOK|DKK|[Rr]s\b|kr\b|zł|руб|人民币"
-_MONEY = re.compile(
-    rf"\s*(-?)\s*({_DOLLARS}|\\euro\b|\\pounds\b|[{SIGNS}]|(?:{_CODES})\.?)(?:{SPACE})*(?=[\d.\\(-])"
+_CODES = (
+    rf"{CURRENCIES.upper().replace(' ', '|')}|R[psM]|rs|S?Fr|[Kk]r|TL|Kč|zł|руб|रु|रू|人民币|人民幣|港[币幣]"
 )
+_MONEY = re.compile(
+    rf"\s*(-?)\s*(?:{TEXT}\{{\s*)?({_DOLLARS}|\\euro\b|\\pounds\b|[A-Z]{{0,2}}[{SIGNS}]|\\?%|(?:{_CODES})\.?)"
+    rf"(?:{SPACE}|[{{}}])*(?=[\d.\\(-])"
+)
+_PER_CENT = re.compile(r"(?<![A-Za-z])(?:per|pour)\s+cent(?![A-Za-z])")
+_FLAT_POWER = re.compile(r"(?<=[\d\s}])([mcdk]?m|in|ft|yd|mi)([23])$")
 _FRACTION = r"\\[dt]?frac\s*\{\d+\}\s*\{\d+\}"
 _END_NUMBER = re.compile(rf"(?:\d[\d,]*(?:\.\d+)?|\.\d+|\d+/\d+|(?:\d+\s*)?{_FRACTION})$")
 _END_CONNECTIVE = re.compile(rf"(?:,|{SPACE}|\band\b|\\text\s*\{{\s*(?:,|and)\s*\}})+$")
@@ -128,6 +135,16 @@ def _percentage(gold: tuple[Term, ...], answer: tuple[Term, ...]) -> list[tuple[
     return [pair for pair, holds in readings if holds]
 
 
+def in_one_style(gold: str, answer: str) -> tuple[str, str]:
+    """Lakhs as a plain number, and in the answer a decimal comma as a point, where the other side is a number
+    without a comma. Otherwise both may be lists."""
+    if "," in gold and "," not in answer and _size(measured(answer)[0].value) is not None:
+        return without_lakhs(gold), answer
+    if "," not in answer or "," in gold or (size := _size(measured(gold)[0].value)) is None:
+        return gold, answer
+    return gold, pointed(without_lakhs(answer), size.denominator == 1)
+
+
 def _size(text: str) -> Fraction | None:
     """The absolute value of a plain number or fraction; None otherwise."""
     if (number := canonical_number(text)) is not None:
@@ -149,7 +166,7 @@ def _power_left_out(one: Unit, other: Unit) -> bool:
     if len(dimensions) != 1 or len(others) != 1 or dimensions[0][0] != others[0][0]:
         return False
     n, m = dimensions[0][1], others[0][1]
-    return n > 0 < m and one.factor**m == other.factor**n
+    return n > 0 < m and 1 in (n, m) and one.factor**m == other.factor**n
 
 
 def _term(text: str) -> Term:
@@ -157,7 +174,7 @@ def _term(text: str) -> Term:
         is_more(word) or word in MATHS or is_unit_word(word) for word in count[2].lower().split()
     ):
         return Term(count[1], 1, UNKNOWN)
-    rest = text
+    rest = text = _FLAT_POWER.sub(r"\1^\2", _PER_CENT.sub("percent", text.rstrip()))
     for _ in range(MOST_WORDS):
         if (shorter := _without_last_unit(rest, first=rest is text)) is None:
             break
@@ -177,8 +194,8 @@ def _term(text: str) -> Term:
 def _without_last_unit(text: str, first: bool) -> str | None:
     """The text before its last unit; None if it does not end in one. A slash may separate units."""
     text = _END_SPACE.sub("", text)
-    if text.endswith("/") and not first:
-        text = _END_SPACE.sub("", text[:-1])
+    if not first and (joined := _END_JOINT.search(text)):
+        text = _END_SPACE.sub("", text[: joined.start()])
     for pattern, fits in _ENDS:
         if found := pattern.search(text):
             return text[: found.start()] if fits(found) else None
@@ -197,7 +214,7 @@ def _is_plain_unit(found: re.Match[str]) -> bool:
     """Whether a word outside a text command is a known unit after something countable."""
     word, before = found.group(1), found.string[: found.start()]
     if len(word) == 1:
-        return word in _BARE_LETTERS and bool(re.search(r"\d\s+$", before))
+        return word in _BARE_LETTERS and bool(re.search(r"(?:\d|10\^\{[+-]?\d+\})\s+$", before))
     return is_unit_word(word) and bool(before.strip())
 
 

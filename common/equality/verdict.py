@@ -14,7 +14,7 @@ from hora_rl.common.equality.sizes import bounded
 from hora_rl.common.equality.solutions import solution_fault
 from hora_rl.common.equality.statements import claim
 from hora_rl.common.equality.texts import bare, tight
-from hora_rl.common.equality.units import Total, totals
+from hora_rl.common.equality.units import Total, in_one_style, totals
 from hora_rl.common.equality.words import is_words, option_verdict, spelt_set, unworded, word_verdict
 
 Pairs = list[list[tuple[Total, Total]]]
@@ -52,6 +52,7 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
 
     The text decides for equal text up to spacing, two numbers with units, words, numerals in two bases, and
     answers that claim no value."""
+    gold, answer = in_one_style(bare(gold), bare(answer))
     verdict = _by_text(gold, answer)
     if verdict is not None:
         return verdict
@@ -68,6 +69,7 @@ def math_equal(gold: str, answer: str) -> bool:
     """The verdict of math-verify. Time and memory are unbounded: call it in a killable process."""
     from hora_rl.common.equality import expressions
 
+    gold, answer = in_one_style(bare(gold), bare(answer))
     verdict = quick_verdict(gold, answer)
     if verdict is not None:
         return verdict

@@ -11,7 +11,7 @@ from hora_rl.common.equality.units import is_unit_word
 _WORDS = re.compile(rf"{TEXT}\{{([^{{}}\\]*{LETTER}[^{{}}\\]*)\}}")
 _TEXTS = re.compile(TEXT + r"\{([^{}\\]*)\}")
 _EMPTY = re.compile(
-    r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set|no such \w+(?: exists?)?"
+    r"(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?|(?:the )?empty set|no such \w+(?: exists?)?"
 )
 _ALL = re.compile(r"(?:all|any) reals?(?: numbers?)?")
 
@@ -28,8 +28,9 @@ _OPERATOR = re.compile(
 _LONE_WORD = re.compile(rf"(?<!\w)(?!{CJK}){LETTER}{{3,}}(?![\w(])")
 """A word among digits. `2xyz` is a product, `abs(x)` a function."""
 
-_LETTER_OF_OPTION = re.compile(rf"(?:{TEXT}\{{)?\s*\(?([A-J])\)?\s*\}}?")
-_OPTION = re.compile(rf"(?:{TEXT}\{{)?\s*(?:\(?([A-J])\)|([A-J])[.:](?=\s))(.*)", re.DOTALL)
+_CHOICE = rf"(?:{TEXT}\{{)?\s*(?:(?i:option|choice|opción|opção|вариант)\s*|[选選][项項择擇]?\s*)?"
+_LETTER_OF_OPTION = re.compile(rf"{_CHOICE}\(?([A-J])\)?\s*\}}?")
+_OPTION = re.compile(rf"{_CHOICE}(?:\(?([A-J])\)|([A-J])[.:](?=\s))(.*)", re.DOTALL)
 _SEVERAL = re.compile(r"(?<![A-Za-z])(?:[A-J]\)|or\b|and\b|not\b)")
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -88,6 +89,8 @@ def option_verdict(gold: str, answer: str) -> bool | None:
     gold, answer = bare(gold), bare(answer)
     for one, other in ((gold, answer), (answer, gold)):
         letter, said = _LETTER_OF_OPTION.fullmatch(one), _OPTION.fullmatch(other)
+        if letter and (alone := _LETTER_OF_OPTION.fullmatch(other)) and len(one + other) > 2:
+            return letter[1] == alone[1]
         if letter and said and not _SEVERAL.search(said[3]):
             return letter[1] == (said[1] or said[2])
     return None

@@ -67,6 +67,9 @@ BOXED = [
     (r"\boxed{a \\ b}", r"a \\ b"),
     (r"\fbox{3} \boxed {4}", "4"),
     (r"\boxed{3} or \fbox{4}", "4"),
+    (r"\boxed 3", "3"),
+    (r"\boxed\text{3} cm", r"\text{3}"),
+    (r"\framebox{3}", "3"),
     (r"The result: \boxed 42.", "42"),
     (r"$\boxed42$ is it", "42"),
     (r"\boxed{1}, no: \(\boxed -\frac{1}{2}\)", r"-\frac{1}{2}"),
@@ -113,12 +116,43 @@ FINAL += [
         *("答えは42です", "答え：42", "したがって、正解は 42 です。", "答えは**42**です。"),
         *("정답은 42입니다.", "답: 42", "따라서 답은 42이다"),
         *("**Answer**: 42", "Final Answer： 42"),
+        *("Ans: 42", "The answer is therefore 42", "The final answer is 42. I hope it is correct."),
+        *(
+            "【答案】42",
+            "【答案】：42",
+            "答案即为42",
+            "答案等于42",
+            "【答え】42",
+            "최종 답변: 42",
+            "Ответом является 42",
+        ),
+        *(
+            "Jawaban: 42",
+            "Jadi, jawabannya adalah 42",
+            "Jawaban akhir: 42",
+            "La risposta è 42",
+            "Risposta finale: 42",
+        ),
+        *(
+            "Cevap: 42",
+            "Cevap 42'dir.",
+            "Doğru yanıt: 42",
+            "Đáp án: 42",
+            "Đáp số là 42",
+            "Câu trả lời cuối cùng là 42",
+        ),
+        *("Odpowiedź: 42", "Odpowiedź to 42", "Het antwoord is 42", "Відповідь: 42", "Відповідь — 42"),
+        *("پاسخ: 42", "جواب نهایی: 42", "คำตอบ: 42", "คำตอบคือ 42"),
     )
 ]
 FINAL += [
     ("Ответ: -5", "-5"),
     ("Ответ -5", "Ответ -5"),
     ("回答问题\n42", "42"),
+    ("故选：B", "B"),
+    ("故选B", "B"),
+    ("Means\n42", "42"),
+    ("در پاسخ به این\n42", "42"),
     ("答えは $42$ です。", "$42$"),
 ]
 LAST = "the answer is 3"

@@ -33,6 +33,16 @@ BOXED = [r"\boxed{x^2+1}", r"\boxed{(1,2)} and \boxed{(3,4)}", r"\boxed{1}\text{
 MATHS = [r"$\frac{1}{2}$.", r"x<2\text{ or }x>5", r"1,2,\ldots", r"\sum_{n=1}^{7} n", r"\{x : x>2\}"]
 WORDS = ["1 h ", "1 ", " ", r"\,", r"\text{ cm}", r"\text{", "a(", "=", "x=", r"\boxed{", "1,000", r"1{,}000"]
 TYPEFACES = [
+    "{",
+    "~",
+    "**",
+    "<b>",
+    r"\begin{aligned}",
+    r"\\",
+    "12,34,",
+    "]0;",
+    "1'000",
+    "\\frac{\\text{",
     r"\mathbf{",
     r"\text{1}",
     r"{\bf ",
@@ -64,7 +74,8 @@ TEXTS = st.lists(st.sampled_from(PIECES), max_size=25)
         (r"so \boxed{12", ALONE),
         ("She sold 48/2 = <<48/2=24>>24.\n#### 72", "a column with what follows '####' alone"),
         *((gold, "missing value") for gold in ("nan", "NaN", "<NA>")),
-        ("1_000", "not as 1000"),
+        ("1_0", "not as 10"),
+        ("1.2.3", "as a product"),
         ("0x1F", "as a product"),
         ("(1+2j)", "not as 1+2j"),
     ],
