@@ -36,6 +36,8 @@ MOST_CHARS = 100_000
 """A longer program is wrong and is not run."""
 MOST_BLOCKS = 16
 """The last code blocks of a completion, among which the program is."""
+MOST_INDENT = 3
+"""Columns that the end of a block may be indented beyond its beginning. A fence further in is its text."""
 NO_PROGRAMS = frozenset(
     (
         *(
@@ -128,7 +130,9 @@ def code_blocks(completion: str) -> list[str]:
     for line in (after_thought(completion) or "").split("\n"):
         line = line.removeprefix(quote)
         inner = line.lstrip()
-        at_fence = bool(fence) and inner.startswith(fence)
+        at_fence = (
+            bool(fence) and inner.startswith(fence) and len(line) - len(inner) <= len(margin) + MOST_INDENT
+        )
         if at_fence and not _PYTHON.match(inner.lstrip(fence[0])):
             program = textwrap.dedent("\n".join(one.removeprefix(margin) for one in block))
             language = _LANGUAGE.match(info)

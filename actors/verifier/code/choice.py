@@ -1,9 +1,10 @@
-"""Which code block of a completion is the program. Runs in the sandbox, because parsing hostile text may take
-any time or end the interpreter: standard library only, Python 3.9 or later. It executes no block.
+"""Which code blocks of a completion are the program. Runs in the sandbox, because parsing hostile text may
+take any time or end the interpreter: standard library only, Python 3.9 or later. It executes no block.
 
 With assertions or calls, the program is the last block that defines most of what the tests call. With pairs
 of stdin and stdout it is the last one that does something by itself: it needs no name that only another block
-defines. One that writes and one that reads come before others."""
+defines. One that writes and one that reads come before others. Earlier blocks that define names it lacks go
+before it: a helper in a block of its own."""
 
 from __future__ import annotations
 
@@ -15,18 +16,19 @@ import warnings
 from typing import Any
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DEFINITIONS = (*FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
 READS, WRITES = ("input", "stdin", "fileinput"), ("print", "stdout", "write")
 
 
 def main() -> None:
     """Read `[blocks, entry, asserts, pairs]` from stdin, where `pairs` says whether the tests are such, and
-    write the number of the program's block."""
+    write the numbers of the program's blocks."""
     warnings.simplefilter("ignore")  # of hostile texts: invalid escapes
     blocks, entry, asserts, pairs = json.load(sys.stdin)
     trees = [_parsed(block) for block in blocks]
     worth = _standalone(trees) if pairs else _defining(trees, _wanted(entry, asserts))
     best = max(range(len(blocks)), key=lambda number: (worth[number], number))
-    sys.stdout.write(str(best))
+    sys.stdout.write(json.dumps(_with_helpers(trees, best)))
 
 
 def _parsed(text: str) -> ast.Module | None:
@@ -34,6 +36,23 @@ def _parsed(text: str) -> ast.Module | None:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+def _with_helpers(trees: list, best: int) -> list[int]:
+    """The block `best`, and before it those above that only define, and define names it lacks."""
+    found, lacking = [best], _free(trees[best]) if trees[best] is not None else set()
+    for number in reversed(range(best)):
+        tree = trees[number]
+        defined = {*_defined(tree), *_imported(tree)} if tree is not None else set()
+        if lacking & defined and all(isinstance(node, DEFINITIONS) for node in tree.body):
+            found.insert(0, number)
+            lacking = (lacking - defined) | _free(tree)
+    return found
+
+
+def _imported(tree: ast.AST) -> set[str]:
+    aliases = [one for one in ast.walk(tree) if isinstance(one, ast.alias)]
+    return {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
 
 
 def _wanted(entry: str, asserts: str) -> set[str]:
@@ -111,8 +130,7 @@ def _bound(tree: ast.Module) -> set[str]:
         n.name for n in nodes if isinstance(n, (*FUNCTIONS, ast.ClassDef, ast.ExceptHandler)) and n.name
     }
     bound |= {n.arg for n in nodes if isinstance(n, ast.arg)}
-    aliases = [n for n in nodes if isinstance(n, ast.alias)]
-    return bound | {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
+    return bound | _imported(tree)
 
 
 def _mentioned(tree: ast.Module) -> set[str]:

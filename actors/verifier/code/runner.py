@@ -55,12 +55,12 @@ class Runner:
             self._judge.close()
 
     def _program(self, blocks: Sequence[str], tests: RowTests) -> str:
-        """The block that is the program; the last one if they cannot be parsed."""
+        """The blocks that are the program, as one; the last one if they cannot be parsed."""
         if len(blocks) > 1:
             asked = json.dumps([list(blocks), tests.entry, tests.asserts, bool(tests.pairs)]).encode()
             outcome = self._box.run(CHOICE, asked, self._limits)
             if outcome.kind == "ok":
-                return blocks[int(outcome.out)]
+                return "\n\n".join(blocks[number] for number in json.loads(outcome.out))
         return blocks[-1]
 
     def _pairs(self, program: str, tests: RowTests) -> Verdict:

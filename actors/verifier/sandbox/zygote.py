@@ -12,6 +12,7 @@ program. If the caller ends, the program and this process end too.
 """
 
 import atexit
+import builtins
 import fcntl
 import gc
 import importlib
@@ -68,6 +69,7 @@ def serve(descriptor: int, preload: list[str], refused: list[str], packages: str
     for name in (*PRELOADED, *preload):
         importlib.import_module(name)
     sys.path.pop(0)
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # which -S leaves out
     threading.stack_size(THREAD_STACK)
     gc.freeze()  # otherwise garbage collection in programs would copy memory shared with this process
     box = _Box(sock, held, user, packages)

@@ -50,6 +50,15 @@ DEFINED = {
     "an output that ends the parser": (ADD, "(" * 90_000),
     "a variable of the program": (ADD, "x = add(1, 2)\nx"),
     "a lambda": ("add = lambda a, b: a + b", "add(1, 2)"),
+    "its helper before": ("def helper(x):\n    return x", "def add(a, b):\n    return helper(a + b)"),
+    "a helper of a helper": (
+        "import math as m",
+        "def h(x):\n    return m.floor(x)",
+        "def add(a, b):\n    return h(a + b)",
+    ),
+    "a fence in its docstring": (
+        'def add(a, b):\n    """\n    ```python\n    add(1, 2)\n    ```\n    """\n    return a + b',
+    ),
 }
 
 
@@ -74,6 +83,7 @@ STANDALONE = {
     "an example that reads nothing": (SUM, "numbers = [2, 3]\nprint(sum(numbers))"),
     "a list of numbers": (SUM, "[2, 3]"),
     "a line of the program": (SUM, "a, b = map(int, input().split())"),
+    "an end by exit()": (f"{SUM}\nexit()", "5"),
     "open(0)": ("print(sum(map(int, open(0).read().split())))", "print(5)"),
 }
 
@@ -85,6 +95,13 @@ def test_for_stdin_the_program_is_the_last_block_that_runs_by_itself(runner: Run
     assert judged(
         runner, f"{blocks('print(0)', program)}\nIt prints:\n{blocks(after, language='text')}", SUMMED
     )
+
+
+def test_for_stdin_a_function_in_a_block_of_its_own_belongs_to_the_program(runner: Runner) -> None:
+    driver = "a, b = map(int, input().split())\nprint(f(a, b))"
+    assert judged(runner, blocks("def f(a, b):\n    return a + b", driver), SUMMED)
+    assert not judged(runner, blocks("def f(a, b):\n    return a - b", driver), SUMMED)
+    assert not judged(runner, blocks(driver, "def f(a, b):\n    return a + b"), SUMMED)
 
 
 FORMS = {
