@@ -18,6 +18,14 @@ MARKS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A Reasoning
     ("<thought>", "</thought>"),  # EXAONE Deep
     ("◁think▷", "◁/think▷"),  # Kimi-VL
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),  # OpenThinker, Sky-T1
+    ("<Thought>", "</Thought>"),  # Marco-o1
+    ("<longcat_think>", "</longcat_think>"),  # LongCat-Flash-Thinking
+    ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ("<unused94>thought", "<unused95>"),  # MedGemma 1.5
+    ("[unused16]", "[unused17]"),  # Pangu
+    ("<thinking>", "</thinking>"),  # prompted for, as the next
+    ("<reasoning>", "</reasoning>"),
 )
 """Opening and closing mark of each."""
 OPENING, CLOSING = MARKS[0]
