@@ -88,6 +88,11 @@ def overlap(m: Moments) -> float:
     return float((m.signal.sum() - m.norms.sum()) / (n - 1) / m.norms.sum())
 
 
+def shared_r(m: Moments) -> float:
+    """r' = r/(1 - ρ), the noise of a hit in `expected_worth` and `shrunken` where prompts overlap by ρ."""
+    return pooled_r(m) / (1 - overlap(m))
+
+
 def bootstrap(m: Moments, figure: Callable[[Moments], float], draws: int = 4000) -> tuple[float, float]:
     """95% interval over prompts, for a figure that no pair of prompts enters."""
     random = np.random.default_rng(0)
@@ -105,6 +110,13 @@ def half_interval(figures: Array) -> Array:
 def jackknife(left_out: Array) -> Array:
     """Half of a 95% interval of figures, from their values (n, ...) with each prompt left out."""
     return half_interval(left_out) * (len(left_out) - 1)
+
+
+def jackknife_ratio(figure: float, left_out: Array) -> tuple[float, float]:
+    """95% interval of a positive figure, symmetric in its logarithm, from its values (n,) with each prompt
+    left out."""
+    half = float(jackknife(np.log(left_out)))
+    return figure * float(np.exp(-half)), figure * float(np.exp(half))
 
 
 def without(n: int) -> list[Index]:

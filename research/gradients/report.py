@@ -17,9 +17,11 @@ from research.gradients.noise import (
     bootstrap,
     half_interval,
     jackknife,
+    jackknife_ratio,
     moments,
     overlap,
     pooled_r,
+    shared_r,
     sums,
     without,
 )
@@ -75,7 +77,7 @@ def write(archive: Path, design: Design, page: Path) -> None:
         f"each, {saved['tokens'].mean():.0f} tokens on average; scores of {found.count[:n].sum()} hits and "
         f"{found.count[n:].sum()} misses. Error of a sketched inner product over |x||y|: "
         f"{np.sqrt((saved['errors'] ** 2).mean()):.4f} (root mean square of {len(saved['errors'])}).",
-        _noise(m, found.count[:n], saved["texts"]),
+        _noise(m, found.count[:n], saved["texts"], design.prompts_per_batch),
         _misses(found, m),
         _steps("One step at equal rollouts", m, saved["tokens"], design),
         _steps(f"If successes were {design.rarer} times rarer", rarer, saved["tokens"], design),
@@ -88,9 +90,10 @@ def _design(design: Design) -> str:
     return "\n".join(["## Design", "", *lines])
 
 
-def _noise(m: Moments, hits: Index, texts: Index) -> str:
+def _noise(m: Moments, hits: Index, texts: Index, prompts: int) -> str:
     n, r, (low, high) = len(m.rate), pooled_r(m), bootstrap(m, pooled_r)
-    half, of_r = jackknife(np.array([[overlap(m[at]), pooled_r(m[at])] for at in without(n)]))
+    left_out = np.array([[overlap(m[at]), pooled_r(m[at])] for at in without(n)])
+    half, of_r = jackknife(left_out)
     trend = stats.spearmanr(m.rate, m.norms / (m.norms + m.hit_noise))
     rows = []
     for at in np.array_split(np.argsort(m.rate), min(n, PARTS)):
@@ -112,9 +115,24 @@ def _noise(m: Moments, hits: Index, texts: Index) -> str:
         f"prompts: **{overlap(m):.2f} ± {half:.2f}** of |μ|². Rank correlation of success rate and cosine: "
         f"{trend.statistic:+.2f} (p = {trend.pvalue:.2g}).",
         "",
+        _shared(m, left_out, prompts),
+        "",
         *markdown_table(heads, rows, numbers=True),
     ]
     return "\n".join(lines)
+
+
+def _shared(m: Moments, left_out: Array, prompts: int) -> str:
+    """r/(1 - ρ) with its interval, from (ρ, r) with each prompt left out (n, 2)."""
+    if not (max(left_out[:, 0].max(), overlap(m)) < 1 and left_out[:, 1].min() > 0):
+        return "r/(1 − ρ) cannot be told: the overlap ρ is not below 1, or r not above 0, without one prompt."
+    low, high = jackknife_ratio(shared_r(m), left_out[:, 1] / (1 - left_out[:, 0]))
+    plain = f"{pooled_r(m):.1f},{max(0.0, overlap(m)):.2f},{prompts}"
+    return (
+        f"**r/(1 − ρ) = {shared_r(m):.0f} ({low:.0f} to {high:.0f})** (jackknife over prompts, in its "
+        f"logarithm): the noise that `expected_worth(r, ρ)` and `shrunken(r, ρ)` go by. For a plan: "
+        f"`hora plan COUNTS --gradients {plain}`."
+    )
 
 
 def _misses(found: Sums, m: Moments) -> str:

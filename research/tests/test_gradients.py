@@ -18,7 +18,17 @@ from hora_rl.evaluation.samples import Sample, append, open_samples
 from research.gradients import bank, report, scores
 from research.gradients.__main__ import own_bank
 from research.gradients.design import load
-from research.gradients.noise import Array, Moments, moments, overlap, pooled_r, sums
+from research.gradients.noise import (
+    Array,
+    Moments,
+    jackknife_ratio,
+    moments,
+    overlap,
+    pooled_r,
+    shared_r,
+    sums,
+    without,
+)
 from research.gradients.steps import Played, counts, objectives, step
 
 DESIGN = load()
@@ -43,6 +53,14 @@ def test_r_and_overlap_are_those_of_the_scores(r: float, shared: float) -> None:
     assert pooled_r(m) == pytest.approx(r / np.mean((mean**2).sum(1)), rel=0.12, abs=1e-9)
     assert overlap(m) == pytest.approx(shared, abs=0.08)
     assert m.miss_noise == pytest.approx(m.hit_noise, rel=0.15, abs=1e-9)
+
+
+def test_shared_r_and_its_interval_hold_what_the_scores_have() -> None:
+    mean, m = synthetic(15.0, 0.3, n=24)
+    expected = 15.0 / np.mean((mean**2).sum(1)) / 0.7
+    low, high = jackknife_ratio(shared_r(m), np.array([shared_r(m[at]) for at in without(24)]))
+    assert low < expected < high < 2 * low
+    assert shared_r(m) == pytest.approx(expected, rel=0.15)
 
 
 def test_inner_products_of_sketches_err_by_one_over_the_root_of_their_width() -> None:
