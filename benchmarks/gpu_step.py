@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 SHAPE_1_5B: dict[str, Any] = dict(zip(NAMES, SHAPES["1.5B"], strict=True))
 SHAPE_1_5B["max_position_embeddings"] = 32768
-WIDE_7B = SHAPE_1_5B | dict(zip(NAMES, SHAPES["7B"], strict=True)) | {"num_hidden_layers": 4}
 SMALL = SHAPE_1_5B | dict(zip(NAMES, (512, 64, 128, 2, 4), strict=False))
 
 
@@ -70,14 +70,10 @@ def ragged_samples(count: int, vocabulary: int, longest: int, seed: int = 0) -> 
 @contextmanager
 def engine_of(shape: dict[str, Any], dtype: str, longest: int, **learner: object) -> Iterator[Engine]:
     """The learner's engine around a random model of this shape; gone with the block, its memory too."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     from hora_rl.learner.engine import Engine
 
     with tempfile.TemporaryDirectory() as folder:
-        torch.manual_seed(0)
-        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # 1.5B numbers take a CPU long
-            Qwen2ForCausalLM(Qwen2Config(**shape)).to(getattr(torch, dtype)).save_pretrained(folder)
+        random_model(shape, dtype, Path(folder))
         engine = Engine(configuration(folder, dtype, longest, **learner), rank=0, world=1)
     try:
         yield engine
@@ -87,6 +83,21 @@ def engine_of(shape: dict[str, Any], dtype: str, longest: int, **learner: object
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def random_model(shape: dict[str, Any], dtype: str, folder: Path) -> None:
+    """Write a Qwen2 of this shape."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # 1.5B numbers take a CPU long
+        Qwen2ForCausalLM(Qwen2Config(**shape)).to(getattr(torch, dtype)).save_pretrained(folder)
+
+
+def synchronize() -> None:
+    """Wait for the card, if any."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def configuration(model: str, dtype: str, longest: int, **learner: object) -> Config:
@@ -112,8 +123,7 @@ def measure(engine: Engine, samples: Sequence[Sample], budget: int, steps: int) 
     for _ in range(steps):
         started = time.perf_counter()
         engine.step(micro)
-        if cuda:
-            torch.cuda.synchronize()
+        synchronize()
         seconds.append(time.perf_counter() - started)
     return Result(
         seconds=statistics.median(seconds),

@@ -15,6 +15,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,8 +86,9 @@ def _used() -> tuple[float, float]:
     return used[0], used[1]
 
 
-def direct(config: Config, batches: int) -> Speed:
-    """One engine given all requests of all batches at once: nothing would keep it fuller."""
+def direct(config: Config, batches: int, began: Callable[[], object] = lambda: None) -> Speed:
+    """One engine given all requests of all batches at once: nothing would keep it fuller. `began` is called
+    when it is warm."""
     from hora_rl.actors.coordinator.deployment import render_prompts
     from hora_rl.actors.generator.vllm_engine import Engine
 
@@ -114,6 +116,7 @@ def direct(config: Config, batches: int) -> Speed:
             return sum(len(c.tokens) for cs in await asyncio.gather(*work) for c in cs)
 
         await batch(0)  # the first call pays for one-time preparation
+        began()
         clock = Clock()
         tokens = sum(await asyncio.gather(*(batch(number) for number in range(1, batches + 1))))
         speed = clock.speed(tokens)
