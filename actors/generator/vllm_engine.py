@@ -28,7 +28,7 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
+from vllm.v1.metrics.loggers import StatLoggerBase
 
 from hora_rl.actors.generator.adapter import NOWHERE, POLICY
 from hora_rl.actors.generator.engine_args import adapter_settings, engine_args, set_environment
@@ -114,7 +114,7 @@ class Engine:
                 raise
             why = self._notes.reason() or "one of its processes was killed, perhaps for memory, or hung"
             raise RunError(f"the vLLM engine does not start: {why}") from None
-        _drop_prometheus(self._llm)
+        _drop_loggers(self._llm)
         processor = self._llm.output_processor
         self._sequences = processor.request_states = Sequences(processor.request_states)
 
@@ -323,11 +323,11 @@ class Engine:
             raise UnhealthyError("the vLLM engine died" + (f": {why}" if why else "")) from error
 
 
-def _drop_prometheus(llm: AsyncLLM) -> None:
-    """Remove the logger that vLLM always adds, and that counts every token for a page nobody serves."""
-    manager = llm.logger_manager
-    if manager is not None:
-        manager.stat_loggers = [x for x in manager.stat_loggers if not isinstance(x, PrometheusStatLogger)]
+def _drop_loggers(llm: AsyncLLM) -> None:
+    """Remove the loggers that vLLM adds behind ours. They count every token for a log and a page of
+    Prometheus that nobody serves."""
+    if (manager := llm.logger_manager) is not None:
+        del manager.stat_loggers[1:]
 
 
 def _joined(digests: list[str]) -> str:
