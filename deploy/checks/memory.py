@@ -14,6 +14,7 @@ from hora_rl.deploy.checks.estimate import CONTEXT_GIB, GIB, Estimate, ModelShap
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, should
 from hora_rl.deploy.checks.processors import on_processors
 from hora_rl.deploy.checks.resources import SPARE, Card, choose, filled, read_cards, shares_a_card
+from hora_rl.deploy.checks.step_costs import arithmetic, decoding
 
 HOST_KEYS = (
     "learner.tokens_per_microbatch, learner.gradient_checkpointing, learner.logit_chunk, learner.lora, "
@@ -52,10 +53,22 @@ def run_target(config: Config) -> Target:
         return Target(on_processors(_in_small_steps(config)))
     if config.run.resources != "auto" or (found := estimate_of(config)) is None:
         return Target(config)
-    chosen = choose(found, cards).config
+    made = choose(found, cards)
+    chosen = made.config
     changed = [d.replace(": ", " = ", 1).split(" != ")[0] for d in differences(chosen, config)]
     names = f"{len(cards)} × {cards[0].name}" if len(cards) > 1 else cards[0].name
-    return Target(chosen, chosen=f"chosen for {names}: {', '.join(changed)}" if changed else "")
+    said = f"chosen for {names}: {', '.join(changed)}" if changed else ""
+    return Target(chosen, chosen=said and said + _of_engines(made, cards[0]))
+
+
+def _of_engines(made: Estimate, card: Card) -> str:
+    """What several engines on one card are expected to do; empty for one."""
+    if made.engines == 1:
+        return ""
+    sampling = decoding(made, card.name, card.gib)
+    rate = arithmetic(made).responses / sampling.seconds
+    bound = "the card" if sampling.card_s > sampling.processor_s else "processors"
+    return f"; {made.engines} engines share the card: {rate:,.0f} tokens/s expected, bound by {bound}"
 
 
 def _in_small_steps(config: Config) -> Config:

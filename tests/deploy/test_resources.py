@@ -324,6 +324,10 @@ def test_cards_are_read_from_the_driver_and_the_choice_is_said(monkeypatch: pyte
     assert found["resources"].says == target.chosen
     assert found["GPU memory"].level == "ok"
     assert "generator, 1 of" in found["memory per part"].says
+    assert "share the card" not in target.chosen
+    several = run_target(load("tiny", ["generator.replicas=4"]))
+    assert several.chosen.endswith(" tokens/s expected, bound by processors")
+    assert "; 4 engines share the card: " in several.chosen
     monkeypatch.setattr(machine, "gpus", list)
     assert run_target(load("tiny")) == Target(load("tiny"))
 
