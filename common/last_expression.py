@@ -121,7 +121,7 @@ def _value(run: str) -> str | None:
     sides = [side.strip(" ,") for side in _SIDE.split(run) if _VALUE.search(side)]
     if not sides:
         return None
-    text = re.sub(r"^[aAI]\s+(?=\d)", "", sides[-1])
+    text = re.sub(r"^(?:y\s+)?[aAI]\s+(?=[-\d\\])", "", sides[-1])  # `Il y a 42`
     for opening, closing in _BRACKETS:
         more = text.count(opening) - text.count(closing)
         if more > 0:

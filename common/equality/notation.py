@@ -53,7 +53,9 @@ _SMALL_FRACTION = re.compile("([⁰¹²³⁴⁵⁶⁷⁸⁹]+)[⁄/]([₀-₉]+)
 _SIGNED_POWER = re.compile(r"(\^|\*\*)\s*([+-]\s*\d+(?:\.\d+)?|-\s*[A-Za-z])(?![\d.])")
 """`10^-5` as plain text has it."""
 _POWER_FRACTION = re.compile(r"\^\s*(\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\})")
-_OF_DIGITS = re.compile(r"(\\[dtc]?(?:frac|binom))\s*(\d)\s*(\d)")
+_ARGUMENT = r"\s*(?:(\d|\\pi(?![A-Za-z])|[A-Za-z])|\{([^{}]*)\})"
+_OF_SIGNS = re.compile(rf"(\\[dtc]?(?:frac|binom))(?![A-Za-z]){_ARGUMENT}{_ARGUMENT}")
+"""`\\frac12`, `\\frac\\pi 4`, `\\frac{1}x`."""
 _GLUED = re.compile(r"\\(?:[lg]eq?|[lg]t|neq?|approx|simeq|to)(?=\d)")
 _LOG_E = re.compile(r"\\log\s*_\s*(?:e|\{\s*e\s*\})(?![A-Za-z])")
 _OTHER_FRACTION = re.compile(r"\\(?:s|nice|x|flat)frac(?=\s*\{)")
@@ -121,6 +123,7 @@ _SYMBOLS = _Characters(
             "⇒": r"\Rightarrow ",
             "∴": r"\therefore ",
             "…": r"\ldots ",
+            "∶": ":",
             "º": r"^\circ ",
             "˚": r"^\circ ",
             "⟨": "(",
@@ -166,7 +169,7 @@ def symbols(text: str) -> str:
     if "^" in text or "**" in text:
         text = _DEGREE.sub(r"^\\circ ", _POWER_FRACTION.sub(r"^{\1}", _SIGNED_POWER.sub(r"\1{\2}", text)))
     if "\\" in text:
-        text = _OF_DIGITS.sub(r"\1{\2}{\3}", _OTHER_FRACTION.sub(r"\\frac", text))
+        text = _OF_SIGNS.sub(r"\1{\2\3}{\4\5}", _OTHER_FRACTION.sub(r"\\frac", text))
         text = _GLUED.sub(r"\g<0> ", _LOG_E.sub(r"\\ln ", text))
     return _roots(_POWER_OF_TEN.sub(r"\\times ", _REPEATING.sub(_fraction, text)))
 

@@ -11,7 +11,9 @@ _NUMBER = re.compile(
 _LISTED = re.compile(r",(?:\s|~|\\[,;: ])")  # not `\!`: in `10,\!080` it is negative space
 _GAP = re.compile(rf"(?:{SPACE}|\{{(?:,|\\[,;:])\}})+|['’ʼ_]")
 _GROUPED = re.compile(rf"(?<![\w.,'’])(?<!,\}})\d{{1,3}}(?:(?:{_GAP.pattern})\d{{3}})+(?![\d'’_{{])")
-_LAKHS = re.compile(r"(?<![\d.,}(\[])\d{1,2}(?:(?:,|\{,\})\d\d)+(?:,|\{,\})\d{3}(?![\d,])")
+_THOUSANDS = re.compile(
+    r"(?<![\d.,{}(\[])(?:[1-9]\d{0,2}(?:(?:,|\{,\})\d{3})+|\d{1,2}(?:(?:,|\{,\})\d\d)+(?:,|\{,\})\d{3})(?![\d,])"
+)
 _MILLIONS = re.compile(r"[+-]?\d{1,3}(?:\.\d{3}){2,}")
 _POINTS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}|\d{1,3}(?:\.\d{3})+(?=,\d)")
 _COMMA = re.compile(r"(?<![\d.,])(\d+)(?:,|\{,\})(\d+)(?![\d.,])")
@@ -52,9 +54,9 @@ def pointed(text: str, integer: bool) -> str:
     return _COMMA.sub(r"\1.\2", text)
 
 
-def without_lakhs(text: str) -> str:
-    """The text without commas as in `12,34,567`, which may also be a list."""
-    return _LAKHS.sub(lambda found: re.sub("[^0-9]", "", found[0]), text)
+def without_commas(text: str) -> str:
+    """The text without commas as in `x = 1,234` and `12,34,567`, which may also be lists."""
+    return _THOUSANDS.sub(lambda found: re.sub("[^0-9]", "", found[0]), text)
 
 
 def ungrouped(text: str) -> str:

@@ -19,6 +19,7 @@ _LEAD = re.compile(
 )
 _DELIMITERS = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("``", "''")]
 _DELIMITERS += [(pair[0], pair[1]) for pair in "** `` \"\" '' “” ‘’ «» 「」 „“".split()]  # noqa: SIM905
+_EDGES = re.compile(rf"^{SPACE}+|{SPACE}+$")
 _END = re.compile(rf"(?<=\S){SPACE}*(?:\\\\|\\checkmark|[✅✓✔☑\ufe0f])+$")
 """A line break or a check mark behind an answer."""
 _LINES = re.compile(
@@ -46,7 +47,7 @@ def unwrapped(text: str) -> str:
     before = None
     while text != before:
         before = text
-        text = text.strip()
+        text = _EDGES.sub("", text.strip())
         if lead := _LEAD.match(text):
             text = text[lead.end() :]
             if lead[1] and not lead[2]:  # `\text{The answer is 13}`

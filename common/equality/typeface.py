@@ -5,7 +5,7 @@ linear time and are safe on hostile text."""
 
 import re
 
-from hora_rl.common.equality.notation import FUNCTIONS, MATHS, TEXT
+from hora_rl.common.equality.notation import FUNCTIONS, MATHS, NATIVE, TEXT
 from hora_rl.common.equality.unit_table import unit_named
 
 _COLOURS = {"color": 1, "textcolor": 1, "colorbox": 1, "fcolorbox": 2, "style": 1, "class": 1}
@@ -36,7 +36,14 @@ _CONSTANTS |= {
     "yen": "¥",
     "textyen": "¥",
 }
-_CONSTANTS |= {"lbrace": r"\{", "rbrace": r"\}", "langle": "(", "rangle": ")", "surd": r"\sqrt "}
+_CONSTANTS |= {
+    "lbrace": r"\{",
+    "rbrace": r"\}",
+    "langle": "(",
+    "rangle": ")",
+    "colon": ":",
+    "surd": r"\sqrt ",
+}
 _ALL = {*_FONTS.split(), *_COLOURS, *_UPRIGHT, *_HIDDEN, *_CONSTANTS}
 
 _STYLED = re.compile(rf"\\(?:{'|'.join(sorted(_ALL, key=len, reverse=True))})(?![A-Za-z])")
@@ -55,8 +62,11 @@ _FORMULA = re.compile(r"(?<!\\)(?:\$|\\[()])")
 _COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _INDEX = re.compile(r"[\^_]\s*\{?\s*-?\d+\s*\}?")
-_NAME_WITH_DIGITS = re.compile(r"(?<![\d.])[^\W\d_]\d(?!\w*_)|\d(?![eE]\d)[^\W\d_]+\d|:\d")
-_COUNTED = re.compile(r"[\s$-]*(?:\d[\d,./]*|\\[dt]?frac\{\d+\}\{\d+\})\s*(?:[^\W\d_]{3,20}\s*){1,3}")
+_NAME_WITH_DIGITS = re.compile(rf"(?<![\d.])(?!{NATIVE})[^\W\d_]\d(?!\w*_)|\d(?![eE]\d)[^\W\d_]+\d|:\d")
+_COUNTED = re.compile(
+    rf"[\s$-]*{NATIVE}{{0,2}}\s*(?:\d(?:[\d,./'’_]|\s(?=\d))*(?:[eE][+-]?\d+)?|\\[dt]?frac\{{\d+\}}\{{\d+\}})"
+    rf"\s*(?:(?:[^\W\d_]{{3,20}}|{NATIVE}{{1,20}})\.?\s*){{1,3}}"
+)
 _AFTER_VALUE = re.compile(r"(?:[\d})\]/]|\\cdot)(?:\\[,;:! ]|~|\s)*$")
 _NEEDS_GROUP = re.compile(r"(?:[\^_}]|\\[A-Za-z]+)\s*$")
 _LETTER_NUMBERS = frozenset("ijeknxyzdπ")
@@ -181,7 +191,8 @@ def _is_text(content: str, before: str) -> bool:
     if any(char.isdigit() for char in _INDEX.sub("", plain)):
         if _NAME_WITH_DIGITS.search(_INDEX.sub("", plain)):
             return True
-        return not (_COUNTED.fullmatch(content) or all(map(_is_value, runs)))
+        flat = plain.translate({123: None, 125: None})  # of `18\text{ dollars}`
+        return not (_COUNTED.fullmatch(content) or _COUNTED.fullmatch(flat) or all(map(_is_value, runs)))
     if max(map(len, runs)) > 1:
         return True
     if _AFTER_VALUE.search(before):

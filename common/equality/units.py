@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from hora_rl.common.equality.notation import LETTER, MATHS, NATIVE, TEXT
-from hora_rl.common.equality.numerals import canonical_number, pointed, without_lakhs
+from hora_rl.common.equality.numerals import canonical_number, pointed, without_commas
 from hora_rl.common.equality.texts import SPACE
 from hora_rl.common.equality.unit_table import (
     CURRENCIES,
@@ -49,8 +49,10 @@ _FRACTION = r"\\[dt]?frac\s*\{\d+\}\s*\{\d+\}"
 _END_NUMBER = re.compile(rf"(?:\d[\d,]*(?:\.\d+)?|\.\d+|\d+/\d+|(?:\d+\s*)?{_FRACTION})$")
 _END_CONNECTIVE = re.compile(rf"(?:,|{SPACE}|\band\b|\\text\s*\{{\s*(?:,|and)\s*\}})+$")
 _TOKEN = re.compile(rf"[A-Za-z]{{0,3}}\$|{LETTER}+|/|\^-?\d|[{SIGNS}%]")
+_POWER_OF_TEN = r"(?:\\times 10\^\{[+-]?\d+\})?"
 _COUNT = re.compile(
-    rf"(-?(?:\d[\d,]*(?:\.\d+)?|\d+/\d+|{_FRACTION}))\s+([^\W\d_][^\W\d_A-Z]{{2,19}}(?:\s[^\W\d_A-Z]{{3,20}}){{0,2}})"
+    rf"(-?(?:\d[\d,]*(?:\.\d*)?{_POWER_OF_TEN}|\d+/\d+|{_FRACTION}))\s+"
+    r"([^\W\d_][^\W\d_A-Z]{2,19}(?:\s[^\W\d_A-Z]{3,20}){0,2})"
 )
 _QUOTIENT = re.compile(r"(-?)(\d+(?=\s*\\))?\s*(?:(\d+)/(\d+)|\\[dt]?frac\s*\{?(\d+)\}?\s*\{?(\d+)\}?)")
 
@@ -62,6 +64,8 @@ _MORE = re.compile(
 )
 """Words that are more than a unit. A text command with one of them is not a unit."""
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
+_GLUED_LETTER = re.compile(r"(?<=\d)(?=[mgshL]$)")
+_BEFORE_LETTER = re.compile(r"(?:\d|10\^\{[+-]?\d+\})\s+(?:[A-Za-z]{1,2}\s*/\s*)?$")
 _BARE_LETTERS = {"m", "g", "s", "h", "L"}
 """Letters that are units without a text command, after a number and a space. Other letters are variables."""
 
@@ -112,6 +116,8 @@ def totals(gold: str, answer: str) -> list[tuple[Total, Total]]:
     A side without a convertible unit is read in any unit of the other side. For percentages see
     `_percentage`."""
     one, other = measured(gold), measured(answer)
+    if one[0].unit and not other[0].unit:
+        other = measured(_GLUED_LETTER.sub(" ", answer))
     units = one[0].unit, other[0].unit
     if units[0] and units[1] and units[0].dimensions is not None and units[1].dimensions is not None:
         if units[0].dimensions == units[1].dimensions:
@@ -136,13 +142,13 @@ def _percentage(gold: tuple[Term, ...], answer: tuple[Term, ...]) -> list[tuple[
 
 
 def in_one_style(gold: str, answer: str) -> tuple[str, str]:
-    """Lakhs as a plain number, and in the answer a decimal comma as a point, where the other side is a number
-    without a comma. Otherwise both may be lists."""
+    """Thousands and lakhs without commas, and in the answer a decimal comma as a point, where the other side
+    is a number without a comma. Otherwise both may be lists."""
     if "," in gold and "," not in answer and _size(measured(answer)[0].value) is not None:
-        return without_lakhs(gold), answer
+        return without_commas(gold), answer
     if "," not in answer or "," in gold or (size := _size(measured(gold)[0].value)) is None:
         return gold, answer
-    return gold, pointed(without_lakhs(answer), size.denominator == 1)
+    return gold, pointed(without_commas(answer), size.denominator == 1)
 
 
 def _size(text: str) -> Fraction | None:
@@ -170,10 +176,8 @@ def _power_left_out(one: Unit, other: Unit) -> bool:
 
 
 def _term(text: str) -> Term:
-    if (count := _COUNT.fullmatch(text.strip())) and not any(
-        is_more(word) or word in MATHS or is_unit_word(word) for word in count[2].lower().split()
-    ):
-        return Term(count[1], 1, UNKNOWN)
+    if count := _counted(text):
+        return Term(count, 1, UNKNOWN)
     rest = text = _FLAT_POWER.sub(r"\1^\2", _PER_CENT.sub("percent", text.rstrip()))
     for _ in range(MOST_WORDS):
         if (shorter := _without_last_unit(rest, first=rest is text)) is None:
@@ -185,10 +189,20 @@ def _term(text: str) -> Term:
         tokens.append(money.group(2).replace("\\", "").lower())
         sign, rest = money.group(1), rest[money.end() :]
     rest = _END_SPACE.sub("", rest)
+    if tokens:  # `18 eggs per day`, `\$18 each`
+        rest = _counted(rest) or rest
     if not tokens or not rest.strip() or "%" in rest or tokens[0] in ("squared", "cubed"):
         return Term(text, 1, None)
     scale, unit = _product(tokens)
     return Term(sign + rest, scale, unit)
+
+
+def _counted(text: str) -> str | None:
+    """The number in front of words that are no units: `18 red eggs`."""
+    found = _COUNT.fullmatch(text.strip())
+    words = found[2].lower().split() if found else []
+    more = any(is_more(word) or word in MATHS or is_unit_word(word) for word in words)
+    return found[1] if found and not more else None
 
 
 def _without_last_unit(text: str, first: bool) -> str | None:
@@ -214,7 +228,7 @@ def _is_plain_unit(found: re.Match[str]) -> bool:
     """Whether a word outside a text command is a known unit after something countable."""
     word, before = found.group(1), found.string[: found.start()]
     if len(word) == 1:
-        return word in _BARE_LETTERS and bool(re.search(r"(?:\d|10\^\{[+-]?\d+\})\s+$", before))
+        return word in _BARE_LETTERS and bool(_BEFORE_LETTER.search(before))
     return is_unit_word(word) and bool(before.strip())
 
 

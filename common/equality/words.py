@@ -31,6 +31,7 @@ _LONE_WORD = re.compile(rf"(?<!\w)(?!{CJK}){LETTER}{{3,}}(?![\w(])")
 _CHOICE = rf"(?:{TEXT}\{{)?\s*(?:(?i:option|choice|opción|opção|вариант)\s*|[选選][项項择擇]?\s*)?"
 _LETTER_OF_OPTION = re.compile(rf"{_CHOICE}\(?([A-J])\)?\s*\}}?")
 _OPTION = re.compile(rf"{_CHOICE}(?:\(?([A-J])\)|([A-J])[.:](?=\s))(.*)", re.DOTALL)
+_SEPARATED = re.compile(r"\)?\s*(?:[,;&]|,?\s*\band\b|和|及)\s*\(?")
 _SEVERAL = re.compile(r"(?<![A-Za-z])(?:[A-J]\)|or\b|and\b|not\b)")
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -87,6 +88,8 @@ def option_verdict(gold: str, answer: str) -> bool | None:
     r"""The verdict on an option of a multiple choice, one side with its text: `\textbf{(B)}\ 12` for `B`;
     else None."""
     gold, answer = bare(gold), bare(answer)
+    if (several := _letters(gold)) and (others := _letters(answer)):
+        return several == others
     for one, other in ((gold, answer), (answer, gold)):
         letter, said = _LETTER_OF_OPTION.fullmatch(one), _OPTION.fullmatch(other)
         if letter and (alone := _LETTER_OF_OPTION.fullmatch(other)) and len(one + other) > 2:
@@ -94,6 +97,17 @@ def option_verdict(gold: str, answer: str) -> bool | None:
         if letter and said and not _SEVERAL.search(said[3]):
             return letter[1] == (said[1] or said[2])
     return None
+
+
+def _letters(text: str) -> set[str] | None:
+    """The options of a multiple choice with several right ones: `A, C`, `\\text{A and C}`."""
+    text = unworded(text)
+    letters = _SEPARATED.split(text.strip("() "))
+    return (
+        set(letters)
+        if len(letters) > 1 and all(len(one) == 1 and one in "ABCDEFGHIJ" for one in letters)
+        else None
+    )
 
 
 def _says(gold: str, answer: str) -> bool:
