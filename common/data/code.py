@@ -196,7 +196,7 @@ def _read(value: object, entry: str) -> RowTests:
             return RowTests(pairs=tuple(_pair(one) for one in value))
         if len(calls) < len(value):
             raise ValueError("mixes functional tests and pairs of stdin and stdout")
-        read = tuple(_call(_first(one, INPUT), _first(one, OUTPUT)) for one in calls)
+        read = _calls([(_first(one, INPUT), _first(one, OUTPUT)) for one in calls])
         return RowTests(calls=read, entry=_function(calls[0]) or entry)
     raise ValueError("holds no tests: a list of {input, output}, or assertions as text")
 
@@ -227,10 +227,13 @@ def _columns(value: Mapping[str, object], entry: str) -> RowTests:
     both = list(zip(inputs, outputs, strict=True))
     if not _is_call(value):
         return RowTests(pairs=tuple(_pair({"input": _joined(i), "output": _joined(o)}) for i, o in both))
-    # APPS has each result in a list of its own.
-    listed = all(isinstance(o, list) and len(o) == 1 for o in outputs)
-    calls = (_call(i, o, *(o if listed else ())) for i, o in both)
-    return RowTests(calls=tuple(calls), entry=_function(value) or entry)
+    return RowTests(calls=_calls(both), entry=_function(value) or entry)
+
+
+def _calls(tests: Sequence[tuple[object, object]]) -> tuple[Call, ...]:
+    """Tests of a function. APPS and PrimeIntellect have each result in a list of its own."""
+    listed = all(isinstance(given, list) and isinstance(o, list) and len(o) == 1 for given, o in tests)
+    return tuple(_call(given, o, *(o if listed and isinstance(o, list) else ())) for given, o in tests)
 
 
 def _joined(value: object) -> object:

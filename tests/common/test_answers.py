@@ -312,9 +312,8 @@ CALLS = (Call("[[1, 2], 3]", ("[4]",)),)
     [
         ([{"input": "[1, 2]\n3", "output": "[4]", "testtype": "functional"}], "Solution().f"),
         ('[{"input": "[1, 2]\\n3\\n", "output": "[4]", "testtype": "functional"}]', ""),
-        ([{"input": [[1, 2], 3], "output": [4], "type": "function_call", "fn_name": "f"}], "f"),
         (
-            [{"input": [[1, 2], 3], "output": [4], "testtype": "functional", "metadata": {"func_name": "f"}}],
+            [{"input": "[1, 2]\n3", "output": [4], "testtype": "functional", "metadata": {"func_name": "f"}}],
             "f",
         ),
     ],
@@ -324,6 +323,8 @@ def test_calls_are_read_in_every_form(value: object, entry: str) -> None:
     assert read_tests(value, given) == RowTests(calls=CALLS, entry=entry)
     listed = read_tests({"fn_name": "f", "inputs": [[[1, 2], 3]], "outputs": [[4]]})
     assert listed == RowTests(calls=(Call("[[1, 2], 3]", ("[4]", "4")),), entry="f"), "APPS lists a result"
+    one = {"input": [[1, 2], 3], "output": [4], "type": "function_call", "fn_name": "f"}
+    assert read_tests([one]) == listed, "and so does PrimeIntellect"
     both = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [[4], 5]}
     assert [call.results for call in read_tests(both).calls] == [("[4]",), ("5",)]
 
