@@ -15,6 +15,7 @@ from hora_rl.common.config.data import is_generated
 from hora_rl.common.data.table_files import READERS
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.plain_yaml import read_yaml
+from hora_rl.common.weights.adapter_names import SETTINGS
 from hora_rl.common.weights.pretrained import SUFFIXES, model_folder
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
@@ -72,7 +73,10 @@ def check_paths(config: Config) -> None:
         if path is not None and _looks_local(path) and not Path(path).exists():
             raise ConfigError(f"{key} ({path}): no such file or folder; {remedy}")
     if _looks_local(model) and not (Path(model) / "config.json").is_file():
-        raise ConfigError(f"model.path ({model}): holds no config.json, so it is no Hugging Face model")
+        merge = ": it is an adapter, to be merged into its base" * (Path(model) / SETTINGS).is_file()
+        raise ConfigError(
+            f"model.path ({model}): holds no config.json, so it is no Hugging Face model{merge}"
+        )
 
 
 def differences(

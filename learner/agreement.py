@@ -8,6 +8,7 @@ whether completions of a family can share their prompt: a recurrent state would 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 # Mean |difference| of log-probs that is always allowed, by the precision of the weights.
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
+UNKNOWN = re.compile(r"configuration class <class '[\w.]*?(\w+)Config'>|model type `([\w-]+)` but")
+"""transformers' errors about a model that it does not have."""
 PROMPTS = {4: (20, 7), 6: (12,)}  # tokens of completions by those of their prompt: rows of unequal sizes
 # Errors of a forward that does not fit `OwnPath`. Memory and device errors are RuntimeErrors.
 MISFITS = (AttributeError, TypeError, ValueError, LookupError, NotImplementedError)
@@ -113,12 +116,25 @@ def check_family(source: Model, learner: Learner, temperature: float) -> tuple[s
         return family, ""
     small.config.name_or_path = source.path
     policy = Policy(small.eval())
-    return family, check_agreement("float32", temperature, policy, policy, torch.device("cpu"))
+    try:
+        return family, check_agreement("float32", temperature, policy, policy, torch.device("cpu"))
+    except RuntimeError as error:  # shapes that do not fit: so small a model never lacks memory
+        raise unsupported(small, f"its forward fails ({one_line(error, 200)})") from None
 
 
 def not_loaded(source: Model, learner: Learner, error: Exception) -> ConfigError:
     """The error of a model that transformers cannot build, or not with `learner.attention`."""
     attention = f"learner.attention ({learner.attention})"
+    if found := UNKNOWN.search(str(error)):
+        return ConfigError(
+            f"model.path ({source.path}): transformers, with which the learner trains, has no causal "
+            f"language model of type {found[1] or found[2]}: use another model"
+        )
+    if "trust_remote_code" in str(error):
+        return ConfigError(
+            f"model.path ({source.path}): it needs the code in its folder: read that, and set "
+            "model.trust_remote_code: true if you trust it"
+        )
     if "support an attention implementation" in str(error):
         family = str(error).partition(" ")[0]
         return ConfigError(

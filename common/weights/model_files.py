@@ -34,8 +34,13 @@ def own_configuration(model: Model) -> PreTrainedConfig:
 
 
 def vocabulary_rows(model: Model) -> int:
-    """The number of tokens that the model of `model.path` has rows for. Raises as `own_configuration`."""
-    return int(own_configuration(model).get_text_config().vocab_size)
+    """The number of tokens that the model of `model.path` has rows for. Raises ConfigError."""
+    try:
+        return int(own_configuration(model).get_text_config().vocab_size)
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path ({model.path}): {one_line(error)}") from None
 
 
 def weights_digest(folder: Path) -> str | None:

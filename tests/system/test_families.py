@@ -2,6 +2,7 @@
 through a real engine and learner, exported and loaded."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.common.types import Group, Rollout
-from hora_rl.deploy.checks import configuration, processors, task
+from hora_rl.deploy.checks import configuration, processors, sources, task
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.run_checks import examine
 from hora_rl.deploy.checks.weight_files import weight_files
@@ -148,3 +149,28 @@ def test_a_model_that_judges_texts_is_refused_by_the_check(tmp_path: Path) -> No
     file.write_text(json.dumps(settings))
     with pytest.raises(ConfigError, match=r"Qwen3ForSequenceClassification .* writes no text"):
         list(configuration.family(Target(config_of(tmp_path))))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"model_type": "qwen9"}, r"transformers.* has no causal language model of type qwen9"),
+        ({"model_type": "t5"}, r"transformers.* has no causal language model of type T5"),
+        ({"model_type": None}, r"Should have a `model_type` key"),
+        (
+            {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}},
+            r"set model.trust_remote_code: true if you trust it",
+        ),
+        ({"num_attention_heads": 3, "head_dim": None}, r"cannot train Qwen2ForCausalLM .*its forward fails"),
+    ],
+)
+def test_a_folder_that_is_no_model_of_the_stack_is_lines_of_the_check_and_no_traceback(
+    tmp_path: Path, settings: dict[str, Any], says: str
+) -> None:
+    file = write_published("qwen2.5", tmp_path) / "config.json"
+    whole = json.loads(file.read_text()) | settings
+    file.write_text(json.dumps({name: value for name, value in whole.items() if value is not None}))
+    checks = configuration.family, weight_files, sources.data, task.stops
+    first, *others = (f for f in examine(Target(config_of(tmp_path)), checks) if f.level == "fail")
+    assert re.search(says, first.line)
+    assert not any("\n" in f.line for f in (first, *others))
