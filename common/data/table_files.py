@@ -90,7 +90,8 @@ def _csv(path: Path) -> Rows:
             rows = csv.DictReader(_bounded(path, file, len), strict=True, delimiter=mark)
             _check_columns(path, rows.fieldnames or ())
             for row in rows:
-                place = f"{path}:{rows.line_num}"
+                within = sum(cell.count("\n") for cell in row.values() if isinstance(cell, str))
+                place = f"{path}:{rows.line_num - within}"  # where the row begins
                 if None in row:  # extra cells
                     raise DataError(f"{place}: more cells than the {len(rows.fieldnames or ())} columns")
                 yield place, {name: cell or None for name, cell in row.items()}

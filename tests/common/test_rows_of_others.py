@@ -144,3 +144,11 @@ def test_a_file_in_another_form_is_refused_with_what_to_do(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=remedy):
         read(tmp_path / name)
+
+
+def test_a_row_of_a_csv_is_named_by_the_line_at_which_it_begins(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text('question,answer\n"one\ntwo","3\n#### 3"\n\n"four\n",\nfive,5\n')
+    found = read(path)
+    assert [row.place for row in found.rows] == [f"{path}:2", f"{path}:8"]
+    assert [row.place for row in found.rejected] == [f"{path}:6"]
