@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a Hugging Face folder or hub name.
+    """The tokenizer of a Hugging Face folder or hub name, with the chat template of its processor if it has
+    none of its own, as models with images may be published.
 
     Raises ConfigError if the folder is missing, has no tokenizer, or needs remote code."""
     from transformers import AutoTokenizer
@@ -45,7 +47,20 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     # From a folder with only config.json, transformers builds a tokenizer of special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise ConfigError(f"model.path ({path}): no usable tokenizer: tokenizer.json is missing or empty")
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = _of_processor(path)
     return tokenizer
+
+
+def _of_processor(path: str) -> str | None:
+    """The chat template in `chat_template.json`; None without that file or in another form."""
+    from transformers.utils import cached_file
+
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        file = cached_file(path, "chat_template.json", _raise_exceptions_for_missing_entries=False)
+        template = json.loads(Path(file).read_text(encoding="utf-8"))["chat_template"] if file else None
+        return template if isinstance(template, str) else None
+    return None
 
 
 def render_text(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data, messages: Messages = ()) -> str:

@@ -1,5 +1,6 @@
 """Chat templates of the family, of a file, and their settings; texts of rows that hold control tokens."""
 
+import json
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ from tokenizers import processors
 from hora_rl.actors.environment.template import Template
 from hora_rl.common.config import Data
 from hora_rl.common.data.chat_template import settings_of, template_of
-from hora_rl.common.data.prompts import render, render_text
+from hora_rl.common.data.prompts import load_tokenizer, render, render_text
 from hora_rl.common.data.stop_tokens import turn_end
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from tests.support.chat_model import END, TURN, TURN_END, chat_tokenizer
+from tests.support.chat_model import END, TEMPLATE, TURN, TURN_END, chat_tokenizer
 
 THOUGHT = "<think>\n\n</think>\n\n"
 OFF = {"enable_thinking": False}
@@ -172,3 +173,17 @@ def test_a_template_that_reads_the_parts_of_a_message_gets_them(template: str) -
     assert tokenizer.decode(own).split() == asked.split()
     lists = chat_tokenizer("{% for m in messages %}{{ m.content | upper }}{% endfor %}")
     assert render_text(lists, "two?", data()) == "TWO?"
+
+
+def test_the_template_of_a_processor_is_the_tokenizers_if_that_has_none(tmp_path: Path) -> None:
+    chat_tokenizer(None).save_pretrained(tmp_path)
+    assert not load_tokenizer(str(tmp_path)).chat_template
+    file = tmp_path / "chat_template.json"
+    file.write_text(json.dumps({"chat_template": PARTS}))
+    assert render_text(load_tokenizer(str(tmp_path)), "2+2?", data()).split() == ["user:", "2+2?"]
+    for other in ("{", "[]", '{"chat_template": [1]}', "{}"):
+        file.write_text(other)
+        assert not load_tokenizer(str(tmp_path)).chat_template
+    chat_tokenizer().save_pretrained(tmp_path)
+    file.write_text(json.dumps({"chat_template": PARTS}))
+    assert load_tokenizer(str(tmp_path)).chat_template == TEMPLATE
