@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.files import sync_tree
 from hora_rl.common.weights.adapter_names import PARAMETER, published_name
@@ -128,8 +129,6 @@ def _write(
 ) -> None:
     """Write a whole model of `tensors`; with `learner.lora` they are its adapter's, which is merged with the
     base or, with `adapter`, written alone. `hf` gives names and buffers; None: it is loaded."""
-    from transformers import AutoTokenizer
-
     model, lora, run = config.model, config.learner.lora, config.run.name
     if adapter and lora is not None:
         with _complete(folder, run, step, weights_digest(Path(model.path))) as partial:
@@ -142,7 +141,7 @@ def _write(
     own = {name: tensors[name] for name, _ in hf.named_parameters()}
     with _complete(folder, run, step) as partial:
         hf.save_pretrained(partial, state_dict={**own, **_buffers(hf)})
-        tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        tokenizer = load_tokenizer(model.path, model.trust_remote_code)
         tokenizer.chat_template = config.evaluated.data.chat_template or tokenizer.chat_template
         tokenizer.save_pretrained(partial)
         if (generation := Path(model.path) / "generation_config.json").is_file():

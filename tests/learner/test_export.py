@@ -68,10 +68,18 @@ def test_no_run_checkpoint_or_known_step_is_refused_and_nothing_is_overwritten(t
         export_run(run, None, out)
 
 
-def test_an_exported_model_knows_its_step_and_has_its_own_settings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("of", ["data", "processor"])
+def test_an_exported_model_knows_its_step_and_has_its_own_settings(tmp_path: Path, of: str) -> None:
     model = write_model("bloom", tmp_path / "model")
     # BLOOM has no other attention.
-    settings = [f"model.path={model}", "learner.attention=eager", "data.chat_template='{{ messages }}'"]
+    settings = [f"model.path={model}", "learner.attention=eager"]
+    settings += ["data.chat_template='{{ messages }}'"] if of == "data" else []
+    if of == "processor":
+        tokenizer = load_tokenizer(str(model))
+        tokenizer.chat_template = None
+        (model / "chat_template.jinja").unlink(missing_ok=True)
+        tokenizer.save_pretrained(model)
+        (model / "chat_template.json").write_text('{"chat_template": "{{ messages }}"}')
     run = run_folder(tmp_path, 10, 20, settings=settings)
     config = load(str(run / "config.yaml"))
     weights = load_model(config.model, config.learner).state_dict()
