@@ -1,5 +1,4 @@
-"""Arithmetic of one optimizer step: tokens, FLOPs, bytes and expected seconds. Estimated from configuration
-and model shape; `steps.jsonl` holds measurements."""
+"""Tokens, FLOPs and expected seconds of one optimizer step, from configuration and model shape."""
 
 from dataclasses import dataclass
 
@@ -36,16 +35,13 @@ counts."""
 class StepArithmetic:
     """Totals of one step over all ranks and replicas. `responses` counts the sampled tokens of `tokens`.
     `computed` counts the learner's tokens, with one prompt per row. `flops` are the learner's model FLOPs
-    (`learner/flops.py`), `sampling` those of generation. `published` is in GiB, to each replica."""
+    (`learner/flops.py`)."""
 
     rollouts: int
     responses: float
     tokens: float
     computed: float
     flops: float
-    sampling: float
-    micro_batches: float
-    published: float
 
 
 def arithmetic(estimate: Estimate) -> StepArithmetic:
@@ -56,7 +52,6 @@ def arithmetic(estimate: Estimate) -> StepArithmetic:
     prompt = rollout.max_prompt_tokens / 2
     length = prompt + response
     tokens = rollouts * length
-    attention = shape.layers * shape.queries * length * tokens
     rows = estimate.shared_rows(int(prompt), int(response))
     # Prompts saved by sharing rows.
     again = rollout.prompts_per_batch * (rollout.group_size - len(rows))
@@ -69,9 +64,6 @@ def arithmetic(estimate: Estimate) -> StepArithmetic:
         tokens=tokens,
         computed=computed,
         flops=learner.objective.updates_per_batch * (per_weight * computed + 6 * pairs),
-        sampling=2 * (shape.parameters + shape.adapter) * tokens + 2 * attention,
-        micro_batches=max(1.0, computed / (learner.tokens_per_microbatch * learner.workers)),
-        published=estimate.published_gib,
     )
 
 
