@@ -29,6 +29,7 @@ from vllm.platforms import current_platform
 from vllm.utils.nccl import unpinned_nccl_env
 
 from hora_rl.actors.generator.file_weights import DeviceCopies, Tensors, mapped
+from hora_rl.common.config import PACKED_BYTES
 from hora_rl.common.errors import UNREACHED
 from hora_rl.common.weights.member_group import Backend, PackedGroup, member_group
 
@@ -240,9 +241,15 @@ class NcclEngine(NCCLWeightTransferEngine):
     init_info_cls = GroupInitInfo  # type: ignore[assignment]
 
     def init_transfer_engine(self, init_info: GroupInitInfo) -> None:  # type: ignore[override]
-        """Join the learner's group, which packs tensors as vLLM does by default."""
-        self.packed = True
+        """Join the learner's group, which packs tensors into chunks of the same size."""
+        self.packed, self.packed_buffer_size_bytes = True, PACKED_BYTES
         with unpinned_nccl_env():
             self.model_update_group = PackedGroup(  # type: ignore[assignment]
                 _joined("nccl", init_info, self.parallel_config.rank)
             )
+
+    def finish_weight_update(self) -> None:
+        """Raises RuntimeError if a layer got no weights: vLLM would keep its old ones. The model is broken
+        then, and so is the replica."""
+        check_loaded(self.model)
+        super().finish_weight_update()

@@ -14,7 +14,7 @@ from hora_rl.common.config.allocation import UNIFORM, Allocation, WarmUp, needs_
 from hora_rl.common.config.base import PerPart, PerStart, Section
 from hora_rl.common.config.data import Data, Model, Rows, Run, Source
 from hora_rl.common.config.environment import Environment
-from hora_rl.common.config.learner import Learner, Optimizer, Weights
+from hora_rl.common.config.learner import PACKED_BYTES, Learner, Optimizer, Weights
 from hora_rl.common.config.lora import Lora
 from hora_rl.common.config.objective import Objective, check_sampling
 from hora_rl.common.config.reward import EPISODE, Reward, Verifier
@@ -23,6 +23,7 @@ from hora_rl.common.config.services import Coordinator, Generator, Queue
 from hora_rl.common.config.telemetry import Evaluation, Telemetry
 
 __all__ = [
+    "PACKED_BYTES",
     "Allocation",
     "Config",
     "Coordinator",

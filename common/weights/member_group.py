@@ -66,6 +66,7 @@ def _nccl(store: Store, rank: int, size: int, limit: timedelta) -> Any:
         "TORCH_NCCL_BLOCKING_WAIT": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
+        # torch reads this once in a process, so the first group's limit holds for all.
         "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(max(1, int(limit.total_seconds()))),
     }
     with environment(settings):  # other groups of this process keep theirs

@@ -21,7 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hora_rl.common.config import Config, Lora
+from hora_rl.common.config import PACKED_BYTES, Config, Lora
+from hora_rl.deploy.checks.pinned import backup_bytes
 from hora_rl.learner.flops import Shape, widths
 from hora_rl.learner.prefixes import ALIGNED, divide, window_of
 
@@ -45,9 +46,10 @@ LOGIT_BYTES = 20
 and gradients."""
 NCCL_GIB = 0.5
 """Channels of a communicator over several cards."""
-PACKED_GIB = 2.0
-"""vLLM's two buffers of 1 GiB for weight transfer over NCCL (`packed_tensor.py`), in rank 0 and each
-replica."""
+PACKED = 3
+"""Chunks of weights on each side of a transfer over NCCL (vLLM's `packed_tensor.py`): the tensors of one,
+their concatenation, and the chunk before. One is closed when it exceeds `PACKED_BYTES`, so it may hold the
+largest tensor more."""
 # Resident memory without weights: a replica, a rank, and Ray, Redis, coordinator and verifier together.
 REPLICA_GIB, RANK_GIB, BASE_GIB = 2.2, 1.0, 1.5
 
@@ -72,6 +74,16 @@ class ModelShape:
     @property
     def queries(self) -> int:
         return self.query_width or self.hidden
+
+    @property
+    def merged(self) -> list[tuple[int, int]]:
+        """vLLM's large tensors of a dense model, as pairs of a number and a size in weights: a layer's merged
+        projections, and embedding and head."""
+        attention = self.queries + 2 * self.kv_width, self.queries
+        layer = [n * self.hidden for n in (*attention, 2 * self.intermediate, self.intermediate)]
+        embedding = self.vocabulary * self.hidden
+        apart = self.parameters >= self.layers * sum(layer) + 2 * embedding
+        return [*((self.layers, size) for size in layer), (1 + apart, embedding)]
 
     @property
     def even(self) -> float:
@@ -155,6 +167,19 @@ class Estimate:
         """One published version of the weights."""
         return self.trained * self.width / GIB
 
+    @property
+    def asleep_gib(self) -> float:
+        """Host memory for the weights of a sleeping engine."""
+        return backup_bytes(self.shape.merged, self.shape.parameters, self.width) / GIB
+
+    @property
+    def transfer_gib(self) -> float:
+        """Buffers on each side for weight transfer between cards. The largest tensor is the embedding."""
+        if self.config.weights.transport != "nccl":
+            return 0.0
+        largest = self.shape.vocabulary * self.shape.hidden * self.width
+        return NCCL_GIB + PACKED * (PACKED_BYTES + largest) / GIB
+
     def rank(self, *, card: bool = True) -> Need:
         """Memory of one learner rank, on a card or (without `card`) in host memory."""
         from hora_rl.learner.engine import effective_stage
@@ -172,7 +197,7 @@ class Estimate:
             "weights": width * copies,
             "master weights, moments": 0.0 if host else (12 if stage else 8) * own,
             "gradients": sums if stage in (1, 3) else 0.0,
-            "communication": (several + transfer_gib(self.config.weights.transport)) * GIB,
+            "communication": (several + self.transfer_gib) * GIB,
             "context": (CONTEXT_GIB if card else RANK_GIB) * GIB,
         }
         bucket = width * (BUCKET if card else min(trained, BUCKET)) if stage else 0.0
@@ -269,7 +294,7 @@ class Estimate:
                 "weights": width * (shape.parameters + shape.adapter) / parallel / GIB,
                 "KV cache": kv_gib,
                 "engine": (layer + sampler) / GIB + graphs,
-                "communication": several + transfer_gib(self.config.weights.transport),
+                "communication": several + self.transfer_gib,
                 "context": CONTEXT_GIB if card else REPLICA_GIB,
             },
         )
@@ -305,20 +330,15 @@ class Estimate:
         return needs | {
             f"learner rank, {learner.workers} of": learner.workers
             * (RANK_GIB if cards else self.rank(card=False).gib),
-            "published weights": self.published_gib,
+            "published weights": self.published_gib * (2 if self.config.weights.transport == "file" else 1),
             "checkpoint's copy": self.checkpoint_gib * learner.async_checkpoint,
             "offloaded optimizer": (12 + 4) * self.trained / GIB * (cards and learner.offload_optimizer),
-            "engine asleep": self.weights_gib * (generator.sleep == "step"),
+            "engine asleep": self.asleep_gib * (generator.sleep == "step"),
         }
 
 
 def _in_gib(parts: dict[str, float]) -> dict[str, float]:
     return {name: size / GIB for name, size in parts.items()}
-
-
-def transfer_gib(transport: str) -> float:
-    """GiB on each side for weight transfer between cards."""
-    return PACKED_GIB + NCCL_GIB if transport == "nccl" else 0.0
 
 
 def asleep_gib(generator: Need) -> float:

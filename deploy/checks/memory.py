@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hora_rl.common.config import Config, Generator
+from hora_rl.common.config import Config
 from hora_rl.common.load import differences
 from hora_rl.common.processes import free_memory
 from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.common.weights.pretrained import obtain
 from hora_rl.deploy.checks import machine
-from hora_rl.deploy.checks.estimate import CONTEXT_GIB, GIB, Estimate, ModelShape, transfer_gib
+from hora_rl.deploy.checks.estimate import CONTEXT_GIB, GIB, Estimate, ModelShape
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, should
 from hora_rl.deploy.checks.processors import on_processors
 from hora_rl.deploy.checks.resources import SPARE, Card, choose, filled, read_cards, shares_a_card
@@ -97,7 +97,7 @@ def memory(target: Target) -> Iterator[Finding]:
         yield ok("memory per part", table(estimate, cards=bool(cards) or target.on_cluster))
         if cards:
             yield holds(estimate, cards)
-            yield from beside_engine(target.config.generator, target.config.weights.transport, cards)
+            yield from beside_engine(estimate, cards)
     if not target.on_cluster:
         yield fits_host(estimate, cards=bool(cards), trains=target.trains)
 
@@ -133,10 +133,11 @@ def holds(estimate: Estimate, cards: Sequence[Card]) -> Finding:
     return must(total <= card.usable_gib, "GPU memory", says, f"change {KEYS}, or use another card")
 
 
-def beside_engine(generator: Generator, transport: str, cards: Sequence[Card]) -> Iterator[Finding]:
+def beside_engine(estimate: Estimate, cards: Sequence[Card]) -> Iterator[Finding]:
     """Whether the smallest of `cards` has room for CUDA's context and the weight-transfer buffers, which vLLM
     does not count when it sizes the KV cache."""
-    card, transfer = min(cards, key=lambda c: c.gib), transfer_gib(transport)
+    generator = estimate.config.generator
+    card, transfer = min(cards, key=lambda c: c.gib), estimate.transfer_gib
     if not transfer or generator.kv_cache_gib is not None:
         return
     need, left = transfer + CONTEXT_GIB, card.gib * (1 - generator.memory_utilization)

@@ -27,7 +27,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 from vllm.utils.nccl import unpinned_nccl_env
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import PACKED_BYTES, Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.telemetry import beats
 from hora_rl.common.weights.member_group import Backend, PackedGroup, member_group
@@ -122,8 +122,10 @@ class TransferGroup:
             # Members receive while rank 0 sends.
             told = aside.submit(self._broadcast.update, info, weights.version, self._name)
             if self._nccl:
-                pairs = iter(weights)
-                packed_nccl_broadcast_producer(pairs, PackedGroup(self._group), 0, lambda pair: pair[1])
+                group = PackedGroup(self._group)
+                packed_nccl_broadcast_producer(
+                    iter(weights), group, 0, lambda pair: pair[1], buffer_size_bytes=PACKED_BYTES
+                )
             else:
                 for _, tensor in weights:
                     self._group.broadcast(tensor.contiguous(), 0).wait()

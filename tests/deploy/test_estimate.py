@@ -17,6 +17,7 @@ from hora_rl.deploy.checks import disk, machine
 from hora_rl.deploy.checks.estimate import GIB, Estimate, ModelShape
 from hora_rl.deploy.checks.findings import Target, size
 from hora_rl.deploy.checks.memory import estimate_of, memory
+from hora_rl.deploy.checks.pinned import backup_bytes
 from hora_rl.deploy.checks.step_costs import (
     BANDWIDTH,
     REACHED,
@@ -124,6 +125,37 @@ def test_an_adapter_costs_less_and_travels_alone() -> None:
 
 
 SEVEN = ModelShape(7_615_616_512, 0, 28, 3584, 18_944, 512, 152_064)
+SIZES = [  # Qwen2.5: hidden, feed-forward, keys, layers, tied head, GiB
+    (1536, 8960, 256, 28, True, 3.6),
+    (2048, 11_008, 256, 36, True, 8.8),
+    (3584, 18_944, 512, 28, False, 26.8),
+]
+
+
+@pytest.mark.parametrize(("hidden", "feed", "keys", "layers", "tied", "gib"), SIZES)
+def test_a_sleeping_engine_takes_blocks_of_powers_of_two(
+    hidden: int, feed: int, keys: int, layers: int, tied: bool, gib: float
+) -> None:
+    """Against the sum over every merged tensor, one by one."""
+    projections, words = (hidden + 2 * keys, hidden), 151_936 if tied else 152_064
+    tensors = [hidden * n for n in (*projections, 2 * feed, feed)] * layers + [words * hidden] * (2 - tied)
+    shape = ModelShape(sum(tensors), 0, layers, hidden, feed, keys, words)
+    expected = 0
+    for n in tensors:
+        segment, block = -(-2 * n // 2**21) * 2**21, 1
+        while block < segment:
+            block *= 2
+        expected += block if 2 * n >= 10 * 2**20 else 2 * n * 1.6
+    found = backup_bytes(shape.merged, shape.parameters, 2)
+    assert found == pytest.approx(expected)
+    assert found / GIB == pytest.approx(gib, abs=0.1)
+
+
+def test_weights_that_the_shape_does_not_name_count_twice() -> None:
+    plain, more = (backup_bytes(SEVEN.merged, SEVEN.parameters + n, 2) for n in (0, 10**9))
+    assert more - plain == pytest.approx(4e9)
+
+
 PAPER = ("model.dtype=bfloat16", "rollout.prompts_per_batch=60", "rollout.group_size=32")
 PAPER += ("rollout.max_prompt_tokens=2048", "rollout.max_response_tokens=2048")
 PAPER += ("learner.tokens_per_microbatch=16384", "generator.max_batched_tokens=8192")
