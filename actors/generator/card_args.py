@@ -11,9 +11,10 @@ from hora_rl.common.config import Generator
 
 
 def set_card_environment() -> None:
-    """Set what vLLM reads when it starts on a GPU. FlashInfer would compile its all-reduce at the start,
-    which takes a CUDA toolkit, and would not where there is none."""
+    """Set what vLLM reads when it starts on a GPU. FlashInfer's kernels are in no pinned package. Where there
+    is a CUDA toolkit, it would compile its all-reduce at the start, and its sampler while a run samples."""
     os.environ["VLLM_ALLREDUCE_USE_FLASHINFER"] = "0"
+    os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
 
 
 def card_args(generator: Generator) -> dict[str, Any]:
@@ -21,6 +22,7 @@ def card_args(generator: Generator) -> dict[str, Any]:
     own: dict[str, Any] = {
         "distributed_executor_backend": "mp",
         "max_num_batched_tokens": generator.batched_tokens,
+        "enable_flashinfer_autotune": False,  # in 16 bits nothing here uses its kernels
     }
     if not generator.enforce_eager:
         own["max_cudagraph_capture_size"] = generator.captured

@@ -17,6 +17,7 @@ from hora_rl.actors.concurrency import all_of
 from hora_rl.actors.generator.held_weights import HeldWeights
 from hora_rl.actors.generator.places import Admission
 from hora_rl.actors.generator.sleep import keep_watch, wait_for_card
+from hora_rl.actors.generator.starting import told_while_loading
 from hora_rl.actors.replica import Replica
 from hora_rl.common.errors import StaleWeights, UnhealthyError
 from hora_rl.common.types import Completion, SamplingRequest
@@ -32,11 +33,16 @@ class Generator(Replica):
     """Serve deployment `generator`. `config` is a dumped `Config`."""
 
     async def __init__(self, config: dict[str, Any], redis_url: str) -> None:  # type: ignore[misc]
+        super().__init__("generator", config, redis_url)
+        with told_while_loading(redis_url, self._run, self._name):
+            await self._load()
+        self._beat(self._state)
+
+    async def _load(self) -> None:
         from vllm import envs
 
         from hora_rl.actors.generator import vllm_engine  # the import takes seconds
 
-        super().__init__("generator", config, redis_url)
         sleeps = self._config.generator.sleep != "none"
         if sleeps:
             await wait_for_card(self._redis, self._run)
@@ -58,7 +64,6 @@ class Generator(Replica):
                 await self._weights.catch_up()
         if sleeps:
             self._begin(keep_watch(self._weights, self._redis, self._run))
-        self._beat(self._state)
 
     async def generate(
         self, requests: Sequence[SamplingRequest], min_version: int, temperature: float

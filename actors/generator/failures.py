@@ -1,8 +1,8 @@
-"""Why an engine's processes ended, and whether an engine hangs, while it starts and while it runs.
+"""What an engine does while it starts, why its processes ended, and whether it hangs.
 
-vLLM logs an error in the failing process; the parent only gets "see root cause above". So every engine
-process also writes the error to an in-memory file of its parent. vLLM waits for its processes as long as they
-live.
+vLLM logs an error in the failing process; the parent only gets "see root cause above", and nothing of the
+start. So every engine process also writes the error, and each stage of its start, to an in-memory file of its
+parent. vLLM waits for its processes as long as they live.
 """
 
 import logging
@@ -23,27 +23,47 @@ ENV = "HORA_ENGINE_NOTES"
 FATAL = ("EngineCore failed", "EngineCore encountered", "WorkerProc failed")
 """Prefixes of the last message of a failing vLLM process."""
 ELSEWHERE = "root cause"
+STAGE = "stage: "
+STAGES = {
+    "oad model ": "loading the model",
+    "Loading model from scratch": "loading the model",
+    "for vLLM's torch.compile": "compiling",
+    "Warming up model for the compilation": "compiling",
+    "KV cache size:": "warming up and capturing graphs",
+}
+"""Words of vLLM's messages -> the stage that begins with them."""
 
 
 class _Notes(logging.Handler):
     def __init__(self, path: str) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__(logging.INFO)
         self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        if error is None or not record.getMessage().startswith(FATAL):
-            return
-        text = root_cause("".join(traceback.format_exception(error)))
+        error, message = record.exc_info[1] if record.exc_info else None, record.getMessage()
+        if error is not None and message.startswith(FATAL):
+            self._write(root_cause("".join(traceback.format_exception(error))))
+        for words in (words for words in STAGES if words in message):
+            self._write(STAGE + STAGES[words])
+
+    def _write(self, text: str) -> None:
         with suppress(OSError), open(self._path, "a", encoding="utf-8") as notes:  # the parent may be gone
             notes.write(text + "\n")
 
 
 def note_failures() -> None:
-    """In a vLLM process: write fatal errors to the parent's file from now on."""
+    """In a vLLM process: write stages and fatal errors to the parent's file from now on."""
     log, path = logging.getLogger("vllm"), os.environ.get(ENV)
     if path is not None and not any(isinstance(handler, _Notes) for handler in log.handlers):
         log.addHandler(_Notes(path))
+
+
+def stage_now() -> str:
+    """What the engine does that this process starts."""
+    with suppress(KeyError, OSError), open(os.environ[ENV], encoding="utf-8", errors="replace") as notes:
+        if found := [line for line in notes if line.startswith(STAGE)]:
+            return found[-1].removeprefix(STAGE).strip()
+    return "importing vLLM"
 
 
 class FailureNotes:
@@ -56,7 +76,7 @@ class FailureNotes:
     def reason(self) -> str | None:
         """The newest fatal error of a process; None if it was killed."""
         text = os.pread(self._file.fileno(), 2**20, 0).decode(errors="replace")
-        lines = [line for line in text.splitlines() if ELSEWHERE not in line]
+        lines = [line for line in text.splitlines() if ELSEWHERE not in line and not line.startswith(STAGE)]
         return lines[-1] if lines else None
 
 

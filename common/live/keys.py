@@ -43,6 +43,8 @@ class Keys:
         """hash of monotone counters."""
         self.parts = f"{prefix}parts"
         """hash: part name (replica, learner rank, coordinator) -> JSON heartbeat."""
+        self.starting = f"{prefix}starting"
+        """hash: name of a replica whose engine loads -> what it does."""
         self.steps = f"{prefix}steps"
         """stream: metrics of every optimizer step, field `metrics` = JSON."""
         self.history = f"{prefix}history"

@@ -175,8 +175,8 @@ def _train(run: TrainingRun, application: Application, alerts: Alerts) -> Pace:
     from hora_rl.learner import launch
 
     config, url = run.config, run.url
-    if shares_a_card(config.generator, config.learner) or config.generator.sleep != "none":
-        application.wait()  # a loading engine measures the free memory of its card
+    if _loads_alone(config):
+        application.wait()
     else:
         # A loading engine keeps one core busy; starting the learner together with all other parts delays it.
         application.wait_for_all_but("generator")
@@ -189,3 +189,11 @@ def _train(run: TrainingRun, application: Application, alerts: Alerts) -> Pace:
     ):
         launch.run(config, url, str(run.folder))
     return pace
+
+
+def _loads_alone(config: Config) -> bool:
+    """Whether the learner waits until the engine has loaded: one that sleeps needs the whole card, and one
+    that shares a card measures its free memory, unless the size of its KV cache is fixed."""
+    generator = config.generator
+    measures = shares_a_card(generator, config.learner) and generator.kv_cache_gib is None
+    return measures or generator.sleep != "none"

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,8 +55,11 @@ class Application:
     _console: Console
     _bar: ExitStack
     """Closing it ends the progress bar of the start."""
-    _begin: Callable[[str], None]
+    _begin: Callable[..., None]
     _began: float
+    _loading: Callable[[], Iterable[bytes | str]] = list
+    """Returns what each loading engine does."""
+    _said: str = field(default="", init=False)
     _counted: dict[str, int] = field(default_factory=dict, init=False)
     is_up: bool = field(default=False, init=False)
 
@@ -90,6 +93,7 @@ class Application:
 
         while (found := _look_at(app, stopped)) is not None:
             self._count(app, found)
+            self._say_stages()
             if found.status is ApplicationStatus.DEPLOY_FAILED:
                 raise RunError(_reason(found))
             if found.status is ApplicationStatus.RUNNING or (but and _all_but(but, found)):
@@ -105,6 +109,13 @@ class Application:
         for _ in range(self._counted.get(app, 0), up):
             self._begin("replicas")
         self._counted[app] = max(self._counted.get(app, 0), up)
+
+    def _say_stages(self) -> None:
+        """Say what the engines do that are still loading."""
+        said = ", ".join(sorted({stage.decode() for stage in self._loading() if isinstance(stage, bytes)}))
+        if said and said != self._said:
+            self._begin(f"replicas, an engine: {said}", again=True)
+        self._said = said
 
 
 @contextmanager
@@ -145,7 +156,8 @@ def starting(
         begin("Redis")
         url = exits.enter_context(run_redis(config.queue, run_dir, named=train))
         issue_token(url, config.run.name, run_dir)
-        connect(url).delete(Keys(config.run.name).parts)  # heartbeats of an earlier start
+        client, keys = connect(url), Keys(config.run.name)
+        client.delete(keys.parts, keys.starting)  # of an earlier start
         begin("Ray")
         if why := exits.enter_context(mps.sharing(wanted=mps.wanted_by(config.generator))):
             say(console, f"MPS is off ({why}): processes on one card take turns")
@@ -161,7 +173,8 @@ def starting(
             )
         served = build_run(config, drain=False) if train else build_sampler(config)
         _deploy(served, APP, "/" if train else None)
-        application = Application(config, url, train, console, bar, begin, began)
+        loading = partial(client.hvals, keys.starting)
+        application = Application(config, url, train, console, bar, begin, began, loading)
         # Replicas that are still loading cannot shut down in time; stopping Ray kills them.
         exits.callback(lambda: serve.shutdown() if application.is_up else None)
         # Registered last, so these run first.

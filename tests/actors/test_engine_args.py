@@ -81,15 +81,6 @@ def test_somebody_s_own_graphs_are_the_only_answer_that_vllm_gets(more: dict[str
     assert sizes in (([1, 8], None), (None, 8))
 
 
-@pytest.mark.usefixtures("on_card")
-def test_flashinfer_s_all_reduce_is_off_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hora_rl.actors.generator.engine_args import set_environment
-
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    set_environment(load("tiny").generator)
-    assert os.environ["VLLM_ALLREDUCE_USE_FLASHINFER"] == "0"
-
-
 def test_an_engine_on_a_cpu_compiles_nothing_unless_the_key_says_otherwise() -> None:
     assert args().enforce_eager
     assert not args("generator.enforce_eager=false").enforce_eager
@@ -108,3 +99,18 @@ def test_an_engine_keeps_the_memory_that_it_freed(monkeypatch: pytest.MonkeyPatc
     set_environment(load("tiny", ["generator.threads=3"]).generator)
     assert KEEP_FREED_MEMORY.items() <= os.environ.items()
     assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.usefixtures("on_card")
+def test_nothing_of_flashinfer_is_compiled_while_a_run_starts_or_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import vllm.envs
+
+    from hora_rl.actors.generator.engine_args import set_environment
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    set_environment(load("tiny", []).generator)
+    assert vllm.envs.VLLM_USE_FLASHINFER_SAMPLER is False
+    assert vllm.envs.VLLM_ALLREDUCE_USE_FLASHINFER is False
+    assert args().enable_flashinfer_autotune is False

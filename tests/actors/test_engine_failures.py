@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hora_rl.actors.generator.failures import FailureNotes, Progress
+from hora_rl.actors.generator.failures import FailureNotes, Progress, stage_now
 from hora_rl.actors.generator.timeline import Sequences
 from hora_rl.common.errors import ConfigError, RunError, UnhealthyError
 from hora_rl.common.load import ROOT, load
@@ -25,11 +25,14 @@ from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 from tests.support.engines import engine_of
 
 CHILD = """
-import logging
+import logging, sys
 from hora_rl.actors.generator.failures import note_failures
 note_failures()
 note_failures()
 log = logging.getLogger("vllm.v1.engine.core")
+log.setLevel("INFO")
+for text in sys.argv[1:]:
+    log.info(text)
 for text, why in [
     ("Invocation of hash_weights method failed", "one call"),
     ("WorkerProc failed to start.", "no room\\nfor the cache"),
@@ -46,6 +49,26 @@ def test_the_error_that_ended_a_process_reaches_the_one_that_started_it() -> Non
     notes = FailureNotes()
     assert notes.reason() is None
     subprocess.run([sys.executable, "-c", CHILD], check=True, capture_output=True, env=os.environ, cwd=ROOT)
+    assert notes.reason() == "ValueError: no room for the cache"
+
+
+@pytest.mark.parametrize(
+    ("messages", "stage"),
+    [
+        ([], "importing vLLM"),
+        (["Starting to load model /m...", "Loading weights took 0.34 seconds"], "loading the model"),
+        (["Loading model from scratch...", "Using cache directory: c for vLLM's torch.compile"], "compiling"),
+        (["CPU KV cache size: 524,288 tokens"], "warming up and capturing graphs"),
+    ],
+)
+def test_what_an_engine_does_while_it_starts_reaches_the_one_that_started_it(
+    messages: list[str], stage: str
+) -> None:
+    notes = FailureNotes()
+    assert stage_now() == "importing vLLM"
+    command = [sys.executable, "-c", CHILD, *messages]
+    subprocess.run(command, check=True, capture_output=True, env=os.environ, cwd=ROOT)
+    assert stage_now() == stage
     assert notes.reason() == "ValueError: no room for the cache"
 
 

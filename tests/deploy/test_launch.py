@@ -18,6 +18,7 @@ from ray.serve.schema import ApplicationStatus, DeploymentStatus
 from rich.console import Console
 
 from hora_rl.common.config import Config
+from hora_rl.common.console import working
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
@@ -28,6 +29,7 @@ from hora_rl.deploy.app import build_run, build_sampler, environment_deployment
 from hora_rl.deploy.launch import cluster, placement, stack
 from hora_rl.deploy.launch.cluster import check_agreement
 from hora_rl.deploy.launch.evaluation import TrainingRun
+from hora_rl.deploy.launch.local import _loads_alone
 from hora_rl.deploy.launch.placement import Share, reports_unplaced, unplaced
 from tests.support.ports import until
 
@@ -75,6 +77,25 @@ def test_each_replica_that_is_up_is_a_part_of_the_bar(looks: list[Any]) -> None:
     begun: list[str] = []
     assert application(begun.append).wait()
     assert begun == ["replicas"] * 4
+
+
+def test_the_start_says_what_an_engine_does_and_counts_it_once(
+    looks: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks += [*(seen(ApplicationStatus.DEPLOYING) for _ in range(5)), seen(ApplicationStatus.RUNNING, 1)]
+    told = iter([[], [b"importing vLLM"], [b"compiling"], [b"compiling"], [], []])
+    with working("starting", 2, Console(quiet=True)) as begin:
+        said = list[str]()
+
+        def note(part: str, again: bool = False) -> None:
+            begin(part, again)
+            said.append(part)
+
+        waiting = application(note)
+        waiting._loading = lambda: next(told)
+        assert waiting.wait()
+    engine = "replicas, an engine: "
+    assert said == ["replicas", f"{engine}importing vLLM", f"{engine}compiling", "replicas"]
 
 
 def test_a_replica_that_does_not_start_is_named_with_its_reason(looks: list[Any]) -> None:
@@ -237,3 +258,22 @@ def test_environments_are_scaled_where_they_may_be() -> None:
     scaled = environment_deployment(config.environment, config.rollout)
     options = scaled._deployment_config.autoscaling_config
     assert (options.min_replicas, options.max_replicas, options.target_ongoing_requests) == (1, 5, 32)
+
+
+FIXED = "generator.kv_cache_gib=4"
+HALVES = ("generator.gpus=0.5", "learner.gpus=0.5")
+
+
+@pytest.mark.parametrize(
+    ("settings", "waits"),
+    [
+        ((), False),
+        (HALVES, True),
+        ((*HALVES, FIXED), False),
+        ((*HALVES, FIXED, "generator.sleep=step", "rollout.max_staleness=0"), True),
+    ],
+)
+def test_the_learner_starts_beside_an_engine_that_does_not_measure_its_card(
+    settings: tuple[str, ...], waits: bool
+) -> None:
+    assert _loads_alone(load("tiny", settings)) is waits
