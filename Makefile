@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 setup: .venv/.ready-$(HORA_SET)
 
-.venv/.ready-$(HORA_SET): requirements/$(HORA_SET).txt requirements/dev.txt pyproject.toml setup.py deploy/setup.sh
+.venv/.ready-$(HORA_SET): requirements/$(HORA_SET).txt requirements/dev.txt pyproject.toml deploy/setup.sh
 	PYTHON=$(PYTHON) bash deploy/setup.sh $(HORA_SET)
 
 demo: setup
@@ -49,16 +49,11 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: setup build/typed
+types: setup
 	$(BIN)/mypy
 
-contracts: setup build/typed
-	cd build/typed && ../../$(BIN)/lint-imports --config ../../pyproject.toml
-
-# The packages as folders of `hora_rl`, for what does not ask setuptools where they are.
-build/typed: setup.py $(wildcard hora_rl/*.py)
-	rm -rf $@ && mkdir -p $@/hora_rl
-	ln -s $(addprefix ../../../,actors allocator common deploy evaluation learner $(wildcard hora_rl/*.py*)) $@/hora_rl/
+contracts: setup
+	$(BIN)/lint-imports
 
 check: lint types contracts
 

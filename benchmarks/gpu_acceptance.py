@@ -46,7 +46,7 @@ from hora_rl.learner.batch import micro_batches
 from hora_rl.learner.sample import Sample
 from tests.support.samples import sample
 
-LIMIT_S = 180.0
+LIMIT_S = 300.0
 """Of one question."""
 MARK = "LINE "
 LITTLE = SHAPE_1_5B | {

@@ -14,9 +14,8 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 def wheel_in(folder: Path) -> Path:
     """The wheel of this checkout, built in `folder`."""
     source = folder / "source"
-    for name in (*ROOMS, "hora_rl"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    shutil.copytree(ROOT / "hora_rl", source / "hora_rl", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(source)]
     subprocess.run(build, check=True, timeout=200)
