@@ -1,19 +1,25 @@
 """The safetensors format: a header with the place of every tensor, then their bytes without gaps.
 
 https://github.com/huggingface/safetensors#format
+
+torch is imported where tensors are made: what only reads a header starts without it.
 """
 
+from __future__ import annotations
+
 import json
+import math
 from collections.abc import Iterator, Sequence
 from mmap import mmap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 ALIGNED = 64
-Shape = tuple[str, torch.dtype, tuple[int, ...]]
+Shape = tuple[str, "torch.dtype", tuple[int, ...]]
 """Name, type and shape of a tensor."""
 
 
@@ -22,8 +28,12 @@ def header_of(shapes: Sequence[Shape], version: int) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "version": f"{version:08d}"}}
     at = 0
     for name, dtype, shape in sorted(shapes, key=lambda one: -one[1].itemsize):  # each at its own alignment
-        end = at + dtype.itemsize * int(torch.Size(shape).numel())
-        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [at, end]}
+        end = at + dtype.itemsize * math.prod(shape)
+        header[name] = {
+            "dtype": NAMES[str(dtype).removeprefix("torch.")],
+            "shape": list(shape),
+            "data_offsets": [at, end],
+        }
         at = end
     text = json.dumps(header).encode()
     text += b" " * (-(8 + len(text)) % ALIGNED)
@@ -37,9 +47,11 @@ def size_of(header: bytes) -> int:
 
 def tensors_in(raw: torch.Tensor, header: bytes) -> Iterator[tuple[str, torch.Tensor]]:
     """Views of the tensors of a file, whose bytes are `raw` (uint8, on any device), in order of place."""
+    import torch
+
     for name, entry in _entries(header):
         begin, end = (len(header) + place for place in entry["data_offsets"])
-        yield name, raw[begin:end].view(DTYPES[entry["dtype"]]).view(entry["shape"])
+        yield name, raw[begin:end].view(getattr(torch, DTYPES[entry["dtype"]])).view(entry["shape"])
 
 
 def header_in(raw: mmap) -> bytes:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,10 @@ async def test_every_completion_says_where_and_when_it_was_sampled(engine: Any, 
     assert engine.load.prefix_queries, "what the first token prepares is done"
     assert not Path(os.environ["VLLM_RPC_BASE_PATH"]).exists(), "a kill would leave its sockets"
     # The engine's own title overwrites its environment; what it was started with its tracker has too.
-    environments = [p.environ() for p in psutil.Process().children(recursive=True)]
+    environments = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.ZombieProcess):
+            environments.append(process.environ())
     assert any(KEEP_FREED_MEMORY.items() <= found.items() for found in environments)
     began = time.time()
     whole = await engine.generate(prompt, 8, seed=1, temperature=2.0)  # of many lengths
