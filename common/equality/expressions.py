@@ -92,8 +92,10 @@ def _same_sets(gold: str, answer: str) -> bool:
     """Compares an inequality with an interval, or two inequalities in one variable."""
     if not is_relation(gold) and not is_relation(answer):
         return False
-    if is_relation(gold) and is_relation(answer) and variable(gold, parse) != variable(answer, parse):
-        return False
+    if is_relation(gold) and is_relation(answer):
+        names = {variable(gold, parse), variable(answer, parse)} - {None}  # None: `\{x : x>2\}`
+        if len(names) > 1:
+            return False
     one, other = region(gold, parse), region(answer, parse)
     if one is None or other is None:
         return False

@@ -54,6 +54,10 @@ _SIGNED_POWER = re.compile(r"(\^|\*\*)\s*([+-]\s*\d+(?:\.\d+)?|-\s*[A-Za-z])(?![
 """`10^-5` as plain text has it."""
 _POWER_FRACTION = re.compile(r"\^\s*(\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\})")
 _ARGUMENT = r"\s*(?:(\d|\\pi(?![A-Za-z])|[A-Za-z])|\{([^{}]*)\})"
+_CHOOSE = re.compile(r"\{\s*([^{}\\]+)\\choose([^{}\\]+)\}|(\w+)\s*\\choose\s*(\w+)")
+_ROOT_OF_SIGN = re.compile(r"(\\sqrt\s*\[[^][]*\])\s*(\d|[A-Za-z])")
+_UNICODE_ROOT = re.compile(r"([∛∜])\s*(\d+|[A-Za-z])")
+_NOT_EQUAL = re.compile(r"\\not\s*=")
 _OF_SIGNS = re.compile(rf"(\\[dtc]?(?:frac|binom))(?![A-Za-z]){_ARGUMENT}{_ARGUMENT}")
 """`\\frac12`, `\\frac\\pi 4`, `\\frac{1}x`."""
 _GLUED = re.compile(r"\\(?:[lg]eq?|[lg]t|neq?|approx|simeq|to)(?=\d)")
@@ -163,13 +167,16 @@ def symbols(text: str) -> str:
     text = _OVERLINED.sub(lambda found: rf"\overline{{{re.sub(r'[^0-9]', '', found[0])}}}", text)
     if not text.isascii():
         text = _SMALL_FRACTION.sub(_small_fraction, text)
+        text = _UNICODE_ROOT.sub(lambda found: rf"\sqrt[{'34'['∛∜'.index(found[1])]}]{{{found[2]}}}", text)
         text = _SUPERSCRIPT.sub(_exponent, text.translate(_SYMBOLS))
         text = _SUBSCRIPT.sub(lambda found: f"_{{{normalize('NFKC', found[0])}}}", text)
     text = _SCIENTIFIC.sub(r"\1\\times 10^{\2\3}", text)
     if "^" in text or "**" in text:
         text = _DEGREE.sub(r"^\\circ ", _POWER_FRACTION.sub(r"^{\1}", _SIGNED_POWER.sub(r"\1{\2}", text)))
     if "\\" in text:
+        text = _NOT_EQUAL.sub(r"\\ne ", text)
         text = _OF_SIGNS.sub(r"\1{\2\3}{\4\5}", _OTHER_FRACTION.sub(r"\\frac", text))
+        text = _CHOOSE.sub(r"\\binom{\1\3}{\2\4}", _ROOT_OF_SIGN.sub(r"\1{\2}", text))
         text = _GLUED.sub(r"\g<0> ", _LOG_E.sub(r"\\ln ", text))
     return _roots(_POWER_OF_TEN.sub(r"\\times ", _REPEATING.sub(_fraction, text)))
 
