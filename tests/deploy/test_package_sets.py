@@ -6,6 +6,7 @@ import re
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,32 @@ def test_the_set_holds_what_any_file_of_the_product_imports(name: str) -> None:
     assert {"peft", "vllm", "deepspeed"} <= third
     missing = {n for n in third if not here & {canonicalize_name(d) for d in of.get(n, [n])}}
     assert missing == set()
+
+
+LEFT_OUT = [
+    "tilelang",
+    "z3",
+    "tokenspeed_mla",
+    "tokenspeed_triton",
+    "PyNvVideoCodec",
+    "torchcodec",
+    "instanttensor",
+]
+"""Modules of packages that vLLM declares, and the GPU set leaves out."""
+ENGINE = (
+    "v1.engine.async_llm",
+    "v1.worker.gpu_worker",
+    "v1.worker.gpu.model_runner",
+    "v1.attention.backends.flash_attn",
+    "model_executor.models.qwen3",
+    "model_executor.models.qwen3_moe",
+)
+
+
+@pytest.mark.system
+def test_an_engine_of_a_card_imports_nothing_that_its_set_leaves_out() -> None:
+    assert not [name for name in LEFT_OUT if find_spec(name)], "not here either, so an import would fail"
+    run_well(sys.executable, "-c", "; ".join(f"import vllm.{module}" for module in ENGINE), limit_s=200.0)
 
 
 def test_the_image_installs_a_whole_set_with_every_room() -> None:
