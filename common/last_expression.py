@@ -21,7 +21,7 @@ _ENDS = ".,;:!?"
 _NAMED = re.compile(
     rf"{TEXT}\{{[^{{}}]*\}}|\\[A-Za-z]+|(?<![A-Za-z])(?:{'|'.join(FUNCTIONS)}|pi)(?![A-Za-z])"
 )
-_WORD = re.compile(rf"[A-Za-z]{{2}}|[\u00c0-\u024f]|{NATIVE}")
+_WORD = re.compile(rf"[A-Za-z]{{2}}|[\u00c0-\u024f]|[\u0370-\u03ff\u1f00-\u1fff]{{3}}|{NATIVE}")
 _NATIVE = re.compile(rf"{NATIVE}+")
 _PUNCTUATION = str.maketrans("，。；：！？、（）،؛؟۔।", ",.;:!?,(),;?..")
 _GLUED = re.compile(r"(\d)(?!(?:st|nd|rd|th)\b)([A-Za-z]{2,}\.?)(?=[\s.,;:!?]|\Z)")

@@ -16,7 +16,7 @@ _THOUSANDS = re.compile(
 )
 _MILLIONS = re.compile(r"[+-]?\d{1,3}(?:\.\d{3}){2,}")
 _POINTS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}|\d{1,3}(?:\.\d{3})+(?=,\d)")
-_COMMA = re.compile(r"(?<![\d.,])(\d+)(?:,|\{,\})(\d+)(?![\d.,])")
+_COMMA = re.compile(r"(?<![\d.,(\[{])(\d+)(?:,|\{,\})(\d+)(?![\d.,])")
 _BASE = re.compile(r"[0-9A-Fa-f]+_\{?(\d+)\}?")
 
 
@@ -44,10 +44,10 @@ def canonical_number(text: str) -> str | None:
 
 def pointed(text: str, integer: bool) -> str:
     """The text with its only decimal comma as a point: `3,5 kg` -> `3.5 kg`. Three decimals are a group of
-    thousands, but behind 0. For an integer only `,00` is one."""
+    thousands, but behind 0. `3,0` is a list where the number sought is an integer, `3,00` none."""
     text = _POINTS.sub(lambda found: found[0].replace(".", ""), ungrouped(text))
     found = list(_COMMA.finditer(text))
-    if len(found) != 1 or (integer and found[0][2] != "00"):
+    if len(found) != 1 or (integer and not int(found[0][2][:9]) and found[0][2] != "00"):
         return text
     if len(found[0][2]) == 3 and found[0][1] != "0":
         return text
