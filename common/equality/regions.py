@@ -16,6 +16,7 @@ _BUILDER = re.compile(
 _OR = re.compile(rf"{TEXT}\{{[\s,]*or\s*\}}|\bor\b|\\lor\b|\\vee\b")
 _AND = re.compile(rf"{TEXT}\{{[\s,]*and\s*\}}|\band\b|\\land\b|\\wedge\b|,")
 _RELATION = re.compile(r"<|>|\\[lg]e(?:q|qslant)?\b|\\[lg]t\b|\\neq?\b|\\not")
+_ELEMENT = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])")
 _EDGE = re.compile(rf"^(?:{SPACE}|,)+|(?:{SPACE}|,)+$")
 
 Parse = Callable[[str], object]
@@ -30,6 +31,7 @@ def region(text: str, parse: Parse) -> Set | None:
     """The set of real numbers described by a text; None if it does not parse as one."""
     if built := _BUILDER.fullmatch(text.strip()):
         text = built.group(1)
+    text = _ELEMENT.sub("", text)
     if not is_relation(text):
         parsed = parse(text)
         return parsed if isinstance(parsed, Set) else None

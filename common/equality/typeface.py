@@ -47,7 +47,7 @@ _CONSTANTS |= {
 _ALL = {*_FONTS.split(), *_COLOURS, *_UPRIGHT, *_HIDDEN, *_CONSTANTS}
 
 _STYLED = re.compile(rf"\\(?:{'|'.join(sorted(_ALL, key=len, reverse=True))})(?![A-Za-z])")
-_PIECE = re.compile(r"\\[A-Za-z]+\*?|\\.|[{}]|[^\\{}]+|\\", re.DOTALL)
+_PIECE = re.compile(r"\\[A-Za-z]+(?:\*(?=\s*\{))?|\\.|[{}]|[^\\{}]+|\\", re.DOTALL)
 _ARGUMENT = r"\s*(?:\[[^][]*\]\s*)?"
 _GROUP = re.compile(_ARGUMENT + r"\{[^{}]*\}")
 _OPEN = re.compile(_ARGUMENT + r"\{")

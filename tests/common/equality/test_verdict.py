@@ -142,11 +142,11 @@ def test_unicode_hides_no_work(text: str) -> None:
 @pytest.mark.parametrize("piece", WORDS + SIGNS + TYPEFACES)
 def test_what_text_decides_is_quick_on_any_text(piece: str) -> None:
     answer = (piece * 2000)[:2000]
-    start = time.perf_counter()
+    start = time.process_time()
     for text in (answer, "1 " + answer, answer + "1", answer + "x"):
         quick_verdict(r"2\text{ hours }30\text{ minutes}", text)
         bounded(text, 2010)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
 
 
 @given(TEXTS, TEXTS)
