@@ -7,6 +7,7 @@ supplied (`OwnPath`). A family whose `forward` has another shape is refused by n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,8 +46,10 @@ class OwnPath:
     def logits(self, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Logits (N, V) of hidden states (N, H)."""
         given: dict[str, object] = {
-            self._backbone: lambda *args, **kwargs: _Output(states[None]),
-            self._head: lambda hidden: functional.linear(hidden, weight, bias),
+            self._backbone: _Given(
+                getattr(self._hf, self._backbone), {}, lambda *_, **__: _Output(states[None])
+            ),
+            self._head: _Given(self.head, {}, lambda hidden: functional.linear(hidden, weight, bias)),
         }
         model = _Given(self._hf, given)
         logits: torch.Tensor = type(self._hf).forward(model, input_ids=None, use_cache=False).logits
@@ -67,13 +70,20 @@ class _Output:
 
 
 class _Given:
-    """A model with some parts replaced; every other attribute is the model's."""
+    """A module with some parts replaced, and its call. Every other attribute is the module's, such as a
+    factor that the model's `forward` reads from its backbone."""
 
-    def __init__(self, hf: PreTrainedModel, given: dict[str, object]) -> None:
-        self.__dict__.update(given, _hf=hf)
+    def __init__(
+        self, module: torch.nn.Module, given: dict[str, object], call: Callable[..., object] | None = None
+    ) -> None:
+        self.__dict__.update(given, _module=module, _call=call)
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._hf, name)
+        return getattr(self._module, name)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        call: Callable[..., object] = self.__dict__["_call"]
+        return call(*args, **kwargs)
 
 
 class Head(torch.nn.Module):

@@ -117,6 +117,13 @@ def test_completions_of_a_family_with_state_through_all_tokens_share_no_prompt(t
     assert check_family(*sections(other)) == ("Qwen3ForCausalLM", "")
 
 
+def test_a_forward_that_reads_a_factor_from_its_backbone_is_followed(tmp_path: Path) -> None:
+    state = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
+    whole = AutoConfig.for_model("falcon_h1", **(GROUPED | TOKENS | state | {"lm_head_multiplier": 0.5}))
+    whole.save_pretrained(tmp_path)
+    assert check_family(*sections(config_of(tmp_path)))[0] == "FalconH1ForCausalLM"
+
+
 @pytest.mark.parametrize("family", ["granite", "gpt2", "gpt_neox", "phi3"])
 def test_dropout_is_off_and_activations_are_still_recomputed(tmp_path: Path, family: str) -> None:
     config = config_of(write_model(family, tmp_path), "learner.gradient_checkpointing=true")
