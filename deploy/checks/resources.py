@@ -28,8 +28,9 @@ SPARE = 0.05
 MOST_ENGINES, ENGINE_PROCESSORS, OTHER_PROCESSORS = 8, 3, 4
 """Most engines on a card; processors that one keeps busy there (replica, scheduler and worker), and those of
 learner, Ray, Redis, coordinator and verifier."""
-WORTH = 0.9
-"""More engines on a card are chosen where generation then takes at most this share of the time."""
+WORTH, ENGINE_S = 0.9, 20.0
+"""More engines on a card are chosen where generation then takes at most this share of the time, and a run's
+steps save the seconds that one more engine adds to the start (expected)."""
 SEQUENCES, LEAST_SEQUENCES = 256, 64
 """Sequences of a generator's card even where a batch has fewer, because evaluations have more; and the fewest
 of an engine."""
@@ -105,7 +106,8 @@ def _shared(found: Estimate, card: Card) -> Estimate:
         fits = one.shared_gib(one.generator()) <= card.usable_gib
         same = one.config.learner.gradient_checkpointing == best.config.learner.gradient_checkpointing
         seconds, before = (decoding(x, card.name, card.gib).seconds for x in (one, best))
-        if fits and same and seconds < WORTH * before:
+        saved = (before - seconds) * found.config.learner.steps
+        if fits and same and seconds < WORTH * before and saved > ENGINE_S:
             best = one
     return best  # what does not fit is reported by the memory check
 

@@ -138,6 +138,19 @@ def test_a_card_that_is_bound_by_its_memory_gets_one_engine(
     assert choose(plain(tmp_path, "7B", *LORA), [H100]).config.generator.replicas == 1
 
 
+def test_a_run_that_samples_little_gets_one_engine(
+    tmp_path: Path, with_processors: Callable[[int], None]
+) -> None:
+    """One more would load longer than all steps sample."""
+    with_processors(16)
+    few = (*BATCH, "learner.steps=4")
+    engines = [
+        choose(plain(tmp_path, "1.5B", *few, *more), [H200]).config.generator.replicas
+        for more in ((), ("learner.steps=100",))
+    ]
+    assert engines[0] == 1 < engines[1]
+
+
 def test_engines_somebody_wrote_divide_the_card(tmp_path: Path) -> None:
     made = choose(plain(tmp_path, "0.5B", *BATCH, "generator.replicas=3"), [H200])
     generator = made.config.generator
