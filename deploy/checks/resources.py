@@ -16,7 +16,7 @@ import psutil
 
 from hora_rl.common.config import Config, Generator, Learner
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.processes import processors
+from hora_rl.common.processes import free_memory, processors
 from hora_rl.deploy.checks.estimate import GIB, Estimate, waiting_gib
 from hora_rl.deploy.checks.step_costs import decoding, step_seconds
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SPARE = 0.05
-"""Unallocated share of a card, for fragmentation and the error of the estimate."""
+"""Unallocated share of a card or of the host's memory, for fragmentation and the error of the estimate."""
 MOST_ENGINES, ENGINE_PROCESSORS, OTHER_PROCESSORS = 8, 3, 4
 """Most engines on a card; processors that one keeps busy there (replica, scheduler and worker), and those of
 learner, Ray, Redis, coordinator and verifier."""
@@ -103,7 +103,8 @@ def _shared(found: Estimate, card: Card) -> Estimate:
     counts = [generator.replicas] if written else range(1, most_engines() + 1)
     best, *more = (_with_engines(found, count, card) for count in counts)
     for one in more:
-        fits = one.shared_gib(one.generator()) <= card.usable_gib
+        on_host = sum(one.host(cards=True).values()) <= (1 - SPARE) * free_memory() / GIB
+        fits = on_host and one.shared_gib(one.generator()) <= card.usable_gib
         same = one.config.learner.gradient_checkpointing == best.config.learner.gradient_checkpointing
         seconds, before = (decoding(x, card.name, card.gib).seconds for x in (one, best))
         saved = (before - seconds) * found.config.learner.steps

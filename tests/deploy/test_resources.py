@@ -34,6 +34,8 @@ LORA = ("learner.lora.rank=16",)
 def with_processors(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """`with_processors(16)`: this machine has as many. By default four, which serve one engine."""
 
+    monkeypatch.setattr(resources, "free_memory", lambda: 2**40)
+
     def have(count: int) -> None:
         monkeypatch.setattr(resources, "processors", lambda: count)
 
@@ -136,6 +138,24 @@ def test_a_card_that_is_bound_by_its_memory_gets_one_engine(
 ) -> None:
     with_processors(64)
     assert choose(plain(tmp_path, "7B", *LORA), [H100]).config.generator.replicas == 1
+
+
+def test_a_host_with_little_memory_gets_fewer_engines(
+    tmp_path: Path, with_processors: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_processors(16)
+    one, two = (
+        sum(
+            choose(plain(tmp_path, "1.5B", *BATCH, f"generator.replicas={n}"), [H200])
+            .host(cards=True)
+            .values()
+        )
+        for n in (1, 2)
+    )
+    for gib, engines in ((one, 1), (two, 2)):
+        free = 1.01 * gib / (1 - SPARE) * 2**30
+        monkeypatch.setattr(resources, "free_memory", lambda free=free: free)
+        assert choose(plain(tmp_path, "1.5B", *BATCH), [H200]).config.generator.replicas == engines
 
 
 def test_a_run_that_samples_little_gets_one_engine(
