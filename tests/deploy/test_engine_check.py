@@ -13,9 +13,17 @@ from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.checks import engine as checked
 from hora_rl.deploy.checks.engine import AskedEngine, engine
 from hora_rl.deploy.checks.findings import Finding, Target
+from hora_rl.deploy.checks.remembered import place_of
 from hora_rl.deploy.checks.run_checks import examine
 
 pytestmark = pytest.mark.system  # it imports vLLM
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No answer is remembered yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "hora" / "engines"
 
 
 def asked(*changes: str) -> Finding:
@@ -23,13 +31,47 @@ def asked(*changes: str) -> Finding:
     return found
 
 
-def test_the_class_that_would_run_the_model_is_named() -> None:
+def test_the_class_that_would_run_the_model_is_named_and_asked_for_once(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = asked()
     assert (found.level, found.says.rpartition(" ")[2]) == ("ok", "Qwen2ForCausalLM")
+    assert len(list(cache.iterdir())) == 1
+    monkeypatch.setattr(checked, "MODULE", "no_such_module")  # whoever asks again fails
+    assert asked() == found
+    assert asked("learner.steps=3", "run.name=other") == found, "the engine does not depend on it"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "generator.max_sequences=17",
+        "model.trust_remote_code=true",
+        "rollout.max_response_tokens=33",
+        "run.seed=5",
+        "generator.engine_args.quantization=fp8",
+    ],
+)
+def test_what_an_engine_depends_on_is_another_question(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = place_of(load("tiny"))
+    assert before == place_of(load("tiny"))
+    assert place_of(load("tiny", [change])) != before
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    assert place_of(load("tiny")) != before
+
+
+def test_a_model_that_changes_in_its_folder_is_another_question(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "other"))
+    before = place_of(load("tiny", [f"model.path={folder}"]))
+    file = folder / "config.json"
+    file.write_text(file.read_text() + " ")
+    assert place_of(load("tiny", [f"model.path={folder}"])) != before
+    file.unlink()
+    assert place_of(load("tiny", [f"model.path={folder}"])) is None
 
 
 def test_a_model_of_no_known_class_and_arguments_that_do_not_fit_are_refused_in_one_line(
-    tmp_path: Path,
+    tmp_path: Path, cache: Path
 ) -> None:
     folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "other"))
     file = folder / "config.json"
@@ -41,6 +83,7 @@ def test_a_model_of_no_known_class_and_arguments_that_do_not_fit_are_refused_in_
     ):
         found = asked(change)
         assert found.level == "fail"
+        assert not cache.exists(), "a refusal is asked for again"
         assert word in found.says
         assert not any(noise in found.line for noise in ("\n", "Traceback", "pydantic", "input_value"))
 
