@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("--gb", type=float, default=1.0)
     parser.add_argument("--versions", type=int, default=7)
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # threads that wait for each other measure what else the machine does
     model = Model(arguments.gb)
     loaded = {name: torch.empty_like(tensor) for name, tensor in model.whole()}
     before, after = Times(), Times()
