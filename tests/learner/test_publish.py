@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -25,6 +26,8 @@ from hora_rl.learner.weights.broadcast import BroadcastClient
 from hora_rl.learner.weights.file_transport import FileTransport
 from hora_rl.learner.weights.host_copy import HostCopy, Snapshot
 from hora_rl.learner.weights.publisher import Publisher
+from tests.support.adapters import policy_with_adapter
+from tests.support.adapters import published as published_adapter
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]  # it imports DeepSpeed
 LAST, SHAPE = 9, (64, 1024)
@@ -206,6 +209,17 @@ def test_a_version_is_gathered_where_replicas_read_it(tmp_path: Path) -> None:
         Weights.hf.weight.data.fill_(99)  # the optimizer's next step
         with check_file(manifest.update_info()) as file:
             assert torch.equal(load_file(path_of(file.fileno()))["weight"], torch.full((4, 4), version * 1.0))
+
+
+def test_an_adapter_is_gathered_by_the_names_of_its_file(tmp_path: Path) -> None:
+    policy = policy_with_adapter(load("tiny", ["learner.lora.rank=8", "learner.lora.alpha=16"]), 1)
+    expected, files = published_adapter(policy), transport(tmp_path, [])
+    stand_in: Any = SimpleNamespace(hf=policy.hf, device=Weights.device, whole=lambda: expected.items())
+    weights: Any = HostCopy(stand_in, 0, files.room).snapshot(1, Weights.device)
+    with check_file(files.write(weights).update_info()) as file:
+        found = dict(mapped(path_of(file.fileno())))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_memory_is_used_again_and_a_replica_keeps_the_version_that_it_reads(tmp_path: Path) -> None:
