@@ -59,7 +59,7 @@ def parse(text: str) -> Basic | None:
             if not isinstance(parsed, Basic) and not hasattr(parsed, "shape"):
                 return None
             compares = isinstance(parsed, Boolean) and not isinstance(parsed, Expr)
-            return parsed if compares else _exact_powers(_with_i(parsed))
+            return parsed if compares else _plain_powers(_with_i(parsed))
     except ValueError:
         return None
 
@@ -71,14 +71,22 @@ def _with_i(parsed: Any) -> Any:
     return parsed.subs({symbol: I for symbol in parsed.free_symbols if symbol.name == "i"})
 
 
-def _exact_powers(parsed: Any) -> Any:
-    """Decimal exponents as fractions: `2^{0.5}` is a square root."""
-    powers = {
-        power: power.func(power.base, Rational(str(power.exp)))
-        for power in parsed.atoms(Pow)
-        if power.exp.is_Float
-    }
-    return parsed.xreplace(powers) if powers else parsed
+def _plain_powers(parsed: Any) -> Any:
+    r"""Decimal exponents as fractions, and roots of quotients as quotients of roots: `2^{0.5}` is `\sqrt{2}`,
+    `\sqrt{1/n}` is `1/\sqrt{n}`, as for positive n."""
+    roots = [power for power in parsed.atoms(Pow) if power.exp.is_Float or _is_root_of_quotient(power)]
+    return parsed.xreplace({power: _plain_power(power) for power in roots}) if roots else parsed
+
+
+def _is_root_of_quotient(power: Pow) -> bool:
+    fraction = power.exp.is_Rational and not power.exp.is_Integer
+    return bool(fraction and power.base.free_symbols and power.base.as_numer_denom()[1] != 1)
+
+
+def _plain_power(power: Pow) -> Expr:
+    exponent = Rational(str(power.exp)) if power.exp.is_Float else power.exp
+    top, bottom = power.base.as_numer_denom() if power.base.free_symbols else (power.base, S.One)
+    return Pow(top, exponent) / Pow(bottom, exponent)
 
 
 def _same(gold: Basic, answer: Basic) -> bool:
