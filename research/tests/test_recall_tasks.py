@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import re
+from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -156,6 +157,19 @@ def test_a_cell_in_bfloat16_leaves_no_engine_in_its_process(task_folder: Path, t
     config = configuration(task_folder, tmp_path, **{"model.dtype": "bfloat16", "learner.steps": 1})
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         assert pool.submit(engines_left, config).result() == 0
+
+
+@pytest.mark.system
+def test_in_the_loop_prompts_rest_as_in_a_run(task_folder: Path, tmp_path: Path) -> None:
+    """Half of the 150 prompts a batch, none with a hit: all rest in epoch 1, which no batch has."""
+    shape = {"rollout.prompts_per_batch": 75, "rollout.group_size": 2, "rollout.pre_rollouts": 1}
+    config = configuration(task_folder, tmp_path, **shape, **{"learner.steps": 4, "data.rest": ["unsolved"]})
+    cell(config)
+    epochs = defaultdict[int, set[int]](set)
+    for group in lines(config.run.path / "groups.jsonl"):
+        assert not group["hits"]
+        epochs[group["step"]].add(group["epoch"])
+    assert dict(epochs) == {0: {0}, 1: {0}, 2: {2}, 3: {2}}
 
 
 @pytest.mark.system
