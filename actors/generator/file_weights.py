@@ -51,8 +51,8 @@ class DeviceCopies:
             share(file.fileno())
             memory = self._memory_of(path, file)
             raw, header = torch.frombuffer(memory, dtype=torch.uint8), header_in(memory)
-            if ahead and self._fits(raw.nbytes):
-                return tensors_in(self._copied(raw), header)
+            if ahead and (room := self._room(raw.nbytes)) is not None:
+                return tensors_in(self._copied(raw, room), header)
             held = locked.pop_all()
         return self._one_by_one(raw, header, held)
 
@@ -63,16 +63,31 @@ class DeviceCopies:
             for name, tensor in tensors_in(raw, header):
                 yield name, tensor.to(self._device)
 
-    def _fits(self, size: int) -> bool:
+    def _room(self, size: int) -> torch.Tensor | None:
+        """Memory for a copy; None if it would leave too little free, also because other engines on the card
+        take theirs now."""
+        if not self._leaves_spare(size):
+            return None
+        try:
+            with torch.cuda.stream(self._stream):
+                room = torch.empty(size, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError:
+            return None
+        if self._leaves_spare(0):
+            return room
+        del room
+        torch.cuda.empty_cache()
+        return None
+
+    def _leaves_spare(self, size: int) -> bool:
         free, total = torch.cuda.mem_get_info(self._device)
         return free - size >= SPARE * total
 
-    def _copied(self, raw: torch.Tensor) -> torch.Tensor:
+    def _copied(self, raw: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
         with torch.cuda.stream(self._stream):
-            copy = torch.empty_like(raw, device=self._device)
-            copy.copy_(raw, non_blocking=True)
+            room.copy_(raw, non_blocking=True)
         self._stream.synchronize()
-        return copy
+        return room
 
     def _memory_of(self, path: str, file: BinaryIO) -> mmap.mmap:
         """The mapping of the file. One of sealed memory is kept, and holds no lock: `file` does. It must be

@@ -104,13 +104,31 @@ def test_without_registered_memory_weights_are_copied_all_the_same(
         assert found["a"][0] == version
 
 
+@pytest.mark.parametrize(
+    ("free", "fits"),
+    [
+        ((150, 50), True),
+        ((149,), False),  # 50 of 1,000 would not stay free
+        ((150, 49), False),  # another engine took memory at the same time
+    ],
+)
+def test_a_copy_leaves_a_twentieth_of_a_card_free(
+    free: tuple[int, ...], fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Registered(monkeypatch)
+    left = iter(free)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (next(left), 1000))
+    assert (DeviceCopies(CPU)._room(100) is not None) == fits
+    assert not list(left)
+
+
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("fits", [True, False])
 def test_a_gpu_gets_the_bytes_of_the_file(
     tmp_path: Path, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DeviceCopies, "_fits", lambda *_: fits)
+    monkeypatch.setattr(DeviceCopies, "_leaves_spare", lambda *_: fits)
     copies, files = DeviceCopies(torch.device("cuda", 0)), transport(tmp_path)
     for version in range(1, 5):
         arriving = copies.receive(published(files, version, 10**6).path, ahead=True)
