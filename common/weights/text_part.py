@@ -24,6 +24,12 @@ RENAMED = {
 }
 """Where text parameters are in the files of a whole model, and their names in the text-only class."""
 HEAD = "lm_head."
+OWN = re.compile(r"model\.(?:layers|embed_tokens|norm)\.")
+"""Text parameters of older files, which have the text-only class's names beside those of other parts."""
+AS_TEXT = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+"""Types of text parts without a text-only class, and the type that computes the same on text: there the three
+positions of a token are equal, so sections of rotary frequencies have no effect."""
+SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
 def text_part(whole: PreTrainedConfig) -> PreTrainedConfig:
@@ -35,6 +41,8 @@ def text_part(whole: PreTrainedConfig) -> PreTrainedConfig:
     text = getattr(whole, "text_config", None)
     if not isinstance(text, PreTrainedConfig):
         return whole
+    if text.model_type in AS_TEXT:
+        text = _as_text(text)
     family = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(text.model_type)
     if family is None:
         names = ", ".join(whole.architectures or [type(whole).__name__])
@@ -49,6 +57,20 @@ def text_part(whole: PreTrainedConfig) -> PreTrainedConfig:
     if (quantization := getattr(whole, "quantization_config", None)) is not None:
         text.quantization_config = quantization
     return text
+
+
+def _as_text(text: PreTrainedConfig) -> PreTrainedConfig:
+    """The same settings as those of a family that has a text-only class."""
+    from transformers import AutoConfig
+
+    settings = {name: value for name, value in text.to_dict().items() if name != "model_type"}
+    rope = {name: value for name, value in settings["rope_parameters"].items() if name not in SECTIONS}
+    if rope.get("rope_type") == "mrope":
+        rope["rope_type"] = "default"
+    made: PreTrainedConfig = AutoConfig.for_model(
+        AS_TEXT[text.model_type], **settings | {"rope_parameters": rope}
+    )
+    return made
 
 
 def _holds_head(folder: Path) -> bool:
@@ -73,7 +95,7 @@ def text_name(name: str) -> str | None:
         renamed, found = re.subn(pattern, own, name)
         if found:
             return renamed
-    return name if name.startswith(HEAD) else None
+    return name if name.startswith(HEAD) or OWN.match(name) else None
 
 
 def names_in_files(names: Iterable[str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageTextToText, Qwen3VLConfig
+from transformers import AutoModelForImageTextToText, Glm4vConfig
 
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
@@ -14,6 +14,7 @@ from hora_rl.common.data.stop_tokens import stop_tokens
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.common.weights.model_files import own_configuration
+from hora_rl.common.weights.text_part import text_name
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.memory import estimate_of
 from hora_rl.deploy.checks.weight_files import weight_files
@@ -38,6 +39,9 @@ def test_the_text_part_computes_what_the_whole_model_does(tmp_path: Path, family
     with torch.no_grad():
         assert torch.equal(part(input_ids=ids).logits, whole(input_ids=ids).logits)
     assert sum(p.numel() for p in part.parameters()) < sum(p.numel() for p in whole.parameters())
+    read = {text_name(name) for name in load_file(tmp_path / "model.safetensors")}  # as an engine does
+    own = {name for name, _ in part.named_parameters() if "experts" not in name}  # those are stacked
+    assert own <= read | {"lm_head.weight"}
     assert [f.level for f in weight_files(Target(config))] == ["ok"]
     estimate = estimate_of(config)
     assert estimate is not None
@@ -52,6 +56,19 @@ def test_zero_3_reads_it_from_the_files_by_part(tmp_path: Path, family: str) -> 
     whole = load_model(config.model, config.learner)
     assert not differ(whole)
     assert all(torch.equal(files.read(name), p) for name, p in whole.named_parameters())
+
+
+def test_text_settings_beside_those_of_the_whole_are_read_too(tmp_path: Path) -> None:
+    """As in the files of Qwen2.5-VL, which are older than `text_config`."""
+    folder = write_published("qwen2.5-vl", tmp_path)
+    before = load_model(config_of(folder).model, config_of(folder).learner)
+    whole = json.loads((folder / "config.json").read_text())
+    text = {k: v for k, v in whole.pop("text_config").items() if k not in ("model_type", "rope_parameters")}
+    rope = {"rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]}, "rope_theta": 1e6}
+    (folder / "config.json").write_text(json.dumps(text | whole | rope))
+    after = load_model(config_of(folder).model, config_of(folder).learner)
+    ids = torch.arange(5, 45)[None]
+    assert torch.equal(after(input_ids=ids).logits, before(input_ids=ids).logits)
 
 
 def test_a_missing_tensor_of_the_text_part_is_named(tmp_path: Path) -> None:
@@ -90,8 +107,8 @@ def test_its_end_token_is_a_stop(tmp_path: Path) -> None:
 
 
 def test_a_whole_model_without_a_text_only_class_is_refused_by_name(tmp_path: Path) -> None:
-    made = Qwen3VLConfig(architectures=["Qwen3VLForConditionalGeneration"])
+    made = Glm4vConfig(architectures=["Glm4vForConditionalGeneration"])
     made.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"Qwen3VLForConditionalGeneration.*transformers") as refused:
+    with pytest.raises(ConfigError, match=r"Glm4vForConditionalGeneration.*transformers") as refused:
         own_configuration(config_of(tmp_path).model)
     assert "\n" not in str(refused.value)

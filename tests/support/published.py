@@ -88,6 +88,7 @@ QWEN_VISION |= {"out_hidden_size": HIDDEN, "num_position_embeddings": 16}
 SLIDING = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
 GEMMA4_TEXT = SHAPE | HEADS | SLIDING | TIED | {"global_head_dim": 64, "final_logit_softcapping": 30.0}
 GEMMA4_VISION = VISION | {"head_dim": 8, "num_key_value_heads": 4}
+SECTIONS = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}
 MTP = {"mtp.fc.weight": (HIDDEN, 2 * HIDDEN), "mtp.norm.weight": (HIDDEN,)}
 
 BF16 = ("model.dtype=bfloat16",)
@@ -110,6 +111,22 @@ FAMILIES = {
         ),
         beside=MTP,
         needs=BF16,
+    ),
+    "qwen2.5-vl": Family(
+        "Qwen2_5_VLForConditionalGeneration",
+        composite(
+            SHAPE | UNTIED | {"rope_parameters": SECTIONS},
+            QWEN_VISION | {"window_size": 56, "fullatt_block_indexes": [0]},
+            **UNTIED,
+        ),
+    ),
+    "qwen3-vl": Family(
+        "Qwen3VLForConditionalGeneration",
+        composite(
+            SHAPE | HEADS | TIED | {"rope_parameters": SECTIONS | {"mrope_interleaved": True}},
+            QWEN_VISION | {"deepstack_visual_indexes": [0]},
+            **TIED,
+        ),
     ),
     "llama-3": Family("LlamaForCausalLM", SHAPE | TIED, LLAMA3),
     "smollm2": Family("LlamaForCausalLM", SHAPE | TIED),
