@@ -20,7 +20,7 @@ from hora_rl.common.data.datasets import (
 from hora_rl.common.data.table_files import READERS
 from hora_rl.common.errors import ConfigError
 
-_DATA = Path(__file__).parent / "data"
+_DATA = Path(__file__).resolve().parent / "data"
 _TO_256 = (1, 8, 16, 32, 64, 128, 256)
 _TO_1024 = (*_TO_256, 512, 1024)
 

@@ -113,8 +113,7 @@ def gauges(state: RunState) -> Iterator[Value]:
     yield "hora_stopped", {}, state.status == "stopped"
     yield "hora_reading_timestamp_seconds", {}, state.time
     yield "hora_warm_up", {}, state.warm_up
-    if state.resting is not None:
-        yield "hora_resting_prompts", {}, state.resting
+    yield "hora_resting_prompts", {}, state.resting or 0
     yield "hora_learner_starving", {}, state.warns(Kind.LEARNER_STARVING)
     yield "hora_weights_disagree", {}, state.warns(Kind.WEIGHTS_DISAGREE)
     for kind in Kind:
