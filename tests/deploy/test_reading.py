@@ -294,7 +294,7 @@ def test_the_prompts_that_rest_are_on_every_view(run, redis_url):
     console.print(screen(state, 200))
     assert "12 prompts rest" in console.export_text()
     assert run.read().resting is None
-    assert not [name for name, *_ in gauges(run.read()) if name == "hora_resting_prompts"]
+    assert ("hora_resting_prompts", {}, 0) in list(gauges(run.read()))
 
 
 def assert_shown(state: RunState, text: str) -> None:
