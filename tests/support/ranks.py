@@ -9,11 +9,17 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 ALONE = {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+END = """
+import torch
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
+"""
+"""Python's exit beside Gloo's threads ends a rank in an abort, rarely."""
 
 
 def run_ranks(script: str, folder: Path, *args: str, ranks: int = 2, limit_s: float = 280.0) -> str:
     """What `script` prints, all ranks together; it must end well. It imports from the repository."""
-    (folder / "rank.py").write_text(script)
+    (folder / "rank.py").write_text(script + END)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [sys.executable, *(launcher if ranks > 1 else ()), str(folder / "rank.py"), *args]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
