@@ -19,6 +19,9 @@ from hora_rl.common.weights.tensor_file import header_in, version_in
 
 MEMORY = "/proc/"
 """Start of the paths of files in memory."""
+GONE = (errno.ENOENT, errno.ESTALE)
+OTHERS = (errno.EISDIR, errno.ENXIO)
+"""Of a path in memory whose number has been given to a folder or a socket."""
 # The version never falls, even if a restarted learner repeats old steps.
 ADVANCE = """
 local old = tonumber(redis.call('HGET', KEYS[1], 'version') or '-1')
@@ -62,7 +65,7 @@ def check_file(info: Mapping[str, Any]) -> BinaryIO:
             _compare(file, info)
             otherwise.pop_all()
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ESTALE):
+        if error.errno in GONE or (info["path"].startswith(MEMORY) and error.errno in OTHERS):
             raise StaleWeights(f"{info['path']} is gone: a newer version is out") from None
         raise DamagedWeights(f"weights {info['path']} cannot be read: {error.strerror}") from None
     return file

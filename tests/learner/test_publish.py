@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -305,6 +306,21 @@ def test_replicas_that_read_while_the_learner_writes_see_whole_versions(tmp_path
     assert not wrong
     assert version > 50
     assert len(set(seen)) > 20
+
+
+def test_a_number_that_was_given_to_another_file_is_an_older_version_and_no_damage(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    one, other = socket.socketpair()
+    try:
+        for number in (folder, one.fileno()):
+            info = {"path": path_of(number), "bytes": 1, "digest": "", "version": 1}
+            with pytest.raises(StaleWeights) as told:
+                check_file(info)
+            assert not isinstance(told.value, DamagedWeights)
+    finally:
+        os.close(folder)
+        one.close()
+        other.close()
 
 
 def test_the_last_version_outlives_the_learner_and_replaces_what_was_in_memory(tmp_path: Path) -> None:
