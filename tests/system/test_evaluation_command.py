@@ -17,7 +17,7 @@ from tests.support.jsonl import samples
 from tests.support.ports import until
 from tests.system.conftest import HORA, hora, options, runs
 
-SAMPLES, SUMS, CONTESTS = 16, 30, 2
+SAMPLES, SUMS, CONTESTS = 16, 90, 2
 SETTINGS = {"rollout.max_prompt_tokens": 384, "rollout.max_response_tokens": 64, "telemetry.http_port": 0}
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
