@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from tests.support.core_requests import core_request
+
 SEQUENCES, STEPS, RUNS = 256, 60, 5
 
 
@@ -46,7 +48,7 @@ def token_s(*, numbers: bool) -> float:
     """Seconds for each token of a step with `SEQUENCES` sequences. `numbers`: with our table of sequences."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
     from vllm.v1.metrics.stats import IterationStats
     from vllm.v1.outputs import LogprobsLists
@@ -60,18 +62,7 @@ def token_s(*, numbers: bool) -> float:
     kind = RequestOutputKind.FINAL_ONLY
     asked = SamplingParams(logprobs=0, flat_logprobs=True, detokenize=False, output_kind=kind)
     for i in range(SEQUENCES):
-        request = EngineCoreRequest(
-            request_id=str(i),
-            prompt_token_ids=[1] * 60,
-            mm_features=None,
-            sampling_params=asked,
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
-        request.external_req_id = str(i)
+        request = core_request(str(i), asked, 60)
         processor.add_request(request, None, None, 0, RequestOutputCollector(kind, request_id=str(i)))
     encoder, decoder = MsgpackEncoder(), MsgpackDecoder(EngineCoreOutputs)
     source, took = np.random.default_rng(0), []

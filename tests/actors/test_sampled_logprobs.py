@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.core_requests import core_request
+
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 STEPS, REQUESTS = 30, 5
 
@@ -15,7 +17,7 @@ def outputs_of(own: bool) -> list[Any]:
     table."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+    from vllm.v1.engine import EngineCoreOutput, FinishReason
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
     from vllm.v1.outputs import LogprobsLists
 
@@ -29,19 +31,7 @@ def outputs_of(own: bool) -> list[Any]:
     names = [f"r{i}" for i in range(REQUESTS)]
     queues = {name: RequestOutputCollector(params.output_kind, request_id=name) for name in names}
     for name in names:
-        request = EngineCoreRequest(
-            request_id=name,
-            prompt_token_ids=[1] * 6,
-            mm_features=None,
-            sampling_params=params,
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
-        request.external_req_id = name
-        processor.add_request(request, None, None, 0, queues[name])
+        processor.add_request(core_request(name, params, 6), None, None, 0, queues[name])
     source = np.random.default_rng(0)
     for step in range(STEPS):
         made = []
