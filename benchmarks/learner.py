@@ -29,7 +29,7 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from hora_rl.common.config import Objective
+from hora_rl.common.config import ObjectiveConfig
 from hora_rl.common.types import Group
 from hora_rl.learner.batch import MicroBatch, micro_batches, samples_of
 from hora_rl.learner.estimator import Estimator
@@ -141,7 +141,7 @@ def trl_pass(trainer: Any, inputs: dict[str, torch.Tensor], rows: int) -> None:
         (loss * len(part["advantages"]) / total).backward()
 
 
-def our_pass(policy: Policy, micro: Sequence[MicroBatch], objective: Objective, chunk: int) -> None:
+def our_pass(policy: Policy, micro: Sequence[MicroBatch], objective: ObjectiveConfig, chunk: int) -> None:
     for m in micro:
         logprobs, _ = policy(m, TEMPERATURE, chunk)
         policy_loss(logprobs, logprobs.detach(), m, objective)[0].backward()
@@ -157,7 +157,7 @@ def timed(run: Any, model: Any) -> float:
 def compare(args: argparse.Namespace, out: Console) -> None:
     """Print tokens per second of both sides, once their gradients are equal."""
     max_response, rows = args.max_response, args.rows
-    objective = Objective(importance="none")
+    objective = ObjectiveConfig(importance="none")
     model = small_model().train()
     vocabulary = model.config.vocab_size
     groups = ragged_batch(args.samples, max_response, vocabulary)
@@ -201,7 +201,7 @@ def compare(args: argparse.Namespace, out: Console) -> None:
 def shared(args: argparse.Namespace, out: Console) -> None:
     """Print tokens and seconds of forward and backward with shared prompts and without, in turns."""
     model = AutoModelForCausalLM.from_pretrained(args.shared, dtype=getattr(torch, args.dtype)).train()
-    policy, objective = Policy(model), Objective(importance="none")
+    policy, objective = Policy(model), ObjectiveConfig(importance="none")
     samples = grouped(args.samples, args.prompt, args.completion, model.config.vocab_size)
     sharing = Sharing(Shape.of(model).even, window_of(model.config))
     sides = {name: rows_of(samples, args.budget, s) for name, s in (("alone", None), ("shared", sharing))}

@@ -20,8 +20,7 @@ from hora_rl.actors.coordinator.deployment import Coordinator
 from hora_rl.actors.environment.deployment import Environment
 from hora_rl.actors.generator.router import RESERVED, BalanceRouter
 from hora_rl.actors.verifier.deployment import Verifier
-from hora_rl.common.config import Config, Rollout
-from hora_rl.common.config import Environment as Episodes
+from hora_rl.common.config import Config, EnvironmentConfig, RolloutConfig
 from hora_rl.common.load import from_args
 from hora_rl.common.processes import KEEP_FREED_MEMORY
 from hora_rl.deploy.checks.findings import Target
@@ -123,7 +122,7 @@ def _generator(config: Config, *, drain: bool) -> serve.Deployment:
     )
 
 
-def environment_deployment(environment: Episodes, rollout: Rollout) -> serve.Deployment:
+def environment_deployment(environment: EnvironmentConfig, rollout: RolloutConfig) -> serve.Deployment:
     """The environments of a checked configuration, with autoscaling if `max_replicas` is set."""
     # A request holds the episodes of one prompt in one phase.
     usual = min(rollout.samples_per_request, rollout.pre_rollouts)

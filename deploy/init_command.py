@@ -10,7 +10,7 @@ from typing import Literal
 
 import yaml
 
-from hora_rl.common.config import Data
+from hora_rl.common.config import DataConfig
 from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import from_args
@@ -239,6 +239,6 @@ def _problems(task: Task, *, in_words: bool) -> str:
     if task == "code":
         rows = programs.rows(0, in_words=in_words)["train"][:PROBLEMS]
     else:
-        sums = load_dataset(Data(path="arithmetic", limit=PROBLEMS)).rows
+        sums = load_dataset(DataConfig(path="arithmetic", limit=PROBLEMS)).rows
         rows = [{"problem": row.problem, "answer": row.answer} for row in sums]
     return "".join(json.dumps(row) + "\n" for row in rows)

@@ -7,7 +7,7 @@ from typing import Any
 from hora_rl.allocator import Session
 from hora_rl.allocator.lengths import WINDOW, Lengths, RunningLengths, ask_tokens, expected_lengths
 from hora_rl.allocator.posterior import Int
-from hora_rl.common.config import Allocation, Config, Rollout
+from hora_rl.common.config import AllocationConfig, Config, RolloutConfig
 from hora_rl.common.records import RoundReport, ShardReport
 
 
@@ -50,7 +50,7 @@ def _of_shard(config: Config, report: ShardReport, reports: Sequence[ShardReport
         yield f"cannot have been divided as it says: {error}"
 
 
-def _terms(allocation: Allocation, report: ShardReport) -> dict[str, Any]:
+def _terms(allocation: AllocationConfig, report: ShardReport) -> dict[str, Any]:
     alpha, beta = zip(*report["priors"], strict=True)
     shared = len(set(alpha)) == len(set(beta)) == 1
     return {
@@ -61,7 +61,9 @@ def _terms(allocation: Allocation, report: ShardReport) -> dict[str, Any]:
     }
 
 
-def _again(rollout: Rollout, allocation: Allocation, report: ShardReport, least: int) -> Iterator[Int]:
+def _again(
+    rollout: RolloutConfig, allocation: AllocationConfig, report: ShardReport, least: int
+) -> Iterator[Int]:
     n, rounds = len(report["groups"]), report["rounds"]
     budget = n * (rollout.group_size - rollout.pre_rollouts)
     session = Session(n, budget, rounds=len(rounds), least_extra=least, **_terms(allocation, report))
@@ -73,7 +75,7 @@ def _again(rollout: Rollout, allocation: Allocation, report: ShardReport, least:
 
 
 def _again_in_tokens(
-    rollout: Rollout, allocation: Allocation, report: ShardReport, reports: Sequence[ShardReport]
+    rollout: RolloutConfig, allocation: AllocationConfig, report: ShardReport, reports: Sequence[ShardReport]
 ) -> Iterator[Int]:
     rounds = report["rounds"]
     trials: int | list[int] = report["trials"]
@@ -89,7 +91,7 @@ def _again_in_tokens(
         trials = recorded["extra"]
 
 
-def _lengths_known(rollout: Rollout, batch: int, reports: Sequence[ShardReport]) -> Lengths | None:
+def _lengths_known(rollout: RolloutConfig, batch: int, reports: Sequence[ShardReport]) -> Lengths | None:
     """Lengths of the cycles that were known when `batch` was allocated, in batch order."""
     cycles: dict[int, list[RoundReport]] = defaultdict(list)
     for report in sorted(reports, key=lambda r: (r["batch"], r["shard"])):

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hora_rl.common.config import Config, Data, Evaluation
+from hora_rl.common.config import Config, DataConfig, EvaluationConfig
 from hora_rl.common.config.data import is_generated
 from hora_rl.common.data.datasets import (
-    DataError,
     Leak,
     Row,
     equal_problems,
@@ -17,7 +16,7 @@ from hora_rl.common.data.datasets import (
     load_held_out,
     on_the_hub,
 )
-from hora_rl.common.data.table_files import READERS
+from hora_rl.common.data.table_files import READERS, DataError
 from hora_rl.common.errors import ConfigError
 
 _DATA = Path(__file__).resolve().parent / "data"
@@ -41,7 +40,7 @@ class Benchmark:
         """Compared by path: a user's file may have the same name."""
         return Path(self.path).resolve() in {Path(b.path).resolve() for b in BENCHMARKS.values()}
 
-    def data(self, like: Data, settings: Evaluation | None = None) -> Data:
+    def data(self, like: DataConfig, settings: EvaluationConfig | None = None) -> DataConfig:
         """Its data settings, with prompts rendered like the training prompts `like`. Of a Hugging Face data
         set `settings` names configuration, revision and split."""
         columns = {"prompt_field": "problem", "answer_field": "answer"} if self.is_shipped else {}
@@ -110,7 +109,7 @@ def find_benchmarks(names: Sequence[str]) -> list[Benchmark]:
     return found
 
 
-def held_out(settings: Evaluation) -> Benchmark:
+def held_out(settings: EvaluationConfig) -> Benchmark:
     """The held-out problems of a run's evaluations, with N and K of its configuration."""
     path = settings.path or "held-out"
     title = path if is_generated(path) else Path(path).stem
@@ -151,7 +150,7 @@ def known_leaks(config: Config, rows: Sequence[Row]) -> list[Leak]:
     Raises DataError for a data set that cannot be read.
     """
     paths = (*(b.path for b in BENCHMARKS.values()), *config.data.benchmarks)
-    known = [row for path in paths for row in load_dataset(Data(path=path)).rows]
+    known = [row for path in paths for row in load_dataset(DataConfig(path=path)).rows]
     if config.evaluation.path is not None:
         known += load_held_out(config.evaluation, config.evaluated.data).rows
     return equal_problems(rows, known)

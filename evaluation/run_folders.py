@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from hora_rl.common.config import Objective
+from hora_rl.common.config import ObjectiveConfig
 from hora_rl.common.config.allocation import needs_counts
 from hora_rl.common.errors import HoraError
 from hora_rl.common.files import check_regular
@@ -99,7 +99,7 @@ class Run:
 
     def _objective_remarks(self) -> list[str]:
         """`key=value` of every non-default objective setting except the advantage."""
-        defaults, found = Objective().model_dump(), dict(self.setting("learner.objective", {}))
+        defaults, found = ObjectiveConfig().model_dump(), dict(self.setting("learner.objective", {}))
         if isinstance(weight := found.get("group_weight"), dict):
             found["group_weight"] = weight.get("as_if") or weight.get("kind", "none")
         defaults |= {"advantage": found.get("advantage"), "group_weight": "none"}

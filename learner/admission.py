@@ -8,7 +8,7 @@ sampled again.
 from dataclasses import dataclass
 
 from hora_rl.common.config import Config
-from hora_rl.common.config.reward import BUILT_IN, Reward
+from hora_rl.common.config.reward import BUILT_IN, RewardConfig
 from hora_rl.common.errors import WireError
 from hora_rl.common.live.queue import Entry
 from hora_rl.common.types import Group
@@ -73,7 +73,7 @@ def _check_lengths(group: Group, config: Config) -> None:
         raise WireError(f"group {group.id}: a sequence exceeds {config.longest_in_words} tokens")
 
 
-def _check_rewards(group: Group, reward: Reward) -> None:
+def _check_rewards(group: Group, reward: RewardConfig) -> None:
     """Check names and success against the source's `reward`. Built-in rewards lie in [0, 1]; a user's may be
     any number."""
     names = set(reward.names)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hora_rl.common.config import Learner, Model
+from hora_rl.common.config import LearnerConfig, ModelConfig
 from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.learner.batch import make_micro_batch
@@ -84,7 +84,7 @@ def check_agreement(
     return "" if differs <= allowed else f"its log-probs would differ by {differs:.2e} in the mean"
 
 
-def check_family(source: Model, learner: Learner, temperature: float) -> tuple[str, str]:
+def check_family(source: ModelConfig, learner: LearnerConfig, temperature: float) -> tuple[str, str]:
     """Return the family name of `source.path`, and why its completions do not share a prompt (empty if
     they do). Raises ConfigError when the learner cannot train this family. Needs no weights.
 
@@ -122,7 +122,7 @@ def check_family(source: Model, learner: Learner, temperature: float) -> tuple[s
         raise unsupported(small, f"its forward fails ({one_line(error, 200)})") from None
 
 
-def not_loaded(source: Model, learner: Learner, error: Exception) -> ConfigError:
+def not_loaded(source: ModelConfig, learner: LearnerConfig, error: Exception) -> ConfigError:
     """The error of a model that transformers cannot build, or not with `learner.attention`."""
     attention = f"learner.attention ({learner.attention})"
     if found := UNKNOWN.search(str(error)):

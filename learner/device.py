@@ -4,10 +4,10 @@ import os
 
 import torch
 
-from hora_rl.common.config import Learner
+from hora_rl.common.config import LearnerConfig
 
 
-def set_device(learner: Learner, seed: int, local_rank: int) -> str:
+def set_device(learner: LearnerConfig, seed: int, local_rank: int) -> str:
     """Set this rank's device and threads; return the backend of its process group."""
     torch.manual_seed(seed)
     torch.set_num_threads(learner.threads)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hora_rl.common.config import Config, Learner, Model
+from hora_rl.common.config import Config, LearnerConfig, ModelConfig
 from hora_rl.common.weights.adapter_names import published_name
 from hora_rl.common.weights.adapters import refuse_to_train
 from hora_rl.common.weights.finite import not_finite, refuse_not_finite
@@ -338,14 +338,14 @@ def read(sums: Sequence[Sums]) -> list[dict[str, float]]:
     return [dict(zip(sums[0], own, strict=True)) for own in values]
 
 
-def effective_stage(learner: Learner, dtype: str) -> int:
+def effective_stage(learner: LearnerConfig, dtype: str) -> int:
     """The ZeRO stage in use. Stage 0 becomes 2 in 16 bits. There DeepSpeed's stage 0 divides gradients by a
     loss scale that was never applied, or takes a step before the first, and stage 1 keeps float32 gradients
     unsharded. On one rank stage 2 costs nothing."""
     return 2 if learner.zero_stage == 0 and dtype != "float32" else learner.zero_stage
 
 
-def load_model(model: Model, learner: Learner) -> PreTrainedModel:
+def load_model(model: ModelConfig, learner: LearnerConfig) -> PreTrainedModel:
     """Load the initial policy for training. Raises ConfigError when the folder holds no causal language
     model, or one without the attention `learner.attention`."""
     from transformers import AutoModelForCausalLM
@@ -366,14 +366,14 @@ def load_model(model: Model, learner: Learner) -> PreTrainedModel:
     return for_training(hf, learner)
 
 
-def for_training(hf: PreTrainedModel, learner: Learner) -> PreTrainedModel:
+def for_training(hf: PreTrainedModel, learner: LearnerConfig) -> PreTrainedModel:
     """Configure `hf` without dropout, and with gradient checkpointing if configured."""
     if learner.gradient_checkpointing:  # without dropout nothing is drawn
         hf.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     return without_dropout(hf)
 
 
-def deepspeed_config(learner: Learner, dtype: str) -> dict[str, object]:
+def deepspeed_config(learner: LearnerConfig, dtype: str) -> dict[str, object]:
     stage = effective_stage(learner, dtype)
     zero: dict[str, object] = {"stage": stage}
     if learner.offload_optimizer:

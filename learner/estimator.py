@@ -17,8 +17,8 @@ from hora_rl.common.advantages import (
     rloo_by_phase,
     size_weight,
 )
-from hora_rl.common.config import Config, Objective
-from hora_rl.common.config.objective import GroupWeight
+from hora_rl.common.config import Config, ObjectiveConfig
+from hora_rl.common.config.objective import GroupWeightConfig
 from hora_rl.common.data.rewards import total
 from hora_rl.common.errors import RunError
 from hora_rl.common.types import Group, Rollout
@@ -36,7 +36,7 @@ class Estimator:
     objective needs them. `sources` are the estimators of the data sources of a run with several.
     """
 
-    objective: Objective
+    objective: ObjectiveConfig
     weights: Mapping[str, float]
     success: str | None
     group_size: int
@@ -121,7 +121,7 @@ class Estimator:
         return np.clip((lengths - self.max_response) / cache + 1.0, 0.0, 1.0)
 
 
-def group_weight(group: Group, weight: GroupWeight, group_size: int) -> float:
+def group_weight(group: Group, weight: GroupWeightConfig, group_size: int) -> float:
     """The factor of the advantages of `group`, with G = `group_size` (`learner.objective.group_weight`).
 
     Under `grpo` a rare prompt's expected update grows with the root of its group's size. The weights apply

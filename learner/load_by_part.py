@@ -16,7 +16,7 @@ import torch
 from torch.nn import Module, Parameter
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from hora_rl.common.config import Model
+from hora_rl.common.config import ModelConfig
 from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.common.weights.text_part import names_in_files
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def load_by_part(
-    source: Model,
+    source: ModelConfig,
     attention: str,
     dtype: torch.dtype,
     settings: Mapping[str, object],
@@ -60,7 +60,7 @@ def load_by_part(
     return model
 
 
-def skeleton(source: Model, attention: str, dtype: torch.dtype) -> PreTrainedModel:
+def skeleton(source: ModelConfig, attention: str, dtype: torch.dtype) -> PreTrainedModel:
     """The model with parameters on the meta device and real buffers."""
     from transformers import AutoModelForCausalLM
 

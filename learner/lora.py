@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hora_rl.common.config import Lora
+from hora_rl.common.config import LoraConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.weights.adapter_names import SETTINGS, WEIGHTS, parts_of
 from hora_rl.common.weights.model_files import weights_digest
@@ -28,7 +28,7 @@ IDENTITY = "adapter.json"
 SHOWN = 12
 
 
-def check_targets(hf: PreTrainedModel, lora: Lora) -> None:
+def check_targets(hf: PreTrainedModel, lora: LoraConfig) -> None:
     """Raise ConfigError for a target that names no linear layer of the model's backbone."""
     linear, other = set[str](), set[str]()
     head = hf.get_output_embeddings()
@@ -49,7 +49,7 @@ def check_targets(hf: PreTrainedModel, lora: Lora) -> None:
         )
 
 
-def add_adapter(hf: PreTrainedModel, seed: int, lora: Lora) -> None:
+def add_adapter(hf: PreTrainedModel, seed: int, lora: LoraConfig) -> None:
     """Inject a new adapter into `hf` and freeze everything else. A is random, determined by `seed`; B is
     zero, so the policy still equals its base."""
     from peft import LoraConfig, inject_adapter_in_model
@@ -94,7 +94,7 @@ def without_adapter(hf: PreTrainedModel) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def identity(base: str, lora: Lora) -> dict[str, object]:
+def identity(base: str, lora: LoraConfig) -> dict[str, object]:
     """Identity of an adapter of the model at `base`, stored in its checkpoints."""
     return {
         "base": base,
@@ -105,7 +105,7 @@ def identity(base: str, lora: Lora) -> dict[str, object]:
     }
 
 
-def check_identity(folder: Path, base: str, lora: Lora | None) -> None:
+def check_identity(folder: Path, base: str, lora: LoraConfig | None) -> None:
     """Raise ConfigError if the checkpoint in `folder` does not match the run: full weights instead of an
     adapter or vice versa, another adapter, or another base."""
     file = folder / IDENTITY
@@ -132,7 +132,7 @@ def check_identity(folder: Path, base: str, lora: Lora | None) -> None:
             )
 
 
-def write_adapter(folder: Path, tensors: Mapping[str, torch.Tensor], base: str, lora: Lora) -> None:
+def write_adapter(folder: Path, tensors: Mapping[str, torch.Tensor], base: str, lora: LoraConfig) -> None:
     """Write `tensors`, by their published names, as an adapter of the model `base` for peft and vLLM."""
     from safetensors.torch import save_file
 

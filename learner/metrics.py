@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hora_rl.common.config import Config, Reward
+from hora_rl.common.config import Config, RewardConfig
 from hora_rl.common.data.rewards import total
 from hora_rl.common.types import Group, Rollout
 
@@ -107,7 +107,7 @@ def _turns(rollouts: Sequence[Rollout]) -> dict[str, float]:
     }
 
 
-def _successes(groups: Sequence[Group], sources: Mapping[str, Reward]) -> dict[str, float]:
+def _successes(groups: Sequence[Group], sources: Mapping[str, RewardConfig]) -> dict[str, float]:
     """Mean success rate over prompts, and share of groups with a success. Empty if no reward defines
     success."""
     counted = [g for g in groups if sources[g.source].success is not None]
@@ -119,13 +119,13 @@ def _successes(groups: Sequence[Group], sources: Mapping[str, Reward]) -> dict[s
     }
 
 
-def _totals(group: Group, sources: Mapping[str, Reward]) -> np.ndarray:
+def _totals(group: Group, sources: Mapping[str, RewardConfig]) -> np.ndarray:
     """The weighted reward of each rollout (G_i,), by the weights of its source."""
     weights = sources[group.source].weights
     return np.array([total(r.rewards, weights) for r in group.rollouts])
 
 
-def _by_source(groups: Sequence[Group], sources: Mapping[str, Reward]) -> dict[str, float]:
+def _by_source(groups: Sequence[Group], sources: Mapping[str, RewardConfig]) -> dict[str, float]:
     """Metrics of each data source."""
     found: dict[str, float] = {}
     for source in sources:

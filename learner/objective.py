@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hora_rl.common.config import Objective
+from hora_rl.common.config import ObjectiveConfig
 from hora_rl.learner.batch import MicroBatch
 
 Gain = tuple[torch.Tensor, torch.Tensor]
@@ -28,7 +28,7 @@ def policy_loss(
     logprobs: torch.Tensor,
     prox: torch.Tensor,
     micro: MicroBatch,
-    objective: Objective,
+    objective: ObjectiveConfig,
     reference: torch.Tensor | None = None,
     keep: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Sums]:
@@ -77,7 +77,7 @@ class Task:
         self,
         logprobs: torch.Tensor,
         entropy: torch.Tensor,
-        objective: Objective,
+        objective: ObjectiveConfig,
         acted: float = 0.0,
     ) -> tuple[torch.Tensor, Sums]:
         """Loss (scalar) and sums of this micro-batch, from `logprobs` and `entropy` (N,).
@@ -92,7 +92,9 @@ class Task:
         return loss, sums
 
 
-def clip(ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, objective: Objective) -> Gain:
+def clip(
+    ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, objective: ObjectiveConfig
+) -> Gain:
     """min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high) A); with `clip_dual` ρ is bounded above where A is negative
     too."""
     clipped = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
@@ -101,14 +103,18 @@ def clip(ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, o
     return gain, gain != ratio * advantage
 
 
-def cispo(ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, objective: Objective) -> Gain:
+def cispo(
+    ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, objective: ObjectiveConfig
+) -> Gain:
     """min(ρ, 1 + ε_high) A log π, without gradient through ρ (MiniMax-M1, 2506.13585): no token is left
     out."""
     bound = 1.0 + objective.clip_high
     return ratio.detach().clamp(max=bound) * advantage * logprobs, ratio > bound
 
 
-def sapo(ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, objective: Objective) -> Gain:
+def sapo(
+    ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, objective: ObjectiveConfig
+) -> Gain:
     """(4/τ) σ(τ(ρ - 1)) A with the paper's τ, 1 for positive A, else 1.05 (2511.20347): at ρ = 1 its gradient
     is that of ρA, and it fades beyond."""
     steep = torch.where(advantage > 0, 1.0, 1.05)
@@ -149,7 +155,7 @@ def sum_of_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tens
     return zeros.index_add(0, sequence, values)[sequence]
 
 
-def importance(log_ratio: torch.Tensor, sequence: torch.Tensor, objective: Objective) -> torch.Tensor:
+def importance(log_ratio: torch.Tensor, sequence: torch.Tensor, objective: ObjectiveConfig) -> torch.Tensor:
     """w (N,): π_prox/π_gen per token truncated at C; or tokens, or whole sequences by their product, above C
     left out."""
     kind, cap = objective.importance, objective.importance_cap

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hora_rl.common.config import Learner
+from hora_rl.common.config import LearnerConfig
 
 
 class ClippedAdamW(torch.optim.AdamW):
@@ -29,7 +29,7 @@ class ClippedAdamW(torch.optim.AdamW):
         return None if self.overflow else super().step(closure)
 
 
-def schedule(learner: Learner) -> Callable[[int], float]:
+def schedule(learner: LearnerConfig) -> Callable[[int], float]:
     """Learning-rate factor of each update: linear warm-up over warmup_steps, then the configured decay until
     learner.steps. Each step has updates_per_batch updates."""
     settings, each = learner.optimizer, learner.objective.updates_per_batch

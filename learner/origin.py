@@ -8,7 +8,7 @@ repeats the step. The launcher compares evaluations, moves the best to RUN/best 
 import json
 from pathlib import Path
 
-from hora_rl.common.config import Learner
+from hora_rl.common.config import LearnerConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.weights.model_files import ORIGIN
 
@@ -44,7 +44,7 @@ def step_of(model: str) -> int | None:
         raise ConfigError(f"{path}: does not say the step ({error!r}); give it with --step") from None
 
 
-def is_candidate(learner: Learner, every: int | None, step: int) -> bool:
+def is_candidate(learner: LearnerConfig, every: int | None, step: int) -> bool:
     """Whether the weights after `step` steps are evaluated (every `every` steps) and may be kept as the
     best."""
     if learner.keep_best is None or every is None:

@@ -11,7 +11,7 @@ from hora_rl.actors.coordinator.shard import Allocation, Draw, PhaseCounts, Roun
 from hora_rl.allocator import Session, allocate
 from hora_rl.allocator.lengths import ask_tokens, expected_lengths
 from hora_rl.allocator.posterior import Int
-from hora_rl.common.config import Config, Rollout
+from hora_rl.common.config import Config, RolloutConfig
 from hora_rl.common.config.allocation import needs_counts
 
 Float = NDArray[np.float64]
@@ -58,7 +58,7 @@ def allocate_round(
 
 
 def _by_tokens(
-    rollout: Rollout,
+    rollout: RolloutConfig,
     rounds: int,
     batch: BatchAllocation,
     outcomes: Outcomes,
@@ -75,7 +75,7 @@ def _by_tokens(
 
 
 def sizes_as_if(
-    rollout: Rollout,
+    rollout: RolloutConfig,
     cap: int | None,
     batch: BatchAllocation,
     prompts: Sequence[int],
@@ -103,7 +103,7 @@ def _shared(alpha: Float, beta: Float) -> tuple[ArrayLike, ArrayLike]:
     return (float(alpha[0]), float(beta[0])) if same else (alpha, beta)
 
 
-def fixed_draws(rollout: Rollout, batch: BatchAllocation) -> list[Draw]:
+def fixed_draws(rollout: RolloutConfig, batch: BatchAllocation) -> list[Draw]:
     """All draws of a shard if its rule needs no counts (`uniform`); otherwise empty."""
     if needs_counts(batch.rule):
         return []

@@ -21,9 +21,8 @@ from hora_rl.actors.coordinator.group_rewards import Rank, ranked, unranked
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.actors.verifier.code.pool import limits_of
 from hora_rl.actors.verifier.code.runner import TRIES
-from hora_rl.common.config import Config
-from hora_rl.common.config import Rollout as RolloutSettings
-from hora_rl.common.config.reward import EPISODE, Reward
+from hora_rl.common.config import Config, RolloutConfig
+from hora_rl.common.config.reward import EPISODE, RewardConfig
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.rewards import group_functions, tests_of
 from hora_rl.common.data.user_rewards import Answer
@@ -131,7 +130,7 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
 
 
 def _scores(
-    handle: DeploymentHandle, reward: Reward, rollout: RolloutSettings
+    handle: DeploymentHandle, reward: RewardConfig, rollout: RolloutConfig
 ) -> Bundled[Asked, list[Scored]]:
     """`verifier_calls` for one source. Concurrent requests share calls of `rollout.samples_per_request`
     answers."""
@@ -165,7 +164,7 @@ def _scores(
     return Bundled(send, lambda one: len(one[1]), rollout.samples_per_request)
 
 
-def _scored(reward: Reward, judged: Mapping[str, float], completion: Completion) -> Scored:
+def _scored(reward: RewardConfig, judged: Mapping[str, float], completion: Completion) -> Scored:
     rewards = {**judged, **{EPISODE + name: value for name, value in completion.rewards.items()}}
     return Scored(rewards, reward.succeeded(rewards))
 

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from hora_rl.common.config import Config, Source
+from hora_rl.common.config import Config, SourceConfig
 from hora_rl.common.config.base import Scope
 from hora_rl.common.data.prompt_order import Mixture
 from hora_rl.common.errors import ConfigError, RunError
@@ -68,7 +68,7 @@ async def claim_identity(redis: AsyncRedis, config: Config, prompts: Sequence[Pr
         )
 
 
-def mixture_of(sources: Mapping[str, Source], prompts: Sequence[Prompt]) -> Mixture:
+def mixture_of(sources: Mapping[str, SourceConfig], prompts: Sequence[Prompt]) -> Mixture:
     """The number of prompts and the weight of each source. Raises ConfigError for a source without
     prompts."""
     found = Counter(p.source for p in prompts)

@@ -19,7 +19,7 @@ from hora_rl.allocator.priors import Prior, make_prior
 from hora_rl.allocator.priors.features import hidden_state_features, sentence_features
 from hora_rl.allocator.priors.files import load_state
 from hora_rl.allocator.priors.make import UNCONDITIONED
-from hora_rl.common.config import Allocation, Run
+from hora_rl.common.config import AllocationConfig, RunConfig
 from hora_rl.common.errors import ConfigError, any_error_as, one_line
 from hora_rl.common.files import alone, replacing
 from hora_rl.common.types import Prompt
@@ -27,7 +27,7 @@ from hora_rl.common.types import Prompt
 log = structlog.get_logger(__name__)
 
 
-def prior_of(allocation: Allocation, run: Run, model: str, prompts: Sequence[Prompt]) -> Prior:
+def prior_of(allocation: AllocationConfig, run: RunConfig, model: str, prompts: Sequence[Prompt]) -> Prior:
     """The prior that `allocation` names, restored from `prior_state` if set. `model` is the policy.
 
     Raises ConfigError for the state of another prior and for unusable features.
@@ -49,7 +49,7 @@ def prior_of(allocation: Allocation, run: Run, model: str, prompts: Sequence[Pro
         raise ConfigError(f"allocation.prior={allocation.prior}{state}: {error}") from error
 
 
-def feature_model(allocation: Allocation, model: str) -> str:
+def feature_model(allocation: AllocationConfig, model: str) -> str:
     """Name or folder of the model that computes a prior's features. `model` is the policy. Raises ConfigError
     if none is configured."""
     if allocation.prior.startswith("hidden"):
@@ -63,7 +63,7 @@ def feature_model(allocation: Allocation, model: str) -> str:
 
 
 def features_of(
-    allocation: Allocation, run: Run, policy: str, prompts: Sequence[Prompt]
+    allocation: AllocationConfig, run: RunConfig, policy: str, prompts: Sequence[Prompt]
 ) -> NDArray[np.float32]:
     """Features (n, d) of all prompts, from RUN/features-KIND.npz. Computes the file if it is missing,
     damaged, or from another model or other prompts. Raises ConfigError if the model gives none."""

@@ -8,7 +8,7 @@ from hora_rl.actors.environment.guess import guess
 from hora_rl.actors.environment.protocol import EpisodeFunction
 from hora_rl.actors.environment.python_tool import python_tool
 from hora_rl.actors.environment.verifiers_bridge.process import VerifiersEnvironment
-from hora_rl.common.config import Environment
+from hora_rl.common.config import EnvironmentConfig
 from hora_rl.common.config.environment import BUILT_IN, LIBRARY
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.user_code import load_function
@@ -17,7 +17,7 @@ OWN = dict(zip(BUILT_IN, (guess, python_tool), strict=True))
 
 
 @asynccontextmanager
-async def environment_of(environment: Environment, run: str) -> AsyncIterator[EpisodeFunction]:
+async def environment_of(environment: EnvironmentConfig, run: str) -> AsyncIterator[EpisodeFunction]:
     """The configured environment, ready for use inside the block. Raises ConfigError if it cannot be
     loaded."""
     name = environment.path or ""

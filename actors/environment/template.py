@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hora_rl.common.config import Data
+from hora_rl.common.config import DataConfig
 from hora_rl.common.data.chat_template import templated
 from hora_rl.common.data.control_tokens import PlainTexts
 from hora_rl.common.data.stop_tokens import is_tag, silent_tokens, spoken
@@ -30,7 +30,7 @@ MARK = "assistant-said-this-5f0c2e"  # without white space, which templates stri
 class Template:
     """The chat template of `data` for `tokenizer`. Without `data.chat`, messages are concatenated."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, data: Data) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
         self._tokenizer, self._data = tokenizer, data
         silent, added = silent_tokens(tokenizer), tokenizer.added_tokens_decoder
         self._control = silent | {i for i in added if not is_tag(tokenizer, i)}

@@ -7,7 +7,7 @@ one that schedules: the next step is planned while the card computes this one.
 import os
 from typing import Any
 
-from hora_rl.common.config import Generator
+from hora_rl.common.config import GeneratorConfig
 
 
 def set_card_environment() -> None:
@@ -17,7 +17,7 @@ def set_card_environment() -> None:
     os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
 
 
-def card_args(generator: Generator) -> dict[str, Any]:
+def card_args(generator: GeneratorConfig) -> dict[str, Any]:
     """The arguments that HORA sets on GPUs only."""
     own: dict[str, Any] = {
         "distributed_executor_backend": "mp",

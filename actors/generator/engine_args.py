@@ -15,7 +15,7 @@ from vllm.engine import arg_utils
 from vllm.platforms import current_platform
 
 from hora_rl.actors.generator.card_args import card_args, set_card_environment, without_conflicts
-from hora_rl.common.config import Config, Generator, Lora, Model
+from hora_rl.common.config import Config, GeneratorConfig, LoraConfig, ModelConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.processes import KEEP_FREED_MEMORY
 from hora_rl.common.weights.adapters import read_adapter
@@ -63,7 +63,7 @@ KEYS = {
 """vLLM's arguments that HORA sets, and the configuration keys that determine them."""
 
 
-def set_environment(generator: Generator) -> None:
+def set_environment(generator: GeneratorConfig) -> None:
     """Set the variables that glibc and vLLM read when the engine's processes start."""
     # The logits of a step are one block of many MiB. By default glibc returns the block after each step.
     os.environ.update(KEEP_FREED_MEMORY)
@@ -142,7 +142,7 @@ def _own(config: Config) -> dict[str, Any]:
     }
     adapter = adapter_settings(config.model, config.learner.lora)
     if adapter is not None:
-        rank = Lora(rank=int(str(adapter["r"]))).served_rank
+        rank = LoraConfig(rank=int(str(adapter["r"]))).served_rank
         own |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": rank}
     if generator.sleep == "step":
         # An engine that cannot sleep would report success and keep its memory.
@@ -166,7 +166,7 @@ def _own(config: Config) -> dict[str, Any]:
     return own
 
 
-def _keeps_state(model: Model) -> bool:
+def _keeps_state(model: ModelConfig) -> bool:
     """Whether layers carry a state through all tokens: linear attention, a short convolution, Mamba."""
     return not ATTENTION.issuperset(getattr(own_configuration(model), "layer_types", None) or ())
 
@@ -179,7 +179,7 @@ def text_only(whole: PreTrainedConfig) -> PreTrainedConfig:
     return text
 
 
-def adapter_settings(model: Model, lora: Lora | None) -> dict[str, object] | None:
+def adapter_settings(model: ModelConfig, lora: LoraConfig | None) -> dict[str, object] | None:
     """The `adapter_config.json` of the served adapter; None without an adapter."""
     if model.adapter is not None:
         return read_adapter(model.adapter).settings

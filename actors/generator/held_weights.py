@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol
 
 import structlog
 
-from hora_rl.common.config import Weights
+from hora_rl.common.config import WeightsConfig
 from hora_rl.common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
 from hora_rl.common.live.redis import AsyncRedis
 from hora_rl.common.weights.versions import check_file, mark_of, newest, path_of
@@ -56,7 +56,13 @@ class HeldWeights:
     """
 
     def __init__(
-        self, settings: Weights, parallel: int, engine: WeightEngine, redis: AsyncRedis, run: str, name: str
+        self,
+        settings: WeightsConfig,
+        parallel: int,
+        engine: WeightEngine,
+        redis: AsyncRedis,
+        run: str,
+        name: str,
     ) -> None:
         self._limit_s, self._transport, self._parallel = settings.update_limit_s, settings.transport, parallel
         self._engine, self._redis, self._run, self._name = engine, redis, run, name

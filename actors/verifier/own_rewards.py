@@ -13,7 +13,7 @@ from pebble import ProcessExpired
 
 from hora_rl.actors.verifier.code.pool import ProgramPool
 from hora_rl.common import answers
-from hora_rl.common.config import Reward
+from hora_rl.common.config import RewardConfig
 from hora_rl.common.data.user_rewards import Answer, is_async, is_group, user_reward, user_reward_async
 from hora_rl.common.errors import AwayTooLong, Unavailable
 from hora_rl.common.reward_names import function_of, taken
@@ -52,7 +52,7 @@ class OwnRewards:
     `run` calls a function in a worker process; up to `processes` programs run at a time. Raises
     ConfigError."""
 
-    def __init__(self, reward: Reward, run: Run, processes: int) -> None:
+    def __init__(self, reward: RewardConfig, run: Run, processes: int) -> None:
         self.reward, self._run = reward, run
         self._extract = answers.ANSWERS.get(reward.answer)
         answers.load_extract(reward.answer)

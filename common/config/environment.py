@@ -12,7 +12,7 @@ LIBRARY = "verifiers"
 """Value of `environment.path` for an environment of that library."""
 
 
-class Verifiers(Section):
+class VerifiersConfig(Section):
     """An environment of the library `verifiers`, which runs in a separate Python."""
 
     taskset: str = Field(description="Task set, by its id in the library: a module's name.")
@@ -34,7 +34,7 @@ class Verifiers(Section):
     )
 
 
-class Environment(Section):
+class EnvironmentConfig(Section):
     """An environment talks with the policy for several turns; without `path` a rollout is one completion."""
 
     path: str | None = Field(
@@ -42,7 +42,9 @@ class Environment(Section):
         description="guess, python, verifiers (with environment.verifiers), or "
         "`package.module:function`. null: a rollout is one completion.",
     )
-    verifiers: Verifiers | None = Field(None, description="Environment of `verifiers`, if that is path.")
+    verifiers: VerifiersConfig | None = Field(
+        None, description="Environment of `verifiers`, if that is path."
+    )
     max_turns: int = Field(8, ge=1, le=4096, description="Maximum number of policy turns in an episode.")
     max_turn_tokens: Count | None = Field(
         None,

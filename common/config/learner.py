@@ -5,11 +5,11 @@ from typing import Literal
 from pydantic import Field
 
 from hora_rl.common.config.base import Beta, Count, PerStart, Seconds, Section
-from hora_rl.common.config.lora import Lora
-from hora_rl.common.config.objective import Objective
+from hora_rl.common.config.lora import LoraConfig
+from hora_rl.common.config.objective import ObjectiveConfig
 
 
-class Optimizer(Section):
+class OptimizerConfig(Section):
     learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate.")
     schedule: Literal["linear", "constant", "cosine"] = Field("linear", description="Decay over `steps`.")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear increase at the start.")
@@ -19,7 +19,7 @@ class Optimizer(Section):
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")
 
 
-class Learner(Section):
+class LearnerConfig(Section):
     steps: PerStart[Count] = Field(200, description="Optimizer steps of the run.")
     workers: PerStart[Count] = Field(1, description="Data-parallel ranks.")
     threads: PerStart[Count] = Field(1, description="CPU threads of one rank; see run.resources.")
@@ -40,9 +40,9 @@ class Learner(Section):
     )
     offload_optimizer: bool = Field(False, description="Keep optimizer state in CPU memory.")
     attention: Literal["sdpa", "eager"] = Field("sdpa", description="Attention of the learner's model.")
-    lora: Lora | None = Field(None, description="Train a low-rank adapter; null: full weights.")
-    optimizer: Optimizer = Optimizer()
-    objective: Objective = Objective()
+    lora: LoraConfig | None = Field(None, description="Train a low-rank adapter; null: full weights.")
+    optimizer: OptimizerConfig = OptimizerConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
     checkpoint_every: PerStart[Count] = Field(10, description="Steps between durable checkpoints.")
     async_checkpoint: PerStart[bool] = Field(
         True,
@@ -70,7 +70,7 @@ PACKED_BYTES = 256 * 2**20
 a card, and gains nothing from 256 MiB on."""
 
 
-class Weights(Section):
+class WeightsConfig(Section):
     transport: Literal["file", "gloo", "nccl"] = Field(
         "file", description="file: machines that share run.folder; gloo: over the network; nccl: GPU to GPU."
     )

@@ -11,7 +11,7 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM allocates memory (`max_lora_rank`). Other ranks use the next larger one."""
 
 
-class Lora(Section):
+class LoraConfig(Section):
     """W + (alpha/rank)·B·A replaces each target's weight W; A and B are trained, W is not."""
 
     rank: Count = Field(16, description="Rows of A and columns of B.")

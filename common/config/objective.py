@@ -5,13 +5,13 @@ from typing import Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from hora_rl.common.advantages import BINARY, OBJECTIVES, family
-from hora_rl.common.config.allocation import Allocation
+from hora_rl.common.config.allocation import AllocationConfig
 from hora_rl.common.config.base import Count, Section
-from hora_rl.common.config.rollout import Rollout
+from hora_rl.common.config.rollout import RolloutConfig
 from hora_rl.common.user_code import is_user_function
 
 
-class GroupWeight(Section):
+class GroupWeightConfig(Section):
     """Factor of a group's advantages, by group size or difficulty. A plain string sets `kind`."""
 
     kind: Literal["none", "sqrt_size", "inverse_sqrt_size", "difficulty", "as_if"] = Field(
@@ -44,7 +44,7 @@ class GroupWeight(Section):
         return self
 
 
-class Objective(Section):
+class ObjectiveConfig(Section):
     """L = -(1/Γ) Σ_i (1/G_i) Σ_j (1/Z_ij) Σ_t w_ijt min(ρA, clip(ρ)A) (paper, equation 1 with 1/G_i).
 
     Keys and values have TRL's names if they exist; docs/reference/objectives.md maps the rest."""
@@ -77,7 +77,7 @@ class Objective(Section):
         description="likelihood only; wald: -1/G for every rollout of every group, which keeps the "
         "expectation.",
     )
-    group_weight: GroupWeight = GroupWeight()
+    group_weight: GroupWeightConfig = GroupWeightConfig()
     phase_weight: Literal["pooled", "unbiased"] = Field(
         "pooled",
         description="Both phases as one group (the paper), or each with its budget share under uniform "
@@ -242,7 +242,7 @@ NO_MARGINAL_GAIN = ("hard_first", "even_sizes", "knapsack", "reinforce_ada", "ar
 """Rules without a marginal gain. They guarantee no prompt a rollout."""
 
 
-def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocation) -> None:
+def check_sampling(objective: ObjectiveConfig, rollout: RolloutConfig, allocation: AllocationConfig) -> None:
     """Raise ValueError if the sampling settings do not fit the objective."""
     name, rule = "learner.objective", allocation.rule
     smallest = rollout.pre_rollouts if allocation.needs_counts else rollout.group_size
@@ -271,7 +271,7 @@ def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocatio
         _check_phase_b_of_every_prompt(rollout, allocation)
 
 
-def _check_phase_b_of_every_prompt(rollout: Rollout, allocation: Allocation) -> None:
+def _check_phase_b_of_every_prompt(rollout: RolloutConfig, allocation: AllocationConfig) -> None:
     """Raise ValueError if a prompt may get no Phase B rollout: the objective weights phases separately."""
     name, rule, budget = "learner.objective.phase_weight (unbiased)", allocation.rule, rollout.shard_budget
     if allocation.stop != "none" or allocation.budget == "tokens" or rule.startswith(NO_MARGINAL_GAIN):

@@ -15,7 +15,7 @@ EPISODE = "episode."
 """Prefix of rewards that an environment returns: `episode.solved` is its reward `solved`."""
 
 
-class CodeTests(Section):
+class CodeTestsConfig(Section):
     """The reward `code_tests`: a program's limits, and the columns of its tests."""
 
     seconds: float = Field(
@@ -35,7 +35,7 @@ class CodeTests(Section):
     solution_field: str = Field("solution", description="Column of a correct program for `hora check`.")
 
 
-class Reward(Section):
+class RewardConfig(Section):
     weights: dict[str, float] = Field(
         {"format": 0.5, "accuracy": 0.5},
         description="Weight of each reward by name: format, accuracy, code_tests, `package.module:function` "
@@ -63,7 +63,7 @@ class Reward(Section):
         600.0, description="A reward that raises `Unavailable` is retried for this long; then the run stops."
     )
     max_answer_chars: Count = Field(2000, description="A longer answer is wrong without being parsed.")
-    code_tests: CodeTests = CodeTests()
+    code_tests: CodeTestsConfig = CodeTestsConfig()
 
     @field_validator("weights")
     @classmethod
@@ -143,7 +143,7 @@ def check_reward_name(name: str) -> str:
     return name
 
 
-class Verifier(Section):
+class VerifierConfig(Section):
     replicas: PerPart[Count] = Field(1, description="Replicas at the start.")
     processes: Count | None = Field(
         None,

@@ -8,7 +8,7 @@ from hora_rl.common.config.base import Count, PerStart, Seconds, Section
 from hora_rl.common.wire import MAX_ROLLOUTS
 
 
-class Rollout(Section):
+class RolloutConfig(Section):
     prompts_per_batch: Count = Field(60, description="Γ: prompts of one optimizer step.")
     group_size: int = Field(
         32, ge=1, le=MAX_ROLLOUTS, description="G: mean rollouts per prompt; a batch has Γ·G by any rule."

@@ -7,7 +7,7 @@ from pydantic import Field, JsonValue
 from hora_rl.common.config.base import Count, PerPart, Seconds, Section
 
 
-class Generator(Section):
+class GeneratorConfig(Section):
     replicas: PerPart[Count] = Field(
         1, description="Replicas at the start; `deployments:` of the Serve file overrides it."
     )
@@ -90,13 +90,13 @@ class Generator(Section):
                 raise ValueError(f"generator.sleep ({self.sleep}) {obstacle}, or generator.sleep: none")
 
 
-class Coordinator(Section):
+class CoordinatorConfig(Section):
     replicas: PerPart[Count] = Field(1, description="Coordinators; they share shards by leases in Redis.")
     lease_s: Seconds = Field(30.0, description="A coordinator silent for this long loses its shards.")
     cpus: float = Field(0.25, ge=0, description="CPUs reserved, for Ray's placement.")
 
 
-class Queue(Section):
+class QueueConfig(Section):
     url: PerPart[str | None] = Field(
         None, description="redis://, rediss:// or unix:// address; none: `hora run` starts a Redis."
     )

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from hora_rl.common.config.base import Count, Section
 
 
-class Telemetry(Section):
+class TelemetryConfig(Section):
     logs: Literal["text", "json"] = Field("text", description="Form of log lines.")
     on_alert: str | None = Field(
         None,
@@ -42,7 +42,7 @@ class Telemetry(Section):
         return value
 
 
-class Evaluation(Section):
+class EvaluationConfig(Section):
     """Pass@K on held-out problems: before and after a `hora run`, and during training with `every`."""
 
     path: str | None = Field(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from hora_rl.common.config import Data
+from hora_rl.common.config import DataConfig
 from hora_rl.common.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ OURS = {"messages", "add_generation_prompt", "continue_final_message", "raise_ex
 """Variables of a template that are not settings."""
 
 
-def template_of(tokenizer: PreTrainedTokenizerBase, data: Data) -> str:
+def template_of(tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> str:
     """The source of the chat template: `data.chat_template`, or the tokenizer's. Raises ConfigError if
     `data` needs a template and there is none, or sets what the template never reads."""
     if data.chat_template is None and not tokenizer.chat_template:
@@ -70,7 +70,7 @@ def _variables(source: str) -> tuple[frozenset[str], tuple[str, ...]]:
 def templated(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Mapping[str, Any]],
-    data: Data,
+    data: DataConfig,
     refused: Refused,
     *,
     prompt: bool = True,

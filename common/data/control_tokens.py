@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hora_rl.common.answers import TAGS
-from hora_rl.common.config import Data
+from hora_rl.common.config import DataConfig
 from hora_rl.common.data.stop_tokens import special_tokens
 from hora_rl.common.thoughts import MARKS
 
@@ -28,7 +28,7 @@ _SIGNS = re.compile(r"\W.*\W", re.DOTALL)
 class PlainTexts:
     """Breaks the control tokens in texts under the template of `data`."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, data: Data) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
         self._found = _pattern(tokenizer, data.chat_template or str(tokenizer.chat_template))
 
     def __call__(self, value: AnyJson) -> AnyJson:

@@ -16,14 +16,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from hora_rl.common.config import Data, Evaluation
+from hora_rl.common.config import DataConfig, EvaluationConfig
 from hora_rl.common.config.data import is_generated
 from hora_rl.common.data import arithmetic, gym
 from hora_rl.common.data.columns import has, names, reach
 from hora_rl.common.data.layouts import Layout, answer_in, layout_of, problem_of, without_unread
 from hora_rl.common.data.messages import LONE_SURROGATE, Messages, read_prompt
-from hora_rl.common.data.table_files import READERS, read_rows
-from hora_rl.common.data.table_files import DataError as DataError
+from hora_rl.common.data.table_files import READERS, DataError, read_rows
 from hora_rl.common.errors import any_error_as, one_line
 from hora_rl.common.files import check_folder
 
@@ -104,7 +103,7 @@ class Leak:
     known: str
 
 
-def load_dataset(data: Data, unusable: Unusable | None = None, section: str = "data") -> Dataset:
+def load_dataset(data: DataConfig, unusable: Unusable | None = None, section: str = "data") -> Dataset:
     """The rows of `data`; `data.limit` counts usable rows. `section` has the keys that errors name.
 
     `arithmetic` takes its `split` (`train` or `held-out`). `arithmetic:2-4` has 2 to 4 digits, equally often;
@@ -134,7 +133,9 @@ def on_the_hub(path: str) -> bool:
     return not is_file and not is_generated(path)
 
 
-def load_held_out(evaluation: Evaluation, data: Data, unusable: Unusable | None = None) -> Dataset:
+def load_held_out(
+    evaluation: EvaluationConfig, data: DataConfig, unusable: Unusable | None = None
+) -> Dataset:
     """The problems of `evaluation`: the held-out split of generated data, or a file or data set with the
     columns of `data`, a configuration's `evaluated.data`, or in a known layout.
 
@@ -178,7 +179,10 @@ def gold_answer(value: object) -> Json:
 
 
 def _collect(
-    data: Data, source: Iterable[tuple[str, Mapping[str, object]]], unusable: Unusable | None, section: str
+    data: DataConfig,
+    source: Iterable[tuple[str, Mapping[str, object]]],
+    unusable: Unusable | None,
+    section: str,
 ) -> Dataset:
     rows: list[Row] = []
     rejected: list[Rejected] = []
@@ -235,7 +239,7 @@ def _problem(
         return "", (), f"{field!r} {error}"
 
 
-def _nothing(data: Data, rows: Sequence[Mapping[str, object]], rejected: Sequence[Rejected]) -> str:
+def _nothing(data: DataConfig, rows: Sequence[Mapping[str, object]], rejected: Sequence[Rejected]) -> str:
     """Why no row can be used, from the first `rows`, with the keys that may help."""
     if not rejected:
         return f"{data.path}: holds no rows; name a file or split that does (data.path, data.split)"
@@ -251,7 +255,7 @@ def _nothing(data: Data, rows: Sequence[Mapping[str, object]], rejected: Sequenc
     )
 
 
-def _split(data: Data, section: str) -> arithmetic.Split:
+def _split(data: DataConfig, section: str) -> arithmetic.Split:
     """The split of a generated data set. Raises DataError for an unknown one."""
     for split in arithmetic.SPLITS:
         if split == data.split:
@@ -261,13 +265,13 @@ def _split(data: Data, section: str) -> arithmetic.Split:
     raise DataError(f"{section}.split ({data.split!r}) of {name} must be one of {there}")
 
 
-def _gym(data: Data, section: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _gym(data: DataConfig, section: str) -> Iterator[tuple[str, Mapping[str, object]]]:
     rows = gym.entries(data.path, data.settings, _split(data, section), data.limit)
     for number, entry in enumerate(rows, start=1):
         yield f"{data.path}[{data.split}] row {number}", entry
 
 
-def _arithmetic(data: Data, section: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _arithmetic(data: DataConfig, section: str) -> Iterator[tuple[str, Mapping[str, object]]]:
     split = _split(data, section)
     digits, spaced = arithmetic.DEFAULT_DIGITS, data.path.endswith(SPACED)
     if ":" in data.path:
@@ -288,7 +292,7 @@ def _arithmetic(data: Data, section: str) -> Iterator[tuple[str, Mapping[str, ob
         yield f"{data.path}[{split}] row {number}", columns
 
 
-def _hub(data: Data, section: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _hub(data: DataConfig, section: str) -> Iterator[tuple[str, Mapping[str, object]]]:
     import datasets
 
     if Path(data.path).is_dir():
@@ -303,7 +307,7 @@ def _hub(data: Data, section: str) -> Iterator[tuple[str, Mapping[str, object]]]
             yield f"{data.path}[{data.split}] row {number}", row
 
 
-def _remedy(data: Data, section: str, reason: str) -> str:
+def _remedy(data: DataConfig, section: str, reason: str) -> str:
     """One line about an error of `datasets`, with the key that helps."""
     for what, key, pattern in CHOICES:
         if found := pattern.search(one_line(reason, len(reason))):

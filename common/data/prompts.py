@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hora_rl.common.config import Data
+from hora_rl.common.config import DataConfig
 from hora_rl.common.data.chat_template import templated
 from hora_rl.common.data.control_tokens import PlainTexts
 from hora_rl.common.data.datasets import Row
@@ -63,7 +63,9 @@ def _of_processor(path: str) -> str | None:
     return None
 
 
-def render_text(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data, messages: Messages = ()) -> str:
+def render_text(
+    tokenizer: PreTrainedTokenizerBase, problem: str, data: DataConfig, messages: Messages = ()
+) -> str:
     """The model's input: the chat template around `messages`, or around the one that `data.template` makes of
     `problem`; or plain text.
 
@@ -91,12 +93,12 @@ def render_text(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data, me
     return templated(tokenizer, opened, data, refused)
 
 
-def is_rendered(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> bool:
+def is_rendered(tokenizer: PreTrainedTokenizerBase, problem: str, data: DataConfig) -> bool:
     """Whether a row of plain text is the user's own rendering: it begins with a control token."""
     return not data.chat and PlainTexts(tokenizer, data).starts(problem)
 
 
-def opening(problem: str, data: Data, messages: Messages = ()) -> list[dict[str, Any]]:
+def opening(problem: str, data: DataConfig, messages: Messages = ()) -> list[dict[str, Any]]:
     """The messages from which a prompt is rendered. A system message of the row takes the place of
     `data.system`."""
     # Not str.format: problems and templates contain LaTeX braces.
@@ -109,7 +111,9 @@ def opening(problem: str, data: Data, messages: Messages = ()) -> list[dict[str,
     return [{"role": "system", "content": data.system}, *opened]
 
 
-def render(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data, messages: Messages = ()) -> Tokens:
+def render(
+    tokenizer: PreTrainedTokenizerBase, problem: str, data: DataConfig, messages: Messages = ()
+) -> Tokens:
     """The prompt's tokens (L,) int32. A chat template writes its begin-of-text token; plain text gets the
     tokenizer's, if it has one and the text does not begin with it."""
     return _encode(tokenizer, render_text(tokenizer, problem, data, messages), data)
@@ -140,7 +144,7 @@ def make_prompt(
     tokenizer: PreTrainedTokenizerBase,
     index: int,
     row: Row,
-    data: Data,
+    data: DataConfig,
     source: str = "",
     reads_row: bool = False,
 ) -> Prompt:
@@ -160,7 +164,7 @@ def make_prompt(
     )
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str, data: Data) -> Tokens:
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str, data: DataConfig) -> Tokens:
     ids = tokenizer.encode(text, add_special_tokens=False)
     if not data.chat and ids[:1] != begin_tokens(tokenizer)[:1]:
         ids = tokenizer.encode(text)

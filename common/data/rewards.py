@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
-from hora_rl.common.config import Config, Reward
-from hora_rl.common.config.reward import CodeTests
+from hora_rl.common.config import Config, RewardConfig
+from hora_rl.common.config.reward import CodeTestsConfig
 from hora_rl.common.data.code import RowTests, called_function, read_tests
 from hora_rl.common.data.columns import has, reach, value
 from hora_rl.common.data.datasets import Candidate, Dataset, load_held_out
@@ -27,7 +27,7 @@ from hora_rl.common.reward_names import function_of
 from hora_rl.common.user_code import is_user_function, working_folder
 
 
-def gold_test(reward: Reward) -> Callable[[Candidate], str | None]:
+def gold_test(reward: RewardConfig) -> Callable[[Candidate], str | None]:
     """The function that returns why a row cannot be used with these rewards. `accuracy` needs a verifiable
     gold answer, unless the task has a scorer; `code_tests` needs tests; a user reward needs the columns it
     names, by default the gold answer with any JSON value; `format` needs nothing."""
@@ -64,7 +64,7 @@ def _needed(name: str) -> tuple[str, ...] | None:
     return None
 
 
-def tests_of(settings: CodeTests, row: Mapping[str, object]) -> RowTests:
+def tests_of(settings: CodeTestsConfig, row: Mapping[str, object]) -> RowTests:
     """The tests of a row. Raises ValueError naming the column and its defect."""
     field, layout = settings.tests_field, layout_of(row)
     known = bool(layout.tests) and (layout.tests == field or not has(row, field))
@@ -81,7 +81,7 @@ def tests_of(settings: CodeTests, row: Mapping[str, object]) -> RowTests:
         raise ValueError(f"{field!r} {error}") from None
 
 
-def solution_of(settings: CodeTests, row: Mapping[str, object]) -> str | None:
+def solution_of(settings: CodeTestsConfig, row: Mapping[str, object]) -> str | None:
     """A right program for `hora check`; None if the row has none."""
     found = value(row, settings.solution_field)
     known = layout_of(row).solution
@@ -90,7 +90,7 @@ def solution_of(settings: CodeTests, row: Mapping[str, object]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _too_long(reward: Reward, row: Candidate) -> str | None:
+def _too_long(reward: RewardConfig, row: Candidate) -> str | None:
     """For a task with a scorer, which needs no gold answer."""
     most = reward.max_answer_chars
     longer = isinstance(row.answer, str) and len(row.answer) > most
@@ -128,7 +128,7 @@ def usable_held_out(config: Config) -> Dataset:
     return load_held_out(config.evaluation, own.data, gold_test(own.reward))
 
 
-def group_functions(reward: Reward, gate: str | None) -> tuple[str, ...]:
+def group_functions(reward: RewardConfig, gate: str | None) -> tuple[str, ...]:
     """The user functions that rank groups. Raises ConfigError if the success or the warm-up `gate` uses one:
     Phase A counts both before a group is complete."""
     own = dict.fromkeys(function_of(name) for name in reward.names if is_user_function(name))

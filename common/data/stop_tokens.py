@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hora_rl.common.answers import TAGS
-from hora_rl.common.config import Config, Data, Model
+from hora_rl.common.config import Config, DataConfig, ModelConfig
 from hora_rl.common.data.chat_template import templated
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.thoughts import MARKS, is_mark
@@ -70,7 +70,7 @@ def named(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], texts: Sequenc
     return ", ".join([*(f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in ids), *map(repr, texts)])
 
 
-def turn_end(tokenizer: PreTrainedTokenizerBase, data: Data) -> int | None:
+def turn_end(tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> int | None:
     """The token that the chat template of `data` writes after the assistant's text; None if it is not one
     token, or the template has no assistant turn."""
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
@@ -139,7 +139,7 @@ def _before(
     return spoken(tokenizer, silent, ids[:count]) + whole[len(before) : last]
 
 
-def _of_generation(model: Model) -> Iterator[int]:
+def _of_generation(model: ModelConfig) -> Iterator[int]:
     """The end tokens of the model's generation configuration; without one, of its configuration."""
     from transformers import GenerationConfig
 

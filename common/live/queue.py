@@ -20,7 +20,7 @@ from typing import Any
 
 import redis
 
-from hora_rl.common.config import Queue
+from hora_rl.common.config import QueueConfig
 from hora_rl.common.errors import WireError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis, text_of
@@ -137,7 +137,7 @@ class Producer:
 class Consumer:
     """The learner's side, on rank 0; `read` on every rank. `client` is blocking and returns bytes."""
 
-    def __init__(self, client: redis.Redis, run: str, settings: Queue) -> None:
+    def __init__(self, client: redis.Redis, run: str, settings: QueueConfig) -> None:
         self._redis: Any = client  # redis-py has one return type for all stream commands
         self._keys = Keys(run)
         self._max_bytes = settings.max_group_bytes

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from hora_rl.common.config import Model
+from hora_rl.common.config import ModelConfig
 from hora_rl.common.config.lora import VLLM_RANKS
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.plain_yaml import text_override
@@ -52,7 +52,7 @@ def read_adapter(folder: str) -> AdapterFolder:
     return AdapterFolder(path, base, noted.get("base_weights"), settings)
 
 
-def check_base(model: Model) -> None:
+def check_base(model: ModelConfig) -> None:
     """Raise ConfigError if `model.adapter` was trained on another base than `model.path`."""
     if model.adapter is None:
         return
@@ -71,7 +71,7 @@ def check_base(model: Model) -> None:
         )
 
 
-def refuse_to_train(model: Model) -> None:
+def refuse_to_train(model: ModelConfig) -> None:
     """Raise ConfigError if a training run starts from an adapter."""
     if model.adapter is not None:
         raise ConfigError(

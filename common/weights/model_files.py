@@ -12,14 +12,14 @@ from hora_rl.common.weights.text_part import text_part
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from hora_rl.common.config import Model
+    from hora_rl.common.config import ModelConfig
 
 PROBE_BYTES = 2**20
 ORIGIN = "hora.json"
 """File in an exported folder: its run and step, and an adapter's base."""
 
 
-def own_configuration(model: Model) -> PreTrainedConfig:
+def own_configuration(model: ModelConfig) -> PreTrainedConfig:
     """The configuration in `model.path`, of a model that holds more than text its text part's. Raises
     ConfigError if invalid or not text, OSError or ValueError if missing."""
     from huggingface_hub.errors import StrictDataclassError
@@ -33,7 +33,7 @@ def own_configuration(model: Model) -> PreTrainedConfig:
     return text_part(found)
 
 
-def vocabulary_rows(model: Model) -> int:
+def vocabulary_rows(model: ModelConfig) -> int:
     """The number of tokens that the model of `model.path` has rows for. Raises ConfigError."""
     try:
         return int(own_configuration(model).get_text_config().vocab_size)

@@ -16,7 +16,7 @@ from hora_rl.actors.environment.registry import environment_of, load_environment
 from hora_rl.allocator import allocate
 from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
 from hora_rl.common.answers import load_extract
-from hora_rl.common.config import Allocation, Config, Reward, Rollout
+from hora_rl.common.config import AllocationConfig, Config, RewardConfig, RolloutConfig
 from hora_rl.common.config.environment import LIBRARY
 from hora_rl.common.data.rewards import group_functions, usable_held_out
 from hora_rl.common.data.user_rewards import load_reward
@@ -104,7 +104,7 @@ def names(target: Target) -> Iterator[Finding]:
         yield should(False, key, f"every group has G rollouts, whatever rule {allocation.rule} finds", fix)
 
 
-def _evening(allocation: Allocation, rollout: Rollout) -> Iterator[tuple[str, str]]:
+def _evening(allocation: AllocationConfig, rollout: RolloutConfig) -> Iterator[tuple[str, str]]:
     """The keys that leave nothing to divide, with their remedy."""
     if allocation.needs_counts and allocation.budget == "rollouts":
         if rollout.prompts_per_shard == 1:
@@ -113,7 +113,7 @@ def _evening(allocation: Allocation, rollout: Rollout) -> Iterator[tuple[str, st
             yield "allocation.max_group_size", "raise it above rollout.group_size"
 
 
-def _success(reward: Reward, source: str) -> str:
+def _success(reward: RewardConfig, source: str) -> str:
     named = f"{source}: " if source else ""
     return named + (f"{reward.success} of at least {reward.success_at:g}" if reward.success else "none")
 
@@ -132,7 +132,7 @@ def _load_rewards(config: Config) -> None:
     load_extract(config.reward.answer)
 
 
-def _try_rule(allocation: Allocation, rollout: Rollout, key: str, rule: str) -> None:
+def _try_rule(allocation: AllocationConfig, rollout: RolloutConfig, key: str, rule: str) -> None:
     """Allocate a batch that holds every count c_i once, and one with successes of every prompt, which alone
     uses the rule in `first_hit(RULE)`. Raises ConfigError with `key` if the rule fails."""
     trials, extra = rollout.pre_rollouts, rollout.group_size - rollout.pre_rollouts
@@ -229,7 +229,7 @@ def group_size(target: Target) -> Iterator[Finding]:
     )
 
 
-def largest_group(rollout: Rollout, allocation: Allocation) -> int:
+def largest_group(rollout: RolloutConfig, allocation: AllocationConfig) -> int:
     """The most rollouts of one prompt: G0 and all of its shard's Phase B, up to `max_group_size`."""
     if not allocation.needs_counts:
         return rollout.group_size

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hora_rl.common.config import Config, Rollout, Telemetry
+from hora_rl.common.config import Config, RolloutConfig, TelemetryConfig
 from hora_rl.deploy.checks.estimate import GIB, Estimate
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, size
 from hora_rl.deploy.checks.memory import estimate_of
@@ -89,7 +89,7 @@ def in_words(config: Config, estimate: Estimate | None) -> str:
     return f"{config.learner.steps} steps take about {whole} at most: {', '.join(map(str, found))}{unknown}"
 
 
-def expected_gib(rollout: Rollout, telemetry: Telemetry, steps: int) -> float:
+def expected_gib(rollout: RolloutConfig, telemetry: TelemetryConfig, steps: int) -> float:
     """Maximal size of RUN/rollouts after `steps`: every completion has the longest allowed length."""
     per_token = OF_TOKEN_WITH_LOGPROBS if telemetry.rollouts_logprobs else OF_TOKEN
     per_rollout = OF_ROW + per_token * rollout.max_response_tokens

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hora_rl.common.config import PACKED_BYTES, Config, Lora
+from hora_rl.common.config import PACKED_BYTES, Config, LoraConfig
 from hora_rl.deploy.checks.pinned import backup_bytes
 from hora_rl.learner.flops import Shape, widths
 from hora_rl.learner.prefixes import ALIGNED, divide, window_of
@@ -93,7 +93,7 @@ class ModelShape:
         return (6.0 * trained + 4.0 * (body - trained)) / (12.0 * self.layers * self.queries)
 
     @classmethod
-    def of(cls, hf: PreTrainedModel, lora: Lora | None) -> ModelShape:
+    def of(cls, hf: PreTrainedModel, lora: LoraConfig | None) -> ModelShape:
         """The shape of a model, which may be on the meta device, and of its adapter."""
         text = hf.config.get_text_config()
         queries, keys = zip(*widths(text), strict=True)
@@ -351,7 +351,7 @@ def waiting_gib(rank: Need) -> float:
     return sum(rank.always.values())
 
 
-def _adapter_size(hf: PreTrainedModel, lora: Lora) -> int:
+def _adapter_size(hf: PreTrainedModel, lora: LoraConfig) -> int:
     import torch
 
     return sum(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hora_rl.common.config import Config, Model
+from hora_rl.common.config import Config, ModelConfig
 from hora_rl.common.processes import processors
 from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.deploy.checks import machine
@@ -107,12 +107,12 @@ def heads(target: Target) -> Iterator[Finding]:
     yield must(sizes <= set(HEADS), "attention heads", says, "use another model, or a GPU")
 
 
-def _layers(model: Model) -> set[str]:
+def _layers(model: ModelConfig) -> set[str]:
     """The kinds of the model's layers; empty if its configuration does not name them."""
     return set(getattr(_read(model), "layer_types", None) or ())
 
 
-def _read(model: Model) -> PreTrainedConfig | None:
+def _read(model: ModelConfig) -> PreTrainedConfig | None:
     """The model's configuration; None if it is not on this machine, or cannot be read."""
     from huggingface_hub import try_to_load_from_cache
 

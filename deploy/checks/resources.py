@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from hora_rl.common.config import Config, Generator, Learner
+from hora_rl.common.config import Config, GeneratorConfig, LearnerConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.processes import free_memory, processors
 from hora_rl.deploy.checks.estimate import GIB, Estimate, waiting_gib
@@ -68,7 +68,7 @@ def choose(found: Estimate, cards: Sequence[Card]) -> Estimate:
     return _shared(found, cards[0]) if len(cards) == 1 else _divided(found, cards)
 
 
-def shares_a_card(generator: Generator, learner: Learner) -> bool:
+def shares_a_card(generator: GeneratorConfig, learner: LearnerConfig) -> bool:
     """Whether generator and learner share a card."""
     return 0 < (generator.gpus or 1.0) < 1 and 0 < (learner.gpus or 1.0) < 1
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hora_rl.common.config import Config, Data, Rollout
+from hora_rl.common.config import Config, DataConfig, RolloutConfig
 from hora_rl.common.data.datasets import Dataset, load_dataset
 from hora_rl.common.data.prompt_order import Mixture, counts_of, mixed_rows
 from hora_rl.common.data.prompts import load_tokenizer, prompt_of, refuse_unknown, render
@@ -69,7 +69,7 @@ def _comes_again(config: Config, mixture: Mixture) -> bool:
     return any(epoch for epoch, _ in mixed_rows(last, gamma, mixture, config.run.seed, config.data.shuffle))
 
 
-def _whole(path: str, rollout: Rollout, usable: _Usable) -> Finding:
+def _whole(path: str, rollout: RolloutConfig, usable: _Usable) -> Finding:
     lengths = usable.lengths
     if len(lengths) < rollout.prompts_per_batch:
         raise ConfigError(
@@ -135,7 +135,7 @@ def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def _lengths(
-    config: Config, tokenizer: PreTrainedTokenizerBase, dataset: Dataset, data: Data
+    config: Config, tokenizer: PreTrainedTokenizerBase, dataset: Dataset, data: DataConfig
 ) -> Iterator[int]:
     """Tokens of each prompt. Raises ConfigError for one with a token that the model has no row for."""
     rows = vocabulary_rows(config.model)

@@ -15,8 +15,8 @@ from hora_rl.actors.verifier.code.pool import ProgramPool
 from hora_rl.actors.verifier.pool import VerifierPool, default_processes
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 from hora_rl.common.answers import ANSWERS, example, example_program, instructions
-from hora_rl.common.config import Config, Data, Reward
-from hora_rl.common.config.reward import CodeTests
+from hora_rl.common.config import Config, DataConfig, RewardConfig
+from hora_rl.common.config.reward import CodeTestsConfig
 from hora_rl.common.data.code import code_block
 from hora_rl.common.data.datasets import Json, Row, load_dataset
 from hora_rl.common.data.gym import TASK
@@ -85,7 +85,7 @@ def _task(config: Config) -> Iterator[Finding]:
     yield from found if row.answer is not None or TASK not in row.columns else found[1:]
 
 
-def _forms(data: Data, reward: Reward, opened: str, answers: Sequence[str]) -> list[list[str]]:
+def _forms(data: DataConfig, reward: RewardConfig, opened: str, answers: Sequence[str]) -> list[list[str]]:
     """Completions with `answers` in the form of `reward.answer`. A plain answer is used if the form allows it
     and the prompt does not ask for the form. A user function gets every form, the plainest first."""
     mode = reward.answer
@@ -119,7 +119,7 @@ class _Judged:
     success: bool
 
 
-def _shown(reward: Reward, right: _Judged, wrong: _Judged) -> Iterator[Finding]:
+def _shown(reward: RewardConfig, right: _Judged, wrong: _Judged) -> Iterator[Finding]:
     """Findings for the rewards of a right and a wrong answer."""
     says = f"{_earned(reward, right)}\n{_quoted(right.text)}"
     if right.success or reward.success is None:
@@ -137,7 +137,7 @@ def _shown(reward: Reward, right: _Judged, wrong: _Judged) -> Iterator[Finding]:
     )
 
 
-def _judge(reward: Reward, row: Row, opened: str, texts: Sequence[Sequence[str]]) -> list[_Judged]:
+def _judge(reward: RewardConfig, row: Row, opened: str, texts: Sequence[Sequence[str]]) -> list[_Judged]:
     """Score the lists of completions. Returns the first list whose first completion is a success, else the
     first list. Raises ConfigError if a reward fails."""
     forms = [
@@ -156,7 +156,7 @@ def _judge(reward: Reward, row: Row, opened: str, texts: Sequence[Sequence[str]]
     return next((form for form in found if form[0].success), found[0])
 
 
-async def _score(reward: Reward, groups: Sequence[Sequence[Answer]]) -> list[list[dict[str, float]]]:
+async def _score(reward: RewardConfig, groups: Sequence[Sequence[Answer]]) -> list[list[dict[str, float]]]:
     """Rewards of each answer, including group rewards."""
     pool, found = VerifierPool(reward), []
     try:
@@ -168,13 +168,13 @@ async def _score(reward: Reward, groups: Sequence[Sequence[Answer]]) -> list[lis
         pool.close()
 
 
-def _earned(reward: Reward, judged: _Judged) -> str:
+def _earned(reward: RewardConfig, judged: _Judged) -> str:
     parts = ", ".join(f"{name} {value:g}" for name, value in judged.rewards.items())
     success = "" if reward.success is None else ", a success" if judged.success else ", no success"
     return f"{parts}: reward {total(judged.rewards, reward.weights):g}{success}"
 
 
-def _as_read(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data) -> str:
+def _as_read(tokenizer: PreTrainedTokenizerBase, row: Row, data: DataConfig) -> str:
     """The prompt that the model reads, decoded from its tokens, with their number and the last token."""
     tokens = render(tokenizer, row.problem, data, row.messages)
     text = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
@@ -190,7 +190,7 @@ def _quoted(text: str) -> str:
 
 
 def _programs(
-    data: Data, reward: Reward, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
+    data: DataConfig, reward: RewardConfig, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[Finding]:
     """Findings of a task whose completions are programs."""
     field = reward.code_tests.solution_field
@@ -216,7 +216,7 @@ def _programs(
     yield Finding("warn", "right answer", says, fix)
 
 
-def _solutions(settings: CodeTests, rows: Sequence[Row]) -> Iterator[Finding]:
+def _solutions(settings: CodeTestsConfig, rows: Sequence[Row]) -> Iterator[Finding]:
     """Whether the rows' solutions pass. Raises ConfigError if tests cannot be run, because a run would stop
     at them."""
     found = list(zip(rows, asyncio.run(_tried(settings, rows)), strict=True))
@@ -247,7 +247,7 @@ def _missing(program: str) -> list[str]:
     return sorted({name.partition(".")[0] for name in named} - sys.stdlib_module_names)
 
 
-async def _tried(settings: CodeTests, rows: Sequence[Row]) -> list[float | BaseException]:
+async def _tried(settings: CodeTestsConfig, rows: Sequence[Row]) -> list[float | BaseException]:
     """Reward of each row's solution, or the ValueError of tests that cannot be run."""
     pool = ProgramPool(settings, default_processes())
     programs = [code_block(solution_of(settings, row.columns) or "") for row in rows]

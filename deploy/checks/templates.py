@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hora_rl.common.config import Config, Data
+from hora_rl.common.config import Config, DataConfig
 from hora_rl.common.data.chat_template import settings_of, template_of
 from hora_rl.common.data.control_tokens import PlainTexts
 from hora_rl.common.data.datasets import Row, load_dataset
@@ -57,7 +57,7 @@ def rendering(config: Config, *, trains: bool) -> Iterator[Finding]:
     yield from _system(tokenizer, rows, data)
 
 
-def _template(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data) -> Finding:
+def _template(tokenizer: PreTrainedTokenizerBase, row: Row, data: DataConfig) -> Finding:
     """Whose template it is, its settings, and whether it asks for a thought."""
     source = template_of(tokenizer, data)
     whose = "data.chat_template" if data.chat_template else "the tokenizer's"
@@ -83,13 +83,13 @@ def _template(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data) -> Findi
     return ok("chat template", says)
 
 
-def _with(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data, more: dict[str, bool]) -> str:
+def _with(tokenizer: PreTrainedTokenizerBase, row: Row, data: DataConfig, more: dict[str, bool]) -> str:
     settings = {**data.chat_template_kwargs, **more}
     changed = data.model_copy(update={"chat_template_kwargs": settings})
     return render_text(tokenizer, row.problem, changed, row.messages)
 
 
-def _left_out(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: Data) -> Iterator[Finding]:
+def _left_out(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: DataConfig) -> Iterator[Finding]:
     """The first message that the template does not write. It may change an assistant's or a tool's."""
     plain = PlainTexts(tokenizer, data)
     for row in rows:
@@ -105,7 +105,9 @@ def _left_out(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: Dat
                 return
 
 
-def _control_tokens(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: Data) -> Iterator[Finding]:
+def _control_tokens(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: DataConfig
+) -> Iterator[Finding]:
     """Rows that are rendered already, and rows with control tokens in their texts."""
     plain = PlainTexts(tokenizer, data)
     started = [row for row in rows if not row.messages and plain.starts(row.problem)]
@@ -128,13 +130,13 @@ def _control_tokens(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], dat
         yield ok("prompt", says)
 
 
-def _begins(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data) -> bool:
+def _begins(tokenizer: PreTrainedTokenizerBase, row: Row, data: DataConfig) -> bool:
     begins = begin_tokens(tokenizer)[:1]
     text = render_text(tokenizer, row.problem, data)
     return bool(begins) and tokenizer.encode(text, add_special_tokens=False)[:1] == begins
 
 
-def _system(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: Data) -> Iterator[Finding]:
+def _system(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: DataConfig) -> Iterator[Finding]:
     """Rows whose system message, or rendering, takes the place of `data.system`."""
     own = [
         row

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from hora_rl.common.config import Model
+from hora_rl.common.config import ModelConfig
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.weights.adapter_names import WEIGHTS
@@ -104,7 +104,7 @@ def _read_index(index: Path) -> dict[str, str]:
     return pairs
 
 
-def _compare(model: Model, own: PreTrainedConfig, found: Tensors) -> None:
+def _compare(model: ModelConfig, own: PreTrainedConfig, found: Tensors) -> None:
     """Raise ConfigError for the first tensor that contradicts the model's configuration."""
     path = Path(model.path)
     if getattr(own, "quantization_config", None) is not None:
@@ -184,7 +184,7 @@ def _report() -> Iterator[io.StringIO]:
             its.enable_progress_bar()
 
 
-def _check_tokenizer(model: Model, own: PreTrainedConfig) -> None:
+def _check_tokenizer(model: ModelConfig, own: PreTrainedConfig) -> None:
     """Raise ConfigError if the tokenizer's ids exceed the model's vocabulary. Added tokens that no text
     contains may exceed it."""
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)

@@ -13,7 +13,7 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from hora_rl.actors.coordinator.sampling import Generate, Score
-from hora_rl.common.config import Config, Data, Evaluation, Generator
+from hora_rl.common.config import Config, DataConfig, EvaluationConfig, GeneratorConfig
 from hora_rl.common.console import say, shown
 from hora_rl.common.data.datasets import Dataset, load_dataset
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt, prompt_of, refuse_unknown
@@ -54,7 +54,7 @@ class TrainingRun:
         say(self.console, line)
 
 
-def is_missing(settings: Evaluation, run_dir: Path, step: int) -> bool:
+def is_missing(settings: EvaluationConfig, run_dir: Path, step: int) -> bool:
     """Whether the run has held-out problems without a result for weights of version `step`."""
     if settings.path is None:
         return False
@@ -131,7 +131,7 @@ def evaluate_benchmark(
     return result
 
 
-def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> list[Prompt]:
+def prompts(config: Config, data: DataConfig, dataset: Dataset, console: Console) -> list[Prompt]:
     """Render the problems, and print each rejected row with its reason. Raises ConfigError if a problem is
     too long.
     """
@@ -246,14 +246,14 @@ def of_version(generate: Generate, version: int) -> Generate:
     return checked
 
 
-def in_flight(generator: Generator, size: int) -> int:
+def in_flight(generator: GeneratorConfig, size: int) -> int:
     """Requests of `size` completions to keep in flight: twice what the replicas sample at once, so that none
     idles while answers are verified."""
     each = min(-(-2 * generator.max_sequences // size), generator.max_requests)
     return each * generator.replicas
 
 
-def read_run_results(settings: Evaluation, run_dir: Path) -> list[Result]:
+def read_run_results(settings: EvaluationConfig, run_dir: Path) -> list[Result]:
     """Results of the run's held-out problems so far, by step."""
     if settings.path is None:
         return []

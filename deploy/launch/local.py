@@ -16,7 +16,7 @@ from shlex import quote
 
 from rich.console import Console
 
-from hora_rl.common.config import Config, Learner
+from hora_rl.common.config import Config, LearnerConfig
 from hora_rl.common.config.base import Scope
 from hora_rl.common.errors import ConfigError, MissingWeights
 from hora_rl.common.load import differences, load
@@ -110,7 +110,7 @@ def evaluate_local(
             evaluate_benchmark(config, benchmark, its_problems, out.resolve(), label, console)
 
 
-def _as_begun(learner: Learner, run_dir: Path) -> Learner:
+def _as_begun(learner: LearnerConfig, run_dir: Path) -> LearnerConfig:
     """Set unset `workers` and `zero_stage` to those of the run: its checkpoints hold one part per rank, and
     `run.resources: auto` may choose differently here."""
     begun, written = load(str(run_dir / CONFIG)).learner, learner.model_fields_set

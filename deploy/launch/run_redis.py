@@ -9,7 +9,7 @@ from typing import cast
 
 import redis
 
-from hora_rl.common.config import Queue
+from hora_rl.common.config import QueueConfig
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect, hidden
@@ -20,7 +20,7 @@ from hora_rl.deploy.machine.redis_server import RedisServer
 
 
 @contextmanager
-def run_redis(queue: Queue, run_dir: Path, *, named: bool) -> Iterator[str]:
+def run_redis(queue: QueueConfig, run_dir: Path, *, named: bool) -> Iterator[str]:
     """Yield the URL of the configured Redis (if `named`) or of an embedded one. All parts read the URL from
     HORA_REDIS_URL."""
     url = named_redis(queue) if named else None
@@ -33,7 +33,7 @@ def run_redis(queue: Queue, run_dir: Path, *, named: bool) -> Iterator[str]:
             yield url
 
 
-def refuse_leftovers(run: str, queue: Queue, *, fresh: bool) -> None:
+def refuse_leftovers(run: str, queue: QueueConfig, *, fresh: bool) -> None:
     """Raise ConfigError if the configured Redis holds an older run of this name, which a new run would
     resume. With `fresh`, delete it; raise RunError if parts of it are still alive."""
     url = named_redis(queue)

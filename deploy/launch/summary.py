@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hora_rl.common.config import Allocation, Config
+from hora_rl.common.config import AllocationConfig, Config
 from hora_rl.common.config.allocation import UNIFORM
 from hora_rl.common.console import say
 from hora_rl.common.data.rewards import usable_held_out
@@ -90,7 +90,7 @@ def _idle_side(config: Config, run_dir: Path, steps: Sequence[Metrics]) -> str:
     return "; ".join(filter(None, (found.says, found.remedy))) if found else ""
 
 
-def _never_allocated(gate: str | None, allocation: Allocation, groups: list[GroupRecord]) -> str:
+def _never_allocated(gate: str | None, allocation: AllocationConfig, groups: list[GroupRecord]) -> str:
     """A warning if the warm-up gate never opened, else empty."""
     rules = {g["rule"] for g in groups}
     if gate is None or not allocation.needs_counts or rules != {UNIFORM}:

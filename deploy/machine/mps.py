@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hora_rl.common.config import Generator
+from hora_rl.common.config import GeneratorConfig
 from hora_rl.common.errors import RunError
 from hora_rl.common.processes import die_with_parent, environment
 
@@ -35,7 +35,7 @@ sys.exit(cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 
 """Makes a context on the first card; its exit status is CUDA's error."""
 
 
-def wanted_by(generator: Generator) -> bool:
+def wanted_by(generator: GeneratorConfig) -> bool:
     """Whether engines share their card with others that use it at the same time."""
     return 0 < (generator.gpus or 1.0) < 1 and generator.sleep == "none"
 

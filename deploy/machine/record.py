@@ -21,7 +21,7 @@ import structlog
 from rich.console import Console
 
 from hora_rl.common.access import sha256
-from hora_rl.common.config import Config, Queue
+from hora_rl.common.config import Config, QueueConfig
 from hora_rl.common.console import say, working
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.files import kept_secret, replace_text
@@ -287,12 +287,12 @@ def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
     return token
 
 
-def named_redis(queue: Queue) -> str | None:
+def named_redis(queue: QueueConfig) -> str | None:
     """The configured Redis: HORA_REDIS_URL, which keeps a password out of files, or queue.url."""
     return os.environ.get("HORA_REDIS_URL") or queue.url
 
 
-def redis_url(queue: Queue) -> str:
+def redis_url(queue: QueueConfig) -> str:
     """The configured Redis. Raises ConfigError without one."""
     url = named_redis(queue)
     if not url:

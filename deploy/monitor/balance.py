@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hora_rl.common.config import Generator, Learner
+from hora_rl.common.config import GeneratorConfig, LearnerConfig
 
 LEAST_STEPS, LEAST_S = 2, 10.0
 """Minimal number and duration of steps, because generators are sampled once a second."""
@@ -67,7 +67,7 @@ class Balance:
         )
 
 
-def split_of(generator: Generator, learner: Learner, device: str) -> Split | None:
+def split_of(generator: GeneratorConfig, learner: LearnerConfig, device: str) -> Split | None:
     """The split of a run on the learner's `device` (a GPU's name, `cpu`, or empty if unknown). None if both
     sides share one card."""
     if device == "cpu":

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hora_rl.common.config import Rollout
+from hora_rl.common.config import RolloutConfig
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Redis
 from hora_rl.common.live.state import read_config, read_state
@@ -54,7 +54,7 @@ class History:
         }
         return json.dumps(found, separators=(",", ":")).encode()
 
-    def _read(self, client: Redis, rollout: Rollout) -> None:
+    def _read(self, client: Redis, rollout: RolloutConfig) -> None:
         """Read new entries since the last call."""
         for entry, fields in _since(client, self._keys.steps, self._last_step):
             metrics = numbers(fields[b"metrics"])
@@ -75,7 +75,7 @@ class History:
             self._samples = self._samples[::2]
             self._every *= 2
 
-    def _read_shares(self, client: Redis, rollout: Rollout) -> None:
+    def _read_shares(self, client: Redis, rollout: RolloutConfig) -> None:
         shards, trials = rollout.shards, rollout.pre_rollouts
         last = read_state(client, self._run).step + rollout.max_staleness
         for batch in range(self._next_batch, last + 1):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import redis
 
-from hora_rl.common.config import Generator, Learner, WarmUp
+from hora_rl.common.config import GeneratorConfig, LearnerConfig, WarmUpConfig
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import depth_of
 from hora_rl.common.live.state import SharedState, read_config
@@ -100,7 +100,9 @@ def _fetch(client: redis.Redis, keys: Keys, now: float) -> list[Any]:
         return pipe.execute()
 
 
-def _split(generator: Generator, learner: Learner, state: SharedState, parts: Sequence[Part]) -> Split | None:
+def _split(
+    generator: GeneratorConfig, learner: LearnerConfig, state: SharedState, parts: Sequence[Part]
+) -> Split | None:
     """The split between the sides; None if the number of living generators differs from the configuration."""
     alive = sum(p.kind == "generator" and p.alive for p in parts)
     return split_of(generator, learner, state.device) if alive == generator.replicas else None
@@ -112,7 +114,7 @@ def _full(memory: Mapping[str, Any]) -> str:
     return f"{used >> 20:,} of {most >> 20:,} MiB" if 0 < most <= used else ""
 
 
-def _gate(reward: str | None, warmup: WarmUp, state: SharedState) -> Gate | None:
+def _gate(reward: str | None, warmup: WarmUpConfig, state: SharedState) -> Gate | None:
     if reward is None or state.gate_open:
         return None
     return Gate(reward, warmup.format_reward, warmup.cycles, state.gate_seen, state.gate_mean)

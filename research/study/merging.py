@@ -8,11 +8,11 @@ tokens.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hora_rl.common.config import Objective
+from hora_rl.common.config import ObjectiveConfig
 from hora_rl.learner.sample import Sample
 
 
-def merged(samples: Sequence[Sample], objective: Objective) -> list[Sample]:
+def merged(samples: Sequence[Sample], objective: ObjectiveConfig) -> list[Sample]:
     """The samples with equal ones merged into one of their summed advantage, where `objective` allows it.
 
     All samples must be of the weights that the step starts from. Sums that cancel are left out.
@@ -27,7 +27,7 @@ def merged(samples: Sequence[Sample], objective: Objective) -> list[Sample]:
     return [replace(s, advantage=sums[key] / s.scale) for key, s in first.items() if sums[key] != 0.0]
 
 
-def _linear(objective: Objective) -> bool:
+def _linear(objective: ObjectiveConfig) -> bool:
     """Whether the gradient at ratio 1 is linear in the advantage, with no term that counts tokens."""
     return (
         objective.loss == "clip"

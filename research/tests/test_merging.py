@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hora_rl.common.config import Objective
+from hora_rl.common.config import ObjectiveConfig
 from hora_rl.deploy.demo.build import make_model
 from hora_rl.deploy.demo.tokenizer import make_tokenizer
 from hora_rl.learner.batch import make_micro_batch
@@ -28,7 +28,7 @@ def samples() -> list[Sample]:
     return made
 
 
-def gradient(chosen: list[Sample], objective: Objective) -> torch.Tensor:
+def gradient(chosen: list[Sample], objective: ObjectiveConfig) -> torch.Tensor:
     policy = Policy(without_dropout(make_model(make_tokenizer(64), 0)))
     micro = make_micro_batch([[s] for s in chosen])
     logprobs, _ = policy(micro, 1.0, 1024)
@@ -37,7 +37,7 @@ def gradient(chosen: list[Sample], objective: Objective) -> torch.Tensor:
 
 
 def test_merged_samples_have_the_gradient_of_all() -> None:
-    objective = Objective(importance="none")
+    objective = ObjectiveConfig(importance="none")
     every, few = samples(), merged(samples(), objective)
     assert len(few) == 6
     expected, found = gradient(every, objective), gradient(few, objective)
@@ -47,11 +47,11 @@ def test_merged_samples_have_the_gradient_of_all() -> None:
 def test_samples_whose_advantages_cancel_are_left_out() -> None:
     one = samples()[0]
     twin = Sample(one.prompt, one.tokens, one.logprobs, -one.advantage, one.scale, one.match)
-    assert merged([one, twin], Objective()) == []
+    assert merged([one, twin], ObjectiveConfig()) == []
 
 
 @pytest.mark.parametrize(
     "settings", [{"kl": 0.1}, {"updates_per_batch": 2}, {"loss": "sapo"}, {"entropy_coef": 0.01}]
 )
 def test_an_objective_that_is_not_linear_in_the_advantage_keeps_all(settings: dict[str, object]) -> None:
-    assert len(merged(samples(), Objective(**settings))) == 24
+    assert len(merged(samples(), ObjectiveConfig(**settings))) == 24

@@ -18,7 +18,7 @@ import torch
 from scipy import stats
 
 from hora_rl.actors.coordinator.shard import Draw
-from hora_rl.common.config import Config, Data, Source
+from hora_rl.common.config import Config, DataConfig, SourceConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Prompt
 from hora_rl.deploy.demo.build import MAX_TOKENS, make_model
@@ -254,8 +254,8 @@ def test_settings_that_one_process_cannot_follow_are_refused(
 ) -> None:
     config = configuration(tmp_path, tmp_path)
     if key == "data.sources":
-        sources = {name: Source(path="arithmetic") for name in ("easy", "hard")}
-        config = config.model_copy(update={"data": Data(sources=sources)})
+        sources = {name: SourceConfig(path="arithmetic") for name in ("easy", "hard")}
+        config = config.model_copy(update={"data": DataConfig(sources=sources)})
     else:
         config = configuration(tmp_path, tmp_path, **{"evaluation.path": "arithmetic", key: value})
     with pytest.raises(ConfigError, match=f"{key} is .*{value}: .*without --loop"):

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hora_rl.actors.environment.conversation import Conversation, History
 from hora_rl.actors.environment.template import Template
-from hora_rl.common.config import Data
+from hora_rl.common.config import DataConfig
 from hora_rl.common.data.stop_tokens import completed, silent_tokens
 from hora_rl.common.errors import EnvironmentFault
 from hora_rl.common.types import Completion
@@ -35,7 +35,7 @@ FAMILIES = {
     "demo": ("<eos>",),
 }
 BEGINS = {"llama3": "<|begin_of_text|>", "gemma3": "<bos>", "deepseek_r1_distill": DEEPSEEK}
-CHAT = Data(path="x")
+CHAT = DataConfig(path="x")
 OPENING = [{"role": "user", "content": "What is 3 + 4?"}]
 
 

@@ -5,21 +5,21 @@ from contextlib import closing
 import pytest
 
 from hora_rl.actors.verifier.pool import VerifierPool
-from hora_rl.common.config import Data, Reward
+from hora_rl.common.config import DataConfig, RewardConfig
 from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.data.user_rewards import Answer
 
 pytestmark = pytest.mark.system
 
-REWARD = Reward(weights={"accuracy": 1.0}, answer="boxed", time_limit_s=2.0)
+REWARD = RewardConfig(weights={"accuracy": 1.0}, answer="boxed", time_limit_s=2.0)
 TASKS = ("chain_sum", "countdown", "arc_agi", "prime_factorization", "gsm_symbolic", "simple_integration")
 """Plain text, several right answers, tuples in the row, a scorer that raises, rows that JSON cannot hold,
 sympy's late imports."""
 
 
 def first_row(task):
-    return load_dataset(Data(path=f"reasoning_gym:{task}", limit=1), gold_test(REWARD)).rows[0]
+    return load_dataset(DataConfig(path=f"reasoning_gym:{task}", limit=1), gold_test(REWARD)).rows[0]
 
 
 async def scored(*answers):
@@ -44,7 +44,9 @@ async def test_another_right_answer_and_part_of_one_are_the_scorers_to_judge():
 async def test_a_sum_of_parts_that_rounding_lifts_above_one_is_one():
     """Nine ninths: the learner refuses a group with a larger reward, and would refuse it whenever it is
     sampled again."""
-    data = Data(path="reasoning_gym:spell_backward", settings={"min_word_len": 9, "max_word_len": 9}, limit=1)
+    data = DataConfig(
+        path="reasoning_gym:spell_backward", settings={"min_word_len": 9, "max_word_len": 9}, limit=1
+    )
     [row] = load_dataset(data, gold_test(REWARD)).rows
     assert await scored((row, f"{row.answer}s")) == [1.0]
 
@@ -69,7 +71,7 @@ async def test_an_answer_that_is_python_reaches_nothing_and_ends_in_time(tmp_pat
 
 def test_a_row_whose_answer_is_too_long_to_be_given_is_left_out():
     short = REWARD.model_copy(update={"max_answer_chars": 100})
-    found = load_dataset(Data(path="reasoning_gym:palindrome_partitioning", limit=20), gold_test(short))
+    found = load_dataset(DataConfig(path="reasoning_gym:palindrome_partitioning", limit=20), gold_test(short))
     assert found.rejected
     assert all("reward.max_answer_chars" in rejected.reason for rejected in found.rejected)
     assert all(len(row.answer) <= 100 for row in found.rows)

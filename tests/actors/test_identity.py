@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hora_rl.actors.coordinator.identity import claim_identity, fingerprint
-from hora_rl.common.config import Config, Reward
+from hora_rl.common.config import Config, RewardConfig
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
 from hora_rl.common.errors import RunError
@@ -111,7 +111,7 @@ async def test_a_run_of_another_schema_is_refused_in_one_line(redis_server: Redi
 @pytest.mark.parametrize(("name", "same"), [("accuracy", True), ("code_tests", False), ("own:f", False)])
 def test_other_tests_are_other_prompts_where_rewards_read_them(name: str, same: bool) -> None:
     tokenizer = load_tokenizer(load("tiny").model.path)
-    reward, found = Reward(weights={name: 1.0}), set[str]()
+    reward, found = RewardConfig(weights={name: 1.0}), set[str]()
     for tests in (["1"], ["2"]):
         row = Row(0, "1+1=?", "2", {"answer": "2", "tests": tests})
         prompt = make_prompt(tokenizer, 0, row, load("tiny").data, reads_row=reward.reads_rows)

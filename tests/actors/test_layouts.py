@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hora_rl.actors.verifier.pool import VerifierPool
-from hora_rl.common.config import Data, Evaluation, Reward
+from hora_rl.common.config import DataConfig, EvaluationConfig, RewardConfig
 from hora_rl.common.data import rewards
 from hora_rl.common.data.code import code_block
 from hora_rl.common.data.datasets import DataError, load_dataset, load_held_out
@@ -239,13 +239,13 @@ CODE: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-def loaded(folder: Path, rows: list[dict[str, Any]], reward: Reward, **keys: Any) -> Any:
+def loaded(folder: Path, rows: list[dict[str, Any]], reward: RewardConfig, **keys: Any) -> Any:
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load_dataset(Data(path=str(path), **keys), gold_test(reward))
+    return load_dataset(DataConfig(path=str(path), **keys), gold_test(reward))
 
 
-async def earned(reward: Reward, row: Any, *completions: str) -> list[float]:
+async def earned(reward: RewardConfig, row: Any, *completions: str) -> list[float]:
     answers = [Answer(row.problem, text, row.answer, row.columns) for text in completions]
     with closing(VerifierPool(reward)) as pool:
         return [next(iter(scored.values())) for scored in await pool.score_batch(answers)]
@@ -254,7 +254,7 @@ async def earned(reward: Reward, row: Any, *completions: str) -> list[float]:
 @pytest.mark.parametrize("name", MATH)
 async def test_a_layout_of_problems_has_its_answer_and_says_where(tmp_path: Path, name: str) -> None:
     row, says = MATH[name]
-    reward = Reward(weights={"accuracy": 1.0}, answer="boxed")
+    reward = RewardConfig(weights={"accuracy": 1.0}, answer="boxed")
     data = loaded(tmp_path, [row], reward)
     [found] = data.rows
     assert (found.problem, found.answer.strip("$")) == (ASKED, "34")
@@ -267,7 +267,7 @@ async def test_a_layout_of_programs_has_its_tests_and_a_solution_that_passes(
     tmp_path: Path, name: str
 ) -> None:
     row, program, says = CODE[name]
-    reward = Reward(weights={"code_tests": 1.0}, answer="final")
+    reward = RewardConfig(weights={"code_tests": 1.0}, answer="final")
     data = loaded(tmp_path, [row], reward)
     [found] = data.rows
     assert data.layouts == ((says,) if says else ())
@@ -277,7 +277,7 @@ async def test_a_layout_of_programs_has_its_tests_and_a_solution_that_passes(
 
 
 def test_what_a_program_must_define_stands_below_its_problem(tmp_path: Path) -> None:
-    reward = Reward(weights={"code_tests": 1.0}, answer="final")
+    reward = RewardConfig(weights={"code_tests": 1.0}, answer="final")
     for name, shown in (
         ("MBPP", "assert add(two, 3) == 5"),
         ("APPS, calls", STARTER.strip()),
@@ -291,7 +291,7 @@ def test_what_a_program_must_define_stands_below_its_problem(tmp_path: Path) -> 
 
 
 def test_pickled_tests_are_neither_read_nor_kept_and_json_ones_are_used(tmp_path: Path) -> None:
-    reward = Reward(weights={"code_tests": 1.0}, answer="final")
+    reward = RewardConfig(weights={"code_tests": 1.0}, answer="final")
     plain = json.dumps([{"input": "1 1\n", "output": "2\n", "testtype": "stdin"}])
     [hidden, read] = loaded(tmp_path, [live([PAIR]), live([PAIR], private_test_cases=plain)], reward).rows
     assert "private_test_cases" not in hidden.columns
@@ -300,7 +300,7 @@ def test_pickled_tests_are_neither_read_nor_kept_and_json_ones_are_used(tmp_path
 
 
 def test_a_row_of_a_layout_without_an_answer_is_left_out(tmp_path: Path) -> None:
-    reward = Reward(weights={"accuracy": 1.0}, answer="boxed")
+    reward = RewardConfig(weights={"accuracy": 1.0}, answer="boxed")
     proof = MATH["NuminaMath-1.5"][0] | {"answer": "proof"}
     open_end = MATH["NuminaMath-CoT and -TIR"][0] | {"solution": "It follows."}
     found = loaded(tmp_path, [proof, open_end, MATH["MATH"][0]], reward)
@@ -312,25 +312,25 @@ def test_a_row_of_a_layout_without_an_answer_is_left_out(tmp_path: Path) -> None
 
 
 def test_held_out_problems_may_have_a_layout_of_their_own(tmp_path: Path) -> None:
-    reward = Reward(weights={"accuracy": 1.0}, answer="boxed")
+    reward = RewardConfig(weights={"accuracy": 1.0}, answer="boxed")
     path = tmp_path / "held.jsonl"
     path.write_text(json.dumps(MATH["GSM8K"][0] | {"task": 1}) + "\n")
-    data = Data(path="mine.jsonl", prompt_field="exercise", answer_field="sum")
-    [found] = load_held_out(Evaluation(path=str(path)), data, gold_test(reward)).rows
+    data = DataConfig(path="mine.jsonl", prompt_field="exercise", answer_field="sum")
+    [found] = load_held_out(EvaluationConfig(path=str(path)), data, gold_test(reward)).rows
     assert (found.problem, found.answer) == (ASKED, "34")
     own = data.model_copy(update={"prompt_field": "answer"})
-    assert load_held_out(Evaluation(path=str(path)), own, gold_test(reward)).rows[0].problem != ASKED
+    assert load_held_out(EvaluationConfig(path=str(path)), own, gold_test(reward)).rows[0].problem != ASKED
 
 
 def test_a_function_is_named_by_the_row_or_its_starter_code(tmp_path: Path) -> None:
-    reward = Reward(weights={"code_tests": 1.0}, answer="final")
+    reward = RewardConfig(weights={"code_tests": 1.0}, answer="final")
     for more in ({"fn_name": "add"}, {"metadata": {"func_name": "add"}}, {"starter_code": STARTER}):
         [row] = loaded(tmp_path, [{"problem": ADD, "tests": [CALL], **more}], reward).rows
         assert rewards.tests_of(reward.code_tests, row.columns).entry == "add"
 
 
 def test_keys_that_are_set_win_over_a_layout(tmp_path: Path) -> None:
-    reward = Reward(weights={"accuracy": 1.0}, answer="boxed")
+    reward = RewardConfig(weights={"accuracy": 1.0}, answer="boxed")
     row = MATH["GSM8K"][0] | {"other": "2 + 2?", "gold": 4}
     [found] = loaded(tmp_path, [row], reward, prompt_field="other", answer_field="gold").rows
     assert (found.problem, found.answer) == ("2 + 2?", "4")
@@ -340,7 +340,7 @@ def test_keys_that_are_set_win_over_a_layout(tmp_path: Path) -> None:
         DataError, match=r"no column 'nothing'.*reward_model\.ground_truth.*data\.answer_field"
     ):
         loaded(tmp_path, [MATH["DAPO-Math-17k"][0]], reward, answer_field="nothing")
-    programs = Reward(weights={"code_tests": 1.0}, answer="final")
+    programs = RewardConfig(weights={"code_tests": 1.0}, answer="final")
     own = CODE["MBPP"][0] | {"tests": ["assert add(0, 0) == 0"]}
     [found] = loaded(tmp_path, [own], programs).rows
     assert rewards.tests_of(programs.code_tests, found.columns).asserts == "assert add(0, 0) == 0"

@@ -14,7 +14,7 @@ from hora_rl.actors.coordinator.calls import generator_calls, group_calls, verif
 from hora_rl.actors.coordinator.group_rewards import LastTexts, unranked
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.allocator.rules import get_rule
-from hora_rl.common.config import Config, Data, Reward
+from hora_rl.common.config import Config, DataConfig, RewardConfig
 from hora_rl.common.data import gym
 from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.data.prompts import load_tokenizer
@@ -112,7 +112,7 @@ GROUP = [answer(text, tokens=len(text)) for text in ("7", "it is 7", "8")]
 
 async def score(*names: str, answers: list[Answer], module: str = MODULE, **reward: Any) -> list[Any]:
     """Rewards of one group: of each completion alone, and among the others."""
-    settings = Reward(weights={f"{module}:{name}": 1.0 for name in names}, **reward)
+    settings = RewardConfig(weights={f"{module}:{name}": 1.0 for name in names}, **reward)
     with closing(VerifierPool(settings)) as pool:
         alone = await pool.score_batch(answers)
         among = await pool.score_group(answers)
@@ -185,7 +185,7 @@ async def test_what_a_reward_imports_counts_neither_in_its_time_nor_in_its_memor
 
 
 async def test_a_reward_that_is_unavailable_is_waited_for_and_said(own: Path) -> None:
-    with closing(VerifierPool(Reward(weights={f"{MODULE}:away": 1.0}))) as pool:
+    with closing(VerifierPool(RewardConfig(weights={f"{MODULE}:away": 1.0}))) as pool:
         scoring = asyncio.create_task(pool.score_batch([answer()]))
         while not pool.away:
             await asyncio.sleep(0.05)
@@ -208,7 +208,7 @@ async def test_the_row_goes_to_rewards_that_may_read_it_and_to_nobody_else(tmp_p
     gold = {"cases": [1, [None, True]]}
     row = {"problem": "3+4=?", "answer": gold, "expected": "7", "tests": ["assert f(1) == 2"]}
     (tmp_path / "d.jsonl").write_text(json.dumps(row) + "\n")
-    (read,) = load_dataset(Data(path=str(tmp_path / "d.jsonl"))).rows
+    (read,) = load_dataset(DataConfig(path=str(tmp_path / "d.jsonl"))).rows
     assert read.columns == row
     prompt = Prompt(3, read.problem, read.answer, np.array([1, 2], np.int32), row=read.columns)
     done = completion([1, 2], "7", "length")
@@ -254,22 +254,22 @@ async def test_success_follows_the_reward_that_the_run_names_and_is_judged_with_
 async def test_rewards_in_use_and_success_alone_are_computed_of_the_answer_as_the_run_finds_it(
     reward: dict[str, object], text: str, found: dict[str, float]
 ) -> None:
-    with closing(VerifierPool(Reward.model_validate(reward))) as pool:
+    with closing(VerifierPool(RewardConfig.model_validate(reward))) as pool:
         assert await pool.score_batch([("1+1=?", text, "2")]) == [found]
 
 
 def tiny(**reward: Any) -> Any:
-    return load("tiny").model_copy(update={"reward": Reward(**reward)})
+    return load("tiny").model_copy(update={"reward": RewardConfig(**reward)})
 
 
 def test_success_and_the_gate_go_by_rewards_that_phase_a_can_count() -> None:
     named = f"{MODULE}:shortest"
     with pytest.raises(ConfigError, match=r"reward.success \(.*:shortest\) ranks a whole group"):
-        group_functions(Reward(weights={named: 1.0}, success=named), None)
+        group_functions(RewardConfig(weights={named: 1.0}, success=named), None)
     with pytest.raises(ConfigError, match=r"allocation\.warmup\.reward"):
-        group_functions(Reward(weights={named: 1.0, "accuracy": 1.0}), named)
+        group_functions(RewardConfig(weights={named: 1.0, "accuracy": 1.0}), named)
     named = f"{MODULE}:parts[exact]"
-    assert group_functions(Reward(weights={named: 1.0}, success=named), None) == ()
+    assert group_functions(RewardConfig(weights={named: 1.0}, success=named), None) == ()
 
 
 async def test_the_coordinator_ranks_what_rewards_saw_from_the_tokens_that_are_kept() -> None:

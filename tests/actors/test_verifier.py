@@ -14,7 +14,7 @@ import pytest
 
 from hora_rl.actors.verifier.deployment import Verifier
 from hora_rl.actors.verifier.pool import VerifierPool
-from hora_rl.common.config import Config, Reward
+from hora_rl.common.config import Config, RewardConfig
 from hora_rl.common.errors import VerifierUnavailable
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
@@ -60,7 +60,7 @@ def hostile(n: int) -> Item:
 
 
 def running(memory_bytes: int = 2**30, **reward: Any) -> AbstractContextManager[VerifierPool]:
-    settings = Reward(**{"time_limit_s": 1.0, **reward})
+    settings = RewardConfig(**{"time_limit_s": 1.0, **reward})
     return closing(VerifierPool(settings, processes=1, memory_bytes=memory_bytes))
 
 

@@ -13,7 +13,7 @@ from hora_rl.allocator import Session, allocate
 from hora_rl.allocator.posterior import posterior
 from hora_rl.allocator.rules import RULES, get_rule, needs_counts
 from hora_rl.allocator.rules.base import Marginal
-from hora_rl.common.config import Allocation
+from hora_rl.common.config import AllocationConfig
 
 CASES = 1_000
 
@@ -267,4 +267,4 @@ def test_rounds_sample_whom_reinforce_ada_and_ar3po_have_left(rule: str, k: int 
 
 @pytest.mark.parametrize("name", RULES)
 def test_rules_and_configuration_agree_on_what_needs_counts(name: str) -> None:
-    assert needs_counts(name) == Allocation(rule=name).needs_counts == (name != "uniform")
+    assert needs_counts(name) == AllocationConfig(rule=name).needs_counts == (name != "uniform")

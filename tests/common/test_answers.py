@@ -5,7 +5,7 @@ import time
 import pytest
 
 from hora_rl.common.answers import ANSWERS, format_reward, load_extract, user_answer
-from hora_rl.common.config.reward import Reward
+from hora_rl.common.config.reward import RewardConfig
 from hora_rl.common.data.code import Call, Pair, RowTests, code_blocks, continuation, read_tests, same_output
 from hora_rl.common.thoughts import prefill
 
@@ -376,7 +376,7 @@ def test_outputs_are_equal_but_for_white_space_at_their_ends(expected: str, foun
 
 
 def test_it_is_the_success_where_it_has_a_weight_and_accuracy_has_none() -> None:
-    assert Reward(weights={"code_tests": 1.0}).success == "code_tests"
-    assert Reward(weights={"code_tests": 1.0, "a.b:c": 1.0}).success == "code_tests"
-    assert Reward(weights={"code_tests": 1.0, "accuracy": 1.0}).success == "accuracy"
-    assert Reward(weights={"format": 1.0}, success="code_tests").names == ("format", "code_tests")
+    assert RewardConfig(weights={"code_tests": 1.0}).success == "code_tests"
+    assert RewardConfig(weights={"code_tests": 1.0, "a.b:c": 1.0}).success == "code_tests"
+    assert RewardConfig(weights={"code_tests": 1.0, "accuracy": 1.0}).success == "accuracy"
+    assert RewardConfig(weights={"format": 1.0}, success="code_tests").names == ("format", "code_tests")

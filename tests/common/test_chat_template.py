@@ -10,7 +10,7 @@ import yaml
 from tokenizers import processors
 
 from hora_rl.actors.environment.template import Template
-from hora_rl.common.config import Data
+from hora_rl.common.config import DataConfig
 from hora_rl.common.data.chat_template import settings_of, template_of
 from hora_rl.common.data.prompts import load_tokenizer, render, render_text
 from hora_rl.common.data.stop_tokens import turn_end
@@ -26,8 +26,8 @@ def family(name: str) -> str:
     return files("trl").joinpath(f"chat_templates/{name}.jinja").read_text()
 
 
-def data(**settings: Any) -> Data:
-    return Data(path="x", system=None, **settings)
+def data(**settings: Any) -> DataConfig:
+    return DataConfig(path="x", system=None, **settings)
 
 
 def test_settings_reach_the_template_of_a_prompt_and_of_an_environment() -> None:
@@ -143,7 +143,7 @@ def test_a_row_that_is_rendered_already_keeps_its_control_tokens_and_its_one_beg
     plain = data(chat=False)
     row = f"{TURN}user\n2+2?{TURN_END}\n{TURN}assistant\n"
     expected = tokenizer.encode(f"{END}{row}", add_special_tokens=False)
-    assert render(tokenizer, row, Data(path="x", chat=False, system="Own.")).tolist() == expected
+    assert render(tokenizer, row, DataConfig(path="x", chat=False, system="Own.")).tolist() == expected
     assert render(tokenizer, f"{END}{row}", plain).tolist() == expected
     assert render(tokenizer, row, plain).tolist() == expected, "a rendering without it gets one"
     assert render(tokenizer, "2+2?", plain).tolist() == tokenizer.encode("2+2?")
@@ -167,7 +167,7 @@ FIRST = PARTS.replace(
 @pytest.mark.parametrize("template", [PARTS, EITHER, FIRST])
 def test_a_template_that_reads_the_parts_of_a_message_gets_them(template: str) -> None:
     tokenizer, system = chat_tokenizer(template), {"role": "system", "content": "Add."}
-    asked = render_text(tokenizer, " 2+2?", Data(path="x", system="Add."))
+    asked = render_text(tokenizer, " 2+2?", DataConfig(path="x", system="Add."))
     assert asked.split() == ["system:", "Add.", "user:", "2+2?"]
     own = Template(tokenizer, data()).whole([system, {"role": "user", "content": " 2+2?"}])
     assert tokenizer.decode(own).split() == asked.split()

@@ -8,8 +8,8 @@ import pyarrow.parquet
 import pytest
 
 from hora_rl.common import files
-from hora_rl.common.config import Data, Evaluation
-from hora_rl.common.config.reward import Reward
+from hora_rl.common.config import DataConfig, EvaluationConfig
+from hora_rl.common.config.reward import RewardConfig
 from hora_rl.common.data import table_files
 from hora_rl.common.data.arithmetic import DEFAULT_DIGITS, generate, split_of, stream
 from hora_rl.common.data.datasets import DataError, gold_answer, load_dataset, load_held_out
@@ -47,7 +47,7 @@ def test_what_is_no_json_value_is_no_answer(value):
 def test_rows_without_a_usable_answer_are_left_out_and_listed_with_their_line(tmp_path):
     rows = [row("2"), row(None), "", row("9^{9^{9^9}}"), {"problem": "x"}, row("3", ""), row(4)]
     path = written(tmp_path, rows)
-    data = load_dataset(Data(path=path), gold_test(Reward()))
+    data = load_dataset(DataConfig(path=path), gold_test(RewardConfig()))
     assert [(r.index, r.answer) for r in data.rows] == [(0, "2"), (1, "4")]
     assert [r.place for r in data.rejected] == [f"{path}:{line}" for line in (2, 4, 5, 6)]
     assert "'answer' is not an answer: None" in data.rejected[0].reason
@@ -66,10 +66,12 @@ def test_a_row_is_left_out_only_where_its_own_reward_cannot_use_it(tmp_path):
         {"problem": "tests", "tests": ["assert f(1) == 2"]},
         {"problem": "no tests", "tests": []},
     ]
-    data = Data(path=written(tmp_path, rows))
+    data = DataConfig(path=written(tmp_path, rows))
 
     def kept(*names):
-        found = load_dataset(data, gold_test(Reward(weights=dict.fromkeys(names, 1.0), success=names[0])))
+        found = load_dataset(
+            data, gold_test(RewardConfig(weights=dict.fromkeys(names, 1.0), success=names[0]))
+        )
         return [rows.index(r.columns) for r in found.rows], [r.reason for r in found.rejected]
 
     assert kept("accuracy")[0] == [0]
@@ -85,7 +87,7 @@ def test_a_row_is_left_out_only_where_its_own_reward_cannot_use_it(tmp_path):
 def test_a_limit_counts_usable_rows_and_a_line_ends_only_at_its_end(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"problem": "p"}\n{"problem": "a\u2028b", "answer": "1"}\n' * 3, encoding="utf-8")
-    found = load_dataset(Data(path=str(path), limit=2), gold_test(Reward()))
+    found = load_dataset(DataConfig(path=str(path), limit=2), gold_test(RewardConfig()))
     assert [r.problem for r in found.rows] == ["a\u2028b"] * 2
 
 
@@ -99,7 +101,7 @@ def test_a_limit_counts_usable_rows_and_a_line_ends_only_at_its_end(tmp_path):
 )
 def test_a_file_without_a_row_that_can_be_used_is_refused_in_one_line(tmp_path, lines, field, message):
     with pytest.raises(DataError, match=message) as refused:
-        load_dataset(Data(path=written(tmp_path, lines), answer_field=field), gold_test(Reward()))
+        load_dataset(DataConfig(path=written(tmp_path, lines), answer_field=field), gold_test(RewardConfig()))
     assert "\n" not in str(refused.value)
 
 
@@ -108,8 +110,8 @@ def test_a_hugging_face_data_set_is_read_by_name_and_split(tmp_path, monkeypatch
     folder = tmp_path / "set"
     folder.mkdir()
     written(folder, [{"question": "1+2", "gold": 3.0}, {"question": "?", "gold": None}], "test.jsonl")
-    data = Data(path=str(folder), split="test", prompt_field="question", answer_field="gold")
-    found = load_dataset(data, gold_test(Reward()))
+    data = DataConfig(path=str(folder), split="test", prompt_field="question", answer_field="gold")
+    found = load_dataset(data, gold_test(RewardConfig()))
     assert [(r.problem, r.answer) for r in found.rows] == [("1+2", "3")]
     assert found.rejected[0].place == f"{folder}[test] row 2"
     with pytest.raises(DataError, match=r"splits test and no 'valid': name one in data\.split"):
@@ -133,12 +135,12 @@ def two_configurations(tmp_path, monkeypatch):
 
 
 def test_a_configuration_of_a_hugging_face_data_set_is_named(two_configurations):
-    data = Data(path=two_configurations, name="socratic", revision="main")
+    data = DataConfig(path=two_configurations, name="socratic", revision="main")
     assert load_dataset(data).rows[0].problem == "How many are 1+1?"
-    held = Evaluation(path=two_configurations, split="train")
+    held = EvaluationConfig(path=two_configurations, split="train")
     assert load_held_out(held, data).rows[0].problem == "How many are 1+1?", "data.name holds for its path"
-    named = Evaluation(path=two_configurations, split="train", name="main")
-    assert load_held_out(named, Data(path="other")).rows[0].problem == "1+1"
+    named = EvaluationConfig(path=two_configurations, split="train", name="main")
+    assert load_held_out(named, DataConfig(path="other")).rows[0].problem == "1+1"
 
 
 @pytest.mark.parametrize(
@@ -151,15 +153,17 @@ def test_a_configuration_of_a_hugging_face_data_set_is_named(two_configurations)
 )
 def test_a_name_that_is_missing_or_wrong_is_answered_with_those_there_are(two_configurations, keys, remedy):
     with pytest.raises(DataError, match=remedy) as refused:
-        load_dataset(Data(path=two_configurations, **keys))
+        load_dataset(DataConfig(path=two_configurations, **keys))
     assert "\n" not in str(refused.value)
     with pytest.raises(DataError, match=remedy.replace("data", "evaluation")):
-        load_held_out(Evaluation(path=two_configurations, **({"split": "train"} | keys)), Data(path="other"))
+        load_held_out(
+            EvaluationConfig(path=two_configurations, **({"split": "train"} | keys)), DataConfig(path="other")
+        )
 
 
 def test_a_file_has_no_configurations(tmp_path):
     with pytest.raises(DataError, match=r"data\.name: .*rows\.jsonl is a file"):
-        load_dataset(Data(path=written(tmp_path, [row("2")]), name="main"))
+        load_dataset(DataConfig(path=written(tmp_path, [row("2")]), name="main"))
 
 
 def test_columns_are_reached_by_path_in_objects_lists_and_json_text(tmp_path):
@@ -172,8 +176,8 @@ def test_columns_are_reached_by_path_in_objects_lists_and_json_text(tmp_path):
     path = written(tmp_path, [nested])
 
     def gold(field):
-        data = Data(path=path, prompt_field="extra.question", answer_field=field)
-        return load_dataset(data, gold_test(Reward())).rows[0].answer
+        data = DataConfig(path=path, prompt_field="extra.question", answer_field=field)
+        return load_dataset(data, gold_test(RewardConfig())).rows[0].answer
 
     paths = ["choices.0", "choices.1.text", "json.gold.0", "extra.a.b", "top.level"]
     assert [gold(field) for field in paths] == ["2", "3", "4", "5", "6"]
@@ -188,17 +192,17 @@ def test_a_data_set_that_cannot_be_reached_names_itself_and_the_remedy(monkeypat
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for path in ("nobody/nothing", "/nowhere/none.jsonl"):
         with pytest.raises(DataError, match=path) as refused:
-            load_dataset(Data(path=path))
+            load_dataset(DataConfig(path=path))
         assert "\n" not in str(refused.value)
 
 
 def test_arithmetic_of_chosen_digits_with_spaces_is_the_same_sums():
     with pytest.raises(DataError, match=r"no column 'tests'"):
-        load_dataset(Data(path="arithmetic"), gold_test(Reward(weights={"code_tests": 1.0})))
-    rows = load_dataset(Data(path="arithmetic:2-3", limit=200)).rows
+        load_dataset(DataConfig(path="arithmetic"), gold_test(RewardConfig(weights={"code_tests": 1.0})))
+    rows = load_dataset(DataConfig(path="arithmetic:2-3", limit=200)).rows
     assert {len(r.problem.split("+")[0]) for r in rows} == {2, 3}
     paths = "arithmetic:2-3", "arithmetic:2-3:spaced"
-    dense, spaced = (load_dataset(Data(path=path, limit=20)).rows for path in paths)
+    dense, spaced = (load_dataset(DataConfig(path=path, limit=20)).rows for path in paths)
     assert [r.problem.replace(" ", "") + "=?" for r in spaced] == [r.problem for r in dense]
     assert [r.answer for r in spaced] == [r.answer for r in dense]
     assert " + " in spaced[0].problem
@@ -214,19 +218,19 @@ def test_arithmetic_of_chosen_digits_with_spaces_is_the_same_sums():
 )
 def test_arithmetic_that_does_not_exist_is_refused(path, split, message):
     with pytest.raises(DataError, match=message):
-        load_dataset(Data(path=path, split=split))
+        load_dataset(DataConfig(path=path, split=split))
 
 
 def test_evaluation_takes_the_held_out_side(tmp_path):
-    data = Data(path="arithmetic", limit=5)
-    trained = {r.problem for r in load_dataset(Data(path="arithmetic")).rows}
-    found = load_held_out(Evaluation(path="arithmetic", prompts=30), data)
+    data = DataConfig(path="arithmetic", limit=5)
+    trained = {r.problem for r in load_dataset(DataConfig(path="arithmetic")).rows}
+    found = load_held_out(EvaluationConfig(path="arithmetic", prompts=30), data)
     assert len(found) == 30
     assert not trained & {r.problem for r in found.rows}
     path = written(tmp_path, [row("2")])
-    assert len(load_held_out(Evaluation(path=path), data)) == 1
+    assert len(load_held_out(EvaluationConfig(path=path), data)) == 1
     with pytest.raises(DataError, match=r"evaluation\.path is not set"):
-        load_held_out(Evaluation(), data)
+        load_held_out(EvaluationConfig(), data)
 
 
 def expects(answer):
@@ -241,7 +245,7 @@ def test_a_reward_that_names_its_columns_needs_these_and_no_gold_answer(tmp_path
     both = {"problem": "p", "expected": "x", "answer": "1"}
     path = written(tmp_path, [both, {"problem": "q", "answer": "2"}, {"problem": "r", "expected": "y"}])
     weights = dict.fromkeys((*others, f"{__name__}:expects"), 1.0)
-    found = load_dataset(Data(path=path), gold_test(Reward(weights=weights)))
+    found = load_dataset(DataConfig(path=path), gold_test(RewardConfig(weights=weights)))
     assert [r.problem for r in found.rows] == list(used)
     assert "no column 'expected'" in found.rejected[0].reason
 
@@ -266,20 +270,20 @@ def table(path, rows=ROWS):
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv", "CSV"])
 def test_a_file_gives_the_same_rows_in_each_form(tmp_path, ending):
-    found = load_dataset(Data(path=str(table(tmp_path / f"rows.{ending}"))), gold_test(Reward()))
+    found = load_dataset(DataConfig(path=str(table(tmp_path / f"rows.{ending}"))), gold_test(RewardConfig()))
     assert [(r.problem, r.answer) for r in found.rows] == [(r["problem"], r["answer"]) for r in ROWS]
 
 
 def test_columns_of_parquet_keep_their_types(tmp_path):
     rows = [{"problem": "a", "answer": 27.0, "tests": ROWS[0]["tests"]}]
-    (row,) = load_dataset(Data(path=str(table(tmp_path / "rows.parquet", rows)))).rows
+    (row,) = load_dataset(DataConfig(path=str(table(tmp_path / "rows.parquet", rows)))).rows
     assert (row.answer, row.columns["tests"]) == ("27", ROWS[0]["tests"])
 
 
 def test_an_empty_cell_of_csv_and_thousands_of_digits_are_no_answer(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text(f"problem,answer\n1 + 1,\n2 + 2,4\n3 + 3,{'9' * 6000}\n")
-    found = load_dataset(Data(path=str(path)), gold_test(Reward()))
+    found = load_dataset(DataConfig(path=str(path)), gold_test(RewardConfig()))
     assert [r.answer for r in found.rows] == ["4"]
     assert [r.place for r in found.rejected] == [f"{path}:2", f"{path}:4"]
 
@@ -302,7 +306,7 @@ def test_what_cannot_be_read_is_one_line_with_the_place(tmp_path, name, content,
     path = tmp_path / name
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError, match=named) as refused:
-        load_dataset(Data(path=str(path)), gold_test(Reward()))
+        load_dataset(DataConfig(path=str(path)), gold_test(RewardConfig()))
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 500
 
@@ -320,13 +324,13 @@ def test_a_parquet_column_that_no_row_can_hold_is_one_line(tmp_path, name, colum
     rows = pyarrow.Table.from_arrays([pyarrow.array(["1+1"]), column], names=["problem", name])
     pyarrow.parquet.write_table(rows, path)
     with pytest.raises(DataError, match=named):
-        load_dataset(Data(path=str(path)))
+        load_dataset(DataConfig(path=str(path)))
 
 
 def test_a_hub_data_set_that_is_a_script_is_one_line(tmp_path):
     (tmp_path / f"{tmp_path.name}.py").touch()
     with pytest.raises(DataError, match=r"made by a script, .* data\.revision"):
-        load_dataset(Data(path=str(tmp_path)))
+        load_dataset(DataConfig(path=str(tmp_path)))
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv"])
@@ -334,7 +338,7 @@ def test_rows_beyond_the_bound_are_refused_before_they_are_held(tmp_path, monkey
     path = table(tmp_path / f"rows.{ending}", ROWS * 100)
     monkeypatch.setattr(table_files, "MOST_BYTES", 200)
     with pytest.raises(ConfigError, match=rf"rows\.{ending}: more than"):
-        load_dataset(Data(path=str(path)))
+        load_dataset(DataConfig(path=str(path)))
 
 
 @pytest.mark.timeout(20)
@@ -342,22 +346,22 @@ def test_rows_beyond_the_bound_are_refused_before_they_are_held(tmp_path, monkey
 def test_nothing_waits_for_a_pipe(tmp_path, name):
     path = tmp_path / name
     os.mkfifo(path)
-    for read in (load, lambda path: load_dataset(Data(path=path))):
+    for read in (load, lambda path: load_dataset(DataConfig(path=path))):
         with pytest.raises(ConfigError, match=f"{name}: is neither a file nor a folder"):
             read(str(path))
     with pytest.raises(ConfigError, match=f"{name}: is neither a file nor a folder"):
-        load_dataset(Data(path=str(tmp_path)))
+        load_dataset(DataConfig(path=str(tmp_path)))
 
 
 def test_a_folder_is_no_file_and_is_walked_up_to_a_bound(tmp_path, monkeypatch):
     (tmp_path / "x.jsonl").mkdir()
     with pytest.raises(ConfigError, match=r"x\.jsonl: is a folder"):
-        load_dataset(Data(path=str(tmp_path / "x.jsonl")))
+        load_dataset(DataConfig(path=str(tmp_path / "x.jsonl")))
     monkeypatch.setattr(files, "MOST_FILES", 10)
     for number in range(11):
         (tmp_path / f"{number}.txt").touch()
     with pytest.raises(ConfigError, match="more than 10 files"):
-        load_dataset(Data(path=str(tmp_path)))
+        load_dataset(DataConfig(path=str(tmp_path)))
 
 
 def pairs(problems):

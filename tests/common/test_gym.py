@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from hora_rl.common.config import Config, Data, Evaluation
+from hora_rl.common.config import Config, DataConfig, EvaluationConfig
 from hora_rl.common.data import gym
 from hora_rl.common.data.datasets import DataError, load_dataset, load_held_out
 from hora_rl.common.errors import ConfigError
@@ -78,8 +78,8 @@ def test_without_the_library_the_line_says_how_to_install_it(monkeypatch):
 
 
 def test_a_data_set_has_the_tasks_questions_and_the_other_side_held_out():
-    data = Data(path="reasoning_gym:chain_sum", settings=SUMS, limit=20)
-    config = Config(model={"path": "m"}, data=data, evaluation=Evaluation(path=data.path, prompts=15))
+    data = DataConfig(path="reasoning_gym:chain_sum", settings=SUMS, limit=20)
+    config = Config(model={"path": "m"}, data=data, evaluation=EvaluationConfig(path=data.path, prompts=15))
     train, held = load_dataset(config.data), load_held_out(config.evaluation, config.evaluated.data)
     assert (len(train), len(held)) == (20, 15)
     for row in (train.rows[0], held.rows[0]):
@@ -88,7 +88,7 @@ def test_a_data_set_has_the_tasks_questions_and_the_other_side_held_out():
     with pytest.raises(DataError, match=r"data\.split \('test'\)"):
         load_dataset(data.model_copy(update={"split": "test"}))
     with pytest.raises(ValidationError, match="settings are of a reasoning_gym task"):
-        Data(path="arithmetic", settings={"seed": 1})
+        DataConfig(path="arithmetic", settings={"seed": 1})
     other = "reasoning_gym:gcd"
     changed = data.held_out(other)
     assert (changed["path"], changed["split"], changed["settings"]) == (other, "held-out", {})

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hora_rl.common.config import Config, Data, Evaluation
+from hora_rl.common.config import Config, DataConfig, EvaluationConfig
 from hora_rl.common.data.datasets import DataError, load_dataset, load_held_out
 from hora_rl.common.data.messages import read_prompt
 from hora_rl.common.data.prompts import make_prompt, render_text
@@ -24,10 +24,10 @@ LONG = [
     {"role": "assistant", "content": "2"},
     {"role": "user", "content": "And 2+2?"},
 ]
-DATA = Data(path="x", prompt_field="prompt", system=None)
+DATA = DataConfig(path="x", prompt_field="prompt", system=None)
 
 
-def rendered(rows: Any, place: int = 0, data: Data = DATA) -> str:
+def rendered(rows: Any, place: int = 0, data: DataConfig = DATA) -> str:
     tokenizer = chat_tokenizer()
     prompt = make_prompt(tokenizer, 0, rows[place], data)
     text = render_text(tokenizer, rows[place].problem, data, rows[place].messages)
@@ -56,7 +56,7 @@ def test_a_conversation_is_rendered_as_it_is_and_its_last_turn_is_the_problem(
     dump = {"json.csv": json.dumps, "python.csv": str}.get(name, lambda messages: messages)
     path = written(tmp_path / name, [dump(SHORT), dump(LONG)])
     data = DATA.model_copy(update={"path": str(path)})
-    for found in (load_dataset(data), load_held_out(Evaluation(path=str(path)), data)):
+    for found in (load_dataset(data), load_held_out(EvaluationConfig(path=str(path)), data)):
         assert [row.problem for row in found.rows] == ["2+2?", "And 2+2?"]
         assert found.rejected == ()
     expected = chat_tokenizer().apply_chat_template(LONG, add_generation_prompt=True, tokenize=False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hora_rl.common.config import Lora
+from hora_rl.common.config import LoraConfig
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.data.stop_tokens import silent_tokens
 from hora_rl.common.errors import ConfigError
@@ -165,7 +165,7 @@ def test_a_named_model_is_a_folder_of_the_cache_and_another_wheel_or_none_is_ref
 
 @pytest.mark.parametrize(("rank", "served"), [(1, 1), (2, 8), (8, 8), (20, 32), (300, 320), (512, 512)])
 def test_the_rank_is_rounded_up_to_one_that_vllm_has(rank: int, served: int) -> None:
-    assert Lora(rank=rank).served_rank == served
+    assert LoraConfig(rank=rank).served_rank == served
 
 
 def test_names_are_those_of_an_adapters_file() -> None:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from hora_rl.common.answers import TAGS
-from hora_rl.common.config import Config, Data
+from hora_rl.common.config import Config, DataConfig
 from hora_rl.common.data.prompts import fingerprint, load_tokenizer, render, render_text
 from hora_rl.common.data.stop_tokens import (
     completed,
@@ -37,17 +37,17 @@ def tokenizer():
 
 
 def test_a_chat_prompt_goes_through_the_template_with_its_system_message(tokenizer):
-    data = Data(path="arithmetic", system="Add.", template="Q: {problem}")
+    data = DataConfig(path="arithmetic", system="Add.", template="Q: {problem}")
     tokens = render(tokenizer, "1+2=?", data)
     assert tokens.dtype == np.int32
     assert tokenizer.decode(tokens) == "Add.\nQ: 1+2=?\n"
 
 
 def test_a_plain_prompt_is_the_text_alone_and_keeps_the_braces_of_latex(tokenizer):
-    data = Data(path="x", chat=False, template="\\boxed{} {problem}\n")
+    data = DataConfig(path="x", chat=False, template="\\boxed{} {problem}\n")
     written = "\\boxed{} \\frac{1}{2} {0} {problem}\n"
     assert render_text(tokenizer, "\\frac{1}{2} {0} {problem}", data) == written
-    with_system = Data(path="x", chat=False, system="Add.")
+    with_system = DataConfig(path="x", chat=False, system="Add.")
     assert tokenizer.decode(render(tokenizer, "1+2=?", with_system)) == "Add.\n\n1+2=?"
 
 
@@ -55,8 +55,8 @@ def test_a_folder_without_template_or_tokenizer_or_none_is_refused_in_one_line(t
     shutil.copytree(MODEL, tmp_path / "m", ignore=shutil.ignore_patterns("*.jinja", "*.safetensors"))
     bare = load_tokenizer(str(tmp_path / "m"))
     with pytest.raises(ConfigError, match=r"has no chat template: set data\.chat: false"):
-        render(bare, "1+2=?", Data(path="arithmetic"))
-    assert len(render(bare, "1+2=?", Data(path="arithmetic", chat=False)))
+        render(bare, "1+2=?", DataConfig(path="arithmetic"))
+    assert len(render(bare, "1+2=?", DataConfig(path="arithmetic", chat=False)))
 
     with pytest.raises(ConfigError, match="none"):
         load_tokenizer(str(tmp_path / "none"))
@@ -74,9 +74,9 @@ def test_a_template_that_refuses_the_system_message_is_one_line_with_the_remedy(
         "{% endif %}{{ messages[0]['content'] }}"
     )
     with pytest.raises(ConfigError, match=r"System role not supported: set data\.system: null") as refused:
-        render(strict, "1+2=?", Data(path="x", system="Add."))
+        render(strict, "1+2=?", DataConfig(path="x", system="Add."))
     assert "\n" not in str(refused.value)
-    assert render_text(strict, "1+2=?", Data(path="x")) == "1+2=?"
+    assert render_text(strict, "1+2=?", DataConfig(path="x")) == "1+2=?"
 
 
 def test_the_fingerprint_changes_with_the_meaning_of_a_token_and_with_nothing_else(tokenizer, tmp_path):
@@ -149,7 +149,8 @@ def test_the_user_s_own_end_is_a_token_or_a_text(tmp_path: Path) -> None:
 )
 def test_a_template_whose_turns_end_with_no_token_of_their_own_names_none(of_turn: str) -> None:
     assert (
-        turn_end(chat_tokenizer(f"{{% for m in messages %}}{of_turn}{{% endfor %}}"), Data(path="x")) is None
+        turn_end(chat_tokenizer(f"{{% for m in messages %}}{of_turn}{{% endfor %}}"), DataConfig(path="x"))
+        is None
     )
 
 

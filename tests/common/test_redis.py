@@ -11,7 +11,7 @@ from urllib.parse import quote_plus, urlsplit
 import pytest
 from ray._common.tls_utils import generate_self_signed_tls_certs
 
-from hora_rl.common.config import Generator
+from hora_rl.common.config import GeneratorConfig
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.redis import connect, connect_async, hidden
 from hora_rl.common.live.state import changed
@@ -37,7 +37,7 @@ def test_a_patient_client_waits_for_a_redis_that_is_started_again(tmp_path):
 
 async def test_as_many_commands_as_a_replica_has_requests_may_run_at_once(redis_url: str) -> None:
     async with connect_async(redis_url) as client:
-        answers = await asyncio.gather(*(client.get("k") for _ in range(Generator().max_requests)))
+        answers = await asyncio.gather(*(client.get("k") for _ in range(GeneratorConfig().max_requests)))
     assert set(answers) == {None}
 
 

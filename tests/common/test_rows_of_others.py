@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hora_rl.common.config import Data, Reward
+from hora_rl.common.config import DataConfig, RewardConfig
 from hora_rl.common.data.datasets import DataError, Dataset, load_dataset
 from hora_rl.common.data.rewards import gold_test
 from tests.support.jsonl import write_lines
@@ -20,7 +20,7 @@ SOLVED = r"We add: $30 + 4 = \boxed{34}$."
 
 
 def read(path: Path, **keys: Any) -> Dataset:
-    return load_dataset(Data(path=str(path), **keys), gold_test(Reward()))
+    return load_dataset(DataConfig(path=str(path), **keys), gold_test(RewardConfig()))
 
 
 def written(path: Path, row: dict[str, Any], mark: str = ",") -> Path:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.prompt_features import features_of, prior_of
-from hora_rl.common.config import Allocation, Config, Run
+from hora_rl.common.config import AllocationConfig, Config, RunConfig
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import check_paths, dump_yaml, load
@@ -20,7 +20,7 @@ from hora_rl.common.types import Prompt
 from hora_rl.deploy.fit_prior import app, fit
 
 
-def own(config: Config) -> tuple[Allocation, Run, str]:
+def own(config: Config) -> tuple[AllocationConfig, RunConfig, str]:
     return config.allocation, config.run, config.model.path
 
 

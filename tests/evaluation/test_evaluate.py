@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hora_rl.common.config import Config, Data, Evaluation
+from hora_rl.common.config import Config, DataConfig, EvaluationConfig
 from hora_rl.common.data.datasets import DataError, load_dataset
 from hora_rl.common.load import load
 from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored
@@ -82,11 +82,11 @@ def test_a_truncated_distribution_is_asked_for_and_is_part_of_the_samples_identi
             seen.append(dict(request.truncation))
             return await super().generate(request)
 
-    cut = Evaluation(top_p=0.9, top_k=20).truncation
+    cut = EvaluationConfig(top_p=0.9, top_k=20).truncation
     run(tmp_path / "s.jsonl", Noting(), truncation=cut)
     assert seen == [{"top_p": 0.9, "top_k": 20}] * len(seen) != []
     with pytest.raises(SampleFileError, match=r"was sampled with top_k = 20, now it is None"):
-        run(tmp_path / "s.jsonl", Dice(), truncation=Evaluation().truncation)
+        run(tmp_path / "s.jsonl", Dice(), truncation=EvaluationConfig().truncation)
     with pytest.raises(
         ValueError, match=r"rollout\.top_p: training samples from all tokens.* evaluation\.top_p"
     ):
@@ -198,7 +198,7 @@ def test_every_shipped_benchmark_loads_whole_and_has_the_papers_sizes() -> None:
     assert sizes.keys() == BENCHMARKS.keys()
     for name, (rows, samples) in sizes.items():
         benchmark = BENCHMARKS[name]
-        data = load_dataset(benchmark.data(Data(path="x")))
+        data = load_dataset(benchmark.data(DataConfig(path="x")))
         assert (len(data), data.rejected, benchmark.samples) == (rows, (), samples)
         assert [r.index for r in data.rows] == list(range(rows))
         assert benchmark.ks == (ks if samples == 256 else (*ks, 512, 1024))
@@ -213,7 +213,7 @@ def test_only_a_shipped_file_has_the_columns_of_a_shipped_benchmark(
     monkeypatch.chdir(tmp_path)
     Path("amc23.jsonl").write_text('{"question": "1+1=?", "gold": 2}\n')
     path = os.path.relpath(BENCHMARKS["amc23"].path) if name == "path of amc23" else name
-    data = find_benchmark(path).data(Data(path="x", prompt_field="question", answer_field="gold"))
+    data = find_benchmark(path).data(DataConfig(path="x", prompt_field="question", answer_field="gold"))
     own = ("problem", "answer") if name in ("amc23", "path of amc23") else ("question", "gold")
     assert (data.prompt_field, data.answer_field) == own
 
@@ -229,7 +229,7 @@ def test_k_above_n_is_refused_when_asked_for_and_left_out_of_a_benchmarks_own_li
 
 
 def test_a_benchmark_is_a_name_a_file_or_a_hub_name_and_that_of_a_run_has_its_sizes(tmp_path: Path) -> None:
-    own = held_out(Evaluation(path="arithmetic:2-4", samples=32, k=(1, 4)))
+    own = held_out(EvaluationConfig(path="arithmetic:2-4", samples=32, k=(1, 4)))
     assert (own.name, own.samples, own.ks) == ("arithmetic-2-4", 32, (1, 4))
     paths = [tmp_path / name / "test.jsonl" for name in ("a", "b")]
     for path in paths:
@@ -238,7 +238,7 @@ def test_a_benchmark_is_a_name_a_file_or_a_hub_name_and_that_of_a_run_has_its_si
     names = ["arithmetic:2-3", str(paths[0]), "HuggingFaceH4/MATH-500", "arithmetic:2-3"]
     found = find_benchmarks(names)
     assert [b.name for b in found] == ["arithmetic-2-3", "test", "MATH-500"]
-    data = found[0].data(Data(path="arithmetic", limit=7))
+    data = found[0].data(DataConfig(path="arithmetic", limit=7))
     assert (data.split, data.limit) == ("held-out", None), "training never meets them"
     for name in ("math501", "absent/file.jsonl", "./absent"):
         with pytest.raises(DataError, match="no benchmark"):
@@ -275,7 +275,7 @@ def test_a_list_of_k_that_is_none_is_one_clear_line(text: str) -> None:
 def test_a_training_prompt_of_a_shipped_benchmark_or_the_held_out_problems_is_found(tmp_path: Path) -> None:
     held, train = tmp_path / "held.jsonl", tmp_path / "train.jsonl"
     held.write_text('{"problem": "2+2=?", "answer": 4}\n{"problem": "3+3=?", "answer": 6}\n')
-    known = load_dataset(find_benchmark("aime24").data(Data(path="x"))).rows[4].problem
+    known = load_dataset(find_benchmark("aime24").data(DataConfig(path="x"))).rows[4].problem
     problems = ["1+1=?", "  " + known.upper() + " ", "3+3 = ?"]
     train.write_text("".join(json.dumps({"problem": p, "answer": "1"}) + "\n" for p in problems))
     sections = {"model": {"path": "m"}, "data": {"path": str(train)}, "evaluation": {"path": str(held)}}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from hora_rl.actors.verifier.pool import VerifierPool
-from hora_rl.common.config import Data, Reward
+from hora_rl.common.config import DataConfig, RewardConfig
 from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.equality import bare, expressions, gold_fault, math_equal, quick_verdict
 from hora_rl.common.equality.numerals import canonical_number
@@ -19,7 +19,7 @@ from hora_rl.evaluation.benchmarks import BENCHMARKS
 
 pytestmark = pytest.mark.system
 
-GOLDS = [row.answer for b in BENCHMARKS.values() for row in load_dataset(b.data(Data(path="x"))).rows]
+GOLDS = [row.answer for b in BENCHMARKS.values() for row in load_dataset(b.data(DataConfig(path="x"))).rows]
 DISTINCT = list(dict.fromkeys(GOLDS))
 
 # What math-verify calls equal although the problems differ, all of it accepted: see
@@ -75,7 +75,7 @@ def wrongly_equal(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Pairs (gold, answer) of different meaning that the running verifier calls right."""
 
     async def score() -> list[dict[str, float]]:
-        pool = VerifierPool(Reward(time_limit_s=20.0))
+        pool = VerifierPool(RewardConfig(time_limit_s=20.0))
         try:
             return await pool.score_batch([("q", f"<answer>{a}</answer>", g) for g, a in pairs])
         finally:

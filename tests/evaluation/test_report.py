@@ -12,7 +12,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from hora_rl.common.config import Objective
+from hora_rl.common.config import ObjectiveConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.deploy.launch.summary import phase_b_share
 from hora_rl.evaluation.pass_at_k import pass_at_k
@@ -213,7 +213,7 @@ def test_runs_of_other_objectives_are_other_methods(
     tmp_path: Path, objective: dict[str, object], method: str
 ) -> None:
     run = load_run(make_run(tmp_path / "run", "hit_utility", 0, steps=1, evaluated=False))
-    whole = Objective.model_validate(objective).model_dump(mode="json")
+    whole = ObjectiveConfig.model_validate(objective).model_dump(mode="json")
     for written in (objective, whole):
         config = {**run.config, "learner": {"objective": written}}
         name, _, remarks = replace(run, config=config).method.partition(" (")

@@ -9,8 +9,8 @@ from scipy.stats import binom
 
 from hora_rl.allocator import Session
 from hora_rl.common.advantages import centred, likelihood, max_rl, rloo, rloo_by_phase
-from hora_rl.common.config import Objective
-from hora_rl.common.config.objective import GroupWeight
+from hora_rl.common.config import ObjectiveConfig
+from hora_rl.common.config.objective import GroupWeightConfig
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.types import Group
 from hora_rl.learner.batch import samples_of
@@ -32,7 +32,7 @@ def rewarded(accuracy: list[float], form: list[float]) -> Group:
 
 
 def estimate(group: Group, totals: Totals | None = None, **objective: object) -> np.ndarray:
-    chosen = Objective.model_validate(objective)
+    chosen = ObjectiveConfig.model_validate(objective)
     return Estimator(chosen, WEIGHTS, "accuracy", 4, 10, totals).advantages(group)
 
 
@@ -71,7 +71,7 @@ def test_the_soft_penalty_grows_over_the_last_tokens_before_the_limit() -> None:
 
 
 def test_a_masked_completion_counts_in_its_group_and_is_not_trained() -> None:
-    ways = [Objective(overlong=overlong, kl=0.1) for overlong in ("mask", "keep")]
+    ways = [ObjectiveConfig(overlong=overlong, kl=0.1) for overlong in ("mask", "keep")]
     estimators = [Estimator(way, WEIGHTS, "accuracy", 4, 10) for way in ways]
     masked, kept = (samples_of([CUT], estimator, 1, version=0) for estimator in estimators)
     assert [s.advantage for s in masked] == [s.advantage for i, s in enumerate(kept) if i != 1]
@@ -79,7 +79,7 @@ def test_a_masked_completion_counts_in_its_group_and_is_not_trained() -> None:
 
 
 def test_token_aggregation_divides_by_the_trained_tokens_of_the_step() -> None:
-    estimator = Estimator(Objective(aggregate="token", overlong="mask"), WEIGHTS, "accuracy", 4, 10)
+    estimator = Estimator(ObjectiveConfig(aggregate="token", overlong="mask"), WEIGHTS, "accuracy", 4, 10)
     totals = estimator.sums([CUT, MIXED])
     assert totals.tokens == 3 * 7
     samples = samples_of([CUT], replace(estimator, totals=totals), 2, version=0)
@@ -147,12 +147,12 @@ def with_hits(hits: int, size: int) -> Group:
     ],
 )
 def test_a_weight_is_its_formula(weight: object, hits: int, size: int, wanted: float) -> None:
-    settings = GroupWeight.model_validate(weight)
+    settings = GroupWeightConfig.model_validate(weight)
     assert group_weight(with_hits(hits, size), settings, G) == pytest.approx(wanted)
 
 
 def test_as_if_takes_the_size_that_the_other_rule_would_have_given() -> None:
-    settings = GroupWeight(as_if="hit_utility")
+    settings = GroupWeightConfig(as_if="hit_utility")
     as_98 = replace(with_hits(1, G), size_as_if=98)
     assert group_weight(as_98, settings, G) == pytest.approx(math.sqrt(98 / G))
     with pytest.raises(RunError, match="group 0:0 does not say its size under rule hit_utility"):

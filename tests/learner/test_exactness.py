@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hora_rl.common.config import Objective
+from hora_rl.common.config import ObjectiveConfig
 from hora_rl.common.errors import WireError
 from hora_rl.common.live.queue import Entry
 from hora_rl.common.load import load
@@ -56,7 +56,7 @@ def policy() -> Policy:
 
 def estimator(**objective: Any) -> Estimator:
     weights = {"accuracy": 0.6, "format": 0.4}
-    return Estimator(Objective.model_validate(objective), weights, "accuracy", 4, LONGEST)
+    return Estimator(ObjectiveConfig.model_validate(objective), weights, "accuracy", 4, LONGEST)
 
 
 BATCH = batch(1, 2, 5, 23, 60)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from hora_rl.common.config import Config, Learner, Model
+from hora_rl.common.config import Config, LearnerConfig, ModelConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.learner.agreement import check_agreement, check_family
@@ -59,7 +59,7 @@ def start(config: Config) -> None:
     check_agreement(config.model.dtype, 1.0, policy, policy, torch.device("cpu"))
 
 
-def sections(config: Config) -> tuple[Model, Learner, float]:
+def sections(config: Config) -> tuple[ModelConfig, LearnerConfig, float]:
     return config.model, config.learner, config.rollout.temperature
 
 

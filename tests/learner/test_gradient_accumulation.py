@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from hora_rl.common.config import Config, Learner
+from hora_rl.common.config import Config, LearnerConfig
 from hora_rl.common.load import load
 from hora_rl.learner import engine as engines
 from hora_rl.learner.batch import MicroBatch, make_micro_batch
@@ -36,8 +36,8 @@ STAGES, COUNT = (1, 2, 3), 64
 
 @pytest.mark.parametrize(("dtype", "used"), [("float32", 0), ("bfloat16", 2), ("float16", 2)])
 def test_stage_0_is_for_float32(dtype: str, used: int) -> None:
-    assert effective_stage(Learner(zero_stage=0), dtype) == used
-    assert effective_stage(Learner(zero_stage=3), dtype) == 3
+    assert effective_stage(LearnerConfig(zero_stage=0), dtype) == used
+    assert effective_stage(LearnerConfig(zero_stage=3), dtype) == 3
 
 
 @pytest.mark.system

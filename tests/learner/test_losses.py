@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hora_rl.common.config import Objective
+from hora_rl.common.config import ObjectiveConfig
 from hora_rl.learner.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.engine import read
 from hora_rl.learner.head import scored
@@ -55,7 +55,7 @@ class Case:
         return torch.from_numpy(np.concatenate([values[ends[i] - LENGTHS[i] : ends[i]] for i in which]))
 
     def loss(
-        self, objective: Objective, which: list[int], policy: np.ndarray | None = None
+        self, objective: ObjectiveConfig, which: list[int], policy: np.ndarray | None = None
     ) -> tuple[torch.Tensor, dict[str, float], torch.Tensor]:
         logprobs = self.part(self.policy if policy is None else policy, which).requires_grad_()
         reference = self.part(self.reference, which) if objective.kl else None
@@ -72,7 +72,7 @@ def micro(advantage: float, length: int) -> MicroBatch:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_gradient_is_the_slope_of_the_loss(options: dict[str, Any]) -> None:
-    case, objective, step = Case(), Objective.model_validate(options), 1e-6
+    case, objective, step = Case(), ObjectiveConfig.model_validate(options), 1e-6
     loss, _, logprobs = case.loss(objective, ALL)
     loss.backward()
     for t in range(len(case.policy)):
@@ -85,7 +85,7 @@ def test_the_gradient_is_the_slope_of_the_loss(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [*OPTIONS, {"loss": "cispo"}], ids=str)
 def test_loss_and_sums_add_up_over_any_cut(options: dict[str, Any]) -> None:
-    case, objective = Case(1), Objective.model_validate(options)
+    case, objective = Case(1), ObjectiveConfig.model_validate(options)
     whole, sums, logprobs = case.loss(objective, ALL)
     whole.backward()
     for cut in ([[0], [1], [2], [3], [4]], [[4, 1], [0, 2, 3]]):
@@ -103,7 +103,7 @@ def test_loss_and_sums_add_up_over_any_cut(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("advantage", "shift", "moves"), PUSHES)
 def test_a_token_stops_only_beyond_the_bound_it_crosses(advantage: float, shift: float, moves: bool) -> None:
     logprobs = torch.full((1,), -1.0 + shift, requires_grad=True)
-    loss, stats = policy_loss(logprobs, torch.full((1,), -1.0), micro(advantage, 1), Objective())
+    loss, stats = policy_loss(logprobs, torch.full((1,), -1.0), micro(advantage, 1), ObjectiveConfig())
     loss.backward()
     assert bool(logprobs.grad.item() != 0.0) is moves
     assert stats["clip"] == (not moves)
@@ -111,7 +111,7 @@ def test_a_token_stops_only_beyond_the_bound_it_crosses(advantage: float, shift:
 
 def test_drift_counts_only_tokens_of_the_learners_own_version() -> None:
     logprobs = torch.tensor([-1.5, -9.0, -0.5, -9.0])
-    [stats] = read([policy_loss(logprobs, logprobs, micro(1.0, 4), Objective())[1]])
+    [stats] = read([policy_loss(logprobs, logprobs, micro(1.0, 4), ObjectiveConfig())[1]])
     assert stats["drift_tokens"] == 2
     assert stats["drift"] == pytest.approx(1.0)
 
@@ -142,7 +142,9 @@ FAR = [30.0, 60.0, 95.0, -30.0, -95.0]
 FOUR = sample([1], np.ones(4), -1.0, 1.0, 0.25)
 
 
-def one_far_token(gap: float, objective: Objective, of: str, advantage: float) -> tuple[list[float], float]:
+def one_far_token(
+    gap: float, objective: ObjectiveConfig, of: str, advantage: float
+) -> tuple[list[float], float]:
     """Gradient of the policy gradient and KL of four tokens in float32, the last of which has a log-ratio of
     `gap` to π_`of`; and the number of tokens at a bound."""
     logprobs, last = {n: torch.full((4,), -1.0) for n in ("prox", "ref", "generator")}, torch.arange(4) == 3
@@ -160,7 +162,7 @@ def one_far_token(gap: float, objective: Objective, of: str, advantage: float) -
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("gap", [10.0, *FAR])
 def test_a_token_far_from_its_reference_keeps_the_policy_gradient(gap: float, estimator: str) -> None:
-    objective = Objective(kl=0.001, kl_estimator=estimator)
+    objective = ObjectiveConfig(kl=0.001, kl_estimator=estimator)
     found, bounded = one_far_token(-gap, objective, "ref", 1.0)  # d = gap
     of_kl = 0.25 * 0.001 * {"k1": 1.0, "k2": -gap, "k3": 0.0}[estimator]
     near = 0.25 * 0.001 * (estimator == "k1")
@@ -174,7 +176,7 @@ def test_a_token_far_from_its_reference_keeps_the_policy_gradient(gap: float, es
 def test_a_ratio_that_overflows_leaves_the_other_tokens_theirs(
     options: dict[str, Any], advantage: float, gap: float
 ) -> None:
-    found, bounded = one_far_token(gap, Objective.model_validate(options), "prox", advantage)
+    found, bounded = one_far_token(gap, ObjectiveConfig.model_validate(options), "prox", advantage)
     assert found[:3] == pytest.approx([-0.25 * advantage] * 3)
     assert np.isfinite(found[3])
     assert bounded == 1
@@ -183,7 +185,7 @@ def test_a_ratio_that_overflows_leaves_the_other_tokens_theirs(
 @pytest.mark.parametrize("gap", [95.0, -95.0])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_a_sequence_ratio_that_overflows_has_a_finite_gradient(advantage: float, gap: float) -> None:
-    found, bounded = one_far_token(gap, Objective(ratio="sequence"), "prox", advantage)
+    found, bounded = one_far_token(gap, ObjectiveConfig(ratio="sequence"), "prox", advantage)
     assert np.isfinite(found).all()
     assert bounded == 4, "the mean of the four log-ratios is 24 nats"
 
@@ -191,7 +193,7 @@ def test_a_sequence_ratio_that_overflows_has_a_finite_gradient(advantage: float,
 @pytest.mark.parametrize("gap", FAR)
 @pytest.mark.parametrize("importance", ["token_truncate", "token_mask", "sequence_mask", "none"])
 def test_an_importance_weight_that_overflows_is_capped_or_left_out(importance: str, gap: float) -> None:
-    found, bounded = one_far_token(gap, Objective(importance=importance), "generator", 1.0)
+    found, bounded = one_far_token(gap, ObjectiveConfig(importance=importance), "generator", 1.0)
     above, tiny = {"token_truncate": 3.0, "token_mask": 0.0, "sequence_mask": 0.0, "none": 1.0}, np.exp(-20)
     last = above[importance] if gap > 0 else 1.0 if importance == "none" else tiny
     first = last if importance == "sequence_mask" else 1.0

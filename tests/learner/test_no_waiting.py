@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hora_rl.common.config import Objective
+from hora_rl.common.config import ObjectiveConfig
 from hora_rl.learner.batch import make_micro_batch
 from hora_rl.learner.head import Head
 from hora_rl.learner.logprobs import Policy
@@ -46,7 +46,7 @@ class Waiting(TorchDispatchMode):
     ids=str,
 )
 def test_a_micro_batch_reads_nothing_from_the_device(options: dict[str, Any], shared: bool) -> None:
-    rng, objective = np.random.default_rng(0), Objective.model_validate(options)
+    rng, objective = np.random.default_rng(0), ObjectiveConfig.model_validate(options)
     samples = [sample([1, 2, 3], rng.integers(0, 60, n), -4.0, 1.0 - n % 3) for n in (5, 9, 3)]
     micro = make_micro_batch([samples] if shared else [[s] for s in samples])
     policy = Policy(tiny_qwen2(64))

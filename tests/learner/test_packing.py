@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from transformers import Qwen2MoeConfig
 
-from hora_rl.common.config import Config, Objective
+from hora_rl.common.config import Config, ObjectiveConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Group
 from hora_rl.learner import prefixes
@@ -35,7 +35,7 @@ def test_the_tensors_of_ragged_groups_are_95_percent_real_and_the_metric_says_ho
 ) -> None:
     rng = np.random.default_rng(budget)
     groups = [ragged(rng, i) for i in range(count)]
-    estimator = Estimator(Objective(), CONFIG.reward.weights, "accuracy", 8, 2048)
+    estimator = Estimator(ObjectiveConfig(), CONFIG.reward.weights, "accuracy", 8, 2048)
     samples = samples_of(groups, estimator, len(groups), version=0)
     cut = rows_of(samples, budget, sharing)
     micro, figures = micro_batches(cut, budget)

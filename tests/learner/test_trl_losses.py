@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks import learner as benchmark
 from benchmarks.learner import TEMPERATURE, small_model, trl_trainer
-from hora_rl.common.config import Objective
+from hora_rl.common.config import ObjectiveConfig
 from hora_rl.common.types import Group, Rollout
 from hora_rl.learner.batch import micro_batches, samples_of
 from hora_rl.learner.estimator import Estimator
@@ -62,7 +62,9 @@ def with_policies(trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     return {**inputs, "old_per_token_logps": now + noise, "ref_per_token_logps": now - 0.5 * noise}
 
 
-def our_gradient(model: Any, data: list[Group], objective: Objective, inputs: dict[str, Any]) -> torch.Tensor:
+def our_gradient(
+    model: Any, data: list[Group], objective: ObjectiveConfig, inputs: dict[str, Any]
+) -> torch.Tensor:
     """As the engine does: tasks, threshold of the entropy, bonus over acted tokens, sums over all."""
     estimator = Estimator(objective, WEIGHTS, "accuracy", SIZE, LONGEST)
     estimator = Estimator(objective, WEIGHTS, "accuracy", SIZE, LONGEST, estimator.sums(data))
@@ -137,7 +139,7 @@ def trl_advantages(data: list[Group], theirs: dict[str, Any]) -> torch.Tensor:
 
 @pytest.mark.parametrize(("theirs", "ours"), CASES, ids=str)
 def test_the_gradient_of_each_loss_is_trls(theirs: dict, ours: dict, tmp_path: Path) -> None:
-    objective = Objective.model_validate({"importance": "none", **ours})
+    objective = ObjectiveConfig.model_validate({"importance": "none", **ours})
     data, rng = groups(), np.random.default_rng(5)
     model = small_model(VOCABULARY, hidden=32, layers=2).train()
     settings = {name: value for name, value in theirs.items() if name != "beta"}
@@ -160,7 +162,7 @@ def test_the_gradient_of_each_loss_is_trls(theirs: dict, ours: dict, tmp_path: P
 def test_on_ragged_groups_the_gradient_is_dr_grpos_with_rows_weighted_by_1_over_g(tmp_path: Path) -> None:
     model = small_model(VOCABULARY, hidden=32, layers=2).train()
     trainer = trl_trainer(model, LONGEST, str(tmp_path))
-    objective, data = Objective(importance="none"), benchmark.ragged_batch(24, LONGEST, VOCABULARY)
+    objective, data = ObjectiveConfig(importance="none"), benchmark.ragged_batch(24, LONGEST, VOCABULARY)
     estimator = Estimator(objective, benchmark.WEIGHTS, "accuracy", 8, LONGEST)
     samples = samples_of(data, estimator, len(data), version=0)
     micro, _ = micro_batches([[s] for s in samples], 300)

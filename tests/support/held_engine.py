@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from hora_rl.actors.generator.held_weights import HeldWeights, Installed
-from hora_rl.common.config import Weights
+from hora_rl.common.config import WeightsConfig
 
 NAME = "generator/a"
 JOIN: dict[str, Any] = {"rank_offset": 1, "join_s": 0.05}
@@ -55,7 +55,7 @@ def held(
     transport: str = "gloo", redis: Any = None, run: str = "r", limit_s: float = 60.0
 ) -> tuple[HeldWeights, Engine]:
     """Weights of `NAME` that are in no group yet, and their engine."""
-    settings, engine = Weights(transport=transport, update_limit_s=limit_s), Engine()
+    settings, engine = WeightsConfig(transport=transport, update_limit_s=limit_s), Engine()
     return HeldWeights(settings, 1, engine, redis, run, NAME), engine
 
 

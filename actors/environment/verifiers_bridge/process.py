@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from hora_rl.actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
-from hora_rl.common.config.environment import Verifiers
+from hora_rl.common.config.environment import VerifiersConfig
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.errors import ConfigError, EnvironmentFault
 
@@ -37,7 +37,7 @@ class VerifiersEnvironment:
     """Episodes of `environment.verifiers` for the run `run`. `start()` starts the process, `close()` ends
     it."""
 
-    def __init__(self, named: Verifiers | None, run: str) -> None:
+    def __init__(self, named: VerifiersConfig | None, run: str) -> None:
         self._named, self._run = named, run
         self._process: Process | None = None
         self._starting = asyncio.Lock()

@@ -16,7 +16,7 @@ from hora_rl.actors.verifier.boxes import Boxes
 from hora_rl.actors.verifier.code.runner import CannotJudge, Runner
 from hora_rl.actors.verifier.remembered import Remembered
 from hora_rl.actors.verifier.sandbox.sandbox import Limits
-from hora_rl.common.config.reward import CodeTests
+from hora_rl.common.config.reward import CodeTestsConfig
 from hora_rl.common.data.code import RowTests, candidates
 from hora_rl.common.data.rewards import tests_of
 from hora_rl.common.data.user_rewards import Answer
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 class ProgramPool:
     """Judges up to `processes` programs at a time. Use from one event loop; `close()` ends the pool."""
 
-    def __init__(self, settings: CodeTests, processes: int) -> None:
+    def __init__(self, settings: CodeTestsConfig, processes: int) -> None:
         self._settings, self._limits = settings, limits_of(settings)
         self._boxes = Boxes(lambda: Runner(self._limits), processes)
         self._verdicts = Remembered[float]()
@@ -64,7 +64,7 @@ class ProgramPool:
         return float(verdict.right)
 
 
-def limits_of(settings: CodeTests) -> Limits:
+def limits_of(settings: CodeTestsConfig) -> Limits:
     return Limits(
         seconds=settings.seconds,
         memory=settings.memory_mib << 20,

@@ -11,7 +11,7 @@ from hora_rl.actors.verifier.code import pool as module
 from hora_rl.actors.verifier.code.pool import ProgramPool
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.actors.verifier.sandbox.sandbox import SandboxError
-from hora_rl.common.config.reward import CodeTests, Reward
+from hora_rl.common.config.reward import CodeTestsConfig, RewardConfig
 from hora_rl.common.data.code import code_block
 from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.errors import VerifierUnavailable
@@ -28,7 +28,7 @@ def answer(program: str | None, tests: object = PLUS_ONE, **row: object) -> Answ
 
 
 def programs(**settings: Any) -> ProgramPool:
-    return ProgramPool(CodeTests(**settings), 2)
+    return ProgramPool(CodeTestsConfig(**settings), 2)
 
 
 async def scores(*answers: Answer, **settings: Any) -> list[float]:
@@ -122,7 +122,7 @@ async def test_a_machine_without_a_sandbox_is_no_wrong_answer(monkeypatch: pytes
 
 
 async def test_the_verifier_returns_it_beside_the_others_and_closes_its_sandboxes() -> None:
-    reward = Reward(weights={"format": 0.5, "code_tests": 0.5}, success="code_tests", answer="final")
+    reward = RewardConfig(weights={"format": 0.5, "code_tests": 0.5}, success="code_tests", answer="final")
     with closing(VerifierPool(reward)) as pool:
         scored = await pool.score_batch([answer(RIGHT), answer(WRONG)])
         assert scored == [{"format": 1.0, "code_tests": 1.0}, {"format": 1.0, "code_tests": 0.0}]
