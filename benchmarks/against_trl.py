@@ -41,8 +41,8 @@ from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.data.stop_tokens import stop_tokens
 from hora_rl.common.equality import math_equal, quick_verdict
 from hora_rl.common.load import dump_yaml, load
+from hora_rl.common.model.pretrained import model_folder
 from hora_rl.common.processes import processors
-from hora_rl.common.weights.pretrained import model_folder
 from hora_rl.evaluation.report.markdown import markdown_table
 
 SETTINGS = (

@@ -42,8 +42,8 @@ from hora_rl.common.config import Config
 from hora_rl.common.errors import one_line
 from hora_rl.common.load import load
 from hora_rl.deploy.machine.mps import sharing
-from hora_rl.learner.batch import micro_batches
-from hora_rl.learner.sample import Sample
+from hora_rl.learner.rows.batch import micro_batches
+from hora_rl.learner.rows.sample import Sample
 from tests.support.samples import sample
 
 LIMIT_S = 300.0
@@ -156,7 +156,7 @@ def model_with_tokenizer(folder: Path, sizes: Sizes) -> Path:
     """A random model of 1.5B parameters with the tokenizer of the preset's model."""
     from transformers import AutoTokenizer
 
-    from hora_rl.common.weights.pretrained import model_folder
+    from hora_rl.common.model.pretrained import model_folder
 
     source = model_folder(load("tiny" if sizes.small else "smollm2").model.path)
     tokenizer = AutoTokenizer.from_pretrained(source)
@@ -169,7 +169,7 @@ def model_with_tokenizer(folder: Path, sizes: Sizes) -> Path:
 
 def step(sizes: Sizes) -> Iterator[Line]:
     """The learner's step, change by change."""
-    from hora_rl.learner.engine import Engine
+    from hora_rl.learner.model.engine import Engine
 
     shape = sizes.shape(SHAPE_1_5B)
     for name, compiles, checkpointing, expected in (

@@ -1,7 +1,7 @@
 """One training step of the learner's own engine on random weights: what `benchmarks.gpu_acceptance` measures.
 
 Completions have lognormal lengths in ragged groups; a step is forward, backward and AdamW as in training. How
-MFU counts is in learner/flops.py. Needs torch, transformers, deepspeed and pydantic; neither vLLM, Ray nor
+MFU counts is in learner/model/flops.py. Needs torch, transformers, deepspeed and pydantic, not vLLM, Ray or
 Redis.
 """
 
@@ -22,14 +22,14 @@ import numpy as np
 import torch
 
 from hora_rl.common.config import Config
-from hora_rl.learner.batch import micro_batches
-from hora_rl.learner.flops import peak_flops
-from hora_rl.learner.sample import Sample
+from hora_rl.learner.model.flops import peak_flops
+from hora_rl.learner.rows.batch import micro_batches
+from hora_rl.learner.rows.sample import Sample
 from tests.support.samples import sample
 from tests.support.tiny_qwen2 import NAMES, SHAPES
 
 if TYPE_CHECKING:
-    from hora_rl.learner.engine import Engine
+    from hora_rl.learner.model.engine import Engine
 
 SHAPE_1_5B: dict[str, Any] = dict(zip(NAMES, SHAPES["1.5B"], strict=True))
 SHAPE_1_5B["max_position_embeddings"] = 32768
@@ -70,7 +70,7 @@ def ragged_samples(count: int, vocabulary: int, longest: int, seed: int = 0) -> 
 @contextmanager
 def engine_of(shape: dict[str, Any], dtype: str, longest: int, **learner: object) -> Iterator[Engine]:
     """The learner's engine around a random model of this shape; gone with the block, its memory too."""
-    from hora_rl.learner.engine import Engine
+    from hora_rl.learner.model.engine import Engine
 
     with tempfile.TemporaryDirectory() as folder:
         random_model(shape, dtype, Path(folder))

@@ -28,10 +28,10 @@ from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
+from hora_rl.common.model.pretrained import model_folder
 from hora_rl.common.types import Phase
+from hora_rl.common.weights.announcement import Manifest, advance, announce
 from hora_rl.common.weights.digests import digest_of
-from hora_rl.common.weights.pretrained import model_folder
-from hora_rl.common.weights.versions import Manifest, advance, announce
 from hora_rl.deploy.checks.processors import on_processors
 from hora_rl.deploy.launch.local import with_port
 from hora_rl.deploy.monitor.reading import read_run
@@ -128,8 +128,8 @@ def direct(config: Config, batches: int, began: Callable[[], object] = lambda: N
 
 def through_the_system(config: Config, batches: int, folder: Path) -> tuple[Speed, list[float]]:
     """The same batches into the queue, and the seconds of each update's pause."""
+    from hora_rl.common.weights.replica_calls import BroadcastClient
     from hora_rl.deploy.launch.stack import stack
-    from hora_rl.learner.weights.broadcast import BroadcastClient
 
     rollout = config.rollout
     with stack(config, folder, Console(quiet=True)) as url:

@@ -31,13 +31,13 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2For
 
 from hora_rl.common.config import ObjectiveConfig
 from hora_rl.common.types import Group
-from hora_rl.learner.batch import MicroBatch, micro_batches, samples_of
-from hora_rl.learner.estimator import Estimator
-from hora_rl.learner.flops import Shape
-from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.objective import policy_loss
-from hora_rl.learner.prefixes import Sharing, rows_of, window_of
-from hora_rl.learner.sample import Sample
+from hora_rl.learner.model.flops import Shape
+from hora_rl.learner.model.logprobs import Policy
+from hora_rl.learner.model.objective import policy_loss
+from hora_rl.learner.rows.batch import MicroBatch, micro_batches, samples_of
+from hora_rl.learner.rows.estimator import Estimator
+from hora_rl.learner.rows.prefixes import Sharing, rows_of, window_of
+from hora_rl.learner.rows.sample import Sample
 from tests.support.formula import flat
 from tests.support.groups import group, rollout
 from tests.support.samples import sample

@@ -1,7 +1,7 @@
 """RUN/rollouts: trained rollouts, one Parquet file per optimizer step, one row per rollout.
 
-`learner/rollout_writer.py` writes a file after its step; `evaluation/rollout_table.py` reads them. The rows
-of a prompt are consecutive, Phase A first, in sampling order."""
+`learner/records/rollout_writer.py` writes a file after its step; `evaluation/rollout_table.py` reads them.
+The rows of a prompt are consecutive, Phase A first, in sampling order."""
 
 import re
 from collections.abc import Sequence

@@ -196,7 +196,7 @@ def evaluate(
 ) -> None:
     """Pass@K of a model on benchmarks. Samples are saved; the same command resumes after an interruption."""
     from hora_rl.common.load import load
-    from hora_rl.common.weights.adapters import model_settings
+    from hora_rl.common.model.adapters import model_settings
     from hora_rl.deploy.launch.local import evaluate_local
     from hora_rl.deploy.machine.signals import stopped_by_signals
     from hora_rl.evaluation.benchmarks import parse_ks

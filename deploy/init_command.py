@@ -14,7 +14,7 @@ from hora_rl.common.config import DataConfig
 from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import from_args
-from hora_rl.common.weights.pretrained import obtain
+from hora_rl.common.model.pretrained import obtain
 from hora_rl.deploy.checks.estimate import Estimate, ModelShape
 from hora_rl.deploy.checks.findings import plural
 from hora_rl.deploy.checks.gpu_software import without_bfloat16

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hora_rl.common.weights.model_files import weights_digest
+from hora_rl.common.model.model_files import weights_digest
 
 
 def model_digest(model: str) -> str:

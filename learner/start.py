@@ -16,19 +16,19 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.state import changed
 from hora_rl.common.live.telemetry import Heartbeat
 from hora_rl.common.types import Group
-from hora_rl.learner.admission import Vocabulary
-from hora_rl.learner.batch import samples_of
-from hora_rl.learner.checkpoint import Checkpoints
-from hora_rl.learner.drift import Drift
-from hora_rl.learner.engine import Engine
-from hora_rl.learner.estimator import estimator_of
-from hora_rl.learner.feed import Planner, Reader
-from hora_rl.learner.prefixes import rows_of
-from hora_rl.learner.records import Records
-from hora_rl.learner.rollout_writer import RolloutFiles
-from hora_rl.learner.shared_card import SharedCard
-from hora_rl.learner.weights.broadcast import BroadcastClient
+from hora_rl.common.weights.replica_calls import BroadcastClient
+from hora_rl.learner.checkpoints.checkpoint import Checkpoints
+from hora_rl.learner.feed.admission import Vocabulary
+from hora_rl.learner.feed.reader import Planner, Reader
+from hora_rl.learner.model.engine import Engine
+from hora_rl.learner.records.drift import Drift
+from hora_rl.learner.records.rollout_writer import RolloutFiles
+from hora_rl.learner.records.step_records import Records
+from hora_rl.learner.rows.batch import samples_of
+from hora_rl.learner.rows.estimator import estimator_of
+from hora_rl.learner.rows.prefixes import rows_of
 from hora_rl.learner.weights.publisher import Publisher
+from hora_rl.learner.weights.shared_card import SharedCard
 
 
 @dataclass(frozen=True, slots=True)

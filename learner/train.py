@@ -24,17 +24,17 @@ from hora_rl.common.live.telemetry import STEPPING, Heartbeat
 from hora_rl.common.moves import moved
 from hora_rl.common.types import Group
 from hora_rl.common.wire import encode_group
-from hora_rl.learner.batch import MicroBatch, measurable, micro_batches, samples_of
-from hora_rl.learner.drift import ENOUGH
-from hora_rl.learner.engine import Update
-from hora_rl.learner.estimator import estimator_of
-from hora_rl.learner.export import export
-from hora_rl.learner.feed import Planner, wait_while_held
-from hora_rl.learner.flops import peak_flops
-from hora_rl.learner.metrics import step_metrics
-from hora_rl.learner.origin import candidate, is_candidate, is_missing
-from hora_rl.learner.prefixes import rows_of
-from hora_rl.learner.records import group_record
+from hora_rl.learner.checkpoints.export import export
+from hora_rl.learner.checkpoints.origin import candidate, is_candidate, is_missing
+from hora_rl.learner.feed.reader import Planner, wait_while_held
+from hora_rl.learner.model.engine import Update
+from hora_rl.learner.model.flops import peak_flops
+from hora_rl.learner.records.drift import ENOUGH
+from hora_rl.learner.records.metrics import step_metrics
+from hora_rl.learner.records.step_records import group_record
+from hora_rl.learner.rows.batch import MicroBatch, measurable, micro_batches, samples_of
+from hora_rl.learner.rows.estimator import estimator_of
+from hora_rl.learner.rows.prefixes import rows_of
 from hora_rl.learner.start import Parts, prepare
 from hora_rl.learner.totals import Totals, gathered, sums_over_ranks
 

@@ -33,9 +33,9 @@ from hora_rl.common.live.queue import Producer
 from hora_rl.common.live.redis import AsyncRedis
 from hora_rl.common.live.state import changed
 from hora_rl.common.live.telemetry import Telemetry, beats
+from hora_rl.common.model.model_files import vocabulary_rows
 from hora_rl.common.processes import freeze_heap
 from hora_rl.common.types import Prompt
-from hora_rl.common.weights.model_files import vocabulary_rows
 
 log = structlog.get_logger(__name__)
 ALIVE_S = 5.0  # heartbeats come once a second

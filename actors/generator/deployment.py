@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from hora_rl.actors.concurrency import all_of
-from hora_rl.actors.generator.held_weights import HeldWeights
 from hora_rl.actors.generator.places import Admission
 from hora_rl.actors.generator.sleep import keep_watch, wait_for_card
 from hora_rl.actors.generator.starting import told_while_loading
 from hora_rl.actors.replica import Replica
 from hora_rl.common.errors import StaleWeights, UnhealthyError
 from hora_rl.common.types import Completion, SamplingRequest
+from hora_rl.common.weights.held_weights import HeldWeights
 
 if TYPE_CHECKING:
     from hora_rl.actors.generator.vllm_engine import Engine

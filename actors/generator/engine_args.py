@@ -17,10 +17,10 @@ from vllm.platforms import current_platform
 from hora_rl.actors.generator.card_args import card_args, set_card_environment, without_conflicts
 from hora_rl.common.config import Config, GeneratorConfig, LoraConfig, ModelConfig
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.model.adapters import read_adapter
+from hora_rl.common.model.model_files import own_configuration
+from hora_rl.common.model.text_part import text_part
 from hora_rl.common.processes import KEEP_FREED_MEMORY
-from hora_rl.common.weights.adapters import read_adapter
-from hora_rl.common.weights.model_files import own_configuration
-from hora_rl.common.weights.text_part import text_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 import psutil
 
 from hora_rl.common.root_cause import root_cause
-from hora_rl.common.weights.versions import path_of
+from hora_rl.common.weights.announcement import path_of
 
 ENV = "HORA_ENGINE_NOTES"
 FATAL = ("EngineCore failed", "EngineCore encountered", "WorkerProc failed")

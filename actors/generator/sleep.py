@@ -24,7 +24,7 @@ from hora_rl.common.live.redis import AsyncRedis
 from hora_rl.common.live.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP, repeat
 
 if TYPE_CHECKING:
-    from hora_rl.actors.generator.held_weights import HeldWeights
+    from hora_rl.common.weights.held_weights import HeldWeights
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.5

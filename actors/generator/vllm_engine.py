@@ -33,13 +33,13 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from hora_rl.actors.generator.adapter import NOWHERE, POLICY
 from hora_rl.actors.generator.engine_args import adapter_settings, engine_args, set_environment
 from hora_rl.actors.generator.failures import ELSEWHERE, FailureNotes, Progress, ended_when_still
-from hora_rl.actors.generator.held_weights import Installed
 from hora_rl.actors.generator.timeline import Sequences, origin_of
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.data.stop_tokens import completed, silent_tokens, stop_texts, stop_tokens
 from hora_rl.common.errors import RunError, UnhealthyError
 from hora_rl.common.types import Completion, FinishReason, Origin, Tokens, VersionSpan
+from hora_rl.common.weights.held_weights import Installed
 
 if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats

@@ -22,14 +22,14 @@ from vllm.model_executor.models import ModelRegistry
 
 from hora_rl.actors.generator.engine_args import FORMAT, PART
 from hora_rl.actors.generator.failures import note_failures
-from hora_rl.actors.generator.weight_engine import (
+from hora_rl.common.model.finite import not_finite, refuse_not_finite
+from hora_rl.common.model.text_part import text_name
+from hora_rl.common.processes import die_with_parent
+from hora_rl.common.weights.vllm_transfer import (
     FileWeightTransferEngine,
     GlooWeightTransferEngine,
     NcclEngine,
 )
-from hora_rl.common.processes import die_with_parent
-from hora_rl.common.weights.finite import not_finite, refuse_not_finite
-from hora_rl.common.weights.text_part import text_name
 
 ENGINES = {"file": FileWeightTransferEngine, "gloo": GlooWeightTransferEngine, "hora-nccl": NcclEngine}
 """Engines by name. The names must differ from those of vLLM's engines."""

@@ -18,8 +18,8 @@ from hora_rl.common.answers import TAGS
 from hora_rl.common.config import Config, DataConfig, ModelConfig
 from hora_rl.common.data.chat_template import templated
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.model.model_files import own_configuration
 from hora_rl.common.thoughts import MARKS, is_mark
-from hora_rl.common.weights.model_files import own_configuration
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

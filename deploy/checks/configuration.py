@@ -22,14 +22,14 @@ from hora_rl.common.data.rewards import group_functions, usable_held_out
 from hora_rl.common.data.user_rewards import load_reward
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import check_paths
+from hora_rl.common.model.adapters import check_base, refuse_to_train
+from hora_rl.common.model.model_files import own_configuration
 from hora_rl.common.reward_names import function_of
 from hora_rl.common.user_code import is_user_function, working_folder
-from hora_rl.common.weights.adapters import check_base, refuse_to_train
-from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.common.wire import MAX_ROLLOUTS
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should
 from hora_rl.deploy.checks.machine import model_gib
-from hora_rl.learner.user_advantage import try_advantage
+from hora_rl.learner.rows.user_advantage import try_advantage
 
 TOKEN_BYTES = 8
 """A token and its log-prob in a message."""
@@ -167,7 +167,7 @@ def context(target: Target) -> Iterator[Finding]:
 
 def family(target: Target) -> Iterator[Finding]:
     """Whether the learner computes this model family's log-probs correctly."""
-    from hora_rl.learner.agreement import check_family
+    from hora_rl.learner.model.agreement import check_family
 
     if target.trains:
         config = target.config

@@ -9,8 +9,8 @@ which a part is divided by n:
               the head's gradient and its float32 sum, with ZeRO-3 the parameters of the layers at work
     update    float32 gradients 4 · A, and without a fused optimizer its temporaries 8 · A
 
-Completions of one prompt share rows of T tokens (`learner.prefixes`). A micro-batch of such rows has a mask
-of T numbers per token, and keys and values are repeated for all query heads of their group.
+Completions of one prompt share rows of T tokens (`learner.rows.prefixes`). A micro-batch of such rows has a
+mask of T numbers per token, and keys and values are repeated for all query heads of their group.
 
 Backward pass and update follow each other, so the larger one counts. A generator needs weights 2 · P over its
 tensor-parallel ranks, KV cache, activations of `max_batched_tokens`, the sampler's logits, and graphs.
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from hora_rl.common.config import PACKED_BYTES, Config, LoraConfig
 from hora_rl.deploy.checks.pinned import backup_bytes
-from hora_rl.learner.flops import Shape, widths
-from hora_rl.learner.prefixes import ALIGNED, divide, window_of
+from hora_rl.learner.model.flops import Shape, widths
+from hora_rl.learner.rows.prefixes import ALIGNED, divide, window_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -87,7 +87,7 @@ class ModelShape:
 
     @property
     def even(self) -> float:
-        """Row length in tokens at which attention costs as many FLOPs as the rest (`learner.flops`)."""
+        """Row length in tokens at which attention costs as many FLOPs as the rest (`learner.model.flops`)."""
         body = self.body or self.parameters - self.vocabulary * self.hidden
         trained = self.adapter or body
         return (6.0 * trained + 4.0 * (body - trained)) / (12.0 * self.layers * self.queries)
@@ -182,7 +182,7 @@ class Estimate:
 
     def rank(self, *, card: bool = True) -> Need:
         """Memory of one learner rank, on a card or (without `card`) in host memory."""
-        from hora_rl.learner.engine import effective_stage
+        from hora_rl.learner.model.engine import effective_stage
 
         learner, shape, width, trained = self.config.learner, self.shape, self.width, self.trained
         stage, world = effective_stage(learner, self.config.model.dtype), learner.workers

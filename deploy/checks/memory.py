@@ -6,9 +6,9 @@ from pathlib import Path
 
 from hora_rl.common.config import Config
 from hora_rl.common.load import differences
+from hora_rl.common.model.model_files import own_configuration
+from hora_rl.common.model.pretrained import obtain
 from hora_rl.common.processes import free_memory
-from hora_rl.common.weights.model_files import own_configuration
-from hora_rl.common.weights.pretrained import obtain
 from hora_rl.deploy.checks import machine
 from hora_rl.deploy.checks.estimate import CONTEXT_GIB, GIB, Estimate, ModelShape
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, should

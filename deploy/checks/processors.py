@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hora_rl.common.config import Config, ModelConfig
+from hora_rl.common.model.model_files import own_configuration
 from hora_rl.common.processes import processors
-from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.deploy.checks import machine
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should
 from hora_rl.deploy.checks.resources import filled

@@ -12,7 +12,7 @@ from hora_rl.common.data.prompt_order import Mixture, counts_of, mixed_rows
 from hora_rl.common.data.prompts import load_tokenizer, prompt_of, refuse_unknown, render
 from hora_rl.common.data.rewards import gold_test, usable_held_out
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.weights.model_files import vocabulary_rows
+from hora_rl.common.model.model_files import vocabulary_rows
 from hora_rl.deploy.checks.findings import Finding, Target, ok, plural
 from hora_rl.evaluation.benchmarks import known_leaks, refuse_long
 

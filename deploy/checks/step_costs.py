@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hora_rl.deploy.checks.estimate import GIB, Estimate
-from hora_rl.learner.flops import PEAK_BF16, peak_flops
+from hora_rl.learner.model.flops import PEAK_BF16, peak_flops
 
 MEAN = 0.5
 """Assumed mean response length relative to the limit."""
@@ -35,7 +35,7 @@ counts."""
 class StepArithmetic:
     """Totals of one step over all ranks and replicas. `responses` counts the sampled tokens of `tokens`.
     `computed` counts the learner's tokens, with one prompt per row. `flops` are the learner's model FLOPs
-    (`learner/flops.py`)."""
+    (`learner/model/flops.py`)."""
 
     rollouts: int
     responses: float

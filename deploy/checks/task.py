@@ -26,9 +26,9 @@ from hora_rl.common.data.stop_tokens import named, stop_texts, stop_tokens
 from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.equality import quick_verdict
 from hora_rl.common.errors import ConfigError, VerifierUnavailable
+from hora_rl.common.model.model_files import vocabulary_rows
 from hora_rl.common.thoughts import prefill
 from hora_rl.common.user_code import working_folder
-from hora_rl.common.weights.model_files import vocabulary_rows
 from hora_rl.deploy.checks.configuration import OWN_FAULTS
 from hora_rl.deploy.checks.findings import Finding, Target, ok, plural
 from hora_rl.deploy.monitor.escape import visible

@@ -15,7 +15,7 @@ from hora_rl.common.files import remove, replace_text
 from hora_rl.deploy.launch.evaluation import TrainingRun, read_run_results
 from hora_rl.evaluation.pass_at_k import Estimate
 from hora_rl.evaluation.results import Result
-from hora_rl.learner.origin import BEST, CANDIDATES, best_step, candidates_in
+from hora_rl.learner.checkpoints.origin import BEST, CANDIDATES, best_step, candidates_in
 
 NAME, OLD = "best.json", f"{BEST}.old"
 

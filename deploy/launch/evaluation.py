@@ -22,9 +22,9 @@ from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.redis import Redis, connect
 from hora_rl.common.live.state import read_state
 from hora_rl.common.live.telemetry import record_evaluation
+from hora_rl.common.model.model_files import vocabulary_rows, weights_digest
 from hora_rl.common.types import AFTER_TRAINING, Completion, Prompt, SamplingRequest
-from hora_rl.common.weights.model_files import vocabulary_rows, weights_digest
-from hora_rl.common.weights.versions import newest_now
+from hora_rl.common.weights.announcement import newest_now
 from hora_rl.deploy.app import APP
 from hora_rl.evaluation.benchmarks import Benchmark, held_out, refuse_long
 from hora_rl.evaluation.evaluate import Counts, evaluate
@@ -32,7 +32,7 @@ from hora_rl.evaluation.model_weights import model_digest
 from hora_rl.evaluation.report.result_files import markdown_table, write_result
 from hora_rl.evaluation.results import Result, make_result, read_result
 from hora_rl.evaluation.sample_loop import Progress as Reading
-from hora_rl.learner.records import log_evaluation
+from hora_rl.learner.records.step_records import log_evaluation
 
 JUDGING = {"answer", "max_answer_chars", "time_limit_s", "code_tests"}
 EPISODES = {"path", "verifiers", "max_turns", "max_turn_tokens", "max_given_tokens", "history"}

@@ -44,7 +44,7 @@ from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.sample_loop import Progress
 from hora_rl.evaluation.samples import newest_version
 from hora_rl.evaluation.schedule import is_late, next_evaluation
-from hora_rl.learner.origin import candidates_in
+from hora_rl.learner.checkpoints.origin import candidates_in
 
 POLL_S = 1.0
 JOIN_S = 20.0

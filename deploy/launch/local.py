@@ -46,7 +46,7 @@ from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.progress import Pace, progress
 from hora_rl.evaluation.benchmarks import find_benchmarks
 from hora_rl.evaluation.model_weights import model_digest
-from hora_rl.learner.origin import step_of
+from hora_rl.learner.checkpoints.origin import step_of
 
 
 def run_local(config: Config, *, resume: bool, fresh: bool) -> None:

@@ -14,7 +14,7 @@ def export_run(run: Path, step: int | None, out: Path, *, adapter: bool = False)
     if not file.is_file():
         raise RunError(f"{run}: not a run folder, there is no config.yaml; `hora runs` lists runs")
     with working(f"export of {run}"):
-        from hora_rl.learner.export import export_checkpoint
+        from hora_rl.learner.checkpoints.export import export_checkpoint
 
         done = export_checkpoint(run, load(str(file)), step, out, adapter=adapter)
     what = "adapter" if adapter else "model"

@@ -1,48 +1,18 @@
 """The newest weights in rank 0's host memory, from where they are written or sent while the next step
 trains."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from hora_rl.common.weights.adapter_names import PARAMETER, published_name
+from hora_rl.common.model.adapter_names import PARAMETER, published_name
+from hora_rl.common.weights.memory_files import MemoryFile, Snapshot
+from hora_rl.common.weights.pinned_buffer import HostBlock, size_of
 from hora_rl.common.weights.tensor_file import Shape
-from hora_rl.learner.engine import Engine
-from hora_rl.learner.host_block import HostBlock, size_of
-
-if TYPE_CHECKING:
-    from hora_rl.learner.weights.memory_files import MemoryFile
-
-
-class Snapshot:
-    """One version in host memory, perhaps in the `memory` of a file; iterating puts each tensor on
-    `device`."""
-
-    def __init__(
-        self,
-        version: int,
-        tensors: list[tuple[str, torch.Tensor]],
-        device: torch.device,
-        memory: MemoryFile | None = None,
-    ) -> None:
-        self.version, self.device, self.memory = version, device, memory
-        self._tensors = tensors
-
-    def shapes(self) -> list[Shape]:
-        """Name, type and shape of each tensor, in the order of iteration."""
-        return [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._tensors]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for _, tensor in self._tensors)
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, tensor.to(self.device)) for name, tensor in self._tensors)
+from hora_rl.learner.model.engine import Engine
 
 
 class HostCopy:
@@ -71,7 +41,7 @@ class HostCopy:
         block = None if memory else self._emptied()
         taken = dict[str, torch.Tensor]()
         for name, parameter in self._engine.whole():
-            place = block.like(parameter) if block else cast("MemoryFile", memory).tensors[name]
+            place = block.like(parameter) if block else cast(MemoryFile, memory).tensors[name]
             taken[name] = place.copy_(parameter)
         tensors = in_files(self._engine.hf, taken) if self.converts else taken
         return Snapshot(version, [*tensors.items()], device, memory)

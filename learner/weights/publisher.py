@@ -25,14 +25,15 @@ import torch
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.state import read_state
-from hora_rl.common.weights.versions import Manifest, advance, announce, available, mark_of, newest_now
-from hora_rl.learner.engine import Engine
-from hora_rl.learner.weights.broadcast import BroadcastClient, Confirmation
-from hora_rl.learner.weights.file_transport import FileTransport
-from hora_rl.learner.weights.host_copy import HostCopy, Snapshot
+from hora_rl.common.weights.announcement import Manifest, advance, announce, available, mark_of, newest_now
+from hora_rl.common.weights.file_sender import FileTransport
+from hora_rl.common.weights.memory_files import Snapshot
+from hora_rl.common.weights.replica_calls import BroadcastClient, Confirmation
+from hora_rl.learner.model.engine import Engine
+from hora_rl.learner.weights.host_copy import HostCopy
 
 if TYPE_CHECKING:
-    from hora_rl.learner.weights.transfer_group import TransferGroup
+    from hora_rl.common.weights.group_sender import TransferGroup
 
 log = structlog.get_logger(__name__)
 HELD_POLL_S = 0.1
@@ -70,7 +71,7 @@ class Publisher:
         self._group: TransferGroup | None = None
         if config.weights.transport in ("gloo", "nccl"):
             # Imported here because vLLM costs seconds and hundreds of MiB.
-            from hora_rl.learner.weights.transfer_group import TransferGroup
+            from hora_rl.common.weights.group_sender import TransferGroup
 
             self._group = TransferGroup(config, client, broadcast)
 

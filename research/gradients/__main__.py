@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hora_rl.common.config import Config
 from hora_rl.common.errors import HoraError
 from hora_rl.common.load import load as load_config
-from hora_rl.common.weights.pretrained import model_folder, obtain
+from hora_rl.common.model.pretrained import model_folder, obtain
 from research.gradients import bank, report, scores
 from research.gradients.design import load, save_own
 

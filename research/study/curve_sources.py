@@ -98,8 +98,8 @@ def write_stack_curves(config: Config) -> Path:
 
 def _policies(config: Config) -> Iterator[tuple[int, PreTrainedModel]]:
     """The policy before the first step and after each that has a checkpoint, with the number of steps."""
-    from hora_rl.learner.engine import load_model
-    from hora_rl.learner.export import checkpoint_weights
+    from hora_rl.learner.checkpoints.export import checkpoint_weights
+    from hora_rl.learner.model.engine import load_model
 
     model = load_model(config.model, config.learner).eval()
     yield 0, model

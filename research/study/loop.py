@@ -33,12 +33,12 @@ from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.data.resting import Counts, Order
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Group, Prompt, Rollout
-from hora_rl.learner.batch import micro_batches, samples_of
 from hora_rl.learner.device import set_device
-from hora_rl.learner.engine import Engine
-from hora_rl.learner.estimator import estimator_of
-from hora_rl.learner.prefixes import rows_of
-from hora_rl.learner.records import group_record
+from hora_rl.learner.model.engine import Engine
+from hora_rl.learner.records.step_records import group_record
+from hora_rl.learner.rows.batch import micro_batches, samples_of
+from hora_rl.learner.rows.estimator import estimator_of
+from hora_rl.learner.rows.prefixes import rows_of
 from research.study.curve_sources import TaskCurves
 from research.study.local_sampler import LocalSampler
 from research.study.merging import merged

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hora_rl.common.config import ObjectiveConfig
-from hora_rl.learner.sample import Sample
+from hora_rl.learner.rows.sample import Sample
 
 
 def merged(samples: Sequence[Sample], objective: ObjectiveConfig) -> list[Sample]:

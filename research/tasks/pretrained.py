@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.load import load
-from hora_rl.common.weights.pretrained import obtain
+from hora_rl.common.model.pretrained import obtain
 from hora_rl.deploy.demo.build import new_folder
 from research.gradients.bank import SHOTS
 from research.tasks.build import save_task

@@ -7,10 +7,10 @@ import torch
 from hora_rl.common.config import ObjectiveConfig
 from hora_rl.deploy.demo.build import make_model
 from hora_rl.deploy.demo.tokenizer import make_tokenizer
-from hora_rl.learner.batch import make_micro_batch
-from hora_rl.learner.logprobs import Policy, without_dropout
-from hora_rl.learner.objective import policy_loss
-from hora_rl.learner.sample import Sample
+from hora_rl.learner.model.logprobs import Policy, without_dropout
+from hora_rl.learner.model.objective import policy_loss
+from hora_rl.learner.rows.batch import make_micro_batch
+from hora_rl.learner.rows.sample import Sample
 from research.study.merging import merged
 
 

@@ -18,7 +18,7 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect_async
 from hora_rl.common.live.state import changed
 from hora_rl.common.live.telemetry import heartbeat_now
-from hora_rl.learner.records import Records
+from hora_rl.learner.records.step_records import Records
 from tests.support.synthetic_run import SyntheticRun, config_of
 
 KEYS = Keys("gives-up")

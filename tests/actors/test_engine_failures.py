@@ -21,7 +21,7 @@ from hora_rl.actors.generator.failures import FailureNotes, Progress, stage_now
 from hora_rl.actors.generator.timeline import Sequences
 from hora_rl.common.errors import ConfigError, RunError, UnhealthyError
 from hora_rl.common.load import ROOT, load
-from hora_rl.common.weights.finite import not_finite, refuse_not_finite
+from hora_rl.common.model.finite import not_finite, refuse_not_finite
 from tests.support.engines import engine_of
 
 CHILD = """
@@ -109,7 +109,7 @@ async def test_an_engine_names_what_is_wrong_with_its_model(tmp_path: Path) -> N
 @pytest.mark.system
 def test_a_learner_names_the_weights_that_are_no_numbers(tmp_path: Path) -> None:
     from hora_rl.learner.device import set_device
-    from hora_rl.learner.engine import Engine
+    from hora_rl.learner.model.engine import Engine
 
     folder = nan_weights(tmp_path)
     config = load("tiny", [f"model.path={folder}"])

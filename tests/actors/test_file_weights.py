@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hora_rl.actors.generator import file_weights
-from hora_rl.actors.generator.file_weights import FILES, DeviceCopies
 from hora_rl.common.load import load
+from hora_rl.common.weights import file_receiver
+from hora_rl.common.weights.announcement import Manifest, check_file, path_of
+from hora_rl.common.weights.file_receiver import FILES, DeviceCopies
+from hora_rl.common.weights.file_sender import FileTransport
+from hora_rl.common.weights.memory_files import Snapshot
 from hora_rl.common.weights.tensor_file import header_of, size_of, tensors_in
-from hora_rl.common.weights.versions import Manifest, check_file, path_of
-from hora_rl.learner.weights.file_transport import FileTransport
-from hora_rl.learner.weights.host_copy import Snapshot
 from tests.support.engines import engine_of
 
 CPU = torch.device("cpu")
@@ -52,8 +52,8 @@ class Registered:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now, self.ever = list[Any](), 0
-        patch.setattr(file_weights, "_register", self._add)
-        patch.setattr(file_weights, "_unregister", self.now.remove)
+        patch.setattr(file_receiver, "_register", self._add)
+        patch.setattr(file_receiver, "_unregister", self.now.remove)
         patch.setattr(torch.cuda, "Stream", lambda _: None)
 
     def _add(self, memory: Any) -> None:
@@ -82,7 +82,7 @@ def test_memory_of_another_learner_and_more_than_three_files_are_not_kept(
     for version in range(1, 6):
         assert list(copies.receive(published(transport(tmp_path), version).path, ahead=False))
     assert (len(registered.now), registered.ever) == (FILES, 5)
-    monkeypatch.setattr("hora_rl.learner.weights.memory_files.os.getpid", lambda: 1)
+    monkeypatch.setattr("hora_rl.common.weights.memory_files.os.getpid", lambda: 1)
     manifest = published(transport(tmp_path), 9)
     path = manifest.path.replace("/proc/1/", "/proc/self/")
     assert list(copies.receive(path, ahead=False))
@@ -97,7 +97,7 @@ def test_without_registered_memory_weights_are_copied_all_the_same(
     def refuses(_: object) -> None:
         raise RuntimeError("operation not supported")
 
-    monkeypatch.setattr(file_weights, "_register", refuses)
+    monkeypatch.setattr(file_receiver, "_register", refuses)
     copies, files = DeviceCopies(CPU), transport(tmp_path)
     for version in (1, 2):
         found = dict(copies.receive(published(files, version).path, ahead=False))
@@ -159,7 +159,7 @@ class Model(torch.nn.Module):
 def test_a_worker_keeps_no_tensor_of_the_memory_that_it_loaded(tmp_path: Path) -> None:
     from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
-    from hora_rl.actors.generator.weight_engine import FileWeightTransferEngine
+    from hora_rl.common.weights.vllm_transfer import FileWeightTransferEngine
 
     model, files, places = Model(), transport(tmp_path), set[int]()
     record_metadata_for_reloading(model)

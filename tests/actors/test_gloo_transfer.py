@@ -63,7 +63,7 @@ def snapshot(
     config: Config, version: int, factor: float = 1.0, breaks: int = 0, gate: threading.Event | None = None
 ) -> Any:
     """The initial weights times `factor`; sending them breaks off `breaks` times, or waits for `gate`."""
-    from hora_rl.learner.weights.transfer_group import Snapshot
+    from hora_rl.common.weights.group_sender import Snapshot
 
     class Breaking(Snapshot):
         left = breaks
@@ -84,7 +84,7 @@ def snapshot(
 @pytest.mark.system
 @pytest.mark.timeout(280)
 async def test_a_broadcast_reaches_the_model_whole_or_not_at_all() -> None:
-    from hora_rl.learner.weights.transfer_group import ATTEMPTS, TransferGroup
+    from hora_rl.common.weights.group_sender import ATTEMPTS, TransferGroup
 
     config = load("tiny", ["weights.transport=gloo", "weights.update_limit_s=30"])
     prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from hora_rl.actors.generator import deployment, held_weights, sleep
-from hora_rl.actors.generator.held_weights import HeldWeights
+from hora_rl.actors.generator import deployment, sleep
 from hora_rl.actors.generator.sleep import DEAD_S, is_left, keep_watch, wait_for_card
 from hora_rl.common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect, connect_async
 from hora_rl.common.live.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP, heartbeat_now
-from hora_rl.common.weights.versions import Manifest, check_file, mark_of
+from hora_rl.common.weights import held_weights
+from hora_rl.common.weights.announcement import Manifest, check_file, mark_of
+from hora_rl.common.weights.held_weights import HeldWeights
 from tests.support.held_engine import JOIN, NAME, Engine, held, member
 
 NOW = 1e6

@@ -92,7 +92,7 @@ async def test_log_probs_are_those_of_the_labelled_version_with_cached_prompts_a
 
 
 async def test_an_adapter_of_a_folder_is_served_and_a_misfit_leaves_it(tmp_path: Path) -> None:
-    from hora_rl.learner.lora import write_adapter
+    from hora_rl.learner.model.lora import write_adapter
 
     config = configuration()
     start = policy_with_adapter(config, 7)

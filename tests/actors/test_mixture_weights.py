@@ -65,7 +65,7 @@ def published(hf: PreTrainedModel, version: int) -> Any:
 
 
 def file_of(config: Config, folder: Path, weights: Any) -> dict[str, object]:
-    from hora_rl.learner.weights.file_transport import FileTransport
+    from hora_rl.common.weights.file_sender import FileTransport
 
     nobody: Any = SimpleNamespace()
     transport = FileTransport(folder, "r", lambda _: None, nobody, weights.version)
@@ -125,7 +125,7 @@ async def test_experts_of_one_tensor_reach_the_engine(tmp_path: Path, family: Ca
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 async def test_names_that_vllm_drops_are_an_error(tmp_path: Path) -> None:
-    from hora_rl.learner.weights.host_copy import Snapshot
+    from hora_rl.common.weights.memory_files import Snapshot
 
     config, hf = saved(tmp_path / "model", lfm2_moe)
     in_memory = [(name, p.detach()) for name, p in hf.named_parameters()]

@@ -13,7 +13,7 @@ def engine_of(model: torch.nn.Module) -> Any:
     """The worker's engine for `model`, in an update that has begun."""
     from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
-    from hora_rl.actors.generator.weight_engine import NcclEngine
+    from hora_rl.common.weights.vllm_transfer import NcclEngine
 
     record_metadata_for_reloading(model)
     engine = NcclEngine.__new__(NcclEngine)
@@ -43,13 +43,12 @@ def test_a_layer_without_new_weights_is_refused(left_out: str) -> None:
 
 
 def test_both_sides_cut_chunks_at_the_same_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hora_rl.actors.generator import weight_engine
-    from hora_rl.learner.weights import transfer_group
-    from hora_rl.learner.weights.host_copy import Snapshot
+    from hora_rl.common.weights import group_sender, vllm_transfer
+    from hora_rl.common.weights.memory_files import Snapshot
 
     sizes = list[int]()
-    monkeypatch.setattr(weight_engine, "_joined", lambda *_: None)
-    engine = weight_engine.NcclEngine.__new__(weight_engine.NcclEngine)
+    monkeypatch.setattr(vllm_transfer, "_joined", lambda *_: None)
+    engine = vllm_transfer.NcclEngine.__new__(vllm_transfer.NcclEngine)
     engine.parallel_config = cast(Any, SimpleNamespace(rank=0))
     engine.init_transfer_engine(cast(Any, None))
     sizes.append(engine.packed_buffer_size_bytes)
@@ -57,8 +56,8 @@ def test_both_sides_cut_chunks_at_the_same_size(monkeypatch: pytest.MonkeyPatch)
     def produce(*_: Any, buffer_size_bytes: int) -> None:
         sizes.append(buffer_size_bytes)
 
-    monkeypatch.setattr(transfer_group, "packed_nccl_broadcast_producer", produce)
-    group = transfer_group.TransferGroup.__new__(transfer_group.TransferGroup)
+    monkeypatch.setattr(vllm_transfer, "packed_nccl_broadcast_producer", produce)
+    group = group_sender.TransferGroup.__new__(group_sender.TransferGroup)
     group._members, group._group, group._nccl, group._name = ("a",), object(), True, ""
     group._broadcast = cast(Any, SimpleNamespace(update=lambda *_: None, confirm=lambda _: []))
     weights = Snapshot(1, [("w", torch.zeros(2))], torch.device("cpu"))

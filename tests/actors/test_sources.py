@@ -34,10 +34,10 @@ from hora_rl.deploy.monitor.prometheus import gauges
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.screen import screen
 from hora_rl.evaluation.audit import audit, gather
-from hora_rl.learner.admission import Vocabulary, admitted
-from hora_rl.learner.estimator import estimator_of
-from hora_rl.learner.metrics import step_metrics
-from hora_rl.learner.records import group_record
+from hora_rl.learner.feed.admission import Vocabulary, admitted
+from hora_rl.learner.records.metrics import step_metrics
+from hora_rl.learner.records.step_records import group_record
+from hora_rl.learner.rows.estimator import estimator_of
 from tests.support.coordination import begun, killed, payloads_of, records, trained
 from tests.support.groups import completion, group, rollout
 from tests.support.handles import Handle

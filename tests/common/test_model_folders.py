@@ -16,11 +16,11 @@ from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.data.stop_tokens import silent_tokens
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import check_paths, from_args, load
-from hora_rl.common.weights import pretrained
-from hora_rl.common.weights.adapter_names import SETTINGS, WEIGHTS, parts_of, published_name
-from hora_rl.common.weights.adapters import check_base, model_settings
-from hora_rl.common.weights.model_files import ORIGIN
-from hora_rl.common.weights.pretrained import model_folder, obtain
+from hora_rl.common.model import pretrained
+from hora_rl.common.model.adapter_names import SETTINGS, WEIGHTS, parts_of, published_name
+from hora_rl.common.model.adapters import check_base, model_settings
+from hora_rl.common.model.model_files import ORIGIN
+from hora_rl.common.model.pretrained import model_folder, obtain
 from tests.support.gguf import SPECIAL, write_gguf
 
 MODEL = load("tiny").model.path

@@ -14,7 +14,7 @@ from hora_rl.common.errors import WireError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Consumer, Ledger, Producer, Row
 from hora_rl.common.live.redis import connect, connect_async
-from hora_rl.common.weights.versions import Manifest, advance, announce, newest_now
+from hora_rl.common.weights.announcement import Manifest, advance, announce, newest_now
 from hora_rl.common.wire import decode_group
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.groups import group, rollouts_held

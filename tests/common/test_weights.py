@@ -10,9 +10,9 @@ from blake3 import blake3
 
 from hora_rl.common.errors import DamagedWeights, StaleWeights
 from hora_rl.common.live.redis import connect
+from hora_rl.common.weights.announcement import Manifest, announce, available, check_file, path_of
+from hora_rl.common.weights.group import address_towards
 from hora_rl.common.weights.hash import CHUNK, TensorHash
-from hora_rl.common.weights.member_group import address_towards
-from hora_rl.common.weights.versions import Manifest, announce, available, check_file, path_of
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.machines import private_network, why_not
 
@@ -111,7 +111,7 @@ import socket, sys
 from datetime import timedelta
 import torch
 from torch.distributed import TCPStore
-from hora_rl.common.weights.member_group import member_group
+from hora_rl.common.weights.group import member_group
 assert socket.gethostbyname(socket.gethostname()) == "127.0.1.1"
 rank, limit = int(sys.argv[1]), timedelta(seconds=60)
 store = TCPStore("10.0.0.1", 7000, is_master=rank == 0, timeout=limit, wait_for_workers=False)

@@ -30,10 +30,10 @@ from hora_rl.deploy.checks.step_costs import (
     step_seconds,
 )
 from hora_rl.deploy.checks.step_words import said, sampling_flops
-from hora_rl.learner.batch import micro_batches
-from hora_rl.learner.logprobs import Policy, without_dropout
-from hora_rl.learner.prefixes import Sharing, length, rows_of
-from hora_rl.learner.sample import Sample
+from hora_rl.learner.model.logprobs import Policy, without_dropout
+from hora_rl.learner.rows.batch import micro_batches
+from hora_rl.learner.rows.prefixes import Sharing, length, rows_of
+from hora_rl.learner.rows.sample import Sample
 from tests.support.checks import Make, by_name, one
 from tests.support.groups import rollout
 from tests.support.rollouts import tokenizer, write_rollouts

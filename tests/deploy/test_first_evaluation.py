@@ -29,8 +29,15 @@ from hora_rl.deploy.launch.first_evaluation import Up, evaluating_first
 from hora_rl.evaluation.benchmarks import held_out
 from hora_rl.evaluation.evaluate import Counts
 from hora_rl.evaluation.results import Result, make_result
-from hora_rl.learner.feed import wait_while_held
-from hora_rl.learner.origin import best_step, candidate, candidates_in, is_candidate, is_missing, write_origin
+from hora_rl.learner.checkpoints.origin import (
+    best_step,
+    candidate,
+    candidates_in,
+    is_candidate,
+    is_missing,
+    write_origin,
+)
+from hora_rl.learner.feed.reader import wait_while_held
 
 During = Do = Callable[..., None]
 

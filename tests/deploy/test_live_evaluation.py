@@ -15,13 +15,13 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
 from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest, Scored
-from hora_rl.common.weights.versions import advance
+from hora_rl.common.weights.announcement import advance
 from hora_rl.deploy.launch.evaluation import TrainingRun
 from hora_rl.deploy.launch.live_evaluation import LiveEvaluation
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind
 from hora_rl.evaluation.results import Result, read_result
-from hora_rl.learner.origin import best_step, candidate, write_origin
+from hora_rl.learner.checkpoints.origin import best_step, candidate, write_origin
 from tests.support.groups import completion
 from tests.support.ports import until
 

@@ -27,8 +27,8 @@ from hora_rl.evaluation.audit import RunRecords
 from hora_rl.evaluation.audit_rollouts import rollout_rows
 from hora_rl.evaluation.rollout_table import read_rollouts, steps_of
 from hora_rl.evaluation.run_folders import RunFolderError
-from hora_rl.learner.records import group_record
-from hora_rl.learner.rollout_writer import Texts
+from hora_rl.learner.records.rollout_writer import Texts
+from hora_rl.learner.records.step_records import group_record
 from tests.support.rollouts import SOURCES, write_rollouts
 from tests.support.synthetic_run import SyntheticRun, config_of
 

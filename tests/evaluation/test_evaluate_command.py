@@ -17,15 +17,15 @@ from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
+from hora_rl.common.model.model_files import weights_digest
 from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest, VersionSpan
-from hora_rl.common.weights.model_files import weights_digest
 from hora_rl.deploy.checks import memory
 from hora_rl.deploy.launch import evaluation, local
 from hora_rl.deploy.launch.evaluation import TrainingRun, about_sampling, evaluate_run, in_flight, of_version
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.benchmarks import find_benchmark
 from hora_rl.evaluation.evaluate import Counts
-from hora_rl.learner.origin import write_origin
+from hora_rl.learner.checkpoints.origin import write_origin
 from tests.support.jsonl import write_lines
 
 

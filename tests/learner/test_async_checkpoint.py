@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from hora_rl.learner.async_checkpoint import HostState
-from hora_rl.learner.host_block import ALIGNED, HostBlock, size_of
+from hora_rl.common.weights.pinned_buffer import ALIGNED, HostBlock, size_of
+from hora_rl.learner.model.async_checkpoint import HostState
 from tests.support.ranks import cases_of, run_ranks
 
 SHAPES = [((3, 5), torch.float32), ((), torch.int64), ((0, 4), torch.float32), ((7,), torch.bfloat16)]
@@ -113,9 +113,9 @@ import json, sys
 from pathlib import Path
 import torch
 from hora_rl.common.load import load
-from hora_rl.learner.checkpoint import Checkpoints
+from hora_rl.learner.checkpoints.checkpoint import Checkpoints
 from hora_rl.learner.device import set_device
-from hora_rl.learner.engine import Engine
+from hora_rl.learner.model.engine import Engine
 from tests.support.samples import random_micro_batch
 
 folder = Path(sys.argv[1])
@@ -181,7 +181,7 @@ from pathlib import Path
 import torch
 from hora_rl.common.load import load
 from hora_rl.learner.device import set_device
-from hora_rl.learner.engine import Engine
+from hora_rl.learner.model.engine import Engine
 from tests.support.samples import random_micro_batch
 
 folder = Path(sys.argv[1])

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hora_rl.common.load import load
-from hora_rl.learner.batch import MicroBatch, make_micro_batch
-from hora_rl.learner.engine import Engine, Update
+from hora_rl.learner.model.engine import Engine, Update
+from hora_rl.learner.rows.batch import MicroBatch, make_micro_batch
 from tests.support.ranks import run_ranks
 from tests.support.samples import sample
 
@@ -133,7 +133,7 @@ import os, sys
 import torch
 from hora_rl.common.load import load
 from hora_rl.learner.device import set_device
-from hora_rl.learner.engine import Engine
+from hora_rl.learner.model.engine import Engine
 from tests.learner.test_bad_input import check_refusal, micro_batch
 
 stage, rank = sys.argv[1], int(os.environ["RANK"])

@@ -9,11 +9,11 @@ import torch
 from torch.nn.attention.flex_attention import create_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hora_rl.learner import block_mask
-from hora_rl.learner.batch import make_micro_batch
-from hora_rl.learner.block_mask import block_mask_of, use_block_masks
-from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.prefixes import Sharing, divide, mask_of, rows_of
+from hora_rl.learner.model import block_mask
+from hora_rl.learner.model.block_mask import block_mask_of, use_block_masks
+from hora_rl.learner.model.logprobs import Policy
+from hora_rl.learner.rows.batch import make_micro_batch
+from hora_rl.learner.rows.prefixes import Sharing, divide, mask_of, rows_of
 from tests.learner.test_no_waiting import Waiting
 from tests.support.samples import sample
 from tests.support.tiny_qwen2 import tiny_qwen2

@@ -16,8 +16,8 @@ from blake3 import blake3
 
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import load
-from hora_rl.learner.checkpoint import TAG, Checkpoints
-from hora_rl.learner.manifest import read_manifest, read_secret
+from hora_rl.learner.checkpoints.checkpoint import TAG, Checkpoints
+from hora_rl.learner.checkpoints.manifest import read_manifest, read_secret
 
 
 class Weights:
@@ -145,7 +145,7 @@ def test_every_rank_restores_what_rank_0_found(
     assert other_rank.restore(weights) == 2
     assert weights.state == "after 2"
     weights.found_by_rank_0 = 6
-    monkeypatch.setattr("hora_rl.learner.checkpoint.SEEN_S", 0.1)
+    monkeypatch.setattr("hora_rl.learner.checkpoints.checkpoint.SEEN_S", 0.1)
     with pytest.raises(RunError, match=r"step-00000006.*must lie on a disk"):
         other_rank.restore(weights)
 

@@ -8,8 +8,8 @@ import torch
 from torch._dynamo import config, utils
 from torch.fx.experimental import _config as shapes
 
-from hora_rl.learner.compiled import compile_policy
-from hora_rl.learner.logprobs import Policy
+from hora_rl.learner.model.compiled import compile_policy
+from hora_rl.learner.model.logprobs import Policy
 from tests.learner.test_exactness import TEMPERATURE, batch, estimator, policy
 from tests.support.formula import apart, by_cut, by_formula
 from tests.support.samples import ALWAYS
@@ -56,7 +56,7 @@ def test_the_gradient_is_the_formulas_for_any_cut(compiler: None, backend: str, 
 
 
 def test_the_models_own_forward_stays_eager(compiler: None) -> None:
-    from hora_rl.learner.batch import make_micro_batch
+    from hora_rl.learner.rows.batch import make_micro_batch
     from tests.learner.test_logprobs import rows
     from tests.support.tiny_qwen2 import tiny_qwen2
 

@@ -8,13 +8,13 @@ import torch
 
 from hora_rl.common.load import load
 from hora_rl.learner.device import expand_segments, set_device
-from hora_rl.learner.optimizer import schedule
+from hora_rl.learner.model.optimizer import schedule
 from tests.support.ranks import run_ranks
 
 RANK = """
 import sys, torch
 from hora_rl.common.load import load
-from hora_rl.learner.engine import Engine
+from hora_rl.learner.model.engine import Engine
 from tests.learner.test_bad_input import micro_batch
 
 store = f"file://{sys.argv[1]}/store"

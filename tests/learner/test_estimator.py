@@ -13,10 +13,10 @@ from hora_rl.common.config import ObjectiveConfig
 from hora_rl.common.config.objective import GroupWeightConfig
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.types import Group
-from hora_rl.learner.batch import samples_of
-from hora_rl.learner.estimator import Estimator, group_weight
+from hora_rl.learner.rows.batch import samples_of
+from hora_rl.learner.rows.estimator import Estimator, group_weight
+from hora_rl.learner.rows.user_advantage import try_advantage, user_advantage
 from hora_rl.learner.totals import Totals
-from hora_rl.learner.user_advantage import try_advantage, user_advantage
 from tests.support.groups import group, rollout
 
 WEIGHTS = {"accuracy": 0.5, "format": 0.25}

@@ -16,12 +16,12 @@ from hora_rl.common.live.queue import Entry
 from hora_rl.common.load import load
 from hora_rl.common.types import Group, Turn
 from hora_rl.common.wire import encode_extra, encode_pre_rollouts
-from hora_rl.learner.admission import Vocabulary, admitted
-from hora_rl.learner.batch import measurable, samples_of
-from hora_rl.learner.estimator import Estimator
-from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.prefixes import Sharing
-from hora_rl.learner.sample import sequences
+from hora_rl.learner.feed.admission import Vocabulary, admitted
+from hora_rl.learner.model.logprobs import Policy
+from hora_rl.learner.rows.batch import measurable, samples_of
+from hora_rl.learner.rows.estimator import Estimator
+from hora_rl.learner.rows.prefixes import Sharing
+from hora_rl.learner.rows.sample import sequences
 from tests.support.formula import apart, by_cut, by_formula
 from tests.support.groups import group, in_turns, rollout
 from tests.support.samples import ALWAYS

@@ -11,11 +11,11 @@ from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.deploy.runs.export_run import export_run
-from hora_rl.learner.checkpoint import TAG
-from hora_rl.learner.engine import load_model
-from hora_rl.learner.export import _buffers
-from hora_rl.learner.manifest import Manifest, digest, make_secret, read_secret
-from hora_rl.learner.origin import step_of
+from hora_rl.learner.checkpoints.checkpoint import TAG
+from hora_rl.learner.checkpoints.export import _buffers
+from hora_rl.learner.checkpoints.manifest import Manifest, digest, make_secret, read_secret
+from hora_rl.learner.checkpoints.origin import step_of
+from hora_rl.learner.model.engine import load_model
 from tests.support.families import glm4_moe, write_model
 
 

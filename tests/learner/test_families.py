@@ -12,13 +12,13 @@ from transformers import AutoConfig
 from hora_rl.common.config import Config, LearnerConfig, ModelConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.learner.agreement import check_agreement, check_family
-from hora_rl.learner.batch import make_micro_batch
-from hora_rl.learner.engine import load_model
-from hora_rl.learner.head import OwnPath
-from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.prefixes import rows_of, window_of
-from hora_rl.learner.sample import Sample
+from hora_rl.learner.model.agreement import check_agreement, check_family
+from hora_rl.learner.model.engine import load_model
+from hora_rl.learner.model.head import OwnPath
+from hora_rl.learner.model.logprobs import Policy
+from hora_rl.learner.rows.batch import make_micro_batch
+from hora_rl.learner.rows.prefixes import rows_of, window_of
+from hora_rl.learner.rows.sample import Sample
 from tests.support.families import GROUPED, SETTINGS, TOKENS, VOCABULARY, model_of, write_model
 from tests.support.formula import logprobs_of
 from tests.support.groups import rollout

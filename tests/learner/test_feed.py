@@ -16,8 +16,8 @@ from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.types import Group
 from hora_rl.common.wire import encode_extra, encode_pre_rollouts
 from hora_rl.deploy.machine.redis_server import RedisServer
-from hora_rl.learner.admission import Vocabulary
-from hora_rl.learner.feed import Planner, Reader, divide
+from hora_rl.learner.feed.admission import Vocabulary
+from hora_rl.learner.feed.reader import Planner, Reader, divide
 from tests.support.groups import fill, group, rollout
 
 GAMMA = 3
@@ -63,7 +63,7 @@ def trained(redis_server: RedisServer, step: int) -> list[str]:
 def test_a_corrupt_message_is_a_dead_letter_with_reason_and_stops_nothing(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hora_rl.learner.feed.UNUSABLE_IN_A_ROW", 20)
+    monkeypatch.setattr("hora_rl.learner.feed.reader.UNUSABLE_IN_A_ROW", 20)
     client, keys = connect(redis_server.url), Keys("f")
     push_raw(client, 76, encode_pre_rollouts(of_run(75)), encode_extra(of_run(75)))
     push_raw(client, 77, b"\xc1garbage", b"\xc1garbage")

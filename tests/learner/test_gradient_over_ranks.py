@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from hora_rl.common.config import Config
 from hora_rl.common.types import Group
-from hora_rl.learner.estimator import estimator_of
+from hora_rl.learner.rows.estimator import estimator_of
 from tests.support.formula import add_gradient, logprobs_of, ruler
 from tests.support.groups import in_turns
 from tests.support.real_learner import recorded, small_run, trained

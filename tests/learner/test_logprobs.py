@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hora_rl.learner.batch import MicroBatch, make_micro_batch
-from hora_rl.learner.head import scored
-from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.sample import Sample
+from hora_rl.learner.model.head import scored
+from hora_rl.learner.model.logprobs import Policy
+from hora_rl.learner.rows.batch import MicroBatch, make_micro_batch
+from hora_rl.learner.rows.sample import Sample
 from tests.support.samples import sample
 from tests.support.tiny_qwen2 import tiny_qwen2
 

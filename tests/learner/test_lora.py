@@ -7,10 +7,17 @@ import torch
 
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.learner.agreement import check_family
-from hora_rl.learner.engine import load_model
-from hora_rl.learner.flops import Shape
-from hora_rl.learner.lora import IDENTITY, add_adapter, check_identity, merge, without_adapter, write_adapter
+from hora_rl.learner.model.agreement import check_family
+from hora_rl.learner.model.engine import load_model
+from hora_rl.learner.model.flops import Shape
+from hora_rl.learner.model.lora import (
+    IDENTITY,
+    add_adapter,
+    check_identity,
+    merge,
+    without_adapter,
+    write_adapter,
+)
 from hora_rl.learner.weights.host_copy import differ
 from tests.learner.test_checkpoint import Weights, begun, save
 from tests.support.adapters import policy_with_adapter, published

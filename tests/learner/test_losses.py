@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from hora_rl.common.config import ObjectiveConfig
-from hora_rl.learner.batch import MicroBatch, make_micro_batch
-from hora_rl.learner.engine import read
-from hora_rl.learner.head import scored
-from hora_rl.learner.objective import k3, policy_loss
-from hora_rl.learner.sample import Sample
+from hora_rl.learner.model.engine import read
+from hora_rl.learner.model.head import scored
+from hora_rl.learner.model.objective import k3, policy_loss
+from hora_rl.learner.rows.batch import MicroBatch, make_micro_batch
+from hora_rl.learner.rows.sample import Sample
 from hora_rl.learner.totals import threshold
 from tests.support.samples import sample
 

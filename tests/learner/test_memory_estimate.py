@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from benchmarks.gpu_step import SHAPE_1_5B, engine_of, join_alone, micro_batches, ragged_samples
 from hora_rl.deploy.checks.estimate import GIB, RANK_GIB, Estimate, ModelShape
-import hora_rl.learner.engine
+import hora_rl.learner.model.engine
 from hora_rl.learner.device import set_device
-from hora_rl.learner.prefixes import rows_of
+from hora_rl.learner.rows.prefixes import rows_of
 
 shape = SHAPE_1_5B | {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 1024,
                       "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -35,7 +35,7 @@ def alive():
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
-settings = hora_rl.learner.engine.deepspeed_config
+settings = hora_rl.learner.model.engine.deepspeed_config
 
 
 def small_bucket(*arguments):  # its full size is taken in address space alone
@@ -44,7 +44,7 @@ def small_bucket(*arguments):  # its full size is taken in address space alone
     return made
 
 
-hora_rl.learner.engine.deepspeed_config = small_bucket
+hora_rl.learner.model.engine.deepspeed_config = small_bucket
 with engine_of(shape, dtype, 900, zero_stage=stage, tokens_per_microbatch=2048, logit_chunk=512) as engine:
     prompt = np.arange(300, dtype=np.int32)
     group = [

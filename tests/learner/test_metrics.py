@@ -10,9 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Qwen3Mo
 from hora_rl.common.config import Config
 from hora_rl.common.types import Group, Phase, VersionSpan
 from hora_rl.deploy.checks.estimate import ModelShape
-from hora_rl.learner.batch import measurable
-from hora_rl.learner.flops import Shape, peak_flops
-from hora_rl.learner.metrics import step_metrics
+from hora_rl.learner.model.flops import Shape, peak_flops
+from hora_rl.learner.records.metrics import step_metrics
+from hora_rl.learner.rows.batch import measurable
 from tests.support.groups import group, rollout
 from tests.support.samples import sized as sample
 from tests.support.tiny_qwen2 import without_weights

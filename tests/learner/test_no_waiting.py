@@ -9,10 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hora_rl.common.config import ObjectiveConfig
-from hora_rl.learner.batch import make_micro_batch
-from hora_rl.learner.head import Head
-from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.objective import Task
+from hora_rl.learner.model.head import Head
+from hora_rl.learner.model.logprobs import Policy
+from hora_rl.learner.model.objective import Task
+from hora_rl.learner.rows.batch import make_micro_batch
 from tests.support.samples import sample
 from tests.support.tiny_qwen2 import tiny_qwen2
 

@@ -7,11 +7,11 @@ from transformers import Qwen2MoeConfig
 from hora_rl.common.config import Config, ObjectiveConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Group
-from hora_rl.learner import prefixes
-from hora_rl.learner.batch import micro_batches, samples_of
-from hora_rl.learner.estimator import Estimator
-from hora_rl.learner.metrics import step_metrics
-from hora_rl.learner.prefixes import SAVING, Sharing, bins, divide, rows_of, window_of
+from hora_rl.learner.records.metrics import step_metrics
+from hora_rl.learner.rows import prefixes
+from hora_rl.learner.rows.batch import micro_batches, samples_of
+from hora_rl.learner.rows.estimator import Estimator
+from hora_rl.learner.rows.prefixes import SAVING, Sharing, bins, divide, rows_of, window_of
 from tests.support.groups import group, rollout
 from tests.support.samples import ALWAYS, sized
 

@@ -15,17 +15,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hora_rl.actors.generator.file_weights import mapped
 from hora_rl.common.errors import DamagedWeights, StaleWeights
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT, load
-from hora_rl.common.weights.versions import Manifest, check_file, newest_now, path_of
+from hora_rl.common.weights import file_sender as file_transport
+from hora_rl.common.weights.announcement import Manifest, check_file, newest_now, path_of
+from hora_rl.common.weights.file_receiver import mapped
+from hora_rl.common.weights.file_sender import FileTransport
+from hora_rl.common.weights.memory_files import Snapshot
+from hora_rl.common.weights.replica_calls import BroadcastClient
 from hora_rl.deploy.machine.redis_server import RedisServer
-from hora_rl.learner.weights import file_transport
-from hora_rl.learner.weights.broadcast import BroadcastClient
-from hora_rl.learner.weights.file_transport import FileTransport
-from hora_rl.learner.weights.host_copy import HostCopy, Snapshot
+from hora_rl.learner.weights.host_copy import HostCopy
 from hora_rl.learner.weights.publisher import Publisher
 from tests.support.adapters import policy_with_adapter
 from tests.support.adapters import published as published_adapter
@@ -362,8 +363,8 @@ def test_a_version_in_memory_is_sent_to_new_machines(tmp_path: Path, monkeypatch
 KILLED = """
 import sys, torch
 from pathlib import Path
-from hora_rl.learner.weights.file_transport import FileTransport
-from hora_rl.learner.weights.host_copy import Snapshot
+from hora_rl.common.weights.file_sender import FileTransport
+from hora_rl.common.weights.memory_files import Snapshot
 files = FileTransport(Path(sys.argv[1]), "r", lambda _: None, None, 9, lambda: True)
 manifest = files.write(Snapshot(1, [("w", torch.full((64, 1024), 1.0))], torch.device("cpu")))
 print(manifest.path, manifest.digest, manifest.bytes, flush=True)

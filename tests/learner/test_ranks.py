@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hora_rl.learner.export import _weights
+from hora_rl.learner.checkpoints.export import _weights
 from tests.support.families import model_of
 from tests.support.ranks import cases_of, run_ranks
 from tests.support.tiny_qwen2 import tiny_qwen2
@@ -28,9 +28,9 @@ import json, os, sys
 import numpy as np
 import torch
 from hora_rl.common.load import load
-from hora_rl.learner.batch import make_micro_batch
+from hora_rl.learner.rows.batch import make_micro_batch
 from hora_rl.learner.device import set_device
-from hora_rl.learner.engine import Engine
+from hora_rl.learner.model.engine import Engine
 from tests.support.samples import sample
 
 tokens, cases = json.loads(sys.argv[1]), json.loads(sys.argv[2])
@@ -138,7 +138,7 @@ import torch
 from safetensors.torch import save_file
 from hora_rl.common.load import load
 from hora_rl.learner.device import set_device
-from hora_rl.learner.engine import Engine
+from hora_rl.learner.model.engine import Engine
 from tests.support.ranks import gather_everything
 from tests.support.samples import random_micro_batch
 
@@ -234,8 +234,8 @@ from deepspeed.utils import safe_get_full_grad
 from hora_rl.common.load import load
 from hora_rl.learner import engine as module
 from hora_rl.learner.device import set_device
-from hora_rl.learner.engine import Engine
-from hora_rl.learner.load_by_part import _Files
+from hora_rl.learner.model.engine import Engine
+from hora_rl.learner.model.streaming_load import _Files
 from tests.support.ranks import gather_everything
 from tests.support.samples import random_micro_batch
 

@@ -18,11 +18,11 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.types import Group
-from hora_rl.common.weights.versions import check_file, mark_of, newest_now
+from hora_rl.common.weights.announcement import check_file, mark_of, newest_now
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.rollout_table import read_rollouts
-from hora_rl.learner.export import export_checkpoint
-from hora_rl.learner.origin import step_of
+from hora_rl.learner.checkpoints.export import export_checkpoint
+from hora_rl.learner.checkpoints.origin import step_of
 from tests.support.groups import fill
 from tests.support.jsonl import lines
 from tests.support.ports import until

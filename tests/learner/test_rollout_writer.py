@@ -11,7 +11,7 @@ from hora_rl.common.load import load
 from hora_rl.common.rollout_files import FOLDER, files_of, path_of
 from hora_rl.common.types import Rollout
 from hora_rl.evaluation.rollout_table import read_rollouts
-from hora_rl.learner.rollout_writer import RolloutFiles
+from hora_rl.learner.records.rollout_writer import RolloutFiles
 from tests.support.rollouts import hit_and_miss, tokenizer, write_rollouts
 
 

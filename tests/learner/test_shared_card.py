@@ -7,8 +7,8 @@ import pytest
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.telemetry import STEPPING, TO_SLEEP
 from hora_rl.common.load import load
-from hora_rl.learner import shared_card
-from hora_rl.learner.shared_card import SharedCard
+from hora_rl.learner.weights import shared_card
+from hora_rl.learner.weights.shared_card import SharedCard
 
 
 class Told:

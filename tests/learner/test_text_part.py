@@ -13,13 +13,13 @@ from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.data.stop_tokens import stop_tokens
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.common.weights.model_files import own_configuration
-from hora_rl.common.weights.text_part import text_name
+from hora_rl.common.model.model_files import own_configuration
+from hora_rl.common.model.text_part import text_name
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.memory import estimate_of
 from hora_rl.deploy.checks.weight_files import weight_files
-from hora_rl.learner.engine import load_model
-from hora_rl.learner.load_by_part import _Files, _misfit, skeleton
+from hora_rl.learner.model.engine import load_model
+from hora_rl.learner.model.streaming_load import _Files, _misfit, skeleton
 from hora_rl.learner.weights.host_copy import differ
 from tests.support.published import FAMILIES, write_published
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hora_rl.common.load import load
-from hora_rl.learner.records import log_evaluation
-from hora_rl.learner.trackers import trackers
+from hora_rl.learner.records.step_records import log_evaluation
+from hora_rl.learner.records.trackers import trackers
 
 pytestmark = pytest.mark.system
 STEPS = [{"reward": 0.25, "reward/rewards:score": 0.5}, {"reward": 0.75, "reward/rewards:score": math.nan}]

@@ -17,9 +17,9 @@ import torch
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.load import ROOT, load
+from hora_rl.common.weights.memory_files import Snapshot
+from hora_rl.common.weights.replica_calls import BroadcastClient
 from hora_rl.deploy.machine.redis_server import RedisServer
-from hora_rl.learner.weights.broadcast import BroadcastClient
-from hora_rl.learner.weights.host_copy import Snapshot
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(250)]  # vLLM takes seconds to import
 
@@ -44,7 +44,7 @@ class Clock:
 
 def group(client: Any, sent_s_ago: float, clock: Clock) -> Any:
     """A group that broadcast a version then, when no replica was there."""
-    from hora_rl.learner.weights.transfer_group import TransferGroup
+    from hora_rl.common.weights.group_sender import TransferGroup
 
     config = load("tiny", ["run.name=again", "weights.transport=gloo"])
     clock.ago = sent_s_ago
@@ -75,7 +75,7 @@ import json, os, signal, sys
 from datetime import timedelta
 import torch
 from torch.distributed import TCPStore
-from hora_rl.common.weights.member_group import meet, member_group
+from hora_rl.common.weights.group import meet, member_group
 
 dies, group = sys.argv[1], None
 
@@ -192,7 +192,7 @@ def members(request: pytest.FixtureRequest) -> Iterator[Members]:
     indirect=True,
 )
 def test_a_killed_member_costs_itself_and_the_others_get_the_version(members: Members) -> None:
-    from hora_rl.learner.weights.transfer_group import TransferGroup
+    from hora_rl.common.weights.group_sender import TransferGroup
 
     settings = ["run.name=r", "weights.transport=gloo", "weights.update_limit_s=16"]
     group = TransferGroup(load("tiny", settings), None, members)  # type: ignore[arg-type]
@@ -214,7 +214,7 @@ def test_members_of_a_learner_that_dies_break_off(members: Members) -> None:
         "import sys, os, json, signal, torch\n"
         "from datetime import timedelta\n"
         "from torch.distributed import TCPStore\n"
-        "from hora_rl.common.weights.member_group import member_group\n"
+        "from hora_rl.common.weights.group import member_group\n"
         "s = timedelta(seconds=20)\n"
         "store = TCPStore('127.0.0.1', 0, is_master=True, timeout=s, wait_for_workers=False)\n"
         "print(store.port, flush=True)\n"

@@ -12,10 +12,10 @@ from benchmarks import learner as benchmark
 from benchmarks.learner import TEMPERATURE, small_model, trl_trainer
 from hora_rl.common.config import ObjectiveConfig
 from hora_rl.common.types import Group, Rollout
-from hora_rl.learner.batch import micro_batches, samples_of
-from hora_rl.learner.estimator import Estimator
-from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.objective import Task
+from hora_rl.learner.model.logprobs import Policy
+from hora_rl.learner.model.objective import Task
+from hora_rl.learner.rows.batch import micro_batches, samples_of
+from hora_rl.learner.rows.estimator import Estimator
 from hora_rl.learner.totals import threshold
 from tests.support.formula import flat
 from tests.support.groups import group, rollout

@@ -4,12 +4,12 @@ import numpy as np
 import torch
 
 from hora_rl.common.config import Config
+from hora_rl.common.model.adapter_names import published_name
 from hora_rl.common.types import Completion, Tokens
-from hora_rl.common.weights.adapter_names import published_name
-from hora_rl.learner.batch import make_micro_batch
-from hora_rl.learner.engine import load_model
-from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.lora import add_adapter
+from hora_rl.learner.model.engine import load_model
+from hora_rl.learner.model.logprobs import Policy
+from hora_rl.learner.model.lora import add_adapter
+from hora_rl.learner.rows.batch import make_micro_batch
 from tests.support.samples import sample
 
 

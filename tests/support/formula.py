@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from hora_rl.common.types import Group, Rollout, Tokens, Turn
-from hora_rl.learner.batch import MicroBatch, empty_micro_batch, micro_batches, samples_of
-from hora_rl.learner.estimator import Estimator
-from hora_rl.learner.logprobs import Policy
-from hora_rl.learner.objective import Task
-from hora_rl.learner.prefixes import Sharing, rows_of
+from hora_rl.learner.model.logprobs import Policy
+from hora_rl.learner.model.objective import Task
+from hora_rl.learner.rows.batch import MicroBatch, empty_micro_batch, micro_batches, samples_of
+from hora_rl.learner.rows.estimator import Estimator
+from hora_rl.learner.rows.prefixes import Sharing, rows_of
 from hora_rl.learner.totals import Totals, threshold
 
 

@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
-from hora_rl.actors.generator.held_weights import HeldWeights, Installed
 from hora_rl.common.config import WeightsConfig
+from hora_rl.common.weights.held_weights import HeldWeights, Installed
 
 NAME = "generator/a"
 JOIN: dict[str, Any] = {"rank_offset": 1, "join_s": 0.05}

@@ -38,7 +38,7 @@ def cases_of(printed: str) -> list[Any]:
 
 def gather_everything() -> None:
     """Make ZeRO-3 gather every parameter in this process; by default small ones are whole on every rank."""
-    from hora_rl.learner import engine
+    from hora_rl.learner.model import engine
 
     made = engine.deepspeed_config
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.load import load
 from hora_rl.common.types import Group, Origin, Rollout
-from hora_rl.learner.rollout_writer import RolloutFiles
+from hora_rl.learner.records.rollout_writer import RolloutFiles
 from tests.support.groups import group, rollout
 
 Draw = Callable[[int, int], Sequence[Rollout]]

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from hora_rl.learner.batch import MicroBatch, make_micro_batch
-from hora_rl.learner.prefixes import Sharing
-from hora_rl.learner.sample import Sample
+from hora_rl.learner.rows.batch import MicroBatch, make_micro_batch
+from hora_rl.learner.rows.prefixes import Sharing
+from hora_rl.learner.rows.sample import Sample
 from tests.support.groups import Numbers
 
 Values = np.ndarray | float

@@ -25,9 +25,9 @@ from hora_rl.common.live.queue import Producer
 from hora_rl.common.live.redis import connect, connect_async
 from hora_rl.common.live.telemetry import Telemetry
 from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
-from hora_rl.common.weights.versions import advance
-from hora_rl.learner.admission import Vocabulary
-from hora_rl.learner.feed import Planner, Reader
+from hora_rl.common.weights.announcement import advance
+from hora_rl.learner.feed.admission import Vocabulary
+from hora_rl.learner.feed.reader import Planner, Reader
 
 TOKENIZER = "simulated"
 VOCABULARY = 1024

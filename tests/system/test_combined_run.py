@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file
 
 from hora_rl.common.load import load
-from hora_rl.common.weights.adapter_names import WEIGHTS
-from hora_rl.common.weights.adapters import check_base
+from hora_rl.common.model.adapter_names import WEIGHTS
+from hora_rl.common.model.adapters import check_base
 from hora_rl.deploy.runs.audit_run import audit_run
 from hora_rl.deploy.runs.export_run import export_run
 from hora_rl.evaluation.pass_at_k import pass_at_k
 from hora_rl.evaluation.run_folders import load_run
-from hora_rl.learner.engine import load_model
-from hora_rl.learner.lora import merge
+from hora_rl.learner.model.engine import load_model
+from hora_rl.learner.model.lora import merge
 from tests.support.jsonl import lines
 from tests.system.conftest import LiveRun, hora
 

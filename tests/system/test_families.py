@@ -56,9 +56,9 @@ async def sampled(engine: Any, config: Config, version: int) -> list[Group]:
 
 def step(learner: Any, config: Config, groups: list[Group], version: int) -> float:
     """One optimizer step; returns the drift of the sampled log-probs from the learner's."""
-    from hora_rl.learner.batch import micro_batches, samples_of
-    from hora_rl.learner.estimator import estimator_of
-    from hora_rl.learner.prefixes import rows_of
+    from hora_rl.learner.rows.batch import micro_batches, samples_of
+    from hora_rl.learner.rows.estimator import estimator_of
+    from hora_rl.learner.rows.prefixes import rows_of
 
     samples = samples_of(groups, estimator_of(config), len(groups), version)
     micro, _ = micro_batches(rows_of(samples, 4096, learner.sharing), 4096)
@@ -73,7 +73,7 @@ def step(learner: Any, config: Config, groups: list[Group], version: int) -> flo
 
 def published(learner: Any, config: Config, folder: Path, version: int) -> dict[str, object]:
     """The update that tells an engine to load the learner's weights."""
-    from hora_rl.learner.weights.file_transport import FileTransport
+    from hora_rl.common.weights.file_sender import FileTransport
     from hora_rl.learner.weights.host_copy import HostCopy
 
     nobody: Any = SimpleNamespace()
@@ -94,8 +94,8 @@ def logits(hf: Any) -> torch.Tensor:
 async def test_a_published_checkpoint_is_trained_and_exported(
     tmp_path: Path, process_group: None, family: str
 ) -> None:
-    from hora_rl.learner.engine import Engine
-    from hora_rl.learner.export import export
+    from hora_rl.learner.checkpoints.export import export
+    from hora_rl.learner.model.engine import Engine
 
     folder = write_published(family, tmp_path / "model")
     config = config_of(folder, *FAMILIES[family].needs)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hora_rl.deploy.machine.ports import free_port
-from hora_rl.learner.rollout_writer import Texts
+from hora_rl.learner.records.rollout_writer import Texts
 from tests.support.browser import Browser, needs_chromium, until
 from tests.support.rollouts import SOURCES, write_rollouts
 from tests.support.synthetic_run import write_ended

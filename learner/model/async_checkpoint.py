@@ -1,0 +1,72 @@
+"""DeepSpeed's checkpoint writer in two stages: the step waits for a copy to host memory, and a thread writes
+the files.
+
+DeepSpeed's asynchronous writers do not fit. The decoupled one needs DeepSpeed's launcher and commits within a
+later step; the fast one needs an accelerator.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+from torch.utils._pytree import tree_leaves
+
+from hora_rl.common.weights.pinned_buffer import HostBlock, size_of
+
+
+class HostState:
+    """Copies of training states in host memory. Each name has one block, reused by every checkpoint."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, HostBlock] = {}
+
+    def copy(self, name: str, state: object) -> object:
+        """Copy `state`. Valid until the next copy of that name. A tensor under two names, such as a tied
+        weight, is copied and written once."""
+        tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
+        distinct = {_place(tensor): tensor for tensor in tensors}
+        block = self._block(name, list(distinct.values()))
+        copies = {place: block.like(tensor) for place, tensor in distinct.items()}
+        for place, tensor in distinct.items():
+            copies[place].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+        return copy.deepcopy(state, {id(tensor): copies[_place(tensor)] for tensor in tensors})
+
+    def _block(self, name: str, tensors: list[torch.Tensor]) -> HostBlock:
+        size, kept = size_of(tensors), self._blocks.get(name)
+        if kept is None or kept.size < size:
+            kept = self._blocks[name] = HostBlock(size, pinned=any(t.is_cuda for t in tensors))
+        kept.restart()
+        return kept
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+class CheckpointWriter(TorchCheckpointEngine):
+    """Replaces `DeepSpeedEngine.checkpoint_engine`. Writes the same files, but only when `taken`'s result is
+    called."""
+
+    def __init__(self, settings: object) -> None:
+        super().__init__(settings)
+        self._host = HostState()
+        self._writes: list[Callable[[], None]] = []
+
+    def save(self, state_dict: object, path: str) -> None:
+        held = self._host.copy(Path(path).name, state_dict)
+        self._writes.append(partial(super().save, held, path))
+
+    def taken(self) -> Callable[[], None]:
+        """Return a function that writes the files of the last saved checkpoint, on any thread."""
+        writes, self._writes = self._writes, []
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # copies to pinned memory are asynchronous
+
+        def write() -> None:
+            for each in writes:
+                each()
+
+        return write

@@ -1,0 +1,162 @@
+"""Loads a model for ZeRO-3 one parameter at a time. A rank never holds more than its shards and one full
+parameter, so a model that fits no single rank can be trained.
+
+The context manager `deepspeed.zero.Init` would also cast buffers computed in constructors, such as rotary
+frequencies, to 16 bits. So the model is built without that context, with parameters on the meta device and
+real buffers; each parameter is then read and sharded separately.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import Module, Parameter
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from hora_rl.common.config import ModelConfig
+from hora_rl.common.model.model_files import own_configuration
+from hora_rl.common.model.text_part import names_in_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def load_by_part(
+    source: ModelConfig,
+    attention: str,
+    dtype: torch.dtype,
+    settings: Mapping[str, object],
+    device: torch.device,
+) -> PreTrainedModel | None:
+    """The model of `source.path` with every parameter sharded over the ranks, equal to `from_pretrained`
+    under ZeRO-3. A collective; rank 0 reads the weights. `settings` are DeepSpeed's.
+
+    None if every rank must load the full model: the files are not safetensors, or `from_pretrained` converts
+    names, shapes or precisions.
+    """
+    try:
+        model = skeleton(source, attention, dtype)
+        names = _Files(source.path)
+    except (OSError, ValueError, ImportError):
+        return None  # loading the full model reports the reason
+    if reason := _misfit(model, names, dtype):
+        warnings.warn(f"ZeRO-3: every rank loads the model whole, because {reason}", stacklevel=2)
+        return None
+    _load_buffers(model, names, device)
+    made, first = dict[Parameter, Parameter](), torch.distributed.get_rank() == 0
+    of = {p: name for name, p in model.named_parameters(remove_duplicate=False) if name in names}
+    for module in model.modules():
+        for name, old in list(module.named_parameters(recurse=False)):
+            if old not in made:
+                whole = torch.empty(old.shape, dtype=dtype, device=device)
+                if first:
+                    whole.copy_(names.read(of[old]))
+                made[old] = Parameter(whole, old.requires_grad)
+                _shard(made[old], next(iter(made.values())), settings)
+            setattr(module, name, made[old])
+    return model
+
+
+def skeleton(source: ModelConfig, attention: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with parameters on the meta device and real buffers."""
+    from transformers import AutoModelForCausalLM
+
+    whole, trusted = own_configuration(source), source.trust_remote_code
+    hook = register_module_parameter_registration_hook(_on_meta)  # type: ignore[arg-type]  # may return one
+    with hook, torch.random.fork_rng(devices=[]):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            whole, dtype=dtype, attn_implementation=attention, trust_remote_code=trusted
+        )
+    return model.eval()
+
+
+def _on_meta(module: Module, name: str, parameter: Parameter | None) -> Parameter | None:
+    """Move a parameter to the meta device. One already there may be shared with another module and stays the
+    same object."""
+    if parameter is None or parameter.is_meta:
+        return None
+    return Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+
+
+class _Files(dict[str, Any]):
+    """The open safetensors of a folder or hub model, by the name of a parameter; read one at a time."""
+
+    def __init__(self, path: str) -> None:
+        from safetensors import safe_open
+
+        opened = [safe_open(file, framework="pt") for file in _weight_files(path)]
+        files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+        self._names = names_in_files(files)
+        super().__init__({name: files[place] for name, place in self._names.items()})
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self[name].get_slice(self._names[name]).get_shape())
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self[name].get_tensor(self._names[name])
+        return tensor
+
+
+def _weight_files(path: str) -> Sequence[str]:
+    """Paths of the safetensors. Raises OSError without any."""
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+    from transformers.utils.hub import get_checkpoint_shard_files
+
+    index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    if index is not None:
+        files: Sequence[str] = get_checkpoint_shard_files(path, index)[0]
+        return files
+    single = cached_file(path, SAFE_WEIGHTS_NAME)
+    if single is None:
+        raise OSError(f"{path} has no {SAFE_WEIGHTS_NAME}")
+    return [single]
+
+
+def _misfit(model: PreTrainedModel, files: _Files, dtype: torch.dtype) -> str:
+    """Why the tensors of `files` do not match the model's parameters one to one; empty if they do."""
+    parameters: dict[Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        parameters.setdefault(parameter, []).append(name)
+    known = {name for names in parameters.values() for name in names}
+    buffers = set(model.state_dict(keep_vars=True)) - known
+    kept = getattr(model, "_keep_in_fp32_modules", None) or getattr(
+        model, "_keep_in_fp32_modules_strict", None
+    )
+    if kept and dtype != torch.float32:
+        return f"{', '.join(sorted(kept))} stay in float32"
+    if unknown := sorted(files.keys() - known - buffers):
+        return f"{unknown[0]} of its files is no parameter's name"
+    if missing := sorted(buffers - files.keys()):
+        return f"{missing[0]} is not in its files"
+    for parameter, names in parameters.items():
+        found = [name for name in names if name in files]
+        if len(found) != 1:
+            return f"{' and '.join(found or names)} {'are both' if found else 'is not'} in its files"
+        if files.shape(found[0]) != tuple(parameter.shape):
+            return f"{found[0]} has another shape in its files"
+    return ""
+
+
+def _load_buffers(model: PreTrainedModel, files: _Files, device: torch.device) -> None:
+    """Put every buffer on `device`, with the value in the files if there is one."""
+    for name, buffer in list(model.named_buffers(remove_duplicate=False)):
+        if name in files:
+            buffer.copy_(files.read(name))
+        place, _, own = name.rpartition(".")
+        setattr(model.get_submodule(place), own, buffer.to(device))
+
+
+def _shard(parameter: Parameter, first: Parameter, settings: Mapping[str, object]) -> None:
+    """Shard a whole parameter as ZeRO-3 does: broadcast it from rank 0 and keep this rank's part. `first` is
+    the model's first parameter and must be sharded first. A collective."""
+    import deepspeed
+
+    if parameter is first:
+        holder = Module()
+        holder.register_parameter("first", parameter)
+        deepspeed.zero.Init(module=holder, config_dict_or_path=dict(settings))
+    else:  # as DeepSpeed adds to a model that is sharded already
+        first.convert_to_zero_parameters(param_list=[parameter])  # type: ignore[attr-defined]

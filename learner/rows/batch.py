@@ -1,0 +1,157 @@
+"""From groups to model inputs: samples with advantages and weights, in rows that share a prompt, cut into
+micro-batches.
+
+Letters: B rows of T tokens of a micro-batch, N sampled tokens in a micro-batch, G_i rollouts of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+
+from hora_rl.common.types import Group, Rollout
+from hora_rl.learner.rows.estimator import Estimator
+from hora_rl.learner.rows.prefixes import Row, bins, length
+from hora_rl.learner.rows.sample import Sample, sequences
+
+WIDTHS = 64
+"""Widths on a card are multiples of this, so that few shapes occur and lines of masks are aligned."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """Samples as B rows of T tokens, padded at the right.
+
+    `input_ids`, `position_ids`, `segments` are (B, T); all other tensors are (N,), one entry per sampled
+    token. `sources[k]` is the index in the B·T tokens whose hidden state predicts token `targets[k]`;
+    `sequence` numbers the samples. `segments` is 0 in a row's prompt and numbers its completions from 1; None
+    if every row has one.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    segments: torch.Tensor | None
+    sources: torch.Tensor
+    targets: torch.Tensor
+    logprobs: torch.Tensor
+    advantage: torch.Tensor
+    scale: torch.Tensor
+    sequence: torch.Tensor
+    match: torch.Tensor
+
+    def to(self, device: torch.device) -> MicroBatch:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: v.to(device) for name, v in values.items() if v is not None})
+
+
+def samples_of(
+    groups: Sequence[Group], estimator: Estimator, prompts_per_batch: int, version: int
+) -> list[Sample]:
+    """Samples of the groups, in order. `version` is the weight version that the step starts from. If the
+    objective needs totals and `estimator` has none, they are computed from `groups`.
+
+    Rollouts with advantage zero are dropped, unless a loss term without advantage acts on them.
+    """
+    objective, samples = estimator.objective, list[Sample]()
+    if objective.over_batch and estimator.totals is None:
+        estimator = replace(estimator, totals=estimator.sums(groups))
+    every = objective.kl > 0.0 or objective.rewards_entropy
+    for group in groups:
+        for rollout, a in zip(group.rollouts, estimator.advantages(group), strict=True):
+            if (a != 0.0 or every) and estimator.trains(rollout):
+                scale = estimator.scale(group, rollout, prompts_per_batch)
+                samples += _samples(group, rollout, float(a), scale, version)
+    return samples
+
+
+def measurable(groups: Iterable[Group], version: int, enough: int) -> list[Sample]:
+    """Samples with tokens of `version`: the first ones that hold `enough` such tokens, or all. Their loss
+    weight is zero: they only measure drift."""
+    found: list[Sample] = []
+    tokens = 0
+    for group, rollout in ((g, r) for g in groups for r in g.rollouts):
+        for sample in _samples(group, rollout, 0.0, 0.0, version):
+            if tokens >= enough:
+                return found
+            if sample.match.any():
+                found.append(sample)
+                tokens += int(sample.match.sum())
+    return found
+
+
+def _samples(group: Group, rollout: Rollout, advantage: float, scale: float, version: int) -> list[Sample]:
+    """The sequences of one rollout: one, plus one per turn with a fresh context."""
+    match = np.zeros(len(rollout.tokens), dtype=bool)
+    for span in rollout.spans:
+        match[span.start : span.end] = span.version == version
+    return [
+        Sample(s.prompt, s.tokens, rollout.logprobs[s.span], advantage, scale, match[s.span], s.places)
+        for s in sequences(group.prompt_tokens, rollout)
+    ]
+
+
+def micro_batches(
+    rows: Sequence[Row], budget: int, multiple: int = 1
+) -> tuple[list[MicroBatch], dict[str, float]]:
+    """Micro-batches of at most `budget` tokens each, padding included, and packing metrics of this rank. Rows
+    of one sample are batched separately: they need no mask, so the model applies its attention windows.
+    `multiple`: see `make_micro_batch`."""
+    micro: list[MicroBatch] = []
+    for part in ([r for r in rows if len(r) > 1], [r for r in rows if len(r) == 1]):
+        found = bins([length(r) for r in part], budget)
+        micro += [make_micro_batch([part[i] for i in b], multiple) for b in found]
+    figures = {
+        "packing/tokens": float(sum(map(length, rows))),
+        "packing/processed": float(sum(m.input_ids.numel() for m in micro)),
+    }
+    return micro, figures
+
+
+def make_micro_batch(rows: Sequence[Row], multiple: int = 1) -> MicroBatch:
+    """One micro-batch, with a width that is a multiple of `multiple`, or of an eighth of it if the rows are
+    short. The positions of every completion continue those of its prompt."""
+    width = max(map(length, rows))
+    step = multiple if width >= 8 * multiple else max(1, multiple // 8)
+    width = -(-width // step) * step
+    ids = np.zeros((len(rows), width), dtype=np.int64)
+    positions = np.zeros_like(ids)
+    segments = np.full_like(ids, -1)
+    sources = []
+    for i, row in enumerate(rows):
+        prompt = row[0].prompt
+        at = len(prompt)
+        ids[i, :at], positions[i, :at], segments[i, :at] = prompt, np.arange(at), 0
+        for number, sample in enumerate(row, 1):
+            end = at + len(sample.tokens)
+            ids[i, at:end], segments[i, at:end] = sample.tokens, number
+            positions[i, at:end] = np.arange(len(prompt), sample.length)
+            sources.append(sample.sources(at) + i * width)
+            at = end
+    samples = [sample for row in rows for sample in row]
+    counts = [len(s.logprobs) for s in samples]
+
+    def per_token(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.from_numpy(np.repeat(np.asarray(values), counts)).to(dtype)
+
+    return MicroBatch(
+        input_ids=torch.from_numpy(ids),
+        position_ids=torch.from_numpy(positions),
+        segments=torch.from_numpy(segments) if len(samples) > len(rows) else None,
+        sources=torch.from_numpy(np.concatenate(sources)).long(),
+        targets=torch.from_numpy(np.concatenate([s.targets for s in samples])).long(),
+        logprobs=torch.from_numpy(np.concatenate([s.logprobs for s in samples])).float(),
+        advantage=per_token([s.advantage for s in samples], torch.float32),
+        scale=per_token([s.scale for s in samples], torch.float32),
+        sequence=per_token(list(range(len(samples))), torch.int64),
+        match=torch.from_numpy(np.concatenate([s.match for s in samples])),
+    )
+
+
+def empty_micro_batch(device: torch.device) -> MicroBatch:
+    """One token of weight zero: keeps an idle rank in step with collectives."""
+    one = np.zeros(1, dtype=np.int32)
+    sample = Sample(one, one, np.zeros(1, np.float32), 0.0, 0.0, np.zeros(1, dtype=bool))
+    return make_micro_batch([[sample]]).to(device)

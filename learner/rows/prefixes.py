@@ -1,0 +1,164 @@
+"""Packs samples: completions of one prompt in one row, so the prompt is computed once for all of them; rows
+of similar length in micro-batches; costs evenly over parts. Deterministic.
+
+A row of tokens is [prompt, c_1, …, c_m]. Positions of every completion continue the prompt's, and a mask
+limits a token to the prompt and its completion. One call of the model computes the row, so module hooks run
+as usual. A row with one completion needs no mask.
+
+Kernels with a mask compute all T² products of a row, masked ones included. So a long group is cut into
+several rows, each repeating the prompt. Groups are stacked as rows rather than concatenated in one, where
+each would pay for all others. With S tokens of completions in k rows, C per token and A per product of
+attention, the cost is
+
+    C (kP + S) + A (kP + S)² / k,    least at k = S / sqrt(P² + P C/A)
+
+FlexAttention on a card (learner/model/block_mask.py) computes what is seen alone, at `SPARSE` of the speed of
+a kernel without a mask. There a group is cut only to fit a micro-batch.
+
+Rows of a micro-batch are padded at the right. Causal attention never looks there, and costs as much as for
+separate rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hora_rl.common.errors import ConfigError
+from hora_rl.learner.rows.sample import Sample
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig
+
+SAVING = 0.1
+"""Prompts are shared if that saves this share of the cost; mask and row lengths use up smaller savings."""
+SPARSE = 0.7
+"""Speed of attention under a mask of blocks, relative to causal attention. Not measured."""
+WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
+ALIGNED = 8
+REAL = 0.95
+
+Row = Sequence[Sample]
+"""Samples of one prompt, computed together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """`even`: C/A, the row length T at which attention costs as much as everything else. `window`: the
+    longest sequence in which every token sees all earlier ones; None: unlimited. `sparse`: a row costs what
+    its tokens see, not its square."""
+
+    even: float
+    window: int | None = None
+    sparse: bool = False
+
+
+def length(row: Row) -> int:
+    """Number of tokens computed for `row`."""
+    return len(row[0].prompt) + sum(len(s.tokens) for s in row)
+
+
+def rows_of(samples: Sequence[Sample], budget: int, sharing: Sharing | None) -> list[Row]:
+    """Pack `samples` in rows of at most `budget` tokens, unless a single sample exceeds that. Without
+    `sharing` each sample has its row. Deterministic."""
+    if sharing is None:
+        return [[s] for s in samples]
+    groups: dict[bytes, list[Sample]] = {}
+    rows: list[Row] = []
+    for sample in samples:
+        if sharing.window is None or sample.length <= sharing.window:
+            groups.setdefault(sample.prompt.tobytes(), []).append(sample)
+        else:
+            rows.append([sample])
+    for group in groups.values():
+        prompt, completions = len(group[0].prompt), [len(s.tokens) for s in group]
+        cut = divide(prompt, completions, budget, sharing.even, sparse=sharing.sparse)
+        rows += [[group[i] for i in row] for row in cut]
+    return rows
+
+
+def divide(
+    prompt: int, completions: Sequence[int], budget: int, even: float, *, sparse: bool = False
+) -> list[list[int]]:
+    """Indices of `completions` (lengths, after one prompt) in rows of similar length and least cost; one per
+    row if sharing saves too little."""
+    alone = [[i] for i in range(len(completions))]
+    total = sum(completions)
+    fits = total / max(1, budget - prompt)
+    fewest = fits if sparse else round(total / math.sqrt(prompt * (prompt + even)))
+    count = max(1, math.ceil(fewest))
+    while count < len(completions):
+        rows = spread(completions, count)
+        widths = [prompt + sum(completions[i] for i in row) for row in rows]
+        if max(widths) <= budget:
+            single = sum((prompt + n) * (even + (prompt + n) / 2) for n in completions)
+            if sparse:
+                pairs = count * prompt**2 / 2 + sum(n * (prompt + n / 2) for n in completions)
+                shared = sum(widths) * even + pairs / SPARSE
+            else:
+                shared = sum(w * (even + w) for w in widths)
+            return rows if shared <= (1.0 - SAVING) * single else alone
+        count += 1 + count // 8  # one by one, thousands of completions would take minutes
+    return alone
+
+
+def bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices of `lengths` in bins, longest first; ties by index. In each bin, count times longest is at most
+    `budget`, and at least 95% of that are real tokens. Raises ConfigError for a length above the budget."""
+    if lengths and max(lengths) > budget:
+        raise ConfigError(
+            f"a prompt with its completion has {max(lengths)} tokens, learner.tokens_per_microbatch is "
+            f"{budget}: raise it"
+        )
+    found: list[list[int]] = []
+    longest = tokens = 0
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        area = (len(found[-1]) + 1) * longest if found else 0
+        if not found or area > budget or tokens + lengths[i] < REAL * area:
+            found.append([])
+            longest, tokens = lengths[i], 0
+        found[-1].append(i)
+        tokens += lengths[i]
+    return found
+
+
+def spread(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Indices of `sizes` in `count` parts of about equal sums: the largest first, each to the smallest part.
+    Indices rise within a part."""
+    parts: list[list[int]] = [[] for _ in range(count)]
+    sums = [0] * count
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        part = sums.index(min(sums))
+        parts[part].append(i)
+        sums[part] += sizes[i]
+    return [sorted(part) for part in parts]
+
+
+def mask_of(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Additive attention mask (B, 1, T, T): 0 where a token may look, else the minimum of `dtype`. `segments`
+    (B, T) are 0 for the prompt and number the completions and the padding of a row.
+
+    Every implementation accepts an additive mask: `eager` adds the mask, and SDPA would convert a boolean one
+    in each layer. Lines start at multiples of 8 numbers, as CUDA's memory-efficient kernel requires;
+    otherwise each layer copies the mask. (Flash attention takes no mask.)
+    """
+    import torch
+
+    batch, width = segments.shape
+    own = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
+    stride = -(-width // ALIGNED) * ALIGNED
+    mask = torch.full((batch, 1, width, stride), torch.finfo(dtype).min, dtype=dtype, device=segments.device)[
+        ..., :width
+    ]
+    return mask.masked_fill_(own.tril()[:, None], 0.0)
+
+
+def window_of(config: PreTrainedConfig) -> int | None:
+    """The smallest attention window of any layer; None if all layers look back to the start."""
+    text = config.get_text_config()
+    found = [getattr(text, name, None) for name in WINDOWS]
+    # Qwen2-MoE has 0 for none.
+    return min((n for n in found if isinstance(n, int) and n > 0), default=None)
