@@ -195,10 +195,10 @@ async def test_a_replica_outlives_hostile_answers_says_so_and_leaves_no_process_
 PARENT = """
 import asyncio, os, sys
 from hora_rl.actors.verifier.pool import VerifierPool
-from hora_rl.common.config import Reward
+from hora_rl.common.config import RewardConfig
 
 async def main():
-    pool = VerifierPool(Reward(time_limit_s=300.0), processes=2)
+    pool = VerifierPool(RewardConfig(time_limit_s=300.0), processes=2)
     await pool.score_batch([("q", "<answer>6/14</answer>", "3/7")])
     busy = asyncio.create_task(pool.score_batch([ITEM]))
     await asyncio.sleep(0.5)

@@ -232,7 +232,7 @@ import json, os, sys
 import torch
 from deepspeed.utils import safe_get_full_grad
 from hora_rl.common.load import load
-from hora_rl.learner import engine as module
+from hora_rl.learner.model import engine as module
 from hora_rl.learner.device import set_device
 from hora_rl.learner.model.engine import Engine
 from hora_rl.learner.model.streaming_load import _Files
