@@ -19,7 +19,7 @@ from tests.support.verifiers_python import PYTHON, ROOT, needs_verifiers
 from tests.system.conftest import PARTS, PORTS_WITHOUT_A_SETTING, LiveRun, hora, options
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
-STEPS, EVERY, SAMPLES = 8, 4, 16
+STEPS, EVERY, SAMPLES = 6, 3, 16
 PARTS["environment"] = "ray::ServeReplica:hora:environment"
 
 

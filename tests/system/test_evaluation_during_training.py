@@ -16,7 +16,7 @@ from hora_rl.evaluation.results import Result, read_result
 from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.support.jsonl import samples
 
-STEPS, EVERY, PROMPTS, SAMPLES = 27, 9, 8, 64
+STEPS, EVERY, PROMPTS, SAMPLES = 18, 9, 8, 64
 
 
 def evaluated(every: int, samples: int, **more: object) -> dict[str, object]:
