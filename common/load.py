@@ -165,6 +165,17 @@ GONE = {
         f"learner.objective.group_weight.{key}": "difficulty is clamp(√(0.12/p̂), 0.7, 3)"
         for key in ("tau", "gamma", "lo", "hi")
     },
+    "learner.objective.scale": "grpo divides by its group's deviation; dr_grpo does not",
+    "learner.objective.multi_objective_aggregation": "weighted rewards are added before they are normalised",
+    "learner.objective.lambda": "a hit's advantage under weighted_reinforce is the paper's, 0.1",
+    "learner.objective.phase_weight": "both phases are one group; likelihood is exact under every allocation",
+    "learner.objective.aggregate": "`normalisation: token` weighs all tokens of a batch alike",
+    "learner.objective.overlong_cache": "the soft penalty grows over the last fifth of max_response_tokens",
+    "learner.objective.ratio": "`loss: gspo` takes one ratio for a completion",
+    "learner.objective.clip_dual": "clip_low and clip_high are the bounds",
+    "learner.objective.kl_estimator": "it is k3",
+    "learner.objective.entropy_coef": "a loss has no entropy bonus; entropy is a metric",
+    "learner.objective.top_entropy_quantile": "every trained token is in the loss",
     "learner.kernels": "the learner compiles its layers on a card",
 }
 """Keys without a successor, and what holds now."""

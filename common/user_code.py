@@ -15,19 +15,25 @@ def is_user_function(name: str) -> bool:
     return ":" in name
 
 
-def load_function(key: str, name: str, others: str = "") -> Callable[..., Any]:
-    """The function `name` for configuration key `key`; errors list `others` as valid. Raises ConfigError."""
-    module, _, function = name.partition(":")
+def load_object(key: str, name: str, others: str = "") -> object:
+    """The object `name` for configuration key `key`; errors list `others` as valid. Raises ConfigError."""
+    module, _, attribute = name.partition(":")
 
     def unusable(reason: str) -> ConfigError:
         short = one_line(reason)
         return ConfigError(f"{key}: cannot load {name!r}: {short}; write {others}package.module:function")
 
     with any_error_as(unusable):  # a module may raise anything when it is imported
-        found: object = getattr(importlib.import_module(module), function)
-    if not callable(found):
-        raise ConfigError(f"{key}: {name!r} is a {type(found).__name__}, not a function")
-    return found
+        result: object = getattr(importlib.import_module(module), attribute)
+    return result
+
+
+def load_function(key: str, name: str, others: str = "") -> Callable[..., Any]:
+    """`load_object` of a function. Raises ConfigError."""
+    function = load_object(key, name, others)
+    if not callable(function):
+        raise ConfigError(f"{key}: {name!r} is a {type(function).__name__}, not a function")
+    return function
 
 
 def failures_named(what: str, where: str = "") -> AbstractContextManager[None]:

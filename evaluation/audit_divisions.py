@@ -37,7 +37,7 @@ def _of_shard(config: Config, report: ShardReport, reports: Sequence[ShardReport
     again = (
         _again_in_tokens(config.rollout, allocation, report, reports)
         if in_tokens
-        else _again(config.rollout, allocation, report, config.least_extra(report["rule"]))
+        else _again(config.rollout, allocation, report)
     )
     try:
         for number, (recorded, extra) in enumerate(zip(rounds, again, strict=True), 1):
@@ -61,12 +61,10 @@ def _terms(allocation: AllocationConfig, report: ShardReport) -> dict[str, Any]:
     }
 
 
-def _again(
-    rollout: RolloutConfig, allocation: AllocationConfig, report: ShardReport, least: int
-) -> Iterator[Int]:
+def _again(rollout: RolloutConfig, allocation: AllocationConfig, report: ShardReport) -> Iterator[Int]:
     n, rounds = len(report["groups"]), report["rounds"]
     budget = n * (rollout.group_size - rollout.pre_rollouts)
-    session = Session(n, budget, rounds=len(rounds), least_extra=least, **_terms(allocation, report))
+    session = Session(n, budget, rounds=len(rounds), **_terms(allocation, report))
     trials: int | list[int] = report["trials"]
     for recorded in rounds:
         session.tell(recorded["successes"], trials)

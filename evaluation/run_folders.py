@@ -11,6 +11,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from hora_rl.common.algorithms import LOSSES
 from hora_rl.common.config import ObjectiveConfig
 from hora_rl.common.config.allocation import needs_counts
 from hora_rl.common.errors import HoraError
@@ -99,13 +100,13 @@ class Run:
 
     def _objective_remarks(self) -> list[str]:
         """`key=value` of every non-default objective setting except the advantage."""
-        defaults, found = ObjectiveConfig().model_dump(), dict(self.setting("learner.objective", {}))
-        if isinstance(weight := found.get("group_weight"), dict):
-            found["group_weight"] = weight.get("as_if") or weight.get("kind", "none")
-        defaults |= {"advantage": found.get("advantage"), "group_weight": "none"}
-        if found.get("aggregate") == "token":
-            defaults["normalisation"] = "none"
-        return [f"{key}={value}" for key, value in found.items() if defaults.get(key, value) != value]
+        objective = dict(self.setting("learner.objective", {}))
+        if isinstance(weight := objective.get("group_weight"), dict):
+            objective["group_weight"] = weight.get("as_if") or weight.get("kind", "none")
+        loss = objective.get("loss", "clip")
+        defaults = ObjectiveConfig.model_validate({"loss": loss} if loss in LOSSES else {}).model_dump()
+        defaults |= {"advantage": objective.get("advantage"), "group_weight": "none", "loss": "clip"}
+        return [f"{key}={value}" for key, value in objective.items() if defaults.get(key, value) != value]
 
     def latest(self) -> list[Result]:
         """The newest result per benchmark on trained weights."""

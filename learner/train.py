@@ -10,7 +10,7 @@ group if there are several ranks. Rank 0 plans, records and publishes.
 
 import math
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from hora_rl.learner.rows.batch import MicroBatch, measurable, micro_batches, sa
 from hora_rl.learner.rows.estimator import estimator_of
 from hora_rl.learner.rows.prefixes import rows_of
 from hora_rl.learner.start import Parts, prepare
-from hora_rl.learner.totals import Totals, gathered, sums_over_ranks
+from hora_rl.learner.totals import gathered, sums_over_ranks
 
 log = structlog.get_logger(__name__)
 BAD_LOSSES = 3
@@ -115,9 +115,9 @@ def train_step(parts: Parts, step: int) -> Update:
     parts.heart.update(state=STEPPING, step=step)
     groups = parts.reader.read(step, partial(parts.publisher.follow_rank_0, step))
     estimator = estimator_of(config)
-    if estimator.objective.over_batch:
-        totals = sums_over_ranks(asdict(estimator.sums(groups)))
-        estimator = replace(estimator, totals=Totals(**totals))
+    if estimator.objective.normalisation == "token":
+        tokens = sum(gathered(estimator.trained_tokens(groups)))
+        estimator = replace(estimator, tokens=tokens)
     samples = samples_of(groups, estimator, config.rollout.prompts_per_batch, step)
     rows = rows_of(samples, config.learner.tokens_per_microbatch, parts.engine.sharing)
     micro, packing = micro_batches(rows, config.learner.tokens_per_microbatch, parts.engine.multiple)

@@ -10,36 +10,32 @@ and the allocator: no model is run.
 
 import argparse
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hora_rl.allocator import Session
-from hora_rl.common.advantages import OBJECTIVES, Formula, formula, rloo_by_phase
+from hora_rl.common.advantages import Formula, formula
+from hora_rl.common.algorithms import ADVANTAGES as NAMES
 from hora_rl.evaluation.report.markdown import markdown_table
 
 PROMPTS, G0, G = 15, 8, 32
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.9, 0.99)
-UNBIASED = "rloo, phase_weight unbiased"
-ALLOCATIONS: dict[str, tuple[int, str, int] | None] = {  # rounds, stop, least rollouts of Phase B
+ALLOCATIONS: dict[str, tuple[int, str] | None] = {  # rounds, stop
     "uniform": None,
-    "one round": (1, "none", 0),
-    "one round, Δ ≥ 1": (1, "none", 1),
-    "stop at a hit, 4 rounds": (4, "hit", 0),
+    "one round": (1, "none"),
+    "stop at a hit, 4 rounds": (4, "hit"),
 }
 K = {"pass_at_k": 4, "pkpo": 4}
-NAMED = [name if name != "shrunken" else "shrunken(10)" for name in OBJECTIVES]
+NAMED = [name if name != "shrunken" else "shrunken(10)" for name in NAMES]
 ADVANTAGES: dict[str, Formula] = {
     **{f"{name}, k = {K[name]}" if name in K else name: formula(name, K.get(name)) for name in NAMED},
-    UNBIASED: partial(rloo_by_phase, pre_rollouts=G0, share=G0 / G),
     "likelihood, baseline wald": formula("likelihood", baseline=1 / G),
 }
 # Target of an estimator in each group, over p(1 - p), given which groups hold a hit.
 Aim = Callable[[float, NDArray[np.bool_]], NDArray[np.float64]]
 TARGETS: dict[str, Aim] = {
     "rloo": lambda p, hit: np.ones(len(hit)),
-    UNBIASED: lambda p, hit: np.ones(len(hit)),
     "max_rl": lambda p, hit: hit / p,
     "likelihood": lambda p, hit: hit / p,
     "likelihood, baseline wald": lambda p, hit: hit / p,
@@ -48,17 +44,12 @@ TARGETS: dict[str, Aim] = {
 }
 
 
-def applies(name: str, allocation: str) -> bool:
-    """Unbiased phase weights need a rollout of Phase B in every group, and refuse several rounds."""
-    return allocation == "uniform" or (name == UNBIASED) == (allocation == "one round, Δ ≥ 1")
-
-
-def group(rate: float, how: tuple[int, str, int] | None, rng: np.random.Generator) -> NDArray[np.float64]:
+def group(rate: float, how: tuple[int, str] | None, rng: np.random.Generator) -> NDArray[np.float64]:
     """Successes (n,) of the first prompt's group, Phase A first."""
     if how is None:
         return (rng.random(G) < rate).astype(np.float64)
     rates = np.concatenate([[rate], rng.beta(0.323, 0.143, PROMPTS - 1)])
-    session = Session(PROMPTS, PROMPTS * (G - G0), rounds=how[0], stop=how[1], least_extra=how[2])
+    session = Session(PROMPTS, PROMPTS * (G - G0), rounds=how[0], stop=how[1])
     mine, extra = [], np.full(PROMPTS, G0)
     while True:
         outcomes = rng.random(extra[0]) < rate
@@ -81,7 +72,6 @@ def updates(
     values = {
         name: np.array([float((advantage(s) * (s - rate)).mean()) for s in groups]) / scale
         for name, advantage in ADVANTAGES.items()
-        if applies(name, allocation)
     }
     return values, np.array([s.any() for s in groups])
 
@@ -100,7 +90,7 @@ def main() -> None:
     found = {title: [updates(p, title, shards) for p in RATES] for title in ALLOCATIONS}
     weights, bias = [], []
     for name in ADVANTAGES:
-        for title, cells in ((t, c) for t, c in found.items() if applies(name, t)):
+        for title, cells in found.items():
             weights.append([f"`{name}`", title, *(f"{values[name].mean():.2f}" for values, _ in cells)])
             if name in TARGETS and title != "uniform":
                 both = zip(RATES, cells, strict=True)

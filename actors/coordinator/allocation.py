@@ -42,8 +42,7 @@ def allocate_round(
         extra = _by_tokens(rollout, allocation.rounds, batch, outcomes, spent, fixed)
     else:
         budget = len(prompts) * (rollout.group_size - rollout.pre_rollouts)
-        least = config.least_extra(batch.rule)
-        session = Session(len(prompts), budget, rounds=allocation.rounds, least_extra=least, **fixed)
+        session = Session(len(prompts), budget, rounds=allocation.rounds, **fixed)
         for successes, n in outcomes:
             session.tell(successes, n)
         extra = session.ask()

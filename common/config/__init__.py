@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 
 from pydantic import model_validator
 
+from hora_rl.common.algorithms import loss_of
 from hora_rl.common.answers import instructions
 from hora_rl.common.config.allocation import UNIFORM, AllocationConfig, WarmUpConfig, needs_counts
 from hora_rl.common.config.base import PerPart, PerStart, Section
@@ -212,7 +213,7 @@ class Config(Section):
                 ("allocation.rule", rule, UNIFORM, needs_counts(rule)),
                 ("allocation.prior", prior, "fixed", prior != "fixed"),
                 ("data.rest", ", ".join(self.data.rest), "[]", bool(self.data.rest)),
-                ("learner.objective.advantage", objective.advantage, "grpo", objective.binary),
+                ("learner.objective.advantage", objective.advantage, "grpo", objective.counts),
                 ("learner.objective.group_weight", weight, "none", weight in ("difficulty", "as_if")),
                 ("evaluation.path", "Pass@K", "null", evaluated),
             ]
@@ -239,16 +240,15 @@ class Config(Section):
                 raise ValueError(
                     f"environment.history (render) shows the chat template, and {key} is false: use append"
                 )
-            whole = [
-                key
-                for key, value in (("ratio", objective.ratio), ("importance", objective.importance))
-                if value in ("sequence", "sequence_mask")
-            ]
-            if whole:
-                raise ValueError(
-                    f"learner.objective.{whole[0]} ({getattr(objective, whole[0])}) takes a rollout as one "
-                    "sequence: use environment.history: append, or the objective's default"
-                )
+            for key, value, per_completion in (
+                ("loss", objective.loss, loss_of(objective.loss).per_completion),
+                ("importance", objective.importance, objective.importance == "sequence_mask"),
+            ):
+                if per_completion:
+                    raise ValueError(
+                        f"learner.objective.{key} ({value}) takes a rollout as one sequence: use "
+                        "environment.history: append, or the objective's default"
+                    )
         return self
 
     @property
@@ -283,10 +283,6 @@ class Config(Section):
         """The reward of the warm-up gate; None if the gate is open from the start."""
         warmup = self.allocation.warmup
         return warmup.reward if warmup.enabled and warmup.reward in self._in_every_source else None
-
-    def least_extra(self, rule: str) -> int:
-        """Minimum number of Phase B rollouts per prompt in a shard's first round under `rule`."""
-        return 1 if self.learner.objective.phase_weight == "unbiased" and needs_counts(rule) else 0
 
     @property
     def capacity(self) -> int:

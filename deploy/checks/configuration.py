@@ -29,7 +29,7 @@ from hora_rl.common.user_code import is_user_function, working_folder
 from hora_rl.common.wire import MAX_ROLLOUTS
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should
 from hora_rl.deploy.checks.machine import model_gib
-from hora_rl.learner.rows.user_advantage import try_advantage
+from hora_rl.learner.rows.estimator import estimator_of
 
 TOKEN_BYTES = 8
 """A token and its log-prob in a message."""
@@ -76,8 +76,7 @@ def names(target: Target) -> Iterator[Finding]:
         except ValueError as error:
             raise ConfigError(str(error)) from None
         if is_user_function(config.learner.objective.advantage):
-            rollout = config.rollout
-            try_advantage(config.learner.objective.advantage, rollout.pre_rollouts, rollout.group_size)
+            estimator_of(config).try_advantage(config.rollout.pre_rollouts)
     if allocation.prior not in NAMES:
         raise ConfigError(f"allocation.prior ({allocation.prior}): none of {', '.join(NAMES)}")
     if allocation.prior not in UNCONDITIONED:

@@ -32,12 +32,12 @@ from hora_rl.learner.model.compiled import compile_policy
 from hora_rl.learner.model.flops import Shape
 from hora_rl.learner.model.logprobs import Policy, without_dropout
 from hora_rl.learner.model.lora import add_adapter, without_adapter
-from hora_rl.learner.model.objective import Sums, Task
+from hora_rl.learner.model.objective import Sums, policy_loss
 from hora_rl.learner.model.optimizer import ClippedAdamW, schedule
 from hora_rl.learner.model.streaming_load import load_by_part
 from hora_rl.learner.rows.batch import WIDTHS, MicroBatch, empty_micro_batch
 from hora_rl.learner.rows.prefixes import Sharing, window_of
-from hora_rl.learner.totals import gathered, threshold
+from hora_rl.learner.totals import gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from hora_rl.learner.model.async_checkpoint import CheckpointWriter
 
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # log-probs and entropies of the predictions
+Frozen = Sequence[torch.Tensor | None]
+"""Log-probs (N,) of another policy for each micro-batch; None: none is needed."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -90,7 +92,6 @@ class Engine:
             compile_policy(self._policy)
         second = config.learner.objective.kl and self._lora is None
         self._reference = self._frozen_policy() if second else None
-        self._policy.head.entropy_gradient = config.learner.objective.rewards_entropy
         settings = config.learner.optimizer
         # Without ZeRO in float32 DeepSpeed clips but reports no norm; its other optimizers do both.
         plain = partial(ClippedAdamW, max_norm=settings.max_grad_norm)
@@ -189,11 +190,15 @@ class Engine:
         """
         started, rate = time.monotonic(), float(self._engine.get_lr()[0])
         objective = self._config.learner.objective
-        tasks = self._tasks(self._aligned([m.to(self.device) for m in micro_batches]))
+        batch = self._aligned([m.to(self.device) for m in micro_batches])
+        prox: Frozen = [None] * len(batch)
+        if objective.updates_per_batch > 1:
+            prox = [self._frozen(self._engine, micro)[0] for micro in batch]
+        reference: Frozen = self._reference_logprobs(batch) if objective.kl else [None] * len(batch)
         sums: dict[str, float] = {}
         applied, bad = True, False
         for update in range(objective.updates_per_batch):
-            update_sums, finite = self._accumulate(tasks)
+            update_sums, finite = self._accumulate(batch, prox, reference)
             if update == 0 and all(gathered(update_sums["drift_tokens"] == 0.0)):
                 sums |= self._drift(fresh())
             done = self._apply(finite)
@@ -257,22 +262,7 @@ class Engine:
         count = max(1, *gathered(len(micro_batches)))
         return micro_batches + [empty_micro_batch(self.device)] * (count - len(micro_batches))
 
-    def _tasks(self, rounds: list[MicroBatch]) -> list[Task]:
-        """Attach the log-probs that are needed before the first update to each micro-batch."""
-        objective = self._config.learner.objective
-        several, share = objective.updates_per_batch > 1, objective.top_entropy_quantile
-        frozen = [self._frozen(self._engine, m) for m in rounds] if several or share < 1.0 else []
-        prox = [logprobs for logprobs, _ in frozen] if several else [None] * len(rounds)
-        reference = self._reference_logprobs(rounds) if objective.kl else [None] * len(rounds)
-        keep: list[torch.Tensor | None] = [None] * len(rounds)
-        if share < 1.0:
-            entropies = [entropy for _, entropy in frozen]
-            real = [entropy[m.scale > 0] for entropy, m in zip(entropies, rounds, strict=True)]
-            least = threshold(real, share)
-            keep = [entropy >= least for entropy in entropies]
-        return [Task(*parts) for parts in zip(rounds, prox, reference, keep, strict=True)]
-
-    def _reference_logprobs(self, rounds: list[MicroBatch]) -> list[torch.Tensor]:
+    def _reference_logprobs(self, rounds: list[MicroBatch]) -> Frozen:
         """Log-probs of the initial policy, from a second model or, with LoRA, with the adapter switched
         off."""
         if self._reference is not None:
@@ -280,19 +270,20 @@ class Engine:
         with without_adapter(self.hf):
             return [self._frozen(self._engine, m)[0] for m in rounds]
 
-    def _accumulate(self, tasks: list[Task]) -> tuple[dict[str, float], bool]:
-        """Add up the gradients of `tasks`. Returns this rank's sums, and whether every rank's losses were
+    def _accumulate(
+        self, batch: list[MicroBatch], prox: Frozen, reference: Frozen
+    ) -> tuple[dict[str, float], bool]:
+        """Add up the gradients of `batch`. Returns this rank's sums, and whether every rank's losses were
         finite. Nothing waits for the device before all of its work is queued."""
-        objective, sums, acted = self._config.learner.objective, dict[str, float](), 0.0
-        if objective.rewards_entropy:
-            acted = sum(gathered(float(sum(t.acted.sum() for t in tasks))))
+        objective, sums = self._config.learner.objective, dict[str, float]()
         losses, stats = list[torch.Tensor](), list[Sums]()
-        for task in tasks:
-            logprobs, entropy = self._forward(self._engine, task.micro)
-            loss, own = task.loss(logprobs, entropy, objective, acted)
+        for micro, before, initial in zip(batch, prox, reference, strict=True):
+            logprobs, entropy = self._forward(self._engine, micro)
+            before = logprobs.detach() if before is None else before
+            loss, of_micro = policy_loss(logprobs, before, micro, objective, initial)
             self._engine.backward(loss * self._world)
             losses.append(loss.detach())
-            stats.append(own)
+            stats.append(of_micro | {"entropy": entropy.where(micro.scale > 0, 0.0).sum()})
         for values in read(stats):
             _add(sums, values)
         return sums, all(gathered(bool(torch.stack(losses).isfinite().all())))

@@ -97,21 +97,20 @@ class Head(torch.nn.Module):
         super().__init__()
         self._path = path
         self.weight, self.bias = path.head.weight, path.head.bias
-        self.entropy_gradient = False
         self.scored, self.log_probs = scored, log_probs  # compiled on a card
 
     def forward(
         self, states: torch.Tensor, targets: torch.Tensor, temperature: float, chunk: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """log π(targets) (N,) float32 at `temperature` and entropy (N,) float32 for states (N, H). The
-        entropy has a gradient if `entropy_gradient` is set.
+        """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32 without gradient, for states
+        (N, H).
 
         Logits of at most `chunk` tokens exist at a time; the backward pass recomputes them.
         """
-        found: tuple[torch.Tensor, torch.Tensor] = _Chunks.apply(
+        result: tuple[torch.Tensor, torch.Tensor] = _Chunks.apply(
             self, chunk, temperature, targets, states, self.weight, self.bias
         )
-        return found
+        return result
 
     def score(
         self,
@@ -123,7 +122,7 @@ class Head(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Like `forward`, with all logits at once."""
         logits = self._path.logits(states, weight, bias)
-        return self.scored(logits, targets, temperature, self.entropy_gradient)
+        return self.scored(logits, targets, temperature)
 
     def differentiable(
         self,
@@ -132,11 +131,9 @@ class Head(torch.nn.Module):
         temperature: float,
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, ...]:
-        """The outputs of `score` that have a gradient: the entropy costs as much as the log-probs."""
-        if self.entropy_gradient:
-            return self.score(states, targets, temperature, weight, bias)
-        return (self.log_probs(self._path.logits(states, weight, bias), targets, temperature)[0],)
+    ) -> torch.Tensor:
+        """The log-probs of `score`; the entropy, without a gradient, costs as much."""
+        return self.log_probs(self._path.logits(states, weight, bias), targets, temperature)[0]
 
     # Parameters are saved and loaded as those of the model's head.
     def _save_to_state_dict(self, *args: object, **kwargs: object) -> None:
@@ -158,14 +155,15 @@ class _Chunks(torch.autograd.Function):
         ctx.head, ctx.chunk, ctx.temperature = head, chunk, temperature
         ctx.save_for_backward(targets, states)
         parts = zip(states.split(chunk), targets.split(chunk), strict=True)
-        found = [head.score(s, t, temperature, weight, bias) for s, t in parts]
-        logprobs, entropy = (torch.cat(each) for each in zip(*found, strict=True))
-        if not head.entropy_gradient:
-            ctx.mark_non_differentiable(entropy)
+        scores = [head.score(s, t, temperature, weight, bias) for s, t in parts]
+        logprobs, entropy = (torch.cat(each) for each in zip(*scores, strict=True))
+        ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(
+        ctx: Any, gradient: torch.Tensor, _entropy: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
         head, wanted = ctx.head, ctx.needs_input_grad[5:]
         targets, states = ctx.saved_tensors
         # Read the parameters again: ZeRO-3 gathers them anew for the backward pass.
@@ -176,25 +174,23 @@ class _Chunks(torch.autograd.Function):
         of_states = torch.empty_like(states)
         for at in range(0, len(targets), ctx.chunk):
             part = slice(at, at + ctx.chunk)
-            own = states[part].detach().requires_grad_()
+            chunk = states[part].detach().requires_grad_()
             with torch.enable_grad():
-                found = head.differentiable(own, targets[part], ctx.temperature, *leaves)
-            of_states[part], *got = torch.autograd.grad(
-                found, [own, *trained], [g[part] for g in gradients[: len(found)]]
-            )
-            for total, gradient in zip(sums, got, strict=True):
-                total += gradient
+                logprobs = head.differentiable(chunk, targets[part], ctx.temperature, *leaves)
+            of_states[part], *of_leaves = torch.autograd.grad(logprobs, [chunk, *trained], gradient[part])
+            for total, of_leaf in zip(sums, of_leaves, strict=True):
+                total += of_leaf
         rest = iter(sums)
         of_head = (next(rest).to(states.dtype) if on else None for on in wanted)
         return None, None, None, None, of_states, *of_head
 
 
 def scored(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy_gradient: bool = False
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log π(targets) (N,) at `temperature`, and entropy (N,), of logits (N, V)."""
+    """log π(targets) (N,) at `temperature`, and entropy (N,) without gradient, of logits (N, V)."""
     chosen, logits, log_z = log_probs(logits, targets, temperature)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+    with torch.no_grad():
         entropy = log_z - (logits.softmax(-1) * logits).sum(-1)
     return chosen, entropy
 

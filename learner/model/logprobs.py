@@ -38,8 +38,7 @@ class Policy(torch.nn.Module):
     def forward(
         self, micro: MicroBatch, temperature: float, chunk: int, own: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32, with gradient if the head's
-        `entropy_gradient` is set.
+        """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32 without gradient.
 
         With `own` all logits exist at once and come from the model's forward, for comparison.
         """

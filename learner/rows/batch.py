@@ -51,17 +51,16 @@ def samples_of(
     groups: Sequence[Group], estimator: Estimator, prompts_per_batch: int, version: int
 ) -> list[Sample]:
     """Samples of the groups, in order. `version` is the weight version that the step starts from. If the
-    objective needs totals and `estimator` has none, they are computed from `groups`.
+    objective needs the step's tokens and `estimator` has none, they are those of `groups`.
 
-    Rollouts with advantage zero are dropped, unless a loss term without advantage acts on them.
+    Rollouts with advantage zero are dropped, unless a KL term acts on them.
     """
     objective, samples = estimator.objective, list[Sample]()
-    if objective.over_batch and estimator.totals is None:
-        estimator = replace(estimator, totals=estimator.sums(groups))
-    every = objective.kl > 0.0 or objective.rewards_entropy
+    if objective.normalisation == "token" and estimator.tokens is None:
+        estimator = replace(estimator, tokens=estimator.trained_tokens(groups))
     for group in groups:
         for rollout, a in zip(group.rollouts, estimator.advantages(group), strict=True):
-            if (a != 0.0 or every) and estimator.trains(rollout):
+            if (a != 0.0 or objective.kl) and estimator.trains(rollout):
                 scale = estimator.scale(group, rollout, prompts_per_batch)
                 samples += _samples(group, rollout, float(a), scale, version)
     return samples

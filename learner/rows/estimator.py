@@ -1,30 +1,22 @@
-"""Computes the advantages of a group's rollouts: chooses the rewards, successes and formula."""
+"""The advantages of a group's rollouts, and the weight of each token in the loss."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from hora_rl.common.advantages import (
-    STD_FLOOR,
-    Formula,
-    Values,
-    centred,
-    formula,
-    grpo,
-    rloo_by_phase,
-    size_weight,
-)
+from hora_rl.common.advantages import formula, size_weight
+from hora_rl.common.algorithms import advantage_of
+from hora_rl.common.algorithms.base import Algorithm, Values, centred
 from hora_rl.common.config import Config, ObjectiveConfig
 from hora_rl.common.config.objective import GroupWeightConfig
 from hora_rl.common.data.rewards import total
-from hora_rl.common.errors import RunError
+from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.types import Group, Rollout
 from hora_rl.common.user_code import is_user_function
-from hora_rl.learner.rows.user_advantage import user_advantage
-from hora_rl.learner.totals import Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +24,9 @@ class Estimator:
     """Advantages under `objective`.
 
     `weights` are the rewards' weights, `success` names the reward that decides success (None: no reward
-    does), `group_size` is G, `max_response` the longest completion. `totals` are those of the step if the
-    objective needs them. `sources` are the estimators of the data sources of a run with several.
+    does), `group_size` is G, `max_response` the longest completion. `tokens` are the trained tokens of the
+    step, which `normalisation: token` needs. `sources` are the estimators of the data sources of a run with
+    several.
     """
 
     objective: ObjectiveConfig
@@ -41,18 +34,14 @@ class Estimator:
     success: str | None
     group_size: int
     max_response: int
-    totals: Totals | None = None
+    tokens: float | None = None
     sources: Mapping[str, Estimator] = field(default_factory=dict)
 
     def advantages(self, group: Group) -> Values:
-        """A (G_i,), times the group's weight."""
+        """A (G_i,), times the group's weight. Raises ConfigError for a user's advantage that is not n finite
+        numbers."""
         weight = group_weight(group, self.objective.group_weight, self.group_size)
-        return self._of(group)._unweighted(group) * weight
-
-    def _of(self, group: Group) -> Estimator:
-        """The estimator of the group's source, with the totals of the step."""
-        own = self.sources.get(group.source)
-        return self if own is None else replace(own, totals=self.totals)
+        return self.sources.get(group.source, self)._unweighted(group) * weight
 
     def _unweighted(self, group: Group) -> Values:
         """A (G_i,) by the formula.
@@ -60,38 +49,39 @@ class Estimator:
         A formula on successes uses 1 for a success and 0 otherwise. Every other weighted reward is centred in
         the group and added.
         """
-        if is_user_function(self.objective.advantage):
-            phases = np.array([r.phase for r in group.rollouts])
-            return user_advantage(self.objective.advantage, self.rewards(group), successes(group), phases)
-        if self.objective.phase_weight == "unbiased":
-            return rloo_by_phase(
-                self.rewards(group), group.pre_rollouts, group.pre_rollouts / self.group_size
-            )
-        if not self.objective.binary:
-            return self._of_rewards(self.rewards(group))
-        others = {name: weight for name, weight in self.weights.items() if name != self.success}
-        shaped = centred(_weighted(group, others) - self._overlong(group))
-        return self._formula()(successes(group)) + shaped
+        algorithm = advantage_of(self.objective.advantage)
+        successes = np.array([r.success for r in group.rollouts], dtype=np.float64)
+        phases = np.array([r.phase for r in group.rollouts])
+        advantage = self._formula(algorithm, self.rewards(group), successes, phases)
+        if not algorithm.counts:
+            return advantage
+        return advantage + centred(self.rewards(group, without=self.success))
 
-    def _of_rewards(self, rewards: Values) -> Values:
-        scaling = self.objective.scaling
-        if self.objective.advantage != "grpo" or scaling == "group":
-            return self._formula()(rewards)
-        deviation = self.totals.deviation if self.totals else 0.0
-        return centred(rewards) / (deviation + STD_FLOOR if scaling == "batch" else 1.0)
-
-    def _formula(self) -> Formula:
+    def _formula(
+        self, algorithm: Algorithm, rewards: Values, successes: Values, phases: NDArray[np.str_]
+    ) -> Values:
+        name = self.objective.advantage
+        if algorithm.user_advantage is not None:
+            return _finite(name, algorithm.user_advantage(rewards, successes, phases), rewards)
         baseline = 1.0 / self.group_size if self.objective.baseline == "wald" else 0.0
-        return formula(self.objective.advantage, self.objective.k, baseline, self.objective.lambda_)
+        of_group = formula(algorithm, self.objective.k, baseline)
+        result = of_group(successes if algorithm.counts else rewards)
+        return _finite(name, result, rewards) if is_user_function(name) else result
 
-    def rewards(self, group: Group) -> Values:
-        """R (G_i,): the weighted sum of rewards, optionally each normalised in the group first (GDPO)."""
-        if self.objective.multi_objective_aggregation == "sum_then_normalize":
-            return _weighted(group, self.weights) - self._overlong(group)
-        terms = [
-            weight * grpo([r.rewards[name] for r in group.rollouts]) for name, weight in self.weights.items()
-        ]
-        return np.sum([*terms, grpo(-self._overlong(group))], axis=0)
+    def try_advantage(self, pre_rollouts: int) -> None:
+        """Compute a user's advantage of groups that every run meets: no hit, one hit, all hits, with and
+        without Phase B. Raises ConfigError."""
+        algorithm = advantage_of(self.objective.advantage)
+        for size in (pre_rollouts, self.group_size):
+            phases = np.array(["A"] * pre_rollouts + ["B"] * (size - pre_rollouts))
+            for hits in (0, 1, size):
+                successes = (np.arange(size) < hits).astype(np.float64)
+                self._formula(algorithm, successes.copy(), successes, phases)
+
+    def rewards(self, group: Group, without: str | None = None) -> Values:
+        """R (G_i,): the weighted sum of the rewards but `without`, less the penalty of long completions."""
+        weights = {name: weight for name, weight in self.weights.items() if name != without}
+        return np.array([total(r.rewards, weights) for r in group.rollouts]) - self._overlong(group)
 
     def trains(self, rollout: Rollout) -> bool:
         """Whether the rollout's tokens are in the loss. A masked rollout only counts in its group."""
@@ -100,25 +90,44 @@ class Estimator:
     def scale(self, group: Group, rollout: Rollout, prompts: int) -> float:
         """Weight of one token in the loss of a step of `prompts` groups: 1/(Γ G_i Z), or 1/(tokens of the
         step)."""
-        if self.objective.aggregate == "token" and self.totals is not None:
-            return 1.0 / self.totals.tokens
+        if self.objective.normalisation == "token" and self.tokens is not None:
+            return 1.0 / self.tokens
         z = self.max_response if self.objective.normalisation == "constant" else len(rollout.tokens)
         return 1.0 / (prompts * group.size * z)
 
-    def sums(self, groups: Sequence[Group]) -> Totals:
-        """The contribution of `groups` to the totals of their step."""
-        values = np.concatenate([np.zeros(0), *(self._of(group).rewards(group) for group in groups)])
-        trained = [len(r.tokens) for group in groups for r in group.rollouts if self.trains(r)]
-        return Totals(float(sum(trained)), float(len(values)), float(values.sum()), float((values**2).sum()))
+    def trained_tokens(self, groups: Sequence[Group]) -> float:
+        """The part of `groups` in the trained tokens of their step."""
+        return float(sum(len(r.tokens) for group in groups for r in group.rollouts if self.trains(r)))
 
     def _overlong(self, group: Group) -> Values:
-        """DAPO's soft penalty (2503.14476, equation 13): rises from 0 to 1 over the last tokens before the
-        limit."""
+        """DAPO's soft penalty (2503.14476, equation 13): rises from 0 to 1 over the last fifth of the
+        tokens before the limit."""
         if self.objective.overlong != "soft":
             return np.zeros(group.size)
-        cache = self.objective.overlong_cache or max(1, self.max_response // 5)
+        cache = max(1, self.max_response // 5)
         lengths = np.array([len(r.tokens) for r in group.rollouts])
         return np.clip((lengths - self.max_response) / cache + 1.0, 0.0, 1.0)
+
+
+def _finite(name: str, advantage: ArrayLike, rewards: Values) -> Values:
+    """A user's advantages (n,). Raises ConfigError if they are not n finite numbers."""
+    where = f"learner.objective.advantage ({name})"
+    try:
+        values = np.asarray(advantage, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where}: returned a {type(advantage).__name__}, not numbers") from None
+    if values.shape != rewards.shape:
+        raise ConfigError(
+            f"{where}: returned shape {values.shape} for a group of {len(rewards)} rollouts; it must be "
+            f"({len(rewards)},)"
+        )
+    if not np.isfinite(values).all():
+        index = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise ConfigError(
+            f"{where}: returned {values[index]} for rollout {index} of a group of {len(rewards)} with "
+            f"rewards {rewards[:8].tolist()}; advantages must be finite"
+        )
+    return values
 
 
 def group_weight(group: Group, weight: GroupWeightConfig, group_size: int) -> float:
@@ -146,6 +155,7 @@ def group_weight(group: Group, weight: GroupWeightConfig, group_size: int) -> fl
 
 
 def estimator_of(config: Config) -> Estimator:
+    """The estimator of a run, with one for each data source."""
     rollout = config.rollout
     return Estimator(
         config.learner.objective,
@@ -155,12 +165,3 @@ def estimator_of(config: Config) -> Estimator:
         rollout.max_response_tokens,
         sources={source: estimator_of(config.of(source)) for source in config.data.sources},
     )
-
-
-def successes(group: Group) -> Values:
-    """1.0 (G_i,) for each rollout that is a hit."""
-    return np.array([r.success for r in group.rollouts], dtype=np.float64)
-
-
-def _weighted(group: Group, weights: Mapping[str, float]) -> Values:
-    return np.array([total(r.rewards, weights) for r in group.rollouts])

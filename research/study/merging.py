@@ -29,10 +29,4 @@ def merged(samples: Sequence[Sample], objective: ObjectiveConfig) -> list[Sample
 
 def _linear(objective: ObjectiveConfig) -> bool:
     """Whether the gradient at ratio 1 is linear in the advantage, with no term that counts tokens."""
-    return (
-        objective.loss == "clip"
-        and objective.updates_per_batch == 1
-        and objective.kl == 0.0
-        and not objective.rewards_entropy
-        and objective.top_entropy_quantile == 1.0
-    )
+    return objective.loss == "clip" and objective.updates_per_batch == 1 and objective.kl == 0.0

@@ -29,7 +29,6 @@ from tests.support.simulated import Fleet, Learner, coordinate, prompts
 
 N, SHARDS, GAMMA, G, G0 = 6, 2, 4, 6, 2
 FLEET = Fleet(lambda request, lengths: 0.002)
-PHASE_WEIGHT = {"learner.objective.advantage": "rloo", "learner.objective.phase_weight": "unbiased"}
 
 
 def config_of(name: str, staleness: int = 0, **more: Any) -> Config:
@@ -288,12 +287,3 @@ async def test_a_budget_in_tokens_goes_by_the_lengths_of_known_cycles(redis_url:
         for cycles in (one, two):
             means = [lengths and lengths.mean for lengths in (cycles.of(b).lengths for b in range(3))]
             assert means == [None, 10.0, 15.0], "tokens of a prompt's two pre-rollouts"
-
-
-@pytest.mark.parametrize(("more", "least"), [({}, 0), (PHASE_WEIGHT, 1)], ids=["pooled", "unbiased"])
-async def test_phase_weights_give_each_a_phase_b(redis_url: str, more: dict[str, str], least: int) -> None:
-    config = config_of(f"phase-b-{least}", **{"allocation.warmup.enabled": "false", **more})
-    async with coordinators(redis_url, config, lambda: FixedPrior(0.01, 3.0)) as coordinator:
-        cycles = coordinator()
-        assert await knows(cycles, 0)
-        assert shared_out(cycles, config, 0, 0, (0, G0)).extra.min() == least

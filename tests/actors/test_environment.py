@@ -250,7 +250,7 @@ def test_an_environment_that_cannot_be_one_is_refused_by_name() -> None:
         (["environment.path=chess"], "is none of guess, python"),
         (["environment.max_turns=5000"], r"environment.max_turns .5000.: .*less than or equal to 4096"),
         (["environment.path=null"], r"reward 'episode.solved' is given by an environment, and"),
-        ([*RENDER, "data.chat=true", "learner.objective.ratio=sequence"], "takes a rollout as one"),
+        ([*RENDER, "data.chat=true", "learner.objective.loss=gspo"], "takes a rollout as one"),
         ([*RENDER, "data.chat=false"], r"environment.history .render. shows .* and data.chat is false"),
         (["environment.max_given_tokens=9000"], r"environment.max_given_tokens = 8 \+ 3 \+ 9000 = 9011"),
     ],

@@ -46,14 +46,15 @@ def test_the_papers_presets_say_what_its_tables_say(name: str) -> None:
 
 FOLDER = ROOT / "deploy" / "objectives"
 METHODS: dict[str, dict[str, Any]] = {
-    "grpo": {"advantage": "grpo", "normalisation": "sequence", "kl": 0.04, "kl_estimator": "k3"},
+    "grpo": {"advantage": "grpo", "normalisation": "sequence", "kl": 0.04},
     "dr_grpo": {"advantage": "dr_grpo", "normalisation": "constant", "kl": 0.0},
-    "dapo": {"advantage": "grpo", "aggregate": "token", "clip_low": 0.2, "clip_high": 0.28}
+    "dapo": {"advantage": "grpo", "normalisation": "token", "clip_low": 0.2, "clip_high": 0.28}
     | {"overlong": "soft", "kl": 0.0},
-    "gspo": {"advantage": "grpo", "ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
-    "cispo": {"loss": "cispo", "aggregate": "token", "clip_high": 4.0},
-    "rloo": {"advantage": "rloo", "loss": "clip"},
-    "max_rl": {"advantage": "max_rl"},
+    "gspo": {"advantage": "grpo", "loss": "gspo", "normalisation": "sequence"}
+    | {"clip_low": 3e-4, "clip_high": 4e-4, "kl": 0.0},
+    "cispo": {"loss": "cispo", "normalisation": "token", "clip_high": 4.0, "kl": 0.0},
+    "rloo": {"advantage": "rloo", "loss": "clip", "normalisation": "constant"},
+    "max_rl": {"advantage": "max_rl", "normalisation": "token", "clip_high": 0.28},
 }
 
 

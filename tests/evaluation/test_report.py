@@ -206,7 +206,8 @@ def test_results_of_other_problems_or_temperatures_are_neither_averaged_nor_comp
         ({"advantage": "grpo"}, "GRPO + HORA"),
         ({"advantage": "pkpo", "k": 4}, "PKPO + HORA (k=4)"),
         ({"group_weight": "difficulty"}, "GRPO + HORA (group_weight=difficulty)"),
-        ({"aggregate": "token", "clip_high": 0.28}, "GRPO + HORA (clip_high=0.28, aggregate=token)"),
+        ({"loss": "dapo"}, "GRPO + HORA (loss=dapo)"),
+        ({"loss": "dapo", "clip_high": 0.3}, "GRPO + HORA (clip_high=0.3, loss=dapo)"),
     ],
 )
 def test_runs_of_other_objectives_are_other_methods(

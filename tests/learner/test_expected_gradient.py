@@ -13,7 +13,9 @@ import pytest
 
 from hora_rl.allocator import Session, allocate
 from hora_rl.allocator.rules import RULES
-from hora_rl.common.advantages import Values, likelihood, max_rl, pkpo, rloo
+from hora_rl.common.advantages import formula
+from hora_rl.common.algorithms.base import Values
+from hora_rl.common.algorithms.likelihood import advantage as likelihood
 
 RIGHT = np.array([1.0, 1.0, 0.0])
 G0 = 2
@@ -151,9 +153,9 @@ PKPO = ((2, 2), (4, 2), (6, 2), (5, 4), (6, 6))
 EQUAL: list[tuple[Callable[[Values], Values], int, np.ndarray]] = [
     *((likelihood, n, harmonic(n)) for n in (2, 3, 6)),
     *((partial(likelihood, baseline=1 / n), n, harmonic(n)) for n in (2, 3, 6)),
-    *((max_rl, n, harmonic(n - 1)) for n in (2, 3, 6)),
-    *((partial(pkpo, k=k), n, k * (1 - SUCCESS) ** (k - 1)) for n, k in PKPO),
-    *((rloo, n, np.ones(len(RATES))) for n in (2, 6)),
+    *((formula("max_rl"), n, harmonic(n - 1)) for n in (2, 3, 6)),
+    *((formula("pkpo", k), n, k * (1 - SUCCESS) ** (k - 1)) for n, k in PKPO),
+    *((formula("rloo"), n, np.ones(len(RATES))) for n in (2, 6)),
 ]
 
 
@@ -167,7 +169,7 @@ def test_on_equal_groups_each_advantage_is_its_weight_times_the_gradient_of_p(
 def test_pkpo_is_the_gradient_of_the_expected_maximum_of_continuous_rewards() -> None:
     value, n, k = np.array([0.3, 1.7, -0.4]), 5, 3
     wanted, found = np.zeros_like(RATES), np.zeros_like(RATES)
-    for size, of in ((k, None), (n, pkpo)):
+    for size, of in ((k, None), (n, formula("pkpo", k))):
         for path in product(range(3), repeat=size):
             outcomes = np.array(path)
             chance = RATES[:, outcomes].prod(1)[:, None]
@@ -175,6 +177,6 @@ def test_pkpo_is_the_gradient_of_the_expected_maximum_of_continuous_rewards() ->
             if of is None:
                 wanted += chance * value[outcomes].max() * score
             else:
-                per = np.bincount(outcomes, pkpo(value[outcomes], k) / n, minlength=3)
+                per = np.bincount(outcomes, of(value[outcomes]) / n, minlength=3)
                 found += chance * (per - per.sum() * RATES)
     assert np.abs(found - wanted).max() < 1e-10

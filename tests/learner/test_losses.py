@@ -7,26 +7,21 @@ import numpy as np
 import pytest
 import torch
 
+from hora_rl.common.algorithms.base import Algorithm, TokenTerms
 from hora_rl.common.config import ObjectiveConfig
 from hora_rl.learner.model.engine import read
-from hora_rl.learner.model.head import scored
 from hora_rl.learner.model.objective import k3, policy_loss
 from hora_rl.learner.rows.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.rows.sample import Sample
-from hora_rl.learner.totals import threshold
 from tests.support.samples import sample
 
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"clip_dual": 1.5},
-    {"ratio": "sequence"},
-    {"ratio": "sequence", "clip_low": 0.03, "clip_high": 0.04},
+    {"loss": "gspo", "clip_low": 0.2, "clip_high": 0.2},
+    {"loss": "gspo", "clip_low": 0.03, "clip_high": 0.04},
     {"loss": "sapo"},
-    {"loss": "sapo", "ratio": "sequence"},
-    {"kl": 0.3, "kl_estimator": "k1"},
-    {"kl": 0.3, "kl_estimator": "k2"},
-    {"kl": 0.3, "kl_estimator": "k3"},
-    {"aggregate": "token", "importance": "sequence_mask"},
+    {"kl": 0.3},
+    {"normalisation": "token", "importance": "sequence_mask"},
 ]
 LENGTHS = (1, 4, 7, 2, 5)
 ALL = list(range(len(LENGTHS)))
@@ -100,6 +95,23 @@ def test_loss_and_sums_add_up_over_any_cut(options: dict[str, Any]) -> None:
             torch.testing.assert_close(own.grad, case.part(logprobs.grad.numpy(), which))
 
 
+def plain(tokens: TokenTerms) -> tuple[torch.Tensor, torch.Tensor]:
+    return tokens.ratio * tokens.advantage, tokens.ratio > 1.0 + tokens.clip_high
+
+
+OWN = Algorithm(token_loss=plain, defaults={"clip_high": 0.5})
+
+
+@pytest.mark.parametrize(("name", "bound"), [("OWN", 0.5), ("plain", 0.2)])
+def test_a_users_loss_is_an_algorithm_with_its_defaults_or_a_function(name: str, bound: float) -> None:
+    objective, case = ObjectiveConfig(loss=f"{__name__}:{name}", importance="none"), Case()
+    loss, sums, _ = case.loss(objective, ALL)
+    ratio, micro = np.exp(case.policy - case.prox), case.micro(ALL)
+    assert loss.item() == pytest.approx(-float((micro.scale * micro.advantage).double().numpy() @ ratio))
+    assert sums["clip"] == (ratio > 1 + bound).sum()
+    assert ObjectiveConfig.model_validate(objective.model_dump()) == objective
+
+
 @pytest.mark.parametrize(("advantage", "shift", "moves"), PUSHES)
 def test_a_token_stops_only_beyond_the_bound_it_crosses(advantage: float, shift: float, moves: bool) -> None:
     logprobs = torch.full((1,), -1.0 + shift, requires_grad=True)
@@ -114,27 +126,6 @@ def test_drift_counts_only_tokens_of_the_learners_own_version() -> None:
     [stats] = read([policy_loss(logprobs, logprobs, micro(1.0, 4), ObjectiveConfig())[1]])
     assert stats["drift_tokens"] == 2
     assert stats["drift"] == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
-def test_the_threshold_is_the_quantile_of_all_micro_batches_together(share: float) -> None:
-    values = np.random.default_rng(0).exponential(size=101).astype(np.float32)
-    parts = [torch.from_numpy(p) for p in np.split(values, [7, 60])]
-    least = threshold(parts, share)
-    assert least == pytest.approx(np.quantile(values, 1 - share))
-    kept = sum(int((p >= least).sum()) for p in parts)
-    assert kept == pytest.approx(share * 101, abs=1)
-
-
-def test_entropy_has_a_gradient_only_where_it_is_asked_for() -> None:
-    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    targets = torch.zeros(5, dtype=torch.long)
-    assert not scored(logits, targets, 0.7)[1].requires_grad
-    entropy = scored(logits, targets, 0.7, entropy_gradient=True)[1]
-    [found] = torch.autograd.grad(entropy.sum(), logits)
-    plain = torch.distributions.Categorical(logits=logits / 0.7).entropy()
-    torch.testing.assert_close(entropy, plain)
-    torch.testing.assert_close(found, torch.autograd.grad(plain.sum(), logits)[0])
 
 
 FAR = [30.0, 60.0, 95.0, -30.0, -95.0]
@@ -159,45 +150,43 @@ def one_far_token(
     return policy.grad.tolist(), sums["bounded"]
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("gap", [10.0, *FAR])
-def test_a_token_far_from_its_reference_keeps_the_policy_gradient(gap: float, estimator: str) -> None:
-    objective = ObjectiveConfig(kl=0.001, kl_estimator=estimator)
-    found, bounded = one_far_token(-gap, objective, "ref", 1.0)  # d = gap
-    of_kl = 0.25 * 0.001 * {"k1": 1.0, "k2": -gap, "k3": 0.0}[estimator]
-    near = 0.25 * 0.001 * (estimator == "k1")
-    assert found == pytest.approx([-0.25 + near] * 3 + [-0.25 + of_kl])
-    assert bounded == (estimator == "k3")
+def test_a_token_far_from_its_reference_keeps_the_policy_gradient(gap: float) -> None:
+    gradient, bounded = one_far_token(-gap, ObjectiveConfig(kl=0.001), "ref", 1.0)  # d = gap
+    assert gradient == pytest.approx([-0.25] * 4)
+    assert bounded == 1
 
 
 @pytest.mark.parametrize("gap", FAR)
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
-@pytest.mark.parametrize("options", [{}, {"clip_dual": 3.0}, {"loss": "cispo"}, {"loss": "sapo"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"loss": "cispo"}, {"loss": "sapo"}], ids=str)
 def test_a_ratio_that_overflows_leaves_the_other_tokens_theirs(
     options: dict[str, Any], advantage: float, gap: float
 ) -> None:
-    found, bounded = one_far_token(gap, ObjectiveConfig.model_validate(options), "prox", advantage)
-    assert found[:3] == pytest.approx([-0.25 * advantage] * 3)
-    assert np.isfinite(found[3])
+    gradient, bounded = one_far_token(gap, ObjectiveConfig.model_validate(options), "prox", advantage)
+    assert gradient[:3] == pytest.approx([-0.25 * advantage] * 3)
+    assert np.isfinite(gradient[3])
     assert bounded == 1
 
 
 @pytest.mark.parametrize("gap", [95.0, -95.0])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_a_sequence_ratio_that_overflows_has_a_finite_gradient(advantage: float, gap: float) -> None:
-    found, bounded = one_far_token(gap, ObjectiveConfig(ratio="sequence"), "prox", advantage)
-    assert np.isfinite(found).all()
+    gradient, bounded = one_far_token(
+        gap, ObjectiveConfig(loss="gspo", clip_low=0.2, clip_high=0.2), "prox", advantage
+    )
+    assert np.isfinite(gradient).all()
     assert bounded == 4, "the mean of the four log-ratios is 24 nats"
 
 
 @pytest.mark.parametrize("gap", FAR)
 @pytest.mark.parametrize("importance", ["token_truncate", "token_mask", "sequence_mask", "none"])
 def test_an_importance_weight_that_overflows_is_capped_or_left_out(importance: str, gap: float) -> None:
-    found, bounded = one_far_token(gap, ObjectiveConfig(importance=importance), "generator", 1.0)
+    gradient, bounded = one_far_token(gap, ObjectiveConfig(importance=importance), "generator", 1.0)
     above, tiny = {"token_truncate": 3.0, "token_mask": 0.0, "sequence_mask": 0.0, "none": 1.0}, np.exp(-20)
     last = above[importance] if gap > 0 else 1.0 if importance == "none" else tiny
     first = last if importance == "sequence_mask" else 1.0
-    assert found == pytest.approx([-0.25 * first] * 3 + [-0.25 * last])
+    assert gradient == pytest.approx([-0.25 * first] * 3 + [-0.25 * last])
     assert bounded == 1
 
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hora_rl.common.config import ObjectiveConfig
 from hora_rl.learner.model.head import Head
 from hora_rl.learner.model.logprobs import Policy
-from hora_rl.learner.model.objective import Task
+from hora_rl.learner.model.objective import policy_loss
 from hora_rl.learner.rows.batch import make_micro_batch
 from tests.support.samples import sample
 from tests.support.tiny_qwen2 import tiny_qwen2
@@ -40,8 +40,9 @@ class Waiting(TorchDispatchMode):
     "options",
     [
         {},
-        {"ratio": "sequence", "importance": "sequence_mask", "kl": 0.1},
-        {"loss": "cispo", "aggregate": "token", "importance": "token_mask", "entropy_coef": 0.1},
+        {"loss": "gspo", "importance": "sequence_mask", "kl": 0.1},
+        {"loss": "cispo", "importance": "token_mask"},
+        {"loss": "sapo"},
     ],
     ids=str,
 )
@@ -50,27 +51,24 @@ def test_a_micro_batch_reads_nothing_from_the_device(options: dict[str, Any], sh
     samples = [sample([1, 2, 3], rng.integers(0, 60, n), -4.0, 1.0 - n % 3) for n in (5, 9, 3)]
     micro = make_micro_batch([samples] if shared else [[s] for s in samples])
     policy = Policy(tiny_qwen2(64))
-    policy.head.entropy_gradient = objective.rewards_entropy
-    task = Task(micro, reference=micro.logprobs if objective.kl else None)
     with Waiting() as waiting:
-        loss, sums = task.loss(*policy(micro, 0.7, 4), objective, acted=17.0)
+        logprobs, _ = policy(micro, 0.7, 4)
+        reference = micro.logprobs if objective.kl else None
+        loss, sums = policy_loss(logprobs, logprobs.detach(), micro, objective, reference)
         loss.backward()
     assert waiting.found == []
     assert sums["tokens_trained"] == 17
     with Waiting() as waiting:
-        assert float(loss.detach()) == float(sums["loss"]) or objective.rewards_entropy
+        assert float(loss.detach()) == float(sums["loss"])
         assert micro.match[micro.match].all()
     assert len(waiting.found) >= 3, "what is looked for is seen"
 
 
-@pytest.mark.parametrize("rewarded", [False, True])
-def test_the_backward_pass_computes_the_entropy_again_only_for_its_gradient(rewarded: bool) -> None:
-    policy = Policy(tiny_qwen2(64))
-    head: Head = policy.head
-    head.entropy_gradient = rewarded
+def test_the_backward_pass_does_not_compute_the_entropy_again() -> None:
+    head: Head = Policy(tiny_qwen2(64)).head
     states = torch.randn(8, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    outputs = head(states, torch.arange(8), 0.7, 4)
+    logprobs, entropy = head(states, torch.arange(8), 0.7, 4)
+    assert not entropy.requires_grad
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        torch.stack(outputs[: 1 + rewarded]).sum().backward()
-    soft = sum(e.count for e in profile.key_averages() if e.key == "aten::softmax")
-    assert soft == (2 if rewarded else 0)
+        logprobs.sum().backward()
+    assert not any(e.key == "aten::softmax" for e in profile.key_averages())

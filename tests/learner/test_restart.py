@@ -61,12 +61,11 @@ def whole_table(config: Config) -> pa.Table:
     return table
 
 
-OPTIONS = ("entropy_coef=0.01", "top_entropy_quantile=0.5", "aggregate=token")
-ENTROPY = tuple(f"learner.objective.{option}" for option in OPTIONS)
+DAPO = ("learner.objective.loss=dapo",)
 LORA = ("learner.lora.rank=4", "learner.objective.kl=0.01", "learner.zero_stage=2")
 
 
-@pytest.mark.parametrize("more", [(), ENTROPY, LORA], ids=["defaults", "entropy", "lora"])
+@pytest.mark.parametrize("more", [(), DAPO, LORA], ids=["defaults", "dapo", "lora"])
 def test_a_learner_killed_at_random_moments_ends_with_the_same_weights_bit_by_bit(
     tmp_path: Path, more: tuple[str, ...], redis_server: RedisServer
 ) -> None:

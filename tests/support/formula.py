@@ -7,11 +7,10 @@ import torch
 
 from hora_rl.common.types import Group, Rollout, Tokens, Turn
 from hora_rl.learner.model.logprobs import Policy
-from hora_rl.learner.model.objective import Task
+from hora_rl.learner.model.objective import policy_loss
 from hora_rl.learner.rows.batch import MicroBatch, empty_micro_batch, micro_batches, samples_of
 from hora_rl.learner.rows.estimator import Estimator
 from hora_rl.learner.rows.prefixes import Sharing, rows_of
-from hora_rl.learner.totals import Totals, threshold
 
 
 def logprobs_of(model: torch.nn.Module, prompt: Tokens, made: Rollout, temperature: float) -> torch.Tensor:
@@ -85,26 +84,18 @@ def by_cut(
     ranks: int = 1,
     multiple: int = 1,
 ) -> torch.Tensor:
-    """The gradient as the learner computes it on `ranks` ranks: totals and threshold of all of them, then
-    every rank's own micro-batches, whose widths are multiples of `multiple`, and an empty one."""
-    objective, parts = estimator.objective, [groups[rank::ranks] for rank in range(ranks)]
-    own = [estimator.sums(part) for part in parts]
-    totals = Totals(*(sum(getattr(t, name) for t in own) for name in Totals.__slots__))
-    samples = [samples_of(part, replace(estimator, totals=totals), len(groups), version=0) for part in parts]
+    """The gradient as the learner computes it on `ranks` ranks: the tokens of all of them, then every rank's
+    own micro-batches, whose widths are multiples of `multiple`, and an empty one."""
+    parts = [groups[rank::ranks] for rank in range(ranks)]
+    of_step = replace(estimator, tokens=sum(map(estimator.trained_tokens, parts)))
+    samples = [samples_of(part, of_step, len(groups), version=0) for part in parts]
     micro: list[MicroBatch] = []
     for part in samples:
         micro += micro_batches(rows_of(part, budget, sharing), budget, multiple)[0]
         micro.append(empty_micro_batch(torch.device("cpu")))
-    share, tasks = objective.top_entropy_quantile, [Task(m) for m in micro]
-    if share < 1.0:
-        with torch.no_grad():
-            entropies = [policy(m, temperature, 16)[1] for m in micro]
-        least = threshold([e[m.scale > 0] for e, m in zip(entropies, micro, strict=True)], share)
-        tasks = [Task(m, keep=e >= least - 1e-6) for m, e in zip(micro, entropies, strict=True)]
-    acted = sum(float(t.acted.sum()) for t in tasks) if objective.rewards_entropy else 0.0
-    for task in tasks:
-        logprobs, entropy = policy(task.micro, temperature, 16)
-        task.loss(logprobs, entropy, objective, acted)[0].backward()
+    for each in micro:
+        logprobs, _ = policy(each, temperature, 16)
+        policy_loss(logprobs, logprobs.detach(), each, estimator.objective)[0].backward()
     return flat(policy)
 
 
