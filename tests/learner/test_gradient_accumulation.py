@@ -18,8 +18,8 @@ import torch
 
 from hora_rl.common.config import Config, LearnerConfig
 from hora_rl.common.load import load
-from hora_rl.learner.model import engine as engines
 from hora_rl.learner.device import set_device
+from hora_rl.learner.model import engine as engines
 from hora_rl.learner.model.engine import Engine, deepspeed_config, effective_stage, load_model
 from hora_rl.learner.model.logprobs import Policy
 from hora_rl.learner.model.objective import policy_loss
