@@ -1,23 +1,26 @@
 """Loads a `Config` from an experiment, a Serve file that holds one as its arguments, or a preset's name."""
 
+import copy
 import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from hora_rl.common.config import Config
+from hora_rl.common.answers import instructions
+from hora_rl.common.config import Config, RewardConfig
 from hora_rl.common.config.base import Scope, scope_of, section_of
-from hora_rl.common.config.data import is_generated
+from hora_rl.common.config.data import RowsConfig, is_generated
 from hora_rl.common.data.table_files import READERS
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.model.adapter_names import SETTINGS
 from hora_rl.common.model.pretrained import SUFFIXES, model_folder
 from hora_rl.common.plain_yaml import read_yaml
 
+AnyRows = TypeVar("AnyRows", bound=RowsConfig)
 AnySection = TypeVar("AnySection", bound=BaseModel)
 SETS = "a JSONL, Parquet or CSV file, a Hugging Face data set, `arithmetic` or `reasoning_gym:TASK`"
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,12 +53,14 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def from_args(args: Mapping[str, Any], source: str = "arguments") -> Config:
-    """The configuration in a plain mapping. Paths to local and shipped files become absolute."""
+    """The configuration in a plain mapping. Paths to local and shipped files become absolute, and a data set
+    without a system message gets the one that asks for the form of its rewards."""
+    known = without_gone(args, source)
     try:
-        config = Config.model_validate(args)
+        config = Config.model_validate(known)
     except ValidationError as error:
-        raise ConfigError("\n".join(_line(source, e, args) for e in error.errors())) from None
-    return _found(config)
+        raise ConfigError("\n".join(_line(source, e) for e in error.errors())) from None
+    return _resolved(config)
 
 
 def check_paths(config: Config) -> None:
@@ -128,15 +133,15 @@ def _override(experiment: dict[str, Any], text: str) -> None:
     if not equals or not key:
         raise ConfigError(f"override {text!r}: write section.key=value, e.g. rollout.group_size=16")
     *sections, last = key.split(".")
-    place: Any = experiment
-    for section in sections:
-        if place.get(section) is None:  # left out, or null as `learner.lora` is
-            place[section] = {}
-        place = place[section]
-        if not isinstance(place, dict):
-            raise ConfigError(f"override {text!r}: {section} is not a section")
+    section: Any = experiment
+    for name in sections:
+        if section.get(name) is None:  # left out, or null as `learner.lora` is
+            section[name] = {}
+        section = section[name]
+        if not isinstance(section, dict):
+            raise ConfigError(f"override {text!r}: {name} is not a section")
     try:
-        place[last] = yaml.safe_load(value)
+        section[last] = yaml.safe_load(value)
     except (yaml.YAMLError, RecursionError, ValueError):
         raise ConfigError(f"override {text!r:.80}: {value!r:.80} is not a YAML value") from None
 
@@ -152,39 +157,98 @@ def _find_templates(data: Any, folder: Path) -> None:
 
 RENAMED = {"checkpoint_aside": "async_checkpoint"}
 """Keys whose earlier names are not close to their new ones."""
-GONE = {
-    "serve": "`vllm serve RUN/model` serves a checkpoint",
-    "evaluation.pin": "all replicas sample an evaluation, and its result names their versions",
-    "queue.dead_letters": "the last 10,000 are kept",
-    "telemetry.stall_s": "five minutes without a step are a stall",
-    "learner.max_dead_in_a_row": "ten unusable groups in a row stop the run",
-    "learner.max_bad_losses": "three steps without a finite loss stop the run",
-    "learner.objective.sapo_temperature_pos": "it is the paper's, 1",
-    "learner.objective.sapo_temperature_neg": "it is the paper's, 1.05",
-    **{
-        f"learner.objective.group_weight.{key}": "difficulty is clamp(√(0.12/p̂), 0.7, 3)"
-        for key in ("tau", "gamma", "lo", "hi")
-    },
-    "learner.objective.scale": "grpo divides by its group's deviation; dr_grpo does not",
-    "learner.objective.multi_objective_aggregation": "weighted rewards are added before they are normalised",
-    "learner.objective.lambda": "a hit's advantage under weighted_reinforce is the paper's, 0.1",
-    "learner.objective.phase_weight": "both phases are one group; likelihood is exact under every allocation",
-    "learner.objective.aggregate": "`normalisation: token` weighs all tokens of a batch alike",
-    "learner.objective.overlong_cache": "the soft penalty grows over the last fifth of max_response_tokens",
-    "learner.objective.ratio": "`loss: gspo` takes one ratio for a completion",
-    "learner.objective.clip_dual": "clip_low and clip_high are the bounds",
-    "learner.objective.kl_estimator": "it is k3",
-    "learner.objective.entropy_coef": "a loss has no entropy bonus; entropy is a metric",
-    "learner.objective.top_entropy_quantile": "every trained token is in the loss",
-    "learner.kernels": "the learner compiles its layers on a card",
+
+
+class Gone(NamedTuple):
+    """A key without a successor: what holds now, and the values that say the same."""
+
+    now: str
+    same: tuple[object, ...]
+
+
+_ENDPOINT = {
+    "endpoint": False,
+    "max_sequences": 16,
+    "max_samples": 8,
+    "max_body_kib": 1024,
+    "requests_per_minute": 600,
+    "cpus": 0.25,
 }
-"""Keys without a successor, and what holds now."""
+_DIFFICULTY = "difficulty is clamp(√(0.12/p̂), 0.7, 3)"
+GONE = {
+    "serve": Gone("`vllm serve RUN/model` serves a checkpoint", (_ENDPOINT,)),
+    "evaluation.pin": Gone(
+        "all replicas sample an evaluation, and its result names their versions", (True, False)
+    ),
+    "queue.dead_letters": Gone("the last 10,000 are kept", (10_000,)),
+    "telemetry.stall_s": Gone("five minutes without a step are a stall", (300.0,)),
+    "learner.max_dead_in_a_row": Gone("ten unusable groups in a row stop the run", (10,)),
+    "learner.max_bad_losses": Gone("three steps without a finite loss stop the run", (3,)),
+    "learner.objective.sapo_temperature_pos": Gone("it is the paper's, 1", (1.0,)),
+    "learner.objective.sapo_temperature_neg": Gone("it is the paper's, 1.05", (1.05,)),
+    "learner.objective.group_weight.tau": Gone(_DIFFICULTY, (0.12,)),
+    "learner.objective.group_weight.gamma": Gone(_DIFFICULTY, (0.5,)),
+    "learner.objective.group_weight.lo": Gone(_DIFFICULTY, (0.7,)),
+    "learner.objective.group_weight.hi": Gone(_DIFFICULTY, (3.0,)),
+    "learner.objective.scale": Gone("grpo divides by its group's deviation; dr_grpo does not", (None,)),
+    "learner.objective.multi_objective_aggregation": Gone(
+        "weighted rewards are added before they are normalised", ("sum_then_normalize",)
+    ),
+    "learner.objective.lambda": Gone(
+        "a hit's advantage under weighted_reinforce is the paper's, 0.1", (0.1,)
+    ),
+    "learner.objective.phase_weight": Gone(
+        "both phases are one group; likelihood is exact under every allocation", ("pooled",)
+    ),
+    "learner.objective.aggregate": Gone(
+        "`normalisation: token` weighs all tokens of a batch alike", ("group",)
+    ),
+    "learner.objective.overlong_cache": Gone(
+        "the soft penalty grows over the last fifth of max_response_tokens", (None,)
+    ),
+    "learner.objective.ratio": Gone("`loss: gspo` takes one ratio for a completion", ("token",)),
+    "learner.objective.clip_dual": Gone("clip_low and clip_high are the bounds", (None,)),
+    "learner.objective.kl_estimator": Gone("it is k3", ("k3",)),
+    "learner.objective.entropy_coef": Gone("a loss has no entropy bonus; entropy is a metric", (0.0,)),
+    "learner.objective.top_entropy_quantile": Gone("every trained token is in the loss", (1.0,)),
+    "learner.kernels": Gone("the learner compiles its layers on a card", ("torch",)),
+}
+"""Keys of earlier versions. A `reward` key is also one of `data.sources.NAME.reward`."""
 
 
-def _line(source: str, error: Any, args: Mapping[str, Any]) -> str:
+def without_gone(args: Mapping[str, Any], source: str = "arguments") -> dict[str, Any]:
+    """`args` without the keys of earlier versions whose value says what holds now, as in the config.yaml of
+    an older run. Raises ConfigError with one line per other value."""
+    kept: dict[str, Any] = copy.deepcopy(dict(args))
+    data = kept.get("data")
+    sources = data.get("sources") if isinstance(data, dict) else None
+    of_sources = [f"data.sources.{name}." for name in sources] if isinstance(sources, dict) else []
+    refused = []
+    for key, gone in GONE.items():
+        for prefix in ("", *(of_sources if key.startswith("reward.") else ())):
+            *path, last = f"{prefix}{key}".split(".")
+            section: Any = kept
+            for name in path:
+                section = section.get(name) if isinstance(section, dict) else None
+            if not isinstance(section, dict) or last not in section:
+                continue
+            value = section.pop(last)
+            if not any(_same(value, same) for same in gone.same):
+                refused.append(f"{source}: {prefix}{key}: this key is gone: {gone.now}; remove it")
+    if refused:
+        raise ConfigError("\n".join(refused))
+    return kept
+
+
+def _same(value: object, same: object) -> bool:
+    """Whether `value` is `same`, or a section with no key that differs from it."""
+    if isinstance(value, dict) and isinstance(same, dict):
+        return all(key in same and same[key] == item for key, item in value.items())
+    return value == same
+
+
+def _line(source: str, error: Any) -> str:
     path = ".".join(str(p) for p in error["loc"]) or "configuration"
-    if path in GONE:
-        return f"{source}: {path}: this key is gone: {GONE[path]}; remove it"
     if error["type"] == "extra_forbidden":
         key = str(error["loc"][-1])
         near = difflib.get_close_matches(RENAMED.get(key, key), _known(error["loc"][:-1]), n=1)
@@ -206,20 +270,34 @@ def _known(location: Sequence[Any]) -> list[str]:
     return [] if model is None else list(model.model_fields)
 
 
-def _found(config: Config) -> Config:
-    """Make local paths absolute, because workers run in other folders, and resolve shipped files."""
+def _resolved(config: Config) -> Config:
+    """Make local paths absolute, because workers run in other folders, and resolve shipped files. Add the
+    system messages."""
     model = _with_path(_with_path(config.model), "adapter")
     sections: dict[str, Any] = {
         "model": model.model_copy(update={"path": model_folder(model.path)}),
-        "data": _with_path(config.data),
+        "data": _with_message(_with_path(config.data), config.reward),
         "evaluation": _with_path(config.evaluation),
     }
-    if sources := {name: _with_path(source) for name, source in config.data.sources.items()}:
+    if config.data.sources:
+        sources = {
+            name: _with_message(_with_path(source), source.reward or config.reward)
+            for name, source in config.data.sources.items()
+        }
         sections["data"] = config.data.model_copy(update={"sources": sources})
     allocation = _with_path(_with_path(config.allocation, "features"), "prior_state")
     if allocation is not config.allocation:
         sections["allocation"] = allocation
     return config.model_copy(update=sections)
+
+
+def _with_message(rows: AnyRows, reward: RewardConfig) -> AnyRows:
+    """`rows` with a system message that asks for the form `reward` reads, which otherwise would all be 0.
+    Unchanged if the user set one, or wrote the prompt's words."""
+    message = instructions(reward.answer, reward.names)
+    if "system" in rows.model_fields_set or message is None or not rows.in_plain_words:
+        return rows
+    return rows.model_copy(update={"system": message})
 
 
 def _with_path(section: AnySection, key: str = "path") -> AnySection:

@@ -8,7 +8,6 @@ writes files for replicas to pull.
 """
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from hora_rl.common.config.base import Scope
 from hora_rl.common.errors import ConfigError, HoraError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
+from hora_rl.common.live.state import read_config
 from hora_rl.common.load import differences, load
 from hora_rl.learner.device import set_device
 from hora_rl.learner.ray_job import job_of
@@ -66,7 +66,7 @@ def _refuse(config: Config, *, no_ray: bool) -> None:
 def _refuse_another(config: Config, redis_url: str) -> None:
     """Raise ConfigError if the run was deployed with other settings."""
     stored = connect(redis_url, patient=True).get(Keys(config.run.name).config)
-    if stored and (changed := differences(json.loads(stored), config, below=Scope.PART)):
+    if stored and (changed := differences(read_config(stored, config.run.name), config, below=Scope.PART)):
         raise ConfigError(
             f"run {config.run.name!r} was deployed with other settings: {'; '.join(changed)} (the run's "
             "value first): give the learner the deployed file, or deploy this one first"

@@ -5,15 +5,14 @@ paper: Γ = rollout.prompts_per_batch, G = rollout.group_size, G0 = rollout.pre_
 
 from __future__ import annotations
 
-from typing import Self, TypeVar
+from typing import Self
 
 from pydantic import model_validator
 
 from hora_rl.common.algorithms import loss_of
-from hora_rl.common.answers import instructions
 from hora_rl.common.config.allocation import UNIFORM, AllocationConfig, WarmUpConfig, needs_counts
 from hora_rl.common.config.base import PerPart, PerStart, Section
-from hora_rl.common.config.data import DataConfig, ModelConfig, RowsConfig, RunConfig, SourceConfig
+from hora_rl.common.config.data import DataConfig, ModelConfig, RunConfig, SourceConfig
 from hora_rl.common.config.environment import EnvironmentConfig
 from hora_rl.common.config.learner import PACKED_BYTES, LearnerConfig, OptimizerConfig, WeightsConfig
 from hora_rl.common.config.lora import LoraConfig
@@ -47,8 +46,6 @@ __all__ = [
     "WarmUpConfig",
     "WeightsConfig",
 ]
-
-AnyRows = TypeVar("AnyRows", bound=RowsConfig)
 
 
 class Config(Section):
@@ -97,18 +94,6 @@ class Config(Section):
         if cap is not None and cap < self.rollout.group_size:
             least = f"rollout.group_size ({self.rollout.group_size})"
             raise ValueError(f"allocation.max_group_size ({cap}) must be at least {least}")
-        return self
-
-    @model_validator(mode="after")
-    def _asked_for(self) -> Self:
-        """Set a system message that asks for the format of the rewards, which otherwise would all be 0."""
-        sources = {
-            name: _asking(source, source.reward or self.reward) for name, source in self.data.sources.items()
-        }
-        data = (
-            self.data.model_copy(update={"sources": sources}) if sources else _asking(self.data, self.reward)
-        )
-        object.__setattr__(self, "data", data)
         return self
 
     @model_validator(mode="after")
@@ -288,11 +273,3 @@ class Config(Section):
     def capacity(self) -> int:
         """Number of untrained groups in the queue at which producers wait."""
         return self.queue.capacity or (self.rollout.max_staleness + 2) * self.rollout.prompts_per_batch
-
-
-def _asking(rows: AnyRows, reward: RewardConfig) -> AnyRows:
-    """`rows` with a system message that asks for the format `reward` needs, if there is none."""
-    asked = instructions(reward.answer, reward.names)
-    if "system" in rows.model_fields_set or asked is None or not rows.in_plain_words:
-        return rows
-    return rows.model_copy(update={"system": asked})

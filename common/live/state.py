@@ -17,6 +17,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Answer, text_of
+from hora_rl.common.load import without_gone
 
 Value = bytes | bytearray | memoryview | str | int | float
 """The types that redis-py accepts as a hash's field or value."""
@@ -105,7 +106,7 @@ def read_config(text: Answer | None, run: str) -> Config:
     if text is None:
         raise RunError(f"this Redis knows no run {run!r}: check run.name and queue.url, or start it first")
     try:
-        return Config.model_validate(json.loads(text))
+        return Config.model_validate(without_gone(json.loads(text)))
     except (ValidationError, ValueError):
         raise RunError(
             f"run {run!r} is served by another version of hora, whose configuration this one does not "

@@ -1,6 +1,5 @@
 """`hora train`: run the learner on the Ray cluster of an application that `serve deploy` started."""
 
-import json
 import time
 from contextlib import ExitStack
 from shlex import quote
@@ -13,7 +12,7 @@ from hora_rl.common.console import say, working
 from hora_rl.common.errors import ConfigError, HoraError, RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Redis, connect
-from hora_rl.common.live.state import read_state
+from hora_rl.common.live.state import read_config, read_state
 from hora_rl.common.live.telemetry import SILENT_S, beats
 from hora_rl.common.load import differences
 from hora_rl.deploy.app import APP
@@ -125,6 +124,6 @@ def _disagreement(redis: Redis, config: Config) -> HoraError | None:
             f"first (application {APP!r}), or check run.name and queue.url; `serve status` says why an "
             "application was not deployed"
         )
-    if changed := differences(json.loads(theirs), config, below=Scope.PART):
+    if changed := differences(read_config(theirs, config.run.name), config, below=Scope.PART):
         return ConfigError(f"the coordinator runs another configuration: {'; '.join(changed)}")
     return None

@@ -1,5 +1,6 @@
 """A configuration loads from a file, a Serve file or a preset, or is refused in one line a mistake."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pydantic import BaseModel
 
 from hora_rl.common.config.base import Scope, Section
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.load import check_paths, differences, dump_yaml, from_args, load
+from hora_rl.common.load import GONE, check_paths, differences, dump_yaml, from_args, load
 
 GOOD: dict[str, Any] = {"model": {"path": "org/model"}, "data": {"path": "arithmetic"}}
 
@@ -133,7 +134,6 @@ def test_paths_here_are_found_from_any_other_folder(tmp_path: Path, monkeypatch:
 
 KEYS = [
     ("rolout={}", "rolout: unknown key; did you mean rollout?"),
-    ("serve.endpoint=true", "serve: this key is gone"),
     ("learner.checkpoint_aside=true", "checkpoint_aside: unknown key; did you mean async_checkpoint?"),
     ("learner.lora.rnak=8", "learner.lora.rnak: unknown key; did you mean rank?"),
     ("model={}", "model.path: is required"),
@@ -240,6 +240,22 @@ def test_each_mistake_is_one_line_with_key_value_and_reason(settings: list[str],
     assert str(caught.value).startswith("tiny: ")
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", GONE)
+def test_a_key_that_is_gone_stands_in_older_runs_with_the_value_that_holds_and_is_refused_with_another(
+    key: str,
+) -> None:
+    section = key.rpartition(".")[0]
+    prefixes = ("", "data.sources.a.") if section.startswith("reward") else ("",)
+    for prefix in prefixes:
+        base = ["data={sources: {a: {path: arithmetic}}}"] if prefix else []
+        for same in GONE[key].same:
+            assert load("tiny", [*base, f"{prefix}{key}={json.dumps(same)}"]) == load(
+                "tiny", [*base, *([f"{prefix}{section}={{}}"] if prefix else [])]
+            )
+        with pytest.raises(ConfigError, match=f"{prefix}{key}: this key is gone"):
+            load("tiny", [*base, f"{prefix}{key}=another"])
 
 
 def test_several_mistakes_are_several_lines() -> None:

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hora_rl.common.config import Config, DataConfig, EvaluationConfig
+from hora_rl.common.config import DataConfig, EvaluationConfig
 from hora_rl.common.data.datasets import DataError, load_dataset, load_held_out
 from hora_rl.common.data.messages import read_prompt
 from hora_rl.common.data.prompts import make_prompt, render_text
+from hora_rl.common.load import from_args
 from tests.support.chat_model import chat_tokenizer
 from tests.support.jsonl import write_lines
 
@@ -120,7 +121,7 @@ def test_the_rows_of_trl_and_verl_come_with_their_system_message_by_rewards(tmp_
     """The default system message asks for the form of the rewards, also where the row is a conversation."""
     path = written(tmp_path / "d.jsonl", [SHORT])
     settings = {"model": {"path": "x"}, "data": {"path": str(path), "prompt_field": "prompt"}}
-    data = Config.model_validate(settings).data
+    data = from_args(settings).data
     text = rendered(load_dataset(data).rows, 0, data)
     assert data.system is not None
     assert data.system in text

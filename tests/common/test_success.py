@@ -4,24 +4,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from hora_rl.common.answers import FORMAT_INSTRUCTIONS
 from hora_rl.common.config import Config
 from hora_rl.common.data import rewards
 from hora_rl.common.data.user_rewards import Answer, load_reward, user_reward
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import from_args
 
 OWN = "tests.system.own_reward:brevity"
 
 
 def config(**sections: Any) -> Config:
-    return Config.model_validate({"model": {"path": "m"}, "data": {"path": "d.jsonl"}} | sections)
+    return from_args({"model": {"path": "m"}, "data": {"path": "d.jsonl"}} | sections)
 
 
 def refused(**sections: Any) -> str:
-    with pytest.raises(ValidationError) as error:
+    with pytest.raises(ConfigError) as error:
         config(**sections)
-    return error.value.errors()[0]["msg"]
+    return str(error.value)
 
 
 def test_accuracy_is_success_by_default_also_without_a_weight() -> None:

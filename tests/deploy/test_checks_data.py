@@ -18,7 +18,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.data.datasets import load_held_out
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import ConfigError, HoraError
-from hora_rl.common.load import ROOT, load
+from hora_rl.common.load import ROOT, from_args, load
 from hora_rl.deploy.checks import configuration, sources
 from hora_rl.deploy.checks import task as checked_task
 from hora_rl.deploy.checks.findings import Finding, Target
@@ -245,7 +245,7 @@ def save_model(folder: Path, template: str = TEMPLATE) -> None:
 
 def of_folder(folder: Path, **sections: Any) -> Config:
     paths = {"model": {"path": str(folder / "model")}, "data": {"path": str(folder / "problems.jsonl")}}
-    return Config.model_validate(paths | sections)
+    return from_args(paths | sections)
 
 
 def findings(config: Config) -> dict[str, Finding]:
