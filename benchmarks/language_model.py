@@ -33,7 +33,6 @@ from hora_rl.common.types import Phase
 from hora_rl.common.weights.announcement import Manifest, advance, announce
 from hora_rl.common.weights.digests import digest_of
 from hora_rl.deploy.checks.processors import on_processors
-from hora_rl.deploy.launch.local import with_port
 from hora_rl.deploy.monitor.reading import read_run
 
 ENGINE = "VLLM"
@@ -132,7 +131,7 @@ def through_the_system(config: Config, batches: int, folder: Path) -> tuple[Spee
     from hora_rl.deploy.launch.stack import stack
 
     rollout = config.rollout
-    with stack(config, folder, Console(quiet=True)) as url:
+    with stack(config, folder, Console(quiet=True), train=True) as url:
         client, keys = connect(url), Keys(config.run.name)
         weights = folder / "w.safetensors"
         shutil.copy(Path(model_folder(config.model.path)) / "model.safetensors", weights)
@@ -199,7 +198,7 @@ def main() -> None:
             f"generator.max_sequences={sequences}",
         ]
         config = load(options.preset, [*options.overrides, *settings])
-        print(compare(with_port(on_processors(config)), options.batches), flush=True)
+        print(compare(on_processors(config), options.batches), flush=True)
 
 
 if __name__ == "__main__":

@@ -69,17 +69,13 @@ def run(
     ] = False,
 ) -> None:
     """Train on this machine: starts Redis, Ray, Serve and the learner, and stops them again."""
-    from hora_rl.common.load import load
     from hora_rl.deploy.launch.local import run_local
-    from hora_rl.deploy.machine.record import has_run, refuse_moved
+    from hora_rl.deploy.launch.resolve import Folder
     from hora_rl.deploy.machine.signals import stopped_by_signals
 
-    chosen = load(config, set_ or ())
-    resume |= resume_or_start and has_run(chosen.run.path)
-    if resume:
-        refuse_moved(Path(config), chosen)
+    asked: dict[Folder, bool] = {"resume": resume, "resume or new": resume_or_start, "fresh": fresh}
     with stopped_by_signals():
-        run_local(chosen, resume=resume, fresh=fresh)
+        run_local(config, set_ or (), next((folder for folder, wanted in asked.items() if wanted), "new"))
 
 
 @app.command()
@@ -87,10 +83,11 @@ def train(config: ConfigPath, set_: Overrides = None) -> None:
     """Run the learner against an application that `serve deploy` started."""
     from hora_rl.deploy.checks.run_checks import target_of
     from hora_rl.deploy.launch.cluster import train_on_cluster
+    from hora_rl.deploy.machine.record import with_absolute_folder
     from hora_rl.deploy.machine.signals import stopped_by_signals
 
     with stopped_by_signals():
-        train_on_cluster(target_of(config, set_ or (), trained=True).config)
+        train_on_cluster(with_absolute_folder(target_of(config, set_ or (), trained=True).config))
 
 
 @app.command()

@@ -55,18 +55,56 @@ KILLED = re.compile(
 PLACEMENTS = 4
 
 
-def run(config: Config, redis_url: str, run_dir: str) -> None:
+class Stop:
+    """Ends a `run` from another thread, as Ctrl-C does: Ray Train's controller aborts its ranks."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._controller: Any = None
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            self.asked = True
+        self._abort()
+
+    def watch(self, controller: Any) -> None:
+        """Note the controller of a start."""
+        with self._lock:
+            self._controller = controller
+        if self.asked:
+            self._abort()
+
+    def _abort(self) -> None:
+        if self._controller is not None:
+            with suppress(RayError):  # the controller exits, so it does not answer
+                ray.get(self._controller.abort.remote())
+
+
+class Trainer(TorchTrainer):
+    """Names its controller to `stop`, which Ray Train names only to its handler of Ctrl-C."""
+
+    stop: Stop
+
+    def _register_sigint_handler(self, controller: Any) -> None:
+        super()._register_sigint_handler(controller)
+        self.stop.watch(controller)
+
+
+def run(config: Config, redis_url: str, run_dir: str, stop: Stop | None = None) -> None:
     """Train `config` to its end on the Ray cluster of this process. Blocks.
 
-    Raises RunError with the reason when the learner cannot continue.
+    Raises RunError with the reason when the learner cannot continue, and after `stop`.
     """
+    stop = stop or Stop()
     share, start = gpu_share(config.learner.gpus, ray.cluster_resources()), uuid.uuid4().hex
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
         client = connect(redis_url, patient=True)
         stopped = fit(
-            lambda: _trainer(config, redis_url, run_dir, share, start),
+            lambda: _trainer(config, redis_url, run_dir, share, start, stop),
             lambda: read_state(client, config.run.name).step,
+            stop,
         )
     except ControllerError as error:
         raise RunError(not_started(config.learner.workers, error)) from error
@@ -80,7 +118,7 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
         raise RunError(f"the learner stopped: {stopped}")
 
 
-def fit(make: Callable[[], Any], steps: Callable[[], int]) -> str | None:
+def fit(make: Callable[[], Any], steps: Callable[[], int], stop: Stop | None = None) -> str | None:
     """Train to the end, or until the ranks return a reason to stop, which is returned.
 
     Ray Train restarts its workers. Its controller is an actor whose ranks die with it; this function starts
@@ -93,6 +131,8 @@ def fit(make: Callable[[], Any], steps: Callable[[], int]) -> str | None:
             stopped: str | None = make().fit().return_value
             return stopped
         except (RayActorError, OutOfMemoryError) as error:  # errors of workers have another type
+            if stop is not None and stop.asked:
+                raise RunError("the learner was stopped") from None
             now = steps()
             left = CONTROLLERS if now > furthest else left - 1
             log.error("Ray Train's TrainController died", starts_left=left, error=_lines(error)[:1])
@@ -122,8 +162,8 @@ def backend(resources: Mapping[str, float]) -> str:
     return "nccl" if torch.cuda.is_available() or (found and resources.get("GPU", 0) > 0) else "gloo"
 
 
-def _trainer(config: Config, redis_url: str, run_dir: str, share: float, start: str) -> Any:
-    return TorchTrainer(
+def _trainer(config: Config, redis_url: str, run_dir: str, share: float, start: str, stop: Stop) -> Any:
+    trainer = Trainer(
         _worker,
         train_loop_config={
             "config": config.model_dump(mode="json"),
@@ -143,6 +183,8 @@ def _trainer(config: Config, redis_url: str, run_dir: str, share: float, start: 
         ),
         torch_config=torch_config(backend(ray.cluster_resources())),
     )
+    trainer.stop = stop
+    return trainer
 
 
 def _worker(arguments: dict[str, Any]) -> str | None:

@@ -23,7 +23,7 @@ from hora_rl.deploy.launch.evaluation import TrainingRun, evaluate_run
 from hora_rl.deploy.launch.live_evaluation import evaluating
 from hora_rl.deploy.launch.placement import reports_unplaced
 from hora_rl.deploy.machine.ray_token import keep_token_private
-from hora_rl.deploy.machine.record import CONFIG, RunFile, redis_url, with_absolute_folder, write_config
+from hora_rl.deploy.machine.record import CONFIG, RunFile, redis_url, write_config
 from hora_rl.deploy.machine.signals import starting_ray
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.progress import progress
@@ -35,8 +35,8 @@ SETTLE_S = 60.0  # `serve deploy` returns before the old coordinator is gone
 
 
 def train_on_cluster(config: Config) -> None:
-    """Train until the last step. Raises HoraError if no application serves this run, or one with another
-    configuration."""
+    """Train until the last step, into an absolute run.folder. Raises HoraError if no application serves this
+    run, or one with another configuration."""
     import ray
 
     console = Console()
@@ -45,7 +45,6 @@ def train_on_cluster(config: Config) -> None:
     _attach(config, url)
     from hora_rl.learner import launch  # torch takes seconds, which a refusal need not wait for
 
-    config = with_absolute_folder(config)
     run_dir = config.run.path
     again = f"hora train {quote(str(run_dir / CONFIG))}"
     weights = model_digest(config.model.path)

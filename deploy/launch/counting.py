@@ -25,27 +25,25 @@ from hora_rl.deploy.launch.evaluation import (
     sampling_calls,
     stopped_and_kept,
 )
-from hora_rl.deploy.launch.local import with_port
 from hora_rl.deploy.launch.stack import stack
 from hora_rl.evaluation.plan.collect import collect
 from hora_rl.evaluation.plan.counts import CountsError
 
 
-def count_local(config: Config, number: int, samples: int, out: Path) -> None:
-    """Draw `samples` completions of `number` training prompts on config.model.path; append counts to `out`.
+def count_local(written: Config, number: int, samples: int, out: Path) -> None:
+    """Draw `samples` completions of `number` training prompts on model.path; append counts to `out`.
 
     Raises ConfigError before the start if the numbers do not suffice for a plan.
     """
     console, out = Console(), out.resolve()
     check_writable(out.parent, "--out")
-    config = on_processors(config, trains=False)
+    config = on_processors(written, trains=False)
     require(Target(config, "eval"), console)
     prompts = choose(config, number)
-    config = with_port(config)
     with (
         stopped_and_kept(f"every prompt that was finished is kept in {out}", console),
         tempfile.TemporaryDirectory(prefix="hora-sample-") as folder,
-        stack(config, Path(folder), console, train=False),
+        stack(config, Path(folder), console),
         sampling_bar("training prompts", len(prompts) * samples, console) as progress,
     ):
         generate, score = sampling_calls(config, version=0)

@@ -11,8 +11,6 @@ surviving parts must not publish weights.
 """
 
 import asyncio
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -32,16 +30,16 @@ Up = Callable[[threading.Event], bool]
 
 
 class FirstEvaluation:
-    """Evaluates version 0 in the thread that calls `run`. Other threads may wait for the end or stop it."""
+    """Evaluates version 0 in the thread that calls `run`. Other threads may wait for the end or stop it. An
+    error ends the learner by `stop`."""
 
-    def __init__(self, run: TrainingRun, up: Up) -> None:
-        self._run, self._up, self._sampling = run, up, Cancellable()
+    def __init__(self, run: TrainingRun, up: Up, stop: Callable[[], None]) -> None:
+        self._run, self._up, self._stop, self._sampling = run, up, stop, Cancellable()
         self._over, self._complete = threading.Event(), False
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """Wait for the replicas and evaluate. An error, also of a replica's start, is stored in `error` and
-        interrupts the main thread like Ctrl-C."""
+        """Wait for the replicas and evaluate. An error, also of a replica's start, is stored in `error`."""
         try:
             with suppress(asyncio.CancelledError):
                 if self._up(self._over):
@@ -50,7 +48,7 @@ class FirstEvaluation:
         except (HoraError, OSError, redis.exceptions.RedisError) as error:
             if not self._sampling.cancelled:
                 self.error = error
-                os.kill(os.getpid(), signal.SIGINT)
+                self._stop()
         finally:
             self._over.set()
 
@@ -72,10 +70,11 @@ class FirstEvaluation:
 
 
 @contextmanager
-def evaluating_first(run: TrainingRun, up: Up) -> Iterator[FirstEvaluation]:
+def evaluating_first(run: TrainingRun, up: Up, stop: Callable[[], None]) -> Iterator[FirstEvaluation]:
     """Hold back the learner's weights until the initial policy is evaluated, if the run needs that. The block
-    calls `run`. Raises the evaluation's error when the block ends."""
-    first, client, key = FirstEvaluation(run, up), connect(run.url), Keys(run.config.run.name).hold
+    calls `run` in a thread, and trains. An evaluation that fails ends the learner by `stop`; its error is
+    raised when the block ends."""
+    first, client, key = FirstEvaluation(run, up, stop), connect(run.url), Keys(run.config.run.name).hold
     with ExitStack() as exits:
         if is_missing(run.config.evaluation, run.folder, 0):
             client.set(key, 1, ex=HOLD_S)
@@ -85,7 +84,7 @@ def evaluating_first(run: TrainingRun, up: Up) -> Iterator[FirstEvaluation]:
         exits.callback(first.close)
         try:
             yield first
-        except (KeyboardInterrupt, SystemExit, HoraError):  # Ray Train may convert an interrupt
+        except HoraError:  # the learner was stopped
             if first.error is None:
                 raise
     if first.error is not None:

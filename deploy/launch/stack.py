@@ -29,6 +29,7 @@ from hora_rl.common.root_cause import root_cause
 from hora_rl.deploy.launch.ray_node import LOGS_OF_RAY, on_loopback, watched_node
 from hora_rl.deploy.launch.run_redis import run_redis
 from hora_rl.deploy.machine import mps
+from hora_rl.deploy.machine.ports import port_of
 from hora_rl.deploy.machine.ray_token import keep_token_private
 from hora_rl.deploy.machine.record import RunFile, issue_token
 from hora_rl.deploy.machine.signals import starting_ray, undisturbed
@@ -48,10 +49,10 @@ short on a busy machine: Ray gives its workers the lowest priority."""
 class Application:
     """The deployed Serve application of `config`. Replicas may still be loading."""
 
-    config: Config
     url: str
     """URL of Redis."""
-    train: bool
+    page: str
+    """URL of the live page; empty for an application that only samples."""
     _console: Console
     _bar: ExitStack
     """Closing it ends the progress bar of the start."""
@@ -75,8 +76,7 @@ class Application:
             return False
         self._bar.close()
         self.is_up = True
-        at = f"{self.config.telemetry.http_host}:{self.config.telemetry.http_port}"
-        page = f"; live page: http://{at}" if self.train else ""
+        page = f"; live page: {self.page}" if self.page else ""
         seconds = time.monotonic() - self._began
         self._console.print(f"up in {seconds:.0f} s{page}; Ctrl-C stops everything", markup=False)
         return True
@@ -119,18 +119,25 @@ class Application:
 
 
 @contextmanager
-def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True) -> Iterator[str]:
+def stack(config: Config, run_dir: Path, console: Console, *, train: bool = False) -> Iterator[str]:
     """Like `starting`, but wait until all replicas are healthy. Yields the Redis URL."""
-    with starting(config, run_dir, console, train=train) as application:
+    with starting(config, run_dir, console, port_of(config.telemetry), train=train) as application:
         application.wait()
         yield application.url
 
 
 @contextmanager
 def starting(
-    config: Config, run_dir: Path, console: Console, *, train: bool = True, file: RunFile | None = None
+    config: Config,
+    run_dir: Path,
+    console: Console,
+    port: int,
+    *,
+    train: bool = True,
+    file: RunFile | None = None,
 ) -> Iterator[Application]:
-    """Start Redis, Ray and Serve, and deploy the application. All of them end with the block.
+    """Start Redis, Ray and Serve, which listens on `port`, and deploy the application. All of them end with
+    the block.
 
     Without `train` the application only samples and verifies. `file` records the reason if a Ray process
     dies.
@@ -168,13 +175,14 @@ def starting(
         begin("Serve")
         with any_error_as(partial(_not_started, "Serve")):
             serve.start(
-                http_options={"host": config.telemetry.http_host, "port": config.telemetry.http_port},
+                http_options={"host": config.telemetry.http_host, "port": port},
                 logging_config={"log_level": "WARNING"},
             )
         served = build_run(config, drain=False) if train else build_sampler(config)
         _deploy(served, APP, "/" if train else None)
         loading = partial(client.hvals, keys.starting)
-        application = Application(config, url, train, console, bar, begin, began, loading)
+        page = f"http://{config.telemetry.http_host}:{port}" if train else ""
+        application = Application(url, page, console, bar, begin, began, loading)
         # Replicas that are still loading cannot shut down in time; stopping Ray kills them.
         exits.callback(lambda: serve.shutdown() if application.is_up else None)
         # Registered last, so these run first.

@@ -4,6 +4,7 @@ import random
 import socket
 from contextlib import suppress
 
+from hora_rl.common.config import TelemetryConfig
 from hora_rl.common.errors import RunError
 
 # Above the ports of Ray's workers and below Linux's ephemeral range, which Ray's daemons use heavily: a free
@@ -20,6 +21,11 @@ def check_port(host: str, port: int) -> None:
             f"telemetry.http_port: {host}:{port} cannot be used ({error.strerror}); choose another with "
             "-s telemetry.http_port=N, or 0 for any free one"
         ) from None
+
+
+def port_of(telemetry: TelemetryConfig) -> int:
+    """The configured HTTP port, or a free one for 0."""
+    return telemetry.http_port or free_port(telemetry.http_host)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

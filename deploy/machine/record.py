@@ -224,23 +224,6 @@ def with_absolute_folder(config: Config) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"folder": folder})})
 
 
-def has_run(run_dir: Path) -> bool:
-    """Whether `run_dir` holds a run to resume."""
-    return (run_dir / CONFIG).is_file()
-
-
-def refuse_moved(file: Path, config: Config) -> None:
-    """Raise ConfigError if `file` is the config.yaml of a run folder that was moved or copied, and `config`
-    still names its old place."""
-    here, there = file.resolve().parent, config.run.path
-    of_a_run = file.name == CONFIG and (here / RUN).is_file()
-    if of_a_run and here != there and config.run == load(str(file)).run:
-        raise ConfigError(
-            f"{file} names the run in {there}, not the one beside it: name this folder {config.run.name}, "
-            "and add -s run.folder=FOLDER, the folder that holds it"
-        )
-
-
 def write_config(run_dir: Path, config: Config) -> None:
     """Write RUN/config.yaml, readable only by the owner if it may contain a secret (queue.url,
     telemetry.on_alert)."""

@@ -127,7 +127,7 @@ def test_every_command_goes_through_the_one_list(monkeypatch: pytest.MonkeyPatch
     config = load("tiny", [f"run.folder={tmp_path}"])
     for start in (
         lambda: checks.check("tiny", ()),
-        lambda: run_local(config, resume=False, fresh=False),
+        lambda: run_local("tiny", [f"run.folder={tmp_path}"]),
         lambda: train_on_cluster(config),
         lambda: evaluate_local(config, ["amc23"], 1, (1,), tmp_path),
     ):

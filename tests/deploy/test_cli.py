@@ -14,6 +14,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
@@ -21,6 +22,7 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.cli import main
+from hora_rl.deploy.launch.resolve import resolve
 from hora_rl.deploy.machine.record import RunFile, write_config
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.families import write_model
@@ -135,7 +137,7 @@ def without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     """`hora run` up to the moment at which its parts would start."""
     reached = Mock(side_effect=RunError("the stack was reached"))
     monkeypatch.setattr("hora_rl.deploy.launch.local.starting", reached)
-    monkeypatch.setattr("hora_rl.deploy.launch.local.require", lambda *_: [])
+    monkeypatch.setattr("hora_rl.deploy.launch.resolve.require", lambda *_: [])
 
 
 @pytest.mark.parametrize(
@@ -157,14 +159,16 @@ def test_a_resumed_run_keeps_what_its_results_depend_on(
 def test_one_command_starts_a_run_and_resumes_it_when_it_is_queued_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Hora
 ) -> None:
+    monkeypatch.setattr("hora_rl.deploy.launch.resolve.require", lambda *_: [])
+    settings, console = [f"run.folder={tmp_path}"], Console(quiet=True)
+    assert resolve("tiny", settings, "resume or new", console).begun is None
+    write_config(tmp_path / "tiny", load("tiny", settings))
+    resolved = resolve("tiny", settings, "resume or new", console)
+    assert resolved.begun == load(str(tmp_path / "tiny" / "config.yaml"))
     started = Mock()
     monkeypatch.setattr("hora_rl.deploy.launch.local.run_local", started)
-    command = ["run", "tiny", "--resume-or-start", "-s", f"run.folder={tmp_path}"]
-    hora(*command)
-    write_config(tmp_path / "tiny", load("tiny"))
-    hora(*command)
-    hora("run", "tiny", "-s", f"run.folder={tmp_path}")
-    assert [call.kwargs["resume"] for call in started.call_args_list] == [False, True, False]
+    hora("run", "tiny", "--resume-or-start")
+    assert started.call_args.args == ("tiny", (), "resume or new")
 
 
 def test_the_command_that_resumes_a_run_works_from_any_folder(

@@ -48,14 +48,32 @@ def config(tmp_path: Path) -> Config:
 
 
 @pytest.fixture
-def during(config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> During:
+def stopped() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def learner(stopped: threading.Event) -> Callable[[], None]:
+    """Trains until it is stopped, which it reports."""
+
+    def learn() -> None:
+        assert stopped.wait(20.0)
+        raise RunError("the learner was stopped")
+
+    return learn
+
+
+@pytest.fixture
+def during(
+    config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: threading.Event
+) -> During:
     """`do` in the place of the learner, while `evaluate` runs in the thread of the display. `up` waits for
-    the replicas."""
+    the replicas. `stopped` is what ends a learner."""
 
     def run(evaluate: Do, do: Do, up: Up = lambda _: True, config: Config = config) -> None:
         monkeypatch.setattr(first_evaluation, "evaluate_run", evaluate)
         training = TrainingRun(config, redis_url, tmp_path, Console())
-        with evaluating_first(training, up) as first, closing(first):
+        with evaluating_first(training, up, stopped.set) as first, closing(first):
             thread = threading.Thread(target=first.run)
             thread.start()
             do()
@@ -116,9 +134,11 @@ def test_the_end_of_a_run_breaks_the_evaluation_off(during: During, redis_url: s
     assert 0 < left_s <= first_evaluation.HOLD_S, "a resumed run completes it"
 
 
-def test_an_evaluation_that_fails_ends_the_run_with_its_reason(during: During, redis_url: str) -> None:
+def test_an_evaluation_that_fails_ends_the_run_with_its_reason(
+    during: During, redis_url: str, learner: Do
+) -> None:
     with pytest.raises(RunError, match="no verifier answers"):
-        during(Mock(side_effect=RunError("no verifier answers")), lambda: time.sleep(20.0))
+        during(Mock(side_effect=RunError("no verifier answers")), learner)
     assert connect(redis_url).exists(Keys("held").hold), "a learner that still lives publishes nothing"
 
 
@@ -133,21 +153,21 @@ def test_replicas_load_beside_the_learner_and_are_waited_for_before_the_evaluati
     during(lambda *_: evaluated.set(), learn, lambda _: loaded.wait(10.0))
 
 
-@pytest.mark.parametrize(
-    ("up", "learn", "reason"),
-    [
-        (Mock(side_effect=RunError("no start")), lambda: time.sleep(20.0), "no start"),
-        (lambda stopped: not stopped.wait(30.0), Mock(side_effect=RunError("refused")), "refused"),
-    ],
-)
-def test_a_run_that_ends_before_its_replicas_are_up_ends_at_once_with_its_reason(
-    during: During, redis_url: str, up: Up, learn: Callable[[], None], reason: str
+def test_a_replica_that_does_not_start_ends_the_run_with_its_reason(
+    during: During, redis_url: str, learner: Do
 ) -> None:
     evaluate = Mock()
-    with pytest.raises(RunError, match=reason):
-        during(evaluate, learn, up)
+    with pytest.raises(RunError, match="no start"):
+        during(evaluate, learner, Mock(side_effect=RunError("no start")))
     assert not evaluate.called
     assert connect(redis_url).exists(Keys("held").hold), "a resumed run completes it"
+
+
+def test_a_learner_that_fails_before_the_replicas_are_up_ends_the_run_at_once(during: During) -> None:
+    evaluate = Mock()
+    with pytest.raises(RunError, match="refused"):
+        during(evaluate, Mock(side_effect=RunError("refused")), lambda stopped: not stopped.wait(30.0))
+    assert not evaluate.called
 
 
 KEPT = load("tiny", ["evaluation.every=10", "learner.keep_best=pass@16", "learner.steps=45"])

@@ -68,7 +68,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def application(begin: Callable[[str], None] = lambda _: None) -> stack.Application:
-    return stack.Application(load("tiny"), "", True, Console(quiet=True), ExitStack(), begin, 0.0)
+    return stack.Application("", "", Console(quiet=True), ExitStack(), begin, 0.0)
 
 
 def test_each_replica_that_is_up_is_a_part_of_the_bar(looks: list[Any]) -> None:
@@ -276,4 +276,5 @@ HALVES = ("generator.gpus=0.5", "learner.gpus=0.5")
 def test_the_learner_starts_beside_an_engine_that_does_not_measure_its_card(
     settings: tuple[str, ...], waits: bool
 ) -> None:
-    assert _loads_alone(load("tiny", settings)) is waits
+    config = load("tiny", settings)
+    assert _loads_alone(config.generator, config.learner) is waits

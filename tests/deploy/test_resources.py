@@ -5,6 +5,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
 
 import hora_rl.runs
 from hora_rl.common.config import Config
@@ -18,7 +19,7 @@ from hora_rl.deploy.checks.memory import beside_engine, holds, memory, run_targe
 from hora_rl.deploy.checks.resources import SPARE, Card, choose, read_cards
 from hora_rl.deploy.checks.run_checks import target_of
 from hora_rl.deploy.checks.step_costs import step_seconds
-from hora_rl.deploy.launch import local
+from hora_rl.deploy.launch import resolve
 from hora_rl.deploy.machine.record import with_absolute_folder, write_config
 from hora_rl.learner.launch import backend, gpu_share
 from tests.support.tiny_qwen2 import SHAPES, without_weights
@@ -402,22 +403,15 @@ def test_a_resumed_run_keeps_its_ranks_on_a_machine_with_other_cards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cards: Callable[[int], None]
 ) -> None:
     """A checkpoint has the parts of as many ranks as there were."""
-    asked: list[Config] = []
-
-    def stop(target: Target, *_: object) -> list[Finding]:
-        asked.append(target.config)
-        raise RunError("far enough")
-
-    monkeypatch.setattr(local, "require", stop)
+    monkeypatch.setattr(resolve, "require", lambda *_: [])
     cards(8)
     three = with_absolute_folder(load("tiny", [f"run.folder={tmp_path}", "learner.workers=3"]))
     write_config(tmp_path / "tiny", run_target(three).config)
     cards(6)
-    for written in ([], ["learner.workers=2"]):
-        again = load("tiny", [f"run.folder={tmp_path}", *written])
-        with pytest.raises(RunError, match="far enough"):
-            local.run_local(again, resume=True, fresh=False)
-    assert [(c.learner.workers, c.generator.replicas) for c in asked] == [(3, 3), (2, 4)]
+    for written, split in (([], (3, 3)), (["learner.workers=2"], (2, 4))):
+        settings, console = [f"run.folder={tmp_path}", *written], Console(quiet=True)
+        again = resolve.resolve("tiny", settings, "resume", console).config
+        assert (again.learner.workers, again.generator.replicas) == split
 
 
 def test_a_card_of_its_own_samples_as_many_sequences_as_its_cache_holds(tmp_path: Path) -> None:

@@ -33,14 +33,13 @@ import ray
 
 init = ray.init
 ray.init = lambda **options: init(num_gpus=1, **options)
-from hora_rl.common.load import load
 from hora_rl.deploy.launch.local import run_local
 from hora_rl.deploy.checks import run_checks as checks
 from hora_rl.deploy.checks import machine
 
 machine.gpus = lambda: ["Told of, 81920 MiB"]
 checks.CHECKS = tuple(c for c in checks.CHECKS if c is not machine.versions)  # the CPU build of vLLM is here
-run_local(load("tiny", sys.argv[1:]), resume=False, fresh=False)
+run_local("tiny", sys.argv[1:])
 """
 
 
