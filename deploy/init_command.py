@@ -15,11 +15,12 @@ from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import from_args
 from hora_rl.common.model.pretrained import obtain
-from hora_rl.deploy.checks.estimate import Estimate, ModelShape
+from hora_rl.deploy.checks.estimate import Estimate
 from hora_rl.deploy.checks.findings import plural
 from hora_rl.deploy.checks.gpu_software import without_bfloat16
 from hora_rl.deploy.checks.machine import check_writable, gpus
 from hora_rl.deploy.checks.memory import estimate_of, holds
+from hora_rl.deploy.checks.model_shape import ModelShape
 from hora_rl.deploy.checks.processors import fastest_dtype
 from hora_rl.deploy.checks.resources import Card, choose, filled, read_cards
 from hora_rl.deploy.demo import programs_task as programs

@@ -20,8 +20,9 @@ from hora_rl.common.config import Config
 from hora_rl.common.config.base import Scope, scope_of, section_of
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.deploy.checks.estimate import Estimate, ModelShape
+from hora_rl.deploy.checks.estimate import Estimate
 from hora_rl.deploy.checks.memory import holds
+from hora_rl.deploy.checks.model_shape import ModelShape
 from hora_rl.deploy.checks.resources import SPARE, Card, choose
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.monitor.prometheus import COUNTERS, GAUGES

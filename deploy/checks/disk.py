@@ -38,38 +38,35 @@ class Use:
 def uses(config: Config, estimate: Estimate | None) -> list[Use]:
     """Parts that the run writes, largest first. Without an estimate, only those independent of the model."""
     learner, rollout = config.learner, config.rollout
-    batch = rollout.batch_size
-    kept = learner.checkpoint_every * learner.keep_checkpoints + rollout.max_staleness + 1
-    of_batch = batch * rollout.max_response_tokens * QUEUED_TOKEN / GIB
-    held = min(kept, learner.steps) * of_batch
-    queue = min(learner.steps * of_batch, max(REWRITE_GIB, 2 * held)) + held
-    lines = learner.steps * (rollout.prompts_per_batch * OF_GROUP + OF_STEP) / GIB
-    found = [
-        *(_of_model(estimate) if estimate else ()),
-        Use("rollouts", expected_gib(rollout, config.telemetry, learner.steps), "telemetry.rollouts_gib"),
-        Use("Redis", queue, "learner.checkpoint_every"),
-        Use("records", lines),
-    ]
-    return sorted((use for use in found if use.gib), key=lambda use: -use.gib)
-
-
-def _of_model(estimate: Estimate) -> Iterator[Use]:
-    learner, weights = estimate.config.learner, estimate.weights_gib
-    # The kept ones and the one being written.
-    checkpoints = (learner.keep_checkpoints + 1) * estimate.checkpoint_gib
-    yield Use("checkpoints", checkpoints, "learner.keep_checkpoints")
-    yield Use("published weights", 2 * estimate.published_gib)
-    yield Use("model", weights)
-    # The best, the one under evaluation, the next one, and the one being written.
-    yield Use("best weights", 4 * weights * (learner.keep_best is not None), "learner.keep_best")
+    batch_gib = rollout.batch_size * rollout.max_response_tokens * QUEUED_TOKEN / GIB
+    kept_steps = learner.checkpoint_every * learner.keep_checkpoints + rollout.max_staleness + 1
+    held = min(kept_steps, learner.steps) * batch_gib
+    queue = min(learner.steps * batch_gib, max(REWRITE_GIB, 2 * held)) + held
+    records = learner.steps * (rollout.prompts_per_batch * OF_GROUP + OF_STEP) / GIB
+    rollouts = expected_gib(rollout, config.telemetry, learner.steps)
+    parts = [("rollouts", rollouts, "telemetry.rollouts_gib"), ("records", records, "")]
+    parts.append(("Redis", queue, "learner.checkpoint_every"))
+    if estimate is not None:
+        weights = estimate.weights_gib
+        # The kept checkpoints and the one being written; the best weights, those under evaluation, the next
+        # ones, and those being written.
+        checkpoints = (learner.keep_checkpoints + 1) * estimate.checkpoint_gib
+        best = 4 * weights * (learner.keep_best is not None)
+        parts += [
+            ("checkpoints", checkpoints, "learner.keep_checkpoints"),
+            ("published weights", 2 * estimate.published_gib, ""),
+            ("model", weights, ""),
+            ("best weights", best, "learner.keep_best"),
+        ]
+    return sorted((Use(*part) for part in parts if part[1]), key=lambda use: -use.gib)
 
 
 def disk(target: Target) -> Iterator[Finding]:
     """Whether the disk has room for the run."""
     config, path = target.config, Path(target.config.run.folder).absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
-    free, found = shutil.disk_usage(existing).free / GIB, estimate_of(config)
-    need, words = sum(use.gib for use in uses(config, found)) + SPARE_GIB, in_words(config, found)
+    free, estimate = shutil.disk_usage(existing).free / GIB, estimate_of(config)
+    need, words = sum(use.gib for use in uses(config, estimate)) + SPARE_GIB, in_words(config, estimate)
     says = f"{words}; {size(SPARE_GIB)} must remain, and {size(free)} are free in {existing}"
     fix = "lower learner.keep_checkpoints or telemetry.rollouts_gib, or set run.folder to a larger disk"
     yield must(free >= need * target.trains, "disk", says, fix)
@@ -83,16 +80,16 @@ def forecast(target: Target) -> Iterator[Finding]:
 
 def in_words(config: Config, estimate: Estimate | None) -> str:
     """`200 steps take about 221 GiB at most: checkpoints 159 GiB (learner.keep_checkpoints), …`."""
-    found = uses(config, estimate)
-    whole = size(sum(use.gib for use in found))
+    parts = uses(config, estimate)
+    total = size(sum(use.gib for use in parts))
     unknown = "" if estimate else "; the model's size is not known here, and comes on top"
-    return f"{config.learner.steps} steps take about {whole} at most: {', '.join(map(str, found))}{unknown}"
+    return f"{config.learner.steps} steps take about {total} at most: {', '.join(map(str, parts))}{unknown}"
 
 
 def expected_gib(rollout: RolloutConfig, telemetry: TelemetryConfig, steps: int) -> float:
     """Maximal size of RUN/rollouts after `steps`: every completion has the longest allowed length."""
+    if telemetry.rollouts == "none":
+        return 0.0
     per_token = OF_TOKEN_WITH_LOGPROBS if telemetry.rollouts_logprobs else OF_TOKEN
     per_rollout = OF_ROW + per_token * rollout.max_response_tokens
-    per_step = OF_FILE + rollout.batch_size * per_rollout
-    every = steps * per_step / GIB
-    return 0.0 if telemetry.rollouts == "none" else min(every, telemetry.rollouts_gib)
+    return min(steps * (OF_FILE + rollout.batch_size * per_rollout) / GIB, telemetry.rollouts_gib)

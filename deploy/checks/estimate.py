@@ -9,106 +9,38 @@ which a part is divided by n:
               the head's gradient and its float32 sum, with ZeRO-3 the parameters of the layers at work
     update    float32 gradients 4 · A, and without a fused optimizer its temporaries 8 · A
 
-Completions of one prompt share rows of T tokens (`learner.rows.prefixes`). A micro-batch of such rows has a
-mask of T numbers per token, and keys and values are repeated for all query heads of their group.
-
-Backward pass and update follow each other, so the larger one counts. A generator needs weights 2 · P over its
-tensor-parallel ranks, KV cache, activations of `max_batched_tokens`, the sampler's logits, and graphs.
+Backward pass and update follow each other, so the larger one counts. Completions of one prompt share rows of
+T tokens (`learner.rows.prefixes`). Such rows have a mask of T numbers per token, and keys and values repeated
+for all query heads of their group. A generator needs weights 2 · P over its tensor-parallel ranks, KV cache,
+activations of `max_batched_tokens`, the sampler's logits, and graphs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from hora_rl.common.config import PACKED_BYTES, Config, LoraConfig
-from hora_rl.deploy.checks.pinned import backup_bytes
-from hora_rl.learner.model.flops import Shape, widths
-from hora_rl.learner.rows.prefixes import ALIGNED, divide, window_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from hora_rl.common.config import PACKED_BYTES, Config
+from hora_rl.deploy.checks.model_shape import ModelShape
+from hora_rl.learner.rows.prefixes import ALIGNED, divide
 
 GIB = 2**30
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
-CONTEXT_GIB = 1.0
-"""CUDA context, kernels and workspaces of a process, before its first tensor."""
+CONTEXT_GIB, NCCL_GIB = 1.0, 0.5
+"""CUDA context, kernels and workspaces of a process; channels of a communicator over several cards."""
+REPLICA_GIB, RANK_GIB, BASE_GIB = 2.2, 1.0, 1.5
+"""Host memory without weights: a replica, a rank, and Ray, Redis, coordinator and verifier together."""
 KV_BLOCK = 16
 """Tokens of a block of vLLM's KV cache on a GPU."""
 GRAPHS_GIB, GRAPHS_TOKENS = 0.8, 1024
 """CUDA graphs of vLLM's engine up to so many tokens, without `enforce_eager`. 0.4 measured up to 512."""
-BUCKET = 5e8
-"""Gradient elements that DeepSpeed reduces at once (`reduce_bucket_size`); fully allocated on a card."""
-LIVE = 1e9
-"""Most elements that ZeRO-3 gathers (`max_live_parameters`) and updates at once (`sub_group_size`)."""
+BUCKET, LIVE = 5e8, 1e9
+"""Elements that DeepSpeed reduces at once (`reduce_bucket_size`, fully allocated on a card), and most that
+ZeRO-3 gathers (`max_live_parameters`) and updates at once (`sub_group_size`)."""
 LOGIT_BYTES = 20
-"""Bytes per logit in a backward pass through the head: 16 bits, float32, scaled by the temperature, softmax
-and gradients."""
-NCCL_GIB = 0.5
-"""Channels of a communicator over several cards."""
+"""Per logit in a backward pass of the head: 16 bits, float32, scaled by temperature, softmax, gradients."""
 PACKED = 3
 """Chunks of weights on each side of a transfer over NCCL (vLLM's `packed_tensor.py`): the tensors of one,
-their concatenation, and the chunk before. One is closed when it exceeds `PACKED_BYTES`, so it may hold the
-largest tensor more."""
-# Resident memory without weights: a replica, a rank, and Ray, Redis, coordinator and verifier together.
-REPLICA_GIB, RANK_GIB, BASE_GIB = 2.2, 1.0, 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Parameters of a model and of its adapter (0: none), and the sizes of activations. `kv_width` counts the
-    key elements of one token and layer, `query_width` its query elements (0: `hidden`). `body` counts the
-    weights without embeddings and head (0: derived). `window`: longest sequence that may share a prompt."""
-
-    parameters: int
-    adapter: int
-    layers: int
-    hidden: int
-    intermediate: int
-    kv_width: int
-    vocabulary: int
-    query_width: int = 0
-    body: int = 0
-    window: int | None = None
-
-    @property
-    def queries(self) -> int:
-        return self.query_width or self.hidden
-
-    @property
-    def merged(self) -> list[tuple[int, int]]:
-        """vLLM's large tensors of a dense model, as pairs of a number and a size in weights: a layer's merged
-        projections, and embedding and head."""
-        attention = self.queries + 2 * self.kv_width, self.queries
-        layer = [n * self.hidden for n in (*attention, 2 * self.intermediate, self.intermediate)]
-        embedding = self.vocabulary * self.hidden
-        apart = self.parameters >= self.layers * sum(layer) + 2 * embedding
-        return [*((self.layers, size) for size in layer), (1 + apart, embedding)]
-
-    @property
-    def even(self) -> float:
-        """Row length in tokens at which attention costs as many FLOPs as the rest (`learner.model.flops`)."""
-        body = self.body or self.parameters - self.vocabulary * self.hidden
-        trained = self.adapter or body
-        return (6.0 * trained + 4.0 * (body - trained)) / (12.0 * self.layers * self.queries)
-
-    @classmethod
-    def of(cls, hf: PreTrainedModel, lora: LoraConfig | None) -> ModelShape:
-        """The shape of a model, which may be on the meta device, and of its adapter."""
-        text = hf.config.get_text_config()
-        queries, keys = zip(*widths(text), strict=True)
-        return cls(
-            parameters=sum(p.numel() for p in hf.parameters()),
-            adapter=_adapter_size(hf, lora) if lora else 0,
-            layers=text.num_hidden_layers,
-            hidden=text.hidden_size,
-            intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-            kv_width=max(keys),
-            vocabulary=text.vocab_size,
-            query_width=sum(queries) // len(queries),
-            body=Shape.of(hf).body,
-            window=window_of(hf.config),
-        )
+their concatenation, and the chunk before. A chunk may exceed `PACKED_BYTES` by the largest tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +54,23 @@ class Need:
     update: dict[str, float] = field(default_factory=dict)
 
     @property
+    def idle_gib(self) -> float:
+        """Permanent memory: what a learner rank keeps between steps."""
+        return sum(self.always.values())
+
+    @property
     def gib(self) -> float:
         """Peak: permanent memory and the larger of backward pass and update."""
-        return sum(self.always.values()) + max(sum(self.backward.values()), sum(self.update.values()))
+        return self.idle_gib + max(sum(self.backward.values()), sum(self.update.values()))
 
     def __str__(self) -> str:
         named = (("", self.always), ("; backward: ", self.backward), ("; update: ", self.update))
-        return "".join(
-            before + ", ".join(f"{name} {gib:.2f}" for name, gib in parts.items() if gib)
-            for before, parts in named
-            if parts
-        )
+        return "".join(before + amounts(parts) for before, parts in named if parts)
+
+
+def amounts(parts: dict[str, float]) -> str:
+    """`weights 2.90, KV cache 1.20`, without what takes nothing."""
+    return ", ".join(f"{name} {gib:.2f}" for name, gib in parts.items() if gib)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +106,6 @@ class Estimate:
         return self.trained * self.width / GIB
 
     @property
-    def asleep_gib(self) -> float:
-        """Host memory for the weights of a sleeping engine."""
-        return backup_bytes(self.shape.merged, self.shape.parameters, self.width) / GIB
-
-    @property
     def transfer_gib(self) -> float:
         """Buffers on each side for weight transfer between cards. The largest tensor is the embedding."""
         if self.config.weights.transport != "nccl":
@@ -186,25 +119,24 @@ class Estimate:
 
         learner, shape, width, trained = self.config.learner, self.shape, self.width, self.trained
         stage, world = effective_stage(learner, self.config.model.dtype), learner.workers
-        own = trained / (world if stage >= 1 else 1)
+        shard = trained / (world if stage >= 1 else 1)
         reference = shape.parameters if learner.objective.kl and not shape.adapter else 0
         copies = (shape.parameters + shape.adapter + reference) / (world if stage == 3 else 1)
-        sums = 4 * (own if stage >= 2 else trained)
-        at_once = min(own, LIVE) if stage == 3 else own
+        sums = 4 * (shard if stage >= 2 else trained)
+        at_once = min(shard, LIVE) if stage == 3 else shard
         several = NCCL_GIB if card and world > 1 else 0.0
         host = card and learner.offload_optimizer
         always = {
             "weights": width * copies,
-            "master weights, moments": 0.0 if host else (12 if stage else 8) * own,
+            "master weights, moments": 0.0 if host else (12 if stage else 8) * shard,
             "gradients": sums if stage in (1, 3) else 0.0,
             "communication": (several + self.transfer_gib) * GIB,
             "context": (CONTEXT_GIB if card else RANK_GIB) * GIB,
         }
-        bucket = width * (BUCKET if card else min(trained, BUCKET)) if stage else 0.0
         backward = {
             "gradients": 0.0 if stage in (1, 3) else sums,
             "gradients as computed": width * trained / (world if stage == 3 else 1) if stage else 0.0,
-            "bucket": bucket,
+            "bucket": width * (BUCKET if card else min(trained, BUCKET)) if stage else 0.0,
             "live parameters": width * min(shape.parameters, LIVE) if stage == 3 and world > 1 else 0.0,
             **self._micro_batch(),
             "logits": LOGIT_BYTES * learner.logit_chunk * shape.vocabulary,
@@ -214,19 +146,17 @@ class Estimate:
             "gradients": 4 * at_once + (4 * min(trained, BUCKET) if not stage else 0.0),
             "temporaries": 0.0 if card or not stage else 8 * at_once,
         }
-        return Need("learner rank", *map(_in_gib, (always, backward, update)))
+        in_gib = ({name: size / GIB for name, size in parts.items()} for parts in (always, backward, update))
+        return Need("learner rank", *in_gib)
 
     def _micro_batch(self) -> dict[str, float]:
-        """Bytes of one full micro-batch's activations. Each layer keeps about ten vectors of the hidden size,
-        four of the feed-forward size, and keys and values, which a mask repeats for all query heads. Gradient
-        checkpointing keeps one vector per layer, and one layer in full. A micro-batch has at most the tokens
-        of a batch."""
+        """Bytes of one full micro-batch's activations, with at most the tokens of a batch. A mask repeats
+        keys and values for all query heads, in place of those that attention would keep."""
         rollout, learner, shape = self.config.rollout, self.config.learner, self.shape
         prompt, longest, row = rollout.max_prompt_tokens, rollout.max_response_tokens, self.widest_row()
         group = sum(prompt + n * longest for n in self.shared_rows(prompt, longest))
         tokens = min(learner.tokens_per_microbatch, rollout.prompts_per_batch * group)
         layers = 1 if learner.gradient_checkpointing else shape.layers
-        # Replaces the keys and values that attention would keep.
         repeated = 2 * (shape.queries - shape.kv_width) if row else 0
         return {
             "activations": float(tokens * self.token_bytes),
@@ -236,7 +166,9 @@ class Estimate:
 
     @property
     def token_bytes(self) -> float:
-        """Activations of one token of a micro-batch in all layers."""
+        """Activations of one token of a micro-batch. Each layer keeps about ten vectors of the hidden size,
+        four of the feed-forward size, and keys and values. Gradient checkpointing keeps one vector per layer,
+        and one layer in full."""
         shape, again = self.shape, self.config.learner.gradient_checkpointing
         layers, kept = (1, shape.layers * shape.hidden) if again else (shape.layers, 0)
         vectors = 10 * shape.hidden + 4 * shape.intermediate + 4 * shape.kv_width
@@ -254,11 +186,10 @@ class Estimate:
         """Tokens of the longest row of completions that share the longest prompt, for responses of the full,
         half, quarter and eighth length; 0 if none share."""
         prompt, longest = self.config.rollout.max_prompt_tokens, self.config.rollout.max_response_tokens
-        found = 0
-        for response in (max(1, longest >> halved) for halved in range(4)):
-            most = max(self.shared_rows(prompt, response))
-            found = max(found, prompt + most * response if most > 1 else 0)
-        return found
+        lengths = [max(1, longest >> halved) for halved in range(4)]
+        counts = [max(self.shared_rows(prompt, response)) for response in lengths]
+        rows = zip(counts, lengths, strict=True)
+        return max((prompt + count * response for count, response in rows if count > 1), default=0)
 
     @property
     def kv_token_bytes(self) -> float:
@@ -281,7 +212,6 @@ class Estimate:
         """One tensor-parallel rank of a generator replica with `kv_gib` of KV cache; by default the
         configured one, or the least useful one."""
         generator, shape, width = self.config.generator, self.shape, self.width
-        kv_gib = generator.kv_cache_gib or self.least_kv_gib if kv_gib is None else kv_gib
         parallel = generator.tensor_parallel
         layer = generator.batched_tokens * width * (6 * shape.hidden + 3 * shape.intermediate / parallel)
         sampler = LOGIT_BYTES * generator.max_sequences * shape.vocabulary
@@ -292,7 +222,7 @@ class Estimate:
             "generator",
             {
                 "weights": width * (shape.parameters + shape.adapter) / parallel / GIB,
-                "KV cache": kv_gib,
+                "KV cache": generator.kv_cache_gib or self.least_kv_gib if kv_gib is None else kv_gib,
                 "engine": (layer + sampler) / GIB + graphs,
                 "communication": several + self.transfer_gib,
                 "context": CONTEXT_GIB if card else REPLICA_GIB,
@@ -307,55 +237,32 @@ class Estimate:
 
     def shared_gib(self, generator: Need) -> float:
         """GiB on a card that one rank shares with `engines` like `generator`: the sum. With
-        `generator.sleep`, the larger of a step with a sleeping engine and generation with a waiting
-        learner."""
+        `generator.sleep`, the larger of a step beside what a sleeping engine keeps, and generation beside a
+        waiting learner."""
         rank = self.rank()
         if self.config.generator.sleep != "step":
             return rank.gib + self.engines * generator.gib
-        return max(rank.gib + asleep_gib(generator), waiting_gib(rank) + generator.gib)
+        asleep = generator.always["engine"] + generator.always["context"]
+        return max(rank.gib + asleep, rank.idle_gib + generator.gib)
 
     def host(self, *, cards: bool, trains: bool = True) -> dict[str, float]:
         """Host memory of a run on one machine, in GiB by purpose. With cards, weights and caches are on
-        them."""
+        them, and the model of a generator runs in one process more."""
         learner, generator = self.config.learner, self.config.generator
-        engine = self.generator(generator.cpu_kv_cache_gib, card=False)
+        engine = self.generator(generator.cpu_kv_cache_gib, card=False).gib
+        each = REPLICA_GIB + RANK_GIB if cards else engine
         needs = {
             "Ray, Redis, coordinator": BASE_GIB,
-            f"generator, {generator.replicas} of": generator.replicas
-            # On a card the model runs in one process more.
-            * (REPLICA_GIB + RANK_GIB if cards else engine.gib),
+            f"generator, {generator.replicas} of": generator.replicas * each,
         }
         if not trains:
             return needs
+        rank = RANK_GIB if cards else self.rank(card=False).gib
+        pinned = self.shape.pinned_bytes(self.width) / GIB
         return needs | {
-            f"learner rank, {learner.workers} of": learner.workers
-            * (RANK_GIB if cards else self.rank(card=False).gib),
+            f"learner rank, {learner.workers} of": learner.workers * rank,
             "published weights": self.published_gib * (2 if self.config.weights.transport == "file" else 1),
             "checkpoint's copy": self.checkpoint_gib * learner.async_checkpoint,
             "offloaded optimizer": (12 + 4) * self.trained / GIB * (cards and learner.offload_optimizer),
-            "engine asleep": self.asleep_gib * (generator.sleep == "step"),
+            "engine asleep": pinned * (generator.sleep == "step"),
         }
-
-
-def _in_gib(parts: dict[str, float]) -> dict[str, float]:
-    return {name: size / GIB for name, size in parts.items()}
-
-
-def asleep_gib(generator: Need) -> float:
-    """GiB that a sleeping engine keeps on its card."""
-    return generator.always["engine"] + generator.always["context"]
-
-
-def waiting_gib(rank: Need) -> float:
-    """GiB that a learner rank keeps on its card between steps."""
-    return sum(rank.always.values())
-
-
-def _adapter_size(hf: PreTrainedModel, lora: LoraConfig) -> int:
-    import torch
-
-    return sum(
-        lora.rank * (module.in_features + module.out_features)
-        for name, module in hf.named_modules()
-        if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] in lora.targets
-    )

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from hora_rl.common.config import Config
 from hora_rl.common.load import differences
@@ -10,11 +9,12 @@ from hora_rl.common.model.model_files import own_configuration
 from hora_rl.common.model.pretrained import obtain
 from hora_rl.common.processes import free_memory
 from hora_rl.deploy.checks import machine
-from hora_rl.deploy.checks.estimate import CONTEXT_GIB, GIB, Estimate, ModelShape
+from hora_rl.deploy.checks.estimate import CONTEXT_GIB, GIB, Estimate, amounts
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, should
+from hora_rl.deploy.checks.model_shape import ModelShape
 from hora_rl.deploy.checks.processors import on_processors
 from hora_rl.deploy.checks.resources import SPARE, Card, choose, filled, read_cards, shares_a_card
-from hora_rl.deploy.checks.step_costs import arithmetic, decoding
+from hora_rl.deploy.checks.step_costs import MEAN, arithmetic
 
 HOST_KEYS = (
     "learner.tokens_per_microbatch, learner.gradient_checkpointing, learner.logit_chunk, learner.lora, "
@@ -34,12 +34,12 @@ def estimate_of(config: Config) -> Estimate | None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    trusted, lora = config.model.trust_remote_code, config.learner.lora
     try:
-        whole = own_configuration(config.model)
+        settings = own_configuration(config.model)
         with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted)
-            return Estimate(config, ModelShape.of(empty, lora))
+            trusted = config.model.trust_remote_code
+            empty = AutoModelForCausalLM.from_config(settings, trust_remote_code=trusted)
+            return Estimate(config, ModelShape.of(empty, config.learner.lora))
     except (OSError, ValueError):
         return None  # reported by the checks of model and family
 
@@ -51,24 +51,12 @@ def run_target(config: Config) -> Target:
     cards = read_cards(machine.gpus())
     if not cards:
         return Target(on_processors(_in_small_steps(config)))
-    if config.run.resources != "auto" or (found := estimate_of(config)) is None:
+    if config.run.resources != "auto" or (estimate := estimate_of(config)) is None:
         return Target(config)
-    made = choose(found, cards)
-    chosen = made.config
+    chosen = choose(estimate, cards).config
     changed = [d.replace(": ", " = ", 1).split(" != ")[0] for d in differences(chosen, config)]
     names = f"{len(cards)} × {cards[0].name}" if len(cards) > 1 else cards[0].name
-    said = f"chosen for {names}: {', '.join(changed)}" if changed else ""
-    return Target(chosen, chosen=said and said + _of_engines(made, cards[0]))
-
-
-def _of_engines(made: Estimate, card: Card) -> str:
-    """What several engines on one card are expected to do; empty for one."""
-    if made.engines == 1:
-        return ""
-    sampling = decoding(made, card.name, card.gib)
-    rate = arithmetic(made).responses / sampling.seconds
-    bound = "the card" if sampling.card_s > sampling.processor_s else "processors"
-    return f"; {made.engines} engines share the card: {rate:,.0f} tokens/s expected, bound by {bound}"
+    return Target(chosen, chosen=f"chosen for {names}: {', '.join(changed)}" if changed else "")
 
 
 def _in_small_steps(config: Config) -> Config:
@@ -76,11 +64,11 @@ def _in_small_steps(config: Config) -> Config:
     largest whose activations stay within `HOST_ACTIVATIONS_GIB`."""
     if config.run.resources != "auto" or "tokens_per_microbatch" in config.learner.model_fields_set:
         return config
-    if (found := estimate_of(config)) is None:
+    if (estimate := estimate_of(config)) is None:
         return config
     tokens = config.learner.tokens_per_microbatch
     least = max(LEAST_TOKENS, config.longest)
-    while tokens > least and tokens * found.token_bytes > HOST_ACTIVATIONS_GIB * GIB:
+    while tokens > least and tokens * estimate.token_bytes > HOST_ACTIVATIONS_GIB * GIB:
         tokens = max(least, tokens // 2)
     return filled(config, learner={"tokens_per_microbatch": tokens})
 
@@ -154,17 +142,39 @@ def beside_engine(estimate: Estimate, cards: Sequence[Card]) -> Iterator[Finding
 def table(estimate: Estimate, *, cards: bool = True) -> str:
     """GiB per part, one line each. With `cards`, generator and learner are on cards."""
     config, shape, rank = estimate.config, estimate.shape, estimate.rank(card=cards)
-    cache = None if cards else config.generator.cpu_kv_cache_gib
-    generator = estimate.generator(cache, card=cards)
+    generator = estimate.generator(None if cards else config.generator.cpu_kv_cache_gib, card=cards)
     replicas, ranks = config.generator.replicas * config.generator.tensor_parallel, config.learner.workers
-    kept, one = config.learner.keep_checkpoints + 1, estimate.checkpoint_gib
+    kept, checkpoint = config.learner.keep_checkpoints + 1, estimate.checkpoint_gib
     host = estimate.host(cards=cards)
     rows = [
         (f"generator, {replicas} of", generator.gib, str(generator)),
         (f"learner rank, {ranks} of", rank.gib, str(rank)),
-        ("host", sum(host.values()), ", ".join(f"{name} {gib:.2f}" for name, gib in host.items() if gib)),
-        ("disk, checkpoints", one * kept, f"{kept} of {one:.2f} at a time, in {Path(config.run.folder)}"),
+        ("host", sum(host.values()), amounts(host)),
+        (
+            "disk, checkpoints",
+            checkpoint * kept,
+            f"{kept} of {checkpoint:.2f} at a time, in {config.run.folder}",
+        ),
     ]
     lines = [f"\n  {name:<24}{gib:>9.2f}  {what}" for name, gib, what in rows]
     trained = f", trains {shape.adapter / 1e6:.1f} million" if shape.adapter else ""
     return f"{shape.parameters / 1e6:,.1f} million parameters{trained}, estimated GiB:" + "".join(lines)
+
+
+def step_table(estimate: Estimate) -> str:
+    """Tokens, FLOPs and bytes of a step, for `hora check --estimate`."""
+    step, shape, config = arithmetic(estimate), estimate.shape, estimate.config
+    ranks, replicas = config.learner.workers, config.generator.replicas
+    attention = 2 * shape.layers * shape.queries * step.tokens**2 / step.rollouts
+    sampling = 2 * (shape.parameters + shape.adapter) * step.tokens + attention
+    micro_batches = max(1.0, step.computed / (config.learner.tokens_per_microbatch * ranks))
+    published, mean = estimate.published_gib, MEAN * config.rollout.max_response_tokens
+    return (
+        f"a step: {step.rollouts:,} rollouts, {step.tokens / 1e6:.2f} million tokens at a mean response of "
+        f"{mean:,.0f}\n"
+        f"learner: {step.flops / 1e12:,.3g} TFLOPs over {ranks} ranks, {micro_batches:.0f} micro-batches "
+        "each\n"
+        f"generators: {sampling / 1e12:,.3g} TFLOPs over {replicas} replicas\n"
+        f"weights: {published:.3f} GiB to each replica over {config.weights.transport}; "
+        f"{published * replicas:.3f} GiB in all"
+    )

@@ -46,15 +46,15 @@ def on_processors(config: Config, *, trains: bool = True) -> Config:
     if config.run.resources != "auto" or machine.gpus():
         return config
     have = processors()
-    alone = not trains or config.rollout.max_staleness == 0
+    in_turn = not trains or config.rollout.max_staleness == 0
     weights = machine.model_gib(config.model.path)
     most = max(1, round(weights / THREAD_GIB)) if weights else have
-    theirs = have if alone else have - have // 2  # sampling takes most of a step's time
-    learners = have if alone else have // 2
+    learners = have if in_turn else have // 2
+    generators = have if in_turn else have - learners  # sampling takes most of a step's time
     return filled(
         config,
         model={"dtype": "bfloat16" if "linear_attention" in _layers(config.model) else fastest_dtype()},
-        generator={"threads": max(1, min(most, theirs // config.generator.replicas))},
+        generator={"threads": max(1, min(most, generators // config.generator.replicas))},
         learner={"threads": max(1, min(most, learners // config.learner.workers))},
     )
 
@@ -97,13 +97,13 @@ def precision(target: Target) -> Iterator[Finding]:
 
 def heads(target: Target) -> Iterator[Finding]:
     """Whether vLLM has a kernel for the model's attention heads on a CPU. Latent attention has its own."""
-    own = None if target.on_cluster or machine.gpus() else _read(target.config.model)
-    if own is None or not hasattr(own, "num_attention_heads") or hasattr(own, "kv_lora_rank"):
+    model = None if target.on_cluster or machine.gpus() else _read(target.config.model)
+    if model is None or not hasattr(model, "num_attention_heads") or hasattr(model, "kv_lora_rank"):
         return
-    layers = own.per_layer_config
+    layers = model.per_layer_config
     sizes = {getattr(x, "head_dim", None) or x.hidden_size // x.num_attention_heads for x in layers}
-    shown, have = (", ".join(map(str, sorted(found))) for found in (sizes, HEADS))
-    says = f"heads of {shown} in {own.name_or_path}; on a CPU vLLM has kernels for {have}"
+    shown, have = (", ".join(map(str, sorted(heads))) for heads in (sizes, HEADS))
+    says = f"heads of {shown} in {model.name_or_path}; on a CPU vLLM has kernels for {have}"
     yield must(sizes <= set(HEADS), "attention heads", says, "use another model, or a GPU")
 
 

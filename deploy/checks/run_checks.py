@@ -19,10 +19,7 @@ from hora_rl.deploy.checks import configuration, disk, machine, processors, serv
 from hora_rl.deploy.checks.engine import AskedEngine, engine
 from hora_rl.deploy.checks.findings import Check, Finding, Target
 from hora_rl.deploy.checks.gpu_software import driver, mps_daemon, precision, triton_build
-from hora_rl.deploy.checks.memory import estimate_of, estimated, memory, run_target
-from hora_rl.deploy.checks.resources import read_cards
-from hora_rl.deploy.checks.step_costs import UNKNOWN
-from hora_rl.deploy.checks.step_words import said
+from hora_rl.deploy.checks.memory import estimate_of, estimated, memory, run_target, step_table
 from hora_rl.deploy.checks.weight_files import weight_files
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
@@ -139,8 +136,7 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, est
     )
     show(found, SHOWN_BY_CHECK, console)
     if estimate and (numbers := estimate_of(config)) is not None:
-        for line in said(numbers, _device(config.model.dtype, elsewhere=elsewhere)):
-            say(console, line)
+        say(console, step_table(numbers))
 
 
 def check_all(source: str, overrides: Sequence[str]) -> bool:
@@ -157,14 +153,6 @@ def check_all(source: str, overrides: Sequence[str]) -> bool:
     verdict = f"{failed} would stop a run" if failed else "a run would come up"
     console.print(f"{verdict}; {warned} to look at" if warned else verdict)
     return not failed
-
-
-def _device(dtype: str, *, elsewhere: bool) -> str | None:
-    """Card name for the step estimate; None on CPUs. With `elsewhere`, 16-bit models run on cards."""
-    if elsewhere:
-        return UNKNOWN if dtype != "float32" else None
-    cards = read_cards(machine.gpus())
-    return cards[0].name if cards else None
 
 
 def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = False) -> Target:

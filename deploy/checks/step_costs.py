@@ -1,4 +1,5 @@
-"""Tokens, FLOPs and expected seconds of one optimizer step, from configuration and model shape."""
+"""Tokens and FLOPs of one optimizer step, and the model of its seconds that decides how `run.resources: auto`
+divides cards. Seconds are compared with each other, never shown."""
 
 from dataclasses import dataclass
 
@@ -27,8 +28,7 @@ BANDWIDTH = {
     "L40S": 0.86e12,
     "RTX 4090": 1.0e12,
 }
-"""Memory bandwidth in bytes per second from data sheets. The first name contained in the card's name
-counts."""
+"""Bytes per second of a card's memory, from data sheets. The first name in the card's name counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,53 +48,25 @@ def arithmetic(estimate: Estimate) -> StepArithmetic:
     """A step with prompts of half the limit and responses of `MEAN` times the limit."""
     rollout, learner, shape = estimate.config.rollout, estimate.config.learner, estimate.shape
     rollouts = rollout.batch_size
-    response = MEAN * rollout.max_response_tokens
-    prompt = rollout.max_prompt_tokens / 2
+    response, prompt = MEAN * rollout.max_response_tokens, rollout.max_prompt_tokens / 2
     length = prompt + response
-    tokens = rollouts * length
     rows = estimate.shared_rows(int(prompt), int(response))
-    # Prompts saved by sharing rows.
-    again = rollout.prompts_per_batch * (rollout.group_size - len(rows))
-    computed = tokens - again * prompt
-    pairs = shape.layers * shape.queries * (rollouts * length**2 - again * prompt**2)
+    shared = rollout.prompts_per_batch * (rollout.group_size - len(rows))  # prompts saved by sharing rows
+    computed = rollouts * length - shared * prompt
+    pairs = shape.layers * shape.queries * (rollouts * length**2 - shared * prompt**2)
     per_weight = 4 * shape.parameters + 6 * shape.adapter if shape.adapter else 6 * shape.parameters
-    return StepArithmetic(
-        rollouts=rollouts,
-        responses=rollouts * response,
-        tokens=tokens,
-        computed=computed,
-        flops=learner.objective.updates_per_batch * (per_weight * computed + 6 * pairs),
-    )
+    flops = learner.objective.updates_per_batch * (per_weight * computed + 6 * pairs)
+    return StepArithmetic(rollouts, rollouts * response, rollouts * length, computed, flops)
 
 
-def card_flops(device: str = UNKNOWN, *, again: bool = True) -> float:
+def card_flops(device: str, *, again: bool = True) -> float:
     """Expected FLOP/s of a card in 16 bits. `again`: activations are recomputed."""
     return MFU * (1.0 if again else 4 / 3) * (peak_flops(device, "bfloat16") or PEAK_BF16[UNKNOWN])
 
 
-def learner_seconds(estimate: Estimate, device: str = UNKNOWN) -> float:
-    """Seconds for one step's gradients."""
-    learner = estimate.config.learner
-    per_rank = card_flops(device, again=learner.gradient_checkpointing)
-    return arithmetic(estimate).flops / per_rank / learner.workers
-
-
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """Sampling one batch with `running` sequences in each engine: seconds of each generator's card and of
-    each engine's processors, which work at the same time."""
-
-    running: float
-    card_s: float
-    processor_s: float
-
-    @property
-    def seconds(self) -> float:
-        return max(self.card_s, self.processor_s)
-
-
-def decoding(estimate: Estimate, device: str = UNKNOWN, gib: float = 80.0) -> Decoding:
-    """Sampling one batch on cards with `gib` each.
+def decoding(estimate: Estimate, device: str, gib: float) -> tuple[float, float]:
+    """Seconds of each card and of each engine's processors, at the same time, to sample one batch on cards
+    with `gib` each.
 
     One decoding step adds a token to each of an engine's B running sequences. On the card it reads W bytes
     of weights and K bytes of keys and values for each of L tokens of context, or is bound by 2 · P · B FLOPs
@@ -107,27 +79,30 @@ def decoding(estimate: Estimate, device: str = UNKNOWN, gib: float = 80.0) -> De
     `max_sequences`, the batch and the KV cache limit B. A prompt is computed once for its group.
     """
     shape, generator, rollout = estimate.shape, estimate.config.generator, estimate.config.rollout
-    found, entry = arithmetic(estimate), estimate.kv_token_bytes
+    batch, entry, flops = arithmetic(estimate), estimate.kv_token_bytes, card_flops(device)
     bandwidth = REACHED * next((b for name, b in BANDWIDTH.items() if name in device), BANDWIDTH[UNKNOWN])
     weights, parallel = 2 * (shape.parameters + shape.adapter), generator.tensor_parallel
-    context = found.tokens / found.rollouts - found.responses / found.rollouts / 2
+    context = (batch.tokens - batch.responses / 2) / batch.rollouts
     cache = generator.kv_cache_gib or gib * 0.9 / estimate.engines - estimate.generator(0.0).gib
     room = cache * GIB / (entry * context)
-    running = max(1.0, min(generator.max_sequences, found.rollouts / generator.replicas, room))
+    running = max(1.0, min(generator.max_sequences, batch.rollouts / generator.replicas, room))
     read = (weights / parallel + running * context * entry) / bandwidth
-    step = max(read, weights * running / parallel / card_flops(device))
+    step_s = max(read, weights * running / parallel / flops)
     prompts = rollout.prompts_per_batch * rollout.max_prompt_tokens / 2
-    prefill = weights * prompts / card_flops(device) / parallel / generator.replicas
-    steps = found.responses / generator.replicas / running
-    processor = max(STEP_S + SEQUENCE_S * running, TOKEN_S * running)
-    return Decoding(running, estimate.engines * (steps * step + prefill), steps * processor)
+    prefill_s = weights * prompts / flops / parallel / generator.replicas
+    steps = batch.responses / generator.replicas / running
+    processors_s = max(STEP_S + SEQUENCE_S * running, TOKEN_S * running)
+    return estimate.engines * (steps * step_s + prefill_s), steps * processors_s
 
 
-def step_seconds(estimate: Estimate, device: str = UNKNOWN, gib: float = 80.0) -> float:
+def step_seconds(estimate: Estimate, device: str, gib: float) -> float:
     """Seconds of a step: the slower side, or the sum of both if `rollout.max_staleness` is 0. On a card that
     both use, the learner also waits for the engines' share of it."""
-    learner, sampling = learner_seconds(estimate, device), decoding(estimate, device, gib)
+    learner = estimate.config.learner
+    per_rank = card_flops(device, again=learner.gradient_checkpointing)
+    learner_s = arithmetic(estimate).flops / per_rank / learner.workers
+    card_s, processors_s = decoding(estimate, device, gib)
     if not estimate.config.rollout.max_staleness:
-        return learner + sampling.seconds
-    shared = sampling.card_s if (estimate.config.learner.gpus or 1.0) < 1 else 0.0
-    return max(learner + shared, sampling.seconds)
+        return learner_s + max(card_s, processors_s)
+    shared_s = card_s if (learner.gpus or 1.0) < 1 else 0.0
+    return max(learner_s + shared_s, card_s, processors_s)

@@ -13,9 +13,10 @@ from hora_rl.common.load import ROOT
 from hora_rl.common.wire import MAX_ROLLOUTS
 from hora_rl.deploy.checks import configuration, machine, services
 from hora_rl.deploy.checks.configuration import group_size
-from hora_rl.deploy.checks.estimate import Estimate, ModelShape
+from hora_rl.deploy.checks.estimate import Estimate
 from hora_rl.deploy.checks.findings import Finding, Target
 from hora_rl.deploy.checks.memory import fits_host, memory
+from hora_rl.deploy.checks.model_shape import ModelShape
 from hora_rl.deploy.checks.run_checks import target_of
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.checks import Make, by_name, one

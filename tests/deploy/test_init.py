@@ -13,9 +13,10 @@ from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.deploy import init_command as initial
 from hora_rl.deploy.checks import machine, memory
-from hora_rl.deploy.checks.estimate import Estimate, ModelShape
+from hora_rl.deploy.checks.estimate import Estimate
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.memory import memory as memory_of
+from hora_rl.deploy.checks.model_shape import ModelShape
 from hora_rl.deploy.checks.run_checks import CONFIGURATION, require, target_of
 from hora_rl.deploy.init_command import BIG, PLANS, SMALL, Task, initialise
 from tests.support.gguf import write_gguf

@@ -16,7 +16,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 from benchmarks.gpu_step import SHAPE_1_5B, engine_of, join_alone, micro_batches, ragged_samples
-from hora_rl.deploy.checks.estimate import GIB, RANK_GIB, Estimate, ModelShape
+from hora_rl.deploy.checks.estimate import GIB, RANK_GIB, Estimate
+from hora_rl.deploy.checks.model_shape import ModelShape
 import hora_rl.learner.model.engine
 from hora_rl.learner.device import set_device
 from hora_rl.learner.rows.prefixes import rows_of

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Qwen3Mo
 
 from hora_rl.common.config import Config
 from hora_rl.common.types import Group, Phase, VersionSpan
-from hora_rl.deploy.checks.estimate import ModelShape
+from hora_rl.deploy.checks.model_shape import ModelShape
 from hora_rl.learner.model.flops import Shape, peak_flops
 from hora_rl.learner.records.metrics import step_metrics
 from hora_rl.learner.rows.batch import measurable
