@@ -5,7 +5,7 @@
 One cell is one side with one seed, in a process of its own: `synchronous-N` is `hora run` (Redis, Serve,
 vLLM, verifier, DeepSpeed) with the rule uniform and max_staleness 0, `ahead-N` the same with 1, `trl-N` is
 GRPOTrainer, with vLLM in its process on a card (`vllm_mode: colocate`) and transformers' generate on a CPU.
-Cells that OUT holds are not run again.
+Cells that OUT holds are not run again. Where OUT is a file `research/results/trl-*.json`, it is reported.
 
 Equal on all sides: initial weights, prompts and their order (`common.data.prompt_order`), Γ, G,
 temperature, the longest response, rollout.stop, rewards, their weights, advantages (R - mean)/(std + 1e-4),
@@ -283,7 +283,10 @@ def report(cells: Sequence[Cell], per_step: int) -> str:
     """A row a side, means over seeds; and the difference of mean rewards, HORA's synchronous side minus
     TRL's, with Student's 95% interval. Under one seed all sides meet the same prompts in one order, so seeds
     are pairs."""
-    sides = {side: sorted((c for c in cells if c.side == side), key=lambda c: c.seed) for side in NAMES}
+    measured = {c.side for c in cells}
+    sides = {
+        s: sorted((c for c in cells if c.side == s), key=lambda c: c.seed) for s in NAMES if s in measured
+    }
     rates = {side: float(np.mean([c.rate(per_step) for c in mine])) for side, mine in sides.items()}
     table = [
         (
@@ -310,7 +313,7 @@ def report(cells: Sequence[Cell], per_step: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("out", type=Path, help="folder of cells")
+    parser.add_argument("out", type=Path, help="folder of cells, or an archive of them")
     parser.add_argument("--preset", default="smollm2", help="or a file")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rows", type=int, default=32, help="completions of TRL's micro-batch on a card")
@@ -318,6 +321,12 @@ def main() -> None:
     parser.add_argument("-s", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
     out = options.out.resolve()
+    if out.is_file():
+        archive = json.loads(out.read_text())
+        sizes = archive["settings"]["rollout"]
+        cells = [Cell(**cell) for cell in archive["cells"]]
+        print(report(cells, sizes["prompts_per_batch"] * sizes["group_size"]))
+        return
     config = prepare(out, options.preset, options.overrides)
     if options.cell:
         run_cell(out, config, options.cell, options.rows)

@@ -4,8 +4,8 @@
     python -m research.gradients scores OUT     # gradients of hits and misses, as sketches
     python -m research.gradients report OUT     # the page OUT/gradients.md
 
-Each step continues where it was interrupted. `report` takes the scores that are there; without OUT it draws
-the page of results again from its archive. Sizes are in `design.yaml`. For your own model and problems:
+Each step continues where it was interrupted. `report` takes the scores that are there; without OUT it prints
+the page of `research/results/gradients.npz`. Sizes are in `design.yaml`. For your own model and problems:
 
     hora eval MODEL --config mine.yaml --benchmark held-out.jsonl --samples 96
     python -m research.gradients bank OUT --config mine.yaml --benchmark held-out.jsonl \\
@@ -26,55 +26,56 @@ from hora_rl.common.errors import HoraError
 from hora_rl.common.load import load as load_config
 from hora_rl.common.model.pretrained import model_folder, obtain
 from research.gradients import bank, report, scores
-from research.gradients.design import load, save_own
+from research.gradients.design import load
 
 RESULTS = Path("research/results")
 
 
-def own_bank(out: Path, samples: Path, config: Config, benchmark: str) -> None:
-    """The bank of a model and problems of one's own, with a design that claims nothing."""
-    found, rollout = bank.of_samples(samples, config, benchmark), config.rollout
+def user_bank(out: Path, samples: Path, config: Config, benchmark: str) -> None:
+    """The bank of a user's model and problems, with a design that claims nothing."""
+    prompts, rollout = bank.of_samples(samples, config, benchmark), config.rollout
     design = load().but(question=[], confirms=[], refutes=[], limits=[], model=config.model.path, min_hits=8)
     keys = ("prompts_per_batch", "group_size", "pre_rollouts")
     design = design.but(**{key: getattr(rollout, key) for key in keys})
-    save_own(out, design)
-    bank.write(out, found)
-    print(f"{len(bank.kept(found, design))} of {len(found)} prompts have {design.min_hits} hits and misses")
+    design.save(out)
+    bank.write(out, prompts)
+    print(
+        f"{len(bank.kept(prompts, design))} of {len(prompts)} prompts have {design.min_hits} hits and misses"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("step", choices=("bank", "scores", "report"))
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--config", help="configuration of the samples")
     parser.add_argument("--benchmark", help="problems of the samples")
     parser.add_argument("--samples", type=Path, help="sample file of `hora eval`")
-    given = parser.parse_args()
-    design = load(given.out)
-    if given.step == "report":
-        to = given.out or RESULTS
-        if given.out:
-            report.pack(given.out, design, to / "gradients.npz")
-        report.write(to / "gradients.npz", design, to / "gradients.md")
+    options = parser.parse_args()
+    design = load(options.out)
+    if options.step == "report":
+        if options.out is None:
+            print(report.page(RESULTS / "gradients.npz", design))
+            return
+        report.pack(options.out, design, options.out / "gradients.npz")
+        (options.out / "gradients.md").write_text(report.page(options.out / "gradients.npz", design) + "\n")
         return
-    if given.out is None:
-        parser.error(f"{given.step} needs OUT, the folder of the study")
-    given.out.mkdir(parents=True, exist_ok=True)
-    if given.step == "bank" and given.samples:
-        if not (given.config and given.benchmark):
+    if options.out is None:
+        parser.error(f"{options.step} needs OUT, the folder of the study")
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.step == "bank" and options.samples:
+        if not (options.config and options.benchmark):
             parser.error("--samples needs --config and --benchmark, with which they were made")
-        own_bank(given.out, given.samples, load_config(given.config), given.benchmark)
+        user_bank(options.out, options.samples, load_config(options.config), options.benchmark)
         return
     folder = model_folder(design.model)
     obtain(folder)
-    dtype = torch.bfloat16 if given.step == "bank" else torch.float32  # a run samples in bfloat16
+    dtype = torch.bfloat16 if options.step == "bank" else torch.float32  # a run samples in bfloat16
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    if given.step == "bank":
-        bank.fill(given.out, design, model, AutoTokenizer.from_pretrained(folder))
+    if options.step == "bank":
+        bank.fill(options.out, design, model, AutoTokenizer.from_pretrained(folder))
     else:
-        scores.measure(given.out, design, model, bank.kept(bank.read(given.out), design))
+        scores.measure(options.out, design, model, bank.kept(bank.read(options.out), design))
 
 
 if __name__ == "__main__":

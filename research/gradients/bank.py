@@ -1,5 +1,4 @@
-"""The bank: prompts with sampled completions of each, right or wrong. They are word problems with working, or
-those of a user's `hora eval`.
+"""The bank: prompts with sampled completions, right or wrong: word problems, or those of `hora eval`.
 
 `bank.jsonl` has one line a candidate and is only appended to, so an interrupted run continues.
 """
@@ -49,8 +48,8 @@ class Sampled:
 def problems(n: int, seed: int) -> list[tuple[str, int]]:
     """`n` different questions of one step with their answers: sums, differences and products in turn."""
     draw = random.Random(seed)
-    found: dict[str, int] = {}
-    while len(found) < n:
+    answers: dict[str, int] = {}
+    while len(answers) < n:
         name, thing = draw.choice(NAMES), draw.choice(THINGS)
         a, b = draw.randint(5, 9), draw.randint(1, 4)
         few, many = draw.randint(2, 5), draw.randint(2, 6)
@@ -59,9 +58,9 @@ def problems(n: int, seed: int) -> list[tuple[str, int]]:
             (f"{name} has {a} {thing} and gives away {b}. How many {thing} are left?", a - b),
             (f"{name} has {few} boxes with {many} {thing} in each. How many {thing} are there?", few * many),
         )
-        question, answer = kinds[len(found) % 3]
-        found[question] = answer
-    return list(found.items())
+        question, answer = kinds[len(answers) % 3]
+        answers[question] = answer
+    return list(answers.items())
 
 
 def is_right(completion: str, answer: int) -> bool:
@@ -76,10 +75,10 @@ def fill(folder: Path, design: Design, model: PreTrainedModel, tokenizer: PreTra
     gets `samples` others, so that its success rate is not biased; else it stays empty.
     """
     lines = _line_ends(tokenizer)
-    found = read(folder)
-    todo = list(enumerate(problems(design.candidates, design.seed)))[len(found) :]
+    bank = read(folder)
+    todo = list(enumerate(problems(design.candidates, design.seed)))[len(bank) :]
     for i, (question, answer) in todo:
-        if len(kept(found, design)) == design.prompts:
+        if len(kept(bank, design)) == design.prompts:
             return
         text = f"{SHOTS}Q: {question}\nA:"
         prompt = list(tokenizer(text, add_special_tokens=False).input_ids)
@@ -89,9 +88,9 @@ def fill(folder: Path, design: Design, model: PreTrainedModel, tokenizer: PreTra
         likely = min(hits, design.screen - hits) * design.samples >= design.min_hits * design.screen
         completions = draw(design.samples) if likely else []
         right = _judged(completions, answer, tokenizer)
-        found.append(Sampled(text, answer, prompt, completions, right))
+        bank.append(Sampled(text, answer, prompt, completions, right))
         with (folder / "bank.jsonl").open("a") as file:
-            file.write(json.dumps(asdict(found[-1])) + "\n")
+            file.write(json.dumps(asdict(bank[-1])) + "\n")
         print(f"prompt {i}: {sum(right)} of {len(right)} right", flush=True)
 
 
@@ -102,18 +101,18 @@ def of_samples(file: Path, config: Config, benchmark: str) -> list[Sampled]:
     where the file has other prompts or is damaged.
     """
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    asked = load_benchmark(config, find_benchmark(benchmark), Console())
+    prompts = load_benchmark(config, find_benchmark(benchmark), Console())
     with file.open(encoding="utf-8") as lines:
         header = json.loads(next(lines))
-    if header["problems"] != fingerprint(asked):
+    if header["problems"] != fingerprint(prompts):
         raise ConfigError(f"{file}: its prompts are not those of {benchmark} under {config.run.name}")
-    found = {p.index: Sampled(p.text, 0, p.tokens.tolist(), [], []) for p in asked}
+    sampled = {p.index: Sampled(p.text, 0, p.tokens.tolist(), [], []) for p in prompts}
     for sample in read_samples(file):
         end = [tokenizer.eos_token_id] if sample.finish_reason == "stop" else []
         tokens = tokenizer(sample.text, add_special_tokens=False).input_ids
-        found[sample.problem].completions.append([*tokens, *end])
-        found[sample.problem].right.append(sample.success)
-    return [s for s in found.values() if s.right]
+        sampled[sample.problem].completions.append([*tokens, *end])
+        sampled[sample.problem].right.append(sample.success)
+    return [s for s in sampled.values() if s.right]
 
 
 def write(folder: Path, bank: list[Sampled]) -> None:
@@ -125,9 +124,9 @@ def read(folder: Path) -> list[Sampled]:
     file = folder / "bank.jsonl"
     if not file.exists():
         return []
-    whole, end, _ = file.read_text().rpartition("\n")
-    file.write_text(whole + end)
-    return [Sampled(**json.loads(line)) for line in whole.splitlines()]
+    complete, end, _ = file.read_text().rpartition("\n")
+    file.write_text(complete + end)
+    return [Sampled(**json.loads(line)) for line in complete.splitlines()]
 
 
 def kept(bank: list[Sampled], design: Design) -> list[Sampled]:

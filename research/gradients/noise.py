@@ -70,9 +70,9 @@ def moments(s: Sums, rate: Array) -> Moments:
     |μ|² is the mean over pairs of different hits. A miss has mean -p/(1-p) μ, because all scores have mean 0.
     """
     n, each = len(rate), s.squares / s.count
-    hits, own = s.count[:n], s.squares[:n]
+    hits = s.count[:n]
     signal = s.means[:n, :n].copy()
-    norms = (np.diag(s.inner)[:n] - own) / (hits * (hits - 1))
+    norms = (np.diag(s.inner)[:n] - s.squares[:n]) / (hits * (hits - 1))
     np.fill_diagonal(signal, norms)
     return Moments(rate, signal, each[:n] - norms, each[n:] - norms * (rate / (1 - rate)) ** 2)
 
@@ -96,15 +96,14 @@ def shared_r(m: Moments) -> float:
 def bootstrap(m: Moments, figure: Callable[[Moments], float], draws: int = 4000) -> tuple[float, float]:
     """95% interval over prompts, for a figure that no pair of prompts enters."""
     random = np.random.default_rng(0)
-    found = [figure(m[random.integers(0, len(m.rate), len(m.rate))]) for _ in range(draws)]
-    low, high = np.quantile(found, [0.025, 0.975])
+    figures = [figure(m[random.integers(0, len(m.rate), len(m.rate))]) for _ in range(draws)]
+    low, high = np.quantile(figures, [0.025, 0.975])
     return float(low), float(high)
 
 
 def half_interval(figures: Array) -> Array:
     """Half of a 95% interval of the mean of independent figures (n, ...)."""
-    n = len(figures)
-    return np.asarray(figures.std(axis=0, ddof=1) / np.sqrt(n) * stats.t.ppf(0.975, n - 1))
+    return np.asarray(stats.sem(figures, axis=0) * stats.t.ppf(0.975, len(figures) - 1))
 
 
 def jackknife(left_out: Array) -> Array:
@@ -113,8 +112,7 @@ def jackknife(left_out: Array) -> Array:
 
 
 def jackknife_ratio(figure: float, left_out: Array) -> tuple[float, float]:
-    """95% interval of a positive figure, symmetric in its logarithm, from its values (n,) with each prompt
-    left out."""
+    """95% interval of a positive figure, symmetric in its logarithm, from values (n,) without each prompt."""
     half = float(jackknife(np.log(left_out)))
     return figure * float(np.exp(-half)), figure * float(np.exp(half))
 

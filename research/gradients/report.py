@@ -42,47 +42,43 @@ def pack(folder: Path, design: Design, archive: Path) -> None:
     )
     at = np.array([[int(x) for x in f.stem.split("-")] for f in files])
     right = np.array([prompts[k].right[i] for k, i in at])
-    found = sums(np.stack([np.load(f) for f in files]), at[:, 0], right)
+    scored = sums(np.stack([np.load(f) for f in files]), at[:, 0], right)
+    texts = [{tuple(p.completions[i]) for k, i in at if k == j and p.right[i]} for j, p in enumerate(prompts)]
     np.savez_compressed(
         archive,
-        count=found.count,
-        inner=np.triu(found.inner).astype(np.float32),
-        squares=found.squares,
+        count=scored.count,
+        inner=np.triu(scored.inner).astype(np.float32),
+        squares=scored.squares,
         hits=np.array([sum(p.right) for p in prompts]),
         samples=np.array([len(p.right) for p in prompts]),
-        texts=np.array(
-            [
-                len({tuple(p.completions[i]) for k, i in at if k == j and p.right[i]})
-                for j, p in enumerate(prompts)
-            ]
-        ),
+        texts=np.array([len(different) for different in texts]),
         tokens=np.array([np.mean([len(c) for c in p.completions]) for p in prompts]),
         tried=len(read(folder)),
         errors=np.load(folder / "errors.npy"),
     )
 
 
-def write(archive: Path, design: Design, page: Path) -> None:
+def page(archive: Path, design: Design) -> str:
     """The page of an archive."""
     with np.load(archive) as data:
         saved = {name: data[name] for name in data.files}
     inner, rate = saved["inner"].astype(float), saved["hits"] / saved["samples"]
-    found = Sums(saved["count"], inner + np.triu(inner, 1).T, saved["squares"])
-    m, n = moments(found, rate), len(rate)
+    totals = Sums(saved["count"], inner + np.triu(inner, 1).T, saved["squares"])
+    m, n = moments(totals, rate), len(rate)
     rarer = Moments(rate / design.rarer, m.signal, m.hit_noise, m.miss_noise)
     parts = [
         "# What an allocation does to one step's gradient where right completions differ",
         *([_design(design)] if design.confirms else []),
         f"{n} prompts of {int(saved['tried'])} candidates, {int(saved['samples'][0])} completions "
-        f"each, {saved['tokens'].mean():.0f} tokens on average; scores of {found.count[:n].sum()} hits and "
-        f"{found.count[n:].sum()} misses. Error of a sketched inner product over |x||y|: "
+        f"each, {saved['tokens'].mean():.0f} tokens on average; scores of {totals.count[:n].sum()} hits and "
+        f"{totals.count[n:].sum()} misses. Error of a sketched inner product over |x||y|: "
         f"{np.sqrt((saved['errors'] ** 2).mean()):.4f} (root mean square of {len(saved['errors'])}).",
-        _noise(m, found.count[:n], saved["texts"], design.prompts_per_batch),
-        _misses(found, m),
+        _noise(m, totals.count[:n], saved["texts"], design.prompts_per_batch),
+        _misses(totals, m),
         _steps("One step at equal rollouts", m, saved["tokens"], design),
         _steps(f"If successes were {design.rarer} times rarer", rarer, saved["tokens"], design),
     ]
-    page.write_text("\n\n".join(parts) + "\n")
+    return "\n\n".join(parts)
 
 
 def _design(design: Design) -> str:
@@ -135,10 +131,10 @@ def _shared(m: Moments, left_out: Array, prompts: int) -> str:
     )
 
 
-def _misses(found: Sums, m: Moments) -> str:
+def _misses(scored: Sums, m: Moments) -> str:
     """All scores have mean 0, so hits and misses must point against each other by a known amount."""
     n = len(m.rate)
-    seen, expected = np.diag(found.means[:n, n:]), -m.norms * m.rate / (1 - m.rate)
+    seen, expected = np.diag(scored.means[:n, n:]), -m.norms * m.rate / (1 - m.rate)
     apart = seen - expected
     half = jackknife(np.array([apart[at].sum() / m.norms[at].sum() for at in without(n)]))
     return (
@@ -164,7 +160,7 @@ def _steps(title: str, m: Moments, tokens: Array, design: Design) -> str:
         alone.append(steps(flat[at], played, r))
         spent.append([(size @ tokens[at]).mean() for _, size in played])
     all_, orthogonal, tokens_of = np.array(each), np.mean(alone, axis=0), np.sum(spent, axis=0)
-    found, half, less = all_.mean(axis=0), half_interval(all_), half_interval(all_ - all_[:, :1])
+    means, half, less = all_.mean(axis=0), half_interval(all_), half_interval(all_ - all_[:, :1])
     shares = ", ".join(
         f"{name} {x:.3f}" for name, x in zip(named[1:], tokens_of[1:] / tokens_of[0], strict=True)
     )
@@ -180,12 +176,12 @@ def _steps(title: str, m: Moments, tokens: Array, design: Design) -> str:
     ]
     rows, best = [], []
     for j, objective in enumerate(objectives(r)):
-        sure = found[:, j, 0] - found[0, j, 0] > less[:, j, 0]
-        first = int(np.argmax(np.where(sure, found[:, j, 0], found[0, j, 0])))
+        sure = means[:, j, 0] - means[0, j, 0] > less[:, j, 0]
+        first = int(np.argmax(np.where(sure, means[:, j, 0], means[0, j, 0])))
         best.append(f"{objective} → {named[first]}")
         for i, rule in enumerate(named):
-            (cosine, *parts, snr), (by, *of_parts, _) = found[i, j], half[i, j]
-            gain = f"{cosine - found[0, j, 0]:+.3f} ± {less[i, j, 0]:.3f}" if i else ""
+            (cosine, *parts, snr), (by, *of_parts, _) = means[i, j], half[i, j]
+            gain = f"{cosine - means[0, j, 0]:+.3f} ± {less[i, j, 0]:.3f}" if i else ""
             noise = [f"{x:.2f} ± {e:.2f}" for x, e in zip(parts, of_parts, strict=True)]
             ends = f"{snr:.2f}", f"{orthogonal[i, j, 0]:.3f}"
             rows.append((objective, rule, f"{cosine:.3f} ± {by:.3f}", gain, *noise, *ends))

@@ -28,10 +28,10 @@ def signs(size: int, width: int, seed: int) -> Tensor:
 
 def sketch(vector: Tensor, signs_: Tensor) -> Tensor:
     """(width,) of a vector (size,)."""
-    found = torch.zeros(signs_.shape[1])
-    for part, sign in zip(vector.split(len(found)), signs_, strict=True):
-        found[: len(part)].addcmul_(part, sign[: len(part)])
-    return found
+    total = torch.zeros(signs_.shape[1])
+    for part, sign in zip(vector.split(len(total)), signs_, strict=True):
+        total[: len(part)].addcmul_(part, sign[: len(part)])
+    return total
 
 
 def weights(model: PreTrainedModel) -> list[Tensor]:
@@ -66,7 +66,7 @@ def measure(folder: Path, design: Design, model: PreTrainedModel, prompts: list[
             (p, p.completions[i]) for p in prompts[: design.exact // 2] for i in chosen(p, design)[0][:2]
         ]
         np.save(folder / "errors.npy", _errors([score(model, by, p.prompt, c) for p, c in first], signs_))
-    order = [(at, k, i) for k, p in enumerate(prompts) for at, i in _in_turn(*chosen(p, design))]
+    order = [(at, k, i) for k, p in enumerate(prompts) for of in chosen(p, design) for at, i in enumerate(of)]
     files = [(k, i, folder / "scores" / f"{k}-{i}.npy") for _, k, i in sorted(order)]
     todo = [each for each in files if not each[-1].exists()]
     with shown(counting_bar(Console())) as bar:
@@ -74,12 +74,6 @@ def measure(folder: Path, design: Design, model: PreTrainedModel, prompts: list[
             vector = sketch(score(model, by, prompts[k].prompt, prompts[k].completions[i]), signs_)
             np.save(file.with_suffix(".part.npy"), vector.numpy())
             file.with_suffix(".part.npy").rename(file)
-
-
-def _in_turn(hits: list[int], misses: list[int]) -> list[tuple[float, int]]:
-    """Each completion with its place in the order, misses spread evenly among the hits."""
-    spread = [(len(hits) * (j + 0.5) / len(misses), i) for j, i in enumerate(misses)]
-    return [*((float(j), i) for j, i in enumerate(hits)), *spread]
 
 
 def _errors(exact: list[Tensor], signs_: Tensor) -> Array:

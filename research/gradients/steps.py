@@ -78,12 +78,12 @@ def _learners(objective: str) -> Weights:
 def counts(rate: Array, design: Design, by: Played) -> tuple[Index, Index]:
     """Successes and sizes (batches, n) of groups, sampled by a rule; n · G rollouts in every batch."""
     random, n = np.random.default_rng(design.seed), len(rate)
-    found = []
+    groups = []
     for _ in range(design.batches):
         budget = n * (design.group_size - design.pre_rollouts)
         session = Session(n, budget, **by._asdict())
-        found.append(simulate(session, rate, design.pre_rollouts, random))
-    c, size = zip(*found, strict=True)
+        groups.append(simulate(session, rate, design.pre_rollouts, random))
+    c, size = zip(*groups, strict=True)
     return np.array(c), np.array(size)
 
 

@@ -42,8 +42,13 @@ class Curve:
         return len(self.steps) == 2
 
     @property
+    def kind(self) -> str:
+        """What a summary is."""
+        return "end" if self.ends_only else "area"
+
+    @property
     def moments(self) -> dict[str, int]:
-        """Places of the start, of half time and of the end in `steps`."""
+        """Indices of the start, of half time and of the end in `steps`."""
         half = {} if self.ends_only else {"half": len(self.steps) // 2}
         return {"start": 0, **half, "end": -1}
 
@@ -60,8 +65,7 @@ class Compared:
 
     `primary` is the summary of Pass@K on the watched set (see `Curve.summary`), `corrected` its p-value after
     Holm (NaN for an exploratory one), `deviation` the spread of its differences over seeds. `pass_1` is the
-    summary of Pass@1, `matched` Pass@K at equal Pass@1. `moments[when, k]` are Pass@k at half time and at the
-    end, and `sets[name]` the summaries of Pass@1 and Pass@K on the other sets.
+    summary of Pass@1, `matched` Pass@K at equal Pass@1, `moments[when, k]` Pass@k at half time and the end.
     """
 
     arm: str
@@ -72,11 +76,6 @@ class Compared:
     matched: Difference | None
     deviation: float
     moments: Mapping[tuple[str, int], Difference]
-    sets: Mapping[str, tuple[Difference, Difference]]
-
-    @property
-    def title(self) -> str:
-        return f"{self.arm} − {self.baseline}"
 
 
 def curve_of(record: Mapping[str, object]) -> Curve:
@@ -104,52 +103,47 @@ def compare(curves: Curves, design: Design, pairs: Sequence[Pair]) -> list[Compa
 
 def decide(curves: Curves, design: Design) -> list[Compared]:
     """The comparisons of `design`, with Holm's correction over them."""
-    found = compare(curves, design, design.comparisons)
-    corrected = holm([c.primary.p for c in found])
-    return [replace(c, corrected=p) for c, p in zip(found, corrected, strict=True)]
+    compared = compare(curves, design, design.comparisons)
+    corrected = holm([c.primary.p for c in compared])
+    return [replace(c, corrected=p) for c, p in zip(compared, corrected, strict=True)]
 
 
 def _compared(curves: Curves, design: Design, arm: str, baseline: str) -> Compared:
     seeds = sorted(curves[arm].keys() & curves[baseline].keys())
     sides = [[curves[a][seed] for seed in seeds] for a in (arm, baseline)]
-    watched, one, many = design.watched, "pass@1", f"pass@{design.pass_at}"
+    watched, single, many = design.watched, "pass@1", f"pass@{design.pass_at}"
     first = sides[0][0]
     levels = [[c.mean(watched, many) for c in side] for side in sides]  # refuses a set that is not there
 
     def differ(of: Callable[[Curve], Array]) -> Difference:
         return paired_difference(*([of(c) for c in side] for side in sides))
 
-    def summaries(name: str, figure: str) -> Difference:
-        return differ(lambda c: c.summary(name, figure))
-
-    def at(place: int, k: int) -> Difference:
-        return differ(lambda c: c.values[watched][f"pass@{k}"][place])
+    def at(index: int, k: int) -> Difference:
+        return differ(lambda c: c.values[watched][f"pass@{k}"][index])
 
     by_seed = np.diff([[c.summary(watched, many).mean() for c in side] for side in sides], axis=0)
     return Compared(
         arm,
         baseline,
-        primary=summaries(watched, many),
+        primary=differ(lambda c: c.summary(watched, many)),
         corrected=np.nan,
-        pass_1=summaries(watched, one),
-        matched=_matched([[c.mean(watched, one) for c in side] for side in sides], levels),
+        pass_1=differ(lambda c: c.summary(watched, single)),
+        matched=_matched([[c.mean(watched, single) for c in side] for side in sides], levels),
         deviation=float(by_seed.std(ddof=1)) if len(seeds) > 1 else 0.0,
         moments={
-            (when, k): at(place, k)
-            for when, place in first.moments.items()
+            (when, k): at(index, k)
+            for when, index in first.moments.items()
             for k in first.ks(design.pass_at)
             if when != "start"
         },
-        sets={n: (summaries(n, one), summaries(n, many)) for n in first.values if n != watched},
     )
 
 
 def _matched(pass_1: list[list[Array]], pass_k: list[list[Array]]) -> Difference | None:
-    """Pass@K where Pass@1 is the same: the level that both sides of every seed reach, the lowest of their
-    highest."""
+    """Pass@K at the lowest of the sides' highest Pass@1: the level that both sides of every seed reach."""
     level = min(float(values.max()) for side in pass_1 for values in side)
     read = [
-        [at_matched(level, one, many) for one, many in zip(*both, strict=True)]
+        [at_matched(level, *curves) for curves in zip(*both, strict=True)]
         for both in zip(pass_1, pass_k, strict=True)
     ]
     return None if np.isnan(read).any() else paired_difference(*read)

@@ -1,6 +1,6 @@
 """The report of a study: arms compared on the same seeds by rules that were written down before it ran.
 
-OUT/report.md   rules, comparisons, tables      OUT/*.png, *.svg   curves, frontier, forest
+OUT/report.md   rules, comparisons, tables      OUT/curves.png, .svg
 """
 
 import math
@@ -13,8 +13,8 @@ from hora_rl.evaluation.report.figures import save
 from hora_rl.evaluation.report.markdown import markdown_table
 from hora_rl.evaluation.run_folders import RunFolderError
 from research.report.curves import Compared, Curve, Curves, compare, decide
-from research.report.figures import forest_figure, frontier_figure, pass_rates_figure
-from research.report.statistics import Difference, detectable
+from research.report.figures import curves_figure
+from research.report.statistics import Difference, detectable, holm
 from research.study.cells import Design, Study
 
 NEAR_CEILING = 0.95
@@ -37,14 +37,7 @@ def report_curves(
     out.mkdir(parents=True, exist_ok=True)
     decided = {arm for c in compared for arm in (c.arm, c.baseline)}
     shown = {arm: list(of.values()) for arm, of in curves.items() if of and (arm in decided or not decided)}
-    drawn = {
-        "curves": pass_rates_figure(shown, design),
-        "frontier": frontier_figure(shown, design),
-        "forest": forest_figure(compared, explored),
-    }
-
-    for kind, figure in drawn.items():
-        save(figure, out, kind if name == "report" else f"{name}-{kind}")
+    save(curves_figure(shown, design), out, "curves" if name == "report" else f"{name}-curves")
     path = out / f"{name}.md"
     lines = _page(study, curves, compared, explored, notes)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -54,7 +47,7 @@ def report_curves(
 def _page(
     study: Study, curves: Curves, compared: list[Compared], explored: list[Compared], notes: Sequence[str]
 ) -> list[str]:
-    design, every = study.rules, [*compared, *explored]
+    design = study.rules
     cells = {arm: list(of.values()) for arm, of in curves.items() if of}
     example = next(iter(cells.values()))[0]
     return [
@@ -63,8 +56,7 @@ def _page(
         *_written_down(design, example, len(compared)),
         *_comparisons(compared, design, example),
         *_exploratory(explored, design, example),
-        *("", f"## {'End' if example.ends_only else 'Half time and end'}", "", *_moments(every)),
-        *_other_sets(every, design, example),
+        *("", f"## {'End' if example.ends_only else 'Half time and end'}", "", *_moments(compared, explored)),
         *("", "## Arms", ""),
         *(line for name in example.values for line in _levels(cells, name, example.ks(design.pass_at))),
         *_caveats(cells, design),
@@ -72,23 +64,17 @@ def _page(
     ]
 
 
-def _summary(example: Curve) -> str:
-    return "end" if example.ends_only else "area"
-
-
 def _written_down(design: Design, example: Curve, tests: int) -> list[str]:
-    primary = (
-        f"Pass@{design.pass_at} at the end"
-        if example.ends_only
-        else (f"area under Pass@{design.pass_at} over steps")
-    )
+    primary = f"Pass@{design.pass_at} at the end"
+    if not example.ends_only:
+        primary = f"area under Pass@{design.pass_at} over steps"
     return [
         "## Design",
         "",
         *(f"- {h}" for h in design.hypotheses),
         f"- Primary: {primary} on the set `{design.watched}`, differences paired by seed, Student's t, Holm "
         f"over {tests} comparisons.",
-        f"- Pass@1 is not inferior when the interval of its {_summary(example)}'s difference excludes a loss "
+        f"- Pass@1 is not inferior when the interval of its {example.kind}'s difference excludes a loss "
         f"of {100 * design.margin:g} points.",
         *(f"- Excluded: {e}" for e in design.exclusions),
         "",
@@ -101,7 +87,7 @@ def _written_down(design: Design, example: Curve, tests: int) -> list[str]:
 
 
 def _comparisons(compared: Sequence[Compared], design: Design, example: Curve) -> list[str]:
-    kind = _summary(example)
+    kind = example.kind
     heads = (
         *("arm", "less", "seeds", f"Pass@{design.pass_at}, {kind}", "p (Holm)"),
         *(f"Pass@1, {kind}", "not inferior", "matched", "detectable"),
@@ -123,22 +109,23 @@ def _row(c: Compared, design: Design) -> tuple[str, ...]:
 def _exploratory(explored: Sequence[Compared], design: Design, example: Curve) -> list[str]:
     if not explored:
         return []
-    said = "Not corrected for their number: they suggest, and establish nothing."
-    return ["", "## Exploratory comparisons", "", said, "", *_comparisons(explored, design, example)]
+    note = "Not corrected for their number: they suggest, and establish nothing."
+    return ["", "## Exploratory comparisons", "", note, "", *_comparisons(explored, design, example)]
 
 
-def _moments(every: Sequence[Compared]) -> list[str]:
-    heads = ["arm", "less", *(f"{when} @{k}" for when, k in every[0].moments)]
-    return markdown_table(heads, ([c.arm, c.baseline, *map(points, c.moments.values())] for c in every))
-
-
-def _other_sets(every: Sequence[Compared], design: Design, example: Curve) -> list[str]:
-    names = list(every[0].sets)
-    if not names:
-        return []
-    heads = ["arm", "less", *(f"{name} @{k}" for name in names for k in (1, design.pass_at))]
-    rows = ([c.arm, c.baseline, *(points(d) for n in names for d in c.sets[n])] for c in every)
-    return ["", f"## Other sets, {_summary(example)}s", "", *markdown_table(heads, rows)]
+def _moments(compared: Sequence[Compared], explored: Sequence[Compared]) -> list[str]:
+    """Differences at half time and at the end; at the end with p values, by Holm over the comparisons."""
+    every = [*compared, *explored]
+    moments = list(every[0].moments)
+    corrected = {m: holm([c.moments[m].p for c in compared]) for m in moments if m[0] == "end"}
+    rows = []
+    for i, c in enumerate(every):
+        cells = [points(c.moments[m]) for m in moments]
+        if i < len(compared) and c.primary.seeds > 1:
+            p = {m: f" (p = {values[i]:.2g})" for m, values in corrected.items()}
+            cells = [f"{cell}{p.get(m, '')}" for cell, m in zip(cells, moments, strict=True)]
+        rows.append([c.arm, c.baseline, *cells])
+    return markdown_table(["arm", "less", *(f"{when} @{k}" for when, k in moments)], rows)
 
 
 def _levels(cells: Mapping[str, Sequence[Curve]], name: str, ks: Sequence[int]) -> list[str]:
@@ -180,33 +167,23 @@ def _level(arm: str, cells: Sequence[Curve], name: str, ks: Sequence[int]) -> di
 
 def _caveats(cells: Mapping[str, Sequence[Curve]], design: Design) -> list[str]:
     """A warning about the intervals where an arm has come near the ceiling."""
-    figure = f"pass@{design.pass_at}"
-    ends = {
-        arm: float(np.mean([c.mean(design.watched, figure)[-1] for c in of])) for arm, of in cells.items()
-    }
-    high = [f"{arm} ({100 * level:.1f}%)" for arm, level in ends.items() if level > NEAR_CEILING]
+    figure, high = f"pass@{design.pass_at}", []
+    for arm, of in cells.items():
+        level = float(np.mean([c.mean(design.watched, figure)[-1] for c in of]))
+        high += [f"{arm} ({100 * level:.1f}%)"] if level > NEAR_CEILING else []
     if not high:
         return []
-    better = "The area over all steps and half time say more."
-    if next(iter(cells.values()))[0].ends_only:
-        better = "More problems help, more seeds do not."
-    return [
-        f"Near the ceiling at the end: {', '.join(high)}. There Pass@{design.pass_at} has little room left, "
-        "differences at the end are small whatever the arms do, and intervals by Student's t hold less than "
-        f"they promise because differences are skewed. {better}",
-        "",
-    ]
+    note = "There differences are small and skewed, so intervals hold less than they promise."
+    return [f"Near the ceiling at the end: {', '.join(high)}. {note}", ""]
 
 
 def _missing(study: Study, curves: Curves) -> list[str]:
     counts, planned = {arm: len(curves.get(arm, {})) for arm in study.arms}, len(study.seeds)
-    none = [arm for arm, n in counts.items() if n == 0]
-    some = [f"{arm} ({n} of {planned})" for arm, n in counts.items() if 0 < n < planned]
-    lines = [f"Not run: {', '.join(none)}"] if none else []
-    return [*lines, *([f"Seeds missing: {', '.join(some)}"] if some else [])]
+    missing = [f"{arm} ({n} of {planned})" for arm, n in counts.items() if n < planned]
+    return [f"Seeds missing: {', '.join(missing)}"] if missing else []
 
 
 def points(d: Difference) -> str:
     """In points, with half of the 95% interval."""
-    half = f" ± {100 * (d.high - d.low) / 2:.1f}" if d.known else ""
+    half = "" if math.isnan(d.low) else f" ± {100 * (d.high - d.low) / 2:.1f}"
     return f"{100 * d.value:+.1f}{half}"

@@ -24,11 +24,6 @@ class Difference:
     p: float
     seeds: int
 
-    @property
-    def known(self) -> bool:
-        """Whether there is an interval."""
-        return not math.isnan(self.low)
-
 
 def paired_difference(arm: ArrayLike, baseline: ArrayLike, *, alpha: float = ALPHA) -> Difference:
     """`arm` less `baseline`, both (S,) on the same seeds in the same order, or (S, P) on the same problems
@@ -49,16 +44,13 @@ def paired_difference(arm: ArrayLike, baseline: ArrayLike, *, alpha: float = ALP
 
 
 def half_width(values: Array, alpha: float = ALPHA) -> Array:
-    """Half of the 1 - alpha interval of the mean of `values` (S, P, …) over crossed random seeds and
-    problems.
+    """Half of the 1 - alpha interval of the mean of `values` (S, P, …) over crossed seeds and problems.
 
         half² = t(S-1)²·V_S + t(P-1)²·max(V_P - V_SP, 0)
 
-    V_S and V_P are the variances of that mean as its S seeds and its P problems show them. The part that is
-    peculiar to a seed on a problem is in both; V_SP, from the residuals, is that part, so it counts once.
-    Each part has its quantile (Banerjee, Sankhyā 22, 1960): two or three seeds cannot tell how far seeds
-    spread, and t says so. One seed leaves the interval over problems; one problem leaves Student's over
-    seeds.
+    V_S and V_P are the variances of that mean as its S seeds and its P problems show them. What is peculiar
+    to a seed on a problem is in both; V_SP, from the residuals, removes it once. Each part has its quantile
+    (Banerjee, Sankhyā 22, 1960). One seed leaves the interval over problems, one problem that over seeds.
     """
     seeds, problems = values.shape[:2]
     mean, of_seeds, of_problems = values.mean(axis=(0, 1)), values.mean(axis=1), values.mean(axis=0)
@@ -74,12 +66,10 @@ def half_width(values: Array, alpha: float = ALPHA) -> Array:
 def _p_value(d: Array, size: float) -> float:
     if size == 0.0:
         return 1.0
-    if d.shape[1] == 1:
-        error = float(stats.sem(d[:, 0]))
-        return float(2 * stats.t.sf(size / error, len(d) - 1)) if error else 0.0
     if half_width(d, LEAST_P) <= size:
         return 0.0
-    return float(optimize.brentq(lambda p: float(half_width(d, p)) - size, LEAST_P, 1.0))
+    log_p = optimize.brentq(lambda x: float(half_width(d, math.exp(x))) - size, math.log(LEAST_P), 0.0)
+    return math.exp(log_p)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -1,12 +1,11 @@
-"""The measurements of a study with exact curves in one compressed file, and every table and figure of the
-reports from such files.
+"""The measurements of a study with exact curves in one compressed file, and reports of such files.
 
     python -m research.study.archive pack STUDY FOLDER OUT.json.xz
-    python -m research.study.archive report research/results
+    python -m research.study.archive report research/results OUT
 
-`pack` keeps of each finished cell its curves, its steps and the counts of every group, and of the arms whose
-mechanism is reported the rate that each group was sampled with.
-Cells that OUT has already stay. `report` writes NAME.md and NAME-*.png next to each NAME.json.xz in a folder.
+`pack` keeps of each finished cell its curves, its steps and the counts of every group, and of the first
+`RATED_ARMS` arms the rate that each group was sampled with. Cells that OUT.json.xz has already stay.
+`report` writes OUT/NAME.md and OUT/NAME-curves.png for each NAME.json.xz in a folder.
 """
 
 import argparse
@@ -17,29 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hora_rl.common.errors import HoraError
-from hora_rl.evaluation.report.figures import save
 from research.report.curves import Curve, curve_of
 from research.report.curves_report import report_curves
-from research.report.figures import allocation_figure, mechanism_figure
-from research.report.mechanism import Groups, mechanism_table, redrawn
-from research.study.cells import Study, cells, config_of, load_study
+from research.study.cells import Study, cells, load_study
 from research.study.curve_sources import CURVES
 
-KEPT = (
-    *("step", "prompt_index", "p", "successes", "rounds", "round_hits"),
-    *("prior_alpha", "prior_beta"),
-)
+KEPT = ("step", "prompt_index", "p", "successes", "rounds", "round_hits", "prior_alpha", "prior_beta")
 """Columns of groups that others do not follow from: a group's size is G0 + Σ rounds, its hits are
 successes + Σ round_hits."""
 DIGITS = 5
 DIGITS_OF = {"p": 3, "prior_alpha": 3, "prior_beta": 3}
-"""Significant digits, by key: of success rates there are over a thousand a cell."""
-DRAWS = 4
-MOST_ARMS = 4
-"""Of how many arms the mechanism is reported."""
+"""Significant digits, by key."""
+RATED_ARMS = 4
 GROUPS, RATES = "groups.", "groups.p"
 Record = dict[str, Any]
 
@@ -53,24 +42,7 @@ class Archive:
     records: Mapping[str, Mapping[int, Record]]
 
     def curves(self) -> dict[str, dict[int, Curve]]:
-        return {arm: {seed: curve_of(r) for seed, r in found.items()} for arm, found in self.records.items()}
-
-    def has_rates(self, arm: str) -> bool:
-        """Whether the arm has groups, with the exact success rate of each one's prompt."""
-        return bool(self.records[arm]) and all(RATES in record for record in self.records[arm].values())
-
-    def groups(self, arm: str) -> Groups:
-        """All groups of the arm, over its seeds, where they have rates."""
-        records = self.records[arm].values()
-        columns = {name: [x for r in records for x in r[GROUPS + name]] for name in KEPT}
-        later, found = ([sum(counts) for counts in columns[name]] for name in ("rounds", "round_hits"))
-        return Groups(
-            batch=np.array(columns["step"]),
-            p=np.array(columns["p"]),
-            size=config_of(self.study, arm).rollout.pre_rollouts + np.array(later),
-            hits=np.array(columns["successes"]) + np.array(found),
-            prior=np.stack([columns["prior_alpha"], columns["prior_beta"]], axis=1),
-        )
+        return {arm: {seed: curve_of(r) for seed, r in of.items()} for arm, of in self.records.items()}
 
 
 def pack(source: str, folder: Path, out: Path) -> int:
@@ -81,7 +53,8 @@ def pack(source: str, folder: Path, out: Path) -> int:
     for cell in cells(study, folder, loop=True):
         if (cell.folder(folder) / CURVES).exists():
             records[cell.arm][cell.seed] = _record(cell.folder(folder))
-    for arm in study.arms.keys() - set(_explained(study)):
+    rated = [*(study.design.first or study.arms)][:RATED_ARMS]
+    for arm in study.arms.keys() - set(rated):
         for record in records[arm].values():
             record.pop(RATES, None)
     flat = {(arm, str(seed)): record for arm, of in records.items() for seed, record in of.items()}
@@ -94,29 +67,24 @@ def pack(source: str, folder: Path, out: Path) -> int:
     return len(flat)
 
 
-def _explained(study: Study) -> list[str]:
-    """The arms whose mechanism is reported."""
-    return [*(study.design.first or study.arms)][:MOST_ARMS]
-
-
 def _kept_before(study: Study, out: Path) -> dict[str, dict[int, Record]]:
     """arm -> seed -> record of the cells in `out`; none where it does not exist."""
     records: dict[str, dict[int, Record]] = {arm: {} for arm in study.arms}
     before = unpack(out) if out.exists() else Archive(study, {})
-    for arm, found in before.records.items():
-        if found and (before.study.set, before.study.arms[arm]) != (study.set, study.arms.get(arm)):
+    for arm, cells_of_arm in before.records.items():
+        if cells_of_arm and (before.study.set, before.study.arms[arm]) != (study.set, study.arms.get(arm)):
             raise HoraError(f"{out}: holds cells of {arm} with other settings; write to another file")
-        records[arm] = dict(found)
+        records[arm] = dict(cells_of_arm)
     return records
 
 
 def unpack(path: Path) -> Archive:
     """Raises HoraError for a file that `pack` did not write."""
     try:
-        found = json.loads(lzma.decompress(path.read_bytes()))
-        study, columns = Study.model_validate(found["study"]), found["columns"]
+        content = json.loads(lzma.decompress(path.read_bytes()))
+        study, columns = Study.model_validate(content["study"]), content["columns"]
         records: dict[str, dict[int, Record]] = {arm: {} for arm in study.arms}
-        for i, (arm, seed) in enumerate(found["cells"]):
+        for i, (arm, seed) in enumerate(content["cells"]):
             record = {key: column[i] for key, column in columns.items() if column[i] is not None}
             records[arm][int(seed)] = record
         return Archive(study, records)
@@ -127,28 +95,19 @@ def unpack(path: Path) -> Archive:
         ) from None
 
 
-def report(path: Path) -> Path:
-    """Every table and figure of one archive, next to it; returns its page."""
-    archive, out = unpack(path), path.parent
-    name = path.name.removesuffix(".json.xz")
-    page = report_curves(out, archive.study, archive.curves(), name=name)
-    found = {arm: archive.groups(arm) for arm in _explained(archive.study) if archive.has_rates(arm)}
-    if not found:  # a run through the stack does not record the success rates of its groups
-        return page
-    expected = {arm: redrawn(groups, config_of(archive.study, arm), DRAWS) for arm, groups in found.items()}
-    save(mechanism_figure(found, expected), out, f"{name}-mechanism")
-    save(allocation_figure(found), out, f"{name}-allocation")
-    page.write_text(f"{page.read_text()}\n{mechanism_table(found, expected)}", encoding="utf-8")
-    return page
+def report(path: Path, out: Path) -> Path:
+    """Every table and the figure of one archive into `out`; returns its page."""
+    archive = unpack(path)
+    return report_curves(out, archive.study, archive.curves(), name=path.name.removesuffix(".json.xz"))
 
 
 def _record(folder: Path) -> Record:
     """A cell's record as it is kept: floats cut, and no column of groups that follows from others."""
-    found = json.loads((folder / CURVES).read_text())
+    record = json.loads((folder / CURVES).read_text())
     lines = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
     columns = {name: [line[name] for line in lines] for name in KEPT if name in lines[0]}
     return {
-        **{key: _short(value, key) for key, value in found.items()},
+        **{key: _short(value, key) for key, value in record.items()},
         **{GROUPS + name: _short(column, name) for name, column in columns.items()},
     }
 
@@ -172,13 +131,13 @@ def main() -> None:
     draw = commands.add_parser("report", help="tables and figures of every archive in a folder")
     for command in (keep, draw):
         command.add_argument("folder", type=Path)
-    keep.add_argument("out", type=Path)
+        command.add_argument("out", type=Path)
     arguments = parser.parse_args()
     if arguments.command == "pack":
         print(f"{pack(arguments.study, arguments.folder, arguments.out)} cells in {arguments.out}")
         return
     for path in sorted(arguments.folder.glob("*.json.xz")):
-        print(report(path))
+        print(report(path, arguments.out))
 
 
 if __name__ == "__main__":

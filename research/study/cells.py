@@ -1,10 +1,6 @@
-"""A study: arms × seeds of one experiment at equal compute. Each cell is one `hora run`.
+"""A study: arms × seeds of one experiment at equal compute. Each cell is one run.
 
-    FILE (name, base, set, arms, seeds) ─► cells ─► OUT/<arm>-seed<k>/ (run folders) ─► OUT/report/
-
-Cells share only the machine, so a failure or interruption costs one cell, and `hora study FILE` continues the
-rest. An arm that changes the budget of a batch is refused before anything starts, and the records of every
-cell are counted again before the report is written.
+FILE (name, base, set, arms, seeds) ─► cells ─► OUT/<arm>-seed<k>/ (run folders) ─► OUT/report/
 """
 
 from collections.abc import Sequence
@@ -24,39 +20,11 @@ from research.tasks.recall import TASK_FILE, load_task
 HERE = Path(__file__).parents[1]
 STUDIES, PRESETS = HERE / "studies", HERE / "presets"
 # Settings that every cell of a study shares: the budget, what is trained on which data, and how it is
-# measured.
+# measured. Of `data.` all but `data.rest`.
 COMMON = (
-    "allocation.budget",
-    "rollout.max_prompt_tokens",
-    "rollout.max_response_tokens",
-    "rollout.time_limit_s",
-    "rollout.temperature",
-    "learner.steps",
-    "learner.objective.updates_per_batch",
-    "reward.time_limit_s",
-    "reward.max_answer_chars",
-    "model.",
-    "data.",  # but for data.rest
-    "evaluation.",
-)
-# Settings that an arm may change without changing the held-out evaluation of the initial policy.
-UNSEEN_AT_STEP_0 = (
-    "run.",
-    "data.rest:",
-    "allocation.",
-    "learner.",
-    "queue.",
-    "telemetry.",
-    "coordinator.",
-    "weights.",
-)
-UNSEEN_ROLLOUT = (
-    "prompts_per_batch",
-    "group_size",
-    "pre_rollouts",
-    "shards",
-    "shards_in_flight",
-    "max_staleness",
+    *("rollout.max_prompt_tokens", "rollout.max_response_tokens", "rollout.time_limit_s"),
+    *("rollout.temperature", "allocation.budget", "learner.steps", "learner.objective.updates_per_batch"),
+    *("reward.time_limit_s", "reward.max_answer_chars", "model.", "data.", "evaluation."),
 )
 
 
@@ -65,10 +33,8 @@ class Design(Section):
 
     The primary metric is the area under Pass@`pass_at` over steps on the prompts of `watched`, paired by
     seed, with Holm's correction over the comparisons; Pass@`pass_at` at the end where nothing is evaluated
-    between. `comparisons` are pairs (arm, arm it is compared with); without any, all arms with the
-    baseline. `exploratory` pairs are reported separately, without correction and without a claim. The arms
-    in `first` are trained for all seeds before the others. Those in `dynamic` use DAPO's dynamic sampling,
-    which only the loop has (`research.study.loop.run_cell`).
+    between. `comparisons` and `exploratory` are pairs (arm, arm it is compared with). The arms in `first` are
+    trained for all seeds before the others; those in `dynamic` sample dynamically (`loop.run_cell`).
     """
 
     hypotheses: tuple[str, ...] = ()
@@ -97,14 +63,10 @@ class Study(Section):
     design: Design = Design()
 
     @property
-    def compared_with(self) -> str:
-        """The arm that the others are compared with."""
-        return self.baseline or next(iter(self.arms))
-
-    @property
     def rules(self) -> Design:
-        """The design with its comparisons; by default every arm with the baseline."""
-        default = tuple((a, self.compared_with) for a in self.arms if a != self.compared_with)
+        """The design with its comparisons; by default every arm with the baseline, or with the first."""
+        baseline = self.baseline or next(iter(self.arms))
+        default = tuple((arm, baseline) for arm in self.arms if arm != baseline)
         return self.design.model_copy(update={"comparisons": self.design.comparisons or default})
 
 
@@ -127,8 +89,8 @@ class Cell:
         """Raise ConfigError when the cell's folder holds another experiment; keys that begin with `free` may
         differ."""
         folder = self.folder(out)
-        found = differences(load(str(folder / "config.yaml")), self.config)
-        if changed := [difference for difference in found if not difference.startswith(free)]:
+        every = differences(load(str(folder / "config.yaml")), self.config)
+        if changed := [difference for difference in every if not difference.startswith(free)]:
             raise ConfigError(
                 f"{folder}: was run with other settings ({'; '.join(changed)}); choose another --out, or "
                 "remove it"
@@ -136,8 +98,7 @@ class Cell:
 
 
 def load_study(source: str) -> Study:
-    """The study in file `source`, or the shipped one of that name. Raises ConfigError, a line for each
-    mistake."""
+    """The study in file `source`, or the shipped one of that name. Raises ConfigError."""
     path = Path(source)
     if not path.is_file() and (STUDIES / f"{source}.yaml").is_file():
         path = STUDIES / f"{source}.yaml"
@@ -151,34 +112,24 @@ def load_study(source: str) -> Study:
     except ValidationError as error:
         lines = [f"{source}: {'.'.join(map(str, e['loc'])) or 'study'}: {e['msg']}" for e in error.errors()]
         raise ConfigError("\n".join(lines)) from None
-    if study.compared_with not in study.arms:
-        raise ConfigError(
-            f"{source}: baseline ({study.baseline}) is none of the arms ({', '.join(study.arms)})"
-        )
-    _check_design(source, study)
+    design = study.design
+    named = {
+        "baseline": {study.baseline} if study.baseline else set[str](),
+        "design.comparisons": {arm for pair in design.comparisons for arm in pair},
+        "design.exploratory": {arm for pair in design.exploratory for arm in pair},
+        "design.first": set(design.first),
+        "design.dynamic": set(design.dynamic),
+    }
+    for key, arms in named.items():
+        for arm in sorted(arms - study.arms.keys()):
+            raise ConfigError(f"{source}: {key}: {arm} is none of the arms ({', '.join(study.arms)})")
     if len(set(study.seeds)) < len(study.seeds):
         raise ConfigError(f"{source}: seeds: the same seed twice ({', '.join(map(str, study.seeds))})")
     return study
 
 
-def _check_design(source: str, study: Study) -> None:
-    design = study.design
-    named = {
-        "comparisons": {arm for pair in design.comparisons for arm in pair},
-        "exploratory": {arm for pair in design.exploratory for arm in pair},
-        "first": set(design.first),
-        "dynamic": set(design.dynamic),
-    }
-    for key, arms in named.items():
-        if unknown := sorted(arms - study.arms.keys()):
-            raise ConfigError(
-                f"{source}: design.{key}: {unknown[0]} is none of the arms ({', '.join(study.arms)})"
-            )
-
-
 def cells(study: Study, out: Path, *, loop: bool = False) -> list[Cell]:
-    """Every cell, seed by seed, so that an unfinished study has complete seeds to compare; those of
-    `design.first` before the others. A `loop` evaluates every cell itself.
+    """Every cell, seed by seed; those of `design.first` first. A `loop` evaluates every cell itself.
 
     Raises ConfigError for a study without held-out problems (unless its success is exact), and for an arm
     that is not valid, equals another, or has another budget, model, data or evaluation than the first.
@@ -249,12 +200,6 @@ def has_exact_success(config: Config) -> bool:
     return unevaluated and (folder / TASK_FILE).is_file() and load_task(folder).exact
 
 
-def same_at_step_0(a: Config, b: Config) -> bool:
-    """Whether both runs evaluate the same initial policy on the same problems."""
-    unseen = (*UNSEEN_AT_STEP_0, *(f"rollout.{key}:" for key in UNSEEN_ROLLOUT))
-    return not [d for d in differences(a, b) if not d.startswith(unseen)]
-
-
 def load_base(name: str, overrides: Sequence[str] = ()) -> Config:
     """A configuration by its file or its name here or among the product's presets, with `overrides`."""
     path = PRESETS / f"{name}.yaml"
@@ -274,5 +219,5 @@ def config_of(study: Study, arm: str, **fixed: object) -> Config:
 
 
 def _cell(study: Study, arm: str, seed: int, out: Path) -> Cell:
-    place = {"run.name": f"{arm}-seed{seed}", "run.seed": seed, "run.folder": str(out)}
-    return Cell(arm, seed, config_of(study, arm, **place, **{"telemetry.http_port": 0}))
+    fixed = {"run.name": f"{arm}-seed{seed}", "run.seed": seed, "run.folder": str(out)}
+    return Cell(arm, seed, config_of(study, arm, **fixed, **{"telemetry.http_port": 0}))

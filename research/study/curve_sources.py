@@ -1,9 +1,5 @@
 """Where a cell's curve comes from: exact success of a recall task, in the loop or from a run's checkpoints,
-or Pass@K sampled by the evaluations of `hora run`.
-
-The groups of a run through the stack have no exact success rate of their prompt: the weights that sampled
-them are not all kept.
-"""
+or Pass@K sampled by the evaluations of `hora run`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +50,7 @@ class TaskCurves:
     def write(self, config: Config, steps: Sequence[Mapping[str, float]], **more: float) -> Path:
         """Write the record of the cell that ran `config`, with the records of its optimizer steps and
         `more`."""
-        found = {
+        record = {
             "arm": config.run.name.rpartition("-seed")[0],
             "seed": config.run.seed,
             "curves": self._curves,
@@ -62,15 +58,22 @@ class TaskCurves:
             **more,
         }
         path = config.run.path / CURVES
-        replace_text(path, json.dumps(found))
+        replace_text(path, json.dumps(record))
         return path
 
 
 def exact_curve(config: Config) -> Curve:
-    """The exact curve of a finished cell, computed from its checkpoints where its folder lacks it."""
+    """The exact curve of a finished cell, computed from its checkpoints where its folder lacks it. Raises
+    RunError where one is not kept."""
     path = config.run.path / CURVES
     if not path.exists():
-        write_stack_curves(config)
+        torch.set_num_threads(config.learner.threads)  # more of them wait for each other on a busy machine
+        tokenizer = load_tokenizer(config.model.path, trust_remote_code=False)
+        task = load_task(Path(config.model.path).parent)
+        curves = TaskCurves(task, tokenizer, config.rollout.max_response_tokens)
+        for step, model in _policies(config):
+            curves.measure(model, step)
+        curves.write(config, _training(config.run.path))
     return curve_of(json.loads(path.read_text()))
 
 
@@ -82,18 +85,6 @@ def check_kept(config: Config) -> None:
             f"{config.run.name}: learner.keep_checkpoints ({kept}) drops checkpoints of which the curve is "
             f"made; set it to {needed}, or learner.checkpoint_every higher"
         )
-
-
-def write_stack_curves(config: Config) -> Path:
-    """Write the curve of the finished run of `config` to its folder. Raises RunError where a checkpoint
-    between is not kept."""
-    torch.set_num_threads(config.learner.threads)  # more of them wait for each other on a busy machine
-    tokenizer = load_tokenizer(config.model.path, trust_remote_code=False)
-    task = load_task(Path(config.model.path).parent)
-    curves = TaskCurves(task, tokenizer, config.rollout.max_response_tokens)
-    for step, model in _policies(config):
-        curves.measure(model, step)
-    return curves.write(config, _training(config.run.path))
 
 
 def _policies(config: Config) -> Iterator[tuple[int, PreTrainedModel]]:
@@ -143,10 +134,10 @@ class SampledCurves:
         """Raises RunFolderError for a run without both evaluations, or on other problems than the runs
         before."""
         name, steps = held_out(config.evaluation).name, (0, config.learner.steps)
-        found = {r.step: r for r in run.results if r.benchmark == name}
-        if absent := [step for step in steps if step not in found]:
+        results = {r.step: r for r in run.results if r.benchmark == name}
+        if absent := [step for step in steps if step not in results]:
             raise RunFolderError(f"not evaluated at step {absent[0]}")
-        both = [found[step] for step in steps]
+        both = [results[step] for step in steps]
         check_same_problems([*self._results, *both])
         self._results += both
         values = {

@@ -5,7 +5,7 @@
 Planned are the hits of the first batches alone: the arm's allocation on the success rates of the untrained
 policy, less uniform sampling on the same prompts. No outcome of training enters. The rate of a start is the
 slope through the origin of the area under Pass@16 on the planned points, over `PAIRS`; its interval is
-Student's over seeds.
+Student's over seeds. The last column has the planned points of `hora` at the paper's G and G0.
 """
 
 import argparse
@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from hora_rl.allocator import Session
+from hora_rl.allocator.planning.shards import simulate
 from hora_rl.evaluation.report.markdown import markdown_table
 from research.report.curves import Array
-from research.report.mechanism import Groups, redrawn
 from research.study.archive import GROUPS, RATES, Archive, unpack
 from research.study.cells import config_of
 from research.study.starts import STARTS, differences
@@ -26,6 +27,7 @@ PAIRS = (("hora", "grpo"), ("likelihood-stop", "likelihood"))
 """Of one objective each, so that only the allocation differs."""
 AREA = "Pass@16, area"
 DRAWS = 200
+PAPER = {"rollout.group_size": 32, "rollout.pre_rollouts": 8}
 
 
 def first_rates(archives: Sequence[Archive]) -> list[Array]:
@@ -39,14 +41,20 @@ def first_rates(archives: Sequence[Archive]) -> list[Array]:
     return [rate for _, rate in sorted(batches.items())]
 
 
-def planned(archive: Archive, arm: str, rates: Sequence[Array]) -> float:
-    """Points of prompts with a hit that the arm's allocation finds more than uniform sampling."""
-    config, p = config_of(archive.study, arm), np.concatenate(rates)
-    batch = np.repeat(np.arange(len(rates)), [len(rate) for rate in rates])
-    none = np.zeros(len(p), dtype=np.int64)
-    start = Groups(batch, p, none, none, np.ones((len(p), 2)))
-    uniform = 1 - (1 - p) ** config.rollout.group_size
-    return 100 * float(redrawn(start, config, DRAWS).share.mean() - uniform.mean())
+def planned(archive: Archive, arm: str, rates: Sequence[Array], **sizes: object) -> float:
+    """Points of prompts with a hit that the arm's allocation finds more than uniform sampling, with `sizes`
+    in place of the study's."""
+    config, random = config_of(archive.study, arm, **sizes), np.random.default_rng(0)
+    rollout, rule = config.rollout, config.allocation.under(config.allocation.rule)
+    hit = []
+    for rate in rates:
+        for _ in range(DRAWS):
+            budget = len(rate) * (rollout.group_size - rollout.pre_rollouts)
+            session = Session(len(rate), budget, rule=rule.rule, rounds=rule.rounds, stop=rule.stop)
+            hits, _sizes = simulate(session, rate.clip(0.0, 1.0), rollout.pre_rollouts, random)
+            hit.append(hits > 0)
+    uniform = 1 - (1 - np.concatenate(rates)) ** rollout.group_size
+    return 100 * float(np.mean(np.concatenate(hit)) - uniform.mean())
 
 
 def rate(gains: Sequence[Array], points: Array) -> tuple[float, float]:
@@ -62,22 +70,31 @@ def row(name: str, archives: Sequence[Archive], rates: Sequence[Array]) -> list[
     points = np.array([planned(archives[0], arm, rates) for arm, _ in PAIRS])
     slope, half = rate(gains, points)
     shown = [f"{at:+.1f} → {gain.mean():+.1f}" for at, gain in zip(points, gains, strict=True)]
-    return [name, *shown, f"{slope:.2f} ± {half:.2f}"]
+    return [name, *shown, f"{slope:.2f} ± {half:.2f}", f"{planned(archives[0], 'hora', rates, **PAPER):+.1f}"]
 
 
 def table(starts: Mapping[str, Sequence[Archive]]) -> str:
-    known = {name: (found, first_rates(found)) for name, found in starts.items()}
-    rows = [row(name, found, rates) for name, (found, rates) in known.items() if rates]
-    heads = ["start", *(f"`{arm}` − `{baseline}`" for arm, baseline in PAIRS), "points for one planned"]
+    rated = {name: (archives, first_rates(archives)) for name, archives in starts.items()}
+    rows = [row(name, archives, rates) for name, (archives, rates) in rated.items() if rates]
+    heads = [
+        "start",
+        *(f"`{arm}` − `{baseline}`" for arm, baseline in PAIRS),
+        "points for one planned",
+        "G = 32, G0 = 8",
+    ]
     return "\n".join(markdown_table(heads, rows, numbers=True))
 
 
 def within(archive: Archive, rates: Sequence[Array]) -> str:
     """Correlation of planned points and gains over all arms that allocate, each against its uniform arm."""
     studies = [(archive.curves(), archive.study.design.watched)]
-    rest = {arm: _without_allocation(given) for arm, given in archive.study.arms.items()}
-    uniform = {of: arm for arm, of in rest.items() if _rule(archive, arm) == "uniform"}
-    pairs = [(arm, uniform[of]) for arm, of in rest.items() if of in uniform and uniform[of] != arm]
+    rest = {
+        arm: sorted((key, str(value)) for key, value in settings.items() if not key.startswith("allocation."))
+        for arm, settings in archive.study.arms.items()
+    }
+    rules = {arm: config_of(archive.study, arm).allocation.rule for arm in rest}
+    uniform = {str(of): arm for arm, of in rest.items() if rules[arm] == "uniform"}
+    pairs = [(arm, uniform[str(of)]) for arm, of in rest.items() if uniform.get(str(of), arm) != arm]
     points = np.array([planned(archive, arm, rates) for arm, _ in pairs])
     gains = np.array([differences(studies, pair, AREA).mean() for pair in pairs])
     r, order = stats.pearsonr(points, gains)[0], stats.spearmanr(points, gains)[0]
@@ -86,18 +103,8 @@ def within(archive: Archive, rates: Sequence[Array]) -> str:
     return f"{name}: {len(pairs)} arms, r = {r:.2f}, Spearman {order:.2f}, {slope:.2f} for one planned"
 
 
-def _without_allocation(given: Mapping[str, object]) -> str:
-    return str(sorted((k, str(v)) for k, v in given.items() if not k.startswith("allocation.")))
-
-
-def _rule(archive: Archive, arm: str) -> str:
-    return config_of(archive.study, arm).allocation.rule
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     archives = {name: unpack(folder / f"{name}.json.xz") for names in STARTS.values() for name in names}

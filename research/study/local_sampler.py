@@ -1,7 +1,4 @@
-"""Samples completions of a tiny model in this process, all that are asked for at the same time in one batch.
-
-Stands where the generators and the verifier stand in a run: `phase_a` and `phase_b` call `sample`.
-"""
+"""Completions of a tiny model, sampled in this process, in place of generators and verifier."""
 
 import asyncio
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ from research.tasks.reward import TAGGED, is_right
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Request:
     prompt: Prompt
     draw: Draw
     answer: asyncio.Future[list[Rollout]]
@@ -40,37 +37,41 @@ class LocalSampler:
         self._random = torch.Generator().manual_seed(config.run.seed)
         self._text = cache(lambda tokens: str(tokenizer.decode(tokens)))  # few completions differ
         self._reward, self._form = config.reward.names[0], form
-        self._asked: list[_Asked] = []
+        self._open: list[_Request] = []
 
     async def sample(self, prompt: Prompt, draw: Draw) -> list[Rollout]:
         """The `draw.n` scored rollouts of one prompt."""
         loop = asyncio.get_running_loop()
-        asked = _Asked(prompt, draw, loop.create_future())
-        if not self._asked:
+        request = _Request(prompt, draw, loop.create_future())
+        if not self._open:
             loop.call_soon(self._answer_all)  # after every task that is ready to ask
-        self._asked.append(asked)
-        return await asked.answer
+        self._open.append(request)
+        return await request.answer
 
     def _answer_all(self) -> None:
-        asked, self._asked = self._asked, []
-        prompts = torch.from_numpy(np.stack([a.prompt.tokens for a in asked])).long()
-        end, rollout, counts = self._tokenizer.eos_token_id, self._config.rollout, [a.draw.n for a in asked]
+        requests, self._open = self._open, []
+        prompts = torch.from_numpy(np.stack([r.prompt.tokens for r in requests])).long()
+        end, rollout, counts = (
+            self._tokenizer.eos_token_id,
+            self._config.rollout,
+            [r.draw.n for r in requests],
+        )
         limits = {"end": end, "most": rollout.max_response_tokens, "temperature": rollout.temperature}
         sampled = iter(decode(self._model, prompts, counts, random=self._random, **limits))
-        for a in asked:
-            a.answer.set_result([self._rollout(a, *next(sampled)) for _ in range(a.draw.n)])
+        for r in requests:
+            r.answer.set_result([self._rollout(r, *next(sampled)) for _ in range(r.draw.n)])
 
-    def _rollout(self, asked: _Asked, tokens: list[int], logprobs: list[float]) -> Rollout:
+    def _rollout(self, request: _Request, tokens: list[int], logprobs: list[float]) -> Rollout:
         ended = tokens[-1] == self._tokenizer.eos_token_id
         text = self._text(tuple(tokens[:-1] if ended else tokens))
-        rewards = {self._reward: float(is_right(text, asked.prompt.answer, self._form))}
+        rewards = {self._reward: float(is_right(text, request.prompt.answer, self._form))}
         return Rollout(
             tokens=np.array(tokens, dtype=np.int32),
             logprobs=np.array(logprobs, dtype=np.float32),
             finish_reason="stop" if ended else "length",
             spans=(VersionSpan(self.version, 0, len(tokens)),),
-            phase=asked.draw.phase,
+            phase=request.draw.phase,
             rewards=rewards,
             success=self._config.reward.succeeded(rewards),
-            round=asked.draw.round,
+            round=request.draw.round,
         )

@@ -3,9 +3,8 @@ optimizer.
 
     prompts ─► phase_a, rounds, phase_b (sampled here) ─► groups ─► samples ─► one step ─► evaluation
 
-It is on-policy: batch b is sampled on version b, as in a run with `rollout.max_staleness: 0`. Only recall
-tasks (`research.tasks`) can be trained this way, because their prompts are of equal length and their
-completions are short.
+On-policy: batch b is sampled on version b, as in a run with `rollout.max_staleness: 0`. Only for recall tasks
+(`research.tasks`): their prompts are of equal length and their completions are short.
 """
 
 import asyncio
@@ -13,8 +12,9 @@ import gc
 import json
 import os
 import time
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from hora_rl.actors.coordinator.cycles import BatchAllocation
 from hora_rl.actors.coordinator.prompt_features import prior_of
 from hora_rl.actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
 from hora_rl.allocator.priors import Prior
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, ObjectiveConfig
 from hora_rl.common.data.prompt_order import Mixture
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.data.resting import Counts, Order
@@ -39,9 +39,9 @@ from hora_rl.learner.records.step_records import group_record
 from hora_rl.learner.rows.batch import micro_batches, samples_of
 from hora_rl.learner.rows.estimator import estimator_of
 from hora_rl.learner.rows.prefixes import rows_of
+from hora_rl.learner.rows.sample import Sample
 from research.study.curve_sources import TaskCurves
 from research.study.local_sampler import LocalSampler
-from research.study.merging import merged
 from research.tasks.recall import TRAINED, load_task
 
 ONE_OF = "research.tasks.reward:one_of"
@@ -67,8 +67,8 @@ def run_cell(config: Config, every: int, *, dynamic: bool = False) -> Path:
     With `dynamic` as DAPO's dynamic sampling (2503.14476): groups all right or all wrong are dropped, and the
     policy is updated once Γ others are there; more than Γ are dropped too. A step is a batch generated.
 
-    The process must do nothing afterwards except run other cells. Raises ConfigError for a model that is not
-    a recall task's, and for settings that a loop without servers cannot follow.
+    The process may only run other cells afterwards. Raises ConfigError for a model that is not a recall
+    task's, and for settings that a loop without servers cannot follow.
     """
     check(config)
     folder = config.run.path
@@ -147,15 +147,15 @@ async def _batch(parts: Parts, step: int) -> list[Group]:
     """The groups of batch `step`, sampled on the current weights; then prior and order learn from it."""
     config, rollout = parts.config, parts.config.rollout
     parts.sampler.version = step
-    places = parts.order.rows(step)
-    rows = np.array([row for _, row in places], dtype=np.int64)
+    drawn = parts.order.rows(step)
+    rows = np.array([row for _, row in drawn], dtype=np.int64)
     as_if = config.learner.objective.group_weight.as_if
     batch = BatchAllocation(config.allocation.rule, rows, *parts.prior.predict(rows), as_if)
     shard = Shard(
         run=config.run.name,
         batch=step,
         index=0,
-        epochs=tuple(epoch for epoch, _ in places),
+        epochs=tuple(epoch for epoch, _ in drawn),
         prompts=tuple(parts.prompts[row] for row in rows),
         pre_rollouts=rollout.pre_rollouts,
         seed=config.run.seed,
@@ -169,8 +169,8 @@ async def _batch(parts: Parts, step: int) -> list[Group]:
     plan = await phase_a(shard, sample, divide)
     for _ in range(config.allocation.under(batch.rule).rounds - 1):
         plan = await next_round(shard, plan, sample, divide)
-    found = {group.id: group async for group in phase_b(shard, plan, sample)}
-    groups = [found[name] for name in shard.ids]
+    by_id = {group.id: group async for group in phase_b(shard, plan, sample)}
+    groups = [by_id[name] for name in shard.ids]
     successes = {g.prompt_index: g.successes for g in groups}
     parts.prior.update(rows, np.array(list(successes.values()), dtype=np.int64), rollout.pre_rollouts)
     parts.order.observe(Counts(rollout.pre_rollouts, successes, {g.prompt_index: g.hits for g in groups}))
@@ -181,8 +181,8 @@ def _rates(parts: Parts, groups: list[Group]) -> list[dict[str, float]]:
     """Of each group the exact success rate of its prompt on the current weights, where the task has one."""
     if parts.curves.rates is None:
         return [{} for _ in groups]
-    found = parts.curves.rates(parts.engine.hf, [g.prompt_index for g in groups])
-    return [{"p": p} for p in found.sum(axis=1).tolist()]
+    rates = parts.curves.rates(parts.engine.hf, [g.prompt_index for g in groups])
+    return [{"p": p} for p in rates.sum(axis=1).tolist()]
 
 
 def _train(parts: Parts, step: int, groups: list[Group]) -> float:
@@ -193,6 +193,22 @@ def _train(parts: Parts, step: int, groups: list[Group]) -> float:
     budget = config.learner.tokens_per_microbatch
     micro, _ = micro_batches(rows_of(samples, budget, parts.engine.sharing), budget)
     return parts.engine.step(micro).grad_norm
+
+
+def merged(samples: Sequence[Sample], objective: ObjectiveConfig) -> list[Sample]:
+    """The samples with equal ones merged into one of their summed advantage: of 32 rollouts of a recall task
+    about five differ. On-policy the ratio is 1, so the gradient is the same where it is linear in the
+    advantage and no term counts tokens; other objectives keep every sample. Sums that cancel are left out.
+    """
+    linear = objective.loss == "clip" and objective.updates_per_batch == 1 and objective.kl == 0.0
+    if not linear:
+        return list(samples)
+    first, sums = dict[tuple[bytes, bytes], Sample](), dict[tuple[bytes, bytes], float]()
+    for sample in samples:
+        key = (sample.prompt.tobytes(), sample.tokens.tobytes())
+        first.setdefault(key, sample)
+        sums[key] = sums.get(key, 0.0) + sample.advantage * sample.scale
+    return [replace(s, advantage=sums[key] / s.scale) for key, s in first.items() if sums[key] != 0.0]
 
 
 def _record(config: Config, step: int, groups: list[Group], grad_norm: float) -> dict[str, float]:

@@ -29,8 +29,7 @@ def is_measured(cell: Cell, out: Path) -> bool:
 def run_loops(
     plan: Study, todo: list[Cell], every: Sequence[Cell], out: Path, parallel: int | None, console: Console
 ) -> list[tuple[Cell, str]]:
-    """Train `todo`, `parallel` at a time (default: a processor each). Returns the failed cells with their
-    reasons. A worker that is killed fails its cell alone."""
+    """Train `todo`, `parallel` at a time (default: a processor each). Returns failed cells with reasons."""
     failed = list[tuple[Cell, str]]()
     context = multiprocessing.get_context("spawn")  # torch does not survive a fork
     workers = max(1, min(parallel or processors(), len(todo)))

@@ -20,8 +20,7 @@ from hora_rl.deploy import cli
 from hora_rl.deploy.checks.memory import run_target
 from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.machine.signals import heard_afterwards, undisturbed
-from hora_rl.evaluation.benchmarks import held_out
-from research.study.cells import Cell, Study, same_at_step_0
+from research.study.cells import Cell, Study
 
 STOP_LIMIT_S = 120.0
 POLL_S = 0.5
@@ -38,8 +37,8 @@ def at_once(todo: Sequence[Cell]) -> int:
     """How many cells fit this machine's processors: each needs those of its engines and of its learner."""
     if not todo or shutil.which("nvidia-smi"):
         return 1  # A run uses all GPUs of its machine, so more cells at once need more machines.
-    one = todo[0].config
-    needed = one.generator.replicas * one.generator.threads + one.learner.workers * one.learner.threads
+    generator, learner = todo[0].config.generator, todo[0].config.learner
+    needed = generator.replicas * generator.threads + learner.workers * learner.threads
     return max(1, processors() // needed)
 
 
@@ -71,7 +70,6 @@ def run_cells(
             while waiting or running:
                 while waiting and len(running) < parallel:
                     cell = waiting.pop(0)
-                    _share_step_0(cell, every, out)
                     with heard_afterwards():
                         running[start_cell(cell, out)] = cell
                 time.sleep(POLL_S)
@@ -101,8 +99,7 @@ def start_cell(cell: Cell, out: Path) -> subprocess.Popen[bytes]:
 
 
 def _stop(running: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Interrupt every cell and wait for its orderly end. Raises RunError with the cells that had to be
-    killed."""
+    """Interrupt every cell and wait for its end. Raises RunError with the cells that had to be killed."""
     for process in running:
         process.send_signal(signal.SIGINT)
     stuck = []
@@ -113,24 +110,7 @@ def _stop(running: Sequence[subprocess.Popen[bytes]]) -> None:
             process.kill()
             stuck.append(str(process.pid))
     if stuck:
-        raise RunError(
-            f"cells did not stop within {STOP_LIMIT_S:g} s and were killed: pids {', '.join(stuck)}"
-        )
-
-
-def _share_step_0(cell: Cell, every: Sequence[Cell], out: Path) -> None:
-    """Copy the evaluation of the initial policy from a cell that drew the same one already."""
-    name = f"{held_out(cell.config.evaluation).name}-step0"
-    mine = cell.folder(out) / "evaluation"
-    if (mine / f"{name}.json").exists():
-        return
-    for other in every:
-        theirs = other.folder(out) / "evaluation"
-        if (theirs / f"{name}.json").exists() and same_at_step_0(other.config, cell.config):
-            mine.mkdir(parents=True, exist_ok=True)
-            for file in sorted(theirs.glob(f"{name}.*"), key=lambda p: p.suffix == ".json"):
-                shutil.copy(file, mine)  # the .json last: it marks the others as complete
-            return
+        raise RunError(f"killed, because they ran {STOP_LIMIT_S:g} s after SIGINT: pids {', '.join(stuck)}")
 
 
 def _steps(cell: Cell, out: Path) -> int:

@@ -75,9 +75,7 @@ def _rounded(success: NDArray) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Build a recall task: a warm-started model and its data sets."
-    )
+    parser = argparse.ArgumentParser(description="Build a recall task: a model and its data sets.")
     parser.add_argument("task", choices=sorted(TASKS))
     parser.add_argument("out", type=Path, help="new folder for the task")
     parser.add_argument("--seed", type=int, default=0)

@@ -36,11 +36,8 @@ def facts(seed: int) -> Drawn:
     # Prompt i < KEYS asks key i in the trained form, prompt KEYS + i in the other.
     questions = [f"{key}=?" for key in keys] + [f"?:{key}" for key in keys]
     trained, rest = range(TRAINED_KEYS), range(TRAINED_KEYS, KEYS)
-    sets = {
-        TRAINED: tuple(trained),
-        "transfer": tuple(KEYS + i for i in trained),
-        "never-trained": tuple(rest),
-    }
+    transfer = tuple(KEYS + i for i in trained)
+    sets = {TRAINED: tuple(trained), "transfer": transfer, "never-trained": tuple(rest)}
     twice = [*values, *values]
     task = RecallTask("facts", tuple(questions), tuple((v[0],) for v in twice), sets)
     return task, _by_share(twice, np.concatenate([shares, shares]))
@@ -78,13 +75,13 @@ def sums(seed: int) -> Drawn:
     rates = _half_easy(rng, DIGITS**2)
     # What is remembered in place of a + b: three other sums of two digits and perhaps a carry.
     wrong = [rng.permutation([v for v in range(2 * DIGITS - 1) if v != a + b])[:3] for a, b in PAIRS]
-    said = np.concatenate([np.array([[a + b] for a, b in PAIRS]), wrong], axis=1)
+    answers = np.concatenate([np.array([[a + b] for a, b in PAIRS]), wrong], axis=1)
     shares = _with_wrong(rates)
     sets = _split(rng, DIGITS**4)
     each = [divmod(k, DIGITS**2) for k in range(DIGITS**4)]
     right = tuple((_ones_first(a + b),) for a, b in each)
     questions = tuple(f"{a:02}+{b:02}=?" for a, b in each)
-    return RecallTask("sums", questions, right, sets), _by_column(said, shares)
+    return RecallTask("sums", questions, right, sets), _by_column(answers, shares)
 
 
 TASKS: dict[str, Callable[[int], Drawn]] = {"facts": facts, "pairs": pairs, "many": many, "sums": sums}
@@ -157,7 +154,7 @@ def _ones_first(number: int) -> str:
     return f"{number:03}"[::-1]
 
 
-def _by_column(said: NDArray, shares: NDArray) -> Demonstrations:
+def _by_column(candidates: NDArray, shares: NDArray) -> Demonstrations:
     """Draws two numbers evenly, and adds them column by column with a sum of digits (100, 4) drawn by the
     shares of its pair; the carry is right."""
     below = shares.cumsum(axis=1)
@@ -166,7 +163,7 @@ def _by_column(said: NDArray, shares: NDArray) -> Demonstrations:
         prompts = rng.integers(DIGITS**4, size=count)
         a, b = prompts // DIGITS**2, prompts % DIGITS**2
         ones, tens = (a % DIGITS) * DIGITS + b % DIGITS, (a // DIGITS) * DIGITS + b // DIGITS
-        first, second = (said[pair, _candidates(rng, below[pair])] for pair in (ones, tens))
+        first, second = (candidates[pair, _candidates(rng, below[pair])] for pair in (ones, tens))
         answers = [_ones_first(o + DIGITS * t) for o, t in zip(first.tolist(), second.tolist(), strict=True)]
         return prompts.tolist(), answers, np.ones(count)
 

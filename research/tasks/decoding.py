@@ -43,13 +43,13 @@ def decode(
     rows = torch.arange(len(node))
     tokens, logprobs = torch.full((len(node), most), end), torch.zeros(len(node), most)
     cache, logits = prefilled(model, prompts)
-    for place in range(most):
+    for index in range(most):
         log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
         next_ = _next(log_probs, node, random)
-        tokens[rows, place], logprobs[rows, place] = next_, log_probs[node, next_]
+        tokens[rows, index], logprobs[rows, index] = next_, log_probs[node, next_]
         open_ = next_ != end
         rows = rows[open_]
-        if not len(rows) or place == most - 1:
+        if not len(rows) or index == most - 1:
             break
         words = logits.shape[1]
         begun, node = torch.unique(node[open_] * words + next_[open_], return_inverse=True)
@@ -66,9 +66,9 @@ def _next(log_probs: Tensor, node: Tensor, random: torch.Generator) -> Tensor:
     counts = torch.bincount(node, minlength=len(log_probs))
     draws = torch.multinomial(log_probs.exp(), int(counts.max()), replacement=True, generator=random)
     order = torch.argsort(node, stable=True)
-    place = torch.empty_like(node)
-    place[order] = torch.arange(len(node)) - (counts.cumsum(0) - counts)[node[order]]
-    return draws[node, place]
+    draw = torch.empty_like(node)
+    draw[order] = torch.arange(len(node)) - (counts.cumsum(0) - counts)[node[order]]
+    return draws[node, draw]
 
 
 def _cut(tokens: Tensor, logprobs: Tensor, end: int) -> Sampled:

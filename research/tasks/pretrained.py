@@ -48,7 +48,11 @@ def arithmetic(seed: int) -> RecallTask:
     rng, numbers = np.random.default_rng([seed, 5]), range(10, 100)
     added = [(f"{a} + {b}", a + b) for a in numbers for b in numbers if a + b < 100]
     taken = [(f"{a} - {b}", a - b) for a in numbers for b in numbers if a - b >= 10]
-    drawn = [asked[i] for asked in (added, taken) for i in rng.permutation(len(asked))[:OF_EACH]]
+    drawn = [
+        questions_of[i]
+        for questions_of in (added, taken)
+        for i in rng.permutation(len(questions_of))[:OF_EACH]
+    ]
     sets = {TRAINED: tuple(range(0, 2 * OF_EACH, 2)), "held-out": tuple(range(1, 2 * OF_EACH, 2))}
     questions, right = tuple(q for q, _ in drawn), tuple((str(value),) for _, value in drawn)
     return RecallTask("smollm2", questions, right, sets, form=" {}")
@@ -56,32 +60,29 @@ def arithmetic(seed: int) -> RecallTask:
 
 def multiples(seed: int) -> RecallTask:
     """Every multiple of a digit between two numbers is right: six for each of the 301 prompts."""
-    asked = [(k, x) for k in range(3, 10) for x in range(10, 100 - RIGHT * k) if x % k]
-    asked = [asked[i] for i in np.random.default_rng([seed, 6]).permutation(len(asked))]
-    sets = {TRAINED: tuple(range(0, len(asked), 2)), "held-out": tuple(range(1, len(asked), 2))}
-    questions = tuple(f"{k} between {x} and {x + RIGHT * k}" for k, x in asked)
-    right = tuple(tuple(str((x // k + i) * k) for i in range(1, RIGHT + 1)) for k, x in asked)
+    drawn = [(k, x) for k in range(3, 10) for x in range(10, 100 - RIGHT * k) if x % k]
+    drawn = [drawn[i] for i in np.random.default_rng([seed, 6]).permutation(len(drawn))]
+    sets = {TRAINED: tuple(range(0, len(drawn), 2)), "held-out": tuple(range(1, len(drawn), 2))}
+    questions = tuple(f"{k} between {x} and {x + RIGHT * k}" for k, x in drawn)
+    right = tuple(tuple(str((x // k + i) * k) for i in range(1, RIGHT + 1)) for k, x in drawn)
     return RecallTask("multiples", questions, right, sets, form=" {}")
 
 
 def problems(seed: int) -> RecallTask:
     """Word problems of one step; a right completion is any text that ends with the answer."""
     rng = np.random.default_rng([seed, 7])
-    asked = dict[str, int]()
-    while len(asked) < TRAINED_PROBLEMS + HELD_OUT_PROBLEMS:
+    answers = dict[str, int]()
+    while len(answers) < TRAINED_PROBLEMS + HELD_OUT_PROBLEMS:
         name, thing = rng.choice(NAMES), rng.choice(THINGS)
         a, b, few, many = (int(rng.integers(*of)) for of in ((50, 90), (11, 50), (2, 6), (11, 20)))
         added = (f"{name} has {a} {thing} and buys {b} more. How many {thing} does {name} have?", a + b)
         taken = (f"{name} has {a} {thing} and gives away {b}. How many {thing} are left now?", a - b)
-        times = (
-            f"{name} has {few} boxes with {many} {thing} in each. How many are there in all?",
-            few * many,
-        )
-        question, answer = (added, taken, times)[len(asked) % 3]
-        asked[question] = answer
-    sets = {TRAINED: tuple(range(TRAINED_PROBLEMS)), "held-out": tuple(range(TRAINED_PROBLEMS, len(asked)))}
-    right = tuple((str(answer),) for answer in asked.values())
-    return RecallTask("problems", tuple(asked), right, sets, form=f"{ANY} The answer is {{}}.")
+        boxes = f"{name} has {few} boxes with {many} {thing} in each. How many are there in all?"
+        question, answer = (added, taken, (boxes, few * many))[len(answers) % 3]
+        answers[question] = answer
+    sets = {TRAINED: tuple(range(TRAINED_PROBLEMS)), "held-out": tuple(range(TRAINED_PROBLEMS, len(answers)))}
+    right = tuple((str(answer),) for answer in answers.values())
+    return RecallTask("problems", tuple(answers), right, sets, form=f"{ANY} The answer is {{}}.")
 
 
 TASKS = {

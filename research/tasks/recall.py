@@ -59,8 +59,7 @@ class RecallTask:
         return tuple(k for k in KS if self.exact or k <= SAMPLES)
 
     def save(self, folder: Path) -> None:
-        """Write the task, and its sets as JSONL data sets: `{"problem", "answer"}`, right answers joined by
-        |."""
+        """Write the task and its sets: JSONL of `{"problem", "answer"}`, right answers joined by |."""
         (folder / TASK_FILE).write_text(json.dumps(asdict(self)))
         for name, prompts in self.sets.items():
             rows = ({"problem": self.questions[i], "answer": "|".join(self.right[i])} for i in prompts)
@@ -129,22 +128,17 @@ class SampledSuccess:
         self._task, self._of, self._tokenizer, self._most = task, task.sets[name], tokenizer, most
         self._prompts = encode_prompts([task.questions[i] for i in self._of], tokenizer)
 
-    def __call__(self, model: PreTrainedModel) -> NDArray[np.int64]:
-        """(n,) counts at temperature 1, of the same random numbers at every call."""
+    def figures(self, model: PreTrainedModel) -> dict[str, float]:
+        """Pass@K at temperature 1, of the same random numbers at every call."""
         random, end = torch.Generator().manual_seed(0), self._tokenizer.eos_token_id
         texts = list[str]()
         for prompts in self._prompts.split(AT_A_TIME):
-            counts = [SAMPLES] * len(prompts)
-            drawn = decode(model, prompts, counts, end=end, most=self._most, random=random)
+            drawn = decode(model, prompts, [SAMPLES] * len(prompts), end=end, most=self._most, random=random)
             texts += [str(self._tokenizer.decode([t for t in tokens if t != end])) for tokens, _ in drawn]
         gold = ("|".join(self._task.right[i]) for i in self._of for _ in range(SAMPLES))
         right = [is_right(text, answer, self._task.form) for text, answer in zip(texts, gold, strict=True)]
-        return np.reshape(right, (-1, SAMPLES)).sum(axis=1)
-
-    def figures(self, model: PreTrainedModel) -> dict[str, float]:
-        """Pass@K."""
-        right = self(model)
-        return {f"pass@{k}": float(pass_at_k(right, SAMPLES, k).mean()) for k in self._task.ks}
+        counts = np.reshape(right, (-1, SAMPLES)).sum(axis=1)
+        return {f"pass@{k}": float(pass_at_k(counts, SAMPLES, k).mean()) for k in self._task.ks}
 
 
 def logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
@@ -160,18 +154,14 @@ def _logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.
     tokens = completions.flatten(0, 1)
     rest = model(input_ids=tokens[:, :-1], past_key_values=cache, use_cache=True).logits
     logits = torch.cat([last[:, None].repeat_interleave(completions.shape[1], dim=0), rest], dim=1)
-    found = torch.log_softmax(logits.float(), dim=-1).gather(-1, tokens[..., None])[..., 0]
-    return found.reshape(completions.shape)
+    chosen = torch.log_softmax(logits.float(), dim=-1).gather(-1, tokens[..., None])[..., 0]
+    return chosen.reshape(completions.shape)
 
 
 def encode_prompts(questions: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
     """(n, P) tokens of the rendered prompts, which must be of equal length."""
-    rendered = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": q}], add_generation_prompt=True, tokenize=False
-        )
-        for q in questions
-    ]
+    chats = [[{"role": "user", "content": q}] for q in questions]
+    rendered = [tokenizer.apply_chat_template(c, add_generation_prompt=True, tokenize=False) for c in chats]
     return torch.tensor([tokenizer(text).input_ids for text in rendered])
 
 

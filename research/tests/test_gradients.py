@@ -16,7 +16,7 @@ from hora_rl.deploy.launch.evaluation import load_benchmark
 from hora_rl.evaluation.benchmarks import find_benchmark
 from hora_rl.evaluation.samples import Sample, append, open_samples
 from research.gradients import bank, report, scores
-from research.gradients.__main__ import own_bank
+from research.gradients.__main__ import user_bank
 from research.gradients.design import load
 from research.gradients.noise import (
     Array,
@@ -37,8 +37,8 @@ DESIGN = load()
 def synthetic(r: float, shared: float, n: int = 8, hits: int = 24, dim: int = 2000) -> tuple[Array, Moments]:
     """Means (n, dim) of squared norm about 1 and overlap `shared`, and moments of noisy scores of them."""
     random = np.random.default_rng(1)
-    own, common = random.normal(size=(n, dim)), random.normal(size=dim)
-    mean = (np.sqrt(1 - shared) * own + np.sqrt(shared) * common) / np.sqrt(dim)
+    private, common = random.normal(size=(n, dim)), random.normal(size=dim)
+    mean = (np.sqrt(1 - shared) * private + np.sqrt(shared) * common) / np.sqrt(dim)
     rate = np.full(n, 0.25)
     noise = random.normal(size=(n, 2 * hits, dim)) * np.sqrt(r / dim)
     all_ = np.concatenate([mean[:, None] + noise[:, :hits], -mean[:, None] / 3 + noise[:, hits:]], axis=1)
@@ -91,12 +91,12 @@ def test_a_step_has_the_moments_of_drawn_scores(objective: str) -> None:
                 at = mean[i] if right else -mean[i] * rate[i] / (1 - rate[i])
                 score = at + random.normal(size=(k, dim)) * np.sqrt(v / dim)
                 drawn[b] += weights(int(hits), int(size[b, i]))[0 if right else 1] * score.sum(0)
-    found, target, centre = step(m, c, size, weights), mean.sum(0), drawn.mean(0)
+    estimate, target, centre = step(m, c, size, weights), mean.sum(0), drawn.mean(0)
     variance = drawn.var(0).sum()
     square = (drawn**2).sum(1).mean()
-    assert found.cosine == pytest.approx(centre @ target / np.sqrt(square * target @ target), rel=0.05)
-    assert found.snr == pytest.approx(centre @ centre / variance, rel=0.1)
-    assert found.cosine == pytest.approx(1 / np.sqrt(1 + found.bias2 + found.variance))
+    assert estimate.cosine == pytest.approx(centre @ target / np.sqrt(square * target @ target), rel=0.05)
+    assert estimate.snr == pytest.approx(centre @ centre / variance, rel=0.1)
+    assert estimate.cosine == pytest.approx(1 / np.sqrt(1 + estimate.bias2 + estimate.variance))
 
 
 def test_the_worth_of_a_batch_is_the_squared_cosine_of_its_best_weights() -> None:
@@ -107,9 +107,9 @@ def test_the_worth_of_a_batch_is_the_squared_cosine_of_its_best_weights() -> Non
 
 
 def test_word_problems_differ_and_are_judged_by_the_last_answer() -> None:
-    found = bank.problems(30, seed=0)
-    assert len(dict(found)) == 30
-    assert found == bank.problems(30, seed=0)
+    table = bank.problems(30, seed=0)
+    assert len(dict(table)) == 30
+    assert table == bank.problems(30, seed=0)
     assert bank.is_right(" He has 3 and 4, so 3 + 4 = 7. The answer is 7.", 7)
     assert not bank.is_right(" He has 3 and 4, so 3 + 4 = 7. The answer is 77.", 7)
 
@@ -117,19 +117,23 @@ def test_word_problems_differ_and_are_judged_by_the_last_answer() -> None:
 def test_a_bank_of_ones_own_has_the_prompts_and_completions_of_hora_eval(tmp_path: Path) -> None:
     config, problems = load_config("tiny"), tmp_path / "problems.jsonl"
     problems.write_text("".join(f'{{"problem": "{i} + 1", "answer": "{i + 1}"}}\n' for i in range(3)))
-    asked = load_benchmark(config, find_benchmark(str(problems)), Console())
+    prompts = load_benchmark(config, find_benchmark(str(problems)), Console())
     file = tmp_path / "arithmetic.samples.jsonl"
-    list(open_samples(file, {}, asked))
+    list(open_samples(file, {}, prompts))
     made = [Sample(i, k, 0, f"{k}", 1, "stop", (0, 0), {}, k < 9) for i in (0, 1) for k in range(18)]
     append(file, [asdict(s) for s in made])
-    own_bank(tmp_path, file, config, str(problems))
-    found, tokenizer = bank.read(tmp_path), load_tokenizer(config.model.path)
-    assert [p.prompt for p in found] == [p.tokens.tolist() for p in asked[:2]]
-    assert found[1].completions[12] == [*tokenizer("12").input_ids, tokenizer.eos_token_id]
-    assert all(p.right == [True] * 9 + [False] * 9 for p in found)
-    own = load(tmp_path)
-    assert (own.model, own.group_size, own.confirms) == (config.model.path, config.rollout.group_size, [])
-    assert len(bank.kept(found, own)) == 2
+    user_bank(tmp_path, file, config, str(problems))
+    bank_, tokenizer = bank.read(tmp_path), load_tokenizer(config.model.path)
+    assert [p.prompt for p in bank_] == [p.tokens.tolist() for p in prompts[:2]]
+    assert bank_[1].completions[12] == [*tokenizer("12").input_ids, tokenizer.eos_token_id]
+    assert all(p.right == [True] * 9 + [False] * 9 for p in bank_)
+    design = load(tmp_path)
+    assert (design.model, design.group_size, design.confirms) == (
+        config.model.path,
+        config.rollout.group_size,
+        [],
+    )
+    assert len(bank.kept(bank_, design)) == 2
     (tmp_path / "other.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
     with pytest.raises(ConfigError, match=r"its prompts are not those of .*other\.jsonl under tiny"):
         bank.of_samples(file, config, str(tmp_path / "other.jsonl"))
@@ -161,5 +165,4 @@ def test_a_small_study_runs_through_and_goes_on_where_it_was_cut(tmp_path: Path)
     scores.measure(tmp_path, small, model, prompts)
     assert {f for f in files if f.stat().st_mtime_ns != files[f]} == {next(iter(files))}
     report.pack(tmp_path, small, tmp_path / "gradients.npz")
-    report.write(tmp_path / "gradients.npz", small, tmp_path / "gradients.md")
-    assert (tmp_path / "gradients.md").read_text().count("| shrunken(") == 14
+    assert report.page(tmp_path / "gradients.npz", small).count("| shrunken(") == 14

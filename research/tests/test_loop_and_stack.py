@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from research.study.cells import PRESETS, has_exact_success, load_base
-from research.study.curve_sources import write_stack_curves
+from research.study.curve_sources import CURVES, exact_curve
 from research.study.loop import run_cell
 from research.tasks.build import build
 
@@ -56,9 +56,9 @@ def settings(task: Path, out: Path, seed: int) -> list[str]:
 
 def figures_of(path: Path) -> dict[str, float]:
     """Gradient norms, shares of groups with a hit and with signal, and Pass@K at the end of one run."""
-    one = json.loads(path.read_text())
-    norm, hits, signal = ([s[key] for s in one["steps"]] for key in ("grad_norm", "hits", "signal"))
-    end = one["curves"]["trained"][-1]
+    first = json.loads(path.read_text())
+    norm, hits, signal = ([s[key] for s in first["steps"]] for key in ("grad_norm", "hits", "signal"))
+    end = first["curves"]["trained"][-1]
     return {
         "gradient of the first step": norm[0],
         "gradient of the last step": norm[-1],
@@ -71,15 +71,16 @@ def figures_of(path: Path) -> dict[str, float]:
 
 
 def on_the_stack(task: Path, out: Path, seed: int) -> dict[str, float]:
-    given = settings(task, out, seed)
-    options = [part for value in given for part in ("-s", value)]
+    overrides = settings(task, out, seed)
+    options = [part for value in overrides for part in ("-s", value)]
     command = [str(Path(sys.executable).with_name("hora")), "run", str(PRESETS / "facts.yaml"), *options]
     environment = {**os.environ, "COLUMNS": "120"}
     result = subprocess.run(command, capture_output=True, text=True, timeout=700, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
-    config = load_base("facts", given)
+    config = load_base("facts", overrides)
     assert has_exact_success(config)
-    return figures_of(write_stack_curves(config))
+    exact_curve(config)
+    return figures_of(config.run.path / CURVES)
 
 
 def test_the_loop_learns_as_the_whole_stack_does(task: Path, tmp_path: Path) -> None:

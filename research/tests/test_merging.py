@@ -1,5 +1,7 @@
 """Equal completions merged into one: the gradient stays, the tokens do not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from hora_rl.learner.model.logprobs import Policy, without_dropout
 from hora_rl.learner.model.objective import policy_loss
 from hora_rl.learner.rows.batch import make_micro_batch
 from hora_rl.learner.rows.sample import Sample
-from research.study.merging import merged
+from research.study.loop import merged
 
 
 def samples() -> list[Sample]:
@@ -40,14 +42,14 @@ def test_merged_samples_have_the_gradient_of_all() -> None:
     objective = ObjectiveConfig(importance="none")
     every, few = samples(), merged(samples(), objective)
     assert len(few) == 6
-    expected, found = gradient(every, objective), gradient(few, objective)
-    assert float((expected - found).norm() / expected.norm()) < 1e-5
+    expected, merged_ = gradient(every, objective), gradient(few, objective)
+    assert float((expected - merged_).norm() / expected.norm()) < 1e-5
 
 
 def test_samples_whose_advantages_cancel_are_left_out() -> None:
-    one = samples()[0]
-    twin = Sample(one.prompt, one.tokens, one.logprobs, -one.advantage, one.scale, one.match)
-    assert merged([one, twin], ObjectiveConfig()) == []
+    sample = samples()[0]
+    twin = replace(sample, advantage=-sample.advantage)
+    assert merged([sample, twin], ObjectiveConfig()) == []
 
 
 @pytest.mark.parametrize(

@@ -187,37 +187,36 @@ def test_success_by_teacher_forcing_is_the_frequency_of_right_samples(task_folde
     expected = float(success(model)[0].sum())
     assert 0.2 < expected < 0.999
     sampler = LocalSampler(model, tokenizer, configuration(task_folder, task_folder))
-    asked = Prompt(0, task.questions[0], "|".join(task.right[0]), prompt[0].int().numpy())
-    rollouts = asyncio.run(sampler.sample(asked, Draw(0, 0, 0, 600)))
+    prompt_ = Prompt(0, task.questions[0], "|".join(task.right[0]), prompt[0].int().numpy())
+    rollouts = asyncio.run(sampler.sample(prompt_, Draw(0, 0, 0, 600)))
     assert stats.binomtest(sum(r.success for r in rollouts), 600, expected).pvalue > 1e-4
     one_prompt = replace(task, sets={"some": (0,) * 20})
-    counts = SampledSuccess(one_prompt, "some", tokenizer, most=64)(model)
-    assert counts.shape == (20,)
-    assert stats.binomtest(int(counts.sum()), 20 * SAMPLES, expected).pvalue > 1e-4
-    one = next(r for r in rollouts if r.success)
+    rate = SampledSuccess(one_prompt, "some", tokenizer, most=64).figures(model)["pass@1"]
+    assert stats.binomtest(round(rate * 20 * SAMPLES), 20 * SAMPLES, expected).pvalue > 1e-4
+    right_ = next(r for r in rollouts if r.success)
     with torch.no_grad():
-        found = logprobs(model, prompt, torch.from_numpy(one.tokens)[None].long())[0]
-    np.testing.assert_allclose(one.logprobs, found.numpy(), atol=1e-4)
+        expected_ = logprobs(model, prompt, torch.from_numpy(right_.tokens)[None].long())[0]
+    np.testing.assert_allclose(right_.logprobs, expected_.numpy(), atol=1e-4)
 
 
 @pytest.mark.system
 def test_a_cell_and_a_control_spend_their_budget_and_a_cell_is_repeated_bit_by_bit(
     task_folder: Path, tmp_path: Path
 ) -> None:
-    found = []
+    records = []
     for name in ("one", "two"):
         settings = {"allocation.rounds": 3, "allocation.stop": "hit"}
         curves = cell(configuration(task_folder, tmp_path / name, **settings))
         curves.pop("seconds")
-        found.append(curves)
+        records.append(curves)
         groups = lines(tmp_path / name / "arm-seed0" / "groups.jsonl")
         assert sum(group["size"] for group in groups) == 2 * 6 * 8
         assert max(len(group["rounds"]) for group in groups) == 3
-    assert found[0] == found[1]
-    assert [point["step"] for point in found[0]["curves"]["trained"]] == [0, 1, 2]
+    assert records[0] == records[1]
+    assert [point["step"] for point in records[0]["curves"]["trained"]] == [0, 1, 2]
     weights = {"allocation.rule": "uniform", "learner.objective.group_weight": {"as_if": "hit_utility"}}
     control = cell(configuration(task_folder, tmp_path, **weights, **{"learner.steps": 1}))
-    assert control["steps"][0]["rollouts"] == found[0]["steps"][0]["rollouts"] == 48
+    assert control["steps"][0]["rollouts"] == records[0]["steps"][0]["rollouts"] == 48
 
 
 @pytest.mark.system
@@ -228,11 +227,11 @@ def test_a_cell_whose_right_answers_have_many_texts_is_evaluated_by_samples(
     task = load_task(folder)
     sets = {**task.sets, "held-out": task.sets["trained"][:5]}
     replace(task, form=f"{ANY}<answer>{{}}</answer>", sets=sets).save(folder)
-    found = cell(configuration(folder, tmp_path))
-    assert [[*point] for point in found["curves"]["held-out"]] == [
+    record = cell(configuration(folder, tmp_path))
+    assert [[*point] for point in record["curves"]["held-out"]] == [
         ["step", "pass@1", "pass@4", "pass@16"]
     ] * 3
-    assert found["curves"].keys() == {"held-out"}
+    assert record["curves"].keys() == {"held-out"}
     assert all("p" not in group for group in lines(tmp_path / "arm-seed0" / "groups.jsonl"))
 
 

@@ -24,20 +24,20 @@ from research.study.starts import pool
 def test_a_difference_is_the_paired_t_test() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.normal(1, 2, 12), rng.normal(0, 2, 12)
-    found, expected = paired_difference(a, b), stats.ttest_rel(a, b)
+    difference, expected = paired_difference(a, b), stats.ttest_rel(a, b)
     interval = expected.confidence_interval(0.95)
-    assert found.p == pytest.approx(expected.pvalue)
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
-    assert found.value == pytest.approx((a - b).mean())
+    assert difference.p == pytest.approx(expected.pvalue)
+    assert (difference.low, difference.high) == pytest.approx((interval.low, interval.high))
+    assert difference.value == pytest.approx((a - b).mean())
     copies = paired_difference(np.tile(a[:, None], 3), np.tile(b[:, None], 3))  # problems without spread
-    assert (copies.p, copies.low) == pytest.approx((found.p, found.low))
+    assert (copies.p, copies.low) == pytest.approx((difference.p, difference.low))
 
 
 def test_one_seed_has_a_difference_and_no_interval_and_equal_arms_differ_by_nothing() -> None:
-    one = paired_difference([0.6], [0.5])
-    assert one.value == pytest.approx(0.1)
-    assert math.isnan(one.low)
-    assert math.isnan(one.p)
+    single = paired_difference([0.6], [0.5])
+    assert single.value == pytest.approx(0.1)
+    assert math.isnan(single.low)
+    assert math.isnan(single.p)
 
     equal = paired_difference([0.5, 0.6], [0.5, 0.6])
     assert (equal.value, equal.low, equal.high, equal.p) == (0.0, 0.0, 0.0, 1.0)
@@ -64,8 +64,8 @@ def test_intervals_over_seeds_and_problems_cover_the_truth_as_promised(
 def test_pairing_removes_what_problems_share_and_counts_the_rest_once() -> None:
     random = np.random.default_rng(0)
     hard = random.uniform(0, 0.9, (1, 40)) + random.normal(0, 0.01, (5, 40))
-    found = paired_difference(hard + 0.05 + random.normal(0, 1e-4, (5, 40)), hard)
-    assert (found.low, found.high) == pytest.approx((0.05, 0.05), abs=1e-3)
+    difference = paired_difference(hard + 0.05 + random.normal(0, 1e-4, (5, 40)), hard)
+    assert (difference.low, difference.high) == pytest.approx((0.05, 0.05), abs=1e-3)
     assert half_width(hard) > 0.05
     noise = random.normal(0, 0.1, (5, 60, 2000))
     of_seeds = stats.t.ppf(0.975, 4) * stats.sem(noise.mean(axis=1), axis=0)
@@ -75,8 +75,8 @@ def test_pairing_removes_what_problems_share_and_counts_the_rest_once() -> None:
 def test_the_p_value_is_the_level_at_which_the_interval_reaches_zero() -> None:
     rng = np.random.default_rng(2)
     d = 0.03 + rng.normal(0, 0.05, (5, 1)) + rng.normal(0, 0.1, (1, 40)) + rng.normal(0, 0.1, (5, 40))
-    found = paired_difference(d, np.zeros_like(d))
-    assert float(half_width(d, found.p)) == pytest.approx(abs(found.value))
+    difference = paired_difference(d, np.zeros_like(d))
+    assert float(half_width(d, difference.p)) == pytest.approx(abs(difference.value))
 
 
 def test_holm_steps_down_and_never_reverses_an_order() -> None:
@@ -103,21 +103,21 @@ def test_power_is_how_often_simulated_studies_see_the_effect_and_a_number_everyw
     draws = np.random.default_rng(1).normal(0.8, 1.0, (20_000, seeds))
     seen = np.mean(stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05)
     assert power(0.8, 1.0, seeds) == pytest.approx(float(seen), abs=0.01)
-    found = [power(effect, 1.0, seeds) for effect in np.linspace(0, 60, 200)]
-    assert all(0.0 <= p <= 1.0 + 1e-12 for p in found)
-    assert found[0] == pytest.approx(0.05)
-    assert found[-1] > 0.99
+    powers = [power(effect, 1.0, seeds) for effect in np.linspace(0, 60, 200)]
+    assert all(0.0 <= p <= 1.0 + 1e-12 for p in powers)
+    assert powers[0] == pytest.approx(0.05)
+    assert powers[-1] > 0.99
     assert power(detectable(0.07, seeds), 0.07, seeds) == pytest.approx(0.8, abs=1e-6)
 
 
 def test_equal_errors_give_the_mean_of_starts_with_their_own_spread() -> None:
     values = np.array([1.0, 2.0, 6.0, 7.0])
-    found = pool(list(values), [0.5] * 4)
-    assert found.value == pytest.approx(4.0)
-    assert found.half == pytest.approx(stats.t.ppf(0.975, 3) * stats.sem(values))
+    pooled = pool(list(values), [0.5] * 4)
+    assert pooled.value == pytest.approx(4.0)
+    assert pooled.half == pytest.approx(stats.t.ppf(0.975, 3) * stats.sem(values))
     between = values.var(ddof=1) - 0.25
     reach = stats.t.ppf(0.975, 2) * np.sqrt(between + stats.sem(values) ** 2)
-    assert (found.low, found.high) == pytest.approx((4.0 - reach, 4.0 + reach))
+    assert (pooled.low, pooled.high) == pytest.approx((4.0 - reach, 4.0 + reach))
     alike = pool([1.0, 1.0, 1.0], [0.3, 0.3, 0.3])
     assert alike.half == pytest.approx(stats.t.ppf(0.975, 2) * 0.3 / np.sqrt(3)), "no surer than its errors"
     with pytest.raises(ValueError, match="three"):

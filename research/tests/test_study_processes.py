@@ -87,12 +87,12 @@ def assert_stops(
     """The study ends in time, in order and with all that it started."""
     try:
         study.send_signal(number)
-        said, _ = study.communicate(timeout=limit_s)
+        message, _ = study.communicate(timeout=limit_s)
     finally:
         study.kill()
-    assert study.returncode == 130, said
-    assert "nothing is left running. The same command continues the study" in " ".join(said.split())
-    assert "Traceback" not in said
+    assert study.returncode == 130, message
+    assert "nothing is left running. The same command continues the study" in " ".join(message.split())
+    assert "Traceback" not in message
     assert_gone(family)
 
 
