@@ -52,8 +52,6 @@ def test_samples_whose_advantages_cancel_are_left_out() -> None:
     assert merged([sample, twin], ObjectiveConfig()) == []
 
 
-@pytest.mark.parametrize(
-    "settings", [{"kl": 0.1}, {"updates_per_batch": 2}, {"loss": "sapo"}, {"entropy_coef": 0.01}]
-)
+@pytest.mark.parametrize("settings", [{"kl": 0.1}, {"updates_per_batch": 2}, {"loss": "sapo"}])
 def test_an_objective_that_is_not_linear_in_the_advantage_keeps_all(settings: dict[str, object]) -> None:
     assert len(merged(samples(), ObjectiveConfig(**settings))) == 24
