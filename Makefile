@@ -15,16 +15,18 @@ setup: .venv/.ready-$(HORA_SET)
 demo: setup
 	$(BIN)/hora run deploy/presets/tiny.yaml --fresh
 
+# Two test files at a time; the tests of one share what they start.
+TWO := -n 2 --dist loadfile
+
 # Unit tests and the core of the stack, in ten minutes on two cores.
 test: test-fast
-	$(BIN)/pytest -m "core and not slow" -q
+	$(BIN)/pytest -m "core and not slow" $(TWO) -q
 
-# Everything but what is slow, kills parts at random, or needs a GPU. What starts no stack runs two at a time.
+# Everything but what is slow, kills parts at random, or needs a GPU. Whole runs are alone on the machine.
 REST := system and not core and not slow and not gpu
-WITHOUT_STACK := tests/common tests/deploy tests/evaluation tests/examples research/tests
 test-all: test
-	$(BIN)/pytest -m "$(REST)" -n 2 -q $(WITHOUT_STACK)
-	$(BIN)/pytest -m "$(REST)" -q tests $(addprefix --ignore=,$(WITHOUT_STACK))
+	$(BIN)/pytest -m "$(REST)" $(TWO) -q --ignore=tests/system
+	$(BIN)/pytest -m "$(REST)" -q tests/system
 
 test-fast: setup
 	$(BIN)/pytest -m "not system and not slow and not gpu" -n 2 -q
