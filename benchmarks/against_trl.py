@@ -32,14 +32,15 @@ from typing import Any
 import numpy as np
 from scipy.stats import ttest_rel
 
-from hora_rl.common.answers import format_reward, load_extract
+from hora_rl.actors.data.datasets import load_dataset
+from hora_rl.actors.data.gold_answers import gold_test
+from hora_rl.actors.verifier.answers import format_reward, load_extract
+from hora_rl.actors.verifier.equality import equal
 from hora_rl.common.config import Config
-from hora_rl.common.data.datasets import Row, load_dataset
 from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.data.prompts import load_tokenizer, render, render_text
-from hora_rl.common.data.rewards import gold_test
+from hora_rl.common.data.rows import Row
 from hora_rl.common.data.stop_tokens import stop_tokens
-from hora_rl.common.equality import math_equal, quick_verdict
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.common.model.pretrained import model_folder
 from hora_rl.common.processes import processors
@@ -202,8 +203,7 @@ def _rewards(config: Config, tokenizer: Any) -> list[Any]:
 def _correct(gold: str, answer: str | None) -> float:
     if answer is None:
         return 0.0
-    verdict = quick_verdict(gold, answer)
-    return float(math_equal(gold, answer) if verdict is None else verdict)
+    return float(equal(gold, answer, maths=True) or False)
 
 
 def _arguments(out: Path, config: Config, seed: int, at_once: int) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from hora_rl.common.answers import instructions
+from hora_rl.common.answer_format import instructions
 from hora_rl.common.config import Config, RewardConfig
 from hora_rl.common.config.base import Scope, scope_of, section_of
 from hora_rl.common.config.data import RowsConfig, is_generated

@@ -10,8 +10,8 @@ from typing import Literal
 
 import yaml
 
+from hora_rl.actors.data.datasets import load_dataset
 from hora_rl.common.config import DataConfig
-from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import from_args
 from hora_rl.common.model.pretrained import obtain

@@ -6,22 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hora_rl.actors.data.datasets import load_dataset, load_held_out, on_the_hub
 from hora_rl.common.config import Config, DataConfig, EvaluationConfig
 from hora_rl.common.config.data import is_generated
-from hora_rl.common.data.datasets import (
-    Leak,
-    Row,
-    equal_problems,
-    load_dataset,
-    load_held_out,
-    on_the_hub,
-)
+from hora_rl.common.data.gym import normalised
+from hora_rl.common.data.rows import Row
 from hora_rl.common.data.table_files import READERS, DataError
 from hora_rl.common.errors import ConfigError
 
 _DATA = Path(__file__).resolve().parent / "data"
 _TO_256 = (1, 8, 16, 32, 64, 128, 256)
 _TO_1024 = (*_TO_256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """The training row at `place` has the same problem as the row at `known` of a benchmark."""
+
+    place: str
+    known: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +148,14 @@ def parse_ks(text: str) -> tuple[int, ...]:
 
 
 def known_leaks(config: Config, rows: Sequence[Row]) -> list[Leak]:
-    """Training rows equal to a problem of a shipped benchmark, of `data.benchmarks` or held out.
-
-    Raises DataError for a data set that cannot be read.
-    """
+    """Training rows equal to a problem of a shipped benchmark, of `data.benchmarks` or held out, ignoring
+    case, spacing and punctuation at the ends. Raises DataError for a data set that cannot be read."""
     paths = (*(b.path for b in BENCHMARKS.values()), *config.data.benchmarks)
-    known = [row for path in paths for row in load_dataset(DataConfig(path=path)).rows]
+    benchmarks = [row for path in paths for row in load_dataset(DataConfig(path=path)).rows]
     if config.evaluation.path is not None:
-        known += load_held_out(config.evaluation, config.evaluated.data).rows
-    return equal_problems(rows, known)
+        benchmarks += load_held_out(config.evaluation, config.evaluated.data).rows
+    places: dict[str, str] = {}
+    for row in benchmarks:
+        places.setdefault(normalised(row.problem), row.place)
+    hits = ((row, places.get(normalised(row.problem))) for row in rows)
+    return [Leak(row.place, hit) for row, hit in hits if hit is not None]

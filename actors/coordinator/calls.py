@@ -24,8 +24,8 @@ from hora_rl.actors.verifier.code.runner import TRIES
 from hora_rl.common.config import Config, RolloutConfig
 from hora_rl.common.config.reward import EPISODE, RewardConfig
 from hora_rl.common.data.gym import TASK
-from hora_rl.common.data.rewards import group_functions, tests_of
-from hora_rl.common.data.user_rewards import Answer
+from hora_rl.common.data.layouts import tests_of
+from hora_rl.common.data.rewards import Answer, group_functions
 from hora_rl.common.errors import AwayTooLong, MissingWeights, NoRoom, RunError, StaleWeights
 from hora_rl.common.types import Completion, Failed, Group, Prompt, Rollout, SamplingRequest, Scored
 from hora_rl.common.user_code import is_user_function

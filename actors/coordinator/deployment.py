@@ -22,11 +22,11 @@ from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.actors.coordinator.prompt_features import prior_of
 from hora_rl.actors.coordinator.scheduler import Coordination, Services
+from hora_rl.actors.data.datasets import load_dataset
+from hora_rl.actors.data.gold_answers import gold_test
 from hora_rl.actors.replica import Replica
 from hora_rl.common.config import Config
-from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.data.prompts import fingerprint, load_tokenizer, make_prompt, prompt_of, refuse_unknown
-from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.errors import HoraError, RunError, one_line
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Producer

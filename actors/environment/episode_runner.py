@@ -13,10 +13,10 @@ from hora_rl.actors.environment.policy import Policy
 from hora_rl.actors.environment.protocol import Episode, EpisodeFunction, EpisodeOver, Tools
 from hora_rl.actors.environment.tools import EpisodeTools
 from hora_rl.common.config.reward import EPISODE
-from hora_rl.common.data.datasets import Row
+from hora_rl.common.data.rows import Row
 from hora_rl.common.errors import EnvironmentFault, one_line
-from hora_rl.common.reward_names import is_finite
 from hora_rl.common.types import Completion
+from hora_rl.common.user_code import is_finite
 
 LOOK_S = 0.5
 GRACE_S = 1.0

@@ -18,8 +18,8 @@ from hora_rl.actors.environment.policy import Policy, Sample
 from hora_rl.actors.environment.protocol import EpisodeFunction, Tools
 from hora_rl.actors.environment.template import Template
 from hora_rl.common.config import Config
-from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import opening
+from hora_rl.common.data.rows import Row
 from hora_rl.common.errors import EnvironmentFault, HoraError, RunError
 from hora_rl.common.types import Completion, Failed, Prompt, SamplingRequest, Tokens
 

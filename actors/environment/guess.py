@@ -8,7 +8,7 @@ turns.
 import re
 
 from hora_rl.actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
-from hora_rl.common.data.datasets import Row
+from hora_rl.common.data.rows import Row
 
 NUMBER = re.compile(r"\d+")
 LONGEST = 100

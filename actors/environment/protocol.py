@@ -6,7 +6,7 @@
             said = await policy.generate({"role": "user", "content": "no"})
         return Episode({"solved": 1.0})
 
-`row` is a row of the data set (`common.data.datasets.Row`). An episode ends when the function returns, or
+`row` is a row of the data set (`common.data.rows.Row`). An episode ends when the function returns, or
 when `generate` raises `EpisodeOver` at a limit of `environment`. The function may catch this error and return
 an `Episode`; otherwise all rewards are 0.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hora_rl.actors.environment.template import Message
-from hora_rl.common.data.datasets import Row
+from hora_rl.common.data.rows import Row
 from hora_rl.common.types import FinishReason, Tokens
 
 

@@ -3,7 +3,7 @@ next message. Programs run only in the sandbox. The last turn is the answer; rew
 completion."""
 
 from hora_rl.actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
-from hora_rl.common.data.datasets import Row
+from hora_rl.common.data.rows import Row
 
 BEGIN, END = "```python\n", "```"
 

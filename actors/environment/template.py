@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hora_rl.common.answer_format import after_thought, has_channels
 from hora_rl.common.config import DataConfig
 from hora_rl.common.data.chat_template import templated
 from hora_rl.common.data.control_tokens import PlainTexts
 from hora_rl.common.data.stop_tokens import is_tag, silent_tokens, spoken
 from hora_rl.common.errors import EnvironmentFault
-from hora_rl.common.thoughts import after_thought, has_channels
 from hora_rl.common.types import Tokens
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Sequence
 
 from hora_rl.actors.replica import Replica
 from hora_rl.actors.verifier.pool import Item, VerifierPool, default_processes
-from hora_rl.common.data.user_rewards import Answer
+from hora_rl.common.data.rewards import Answer
 from hora_rl.common.errors import VerifierUnavailable
 from hora_rl.common.live.telemetry import HEARTBEAT_S
 

@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 
 from pebble import ProcessExpired
 
+from hora_rl.actors.verifier import answers
 from hora_rl.actors.verifier.code.pool import ProgramPool
-from hora_rl.common import answers
 from hora_rl.common.config import RewardConfig
-from hora_rl.common.data.user_rewards import Answer, is_async, is_group, user_reward, user_reward_async
+from hora_rl.common.data.rewards import Answer, is_async, is_group, user_reward, user_reward_async
 from hora_rl.common.errors import AwayTooLong, Unavailable
-from hora_rl.common.reward_names import function_of, taken
-from hora_rl.common.user_code import is_user_function
+from hora_rl.common.user_code import function_of, is_user_function, taken
 
 T = TypeVar("T")
 AT_ONCE = 64

@@ -26,13 +26,13 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
+from hora_rl.actors.verifier import answers, equality
 from hora_rl.actors.verifier.gym.pool import ScorerPool
 from hora_rl.actors.verifier.own_rewards import OwnRewards
 from hora_rl.actors.verifier.remembered import Remembered
-from hora_rl.common import answers, equality
 from hora_rl.common.config import RewardConfig
 from hora_rl.common.data import gym
-from hora_rl.common.data.user_rewards import Answer
+from hora_rl.common.data.rewards import Answer
 from hora_rl.common.errors import ConfigError, VerifierUnavailable
 from hora_rl.common.processes import die_with_parent, processors
 from hora_rl.common.user_code import load_function
@@ -155,7 +155,7 @@ class VerifierPool:
             return 0.0
         if own:
             return await self._scorers.score(judged, answer, seconds)
-        verdict = equality.quick_verdict(gold, answer)
+        verdict = equality.equal(gold, answer)
         if verdict is not None:
             self._counts["plain"] += 1
         else:
@@ -246,10 +246,10 @@ def default_processes() -> int:
 
 
 def _judge(seconds: float, gold: str, answer: str) -> bool:
-    """In a worker: `math_equal`. After `seconds` of processor time the kernel ends the process."""
+    """The verdict by mathematics, in a worker, which the kernel ends after `seconds` of processor time."""
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF's default action, which C code cannot delay
     try:
-        return equality.math_equal(gold, answer)
+        return bool(equality.equal(gold, answer, maths=True))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
 
@@ -260,7 +260,7 @@ def _initialize(replica: int, memory_bytes: int, functions: Sequence[str]) -> No
     # The kernel sends the signal when the thread that started this worker ends.
     die_with_parent(signal.SIGKILL, replica)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler would run only after 9**9**9 ends
-    equality.math_equal(r"\frac{1}{2}", "0.5")
+    equality.equal(r"\frac{1}{2}", "0.5", maths=True)
     for name in functions:
         with suppress(ConfigError):  # the first call raises the error again, with the row
             load_function("reward", name)

@@ -5,10 +5,9 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from hora_rl.common.answers import ANSWERS
+from hora_rl.common.answer_format import MODES
 from hora_rl.common.config.base import Count, PerPart, PerStart, Seconds, Section
-from hora_rl.common.reward_names import OWN
-from hora_rl.common.user_code import is_user_function
+from hora_rl.common.user_code import OWN, is_user_function
 
 BUILT_IN = ("format", "accuracy", "code_tests")
 EPISODE = "episode."
@@ -82,10 +81,8 @@ class RewardConfig(Section):
     @field_validator("answer")
     @classmethod
     def _answer(cls, value: str) -> str:
-        if value not in ANSWERS and not is_user_function(value):
-            raise ValueError(
-                f"{value!r} is none of {', '.join(ANSWERS)}; your own is package.module:function"
-            )
+        if value not in MODES and not is_user_function(value):
+            raise ValueError(f"{value!r} is none of {', '.join(MODES)}; your own is package.module:function")
         return value
 
     @model_validator(mode="before")

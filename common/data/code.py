@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from hora_rl.common.data.columns import value as column
-from hora_rl.common.thoughts import after_thought
+from hora_rl.common.answer_format import after_thought
+from hora_rl.common.data.rows import value as column
 
 INPUT, OUTPUT = ("input", "stdin"), ("output", "stdout")
 KIND, FUNCTION = ("testtype", "type"), ("fn_name", "func_name", "metadata.func_name", "metadata.fn_name")

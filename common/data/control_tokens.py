@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hora_rl.common.answers import TAGS
+from hora_rl.common.answer_format import MARKS, TAGS
 from hora_rl.common.config import DataConfig
 from hora_rl.common.data.stop_tokens import special_tokens
-from hora_rl.common.thoughts import MARKS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hora_rl.common.answer_format import prefill
 from hora_rl.common.config import DataConfig
 from hora_rl.common.data.chat_template import templated
 from hora_rl.common.data.control_tokens import PlainTexts
-from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.gym import TASK
-from hora_rl.common.data.messages import Messages, last_of_user
+from hora_rl.common.data.rows import Messages, Row, last_of_user
 from hora_rl.common.errors import ConfigError, any_error_as, one_line
-from hora_rl.common.thoughts import prefill
 from hora_rl.common.types import Prompt, Tokens
 
 if TYPE_CHECKING:

@@ -1,131 +1,76 @@
-"""Rewards of one completion: accuracy and the weighted sum (paper, section 4). `common/answers.py` has the
-format reward and finds answers; `common/data/user_rewards.py` has user rewards.
+"""A user's reward: `package.module:function`, called once per completion or once per group; and the weighted
+sum of all rewards (paper, section 4).
 
-`accuracy` is 1.0 if the answer equals the gold answer (`common.equality`), else 0.0; for a `reasoning-gym`
-task, its scorer's value from 0.0 to 1.0. It is the default success.
+    def reward(answer): ...                        one parameter: an `Answer`, with the prompt's row
+    def reward(problem, completion, gold): ...     three: only the texts
+    async def reward(answer): ...                  a service or a model as judge
+    def reward(answers): ...                       one parameter of this name: all completions of a group
 
-All functions are quick, also on hostile text."""
+It needs the gold answer's column in each row, or the columns it names: `reward.columns = ("tests",)`.
 
+It returns a finite number, or finite numbers by name; for a group, a list with one per completion. An error
+stops the run and names function and row. `Unavailable` is retried for up to `reward.wait_limit_s`."""
+
+import inspect
 import math
-import string
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
-from hora_rl.common.config import Config, RewardConfig
-from hora_rl.common.config.reward import CodeTestsConfig
-from hora_rl.common.data.code import RowTests, called_function, read_tests
-from hora_rl.common.data.columns import has, reach, value
-from hora_rl.common.data.datasets import Candidate, Dataset, load_held_out
-from hora_rl.common.data.gym import TASK
-from hora_rl.common.data.layouts import known_tests, layout_of
-from hora_rl.common.data.user_rewards import columns_of, is_group
-from hora_rl.common.equality import gold_fault
+from hora_rl.common.config import RewardConfig
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.reward_names import function_of
-from hora_rl.common.user_code import is_user_function, working_folder
+from hora_rl.common.user_code import (
+    Value,
+    failures_named,
+    function_of,
+    is_finite,
+    is_user_function,
+    load_function,
+)
+
+UserReward = Callable[..., Any]
+GROUP = "answers"
+"""Parameter name of functions that take a group."""
 
 
-def gold_test(reward: RewardConfig) -> Callable[[Candidate], str | None]:
-    """The function that returns why a row cannot be used with these rewards. `accuracy` needs a verifiable
-    gold answer, unless the task has a scorer; `code_tests` needs tests; a user reward needs the columns it
-    names, by default the gold answer with any JSON value; `format` needs nothing."""
-    own = [function_of(name) for name in reward.names if is_user_function(name)]
+class Answer(NamedTuple):
+    """A completion for a reward to judge. `gold` is the gold answer: text or another JSON value. `row` has
+    every column of the data set. `prompt_index` is the prompt's number in the run, `tokens` the completion's
+    length, `finish_reason` stop or length, `source` the data set's name if the run has several."""
 
-    def unusable(row: Candidate) -> str | None:
-        try:
-            if "code_tests" in reward.names:
-                tests_of(reward.code_tests, row.columns)
-        except ValueError as error:
-            return str(error)
-        gold = None
-        if "accuracy" in reward.names:
-            gold = row.trouble or (_too_long(reward, row) if TASK in row.columns else _not_verifiable(row))
-        return gold or next(filter(None, (_lacks(name, row) for name in own)), None)
+    problem: str
+    completion: str
+    gold: Any
+    row: Mapping[str, Any] = {}
+    prompt_index: int = 0
+    tokens: int = 0
+    finish_reason: str = "stop"
+    source: str = ""
 
-    return unusable
-
-
-def _lacks(name: str, row: Candidate) -> str | None:
-    """Which column that a user reward needs is missing from the row."""
-    columns = _needed(name)
-    if columns is None:
-        return row.trouble
-    missing = [column for column in columns if not has(row.columns, column)]
-    return f"no column {missing[0]!r}, which {name} names in `columns`" if missing else None
+    @property
+    def place(self) -> str:
+        """The prompt, for error messages."""
+        return f"prompt {self.prompt_index}, problem {self.problem!r:.60}"
 
 
-@cache
-def _needed(name: str) -> tuple[str, ...] | None:
-    # Other checks report a function that cannot be loaded.
-    with suppress(ConfigError), working_folder():
-        return columns_of(name)
-    return None
+def load_reward(name: str) -> UserReward:
+    """The function `package.module:function`. Raises ConfigError."""
+    return load_function("reward", name)
 
 
-def tests_of(settings: CodeTestsConfig, row: Mapping[str, object]) -> RowTests:
-    """The tests of a row. Raises ValueError naming the column and its defect."""
-    field, layout = settings.tests_field, layout_of(row)
-    known = bool(layout.tests) and (layout.tests == field or not has(row, field))
-    if not known and not has(row, field):
-        raise ValueError(f"no column {field!r} (reward.code_tests.tests_field)")
-    try:
-        if known:
-            field = layout.tests
-            tests = known_tests(layout, row)
-        else:
-            tests = read_tests(reach(row, field), value(row, settings.entry_field))
-        return replace(tests, entry=tests.entry or called_function(row)) if tests.calls else tests
-    except ValueError as error:
-        raise ValueError(f"{field!r} {error}") from None
+def columns_of(name: str) -> tuple[str, ...] | None:
+    """The columns in the function's attribute `columns`; None without it, if it needs the gold answer."""
+    named = getattr(load_reward(name), "columns", None)
+    return None if named is None else tuple(map(str, (named,) if isinstance(named, str) else named))
 
 
-def solution_of(settings: CodeTestsConfig, row: Mapping[str, object]) -> str | None:
-    """A right program for `hora check`; None if the row has none."""
-    found = value(row, settings.solution_field)
-    known = layout_of(row).solution
-    if not isinstance(found, str) and known:
-        found = value(row, known)
-    return found if isinstance(found, str) else None
+def is_async(name: str) -> bool:
+    return inspect.iscoroutinefunction(load_reward(name))
 
 
-def _too_long(reward: RewardConfig, row: Candidate) -> str | None:
-    """For a task with a scorer, which needs no gold answer."""
-    most = reward.max_answer_chars
-    longer = isinstance(row.answer, str) and len(row.answer) > most
-    return f"{row.field!r} is longer than reward.max_answer_chars = {most}" if longer else None
-
-
-def _not_verifiable(row: Candidate) -> str | None:
-    if isinstance(row.answer, list) and len(row.answer) > 1:
-        says = f"holds {len(row.answer)} answers, of which one can be named, as {row.field}.0"
-        return f"{row.field!r} {says} (data.answer_field): {repr(row.answer)[:60]}"
-    if not isinstance(row.answer, str) or not row.answer:
-        return f"{row.field!r} is not an answer: {repr(row.answer)[:60]}"
-    fault = gold_fault(row.answer)
-    return f"{row.field!r} {fault}: {repr(row.answer)[:60]}" if fault else _not_shown(row)
-
-
-def _not_shown(row: Candidate) -> str | None:
-    """Why nobody can give the answer: it is the letter or place of a choice that the prompt does not show."""
-    for column in ("options", "choices", "choices.text"):
-        found = value(row.columns, column)
-        given = [str(choice) for choice in found] if isinstance(found, list) else []
-        number = isinstance(value(row.columns, row.field), int)
-        places = map(str, range(len(given))) if number else string.ascii_uppercase[: len(given)]
-        if row.answer in {*places} - {*given} and not all(choice in row.problem for choice in given):
-            return (
-                f"{row.field!r} is {row.answer!r} of {column!r}, which is not in the prompt: write these "
-                "into the problem"
-            )
-    return None
-
-
-def usable_held_out(config: Config) -> Dataset:
-    """The problems of `config.evaluation` that its rewards can use. Raises as `load_held_out`."""
-    own = config.evaluated
-    return load_held_out(config.evaluation, own.data, gold_test(own.reward))
+def is_group(name: str) -> bool:
+    """Whether the function takes a group: its one parameter without a default is named `answers`."""
+    return [p.name for p in _needed(load_reward(name))] == [GROUP]
 
 
 def group_functions(reward: RewardConfig, gate: str | None) -> tuple[str, ...]:
@@ -140,6 +85,78 @@ def group_functions(reward: RewardConfig, gate: str | None) -> tuple[str, ...]:
                 "name a reward of single completions"
             )
     return groups
+
+
+def user_reward(name: str, judged: Answer | Sequence[Answer]) -> Value | list[Value]:
+    """Value of a synchronous reward for one answer, or values (G,) for a group. Raises Unavailable as it
+    does, and ValueError for any other failure."""
+    reward = load_reward(name)
+    with _named(name, judged):
+        value = _called(reward, judged)
+    return _checked(name, judged, value)
+
+
+async def user_reward_async(name: str, judged: Answer | Sequence[Answer]) -> Value | list[Value]:
+    """`user_reward` for an `async` function."""
+    reward = load_reward(name)
+    with _named(name, judged):
+        value = await _called(reward, judged)
+    return _checked(name, judged, value)
+
+
+def _named(name: str, judged: Answer | Sequence[Answer]) -> AbstractContextManager[None]:
+    place = judged.place if isinstance(judged, Answer) else judged[0].place
+    return failures_named(f"reward {name!r}", f" ({place})")
+
+
+def _called(reward: UserReward, judged: Answer | Sequence[Answer]) -> Any:
+    if not isinstance(judged, Answer):
+        return reward(list(judged))
+    variable = any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(reward).parameters.values())
+    return reward(judged) if len(_needed(reward)) == 1 and not variable else reward(*judged[:3])
+
+
+def _checked(name: str, judged: Answer | Sequence[Answer], value: Any) -> Value | list[Value]:
+    return _value(name, judged, value) if isinstance(judged, Answer) else _values(name, judged, value)
+
+
+def _needed(reward: UserReward) -> list[inspect.Parameter]:
+    """Parameters without a default."""
+    return [
+        p
+        for p in inspect.signature(reward).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+
+
+def _values(name: str, answers: Sequence[Answer], values: Any) -> list[Value]:
+    if not isinstance(values, Iterable) or isinstance(values, str | Mapping):
+        raise ValueError(
+            f"reward {name!r} returned {values!r:.80} ({answers[0].place}): a reward of a group returns a "
+            f"list, here of {len(answers)} values"
+        )
+    found = list(values)
+    if len(found) != len(answers):
+        raise ValueError(
+            f"reward {name!r} returned {len(found)} values for the {len(answers)} completions of a group "
+            f"({answers[0].place}): it must return one for each, in their order"
+        )
+    return [_value(name, answer, value) for answer, value in zip(answers, found, strict=True)]
+
+
+def _value(name: str, answer: Answer, value: Any) -> Value:
+    if isinstance(value, Mapping):
+        return {str(part): _number(f"{name}[{part}]", answer, number) for part, number in value.items()}
+    return _number(name, answer, value)
+
+
+def _number(name: str, answer: Answer, value: Any) -> float:
+    if is_finite(value):
+        return float(value)
+    raise ValueError(
+        f"reward {name!r} returned {value!r:.80} ({answer.place}): it must return one finite number, or "
+        "finite numbers by name"
+    )
 
 
 def total(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:

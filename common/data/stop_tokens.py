@@ -14,12 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hora_rl.common.answers import TAGS
+from hora_rl.common.answer_format import MARKS, TAGS, is_mark
 from hora_rl.common.config import Config, DataConfig, ModelConfig
 from hora_rl.common.data.chat_template import templated
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.model.model_files import own_configuration
-from hora_rl.common.thoughts import MARKS, is_mark
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

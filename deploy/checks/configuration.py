@@ -12,20 +12,19 @@ from pathlib import Path
 import numpy as np
 
 from hora_rl.actors.coordinator.prompt_features import feature_model
+from hora_rl.actors.data.datasets import usable_held_out
 from hora_rl.actors.environment.registry import environment_of, load_environment
+from hora_rl.actors.verifier.answers import load_extract
 from hora_rl.allocator import allocate
 from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
-from hora_rl.common.answers import load_extract
 from hora_rl.common.config import AllocationConfig, Config, RewardConfig, RolloutConfig
 from hora_rl.common.config.environment import LIBRARY
-from hora_rl.common.data.rewards import group_functions, usable_held_out
-from hora_rl.common.data.user_rewards import load_reward
+from hora_rl.common.data.rewards import group_functions, load_reward
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import check_paths
 from hora_rl.common.model.adapters import check_base, refuse_to_train
 from hora_rl.common.model.model_files import own_configuration
-from hora_rl.common.reward_names import function_of
-from hora_rl.common.user_code import is_user_function, working_folder
+from hora_rl.common.user_code import function_of, is_user_function, working_folder
 from hora_rl.common.wire import MAX_ROLLOUTS
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should
 from hora_rl.deploy.checks.machine import model_gib

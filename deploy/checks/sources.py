@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hora_rl.actors.data.datasets import Dataset, load_dataset, usable_held_out
+from hora_rl.actors.data.gold_answers import gold_test
 from hora_rl.common.config import Config, DataConfig, RolloutConfig
-from hora_rl.common.data.datasets import Dataset, load_dataset
 from hora_rl.common.data.prompt_order import Mixture, counts_of, mixed_rows
 from hora_rl.common.data.prompts import load_tokenizer, prompt_of, refuse_unknown, render
-from hora_rl.common.data.rewards import gold_test, usable_held_out
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.model.model_files import vocabulary_rows
 from hora_rl.deploy.checks.findings import Finding, Target, ok, plural

@@ -11,23 +11,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hora_rl.actors.data.datasets import load_dataset
+from hora_rl.actors.data.gold_answers import gold_test
+from hora_rl.actors.verifier.answers import ANSWERS, example, example_program
 from hora_rl.actors.verifier.code.pool import ProgramPool
+from hora_rl.actors.verifier.equality import equal
 from hora_rl.actors.verifier.pool import VerifierPool, default_processes
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
-from hora_rl.common.answers import ANSWERS, example, example_program, instructions
+from hora_rl.common.answer_format import instructions, prefill
 from hora_rl.common.config import Config, DataConfig, RewardConfig
 from hora_rl.common.config.reward import CodeTestsConfig
 from hora_rl.common.data.code import code_block
-from hora_rl.common.data.datasets import Json, Row, load_dataset
 from hora_rl.common.data.gym import TASK
+from hora_rl.common.data.layouts import solution_of, tests_of
 from hora_rl.common.data.prompts import load_tokenizer, refuse_unknown, render, render_text
-from hora_rl.common.data.rewards import gold_test, solution_of, tests_of, total
+from hora_rl.common.data.rewards import Answer, total
+from hora_rl.common.data.rows import Json, Row
 from hora_rl.common.data.stop_tokens import named, stop_texts, stop_tokens
-from hora_rl.common.data.user_rewards import Answer
-from hora_rl.common.equality import quick_verdict
 from hora_rl.common.errors import ConfigError, VerifierUnavailable
 from hora_rl.common.model.model_files import vocabulary_rows
-from hora_rl.common.thoughts import prefill
 from hora_rl.common.user_code import working_folder
 from hora_rl.deploy.checks.configuration import OWN_FAULTS
 from hora_rl.deploy.checks.findings import Finding, Target, ok, plural
@@ -102,7 +104,7 @@ def _wrong(row: Row, rows: Sequence[Row]) -> str:
     others = (_text(r.answer) for r in rows if r.answer not in (row.answer, None))
     if TASK in row.columns:  # answers may be text, and the task has a scorer
         return next(others, "nothing")
-    return next((a for a in [*others, "0", "1"] if quick_verdict(_text(row.answer), a) is False), "nothing")
+    return next((a for a in [*others, "0", "1"] if equal(_text(row.answer), a) is False), "nothing")
 
 
 def _text(answer: Json) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hora_rl.actors.data.datasets import load_dataset, usable_held_out
+from hora_rl.actors.data.gold_answers import gold_test
+from hora_rl.common.answer_format import prefill, unclosed
 from hora_rl.common.config import Config, DataConfig
 from hora_rl.common.data.chat_template import settings_of, template_of
 from hora_rl.common.data.control_tokens import PlainTexts
-from hora_rl.common.data.datasets import Row, load_dataset
 from hora_rl.common.data.prompts import (
     begin_tokens,
     is_rendered,
@@ -19,8 +21,7 @@ from hora_rl.common.data.prompts import (
     render,
     render_text,
 )
-from hora_rl.common.data.rewards import gold_test, usable_held_out
-from hora_rl.common.thoughts import prefill, unclosed
+from hora_rl.common.data.rows import Row
 from hora_rl.deploy.checks.findings import Finding, Target, ok, plural
 
 if TYPE_CHECKING:

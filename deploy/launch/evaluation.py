@@ -13,11 +13,11 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from hora_rl.actors.coordinator.sampling import Generate, Score
+from hora_rl.actors.data.datasets import Dataset, load_dataset, usable_held_out
+from hora_rl.actors.data.gold_answers import gold_test
 from hora_rl.common.config import Config, DataConfig, EvaluationConfig, GeneratorConfig
 from hora_rl.common.console import say, shown
-from hora_rl.common.data.datasets import Dataset, load_dataset
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt, prompt_of, refuse_unknown
-from hora_rl.common.data.rewards import gold_test, usable_held_out
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.redis import Redis, connect
 from hora_rl.common.live.state import read_state

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hora_rl.actors.data.datasets import usable_held_out
 from hora_rl.common.config import AllocationConfig, Config
 from hora_rl.common.config.allocation import UNIFORM
 from hora_rl.common.console import say
-from hora_rl.common.data.rewards import usable_held_out
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.files import replace_text
 from hora_rl.common.records import GroupRecord

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hora_rl.common.answers import load_extract
+from hora_rl.actors.verifier.answers import load_extract
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError

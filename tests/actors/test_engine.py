@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hora_rl.common.answers import format_reward
+from hora_rl.actors.verifier.answers import format_reward
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import UnhealthyError

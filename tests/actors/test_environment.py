@@ -19,8 +19,8 @@ from hora_rl.actors.environment.registry import load_environment
 from hora_rl.actors.environment.template import Template
 from hora_rl.actors.environment.tools import SandboxTools
 from hora_rl.common.config import Config
-from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
+from hora_rl.common.data.rows import Row
 from hora_rl.common.errors import ConfigError, EnvironmentFault
 from hora_rl.common.load import load
 from hora_rl.common.types import Completion, Tokens

@@ -18,8 +18,8 @@ from hora_rl.actors.environment.guess import guess
 from hora_rl.actors.environment.protocol import Episode
 from hora_rl.actors.environment.watchdog import Watchdog
 from hora_rl.common.config import Config
-from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
+from hora_rl.common.data.rows import Row
 from hora_rl.common.errors import RunError
 from hora_rl.common.load import from_args, load
 from hora_rl.common.types import Completion, Failed, Prompt, SamplingRequest, Scored

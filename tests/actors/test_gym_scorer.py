@@ -4,11 +4,11 @@ from contextlib import closing
 
 import pytest
 
+from hora_rl.actors.data.datasets import load_dataset
+from hora_rl.actors.data.gold_answers import gold_test
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import DataConfig, RewardConfig
-from hora_rl.common.data.datasets import load_dataset
-from hora_rl.common.data.rewards import gold_test
-from hora_rl.common.data.user_rewards import Answer
+from hora_rl.common.data.rewards import Answer
 
 pytestmark = pytest.mark.system
 

@@ -10,8 +10,8 @@ import pytest
 
 from hora_rl.actors.coordinator.identity import claim_identity, fingerprint
 from hora_rl.common.config import Config, RewardConfig
-from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
+from hora_rl.common.data.rows import Row
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect, connect_async

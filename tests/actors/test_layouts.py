@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from hora_rl.actors.data.datasets import load_dataset, load_held_out
+from hora_rl.actors.data.gold_answers import gold_test
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import DataConfig, EvaluationConfig, RewardConfig
 from hora_rl.common.data import rewards
 from hora_rl.common.data.code import code_block
-from hora_rl.common.data.datasets import DataError, load_dataset, load_held_out
-from hora_rl.common.data.rewards import gold_test, solution_of
-from hora_rl.common.data.user_rewards import Answer
+from hora_rl.common.data.layouts import solution_of
+from hora_rl.common.data.rewards import Answer
+from hora_rl.common.data.table_files import DataError
 
 ASKED = "What is 30 + 4?"
 SOLVED = r"We add: $30 + 4 = \boxed{30} + 4$, so it is $\boxed{34}$."

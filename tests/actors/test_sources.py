@@ -19,7 +19,7 @@ from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
-from hora_rl.common.data.user_rewards import Answer
+from hora_rl.common.data.rewards import Answer
 from hora_rl.common.errors import ConfigError, RunError, WireError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Entry

@@ -12,14 +12,13 @@ import pytest
 
 from hora_rl.actors.coordinator.calls import generator_calls, group_calls, verifier_calls
 from hora_rl.actors.coordinator.group_rewards import LastTexts, unranked
+from hora_rl.actors.data.datasets import load_dataset
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.allocator.rules import get_rule
 from hora_rl.common.config import Config, DataConfig, RewardConfig
 from hora_rl.common.data import gym
-from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.data.prompts import load_tokenizer
-from hora_rl.common.data.rewards import group_functions
-from hora_rl.common.data.user_rewards import Answer, load_reward
+from hora_rl.common.data.rewards import Answer, group_functions, load_reward
 from hora_rl.common.errors import AwayTooLong, ConfigError
 from hora_rl.common.load import load
 from hora_rl.common.types import Prompt, SamplingRequest, Scored

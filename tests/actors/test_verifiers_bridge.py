@@ -15,8 +15,8 @@ import pytest
 from hora_rl.actors.environment.episodes import Episodes
 from hora_rl.actors.environment.verifiers_bridge.process import VerifiersEnvironment, task_of
 from hora_rl.common.config import Config
-from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
+from hora_rl.common.data.rows import Row
 from hora_rl.common.errors import ConfigError, EnvironmentFault
 from hora_rl.common.load import load
 from hora_rl.common.types import Completion, Failed, SamplingRequest

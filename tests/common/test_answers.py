@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from hora_rl.common.answers import ANSWERS, format_reward, load_extract, user_answer
+from hora_rl.actors.verifier.answers import ANSWERS, format_reward, load_extract, user_answer
+from hora_rl.common.answer_format import prefill
 from hora_rl.common.config.reward import RewardConfig
 from hora_rl.common.data.code import Call, Pair, RowTests, code_blocks, continuation, read_tests, same_output
-from hora_rl.common.thoughts import prefill
 
 PAIRS = RowTests(pairs=(Pair("1\n", "2\n"), Pair("", "0")))
 WELL_FORMED = [

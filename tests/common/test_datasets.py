@@ -7,13 +7,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from hora_rl.actors.data.datasets import load_dataset, load_held_out
+from hora_rl.actors.data.gold_answers import gold_answer, gold_test
 from hora_rl.common import files
 from hora_rl.common.config import DataConfig, EvaluationConfig
 from hora_rl.common.config.reward import RewardConfig
 from hora_rl.common.data import table_files
 from hora_rl.common.data.arithmetic import DEFAULT_DIGITS, generate, split_of, stream
-from hora_rl.common.data.datasets import DataError, gold_answer, load_dataset, load_held_out
-from hora_rl.common.data.rewards import gold_test
+from hora_rl.common.data.table_files import DataError
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 

@@ -1,9 +1,10 @@
 import pytest
 from pydantic import ValidationError
 
+from hora_rl.actors.data.datasets import load_dataset, load_held_out
 from hora_rl.common.config import Config, DataConfig, EvaluationConfig
 from hora_rl.common.data import gym
-from hora_rl.common.data.datasets import DataError, load_dataset, load_held_out
+from hora_rl.common.data.table_files import DataError
 from hora_rl.common.errors import ConfigError
 
 pytestmark = pytest.mark.system

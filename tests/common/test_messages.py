@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hora_rl.actors.data.datasets import load_dataset, load_held_out
 from hora_rl.common.config import DataConfig, EvaluationConfig
-from hora_rl.common.data.datasets import DataError, load_dataset, load_held_out
-from hora_rl.common.data.messages import read_prompt
 from hora_rl.common.data.prompts import make_prompt, render_text
+from hora_rl.common.data.rows import read_prompt
+from hora_rl.common.data.table_files import DataError
 from hora_rl.common.load import from_args
 from tests.support.chat_model import chat_tokenizer
 from tests.support.jsonl import write_lines

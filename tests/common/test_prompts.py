@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config
 
-from hora_rl.common.answers import TAGS
+from hora_rl.common.answer_format import TAGS
 from hora_rl.common.config import Config, DataConfig
 from hora_rl.common.data.prompts import fingerprint, load_tokenizer, render, render_text
 from hora_rl.common.data.stop_tokens import (

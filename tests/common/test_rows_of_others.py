@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hora_rl.actors.data.datasets import Dataset, load_dataset
+from hora_rl.actors.data.gold_answers import gold_test
 from hora_rl.common.config import DataConfig, RewardConfig
-from hora_rl.common.data.datasets import DataError, Dataset, load_dataset
-from hora_rl.common.data.rewards import gold_test
+from hora_rl.common.data.table_files import DataError
 from tests.support.jsonl import write_lines
 
 ASKED, TURN = "What is 30 + 4?", [{"role": "user", "content": "What is 30 + 4?"}]

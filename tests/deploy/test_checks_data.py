@@ -13,9 +13,9 @@ from rich.console import Console
 from transformers import GenerationConfig, Qwen2ForCausalLM
 
 from hora_rl.actors.coordinator.deployment import render_prompts
+from hora_rl.actors.data.datasets import load_held_out
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 from hora_rl.common.config import Config
-from hora_rl.common.data.datasets import load_held_out
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import ConfigError, HoraError
 from hora_rl.common.load import ROOT, from_args, load

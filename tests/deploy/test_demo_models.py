@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hora_rl.actors.data.datasets import load_dataset, load_held_out
+from hora_rl.actors.data.gold_answers import gold_test
+from hora_rl.actors.verifier.answers import format_reward
 from hora_rl.actors.verifier.code.runner import Runner
 from hora_rl.actors.verifier.sandbox.sandbox import Limits
-from hora_rl.common.answers import format_reward
 from hora_rl.common.data.arithmetic import generate
 from hora_rl.common.data.code import code_blocks, read_tests
-from hora_rl.common.data.datasets import load_dataset, load_held_out
-from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.demo.build import build, demonstration, make_model, warm_start
 from hora_rl.deploy.demo.programs_task import Chain, chains, completion, rows, write

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hora_rl.common.answers import FORMAT_INSTRUCTIONS
+from hora_rl.common.answer_format import FORMAT_INSTRUCTIONS
 from hora_rl.common.load import ROOT, load, presets
 
 ALL = sorted(presets())

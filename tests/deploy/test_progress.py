@@ -10,10 +10,10 @@ from time import sleep
 import pytest
 from rich.console import Console
 
+from hora_rl.actors.data.datasets import load_held_out
 from hora_rl.common import console as console_of
 from hora_rl.common.config import Config
 from hora_rl.common.console import working
-from hora_rl.common.data.datasets import load_held_out
 from hora_rl.common.live.telemetry import FLOWS
 from hora_rl.deploy.launch.evaluation import TrainingRun
 from hora_rl.deploy.launch.summary import summarise

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from hora_rl.actors.data.datasets import load_dataset
 from hora_rl.common.config import Config, DataConfig, EvaluationConfig
-from hora_rl.common.data.datasets import DataError, load_dataset
+from hora_rl.common.data.table_files import DataError
 from hora_rl.common.load import load
 from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored
 from hora_rl.deploy.cli import app

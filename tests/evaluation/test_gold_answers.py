@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from hora_rl.actors.data.datasets import load_dataset
+from hora_rl.actors.verifier.equality import bare, equal, expressions, gold_fault
+from hora_rl.actors.verifier.equality.numerals import canonical_number
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import DataConfig, RewardConfig
-from hora_rl.common.data.datasets import load_dataset
-from hora_rl.common.equality import bare, expressions, gold_fault, math_equal, quick_verdict
-from hora_rl.common.equality.numerals import canonical_number
 from hora_rl.evaluation.benchmarks import BENCHMARKS
 
 pytestmark = pytest.mark.system
@@ -29,8 +29,7 @@ ACCEPTED |= {("x=5", "5"), ("5", "x=5"), ("40_9", "40"), ("204_5", "204")}
 
 
 def judged(gold: str, answer: str) -> bool:
-    quick = quick_verdict(gold, answer)
-    return math_equal(gold, answer) if quick is None else quick
+    return equal(gold, answer, maths=True) is True
 
 
 def rewritings(gold: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hora_rl.common.data.user_rewards import Answer
+from hora_rl.common.data.rewards import Answer
 
 
 def brevity(problem: str, completion: str, answer: str) -> float:

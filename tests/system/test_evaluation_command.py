@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hora_rl.common.data.datasets import load_dataset
+from hora_rl.actors.data.datasets import load_dataset
 from hora_rl.common.load import load
 from hora_rl.deploy.machine.signals import GRACE_S
 from hora_rl.evaluation.benchmarks import find_benchmark

@@ -18,7 +18,7 @@ import structlog
 
 from hora_rl.actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
 from hora_rl.common.config.environment import VerifiersConfig
-from hora_rl.common.data.datasets import Row
+from hora_rl.common.data.rows import Row
 from hora_rl.common.errors import ConfigError, EnvironmentFault
 
 log = structlog.get_logger(__name__)

@@ -18,8 +18,8 @@ from hora_rl.actors.verifier.remembered import Remembered
 from hora_rl.actors.verifier.sandbox.sandbox import Limits
 from hora_rl.common.config.reward import CodeTestsConfig
 from hora_rl.common.data.code import RowTests, candidates
-from hora_rl.common.data.rewards import tests_of
-from hora_rl.common.data.user_rewards import Answer
+from hora_rl.common.data.layouts import tests_of
+from hora_rl.common.data.rewards import Answer
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from hora_rl.actors.verifier.code.runner import TRIES, ended
 from hora_rl.actors.verifier.remembered import Remembered
 from hora_rl.actors.verifier.sandbox.sandbox import Limits, Sandbox
 from hora_rl.common.data.gym import PINNED, TASK, packages
-from hora_rl.common.data.user_rewards import Answer
+from hora_rl.common.data.rewards import Answer
 from hora_rl.common.errors import ConfigError
 
 SCORER = f"{__package__}.scorer"

@@ -13,7 +13,7 @@ from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.actors.verifier.sandbox.sandbox import SandboxError
 from hora_rl.common.config.reward import CodeTestsConfig, RewardConfig
 from hora_rl.common.data.code import code_block
-from hora_rl.common.data.user_rewards import Answer
+from hora_rl.common.data.rewards import Answer
 from hora_rl.common.errors import VerifierUnavailable
 from tests.support.attacks import ATTACKS, PRELUDE
 

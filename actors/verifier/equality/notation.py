@@ -4,7 +4,10 @@ repeating decimals as fractions.
 All functions take linear time and are safe on hostile text."""
 
 import re
+from pathlib import Path
 from unicodedata import category, decimal, normalize
+
+import yaml
 
 TEXT = r"\\(?:text(?:bf|it|rm|normal|up)?|mathrm|mathbf|mathit|mbox|operatorname)\s*"
 """A command whose argument is words."""
@@ -48,7 +51,6 @@ _REPEATING = re.compile(
 _POWER_OF_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?)0*(\d+)(?!\w|\.\d|\s*[\^(])")
 """`5e-05` is a number. `2e - 3`, `2e` and `e-5` have Euler's number."""
-_FRACTIONS = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 _SMALL_FRACTION = re.compile("([⁰¹²³⁴⁵⁶⁷⁸⁹]+)[⁄/]([₀-₉]+)")
 _SIGNED_POWER = re.compile(r"(\^|\*\*)\s*([+-]\s*\d+(?:\.\d+)?|-\s*[A-Za-z])(?![\d.])")
 """`10^-5` as plain text has it."""
@@ -90,75 +92,10 @@ class _Characters(dict[int, str]):
 _COMPATIBLE = re.compile("[\uff01-\uffe6\ufe50-\ufe6b\u2102-\u2134\U0001d400-\U0001d7cb]")
 """Full-width and small forms, letterlike symbols and mathematical letters."""
 
-_SYMBOLS = _Characters(
-    str.maketrans(
-        {
-            "−": "-",
-            "➖": "-",
-            "˗": "-",
-            "〜": "〜",  # a range, not a dash
-            "×": r"\times ",
-            "✕": r"\times ",
-            "✖": r"\times ",
-            "·": r"\cdot ",
-            "⋅": r"\cdot ",
-            "∙": r"\cdot ",
-            "∗": "*",
-            "÷": r"\div ",
-            "∕": "/",
-            "⁄": "/",
-            "≤": r"\le ",
-            "⩽": r"\le ",
-            "≦": r"\le ",
-            "≥": r"\ge ",
-            "⩾": r"\ge ",
-            "≧": r"\ge ",
-            "≠": r"\ne ",
-            "≈": r"\approx ",
-            "∞": r"\infty ",
-            "π": r"\pi ",
-            "°": r"^\circ ",
-            "±": r"\pm ",
-            "∅": r"\emptyset ",
-            "∪": r"\cup ",
-            "∩": r"\cap ",
-            "∈": r"\in ",
-            "→": r"\to ",
-            "⇒": r"\Rightarrow ",
-            "∴": r"\therefore ",
-            "…": r"\ldots ",
-            "∶": ":",
-            "º": r"^\circ ",
-            "˚": r"^\circ ",
-            "⟨": "(",
-            "⟩": ")",
-            "ℝ": r"\mathbb{R}",
-            "ℂ": r"\mathbb{C}",
-            "ℕ": r"\mathbb{N}",
-            "ℚ": r"\mathbb{Q}",
-            "ℤ": r"\mathbb{Z}",
-            "ℯ": "e",
-            "ⅇ": "e",
-            "ⅈ": "i",
-            "ℓ": r"\ell ",
-            "＄": r"\$",
-            "｛": r"\{",
-            "｝": r"\}",
-            "、": ", ",
-            "،": ",",
-            "。": ".",
-            "।": ".",
-            "۔": ".",
-            "؛": ";",
-            "٪": "%",
-            "٫": ".",
-            "٬": "'",  # parts thousands only
-            "\u2009": r"\,",
-            "\u202f": r"\,",
-        }
-        | {char: r"\frac{{{}}}{{{}}}".format(*normalize("NFKC", char).split("⁄")) for char in _FRACTIONS}
-    )
-)
+_TABLE: dict[str, str] = yaml.safe_load(Path(__file__).with_name("symbols.yaml").read_text(encoding="utf-8"))
+_SYMBOLS = _Characters({ord(char): text for chars, text in _TABLE.items() for char in chars})
+for _char in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞":
+    _SYMBOLS[ord(_char)] = r"\frac{{{}}}{{{}}}".format(*normalize("NFKC", _char).split("⁄"))
 
 
 def symbols(text: str) -> str:

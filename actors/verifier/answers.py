@@ -1,24 +1,22 @@
-r"""Finds the final answer in a completion, checks the completion's format, and holds the instructions that
-ask for it.
+r"""Finds the final answer in a completion, and checks the completion's format.
 
-Only the text after the thought counts (`common/thoughts.py`). `tags`: the last complete `<answer>…</answer>`
-(paper, section 4). `boxed`: the last `\boxed{…}` with balanced braces. `final`: text after the last "answer
-is" or "answer:" on its line, otherwise the last non-empty line. `auto`: the first of these three that exists.
-`lenient`: as `auto`, and in natural text the last number or expression.
+Only the text after the thought counts. `tags`: the last complete `<answer>…</answer>` (paper, section 4).
+`boxed`: the last `\boxed{…}` with balanced braces. `final`: text after the last "answer is" or "answer:" on
+its line, otherwise the last non-empty line. `auto`: the first of these three that exists. `lenient`: as
+`auto`, and in natural text the last number or expression.
 
 All functions take linear time, also on hostile text."""
 
 import re
 from collections.abc import Callable
 
-from hora_rl.common.answer_words import told
-from hora_rl.common.last_expression import last_expression
-from hora_rl.common.thoughts import CLOSING, OPENING, after_thought, unclosed, whole_thought
+from hora_rl.actors.verifier.equality.languages import behind_answer_is
+from hora_rl.actors.verifier.last_expression import last_expression
+from hora_rl.common.answer_format import CLOSING, OPENING, TAGS, after_thought, unclosed, whole_thought
 from hora_rl.common.user_code import failures_named, load_function
 
 Extract = Callable[[str], str | None]
 
-TAGS = ("<answer>", "</answer>")
 _BOXED = re.compile(r"\\(?:f?boxed|fbox|framebox)\s*\{")
 _BOXED_BARE = re.compile(r"\\f?boxed(?![A-Za-z])\s*((?:[-+−]?[\d.\\]|[A-J]\b)(?:(?!\\[)\]])[^\s$])*)")
 """A value behind `\\boxed` without braces, up to the next space."""
@@ -29,36 +27,6 @@ _STOP = re.compile(r"(?<=[*_`])\.$")
 _SENTENCE = re.compile(r"(?<=[.!?])\s|(?<=[。！？।۔])")
 _CLOSED = {r"\]": r"\[", r"\)": r"\(", "$$": "$$"}
 """End of a formula -> its beginning."""
-
-FORMAT_INSTRUCTIONS = (
-    "You are a helpful assistant that solves mathematical problems. First think about the problem step by "
-    "step, then give the final answer. Enclose the reasoning in <think> </think> tags and the final answer "
-    "in <answer> </answer> tags, and write nothing else: <think>reasoning process</think><answer>final "
-    "answer</answer>"
-)
-"""Asks for the format that the format reward checks with `tags` (paper, section 4)."""
-
-_INSTRUCTIONS = {
-    "tags": "Solve the problem step by step, then give the final answer in <answer> </answer> tags.",
-    "boxed": r"Solve the problem step by step, and put the final answer within \boxed{}.",
-    "final": (
-        'Solve the problem step by step, and end with one line that reads "The answer is" and the final '
-        "answer."
-    ),
-    "auto": r"Solve the problem step by step, and put the final answer within \boxed{}.",
-}
-_INSTRUCTIONS["lenient"] = _INSTRUCTIONS["final"]
-
-
-_PROGRAM = (
-    "Think about the problem step by step, then write one Python program that solves it, in a code block "
-    "that starts with ```python and ends with ```."
-)
-_TAGGED_PROGRAM = (
-    "First think about the problem step by step, then write one Python program that solves it. Enclose the "
-    "reasoning in <think> </think> tags and the program, as a code block, in <answer> </answer> tags, and "
-    "write nothing else: <think>reasoning process</think><answer>```python\nprogram\n```</answer>"
-)
 
 
 def extract_tags(completion: str) -> str | None:
@@ -110,7 +78,7 @@ def extract_lenient(completion: str) -> str | None:
 
 def _said(lines: list[str]) -> str | None:
     """The text after "answer is" in the last line that has it."""
-    return next(filter(None, map(_plain, told(lines))), None)
+    return next(filter(None, map(_plain, behind_answer_is(lines))), None)
 
 
 def _lines(text: str) -> list[str]:
@@ -201,13 +169,3 @@ def user_answer(name: str, completion: str) -> str | None:
             f"reward.answer: {name!r} returned {found!r:.60}: it must return text, or None for no answer"
         )
     return found.strip() or None if found else None
-
-
-def instructions(mode: str, rewards: tuple[str, ...]) -> str | None:
-    """The system message that asks for the format these rewards check; None if no built-in reward needs one,
-    or for a user's answer function."""
-    if "code_tests" in rewards and "accuracy" not in rewards:
-        return _TAGGED_PROGRAM if mode == "tags" and "format" in rewards else _PROGRAM
-    if not {"format", "accuracy"} & set(rewards):
-        return None
-    return FORMAT_INSTRUCTIONS if mode == "tags" and "format" in rewards else _INSTRUCTIONS.get(mode)

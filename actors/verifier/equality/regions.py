@@ -7,8 +7,8 @@ from latex2sympy2_extended.logic import And
 from sympy import Complement, FiniteSet, Intersection, Interval, Ne, S, Set, Union, oo
 from sympy.core.relational import Relational
 
-from hora_rl.common.equality.notation import TEXT
-from hora_rl.common.equality.texts import SPACE, split_outside
+from hora_rl.actors.verifier.equality.notation import TEXT
+from hora_rl.actors.verifier.equality.texts import SPACE, split_outside
 
 _BUILDER = re.compile(
     r"(?:\\left\s*)?\\\{\s*[A-Za-z]\s*(?:\\in\s*(?:\\mathbb\s*\{?R\}?|\\R)\s*)?(?:\\mid|:|\||\\vert)(.*?)(?:\\right\s*)?\\\}"

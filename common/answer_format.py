@@ -1,4 +1,4 @@
-"""The marks of a thought, by model family, and the text of a completion after its thought.
+"""The form of a completion: the marks of thought and answer, and the instructions that ask for them.
 
 A template may write the opening mark at the end of the prompt (Qwen3's thinking models, R1). `prefill` finds
 it, and completions are judged with it in front. Every family's marks count in every completion: no model
@@ -6,6 +6,9 @@ writes those of another. All functions take linear time, also on hostile text.""
 
 import re
 
+TAGS = ("<answer>", "</answer>")
+MODES = ("tags", "boxed", "final", "auto", "lenient")
+"""Built-in places of an answer (`reward.answer`); `actors/verifier/answers.py` finds it."""
 MARKS = (
     # Qwen3, DeepSeek-R1, SmolLM3, GLM-4.5, OLMo 3, Phi-4-reasoning, Granite, LFM2, Nemotron, MiniMax-M2
     ("<think>", "</think>"),
@@ -34,6 +37,36 @@ FINAL = "<|channel|>final<|message|>"
 """gpt-oss writes it before every answer, also without a thought."""
 _PREFILL = re.compile(
     "|".join(rf"{re.escape(opening)}\s*(?:{re.escape(closing)}\s*)?\Z" for opening, closing in MARKS)
+)
+
+FORMAT_INSTRUCTIONS = (
+    "You are a helpful assistant that solves mathematical problems. First think about the problem step by "
+    "step, then give the final answer. Enclose the reasoning in <think> </think> tags and the final answer "
+    "in <answer> </answer> tags, and write nothing else: <think>reasoning process</think><answer>final "
+    "answer</answer>"
+)
+"""Asks for the format that the format reward checks with `tags` (paper, section 4)."""
+
+_INSTRUCTIONS = {
+    "tags": "Solve the problem step by step, then give the final answer in <answer> </answer> tags.",
+    "boxed": r"Solve the problem step by step, and put the final answer within \boxed{}.",
+    "final": (
+        'Solve the problem step by step, and end with one line that reads "The answer is" and the final '
+        "answer."
+    ),
+    "auto": r"Solve the problem step by step, and put the final answer within \boxed{}.",
+}
+_INSTRUCTIONS["lenient"] = _INSTRUCTIONS["final"]
+
+
+_PROGRAM = (
+    "Think about the problem step by step, then write one Python program that solves it, in a code block "
+    "that starts with ```python and ends with ```."
+)
+_TAGGED_PROGRAM = (
+    "First think about the problem step by step, then write one Python program that solves it. Enclose the "
+    "reasoning in <think> </think> tags and the program, as a code block, in <answer> </answer> tags, and "
+    "write nothing else: <think>reasoning process</think><answer>```python\nprogram\n```</answer>"
 )
 
 
@@ -78,3 +111,13 @@ def has_channels(text: str) -> bool:
 def is_mark(token: str) -> bool:
     """Whether a special token is part of a mark, and so of the completion's text."""
     return len(token) > 2 and any(token in mark for marks in MARKS for mark in marks)
+
+
+def instructions(mode: str, rewards: tuple[str, ...]) -> str | None:
+    """The system message that asks for the format these rewards check; None if no built-in reward needs one,
+    or for a user's answer function."""
+    if "code_tests" in rewards and "accuracy" not in rewards:
+        return _TAGGED_PROGRAM if mode == "tags" and "format" in rewards else _PROGRAM
+    if not {"format", "accuracy"} & set(rewards):
+        return None
+    return FORMAT_INSTRUCTIONS if mode == "tags" and "format" in rewards else _INSTRUCTIONS.get(mode)

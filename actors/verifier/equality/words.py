@@ -3,10 +3,10 @@ letters: `left` is not `felt`."""
 
 import re
 
-from hora_rl.common.equality.notation import CJK, FUNCTIONS, LETTER, MATHS, NATIVE, TEXT
-from hora_rl.common.equality.statements import claim
-from hora_rl.common.equality.texts import SPACE, bare
-from hora_rl.common.equality.units import is_unit_word
+from hora_rl.actors.verifier.equality.claims import claim
+from hora_rl.actors.verifier.equality.notation import CJK, FUNCTIONS, LETTER, MATHS, NATIVE, TEXT
+from hora_rl.actors.verifier.equality.texts import SPACE, bare
+from hora_rl.actors.verifier.equality.units import is_unit_word
 
 _WORDS = re.compile(rf"{TEXT}\{{([^{{}}\\]*{LETTER}[^{{}}\\]*)\}}")
 _TEXTS = re.compile(TEXT + r"\{([^{}\\]*)\}")

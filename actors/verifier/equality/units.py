@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hora_rl.common.equality.notation import LETTER, MATHS, NATIVE, TEXT
-from hora_rl.common.equality.numerals import canonical_number, pointed, without_commas
-from hora_rl.common.equality.texts import SPACE
-from hora_rl.common.equality.unit_table import (
+from hora_rl.actors.verifier.equality.notation import LETTER, MATHS, NATIVE, TEXT
+from hora_rl.actors.verifier.equality.numerals import canonical_number, pointed, without_commas
+from hora_rl.actors.verifier.equality.texts import SPACE
+from hora_rl.actors.verifier.equality.unit_table import (
     CURRENCIES,
     MORE_IN,
     MORE_WORDS,

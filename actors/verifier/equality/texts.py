@@ -5,16 +5,16 @@ All functions take linear time and are safe on hostile text."""
 import re
 from functools import lru_cache
 
-from hora_rl.common.answer_words import IN_ALL, SAID
-from hora_rl.common.equality.notation import TEXT, symbols
-from hora_rl.common.equality.typeface import untypeset
+from hora_rl.actors.verifier.equality.languages import ANSWER_IS, IN_ALL
+from hora_rl.actors.verifier.equality.notation import TEXT, symbols
+from hora_rl.actors.verifier.equality.typeface import untypeset
 
 BOXED = "\\boxed{"
 SPACE = r"(?:\\[,;:! ]|\\(?:q?quad|(?:thin|med|thick)space)(?![A-Za-z])|~|\s)"
 """Regular expression for one piece of LaTeX spacing."""
 
 _LEAD = re.compile(
-    rf"(?:\\displaystyle\b|({TEXT}\{{\s*)?(?:the\s+)?(?:final\s+)?(?:{SAID})|{IN_ALL})\s*(\}})?",
+    rf"(?:\\displaystyle\b|({TEXT}\{{\s*)?(?:the\s+)?(?:final\s+)?(?:{ANSWER_IS})|{IN_ALL})\s*(\}})?",
     re.IGNORECASE,
 )
 _DELIMITERS = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("``", "''")]

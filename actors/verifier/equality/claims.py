@@ -6,9 +6,9 @@ compared unchanged."""
 
 import re
 
-from hora_rl.common.equality.notation import TEXT
-from hora_rl.common.equality.numerals import ungrouped
-from hora_rl.common.equality.texts import GREEK, SPACE, letters, split_outside
+from hora_rl.actors.verifier.equality.notation import TEXT
+from hora_rl.actors.verifier.equality.numerals import ungrouped
+from hora_rl.actors.verifier.equality.texts import GREEK, SPACE, letters, split_outside
 
 _LEADING = re.compile(
     rf"^(?:{SPACE}|\\(?:therefore|implies|approx|simeq|(?:[Ll]ong)?[Rr]ightarrow|to)\b|=>|=(?!=))+"

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from sympy import Basic, N, Rational, Symbol
 from sympy.core.expr import Expr
 
-from hora_rl.common.equality.expressions import parse
-from hora_rl.common.equality.sizes import bounded
+from hora_rl.actors.verifier.equality.expressions import parse
+from hora_rl.actors.verifier.equality.sizes import bounded
 
 _NUMERAL = re.compile(r"\d+(?:\.\d+)?")
 _INDEX = re.compile(r"_\s*(?:\{[^{}]*\}|\\?\w)")

@@ -1,4 +1,7 @@
-"""A row's prompt: a text, or the messages of a conversation as TRL, verl and OpenRLHF have them.
+"""A row of a data set: its columns by path, and its prompt as a text or as the messages of a conversation.
+
+Dots reach into nested columns, also those written as text, and into lists by number:
+`reward_model.ground_truth`, `messages.0.content`. Messages are those of TRL, verl and OpenRLHF:
 
 "prompt": "2+2?"
 "prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": "2+2?"}]
@@ -7,13 +10,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-from hora_rl.common.data.columns import written
-
+DEPTH, ITEMS = 4, 2
+"""How far `names` looks into a column, and how many items of a list it names."""
 Message = Mapping[str, Any]
 """`role` and `content`, both texts, and what else the row has for the template (`tool_calls`)."""
 Messages = tuple[Message, ...]
@@ -23,6 +29,81 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Valid in JSON escapes but in no text: tokenizers and terminals refuse it."""
 _WRITTEN = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")
 """The beginning of messages in a cell of a CSV file, as JSON or as Python writes them."""
+Json = Any
+"""A JSON value: None, bool, number, text, a list or an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`index` numbers usable rows from 0 and names the prompt in the run; `columns` is the original row.
+    `messages` is the conversation up to the policy's turn, if the row has one; `problem` its last turn of the
+    user. `place` is `file:line` or `name[split] row`, counted from 1."""
+
+    index: int
+    problem: str
+    answer: Json
+    columns: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
+    messages: Messages = ()
+    place: str = field(default="", compare=False)
+
+
+def written(text: str) -> object:
+    """The value of a text, as JSON or as Python writes it in a cell of a CSV file. Raises ValueError."""
+    for parse in (json.loads, ast.literal_eval):
+        with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):  # `{{1}}`: TypeError
+            return parse(text)
+    raise ValueError(f"is neither JSON nor a Python value: {text!r:.60}")
+
+
+def reach(row: object, path: str) -> object:
+    """The value at `path`. A column whose name has dots is taken before a nested one. Raises KeyError."""
+    row = _opened(row)
+    if isinstance(row, Mapping) and path in row:
+        return row[path]
+    head, dot, rest = path.partition(".")
+    if isinstance(row, list) and head.isdecimal() and int(head) < len(row):
+        found = row[int(head)]
+    elif isinstance(row, Mapping) and dot and head in row:
+        found = row[head]
+    else:
+        raise KeyError(path)
+    return reach(found, rest) if dot else found
+
+
+def value(row: Mapping[str, object], path: str) -> object:
+    """The value at `path`; None without one."""
+    try:
+        return reach(row, path)
+    except KeyError:
+        return None
+
+
+def has(row: Mapping[str, object], path: str) -> bool:
+    try:
+        reach(row, path)
+    except KeyError:
+        return False
+    return True
+
+
+def names(value: object, depth: int = DEPTH) -> Iterator[str]:
+    """The columns of a row and those nested in them, as paths: all that `reach` can name, within limits."""
+    value, pairs = _opened(value), list[tuple[object, object]]()
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        pairs = list(enumerate(value[:ITEMS]))
+    for name, inner in pairs if depth else ():
+        yield str(name)
+        yield from (f"{name}.{nested}" for nested in names(inner, depth - 1))
+
+
+def _opened(value: object) -> object:
+    """The mapping or list that a text holds; any other value as it is."""
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        with suppress(ValueError):
+            return written(value.strip())
+    return value
 
 
 def read_prompt(value: object) -> tuple[str, Messages]:

@@ -14,12 +14,12 @@ from sympy import Add, Basic, Derivative, I, Interval, Mul, Pow, Rational, S
 from sympy.core.expr import Expr
 from sympy.logic.boolalg import Boolean
 
-from hora_rl.common.equality.nearness import same_value
-from hora_rl.common.equality.notation import intervals
-from hora_rl.common.equality.numerals import ungrouped
-from hora_rl.common.equality.regions import is_relation, region, variable
-from hora_rl.common.equality.statements import DOTS
-from hora_rl.common.equality.units import Total
+from hora_rl.actors.verifier.equality.claims import DOTS
+from hora_rl.actors.verifier.equality.nearness import same_value
+from hora_rl.actors.verifier.equality.notation import intervals
+from hora_rl.actors.verifier.equality.numerals import ungrouped
+from hora_rl.actors.verifier.equality.regions import is_relation, region, variable
+from hora_rl.actors.verifier.equality.units import Total
 from hora_rl.common.errors import any_error_as
 
 _NORMAL = NormalizationConfig(

@@ -4,47 +4,21 @@ Words of a text command stay one: `5\text{ apples}`, `\mathrm{cm}^2`, `\textsf{(
 linear time and are safe on hostile text."""
 
 import re
+from pathlib import Path
 
-from hora_rl.common.equality.notation import FUNCTIONS, MATHS, NATIVE, TEXT
-from hora_rl.common.equality.unit_table import unit_named
+import yaml
 
-_COLOURS = {"color": 1, "textcolor": 1, "colorbox": 1, "fcolorbox": 2, "style": 1, "class": 1}
-_COLOURS |= {"scalebox": 1, "rotatebox": 1, "raisebox": 1, "resizebox": 2, "parbox": 1, "fontsize": 2}
+from hora_rl.actors.verifier.equality.notation import FUNCTIONS, MATHS, NATIVE, TEXT
+from hora_rl.actors.verifier.equality.unit_table import unit_named
+
+_COMMANDS = yaml.safe_load(Path(__file__).with_name("typeface.yaml").read_text(encoding="utf-8"))
+_ARGUMENTS = {name: count for count, names in _COMMANDS["arguments"].items() for name in names.split()}
 """Command -> number of arguments before its content."""
-_FONTS = (
-    "mathbf mathit mathsf mathtt mathnormal mathcal mathscr mathfrak boldsymbol bm bold pmb underline uline"
-    " fbox framebox bbox ensuremath smash mathop mathord bf it sf tt sl sc em mit bfseries itshape slshape"
-    " scshape upshape mdseries sffamily ttfamily tiny scriptsize footnotesize small normalsize large Large"
-    " LARGE huge Huge boldmath displaystyle textstyle scriptstyle scriptscriptstyle"
-    " big Big bigg Bigg bigl Bigl biggl Biggl bigr Bigr biggr Biggr bigm Bigm mathopen mathclose mathrel"
-    " mathbin mathinner makebox centerline hl strut mathstrut unboldmath selectfont centering limits nolimits"
-    " nonumber notag"
-)
-_TEXTS = (
-    "mathrm text textbf textit textrm textsf texttt textsl textsc textup textmd textnormal emph mbox hbox"
-    " operatorname rm rmfamily normalfont"
-)
-_UPRIGHT = frozenset(_TEXTS.split())
+_UPRIGHT = frozenset(_COMMANDS["texts"].split())
 """Commands whose argument may be words."""
-_HIDDEN = {"phantom", "hphantom", "vphantom", "hspace", "vspace", "label", "tag"}
-_CONSTANTS = {"uppi": r"\pi ", "exponentialE": "e", "imaginaryI": "i", "imath": "i", "jmath": "j"}
-_CONSTANTS |= {
-    "textdollar": r"\$",
-    "textsterling": "£",
-    "texteuro": "€",
-    "EUR": "€",
-    "yen": "¥",
-    "textyen": "¥",
-}
-_CONSTANTS |= {
-    "lbrace": r"\{",
-    "rbrace": r"\}",
-    "langle": "(",
-    "rangle": ")",
-    "colon": ":",
-    "surd": r"\sqrt ",
-}
-_ALL = {*_FONTS.split(), *_COLOURS, *_UPRIGHT, *_HIDDEN, *_CONSTANTS}
+_HIDDEN = frozenset(_COMMANDS["hidden"].split())
+_CONSTANTS: dict[str, str] = _COMMANDS["constants"]
+_ALL = {*_COMMANDS["fonts"].split(), *_ARGUMENTS, *_UPRIGHT, *_HIDDEN, *_CONSTANTS}
 
 _STYLED = re.compile(rf"\\(?:{'|'.join(sorted(_ALL, key=len, reverse=True))})(?![A-Za-z])")
 _PIECE = re.compile(r"\\[A-Za-z]+(?:\*(?=\s*\{))?|\\.|[{}]|[^\\{}]+|\\", re.DOTALL)
@@ -128,7 +102,7 @@ class _Reader:
 
     def _command(self, name: str, piece: str, at: int) -> int:
         start = at
-        for _ in range(_COLOURS.get(name, 0)):
+        for _ in range(_ARGUMENTS.get(name, 0)):
             if argument := _GROUP.match(self._text, at):
                 at = argument.end()
         if name in _CONSTANTS:

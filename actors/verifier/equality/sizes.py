@@ -6,8 +6,8 @@ seconds for forty open brackets. The estimate is an upper bound on the number of
 import math
 import re
 
-from hora_rl.common.equality.notation import named, symbols
-from hora_rl.common.equality.typeface import untypeset
+from hora_rl.actors.verifier.equality.notation import named, symbols
+from hora_rl.actors.verifier.equality.typeface import untypeset
 
 MAX_NESTING = 12
 """Maximum nesting of brackets. The deepest gold answer in four benchmarks has 2."""

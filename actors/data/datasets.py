@@ -6,28 +6,21 @@ counted as wrong, and listed in `Dataset.rejected` with place and reason. An unu
 that is not JSON, a missing column) is a `DataError` of one line. `common/data/prompt_order.py` determines the
 order of rows."""
 
-import dataclasses
-import json
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from hora_rl.common.config import DataConfig, EvaluationConfig
+from hora_rl.actors.data.gold_answers import Unusable, candidate_of, gold_test
+from hora_rl.common.config import Config, DataConfig, EvaluationConfig
 from hora_rl.common.config.data import is_generated
 from hora_rl.common.data import arithmetic, gym
-from hora_rl.common.data.columns import has, names, reach
-from hora_rl.common.data.layouts import Layout, answer_in, layout_of, problem_of, without_unread
-from hora_rl.common.data.messages import LONE_SURROGATE, Messages, read_prompt
+from hora_rl.common.data.layouts import Layout, layout_of, problem_of
+from hora_rl.common.data.rows import Messages, Row, has, names, reach, read_prompt
 from hora_rl.common.data.table_files import READERS, DataError, read_rows
 from hora_rl.common.errors import any_error_as, one_line
 from hora_rl.common.files import check_folder
 
-Json = Any
-"""A JSON value: None, bool, number, text, a list or an object."""
 IMAGES = ("image", "images")
 SEEN, NAMED = 16, 40
 """Rows whose columns an error may name, and the most columns."""
@@ -43,36 +36,6 @@ CHOICES = (
     ("splits", "split", re.compile(r"Unknown split .*? one of \[(.*?)\]", re.DOTALL)),
 )
 """Errors of `datasets` about a name: what it has instead, the key that chooses one, and the list."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """`index` numbers usable rows from 0 and names the prompt in the run; `columns` is the original row.
-    `messages` is the conversation up to the policy's turn, if the row has one; `problem` its last turn of the
-    user. `place` is `file:line` or `name[split] row`, counted from 1."""
-
-    index: int
-    problem: str
-    answer: Json
-    columns: Mapping[str, object] = dataclasses.field(default_factory=dict, compare=False, repr=False)
-    messages: Messages = ()
-    place: str = dataclasses.field(default="", compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A row with a problem, before its rewards check it. `answer` comes from the column `field`; `trouble` is
-    the reason if there is none. `problem` is what the prompt shows of it."""
-
-    answer: Json
-    field: str
-    trouble: str | None
-    columns: Mapping[str, object]
-    problem: str = ""
-
-
-Unusable = Callable[[Candidate], str | None]
-"""Returns the reason why a row cannot be used; None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +56,6 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Leak:
-    """The training row at `place` has the same problem as the row at `known` of a benchmark."""
-
-    place: str
-    known: str
 
 
 def load_dataset(data: DataConfig, unusable: Unusable | None = None, section: str = "data") -> Dataset:
@@ -147,35 +102,10 @@ def load_held_out(
     return load_dataset(data.model_copy(update=changed), unusable, "evaluation")
 
 
-def equal_problems(rows: Sequence[Row], benchmarks: Iterable[Row]) -> list[Leak]:
-    """Training rows whose problem equals a benchmark problem, ignoring case, spacing and punctuation at the
-    ends."""
-    known: dict[str, str] = {}
-    for row in benchmarks:
-        known.setdefault(gym.normalised(row.problem), row.place)
-    hits = ((row, known.get(gym.normalised(row.problem))) for row in rows)
-    return [Leak(row.place, hit) for row, hit in hits if hit is not None]
-
-
-def gold_answer(value: object) -> Json:
-    """A normalised gold answer: numbers as text (27.0 is `27`, 0.00005 is `0.00005`), text stripped, other
-    JSON values unchanged. Raises ValueError for a value that is not JSON."""
-    if isinstance(value, float) and math.isfinite(value):
-        # Not repr(): no verifier parses 5e-05.
-        return str(int(value)) if value.is_integer() else format(Decimal(repr(value)), "f")
-    if isinstance(value, Decimal) and value.is_finite():
-        return format(value.normalize(), "f")
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if isinstance(value, str):
-        if half := LONE_SURROGATE.search(value):
-            raise ValueError(f"holds U+{ord(half[0]):X}, half of a character")
-        return value.strip()
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        raise ValueError(f"is not a JSON value: {value!r:.60}") from None
-    return value
+def usable_held_out(config: Config) -> Dataset:
+    """The problems of `config.evaluation` that its rewards can use. Raises as `load_held_out`."""
+    own = config.evaluated
+    return load_held_out(config.evaluation, own.data, gold_test(own.reward))
 
 
 def _collect(
@@ -195,7 +125,7 @@ def _collect(
         if section == "evaluation":  # the keys name the columns of the training rows
             asked, gold = (field if field and has(raw, field) else None for field in (asked, gold))
         problem, messages, reason = _problem(asked, layout, raw)
-        candidate = dataclasses.replace(_candidate(gold, layout, raw), problem=problem)
+        candidate = replace(candidate_of(gold, layout, raw), problem=problem)
         reason = reason or (unusable(candidate) if unusable else None)
         if reason is None:
             rows.append(Row(len(rows), problem, candidate.answer, candidate.columns, messages, place))
@@ -208,20 +138,6 @@ def _collect(
     if not rows:
         raise DataError(_nothing(data, first, rejected))
     return Dataset(data.path, tuple(rows), tuple(rejected), tuple(layouts))
-
-
-def _candidate(named: str | None, layout: Layout, raw: Mapping[str, object]) -> Candidate:
-    field, columns = named or layout.answer, without_unread(layout, raw)
-    if not has(raw, field):
-        return Candidate(None, field, f"no column {field!r} (data.answer_field)", columns)
-    found = reach(raw, field)
-    read = (layout.read if field == layout.answer else answer_in)(found)
-    if read is None and found is not None:
-        return Candidate(None, field, f"{field!r} holds no answer: {found!r:.60}", columns)
-    try:
-        return Candidate(gold_answer(read), field, None, columns)
-    except ValueError as error:
-        return Candidate(None, field, f"{field!r} {error}", columns)
 
 
 def _problem(

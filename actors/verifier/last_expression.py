@@ -5,8 +5,8 @@ Takes linear time, also on hostile text."""
 import re
 from typing import NamedTuple
 
-from hora_rl.common.equality.notation import FUNCTIONS, NATIVE, TEXT
-from hora_rl.common.equality.units import is_more, is_unit_word
+from hora_rl.actors.verifier.equality.notation import FUNCTIONS, NATIVE, TEXT
+from hora_rl.actors.verifier.equality.units import is_more, is_unit_word
 
 LONGEST = 2000
 """Only the last so many characters of a text are read."""

@@ -2,7 +2,7 @@
 
 import re
 
-from hora_rl.common.equality.texts import SPACE, bare, tight
+from hora_rl.actors.verifier.equality.texts import SPACE, bare, tight
 
 _NUMBER = re.compile(
     r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.(\d*))?"
