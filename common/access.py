@@ -7,15 +7,15 @@ import os
 
 def wanted_digest(stored: str | None) -> str:
     """SHA-256 (hex) of the required token: HORA_TOKEN's if set, else `stored`. Empty refuses all requests."""
-    own = os.environ.get("HORA_TOKEN")
-    return sha256(own) if own else (stored or "")
+    token = os.environ.get("HORA_TOKEN")
+    return sha256(token) if token else (stored or "")
 
 
 def carries(authorization: str | None, wanted: str) -> bool:
     """Whether an Authorization header holds the token with digest `wanted`."""
-    scheme, _, given = (authorization or "").partition(" ")
+    scheme, _, token = (authorization or "").partition(" ")
     return bool(
-        wanted and given and scheme.lower() == "bearer" and hmac.compare_digest(sha256(given), wanted)
+        wanted and token and scheme.lower() == "bearer" and hmac.compare_digest(sha256(token), wanted)
     )
 
 

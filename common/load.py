@@ -16,9 +16,9 @@ from hora_rl.common.config.base import Scope, scope_of, section_of
 from hora_rl.common.config.data import RowsConfig, is_generated
 from hora_rl.common.data.table_files import READERS
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.model.adapter_names import SETTINGS
+from hora_rl.common.files import read_yaml
+from hora_rl.common.model.adapters import SETTINGS
 from hora_rl.common.model.pretrained import SUFFIXES, model_folder
-from hora_rl.common.plain_yaml import read_yaml
 
 AnyRows = TypeVar("AnyRows", bound=RowsConfig)
 AnySection = TypeVar("AnySection", bound=BaseModel)

@@ -21,16 +21,16 @@ def moved(before: Metrics, now: Metrics) -> str:
     remedy; empty if nothing does. Entropies are `entropy/trained`: exact, on the step's own weights."""
     old, new = before.get("entropy/trained"), now.get("entropy/trained")
     capped = now.get("importance/capped") or 0.0
-    found = []
+    signs = []
     if old is not None and new is not None and new <= min(HALVED * old, old - LEAST_NATS):
-        found.append(f"the entropy fell from {old:.2f} to {new:.2f} nats")
+        signs.append(f"the entropy fell from {old:.2f} to {new:.2f} nats")
     if capped > CAPPED:
-        found.append(f"{capped:.0%} of the importance weights are at learner.objective.importance_cap")
-    if not found:
+        signs.append(f"{capped:.0%} of the importance weights are at learner.objective.importance_cap")
+    if not signs:
         return ""
-    return f"step {now.get('step') or 0:.0f}: the policy moved far: {', '.join(found)}; {REMEDY}"
+    return f"step {now.get('step') or 0:.0f}: the policy moved far: {', '.join(signs)}; {REMEDY}"
 
 
 def moves(steps: Iterable[Metrics]) -> list[str]:
     """`moved` of each of `steps`, oldest first, after the one before; only what it found."""
-    return [found for pair in pairwise([{}, *steps]) if (found := moved(*pair))]
+    return [warning for pair in pairwise([{}, *steps]) if (warning := moved(*pair))]

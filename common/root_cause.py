@@ -34,26 +34,26 @@ def _error(section: str) -> tuple[str, str]:
     if section.endswith(DIED):
         return "", "its process ended without a word, as one does that is killed for its memory or crashes"
     frames = list(_FRAME.finditer(section))
-    found = _ERROR.search(section, frames[-1].end()) if frames else None
-    if found is None:
+    match = _ERROR.search(section, frames[-1].end()) if frames else None
+    if match is None:
         return "", section.rpartition("\n")[2].strip()
-    message = section[found.end() :].strip()
+    message = section[match.end() :].strip()
     if message.startswith(_OWN):  # as Ray repeats an error of another process
-        own, _, message = message.partition(": ")
-        return own, one_line(message, LONGEST)
-    return found.group(1), one_line(_plain(message), LONGEST)
+        kind, _, message = message.partition(": ")
+        return kind, one_line(message, LONGEST)
+    return match.group(1), one_line(_plain(message), LONGEST)
 
 
 def _plain(message: str) -> str:
     """A message of pydantic without its input and links: `ModelConfig: dtype: Input should be …`."""
-    if (found := _INVALID.match(message)) is None:
+    if (match := _INVALID.match(message)) is None:
         return message
     faults = []
-    for fault in _INPUT.split(message[found.end() :]):
-        place, _, said = ("", "", fault) if fault.startswith("  ") else fault.partition("\n")
-        said = re.sub(r"^\s*(?:Value error|Assertion failed), ", "", said).strip()
-        faults.append(f"{place}: {said}" if place else said)
-    return f"{found.group(1)}: {'; '.join(filter(None, faults))}"
+    for fault in _INPUT.split(message[match.end() :]):
+        field, _, reason = ("", "", fault) if fault.startswith("  ") else fault.partition("\n")
+        reason = re.sub(r"^\s*(?:Value error|Assertion failed), ", "", reason).strip()
+        faults.append(f"{field}: {reason}" if field else reason)
+    return f"{match.group(1)}: {'; '.join(filter(None, faults))}"
 
 
 def _named(kind: str, message: str) -> str:

@@ -81,25 +81,25 @@ def part_of(name: str) -> str | None:
     return rest.removesuffix("]") if bracket else None
 
 
-def taken(names: Sequence[str], value: Value, place: str) -> dict[str, float]:
+def taken(names: Sequence[str], value: Value, where: str) -> dict[str, float]:
     """The rewards `names` from `value`, the return value of one function. `place` names the row.
 
     Raises ValueError if a name does not match the value."""
-    return {name: _one(name, value, place) for name in names}
+    return {name: _one(name, value, where) for name in names}
 
 
-def _one(name: str, value: Value, place: str) -> float:
+def _one(name: str, value: Value, where: str) -> float:
     part, function = part_of(name), function_of(name)
     if isinstance(value, Mapping):
         if part in value:
             return value[part]
         there = ", ".join(f"{function}[{key}]" for key in value)
         raise ValueError(
-            f"reward {function!r} returned named numbers without {name!r} ({place}): name {there} in "
+            f"reward {function!r} returned named numbers without {name!r} ({where}): name {there} in "
             "reward.weights or reward.success"
         )
     if part is not None:
         raise ValueError(
-            f"reward {function!r} returned {value:g}, not numbers by name ({place}): it has no part {part!r}"
+            f"reward {function!r} returned {value:g}, not numbers by name ({where}): it has no part {part!r}"
         )
     return value

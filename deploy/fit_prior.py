@@ -18,8 +18,8 @@ from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
 from hora_rl.common.config import Config
 from hora_rl.common.console import say, working
 from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.files import text_override
 from hora_rl.common.load import load
-from hora_rl.common.plain_yaml import text_override
 from hora_rl.deploy.cli import RunFolder, main
 from hora_rl.evaluation.run_folders import records
 

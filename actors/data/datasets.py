@@ -104,8 +104,8 @@ def load_held_out(
 
 def usable_held_out(config: Config) -> Dataset:
     """The problems of `config.evaluation` that its rewards can use. Raises as `load_held_out`."""
-    own = config.evaluated
-    return load_held_out(config.evaluation, own.data, gold_test(own.reward))
+    evaluated = config.evaluated
+    return load_held_out(config.evaluation, evaluated.data, gold_test(evaluated.reward))
 
 
 def _collect(
@@ -121,15 +121,17 @@ def _collect(
     for place, raw in source:
         first += [raw] * (len(first) < SEEN)
         layout = layout_of(raw)
-        asked, gold = data.prompt_field, data.answer_field
+        prompt_field, answer_field = data.prompt_field, data.answer_field
         if section == "evaluation":  # the keys name the columns of the training rows
-            asked, gold = (field if field and has(raw, field) else None for field in (asked, gold))
-        problem, messages, reason = _problem(asked, layout, raw)
-        candidate = replace(candidate_of(gold, layout, raw), problem=problem)
+            prompt_field, answer_field = (
+                field if field and has(raw, field) else None for field in (prompt_field, answer_field)
+            )
+        problem, messages, reason = _problem(prompt_field, layout, raw)
+        candidate = replace(candidate_of(answer_field, layout, raw), problem=problem)
         reason = reason or (unusable(candidate) if unusable else None)
         if reason is None:
             rows.append(Row(len(rows), problem, candidate.answer, candidate.columns, messages, place))
-            if None in (asked, gold) and not layout.is_default:
+            if None in (prompt_field, answer_field) and not layout.is_default:
                 layouts.setdefault(str(layout))
         else:
             rejected.append(Rejected(place, reason))
@@ -226,11 +228,11 @@ def _hub(data: DataConfig, section: str) -> Iterator[tuple[str, Mapping[str, obj
 def _remedy(data: DataConfig, section: str, reason: str) -> str:
     """One line about an error of `datasets`, with the key that helps."""
     for what, key, pattern in CHOICES:
-        if found := pattern.search(one_line(reason, len(reason))):
-            there = ", ".join(re.findall(r"'([^']*)'", found[1]))
+        if match := pattern.search(one_line(reason, len(reason))):
+            there = ", ".join(re.findall(r"'([^']*)'", match[1]))
             chosen = getattr(data, key)
-            given = "" if chosen is None else f" and no {chosen!r}"
-            return f"{data.path}: this data set has the {what} {there}{given}: name one in {section}.{key}"
+            missing = "" if chosen is None else f" and no {chosen!r}"
+            return f"{data.path}: this data set has the {what} {there}{missing}: name one in {section}.{key}"
     if "scripts are no longer supported" in reason:
         return (
             f"{data.path}: this data set is made by a script, which is not run: set {section}.revision: "

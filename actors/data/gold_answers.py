@@ -67,9 +67,9 @@ def unless_a_proof(answer: object) -> object:
 
 def only_one(answer: object) -> object:
     """The text in a list of one text, also written as JSON: `["34"]`."""
-    found = value({"list": answer}, "list.0") if isinstance(answer, str | list) else None
-    alone = isinstance(found, str) and not has({"list": answer}, "list.1")
-    return found if alone else answer_in(answer)
+    text = value({"list": answer}, "list.0") if isinstance(answer, str | list) else None
+    alone = isinstance(text, str) and not has({"list": answer}, "list.1")
+    return text if alone else answer_in(answer)
 
 
 READS: dict[str, Callable[[object], object]] = {
@@ -82,10 +82,10 @@ def candidate_of(named: str | None, layout: Layout, raw: Mapping[str, object]) -
     field, columns = named or layout.answer, without_unread(layout, raw)
     if not has(raw, field):
         return Candidate(None, field, f"no column {field!r} (data.answer_field)", columns)
-    found = reach(raw, field)
-    read = READS[layout.read if field == layout.answer else answer_in.__name__](found)
-    if read is None and found is not None:
-        return Candidate(None, field, f"{field!r} holds no answer: {found!r:.60}", columns)
+    content = reach(raw, field)
+    read = READS[layout.read if field == layout.answer else answer_in.__name__](content)
+    if read is None and content is not None:
+        return Candidate(None, field, f"{field!r} holds no answer: {content!r:.60}", columns)
     try:
         return Candidate(gold_answer(read), field, None, columns)
     except ValueError as error:
@@ -117,7 +117,7 @@ def gold_test(reward: RewardConfig) -> Callable[[Candidate], str | None]:
     """The function that returns why a row cannot be used with these rewards. `accuracy` needs a verifiable
     gold answer, unless the task has a scorer; `code_tests` needs tests; a user reward needs the columns it
     names, by default the gold answer with any JSON value; `format` needs nothing."""
-    own = [function_of(name) for name in reward.names if is_user_function(name)]
+    functions = [function_of(name) for name in reward.names if is_user_function(name)]
 
     def unusable(row: Candidate) -> str | None:
         try:
@@ -128,7 +128,7 @@ def gold_test(reward: RewardConfig) -> Callable[[Candidate], str | None]:
         gold = None
         if "accuracy" in reward.names:
             gold = row.trouble or (_too_long(reward, row) if TASK in row.columns else _not_verifiable(row))
-        return gold or next(filter(None, (_lacks(name, row) for name in own)), None)
+        return gold or next(filter(None, (_lacks(name, row) for name in functions)), None)
 
     return unusable
 
@@ -170,11 +170,11 @@ def _not_verifiable(row: Candidate) -> str | None:
 def _not_shown(row: Candidate) -> str | None:
     """Why nobody can give the answer: it is the letter or place of a choice that the prompt does not show."""
     for column in ("options", "choices", "choices.text"):
-        found = value(row.columns, column)
-        given = [str(choice) for choice in found] if isinstance(found, list) else []
+        options = value(row.columns, column)
+        choices = [str(choice) for choice in options] if isinstance(options, list) else []
         number = isinstance(value(row.columns, row.field), int)
-        places = map(str, range(len(given))) if number else string.ascii_uppercase[: len(given)]
-        if row.answer in {*places} - {*given} and not all(choice in row.problem for choice in given):
+        places = map(str, range(len(choices))) if number else string.ascii_uppercase[: len(choices)]
+        if row.answer in {*places} - {*choices} and not all(choice in row.problem for choice in choices):
             return (
                 f"{row.field!r} is {row.answer!r} of {column!r}, which is not in the prompt: write these "
                 "into the problem"

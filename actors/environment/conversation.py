@@ -77,14 +77,14 @@ class Conversation:
     def append(self, new: Sequence[Message], context: Tokens, answer: Completion) -> None:
         """Append `new` and the policy's turn. `context` is the result of `context(new)`."""
         anew = bool(self._answers) and self._history == "render" and bool(new)
-        given = context if anew else context[len(self._context) :]
-        self._turns.append(Turn(len(answer.tokens), given, anew))
+        between = context if anew else context[len(self._context) :]
+        self._turns.append(Turn(len(answer.tokens), between, anew))
         self._messages += [_kept(message) for message in new]
         if self._answers and not new:  # continues a truncated turn
-            said = {**self._messages.pop(), "content": f"{self._answers[-1].text}{answer.text}"}
+            turn = {**self._messages.pop(), "content": f"{self._answers[-1].text}{answer.text}"}
         else:
-            said = {"role": "assistant", "content": answer.text}
-        self._messages.append(_kept(said))
+            turn = {"role": "assistant", "content": answer.text}
+        self._messages.append(_kept(turn))
         self._answers.append(answer)
         self._context = np.concatenate([context, answer.tokens])
 

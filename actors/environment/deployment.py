@@ -71,12 +71,12 @@ class Environment(Replica):
         finally:
             await self._telemetry.flush()
 
-    def _end_blocked(self, place: str) -> None:
+    def _end_blocked(self, line: str) -> None:
         """Exit this replica, whose event loop is blocked at `place`, so that Serve starts another. Stop the
         run after environment.attempts such exits in quick succession. Called from the watchdog's thread."""
         config, keys = self._config, Keys(self._run)
         reason = (
-            f"environment {config.environment.path} blocks its replica at {place}, and no episode there "
+            f"environment {config.environment.path} blocks its replica at {line}, and no episode there "
             "moves on or can be cancelled: await what takes long, or use asyncio.to_thread"
         )
         log.error("a blocked replica exits", reason=reason)

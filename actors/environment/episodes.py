@@ -1,33 +1,43 @@
-"""Samples n episodes of a prompt. Retries an episode if its environment fails."""
+"""Samples n episodes of a prompt. Retries an episode if its environment fails.
+
+An episode that reaches a limit of turns or tokens is valid. An episode fails if the environment raises,
+hangs, changes the history, ends before the first turn or lacks a reward. A failed episode never counts as a
+wrong answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from hora_rl.actors.concurrency import all_of
 from hora_rl.actors.coordinator.sampling import Generate
 from hora_rl.actors.environment.conversation import Conversation
-from hora_rl.actors.environment.episode_runner import run_episode
 from hora_rl.actors.environment.policy import Policy, Sample
-from hora_rl.actors.environment.protocol import EpisodeFunction, Tools
+from hora_rl.actors.environment.protocol import Episode, EpisodeFunction, EpisodeOver, Tools
 from hora_rl.actors.environment.template import Template
+from hora_rl.actors.environment.tools import EpisodeTools
 from hora_rl.common.config import Config
+from hora_rl.common.config.reward import EPISODE
 from hora_rl.common.data.prompts import opening
 from hora_rl.common.data.rows import Row
-from hora_rl.common.errors import EnvironmentFault, HoraError, RunError
+from hora_rl.common.errors import EnvironmentFault, HoraError, RunError, one_line
 from hora_rl.common.types import Completion, Failed, Prompt, SamplingRequest, Tokens
+from hora_rl.common.user_code import is_finite
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = structlog.get_logger(__name__)
 Count = Callable[[str, int], None]
+LOOK_S = 0.5
+GRACE_S = 1.0
+"""Seconds to wait for a cancelled environment to end."""
 Turns = Callable[[int, str], Generate]
 """(minimum weight version, episode name) -> `generate` for single turns."""
 
@@ -71,21 +81,21 @@ class Episodes:
                     return await self._one(prompt, sample, version)
             except EnvironmentFault as fault:
                 self._count(f"episodes_lost:{fault.kind}", 1)
-                said = f"the environment {fault}"
+                reason = f"the environment {fault}"
                 log.warning(
-                    "an episode is sampled again", prompt=prompt.index, attempt=attempt + 1, reason=said
+                    "an episode is sampled again", prompt=prompt.index, attempt=attempt + 1, reason=reason
                 )
         raise RunError(
             f"environment {self._config.environment.path} made no episode of prompt {prompt.index} (problem "
-            f"{prompt.text!r:.60}) in {attempts} tries (environment.attempts); last: {said}"
+            f"{prompt.text!r:.60}) in {attempts} tries (environment.attempts); last: {reason}"
         )
 
     async def _one(self, prompt: Prompt, sample: Sample, version: int) -> Completion:
-        own = self._config.of(prompt.source)
-        messages = opening(prompt.text, own.data, prompt.messages)
+        config = self._config.of(prompt.source)
+        messages = opening(prompt.text, config.data, prompt.messages)
         template = self._templates[prompt.source]
-        conversation = Conversation(template, messages, prompt.tokens, own.environment.history)
-        policy = Policy(conversation, sample, own, version)
+        conversation = Conversation(template, messages, prompt.tokens, config.environment.history)
+        policy = Policy(conversation, sample, config, version)
         row = Row(prompt.index, prompt.text, prompt.answer, prompt.row, prompt.messages)
         self.running += 1
         try:
@@ -118,3 +128,70 @@ def _sample(request: SamplingRequest, name: str, turns: Turns) -> Sample:
         return answer
 
     return sample
+
+
+async def run_episode(function: EpisodeFunction, row: Row, policy: Policy, tools: Tools) -> Completion:
+    """One episode on `row`, under the configuration of `policy`. Raises EnvironmentFault if the environment
+    fails, and the sampling error if a turn could not be sampled."""
+    try:
+        rewards = await _within_limit(_called(function, row, policy, EpisodeTools(tools, policy)), policy)
+    finally:
+        policy.close()
+    if policy.lost is not None:  # the environment caught the error and continued
+        raise policy.lost
+    names = policy.config.reward.names
+    wanted = [name.removeprefix(EPISODE) for name in names if name.startswith(EPISODE)]
+    earned = dict.fromkeys(wanted, 0.0) if rewards is None else _checked(rewards, wanted)
+    return policy.conversation.completion(earned, cut=policy.over)
+
+
+async def _within_limit(
+    episode: Coroutine[Any, Any, Mapping[str, float]], policy: Policy
+) -> Mapping[str, float] | None:
+    """Rewards of the episode; None if a limit ended the episode. Time spent sampling does not count."""
+    task, limit_s = asyncio.ensure_future(episode), policy.config.environment.time_limit_s
+    try:
+        while not task.done():
+            left = limit_s - policy.own_s
+            if left <= 0:
+                raise EnvironmentFault(f"hangs for more than {limit_s:g} s of its own")
+            await asyncio.wait({task}, timeout=min(LOOK_S, left))
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=GRACE_S)
+    if task.cancelled():  # it awaited something that was
+        raise EnvironmentFault("raises CancelledError")
+    error = task.exception()
+    if error is None:
+        return task.result()
+    if isinstance(error, EpisodeOver):
+        return None
+    if policy.lost is not None:
+        raise policy.lost from error
+    if isinstance(error, EnvironmentFault):
+        raise error
+    raise EnvironmentFault(f"raises {type(error).__name__}: {one_line(error)}") from error
+
+
+async def _called(function: EpisodeFunction, row: Row, policy: Policy, tools: Tools) -> Mapping[str, float]:
+    ended = await function(row, policy, tools)
+    if not isinstance(ended, Episode):
+        raise EnvironmentFault(f"returns {type(ended).__name__}, not an Episode")
+    if not isinstance(ended.rewards, Mapping):
+        raise EnvironmentFault(f"returns {ended.rewards!r:.60} as rewards: they must be numbers by name")
+    return ended.rewards
+
+
+def _checked(rewards: Mapping[str, float], wanted: list[str]) -> dict[str, float]:
+    """The `wanted` rewards. Raises EnvironmentFault if one is missing or not finite."""
+    for name in wanted:
+        value = rewards.get(name)
+        if value is None:
+            there = ", ".join(sorted(rewards)) or "none"
+            raise EnvironmentFault(
+                f"gives no reward {name!r}, which the configuration uses (it gives: {there})"
+            )
+        if not is_finite(value):
+            raise EnvironmentFault(f"gives {value!r:.60} as reward {name!r}: it must be a finite number")
+    return {name: float(rewards[name]) for name in wanted}

@@ -95,13 +95,13 @@ class Policy:
         reached."""
         environment, conversation = self.config.environment, self.conversation
         left = self.config.rollout.max_response_tokens - conversation.sampled
-        given = length - self._prompt - conversation.sampled
+        between = length - self._prompt - conversation.sampled
         fits = self.config.longest - length
         self.over = self.over or (
-            self.turns_left == 0 or left <= 0 or given > environment.max_given_tokens or fits <= 0
+            self.turns_left == 0 or left <= 0 or between > environment.max_given_tokens or fits <= 0
         )
         if self.over:
             raise EpisodeOver(
-                f"after {conversation.turns} turns, {conversation.sampled} sampled tokens and {given} given"
+                f"after {conversation.turns} turns, {conversation.sampled} sampled tokens and {between} given"
             )
         return min(left, fits, environment.max_turn_tokens or left)

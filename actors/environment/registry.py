@@ -4,9 +4,8 @@ import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from hora_rl.actors.environment.guess import guess
+from hora_rl.actors.environment.built_in import guess, python_tool
 from hora_rl.actors.environment.protocol import EpisodeFunction
-from hora_rl.actors.environment.python_tool import python_tool
 from hora_rl.actors.environment.verifiers_bridge.process import VerifiersEnvironment
 from hora_rl.common.config import EnvironmentConfig
 from hora_rl.common.config.environment import BUILT_IN, LIBRARY
@@ -36,13 +35,13 @@ def load_environment(name: str) -> EpisodeFunction:
     """The built-in or user-defined environment of this name. Raises ConfigError if it cannot be loaded."""
     if name in OWN:
         return OWN[name]
-    found = load_function("environment.path", name, f"{', '.join((*OWN, LIBRARY))} or ")
-    if not inspect.iscoroutinefunction(found):
+    function = load_function("environment.path", name, f"{', '.join((*OWN, LIBRARY))} or ")
+    if not inspect.iscoroutinefunction(function):
         raise ConfigError(f"environment.path: {name!r} is no `async def`")
     try:
-        inspect.signature(found).bind(None, None, None)
+        inspect.signature(function).bind(None, None, None)
     except TypeError:
         raise ConfigError(
             f"environment.path: {name!r} must take three arguments: row, policy, sandbox"
         ) from None
-    return found
+    return function

@@ -42,9 +42,9 @@ class Template:
         harmless = [self._plain(message) for message in new]
         if not self._data.chat:
             return self._encode("".join(str(message["content"]) for message in harmless))
-        said: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
-        _, found, after = self._render([*said, *harmless]).partition(MARK)
-        if not found:
+        exchange: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
+        _, mark, after = self._render([*exchange, *harmless]).partition(MARK)
+        if not mark:
             raise EnvironmentFault(
                 f"needs a chat template that shows what the assistant said, and that of "
                 f"{self._tokenizer.name_or_path} does not: use environment.history: render"

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 from hora_rl.actors.environment.policy import Policy
 from hora_rl.actors.environment.protocol import Tools
-from hora_rl.actors.verifier.boxes import Boxes
+from hora_rl.actors.verifier.sandbox.pool import SandboxPool
 from hora_rl.actors.verifier.sandbox.sandbox import Limits, Outcome, Sandbox
 from hora_rl.common.errors import VerifierUnavailable
 
@@ -24,7 +24,7 @@ class SandboxTools:
     use. Use from one event loop; `close()` ends the sandboxes."""
 
     def __init__(self, slots: int) -> None:
-        self._boxes = Boxes(Sandbox, slots)
+        self._boxes = SandboxPool(Sandbox, slots)
 
     async def python(self, source: str, stdin: str = "") -> str:
         """Raises VerifierUnavailable after repeated failures of the sandbox, and SandboxError where none can

@@ -42,6 +42,6 @@ class Watchdog:
 def place_of(thread: int) -> str:
     """Current line of the thread: the innermost frame outside the standard library and installed packages."""
     stack = traceback.extract_stack(sys._current_frames()[thread])
-    own = [frame for frame in stack if not frame.filename.startswith((*LIBRARIES, "<"))]
-    frame = (own or stack)[-1]
+    frames = [frame for frame in stack if not frame.filename.startswith((*LIBRARIES, "<"))]
+    frame = (frames or stack)[-1]
     return f"{frame.filename}:{frame.lineno} in {frame.name}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hora_rl.actors.generator.adapter import adapter_tensors, put_adapter, put_zero_adapter
-from hora_rl.common.model.adapter_names import WEIGHTS
+from hora_rl.common.model.adapters import WEIGHTS
 from hora_rl.common.weights.hash import TensorHash
 
 Part = Literal["model", "adapter"]

@@ -44,15 +44,15 @@ def extract_boxed(completion: str) -> str | None:
     text = after_thought(completion)
     if text is None:
         return None
-    opens = {found.end() - 1 for found in _BOXED.finditer(text)}
+    opens = {match.end() - 1 for match in _BOXED.finditer(text)}
     stack: list[int] = []
     last = (0, 0)
-    for found in _BRACES.finditer(text):
-        if found.group() == "{":
-            stack.append(found.start())
-        elif found.group() == "}" and stack and (start := stack.pop()) in opens:
-            last = start + 1, found.start()
-    bare = [found for found in _BOXED_BARE.finditer(text) if found.start() >= last[1]]
+    for match in _BRACES.finditer(text):
+        if match.group() == "{":
+            stack.append(match.start())
+        elif match.group() == "}" and stack and (start := stack.pop()) in opens:
+            last = start + 1, match.start()
+    bare = [match for match in _BOXED_BARE.finditer(text) if match.start() >= last[1]]
     if bare:
         return bare[-1][1].rstrip(".,;:!?。，") or None
     return text[slice(*last)].strip() or None
@@ -67,12 +67,12 @@ def extract_final(completion: str) -> str | None:
 
 def extract_lenient(completion: str) -> str | None:
     """As `auto`; in natural text the last expression of the answer's sentence, otherwise of any line."""
-    given = extract_tags(completion) or extract_boxed(completion)
-    if given is not None:
-        return last_expression(given) or given
+    answer = extract_tags(completion) or extract_boxed(completion)
+    if answer is not None:
+        return last_expression(answer) or answer
     lines = _lines(after_thought(completion) or "")
-    if said := _said(lines):
-        return last_expression(_SENTENCE.split(said)[0]) or said
+    if sentence := _said(lines):
+        return last_expression(_SENTENCE.split(sentence)[0]) or sentence
     return next(filter(None, map(last_expression, reversed(lines))), lines[-1] if lines else None)
 
 
@@ -140,8 +140,8 @@ def example(mode: str, answer: str, opened: str = "") -> str:
         return f"{thought}<answer>{answer}</answer>"
     sentence = f"The answer is {answer}"
     forms = {"plain": answer, "final": sentence, "lenient": sentence}
-    said = forms.get(mode, f"\\boxed{{{answer}}}")
-    return f"{thought}\n\n{said}" if closing else said
+    sentence = forms.get(mode, f"\\boxed{{{answer}}}")
+    return f"{thought}\n\n{sentence}" if closing else sentence
 
 
 def example_program(mode: str, block: str, opened: str = "") -> str:
@@ -163,9 +163,9 @@ def user_answer(name: str, completion: str) -> str | None:
     """The answer found by a user's function. Raises ValueError if that fails or returns no text or None."""
     extract = load_extract(name)
     with failures_named(f"reward.answer: {name!r}"):
-        found = extract(completion)
-    if found is not None and not isinstance(found, str):
+        answer = extract(completion)
+    if answer is not None and not isinstance(answer, str):
         raise ValueError(
-            f"reward.answer: {name!r} returned {found!r:.60}: it must return text, or None for no answer"
+            f"reward.answer: {name!r} returned {answer!r:.60}: it must return text, or None for no answer"
         )
-    return found.strip() or None if found else None
+    return answer.strip() or None if answer else None

@@ -19,10 +19,10 @@ class Verifier(Replica):
 
     async def __init__(self, config: dict[str, object], redis_url: str) -> None:  # type: ignore[misc]
         super().__init__("verifier", config, redis_url)
-        own = self._config
-        self._processes = own.verifier.processes or default_processes()
-        sources = {name: own.of(name).reward for name in own.source_names}
-        self._pool = VerifierPool(own.reward, self._processes, sources=sources)
+        settings = self._config
+        self._processes = settings.verifier.processes or default_processes()
+        sources = {name: settings.of(name).reward for name in settings.source_names}
+        self._pool = VerifierPool(settings.reward, self._processes, sources=sources)
         self._held.callback(self._pool.close)
         self._faults = 0
         self._scored, self._at = 0, time.monotonic()

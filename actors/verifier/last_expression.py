@@ -59,11 +59,11 @@ def last_expression(text: str) -> str | None:
     pieces = _pieces(_spaced(text[-LONGEST:]))
     if not any(piece.is_word for piece in pieces):
         return text.strip().rstrip(_FRAGMENT)
-    found, i = None, 0
+    last, i = None, 0
     while i < len(pieces):
         run, after = _run(pieces, i)
-        found, i = _value(run) or found, max(after, i + 1)
-    return found
+        last, i = _value(run) or last, max(after, i + 1)
+    return last
 
 
 def _spaced(text: str) -> str:
@@ -74,9 +74,9 @@ def _spaced(text: str) -> str:
 def _pieces(text: str) -> list[_Piece]:
     """Formulas and words, without emphasis and closing punctuation."""
     pieces = []
-    for found in _PIECE.finditer(_GLUED.sub(r"\1 \2", text)):
-        *formulas, end = found.groups()
-        word = found[0].strip(_MARKS)
+    for match in _PIECE.finditer(_GLUED.sub(r"\1 \2", text)):
+        *formulas, end = match.groups()
+        word = match[0].strip(_MARKS)
         core = next(
             (formula for formula in formulas if formula), word.rstrip(_ENDS).rstrip(_MARKS).lstrip(_MARKS)
         )

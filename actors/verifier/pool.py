@@ -27,9 +27,9 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from hora_rl.actors.verifier import answers, equality
+from hora_rl.actors.verifier.cache import VerdictCache
 from hora_rl.actors.verifier.gym.pool import ScorerPool
-from hora_rl.actors.verifier.own_rewards import OwnRewards
-from hora_rl.actors.verifier.remembered import Remembered
+from hora_rl.actors.verifier.user_rewards import UserRewards
 from hora_rl.common.config import RewardConfig
 from hora_rl.common.data import gym
 from hora_rl.common.data.rewards import Answer
@@ -71,13 +71,13 @@ class VerifierPool:
     ) -> None:
         self._processes = processes
         self._memory_bytes = memory_bytes
-        self._rewards: list[OwnRewards] = []
+        self._rewards: list[UserRewards] = []
         self._by_source = {name: self._rewards_of(r) for name, r in (sources or {"": reward}).items()}
         self._functions = tuple(
             dict.fromkeys(name for rewards in self._rewards for name in rewards.in_workers)
         )
         self._scorers = ScorerPool(processes)
-        self._verdicts = Remembered[bool]()
+        self._verdicts = VerdictCache[bool]()
         self.waiting = 0  # completions in unfinished batches
         self._counts = {"scored": 0, "plain": 0, "cached": 0, "verified": 0, "killed": 0, "rebuilt": 0}
         # Only a few calls are in the pool at a time. If it breaks, the rest start on the next pool.
@@ -136,24 +136,24 @@ class VerifierPool:
             scored["accuracy"] = await self._accuracy(rewards, answer)
         return scored | await rewards.score(answer)
 
-    def _rewards_of(self, reward: RewardConfig) -> OwnRewards:
+    def _rewards_of(self, reward: RewardConfig) -> UserRewards:
         """The judge for `reward`, shared by all sources with the same rewards."""
         for rewards in self._rewards:
             if rewards.reward == reward:
                 return rewards
-        self._rewards.append(OwnRewards(reward, self._run, self._processes))
+        self._rewards.append(UserRewards(reward, self._run, self._processes))
         return self._rewards[-1]
 
-    async def _accuracy(self, rewards: OwnRewards, judged: Answer) -> float:
-        own, gold, seconds = gym.TASK in judged.row, judged.gold, rewards.reward.time_limit_s
-        if not own and not isinstance(gold, str):
+    async def _accuracy(self, rewards: UserRewards, judged: Answer) -> float:
+        has_scorer, gold, seconds = gym.TASK in judged.row, judged.gold, rewards.reward.time_limit_s
+        if not has_scorer and not isinstance(gold, str):
             raise ValueError(f"reward 'accuracy': the gold answer is no text: {gold!r:.60} ({judged.place})")
         answer = await rewards.answer_in(judged.completion)
         most = rewards.reward.max_answer_chars
-        if answer is None or (len(answer) > most if own else not equality.bounded(answer, most)):
+        if answer is None or (len(answer) > most if has_scorer else not equality.bounded(answer, most)):
             self._counts["plain"] += 1
             return 0.0
-        if own:
+        if has_scorer:
             return await self._scorers.score(judged, answer, seconds)
         verdict = equality.equal(gold, answer)
         if verdict is not None:

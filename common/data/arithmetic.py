@@ -84,10 +84,10 @@ def generate(
             f"of {', '.join(map(str, sorted(digits)))} digits: ask for fewer rows or allow more digits"
         )
     problems = stream(seed, split, digits)
-    found: dict[Addition, None] = {}
-    while len(found) < rows:
-        found.setdefault(next(problems))
-    return list(found)
+    chosen: dict[Addition, None] = {}
+    while len(chosen) < rows:
+        chosen.setdefault(next(problems))
+    return list(chosen)
 
 
 def _draw(rng: random.Random, digits: int, split: Split) -> Addition:

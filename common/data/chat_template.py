@@ -61,9 +61,11 @@ def _variables(source: str) -> tuple[frozenset[str], tuple[str, ...]]:
     tree = _compile_jinja_template(source).environment.parse(source)
     outside = {name for name in meta.find_undeclared_variables(tree) - OURS if not name.endswith("_token")}
     made = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
-    asked = [test.node for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined")]
-    asked += [filtered.node for filtered in tree.find_all(nodes.Filter) if filtered.name in ("default", "d")]
-    defaulted = {node.name for node in asked if isinstance(node, nodes.Name)}
+    defaults = [test.node for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined")]
+    defaults += [
+        filtered.node for filtered in tree.find_all(nodes.Filter) if filtered.name in ("default", "d")
+    ]
+    defaulted = {node.name for node in defaults if isinstance(node, nodes.Name)}
     return frozenset(outside), tuple(sorted(outside - (made - defaulted)))
 
 
@@ -97,16 +99,18 @@ def templated(
         )
 
     texts = [str(message["content"]) for message in messages]
-    asked = [text.strip() for text, message in zip(texts, messages, strict=True) if message["role"] == "user"]
+    questions = [
+        text.strip() for text, message in zip(texts, messages, strict=True) if message["role"] == "user"
+    ]
     text, reason = None, ""
     try:
         text = written(texts)
     except faults as error:
         reason = " ".join(str(error).split())
-    if asked and (text is None or asked[-1] not in text):
+    if questions and (text is None or questions[-1] not in text):
         with suppress(*faults):
             parts = written([[{"type": "text", "text": text}] for text in texts])
-            if asked[-1] in parts and PART not in parts:
+            if questions[-1] in parts and PART not in parts:
                 return parts
     if text is None:
         raise refused(reason)

@@ -125,7 +125,7 @@ def code_blocks(completion: str) -> list[str]:
     A block has a fence of three or more backticks or tildes. It may begin in the middle of a line, and ends
     at the start of one, with a fence of the same kind that is not shorter. It may be indented, or quoted
     with `>`. Empty blocks are left out, and those in a language of `NO_PROGRAMS`."""
-    found: list[str] = []
+    blocks: list[str] = []
     fence, info, quote, margin, block = "", "", "", "", list[str]()
     for line in (after_thought(completion) or "").split("\n"):
         line = line.removeprefix(quote)
@@ -134,10 +134,10 @@ def code_blocks(completion: str) -> list[str]:
             bool(fence) and inner.startswith(fence) and len(line) - len(inner) <= len(margin) + MOST_INDENT
         )
         if at_fence and not _PYTHON.match(inner.lstrip(fence[0])):
-            program = textwrap.dedent("\n".join(one.removeprefix(margin) for one in block))
+            program = textwrap.dedent("\n".join(line.removeprefix(margin) for line in block))
             language = _LANGUAGE.match(info)
             if program.strip() and not (language and language[1].lower() in NO_PROGRAMS):
-                found.append(program)
+                blocks.append(program)
             fence, quote = "", ""
         elif at_fence or not fence:  # also behind a block that was never closed
             fence, info = _opening(line)
@@ -146,7 +146,7 @@ def code_blocks(completion: str) -> list[str]:
             margin, block = inner[: len(inner) - len(inner.lstrip())], []
         else:
             block.append(line)
-    return found
+    return blocks
 
 
 def _opening(line: str) -> tuple[str, str]:
@@ -188,15 +188,15 @@ def _read(value: object, entry: str) -> RowTests:
         return _columns(value, entry)
     if isinstance(value, str):
         return _asserts(value, entry)
-    if isinstance(value, Sequence) and value and all(isinstance(one, str) for one in value):
+    if isinstance(value, Sequence) and value and all(isinstance(test, str) for test in value):
         return _asserts("\n".join(map(str, value)), entry)
     if isinstance(value, Sequence) and value:
-        calls = [one for one in value if isinstance(one, Mapping) and _is_call(one)]
+        calls = [test for test in value if isinstance(test, Mapping) and _is_call(test)]
         if not calls:
-            return RowTests(pairs=tuple(_pair(one) for one in value))
+            return RowTests(pairs=tuple(_pair(test) for test in value))
         if len(calls) < len(value):
             raise ValueError("mixes functional tests and pairs of stdin and stdout")
-        read = _calls([(_first(one, INPUT), _first(one, OUTPUT)) for one in calls])
+        read = _calls([(_first(test, INPUT), _first(test, OUTPUT)) for test in calls])
         return RowTests(calls=read, entry=_function(calls[0]) or entry)
     raise ValueError("holds no tests: a list of {input, output}, or assertions as text")
 
@@ -209,9 +209,9 @@ def _parsed(value: object) -> object:
     return value
 
 
-def same_output(expected: str, found: str) -> bool:
+def same_output(expected: str, output: str) -> bool:
     """Whether the lines are equal, ignoring trailing white space and trailing empty lines."""
-    return _lines(expected) == _lines(found)
+    return _lines(expected) == _lines(output)
 
 
 def _lines(text: str) -> list[str]:
@@ -232,8 +232,14 @@ def _columns(value: Mapping[str, object], entry: str) -> RowTests:
 
 def _calls(tests: Sequence[tuple[object, object]]) -> tuple[Call, ...]:
     """Tests of a function. APPS and PrimeIntellect have each result in a list of its own."""
-    listed = all(isinstance(given, list) and isinstance(o, list) and len(o) == 1 for given, o in tests)
-    return tuple(_call(given, o, *(o if listed and isinstance(o, list) else ())) for given, o in tests)
+    listed = all(
+        isinstance(arguments, list) and isinstance(result, list) and len(result) == 1
+        for arguments, result in tests
+    )
+    return tuple(
+        _call(arguments, result, *(result if listed and isinstance(result, list) else ()))
+        for arguments, result in tests
+    )
 
 
 def _joined(value: object) -> object:
@@ -255,7 +261,7 @@ def called_function(row: Mapping[str, object]) -> str:
 
 
 def _function(value: Mapping[str, object]) -> str:
-    return _name(next((found for path in FUNCTION if (found := column(value, path))), None))
+    return _name(next((name for path in FUNCTION if (name := column(value, path))), None))
 
 
 def _name(entry: object) -> str:
@@ -267,18 +273,19 @@ def _name(entry: object) -> str:
     return entry.strip()
 
 
-def _call(given: object, *results: object) -> Call:
+def _call(arguments: object, *results: object) -> Call:
     """A test of a function. Texts hold JSON, the input one argument a line, as LiveCodeBench has them."""
     try:
-        if isinstance(given, str):
-            given = [json.loads(line) for line in given.split("\n") if line.strip()]
-            results = tuple(json.loads(one) if isinstance(one, str) else one for one in results)
-        if not isinstance(given, list):
+        if isinstance(arguments, str):
+            arguments = [json.loads(line) for line in arguments.split("\n") if line.strip()]
+            results = tuple(json.loads(result) if isinstance(result, str) else result for result in results)
+        if not isinstance(arguments, list):
             raise ValueError("no list of arguments")
-        return Call(json.dumps(given), tuple(dict.fromkeys(json.dumps(one) for one in results)))
+        return Call(json.dumps(arguments), tuple(dict.fromkeys(json.dumps(result) for result in results)))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"{given!r:.60} is no functional test: a list of arguments or JSON texts, one a line ({error})"
+            f"{arguments!r:.60} is no functional test: a list of arguments or JSON texts, one a line "
+            f"({error})"
         ) from None
 
 
@@ -293,7 +300,7 @@ def _pair(value: object) -> Pair:
 
 def _first(value: Mapping[str, object], names: Sequence[str]) -> object:
     """The first value of these names; None without one. Rows of a Parquet file have every row's names."""
-    return next((found for name in names if (found := value.get(name)) is not None), None)
+    return next((item for name in names if (item := value.get(name)) is not None), None)
 
 
 def _asserts(text: str, entry: str) -> RowTests:

@@ -37,8 +37,8 @@ Entry = dict[str, Any]
 
 def packages() -> str | None:
     """The folder in which the library is installed; None without it."""
-    found = importlib.util.find_spec("reasoning_gym")
-    return str(Path(found.origin).parent.parent) if found and found.origin else None
+    spec = importlib.util.find_spec("reasoning_gym")
+    return str(Path(spec.origin).parent.parent) if spec and spec.origin else None
 
 
 def normalised(question: str) -> str:
@@ -58,7 +58,7 @@ def entries(path: str, settings: Mapping[str, Any], split: Split, limit: int | N
 @lru_cache(maxsize=8)  # `hora check` asks for the same rows several times
 def _entries(path: str, settings: str, split: Split, limit: int | None) -> tuple[Entry, ...]:
     task, chosen = path.removeprefix(PREFIX), json.loads(settings)
-    wanted, seen, since, found = limit or ROWS[split], set[str](), 0, list[Entry]()
+    wanted, seen, since, rows = limit or ROWS[split], set[str](), 0, list[Entry]()
     with _messages(path, task, chosen, wanted) as messages:
         for kind, content in messages:
             if kind == "refused":
@@ -68,17 +68,17 @@ def _entries(path: str, settings: str, split: Split, limit: int | None) -> tuple
             if new:
                 seen.add(content["question"])
                 if split_of_text(normalised(content["question"])) == split:
-                    found.append({**content, TASK: {"task": task, "settings": chosen}})
-            if len(found) == wanted or since == DRY:
+                    rows.append({**content, TASK: {"task": task, "settings": chosen}})
+            if len(rows) == wanted or since == DRY:
                 break
     if not seen:
         raise ConfigError(f"{path}: none of {DRY} rows could be made: {content}")
-    if not found or (limit and len(found) < limit):
+    if not rows or (limit and len(rows) < limit):
         raise ConfigError(
-            f"{path}: {len(found)} different questions on the {split} side, of {len(seen)} in all, and "
+            f"{path}: {len(rows)} different questions on the {split} side, of {len(seen)} in all, and "
             f"{wanted} are asked for: ask for fewer (data.limit, evaluation.prompts), or change data.settings"
         )
-    return tuple(found)
+    return tuple(rows)
 
 
 @contextmanager

@@ -59,26 +59,26 @@ def main() -> None:
 
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        asked = json.load(sys.stdin)
+        request = json.load(sys.stdin)
         factory = library()
-        if why := _unknown(factory, asked["task"], asked["settings"]):
+        if why := _unknown(factory, request["task"], request["settings"]):
             say("refused", why)
             return
-        _generate(factory, asked["task"], dict(asked["settings"]), say)
+        _generate(factory, request["task"], dict(request["settings"]), say)
 
 
 def _generate(factory: Any, task: str, settings: dict[str, Any], say: Any) -> None:
     first = settings.pop("seed", 0) * APART
     for chunk in count():
         try:
-            found = factory.create_dataset(task, **settings, seed=first + chunk * CHUNK, size=CHUNK)
+            rows = factory.create_dataset(task, **settings, seed=first + chunk * CHUNK, size=CHUNK)
         except Exception as error:  # noqa: BLE001  its checks raise any error
             say("refused", f"it refuses these settings: {type(error).__name__}: {error}")
             return
         for number in range(CHUNK):
             random.seed(number)
             try:
-                entry = found[number]
+                entry = rows[number]
             except Exception as error:  # noqa: BLE001  generators raise any error
                 say("failed", f"{type(error).__name__}: {error}")
             else:

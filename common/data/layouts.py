@@ -60,8 +60,8 @@ class Layout:
         return not self.name and (self.problem, self.answer) == (PROBLEMS[0], ANSWERS[0])
 
     def fits(self, row: Row) -> bool:
-        found = all(column in row or ("." in column and has(row, column)) for column in self.columns)
-        return found and (not self.mark or self.mark in str(value(row, self.answer)))
+        complete = all(column in row or ("." in column and has(row, column)) for column in self.columns)
+        return complete and (not self.mark or self.mark in str(value(row, self.answer)))
 
 
 LAYOUTS = msgspec.convert(
@@ -130,11 +130,11 @@ def tests_of(settings: CodeTestsConfig, row: Mapping[str, object]) -> RowTests:
 
 def solution_of(settings: CodeTestsConfig, row: Mapping[str, object]) -> str | None:
     """A right program for `hora check`; None if the row has none."""
-    found = value(row, settings.solution_field)
+    solution = value(row, settings.solution_field)
     known = layout_of(row).solution
-    if not isinstance(found, str) and known:
-        found = value(row, known)
-    return found if isinstance(found, str) else None
+    if not isinstance(solution, str) and known:
+        solution = value(row, known)
+    return solution if isinstance(solution, str) else None
 
 
 def _lines(text: object) -> list[str]:

@@ -86,8 +86,8 @@ def _all_batches(mixture: Mixture, prompts_per_batch: int) -> Iterator[Batch]:
     used, epochs, places = ([0 for _ in sources] for _ in range(3))
     for first in count(1, prompts_per_batch):
         turns, before = list[int](), list(used)
-        for place in range(first, first + prompts_per_batch):
-            lag = [mixture.weights[k] / total * place - used[k] for k in sources]
+        for position in range(first, first + prompts_per_batch):
+            lag = [mixture.weights[k] / total * position - used[k] for k in sources]
             turns.append(lag.index(max(lag)))
             used[turns[-1]] += 1
         for k, n in enumerate(mixture.rows):

@@ -119,7 +119,7 @@ def render(
 
 
 def refuse_unknown(
-    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int] | Tokens, rows: int, place: str
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int] | Tokens, rows: int, where: str
 ) -> None:
     """Raise ConfigError, with `place`, for a token beyond the model's `rows` of embeddings: an engine reads
     it as another or fails, and the learner cannot train on it."""
@@ -127,7 +127,7 @@ def refuse_unknown(
     if len(beyond := ids[ids >= rows]):
         token = int(beyond[0])
         raise ConfigError(
-            f"{place} holds {tokenizer.convert_ids_to_tokens(token)!r}, token {token}, and the model has "
+            f"{where} holds {tokenizer.convert_ids_to_tokens(token)!r}, token {token}, and the model has "
             f"{rows} (vocab_size in {tokenizer.name_or_path}/config.json): remove it from the row, the "
             "template, rollout.stop or the tokenizer, or use a model that has a row for it (transformers' "
             "resize_token_embeddings)"

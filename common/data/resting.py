@@ -102,15 +102,15 @@ class Order:
             self._batches.append(self._next())
         return self._batches[batch]
 
-    def _rest_after(self, cycle: int, found: Counts) -> None:
+    def _rest_after(self, cycle: int, counts: Counts) -> None:
         for epoch, row in self._batches[cycle]:
-            if row not in found.successes:
+            if row not in counts.successes:
                 continue  # a damaged report, which the audit names
-            c, hits = found.successes[row], found.hits[row]
+            c, hits = counts.successes[row], counts.hits[row]
             if c or hits:
                 self._hit.add(row)
             unsolved = hits == 0 and row not in self._hit
-            kind = SOLVED if c == found.trials else UNSOLVED if unsolved else ""
+            kind = SOLVED if c == counts.trials else UNSOLVED if unsolved else ""
             if kind not in self._rest:
                 self._series.pop(row, None)
                 continue
@@ -128,8 +128,8 @@ class Order:
         """The next `n` awake rows of a source, with their epoch."""
         total, first = self._mixture.rows[source], self._mixture.firsts[source]
         until = self._until[first : first + total]
-        epoch, place = self._places[source]
-        awake = self._awake(source, epoch, place, until)
+        epoch, position = self._places[source]
+        awake = self._awake(source, epoch, position, until)
         if len(awake) < n:  # the first later epoch with n awake rows begins
             epoch = max(epoch + 1, int(np.partition(until, n - 1)[n - 1]))
             awake = self._awake(source, epoch, 0, until)
@@ -137,7 +137,7 @@ class Order:
         rows = order(total, self._seed, epoch, self._shuffle, source)[awake[:n]]
         return [(epoch, first + int(row)) for row in rows]
 
-    def _awake(self, source: int, epoch: int, place: int, until: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _awake(self, source: int, epoch: int, position: int, until: NDArray[np.int64]) -> NDArray[np.int64]:
         """Places from `place` on whose row is awake in `epoch`."""
-        rows = order(len(until), self._seed, epoch, self._shuffle, source)[place:]
-        return place + np.flatnonzero(until[rows] <= epoch)
+        rows = order(len(until), self._seed, epoch, self._shuffle, source)[position:]
+        return position + np.flatnonzero(until[rows] <= epoch)

@@ -76,8 +76,8 @@ def is_group(name: str) -> bool:
 def group_functions(reward: RewardConfig, gate: str | None) -> tuple[str, ...]:
     """The user functions that rank groups. Raises ConfigError if the success or the warm-up `gate` uses one:
     Phase A counts both before a group is complete."""
-    own = dict.fromkeys(function_of(name) for name in reward.names if is_user_function(name))
-    groups = tuple(function for function in own if is_group(function))
+    functions = dict.fromkeys(function_of(name) for name in reward.names if is_user_function(name))
+    groups = tuple(function for function in functions if is_group(function))
     for key, name in (("reward.success", reward.success), ("allocation.warmup.reward", gate)):
         if name is not None and function_of(name) in groups:
             raise ConfigError(
@@ -105,8 +105,8 @@ async def user_reward_async(name: str, judged: Answer | Sequence[Answer]) -> Val
 
 
 def _named(name: str, judged: Answer | Sequence[Answer]) -> AbstractContextManager[None]:
-    place = judged.place if isinstance(judged, Answer) else judged[0].place
-    return failures_named(f"reward {name!r}", f" ({place})")
+    where = judged.place if isinstance(judged, Answer) else judged[0].place
+    return failures_named(f"reward {name!r}", f" ({where})")
 
 
 def _called(reward: UserReward, judged: Answer | Sequence[Answer]) -> Any:
@@ -135,13 +135,13 @@ def _values(name: str, answers: Sequence[Answer], values: Any) -> list[Value]:
             f"reward {name!r} returned {values!r:.80} ({answers[0].place}): a reward of a group returns a "
             f"list, here of {len(answers)} values"
         )
-    found = list(values)
-    if len(found) != len(answers):
+    listed = list(values)
+    if len(listed) != len(answers):
         raise ValueError(
-            f"reward {name!r} returned {len(found)} values for the {len(answers)} completions of a group "
+            f"reward {name!r} returned {len(listed)} values for the {len(answers)} completions of a group "
             f"({answers[0].place}): it must return one for each, in their order"
         )
-    return [_value(name, answer, value) for answer, value in zip(answers, found, strict=True)]
+    return [_value(name, answer, value) for answer, value in zip(answers, listed, strict=True)]
 
 
 def _value(name: str, answer: Answer, value: Any) -> Value:

@@ -62,12 +62,12 @@ def reach(row: object, path: str) -> object:
         return row[path]
     head, dot, rest = path.partition(".")
     if isinstance(row, list) and head.isdecimal() and int(head) < len(row):
-        found = row[int(head)]
+        inner = row[int(head)]
     elif isinstance(row, Mapping) and dot and head in row:
-        found = row[head]
+        inner = row[head]
     else:
         raise KeyError(path)
-    return reach(found, rest) if dot else found
+    return reach(inner, rest) if dot else inner
 
 
 def value(row: Mapping[str, object], path: str) -> object:
@@ -129,10 +129,10 @@ def read_prompt(value: object) -> tuple[str, Messages]:
 
 def last_of_user(messages: Messages) -> int:
     """Place of the last turn of the user. Raises ValueError without one."""
-    places = [place for place, message in enumerate(messages) if message["role"] == "user"]
-    if not places:
+    indices = [index for index, message in enumerate(messages) if message["role"] == "user"]
+    if not indices:
         raise ValueError("has no message of the user")
-    return places[-1]
+    return indices[-1]
 
 
 def _parsed(text: str) -> object:
@@ -162,8 +162,8 @@ def _message(value: object) -> Message:
     content = value.get("content")
     if content is None and value.get("tool_calls") is not None:
         content = ""
-    given = {name: item for name, item in value.items() if item is not None}
-    return {**given, "content": _content(content)}
+    fields = {name: item for name, item in value.items() if item is not None}
+    return {**fields, "content": _content(content)}
 
 
 def _content(content: object) -> str:

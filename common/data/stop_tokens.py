@@ -40,15 +40,15 @@ def stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int
     end of the assistant's turn in the chat template, and the entries of `rollout.stop` that are one token.
 
     Raises ConfigError if no token and no text ends a completion."""
-    found = [*_of_generation(config.model), tokenizer.eos_token_id]
+    candidates = [*_of_generation(config.model), tokenizer.eos_token_id]
     datas = [config.of(source).data for source in config.source_names]
-    found += [
+    candidates += [
         turn_end(tokenizer, data)
         for data in datas
         if data.chat and (data.chat_template or tokenizer.chat_template)
     ]
-    found += [_one_token(tokenizer, text) for text in config.rollout.stop]
-    ids = tuple(dict.fromkeys(int(i) for i in found if i is not None))
+    candidates += [_one_token(tokenizer, text) for text in config.rollout.stop]
+    ids = tuple(dict.fromkeys(int(i) for i in candidates if i is not None))
     if not ids and not config.rollout.stop:
         raise ConfigError(
             f"model.path ({config.model.path}): neither its generation configuration, its tokenizer nor its "
@@ -77,10 +77,10 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> int | None
         text = templated(tokenizer, messages, data, _NoTurn, prompt=False)
     except _NoTurn:
         return None
-    _, found, after = text.rpartition(_SAID)
-    ids = tokenizer.encode(after.lstrip(), add_special_tokens=False) if found else []
-    own = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    return ids[0] if ids and ids[0] in own else None
+    _, mark, after = text.rpartition(_SAID)
+    ids = tokenizer.encode(after.lstrip(), add_special_tokens=False) if mark else []
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    return ids[0] if ids and ids[0] in special else None
 
 
 def silent_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -125,17 +125,17 @@ def _before(
     tokenizer: PreTrainedTokenizerBase, silent: frozenset[int], ids: Sequence[int], texts: Sequence[str]
 ) -> str | None:
     """The text before the first stop to be complete; None if there is none."""
-    whole = spoken(tokenizer, frozenset(), ids)
-    ends = [(place + len(text), place, text) for text in texts if (place := whole.find(text)) >= 0]
+    full = spoken(tokenizer, frozenset(), ids)
+    ends = [(start + len(text), start, text) for text in texts if (start := full.find(text)) >= 0]
     if not ends:
         return None
     _, begin, text = min(ends)
     last = begin + max((text.rfind(mark) + len(mark) for mark in READ if mark in text), default=0)
     count = len(ids)
     # Token `count` holds the character at `last`, so earlier tokens are kept whole.
-    while len(before := spoken(tokenizer, frozenset(), ids[:count])) > last or not whole.startswith(before):
+    while len(before := spoken(tokenizer, frozenset(), ids[:count])) > last or not full.startswith(before):
         count -= 1
-    return spoken(tokenizer, silent, ids[:count]) + whole[len(before) : last]
+    return spoken(tokenizer, silent, ids[:count]) + full[len(before) : last]
 
 
 def _of_generation(model: ModelConfig) -> Iterator[int]:

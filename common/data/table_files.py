@@ -68,13 +68,13 @@ def _json_lines(path: Path) -> Rows:
         raise _not_utf8(path, error) from error
 
 
-def _object(place: str, line: str) -> Mapping[str, object]:
+def _object(where: str, line: str) -> Mapping[str, object]:
     try:
         row = json.loads(line)
     except (RecursionError, ValueError) as error:  # also a number of 5,000 digits
-        raise DataError(f"{place}: not JSON: {_reason(error)}; one object per line") from None
+        raise DataError(f"{where}: not JSON: {_reason(error)}; one object per line") from None
     if not isinstance(row, dict):
-        raise DataError(f"{place}: a {type(row).__name__}, not an object with named columns")
+        raise DataError(f"{where}: a {type(row).__name__}, not an object with named columns")
     return row
 
 
@@ -91,10 +91,10 @@ def _csv(path: Path) -> Rows:
             _check_columns(path, rows.fieldnames or ())
             for row in rows:
                 within = sum(cell.count("\n") for cell in row.values() if isinstance(cell, str))
-                place = f"{path}:{rows.line_num - within}"  # where the row begins
+                where = f"{path}:{rows.line_num - within}"  # where the row begins
                 if None in row:  # extra cells
-                    raise DataError(f"{place}: more cells than the {len(rows.fieldnames or ())} columns")
-                yield place, {name: cell or None for name, cell in row.items()}
+                    raise DataError(f"{where}: more cells than the {len(rows.fieldnames or ())} columns")
+                yield where, {name: cell or None for name, cell in row.items()}
     except csv.Error as error:
         raise DataError(
             f"{path}: not CSV: {error}; write commas, and quotes around texts with them"
@@ -132,10 +132,10 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
 
 def _bounded(path: Path, pieces: Iterator[Any], size: Callable[[Any], int]) -> Iterator[Any]:
     """The pieces, up to MOST_BYTES in total."""
-    whole = 0
+    total = 0
     for piece in pieces:
-        whole += size(piece)
-        if whole > MOST_BYTES:
+        total += size(piece)
+        if total > MOST_BYTES:
             raise DataError(f"{path}: more than {MOST_BYTES >> 30} GiB of rows: divide it")
         yield piece
 

@@ -1,15 +1,37 @@
-"""Reads a LoRA adapter's folder and checks that it matches a base model."""
+"""LoRA adapters: names and files as peft writes them and vLLM reads them; an adapter's folder, checked
+against its base model."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from hora_rl.common.config import ModelConfig
 from hora_rl.common.config.lora import VLLM_RANKS
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.model.adapter_names import SETTINGS, WEIGHTS
+from hora_rl.common.files import text_override
 from hora_rl.common.model.model_files import ORIGIN, weights_digest
-from hora_rl.common.plain_yaml import text_override
+
+PREFIX = "base_model.model."
+WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+PARAMETER = re.compile(r"^(?P<module>.+)\.lora_(?P<part>[AB])\.\w+\.weight$")
+PUBLISHED = re.compile(rf"^{re.escape(PREFIX)}(?P<module>.+)\.lora_(?P<part>[AB])\.weight$")
+
+
+def published_name(parameter: str) -> str:
+    """The name in an adapter's file of a parameter that peft added to a model."""
+    match = PARAMETER.match(parameter)
+    if match is None:
+        raise ValueError(f"{parameter} is no parameter of a LoRA adapter")
+    return f"{PREFIX}{match['module']}.lora_{match['part']}.weight"
+
+
+def parts_of(name: str) -> tuple[str, str]:
+    """(layer name, A or B) of a tensor in an adapter's file. Raises ValueError for any other tensor."""
+    match = PUBLISHED.match(name)
+    if match is None:
+        raise ValueError(f"{name} is no tensor of a LoRA adapter")
+    return match["module"], match["part"]
 
 
 @dataclass(frozen=True, slots=True)

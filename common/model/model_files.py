@@ -27,10 +27,12 @@ def own_configuration(model: ModelConfig) -> PreTrainedConfig:
 
     path = model.path
     try:
-        found: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
+        configuration: PreTrainedConfig = AutoConfig.from_pretrained(
+            path, trust_remote_code=model.trust_remote_code
+        )
     except StrictDataclassError as error:
         raise ConfigError(f"{path}/config.json: {one_line(error)}") from None
-    return text_part(found)
+    return text_part(configuration)
 
 
 def vocabulary_rows(model: ModelConfig) -> int:

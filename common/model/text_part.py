@@ -32,29 +32,29 @@ positions of a token are equal, so sections of rotary frequencies have no effect
 SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
-def text_part(whole: PreTrainedConfig) -> PreTrainedConfig:
+def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration of the text part of `whole`, with the name of its class; `whole` itself if it is a
     text model. Raises ConfigError if transformers has no text-only class of this family."""
     from transformers import PreTrainedConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    text = getattr(whole, "text_config", None)
+    text = getattr(config, "text_config", None)
     if not isinstance(text, PreTrainedConfig):
-        return whole
+        return config
     if text.model_type in AS_TEXT:
         text = _as_text(text)
     family = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(text.model_type)
     if family is None:
-        names = ", ".join(whole.architectures or [type(whole).__name__])
+        names = ", ".join(config.architectures or [type(config).__name__])
         raise ConfigError(
-            f"{whole.name_or_path}: {names} has a text part of type {text.model_type}, and transformers, "
+            f"{config.name_or_path}: {names} has a text part of type {text.model_type}, and transformers, "
             "with which the learner trains, has no text-only class of that type: use another model"
         )
-    text.architectures, text.name_or_path = [family], str(whole.name_or_path)
-    if getattr(whole, "tie_word_embeddings", False) and not text.tie_word_embeddings:
+    text.architectures, text.name_or_path = [family], str(config.name_or_path)
+    if getattr(config, "tie_word_embeddings", False) and not text.tie_word_embeddings:
         # Two sections contradict each other, often by a default alone: the files know.
-        text.tie_word_embeddings = not _holds_head(Path(str(whole.name_or_path)))
-    if (quantization := getattr(whole, "quantization_config", None)) is not None:
+        text.tie_word_embeddings = not _holds_head(Path(str(config.name_or_path)))
+    if (quantization := getattr(config, "quantization_config", None)) is not None:
         text.quantization_config = quantization
     return text
 
@@ -91,9 +91,9 @@ def _holds_head(folder: Path) -> bool:
 def text_name(name: str) -> str | None:
     """The text-only class's name of the tensor `name` in the files of a whole model; None for a tensor of
     another part."""
-    for pattern, own in RENAMED.items():
-        renamed, found = re.subn(pattern, own, name)
-        if found:
+    for pattern, replacement in RENAMED.items():
+        renamed, count = re.subn(pattern, replacement, name)
+        if count:
             return renamed
     return name if name.startswith(HEAD) or OWN.match(name) else None
 
@@ -101,7 +101,7 @@ def text_name(name: str) -> str | None:
 def names_in_files(names: Iterable[str]) -> dict[str, str]:
     """The tensors of a model's files by the names of its parameters: of a model that holds more than text
     those of its text part."""
-    found = {name: text_name(name) for name in names}
-    if all(own in (None, name) for name, own in found.items()):
-        return {name: name for name in found}
-    return {own: name for name, own in found.items() if own is not None}
+    renamed = {name: text_name(name) for name in names}
+    if all(new in (None, name) for name, new in renamed.items()):
+        return {name: name for name in renamed}
+    return {new: name for name, new in renamed.items() if new is not None}

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from hora_rl.common.console import say, working
 from hora_rl.common.errors import ConfigError, HoraError
+from hora_rl.common.files import read_yaml
 from hora_rl.common.load import load
 from hora_rl.common.model.pretrained import obtain
-from hora_rl.common.plain_yaml import read_yaml
 from hora_rl.deploy.checks import configuration, disk, machine, processors, services, sources, task, templates
 from hora_rl.deploy.checks.engine import AskedEngine, engine
 from hora_rl.deploy.checks.findings import Check, Finding, Target

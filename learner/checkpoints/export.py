@@ -20,7 +20,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.files import sync_tree
-from hora_rl.common.model.adapter_names import PARAMETER, published_name
+from hora_rl.common.model.adapters import PARAMETER, published_name
 from hora_rl.common.model.model_files import weights_digest
 from hora_rl.learner.checkpoints.checkpoint import TAG
 from hora_rl.learner.checkpoints.manifest import Refused, read_secret, verified

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hora_rl.common.config import Config, LearnerConfig, ModelConfig
-from hora_rl.common.model.adapter_names import published_name
-from hora_rl.common.model.adapters import refuse_to_train
+from hora_rl.common.model.adapters import published_name, refuse_to_train
 from hora_rl.common.model.finite import not_finite, refuse_not_finite
 from hora_rl.common.model.model_files import own_configuration
 from hora_rl.common.model.text_part import RENAMED

@@ -17,7 +17,7 @@ import torch
 
 from hora_rl.common.config import LoraConfig
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.model.adapter_names import SETTINGS, WEIGHTS, parts_of
+from hora_rl.common.model.adapters import SETTINGS, WEIGHTS, parts_of
 from hora_rl.common.model.model_files import weights_digest
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from hora_rl.common.model.adapter_names import PARAMETER, published_name
+from hora_rl.common.model.adapters import PARAMETER, published_name
 from hora_rl.common.weights.memory_files import MemoryFile, Snapshot
 from hora_rl.common.weights.pinned_buffer import HostBlock, size_of
 from hora_rl.common.weights.tensor_file import Shape

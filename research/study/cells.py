@@ -13,8 +13,8 @@ from pydantic import Field, JsonValue, ValidationError
 from hora_rl.common.config import Config
 from hora_rl.common.config.base import Section
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.files import read_yaml
 from hora_rl.common.load import check_paths, differences, load
-from hora_rl.common.plain_yaml import read_yaml
 from research.tasks.recall import TASK_FILE, load_task
 
 HERE = Path(__file__).parents[1]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from hora_rl.actors.coordinator.calls import retry
+from hora_rl.actors.environment.built_in import guess
 from hora_rl.actors.environment.episodes import Episodes
-from hora_rl.actors.environment.guess import guess
 from hora_rl.actors.environment.protocol import Episode
 from hora_rl.actors.environment.watchdog import Watchdog
 from hora_rl.common.config import Config

@@ -17,8 +17,14 @@ from hora_rl.common.data.stop_tokens import silent_tokens
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import check_paths, from_args, load
 from hora_rl.common.model import pretrained
-from hora_rl.common.model.adapter_names import SETTINGS, WEIGHTS, parts_of, published_name
-from hora_rl.common.model.adapters import check_base, model_settings
+from hora_rl.common.model.adapters import (
+    SETTINGS,
+    WEIGHTS,
+    check_base,
+    model_settings,
+    parts_of,
+    published_name,
+)
 from hora_rl.common.model.model_files import ORIGIN
 from hora_rl.common.model.pretrained import model_folder, obtain
 from tests.support.gguf import SPECIAL, write_gguf

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from hora_rl.common.config import Config
-from hora_rl.common.model.adapter_names import published_name
+from hora_rl.common.model.adapters import published_name
 from hora_rl.common.types import Completion, Tokens
 from hora_rl.learner.model.engine import load_model
 from hora_rl.learner.model.logprobs import Policy

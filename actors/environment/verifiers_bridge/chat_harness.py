@@ -43,8 +43,8 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
         """Request one turn from the library's `endpoint`, which records the trace. A turn refused at a limit
         stops the trace and is no error."""
         system, prompt = self.resolve_prompt(data)
-        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
-        messages = [m if isinstance(m, dict) else message_to_wire(m) for m in said]
+        opening = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
+        messages = [m if isinstance(m, dict) else message_to_wire(m) for m in opening]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
         answer = await self._http.post(

@@ -70,9 +70,9 @@ class VerifiersEnvironment:
                         raise EpisodeOver(line["fault"])
                     raise EnvironmentFault(line["fault"])
                 try:
-                    said = await policy.reply(line["ask"])
-                    turn = {"said": said.text, "tokens": len(said.tokens), "finish": said.finish_reason}
-                    self._say({"id": number, **turn})
+                    turn = await policy.reply(line["ask"])
+                    answer = {"said": turn.text, "tokens": len(turn.tokens), "finish": turn.finish_reason}
+                    self._say({"id": number, **answer})
                 except EpisodeOver:
                     over = True
                     self._say({"id": number, "over": True})
@@ -106,10 +106,10 @@ class VerifiersEnvironment:
     async def _started(self) -> Process:
         named = self._named
         assert named is not None
-        asked = {"model": self._run, "taskset": named.taskset, "env": named.env, "config": named.config}
+        request = {"model": self._run, "taskset": named.taskset, "env": named.env, "config": named.config}
         try:
             process = await asyncio.create_subprocess_exec(
-                named.python, str(WORKER), json.dumps(asked), env=_variables(named.variables),
+                named.python, str(WORKER), json.dumps(request), env=_variables(named.variables),
                 stdin=PIPE, stdout=PIPE, limit=LONGEST_LINE,
             )  # fmt: skip
         except OSError as error:

@@ -59,11 +59,11 @@ class Running:
 class Worker:
     """`asked` is the parsed command-line argument. Messages are written to `out`."""
 
-    def __init__(self, asked: dict[str, Any], out: TextIO) -> None:
-        self._asked, self._out = asked, out
+    def __init__(self, request: dict[str, Any], out: TextIO) -> None:
+        self._asked, self._out = request, out
         self._running: dict[int, Running] = {}
         self._of_trace: dict[str, int] = {}
-        self._env = vf.load_environment(configured(asked))
+        self._env = vf.load_environment(configured(request))
         self._source: Iterator[Any] = iter(self._env.taskset)
         self._tasks: list[Any] = []
         os.environ[KEY] = secrets.token_hex(16)
@@ -162,19 +162,19 @@ class Worker:
         self._out.flush()
 
 
-def configured(asked: dict[str, Any]) -> vf.EnvConfig:
+def configured(request: dict[str, Any]) -> vf.EnvConfig:
     """The user's configuration, with the policy as each agent that has no `client`. Raises Misfit."""
-    raw = {**asked["config"], "taskset": {**asked["config"].get("taskset", {}), "id": asked["taskset"]}}
-    if asked["env"]:
-        raw["id"] = asked["env"]
+    raw = {**request["config"], "taskset": {**request["config"].get("taskset", {}), "id": request["taskset"]}}
+    if request["env"]:
+        raw["id"] = request["env"]
     config = vf.resolve_env_config(raw)
     seats = agent_config_fields(config)
     policies = [name for name, seat in seats.items() if seat.client is None]
     if not policies:
         raise Misfit(f"leaves no agent to the policy: each of {', '.join(seats)} has a `client` of its own")
     for name in policies:
-        own = raw.get(name, {})
-        raw[name] = {**own, "harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}, "retries": {}}
+        settings = raw.get(name, {})
+        raw[name] = {**settings, "harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}, "retries": {}}
     return vf.resolve_env_config(raw)
 
 
@@ -182,7 +182,7 @@ def plain(body: dict[str, Any]) -> list[dict[str, str]]:
     """The messages of a request as role and text. Raises Misfit for any other content."""
     if body.get("tools"):
         raise Misfit("offers tools, but only text is supported here")
-    found = []
+    messages = []
     for message in body.get("messages", []):
         content = message.get("content") or ""
         if isinstance(content, list):
@@ -191,8 +191,8 @@ def plain(body: dict[str, Any]) -> list[dict[str, str]]:
             content = "".join(part["text"] for part in content)
         if message.get("tool_calls"):
             raise Misfit("calls tools, but only text is supported here")
-        found.append({"role": message["role"], "content": content})
-    return found
+        messages.append({"role": message["role"], "content": content})
+    return messages
 
 
 def _ended(made: vf.Episode, running: Running) -> dict[str, Any]:

@@ -40,18 +40,18 @@ def _parsed(text: str) -> ast.Module | None:
 
 def _with_helpers(trees: list, best: int) -> list[int]:
     """The block `best`, and before it those above that only define, and define names it lacks."""
-    found, lacking = [best], _free(trees[best]) if trees[best] is not None else set()
+    chosen, lacking = [best], _free(trees[best]) if trees[best] is not None else set()
     for number in reversed(range(best)):
         tree = trees[number]
         defined = {*_defined(tree), *_imported(tree)} if tree is not None else set()
         if lacking & defined and all(isinstance(node, DEFINITIONS) for node in tree.body):
-            found.insert(0, number)
+            chosen.insert(0, number)
             lacking = (lacking - defined) | _free(tree)
-    return found
+    return chosen
 
 
 def _imported(tree: ast.AST) -> set[str]:
-    aliases = [one for one in ast.walk(tree) if isinstance(one, ast.alias)]
+    aliases = [node for node in ast.walk(tree) if isinstance(node, ast.alias)]
     return {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
 
 
@@ -67,54 +67,54 @@ def _wanted(entry: str, asserts: str) -> set[str]:
 def _defining(trees: list, wanted: set[str]) -> list[tuple[int, int, int]]:
     """For each block the number of wanted names that it defines, and of those with a body. A block that
     returns comes before others: it may be the body alone."""
-    found = []
+    counts = []
     for tree in trees:
         defined = _defined(tree) if tree is not None else {}
-        named = [whole for name, whole in defined.items() if name in wanted]
+        named = [has_body for name, has_body in defined.items() if name in wanted]
         if not wanted:
             named = [any(defined.values())] if defined else []
         returns = tree is not None and any(isinstance(node, ast.Return) for node in ast.walk(tree))
-        found.append((len(named), sum(named), int(returns)))
-    return found
+        counts.append((len(named), sum(named), int(returns)))
+    return counts
 
 
 def _defined(tree: ast.Module) -> dict[str, bool]:
     """The functions, classes and names of a block, methods of `Solution` too, and whether they have a body.
     An import defines nothing: an example imports the program."""
-    found: dict[str, bool] = {}
+    names: dict[str, bool] = {}
     for node in tree.body:
         if isinstance(node, FUNCTIONS):
-            found[node.name] = _has_body(node)
+            names[node.name] = _has_body(node)
         elif isinstance(node, ast.ClassDef):
-            methods = [one for one in node.body if isinstance(one, FUNCTIONS)]
-            whole = any(map(_has_body, methods)) if methods else True
-            found[node.name] = whole
+            methods = [item for item in node.body if isinstance(item, FUNCTIONS)]
+            has_body = any(map(_has_body, methods)) if methods else True
+            names[node.name] = has_body
             if node.name == "Solution":
-                found.update({method.name: _has_body(method) for method in methods})
+                names.update({method.name: _has_body(method) for method in methods})
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found.update({target.id: True for target in targets if isinstance(target, ast.Name)})
-    return found
+            names.update({target.id: True for target in targets if isinstance(target, ast.Name)})
+    return names
 
 
 def _has_body(function: Any) -> bool:
     """Whether it is more than a docstring, `pass` or `...`."""
-    said = [n.value if isinstance(n, ast.Expr) else n for n in function.body]
-    return not all(isinstance(n, (ast.Pass, ast.Constant)) for n in said)
+    statements = [n.value if isinstance(n, ast.Expr) else n for n in function.body]
+    return not all(isinstance(n, (ast.Pass, ast.Constant)) for n in statements)
 
 
 def _standalone(trees: list) -> list[tuple[bool, bool, bool, bool]]:
     """For each block whether it does something, without names of other blocks, and whether it writes and
     reads."""
     bound = [set() if tree is None else _bound(tree) for tree in trees]
-    found = []
+    marks = []
     for number, tree in enumerate(trees):
         others = set().union(*(names for other, names in enumerate(bound) if other != number))
         acts = tree is not None and any(isinstance(node, ast.Call) for node in ast.walk(tree))
         alone = acts and not (_free(tree) & others)
         names = _mentioned(tree) if alone else set()
-        found.append((acts, alone, bool(names.intersection(WRITES)), bool(names.intersection(READS))))
-    return found
+        marks.append((acts, alone, bool(names.intersection(WRITES)), bool(names.intersection(READS))))
+    return marks
 
 
 def _free(tree: ast.Module) -> set[str]:
@@ -142,6 +142,9 @@ def _mentioned(tree: ast.Module) -> set[str]:
         if isinstance(n, ast.Call)
         and isinstance(n.func, ast.Name)
         and n.func.id == "open"
-        and any(isinstance(one, ast.Constant) and one.value in (0, "/dev/stdin") for one in n.args[:1])
+        and any(
+            isinstance(argument, ast.Constant) and argument.value in (0, "/dev/stdin")
+            for argument in n.args[:1]
+        )
     ]
     return names | {"stdin" for _ in opened}

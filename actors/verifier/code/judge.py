@@ -58,7 +58,7 @@ class Program:
     def ask(self, what: str, target: Any, name: str | None, arguments: tuple, keywords: dict) -> Any:
         self.calls += 1
         try:
-            values = [encode(one, _number) for one in arguments]
+            values = [encode(argument, _number) for argument in arguments]
             named = {k: encode(v, _number) for k, v in keywords.items()}
         except Unsendable as error:
             if isinstance(error, TooDeep) and self.calls > 1:  # a result of the program, passed back
@@ -79,9 +79,9 @@ class Program:
         return Remote(self, number)
 
     def _reply(self) -> tuple[str, Any, Any]:
-        said = self._tell.readline(LONGEST)
+        reply = self._tell.readline(LONGEST)
         try:
-            number, kind, value, rest = json.loads(said)
+            number, kind, value, rest = json.loads(reply)
         except (RecursionError, TypeError, ValueError):
             raise Unanswered("the program ended, or answered too much") from None
         if number != self.calls or kind not in ("value", "error"):
@@ -156,8 +156,8 @@ def _called(program: Program, calls: list, entry: str) -> tuple[str, str]:
     """Verdict for `calls`, each the arguments and the right results."""
     for number, (arguments, results) in enumerate(calls, start=1):
         with Caught() as caught:
-            found = as_json(Remote(program, entry)(*arguments))
-            if not any(found == result for result in results):
+            value = as_json(Remote(program, entry)(*arguments))
+            if not any(value == result for result in results):
                 return "wrong", f"test {number}: wrong result"
         if caught.error is not None:
             return "wrong", f"test {number}: {type(caught.error).__name__}: {caught.error}"
@@ -169,8 +169,8 @@ def _verdict(program: Program, tests: str, entry: str) -> tuple[str, str]:
         code, tree = compile(tests, "tests.py", "exec"), ast.parse(tests)
     except (SyntaxError, ValueError) as error:
         return "cannot", f"{type(error).__name__}: {error}"
-    if asked := _of_program(tree):
-        return "cannot", f"the tests ask for an object of the program's own class ({asked})"
+    if name := _of_program(tree):
+        return "cannot", f"the tests ask for an object of the program's own class ({name})"
     try:
         with Caught() as caught:
             _run(program, code, entry)
@@ -197,9 +197,9 @@ def _failed(error: Exception, calls: int, tests: ast.Module) -> tuple[str, str]:
 
 def _imports(tests: ast.Module, module: str) -> bool:
     """Whether the tests import `module` or a module inside it."""
-    found = [alias.name for n in ast.walk(tests) if isinstance(n, ast.Import) for alias in n.names]
-    found += [n.module or "" for n in ast.walk(tests) if isinstance(n, ast.ImportFrom)]
-    return any(f"{name}.".startswith(f"{module}.") for name in found)
+    modules = [alias.name for n in ast.walk(tests) if isinstance(n, ast.Import) for alias in n.names]
+    modules += [n.module or "" for n in ast.walk(tests) if isinstance(n, ast.ImportFrom)]
+    return any(f"{name}.".startswith(f"{module}.") for name in modules)
 
 
 def _of_program(tests: ast.Module) -> str:
@@ -213,14 +213,14 @@ def _of_program(tests: ast.Module) -> str:
     known |= {n.name for n in nodes if isinstance(n, (ast.ClassDef, ast.ExceptHandler)) and n.name}
     known |= {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
     known |= {n.arg for n in nodes if isinstance(n, ast.arg)}
-    asked = [
-        one
+    classes = [
+        item
         for n in nodes
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "isinstance"
         for second in n.args[1:2]
-        for one in (second.elts if isinstance(second, ast.Tuple) else [second])
+        for item in (second.elts if isinstance(second, ast.Tuple) else [second])
     ]
-    names = [n.id for n in asked if isinstance(n, ast.Name)]
+    names = [n.id for n in classes if isinstance(n, ast.Name)]
     return next((name for name in names if name not in known and not hasattr(builtins, name)), "")
 
 

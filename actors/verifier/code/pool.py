@@ -12,9 +12,9 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from hora_rl.actors.verifier.boxes import Boxes
+from hora_rl.actors.verifier.cache import VerdictCache
 from hora_rl.actors.verifier.code.runner import CannotJudge, Runner
-from hora_rl.actors.verifier.remembered import Remembered
+from hora_rl.actors.verifier.sandbox.pool import SandboxPool
 from hora_rl.actors.verifier.sandbox.sandbox import Limits
 from hora_rl.common.config.reward import CodeTestsConfig
 from hora_rl.common.data.code import RowTests, candidates
@@ -29,8 +29,8 @@ class ProgramPool:
 
     def __init__(self, settings: CodeTestsConfig, processes: int) -> None:
         self._settings, self._limits = settings, limits_of(settings)
-        self._boxes = Boxes(lambda: Runner(self._limits), processes)
-        self._verdicts = Remembered[float]()
+        self._boxes = SandboxPool(lambda: Runner(self._limits), processes)
+        self._verdicts = VerdictCache[float]()
         self.judged = 0
 
     async def score(self, answer: Answer) -> float:

@@ -70,9 +70,11 @@ def _called(names: dict[str, Any], target: str) -> Any:
 
 def _only(names: dict[str, Any]) -> str:
     """The last public method of Solution, else function, that no other one mentions."""
-    own = vars(names["Solution"]) if isinstance(names.get("Solution"), type) else names
-    found = {n: getattr(v, "__wrapped__", v) for n, v in own.items() if getattr(v, "__module__", "") == NAME}
-    codes = {n: v.__code__ for n, v in found.items() if hasattr(v, "__code__") and not n.startswith("_")}
+    members = vars(names["Solution"]) if isinstance(names.get("Solution"), type) else names
+    functions = {
+        n: getattr(v, "__wrapped__", v) for n, v in members.items() if getattr(v, "__module__", "") == NAME
+    }
+    codes = {n: v.__code__ for n, v in functions.items() if hasattr(v, "__code__") and not n.startswith("_")}
     mentioned = {name for n, code in codes.items() for name in code.co_names if name != n}
     return ([n for n in codes if n not in mentioned] or list(codes) or [""])[-1]
 
@@ -92,9 +94,9 @@ def _answer(message: list, names: dict[str, Any], objects: list[Any]) -> list:
             called = getattr(called, name)
         if what == "get":
             return [number, "value", encode(called, keep), []]
-        values = [decode(one, objects.__getitem__) for one in arguments]
-        value = called(*values, **{k: decode(one, objects.__getitem__) for k, one in keywords.items()})
+        values = [decode(item, objects.__getitem__) for item in arguments]
+        value = called(*values, **{k: decode(item, objects.__getitem__) for k, item in keywords.items()})
         # Arguments are returned too: the program may have changed a list in place.
-        return [number, "value", encode(value, keep), [encode(one, keep) for one in values]]
+        return [number, "value", encode(value, keep), [encode(item, keep) for item in values]]
     # An error of the program: the tests decide what it means.
     return [number, "error", type(caught.error).__name__, str(caught.error)[:MESSAGE]]

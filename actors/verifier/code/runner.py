@@ -57,8 +57,8 @@ class Runner:
     def _program(self, blocks: Sequence[str], tests: RowTests) -> str:
         """The blocks that are the program, as one; the last one if they cannot be parsed."""
         if len(blocks) > 1:
-            asked = json.dumps([list(blocks), tests.entry, tests.asserts, bool(tests.pairs)]).encode()
-            outcome = self._box.run(CHOICE, asked, self._limits)
+            request = json.dumps([list(blocks), tests.entry, tests.asserts, bool(tests.pairs)]).encode()
+            outcome = self._box.run(CHOICE, request, self._limits)
             if outcome.kind == "ok":
                 return "\n\n".join(blocks[number] for number in json.loads(outcome.out))
         return blocks[-1]
@@ -83,27 +83,27 @@ class Runner:
             over = by_program.kind in ("time", "wall", "output")
             why = f"the program: {ended(by_program)}" if over else f"the tests: {ended(outcome)}"
             return Verdict(False, why, judge_ended=not over)
-        said = _parsed(outcome.out)
-        if said is None or said[0] != nonce:
+        verdict = _parsed(outcome.out)
+        if verdict is None or verdict[0] != nonce:
             raise CannotJudge(f"the process of the tests ended without a verdict: {ended(outcome)}")
-        if said[1] == "cannot":
-            raise CannotJudge(said[2])
-        return Verdict(said[1] == "pass", said[2])
+        if verdict[1] == "cannot":
+            raise CannotJudge(verdict[2])
+        return Verdict(verdict[1] == "pass", verdict[2])
 
     def _both(self, program: str, tests: RowTests, nonce: str) -> tuple[Outcome, Outcome]:
         """Outcomes of the tests and of the program. The program is stopped when the tests end."""
         if self._judge is None:
             self._judge = Sandbox(PRELOAD)
-        calls = [(json.loads(one.arguments), list(map(json.loads, one.results))) for one in tests.calls]
+        calls = [(json.loads(call.arguments), list(map(json.loads, call.results))) for call in tests.calls]
         task = {"program": program, "tests": tests.asserts, "calls": calls, "nonce": nonce}
         task |= {"entry": tests.entry, "before": tests.before}
-        asked, ask = os.pipe()
-        tell, told = os.pipe()
+        ask_read, ask_write = os.pipe()
+        tell_read, tell_write = os.pipe()
         try:
-            self._box.start(PROGRAM, b"", self._limits, [asked, told])
-            self._judge.start(JUDGE, json.dumps(task).encode(), self._limits, [ask, tell])
+            self._box.start(PROGRAM, b"", self._limits, [ask_read, tell_write])
+            self._judge.start(JUDGE, json.dumps(task).encode(), self._limits, [ask_write, tell_read])
         finally:
-            for end in (asked, ask, tell, told):
+            for end in (ask_read, ask_write, tell_read, tell_write):
                 os.close(end)
         try:
             outcome = self._judge.wait()
@@ -126,7 +126,7 @@ def ended(outcome: Outcome) -> str:
 
 def _parsed(out: bytes) -> list | None:
     try:
-        said = json.loads(out)
+        message = json.loads(out)
     except ValueError:
         return None
-    return said if isinstance(said, list) and len(said) == 3 else None
+    return message if isinstance(message, list) and len(message) == 3 else None

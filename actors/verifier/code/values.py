@@ -80,14 +80,14 @@ def encode(value: Any, keep: Keep, depth: int = 0) -> Any:
     if depth > DEPTH:
         raise TooDeep("nested too deeply")
     if kind is list:
-        return [encode(one, keep, depth + 1) for one in value]
+        return [encode(item, keep, depth + 1) for item in value]
     if kind is dict or kind is defaultdict:
         pairs = dict.items(value)
         return {"dict": [[encode(k, keep, depth + 1), encode(v, keep, depth + 1)] for k, v in pairs]}
     if kind is Counter or kind is OrderedDict:
         return {kind.__name__: encode(dict(value), keep, depth)}
     if kind.__name__ in COLLECTIONS and kind is COLLECTIONS[kind.__name__]:
-        return {kind.__name__: [encode(one, keep, depth + 1) for one in value]}
+        return {kind.__name__: [encode(item, keep, depth + 1) for item in value]}
     return {"kept": keep(value)}
 
 
@@ -100,7 +100,7 @@ def decode(value: Any, kept: Callable[[int], Any], depth: int = 0) -> Any:
     if depth > DEPTH + 1:  # one level more: numbers are objects too
         raise ValueError("nested too deeply")
     if kind is list:
-        return [decode(one, kept, depth + 1) for one in value]
+        return [decode(item, kept, depth + 1) for item in value]
     ((tag, content),) = value.items()
     if tag == "int":
         return int(content, 16)
@@ -120,7 +120,7 @@ def decode(value: Any, kept: Callable[[int], Any], depth: int = 0) -> Any:
 def as_json(value: Any) -> Any:
     """A value as LiveCodeBench compares results: a tuple is a list, and the keys of an object are texts."""
     if isinstance(value, (list, tuple, deque)):
-        return [as_json(one) for one in value]
+        return [as_json(item) for item in value]
     if isinstance(value, dict):
         return {k if isinstance(k, str) else _key(k): as_json(v) for k, v in value.items()}
     return value

@@ -34,8 +34,8 @@ logging.getLogger("math_verify.grader").setLevel(logging.ERROR)  # no warning th
 
 def equal(gold: str, answer: str) -> bool:
     """Whether two texts are the same expression, number, set, interval, vector or relation."""
-    one, other = parse(gold), parse(answer)
-    if one is not None and other is not None and _same(one, other):
+    left, right = parse(gold), parse(answer)
+    if left is not None and right is not None and _same(left, right):
         return True
     return _same_sets(gold, answer)
 
@@ -44,8 +44,8 @@ def equal_totals(gold: Total, answer: Total) -> bool:
     """Whether two sums of (value, factor) are equal."""
     if len(gold) == len(answer) == 1 and gold[0][1] == answer[0][1]:
         return equal(gold[0][0], answer[0][0])
-    one, other = _added(gold), _added(answer)
-    return one is not None and other is not None and _same(one, other)
+    left, right = _added(gold), _added(answer)
+    return left is not None and right is not None and _same(left, right)
 
 
 def parse(text: str) -> Basic | None:
@@ -104,10 +104,10 @@ def _same_sets(gold: str, answer: str) -> bool:
         names = {variable(gold, parse), variable(answer, parse)} - {None}  # None: `\{x : x>2\}`
         if len(names) > 1:
             return False
-    one, other = region(gold, parse), region(answer, parse)
-    if one is None or other is None:
+    left, right = region(gold, parse), region(answer, parse)
+    if left is None or right is None:
         return False
-    return one == other or one.symmetric_difference(other) is S.EmptySet
+    return left == right or left.symmetric_difference(right) is S.EmptySet
 
 
 def _added(total: Total) -> Expr | None:

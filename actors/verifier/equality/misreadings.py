@@ -64,10 +64,11 @@ def _lost_numeral(text: str, parsed: Basic) -> str | None:
     nothing."""
     numbers = parsed.atoms(Rational)
     kept = {str(abs(number.p)) for number in numbers} | {str(number.q) for number in numbers}
-    for found in _NUMERAL.finditer(_INDEX.sub(lambda index: " " * len(index[0]), text)):  # bases are compared
-        if found[0] in kept:
+    without_bases = _INDEX.sub(lambda index: " " * len(index[0]), text)  # they are compared
+    for numeral in _NUMERAL.finditer(without_bases):
+        if numeral[0] in kept:
             continue
-        other = f"{text[: found.start()]}{int(found[0].split('.')[0]) + 7}{text[found.end() :]}"
+        other = f"{text[: numeral.start()]}{int(numeral[0].split('.')[0]) + 7}{text[numeral.end() :]}"
         if bounded(other, 2000) and parse(other) == parsed:
-            return found[0]
+            return numeral[0]
     return None

@@ -24,18 +24,18 @@ def same_value(gold: object, answer: object) -> bool | None:
 
     True only for two exact numbers. A number differs from an expression with a variable (`x/x` for 1), from
     an infinity (`\infty+1`), and a list of sets from a set."""
-    if any(_differ(one, other) for one, other in _pairs(gold, answer)) or _nested(gold) != _nested(answer):
+    if any(_differ(left, right) for left, right in _pairs(gold, answer)) or _nested(gold) != _nested(answer):
         return False
     return (
         True if isinstance(gold, Expr) and isinstance(answer, Expr) and _same_number(gold, answer) else None
     )
 
 
-def _same_number(one: Expr, other: Expr) -> bool:
+def _same_number(left: Expr, right: Expr) -> bool:
     """Whether two exact numbers agree in all computed digits."""
-    if one.free_symbols or one.has(Float, UnevaluatedExpr) or other.has(Float, UnevaluatedExpr):
+    if left.free_symbols or left.has(Float, UnevaluatedExpr) or right.has(Float, UnevaluatedExpr):
         return False
-    a, b = _value(one), _value(other)
+    a, b = _value(left), _value(right)
     return a is not None and b is not None and _near(a, b, _SAME)
 
 
@@ -52,7 +52,7 @@ def _is_infinity(expression: Expr) -> bool:
 
 
 def _nested(parsed: object) -> bool:
-    return isinstance(parsed, FiniteSet) and any(isinstance(one, FiniteSet) for one in parsed.args)
+    return isinstance(parsed, FiniteSet) and any(isinstance(element, FiniteSet) for element in parsed.args)
 
 
 def _pairs(gold: object, answer: object) -> Iterator[tuple[Expr, Expr]]:
@@ -71,8 +71,8 @@ def _pairs(gold: object, answer: object) -> Iterator[tuple[Expr, Expr]]:
 
 def _zipped(gold: Sequence[object], answer: Sequence[object]) -> Iterator[tuple[Expr, Expr]]:
     if len(gold) == len(answer):
-        for one, other in zip(gold, answer, strict=True):
-            yield from _pairs(one, other)
+        for left, right in zip(gold, answer, strict=True):
+            yield from _pairs(left, right)
 
 
 def _by_size(elements: FiniteSet) -> list[Expr]:
@@ -87,19 +87,19 @@ def _place(value: Expr) -> tuple[float, float]:
     return round(float(real), 9), float(imaginary)
 
 
-def _differ(one: Expr, other: Expr) -> bool:
-    if one == other or one.has(UnevaluatedExpr) or other.has(UnevaluatedExpr):  # a percentage
+def _differ(left: Expr, right: Expr) -> bool:
+    if left == right or left.has(UnevaluatedExpr) or right.has(UnevaluatedExpr):  # a percentage
         return False
-    if _computes_infinity(other) and not _is_infinity(other):
+    if _computes_infinity(right) and not _is_infinity(right):
         return True
-    if other.free_symbols and not one.free_symbols:
+    if right.free_symbols and not left.free_symbols:
         return True
-    if {symbol.name for symbol in one.free_symbols} != {symbol.name for symbol in other.free_symbols}:
+    if {symbol.name for symbol in left.free_symbols} != {symbol.name for symbol in right.free_symbols}:
         return False
-    a, b = _value(one), _value(other)
+    a, b = _value(left), _value(right)
     if a is None or b is None:
         return False
-    return not _near(a, b, _DECIMAL if one.has(Float) or other.has(Float) else _EXACT)
+    return not _near(a, b, _DECIMAL if left.has(Float) or right.has(Float) else _EXACT)
 
 
 def _near(a: Expr, b: Expr, tolerance: Float) -> bool:

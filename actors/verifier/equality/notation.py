@@ -101,12 +101,12 @@ for _char in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞":
 def symbols(text: str) -> str:
     r"""Unicode symbols, roots and repeating decimals as LaTeX: `5√2` -> `5\sqrt{2}`, `x⁴` -> `x^4`, `½` ->
     `\frac{1}{2}`, `0.\bar3` -> `\frac{3}{9}`."""
-    text = _OVERLINED.sub(lambda found: rf"\overline{{{re.sub(r'[^0-9]', '', found[0])}}}", text)
+    text = _OVERLINED.sub(lambda match: rf"\overline{{{re.sub(r'[^0-9]', '', match[0])}}}", text)
     if not text.isascii():
         text = _SMALL_FRACTION.sub(_small_fraction, text)
-        text = _UNICODE_ROOT.sub(lambda found: rf"\sqrt[{'34'['∛∜'.index(found[1])]}]{{{found[2]}}}", text)
+        text = _UNICODE_ROOT.sub(lambda match: rf"\sqrt[{'34'['∛∜'.index(match[1])]}]{{{match[2]}}}", text)
         text = _SUPERSCRIPT.sub(_exponent, text.translate(_SYMBOLS))
-        text = _SUBSCRIPT.sub(lambda found: f"_{{{normalize('NFKC', found[0])}}}", text)
+        text = _SUBSCRIPT.sub(lambda match: f"_{{{normalize('NFKC', match[0])}}}", text)
     text = _SCIENTIFIC.sub(r"\1\\times 10^{\2\3}", text)
     if "^" in text or "**" in text:
         text = _DEGREE.sub(r"^\\circ ", _POWER_FRACTION.sub(r"^{\1}", _SIGNED_POWER.sub(r"\1{\2}", text)))
@@ -123,34 +123,38 @@ def named(text: str) -> str:
 
     `log2(8)` stays unchanged: its base is ambiguous."""
     text = _INFINITY.sub(r"\\infty ", text)
-    return _NAME.sub(lambda found: found[0] if found[0].startswith("\\") else "\\" + found[0], text)
+    return _NAME.sub(lambda match: match[0] if match[0].startswith("\\") else "\\" + match[0], text)
 
 
 def intervals(text: str) -> str:
     """`[0;1[` and a union of such as `[0,1)`."""
-    found = [_INTERVAL.fullmatch(part) for part in text.split("\\cup")]
-    if not all(found) or not any(one and (";" in one[0] or one[1] == "]" or one[4] == "[") for one in found):
+    matches = [_INTERVAL.fullmatch(part) for part in text.split("\\cup")]
+    if not all(matches) or not any(
+        match and (";" in match[0] or match[1] == "]" or match[4] == "[") for match in matches
+    ):
         return text
     opening, closing = {"]": "("}, {"[": ")"}
     return "\\cup ".join(
-        f"{opening.get(one[1], one[1])}{one[2]},{one[3]}{closing.get(one[4], one[4])}" for one in found if one
+        f"{opening.get(match[1], match[1])}{match[2]},{match[3]}{closing.get(match[4], match[4])}"
+        for match in matches
+        if match
     )
 
 
-def _small_fraction(found: re.Match[str]) -> str:
-    top, bottom = (normalize("NFKC", part) for part in found.groups())
+def _small_fraction(match: re.Match[str]) -> str:
+    top, bottom = (normalize("NFKC", part) for part in match.groups())
     return rf"\frac{{{top}}}{{{bottom}}}"
 
 
-def _fraction(found: re.Match[str]) -> str:
-    whole, fixed, *repeated = found.groups()
+def _fraction(match: re.Match[str]) -> str:
+    integer, fixed, *repeated = match.groups()
     digits = next(part for part in repeated if part)
-    before = f"{whole}{fixed}" or "0"
+    before = f"{integer}{fixed}" or "0"
     return rf"\frac{{{int(before + digits) - int(before)}}}{{{'9' * len(digits)}{'0' * len(fixed)}}}"
 
 
-def _exponent(found: re.Match[str]) -> str:
-    power = found.group().translate(_SUPERSCRIPTS)
+def _exponent(match: re.Match[str]) -> str:
+    power = match.group().translate(_SUPERSCRIPTS)
     return f"^{power}" if len(power) == 1 else f"^{{{power}}}"
 
 
@@ -159,10 +163,10 @@ def _roots(text: str) -> str:
         return text
     closing = _round_brackets(text)
     chars = list(text)
-    for found in _ROOT_OF_BRACKETS.finditer(text):
-        if (end := closing.get(found.end())) is not None:
-            chars[found.start() : found.end()] = ["\\sqrt", *[""] * (len(found.group()) - 1)]
-            chars[found.end()], chars[end] = "{", "}"
+    for match in _ROOT_OF_BRACKETS.finditer(text):
+        if (end := closing.get(match.end())) is not None:
+            chars[match.start() : match.end()] = ["\\sqrt", *[""] * (len(match.group()) - 1)]
+            chars[match.end()], chars[end] = "{", "}"
     return _ROOT_OF_BRACES.sub(r"\\sqrt", _ROOT_OF_ONE.sub(r"\\sqrt{\1}", "".join(chars)))
 
 

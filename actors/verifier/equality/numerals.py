@@ -27,52 +27,55 @@ def canonical_number(text: str) -> str | None:
     None also for `3, 103`, a list, and for `2e - 3` and `2e`, where `e` is Euler's number."""
     text = ungrouped(bare(text))
     text = text.replace(".", "") if _MILLIONS.fullmatch(text) else text
-    found = None if _LISTED.search(text) else _NUMBER.fullmatch(tight(text))
-    if not found:
+    match = None if _LISTED.search(text) else _NUMBER.fullmatch(tight(text))
+    if not match:
         return None
-    sign, whole, decimals = found[1], found[2].replace(",", ""), found[3] or ""
-    power = int(found[4] or found[5] or 0)
+    sign, integer, decimals = match[1], match[2].replace(",", ""), match[3] or ""
+    power = int(match[4] or match[5] or 0)
     if power > 0:
-        whole, decimals = whole + decimals[:power].ljust(power, "0"), decimals[power:]
+        integer, decimals = integer + decimals[:power].ljust(power, "0"), decimals[power:]
     elif power:
-        whole, decimals = whole.rjust(1 - power, "0")[:power], whole.rjust(-power, "0")[power:] + decimals
-    whole = whole.lstrip("0") or "0"
+        integer, decimals = (
+            integer.rjust(1 - power, "0")[:power],
+            integer.rjust(-power, "0")[power:] + decimals,
+        )
+    integer = integer.lstrip("0") or "0"
     decimals = decimals.rstrip("0")
-    value = f"{whole}.{decimals}" if decimals else whole
+    value = f"{integer}.{decimals}" if decimals else integer
     return f"-{value}" if sign == "-" and value != "0" else value
 
 
 def pointed(text: str, integer: bool) -> str:
     """The text with its only decimal comma as a point: `3,5 kg` -> `3.5 kg`. Three decimals are a group of
     thousands, but behind 0. `3,0` is a list where the number sought is an integer, `3,00` none."""
-    text = _POINTS.sub(lambda found: found[0].replace(".", ""), ungrouped(text))
-    found = list(_COMMA.finditer(text))
-    if len(found) != 1 or (integer and not int(found[0][2][:9]) and found[0][2] != "00"):
+    text = _POINTS.sub(lambda match: match[0].replace(".", ""), ungrouped(text))
+    matches = list(_COMMA.finditer(text))
+    if len(matches) != 1 or (integer and not int(matches[0][2][:9]) and matches[0][2] != "00"):
         return text
-    if len(found[0][2]) == 3 and found[0][1] != "0":
+    if len(matches[0][2]) == 3 and matches[0][1] != "0":
         return text
     return _COMMA.sub(r"\1.\2", text)
 
 
 def without_commas(text: str) -> str:
     """The text without commas as in `x = 1,234` and `12,34,567`, which may also be lists."""
-    return _THOUSANDS.sub(lambda found: re.sub("[^0-9]", "", found[0]), text)
+    return _THOUSANDS.sub(lambda match: re.sub("[^0-9]", "", match[0]), text)
 
 
 def ungrouped(text: str) -> str:
     r"""The text without spaces and apostrophes between groups of three digits: `10\,000 \pi`, `10'000 \pi` ->
     `10000 \pi`."""
-    return _GROUPED.sub(lambda found: _GAP.sub("", found.group()), text)
+    return _GROUPED.sub(lambda match: _GAP.sub("", match.group()), text)
 
 
 def other_base(gold: str, answer: str) -> bool:
     """Whether the answer is a numeral in another base than the gold answer. Both without spacing.
 
     An answer may omit the base that the problem asks for."""
-    found = _BASE.fullmatch(answer)
-    return bool(found) and _base_of(answer) != _base_of(gold)
+    match = _BASE.fullmatch(answer)
+    return bool(match) and _base_of(answer) != _base_of(gold)
 
 
 def _base_of(text: str) -> str:
-    found = _BASE.fullmatch(text)
-    return found.group(1) if found else "10"
+    match = _BASE.fullmatch(text)
+    return match.group(1) if match else "10"

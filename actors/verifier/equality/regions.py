@@ -39,7 +39,7 @@ def region(text: str, parse: Parse) -> Set | None:
         [_relation(part, parse) for part in split_outside(piece, _AND)] for piece in split_outside(text, _OR)
     ]
     sets = [_intersection(piece) for piece in pieces]
-    known = [one for one in sets if one is not None]
+    known = [item for item in sets if item is not None]
     return Union(*known) if len(known) == len(sets) else None
 
 
@@ -59,7 +59,7 @@ def _intersection(parts: list[Set | None]) -> Set | None:
 def _relation(text: str, parse: Parse) -> Set | None:
     parsed = parse(_EDGE.sub("", text))
     relations = parsed._unsorted_args if isinstance(parsed, And) else [parsed]
-    return _intersection([_interval(one) if isinstance(one, Relational) else None for one in relations])
+    return _intersection([_interval(item) if isinstance(item, Relational) else None for item in relations])
 
 
 def _interval(relation: Relational) -> Set | None:

@@ -57,7 +57,7 @@ def unwrapped(text: str) -> str:
         text = _END.sub("", text)
         if lines := _LINES.fullmatch(text):
             text = re.sub(
-                r"\s*\\\\\s*&?\s*(=)?", lambda found: found[1] or ", ", _END.sub("", lines[2].rstrip())
+                r"\s*\\\\\s*&?\s*(=)?", lambda match: match[1] or ", ", _END.sub("", lines[2].rstrip())
             )
             text = text.replace("&", "")
         if text.endswith(".") and not text.endswith((r"\.", "..")):
@@ -103,9 +103,9 @@ def split_outside(text: str, separator: re.Pattern[str]) -> list[str]:
     """Parts of the text, split at separators outside brackets."""
     parts, start, depth, i = [], 0, 0, 0
     while i < len(text):
-        if not depth and (found := separator.match(text, i)) and found.end() > i:
+        if not depth and (match := separator.match(text, i)) and match.end() > i:
             parts.append(text[start:i])
-            start = i = found.end()
+            start = i = match.end()
             continue
         depth = max(0, depth + (text[i] in "([{") - (text[i] in ")]}"))
         i += 1

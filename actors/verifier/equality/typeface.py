@@ -55,12 +55,12 @@ def untypeset(text: str) -> str:
     return _Reader(_QUOTIENT.sub(_quotient, text)).all() if _STYLED.search(text) else text
 
 
-def _quotient(found: re.Match[str]) -> str:
+def _quotient(match: re.Match[str]) -> str:
     r"""`\frac{\text{m}}{\text{s}}` -> `\text{m/s}`, if both are units."""
-    top, bottom = found[1], found[4]
-    powers = found[2] or found[3] or "", found[5] or found[6] or ""
+    top, bottom = match[1], match[4]
+    powers = match[2] or match[3] or "", match[5] or match[6] or ""
     units = unit_named(top) and unit_named(bottom)
-    return rf"\text{{{top}}}{powers[0]}/\text{{{bottom}}}{powers[1]}" if units else found[0]
+    return rf"\text{{{top}}}{powers[0]}/\text{{{bottom}}}{powers[1]}" if units else match[0]
 
 
 class _Group:

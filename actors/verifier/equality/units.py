@@ -115,18 +115,18 @@ def totals(gold: str, answer: str) -> list[tuple[Total, Total]]:
 
     A side without a convertible unit is read in any unit of the other side. For percentages see
     `_percentage`."""
-    one, other = measured(gold), measured(answer)
-    if one[0].unit and not other[0].unit:
-        other = measured(_GLUED_LETTER.sub(" ", answer))
-    units = one[0].unit, other[0].unit
+    left, right = measured(gold), measured(answer)
+    if left[0].unit and not right[0].unit:
+        right = measured(_GLUED_LETTER.sub(" ", answer))
+    units = left[0].unit, right[0].unit
     if units[0] and units[1] and units[0].dimensions is not None and units[1].dimensions is not None:
         if units[0].dimensions == units[1].dimensions:
-            return [(_sum(one, Fraction(1)), _sum(other, Fraction(1)))]
+            return [(_sum(left, Fraction(1)), _sum(right, Fraction(1)))]
         if not _power_left_out(units[0], units[1]):
             return []
     if PERCENT in units:
-        return _percentage(one, other)
-    return [(_sum(one, g.factor), _sum(other, a.factor)) for g in one for a in other]
+        return _percentage(left, right)
+    return [(_sum(left, g.factor), _sum(right, a.factor)) for g in left for a in right]
 
 
 def _percentage(gold: tuple[Term, ...], answer: tuple[Term, ...]) -> list[tuple[Total, Total]]:
@@ -155,24 +155,24 @@ def _size(text: str) -> Fraction | None:
     """The absolute value of a plain number or fraction; None otherwise."""
     if (number := canonical_number(text)) is not None:
         return abs(Fraction(number))
-    found = _QUOTIENT.fullmatch(text.strip())
-    if not found:
+    match = _QUOTIENT.fullmatch(text.strip())
+    if not match:
         return None
-    top, bottom = found[3] or found[5], found[4] or found[6]
-    return int(found[2] or 0) + Fraction(int(top), int(bottom)) if int(bottom) else None
+    top, bottom = match[3] or match[5], match[4] or match[6]
+    return int(match[2] or 0) + Fraction(int(top), int(bottom)) if int(bottom) else None
 
 
 def _sum(terms: tuple[Term, ...], unit: Fraction) -> Total:
     return tuple((term.value, term.scale * term.factor / unit) for term in terms)
 
 
-def _power_left_out(one: Unit, other: Unit) -> bool:
+def _power_left_out(left: Unit, right: Unit) -> bool:
     """Accept cm for cm²: the problem determines the power."""
-    dimensions, others = one.dimensions or (), other.dimensions or ()
+    dimensions, others = left.dimensions or (), right.dimensions or ()
     if len(dimensions) != 1 or len(others) != 1 or dimensions[0][0] != others[0][0]:
         return False
     n, m = dimensions[0][1], others[0][1]
-    return n > 0 < m and 1 in (n, m) and one.factor**m == other.factor**n
+    return n > 0 < m and 1 in (n, m) and left.factor**m == right.factor**n
 
 
 def _term(text: str) -> Term:
@@ -199,10 +199,10 @@ def _term(text: str) -> Term:
 
 def _counted(text: str) -> str | None:
     """The number in front of words that are no units: `18 red eggs`."""
-    found = _COUNT.fullmatch(text.strip())
-    words = found[2].lower().split() if found else []
+    match = _COUNT.fullmatch(text.strip())
+    words = match[2].lower().split() if match else []
     more = any(is_more(word) or word in MATHS or is_unit_word(word) for word in words)
-    return found[1] if found and not more else None
+    return match[1] if match and not more else None
 
 
 def _without_last_unit(text: str, first: bool) -> str | None:
@@ -211,22 +211,22 @@ def _without_last_unit(text: str, first: bool) -> str | None:
     if not first and (joined := _END_JOINT.search(text)):
         text = _END_SPACE.sub("", text[: joined.start()])
     for pattern, fits in _ENDS:
-        if found := pattern.search(text):
-            return text[: found.start()] if fits(found) else None
+        if match := pattern.search(text):
+            return text[: match.start()] if fits(match) else None
     return None
 
 
-def _is_unit(found: re.Match[str]) -> bool:
+def _is_unit(match: re.Match[str]) -> bool:
     """Whether the words of a text command can be a unit: no digits and no word of `_MORE`."""
-    words = re.sub(r"\^-?\d", "", found.group(1))
+    words = re.sub(r"\^-?\d", "", match.group(1))
     names = re.findall(rf"{LETTER}+", words.lower())
     inner = names[names[:1] == ["and"] : len(names) - (names[-1:] == ["and"])]  # `feet and` 6 inches
     return bool(names) and not re.search(r"\d", words) and not any(map(is_more, inner))
 
 
-def _is_plain_unit(found: re.Match[str]) -> bool:
+def _is_plain_unit(match: re.Match[str]) -> bool:
     """Whether a word outside a text command is a known unit after something countable."""
-    word, before = found.group(1), found.string[: found.start()]
+    word, before = match.group(1), match.string[: match.start()]
     if len(word) == 1:
         return word in _BARE_LETTERS and bool(_BEFORE_LETTER.search(before))
     return is_unit_word(word) and bool(before.strip())
@@ -237,9 +237,9 @@ def is_more(word: str) -> bool:
     return bool(_MORE.fullmatch(word) or MORE_IN.search(word)) or word in MORE_WORDS
 
 
-def _is_native_unit(found: re.Match[str]) -> bool:
+def _is_native_unit(match: re.Match[str]) -> bool:
     """Whether a word of a script that is no mathematics follows something: `42个`, `42 рублей`."""
-    return bool(found.string[: found.start()].strip()) and not is_more(found.group(1).lower())
+    return bool(match.string[: match.start()].strip()) and not is_more(match.group(1).lower())
 
 
 _ENDS = (

@@ -70,10 +70,10 @@ def claimed(gold: str, answer: str) -> Pairs | None:
 
 def _by_number(pairs: list[tuple[Total, Total]]) -> Verdict:
     """Whether one pair is equal, if all sides are plain numbers; None otherwise."""
-    sums = [(_number(one), _number(other)) for one, other in pairs]
-    if any(one is None or other is None for one, other in sums):
+    sums = [(_number(left), _number(right)) for left, right in pairs]
+    if any(left is None or right is None for left, right in sums):
         return None
-    return any(one == other for one, other in sums)
+    return any(left == right for left, right in sums)
 
 
 def _number(total: Total) -> Fraction | None:

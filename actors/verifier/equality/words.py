@@ -53,8 +53,8 @@ def is_words(text: str) -> bool:
     text = bare(text)
     if spelt_set(text):
         return False
-    if told := _WORDS.fullmatch(text):
-        return len(told[1].strip()) > 1
+    if match := _WORDS.fullmatch(text):
+        return len(match[1].strip()) > 1
     if not _PROSE.fullmatch(text):
         return False
     if _CAPITALS.fullmatch(text) or text in FUNCTIONS:
@@ -90,12 +90,12 @@ def option_verdict(gold: str, answer: str) -> bool | None:
     gold, answer = bare(gold), bare(answer)
     if (several := _letters(gold)) and (others := _letters(answer)):
         return several == others
-    for one, other in ((gold, answer), (answer, gold)):
-        letter, said = _LETTER_OF_OPTION.fullmatch(one), _OPTION.fullmatch(other)
-        if letter and (alone := _LETTER_OF_OPTION.fullmatch(other)) and len(one + other) > 2:
+    for plain, full in ((gold, answer), (answer, gold)):
+        letter, option = _LETTER_OF_OPTION.fullmatch(plain), _OPTION.fullmatch(full)
+        if letter and (alone := _LETTER_OF_OPTION.fullmatch(full)) and len(plain + full) > 2:
             return letter[1] == alone[1]
-        if letter and said and not _SEVERAL.search(said[3]):
-            return letter[1] == (said[1] or said[2])
+        if letter and option and not _SEVERAL.search(option[3]):
+            return letter[1] == (option[1] or option[2])
     return None
 
 
@@ -105,7 +105,7 @@ def _letters(text: str) -> set[str] | None:
     letters = _SEPARATED.split(text.strip("() "))
     return (
         set(letters)
-        if len(letters) > 1 and all(len(one) == 1 and one in "ABCDEFGHIJ" for one in letters)
+        if len(letters) > 1 and all(len(letter) == 1 and letter in "ABCDEFGHIJ" for letter in letters)
         else None
     )
 

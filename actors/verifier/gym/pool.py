@@ -12,9 +12,9 @@ import secrets
 from functools import partial
 from typing import Any
 
-from hora_rl.actors.verifier.boxes import Boxes
+from hora_rl.actors.verifier.cache import VerdictCache
 from hora_rl.actors.verifier.code.runner import TRIES, ended
-from hora_rl.actors.verifier.remembered import Remembered
+from hora_rl.actors.verifier.sandbox.pool import SandboxPool
 from hora_rl.actors.verifier.sandbox.sandbox import Limits, Sandbox
 from hora_rl.common.data.gym import PINNED, TASK, packages
 from hora_rl.common.data.rewards import Answer
@@ -31,8 +31,8 @@ class ScorerPool:
     """Scores up to `processes` answers at a time. Use from one event loop; `close()` ends the pool."""
 
     def __init__(self, processes: int) -> None:
-        self._boxes = Boxes(_box, processes)
-        self._scores = Remembered[float]()
+        self._boxes = SandboxPool(_box, processes)
+        self._scores = VerdictCache[float]()
 
     async def score(self, answer: Answer, text: str, seconds: float) -> float:
         """The score of `text`, the answer of a completion, within `seconds` of processor time. Raises
@@ -46,10 +46,10 @@ class ScorerPool:
 
     async def _score(self, answer: Answer, text: str, seconds: float) -> float:
         entry = {name: value for name, value in answer.row.items() if name != TASK}
-        asked: dict[str, Any] = {**answer.row[TASK], "entry": entry, "answer": text}
-        score, why = await self._boxes.use(lambda box: _ask(box, asked, seconds))
+        task: dict[str, Any] = {**answer.row[TASK], "entry": entry, "answer": text}
+        score, why = await self._boxes.use(lambda box: _ask(box, task, seconds))
         if why:
-            _log.warning("the scorer of %s: %s, counted as wrong (%s)", asked["task"], why, answer.place)
+            _log.warning("the scorer of %s: %s, counted as wrong (%s)", task["task"], why, answer.place)
         return score
 
 
@@ -60,16 +60,16 @@ def _box() -> Sandbox:
     return Sandbox([SCORER], packages=folder)
 
 
-def _ask(box: Sandbox, asked: dict[str, Any], seconds: float) -> tuple[float, str]:
+def _ask(box: Sandbox, task: dict[str, Any], seconds: float) -> tuple[float, str]:
     """The score, and the reason if the scorer failed (then the score is 0)."""
     nonce = secrets.token_hex(8)
-    task = pickle.dumps({**asked, "nonce": nonce})
+    message = pickle.dumps({**task, "nonce": nonce})
     limits = Limits(seconds=seconds, memory=MEMORY, output=1 << 16)
-    outcome = box.run(f"from {SCORER} import main; main()", task, limits, TRIES)
+    outcome = box.run(f"from {SCORER} import main; main()", message, limits, TRIES)
     try:
-        said, score = json.loads(outcome.out) if outcome.kind == "ok" else ("", 0.0)
+        reply, score = json.loads(outcome.out) if outcome.kind == "ok" else ("", 0.0)
     except (TypeError, ValueError):
-        said, score = "", 0.0
-    if said != nonce or not isinstance(score, float) or not math.isfinite(score):
+        reply, score = "", 0.0
+    if reply != nonce or not isinstance(score, float) or not math.isfinite(score):
         return 0.0, ended(outcome)
     return min(1.0, max(0.0, score)), ""  # a sum of parts may round to slightly more than 1

@@ -13,8 +13,8 @@ factory = library()  # before the fork
 
 def main() -> None:
     """Read a task from stdin, written by the verifier, and write `[nonce, score]`."""
-    asked = pickle.load(sys.stdin.buffer)
+    task = pickle.load(sys.stdin.buffer)
     sys.stdout = sys.stderr  # only the score goes to stdout
-    settings = asked["settings"] | {"seed": 0, "size": 1}
-    score = factory.create_dataset(asked["task"], **settings).score_answer(asked["answer"], asked["entry"])
-    os.write(1, json.dumps([asked["nonce"], float(score)]).encode())
+    settings = task["settings"] | {"seed": 0, "size": 1}
+    score = factory.create_dataset(task["task"], **settings).score_answer(task["answer"], task["entry"])
+    os.write(1, json.dumps([task["nonce"], float(score)]).encode())

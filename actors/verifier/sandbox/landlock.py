@@ -46,8 +46,11 @@ def _installed(packages: str) -> list[str]:
     """The folder and the targets of symbolic links in it."""
     if not packages:
         return []
-    with os.scandir(packages) as found:
-        return [packages, *(os.path.realpath(one.path) for one in found if one.is_symlink() and one.is_dir())]
+    with os.scandir(packages) as entries:
+        return [
+            packages,
+            *(os.path.realpath(entry.path) for entry in entries if entry.is_symlink() and entry.is_dir()),
+        ]
 
 
 def restrict(rules: int) -> None:
@@ -57,10 +60,10 @@ def restrict(rules: int) -> None:
 
 def _allow(rules: int, path: str, rights: int) -> None:
     try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return  # missing on this machine
     try:
-        call("landlock_add_rule", rules, PATH_BENEATH, struct.pack("=Qi", rights, place), 0)
+        call("landlock_add_rule", rules, PATH_BENEATH, struct.pack("=Qi", rights, folder), 0)
     finally:
-        os.close(place)
+        os.close(folder)

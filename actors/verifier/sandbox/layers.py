@@ -183,6 +183,6 @@ def _tried(attempt: Callable[[], object]) -> str:
         os._exit(0)
     os.close(write)
     _, status = os.waitpid(pid, 0)
-    with os.fdopen(read, "rb") as said:
-        reason = said.read().decode()
+    with os.fdopen(read, "rb") as answer:
+        reason = answer.read().decode()
     return "" if status == 0 else reason or f"ended with status {status}"

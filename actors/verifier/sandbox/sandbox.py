@@ -202,8 +202,8 @@ class Sandbox:
             return self._receive(START_S)
         except SandboxLost as error:
             self._process.kill()
-            said = self._process.communicate()[1].decode(errors="replace").strip().splitlines()
-            why = said[-1] if said else str(error)
+            lines = self._process.communicate()[1].decode(errors="replace").strip().splitlines()
+            why = lines[-1] if lines else str(error)
             raise SandboxError(f"no sandbox can be made with {python}: {why}") from None
 
     def _receive(self, limit_s: float) -> dict:

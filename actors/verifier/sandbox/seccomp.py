@@ -96,20 +96,20 @@ def _error(code: int) -> Instruction:
     return _ins(RETURN, k=ERRNO | code)
 
 
-def _argument(place: int) -> Instruction:
+def _argument(index: int) -> Instruction:
     """Load the low half of an argument. The kernel ignores the high half of an int."""
-    return _ins(LOAD, k=ARGUMENTS + 8 * place)
+    return _ins(LOAD, k=ARGUMENTS + 8 * index)
 
 
-def _unless_any_bit(place: int, bits: int, code: int) -> list[Instruction]:
-    return [_argument(place), _ins(ANY_BIT, 0, 1, bits), _error(code), _ins(RETURN, k=ALLOW)]
+def _unless_any_bit(index: int, bits: int, code: int) -> list[Instruction]:
+    return [_argument(index), _ins(ANY_BIT, 0, 1, bits), _error(code), _ins(RETURN, k=ALLOW)]
 
 
-def _masked(place: int, mask: int, wanted: int, code: int) -> list[Instruction]:
-    masked = [_argument(place), _ins(AND, k=mask)]
+def _masked(index: int, mask: int, wanted: int, code: int) -> list[Instruction]:
+    masked = [_argument(index), _ins(AND, k=mask)]
     return [*masked, _ins(EQUAL, 0, 1, wanted), _ins(RETURN, k=ALLOW), _error(code)]
 
 
-def _one_of(place: int, values: tuple[int, ...], code: int) -> list[Instruction]:
+def _one_of(index: int, values: tuple[int, ...], code: int) -> list[Instruction]:
     tests = [i for value in values for i in (_ins(EQUAL, 0, 1, value), _ins(RETURN, k=ALLOW))]
-    return [_argument(place), *tests, _error(code)]
+    return [_argument(index), *tests, _error(code)]

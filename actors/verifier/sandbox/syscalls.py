@@ -54,8 +54,8 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 def allowed(machine: str) -> list[int]:
     """Numbers of the calls that are allowed with any arguments."""
-    place = MACHINES.index(machine)
-    return [number for pair in ALLOWED.values() if (number := pair[place]) is not None]
+    index = MACHINES.index(machine)
+    return [number for pair in ALLOWED.values() if (number := pair[index]) is not None]
 
 
 def special(name: str, machine: str) -> int | None:
@@ -67,8 +67,8 @@ def call(name: str, *args: int | bytes | None) -> int:
     """Make one of the `SPECIAL` calls on this machine. Raises OSError."""
     number = special(name, platform.machine())
     words = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
-    found = LIBC.syscall(ctypes.c_long(number or 0), *words)
-    if found < 0:
+    result = LIBC.syscall(ctypes.c_long(number or 0), *words)
+    if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{name}: {os.strerror(code)}")
-    return int(found)
+    return int(result)

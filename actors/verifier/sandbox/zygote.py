@@ -85,14 +85,14 @@ def serve(descriptor: int, preload: list[str], refused: list[str], packages: str
 
 
 @contextmanager
-def _end_on_failure(said: int) -> Iterator[None]:
+def _end_on_failure(report: int) -> Iterator[None]:
     """Used during the set-up of a forked process, which must not continue as a second zygote after an error.
     Writes the error to `said` and exits."""
     try:
         yield
     except BaseException as error:  # noqa: BLE001  whatever failed, this process must end
         try:
-            os.write(said, f"{type(error).__name__}: {error}"[:500].encode())
+            os.write(report, f"{type(error).__name__}: {error}"[:500].encode())
         finally:
             os._exit(SET_UP_FAILED)
 
@@ -109,18 +109,18 @@ class _Box:
     def run(self, limits: dict[str, float], descriptors: list[int]) -> bytes | None:
         """Fork a program. In the zygote: send the program's outcome and return None. In the program: return
         its source."""
-        ready, said = os.pipe()
+        ready, report = os.pipe()
         zygote, began = os.getpid(), time.monotonic()
         pid = os.fork()
         if pid == 0:
-            with _end_on_failure(said):
-                return self._become_program(limits, descriptors, said, zygote)
-        for one in (*descriptors, said):
-            os.close(one)
+            with _end_on_failure(report):
+                return self._become_program(limits, descriptors, report, zygote)
+        for descriptor in (*descriptors, report):
+            os.close(descriptor)
         ended_by = self._wait(pid, limits["wall"])
         _, status, usage = os.wait4(pid, 0)
-        with os.fdopen(ready, "rb") as told:
-            trouble = told.read().decode(errors="replace") or "ended before it began"
+        with os.fdopen(ready, "rb") as pipe:
+            trouble = pipe.read().decode(errors="replace") or "ended before it began"
         answer = {
             "status": os.waitstatus_to_exitcode(status),
             "over": ended_by == "clock",
@@ -149,12 +149,12 @@ class _Box:
             os.close(gone)
 
     def _become_program(
-        self, limits: dict[str, float], descriptors: list[int], said: int, zygote: int
+        self, limits: dict[str, float], descriptors: list[int], report: int, zygote: int
     ) -> bytes:
         self._sock.close()
         with os.fdopen(descriptors.pop(FIXED - 1), "rb") as file:
             source = file.read()
-        said, rules = _placed(descriptors, said, self._rules)
+        report, rules = _placed(descriptors, report, self._rules)
         os.setsid()
         os.chdir("/")
         layers.first_to_be_killed()
@@ -170,8 +170,8 @@ class _Box:
             os.close(rules)
         _fresh_streams()
         seccomp.install(layers.machine(), os.getpid(), threads is not None)
-        os.write(said, b"1")
-        os.close(said)
+        os.write(report, b"1")
+        os.close(report)
         return source
 
     def _threads(self, wanted: int) -> int | None:
@@ -195,16 +195,16 @@ def _enter_namespaces(sock: socket.socket) -> None:
     layers.die_with(0)
 
 
-def _placed(descriptors: list[int], said: int, rules: int | None) -> tuple[int, int | None]:
+def _placed(descriptors: list[int], report: int, rules: int | None) -> tuple[int, int | None]:
     """Renumber the program's descriptors to 0, 1, 2, … and close all others except `said` and `rules`."""
-    high = [fcntl.fcntl(one, fcntl.F_DUPFD, 100) for one in descriptors]
-    high_said = fcntl.fcntl(said, fcntl.F_DUPFD, 100)
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for descriptor in descriptors]
+    high_report = fcntl.fcntl(report, fcntl.F_DUPFD, 100)
     high_rules = None if rules is None else fcntl.fcntl(rules, fcntl.F_DUPFD, 100)
     os.closerange(0, 100)
-    for number, one in enumerate(high):
-        os.dup2(one, number)
-        os.close(one)
-    return high_said, high_rules
+    for number, descriptor in enumerate(high):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    return high_report, high_rules
 
 
 def _fresh_streams() -> None:

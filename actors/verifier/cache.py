@@ -11,7 +11,7 @@ SIZE = 100_000
 """Cached verdicts. A trained model repeats few different answers."""
 
 
-class Remembered(Generic[Verdict]):
+class VerdictCache(Generic[Verdict]):
     """The verdicts of the SIZE most recently used keys, told apart by a digest of their `repr`. Use from one
     event loop."""
 

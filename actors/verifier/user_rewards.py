@@ -46,7 +46,7 @@ class Judges:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
 
-class OwnRewards:
+class UserRewards:
     """The rewards in `reward` that need a user's function or tests of programs, and the place of answers.
     `run` calls a function in a worker process; up to `processes` programs run at a time. Raises
     ConfigError."""
@@ -57,8 +57,8 @@ class OwnRewards:
         answers.load_extract(reward.answer)
         codes = "code_tests" in reward.names
         self.programs = ProgramPool(reward.code_tests, processes) if codes else None
-        own = [name for name in reward.names if is_user_function(name)]
-        self._names = {f: [n for n in own if function_of(n) == f] for f in map(function_of, own)}
+        functions = [name for name in reward.names if is_user_function(name)]
+        self._names = {f: [n for n in functions if function_of(n) == f] for f in map(function_of, functions)}
         self._groups = [f for f in self._names if is_group(f)]
         self._singles = [f for f in self._names if f not in self._groups]
         self._async = {f for f in self._names if is_async(f)}
@@ -93,8 +93,8 @@ class OwnRewards:
         scored: list[dict[str, float]] = [{} for _ in group]
         for f in self._groups:
             values = await self._patient(f, partial(self._call, f, group))
-            for found, value, answer in zip(scored, values, group, strict=True):
-                found |= taken(self._names[f], value, answer.place)
+            for rewards, value, answer in zip(scored, values, group, strict=True):
+                rewards |= taken(self._names[f], value, answer.place)
         return scored
 
     async def answer_in(self, completion: str) -> str | None:

@@ -17,7 +17,7 @@ Box = TypeVar("Box", bound=Closed)
 T = TypeVar("T")
 
 
-class Boxes(Generic[Box]):
+class SandboxPool(Generic[Box]):
     """Up to `most` boxes, created on demand. `close()` ends all, even busy ones."""
 
     def __init__(self, make: Callable[[], Box], most: int) -> None:
