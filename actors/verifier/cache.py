@@ -12,8 +12,7 @@ SIZE = 100_000
 
 
 class VerdictCache(Generic[Verdict]):
-    """The verdicts of the SIZE most recently used keys, told apart by a digest of their `repr`. Use from one
-    event loop."""
+    """LRU cache of SIZE verdicts, keyed by a digest of `repr(key)`. Use from one event loop."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[bytes, Verdict] = OrderedDict()

@@ -147,7 +147,9 @@ class VerifierPool:
     async def _accuracy(self, rewards: UserRewards, judged: Answer) -> float:
         has_scorer, gold, seconds = gym.TASK in judged.row, judged.gold, rewards.reward.time_limit_s
         if not has_scorer and not isinstance(gold, str):
-            raise ValueError(f"reward 'accuracy': the gold answer is no text: {gold!r:.60} ({judged.place})")
+            raise ValueError(
+                f"reward 'accuracy': the gold answer is not a string: {gold!r:.60} ({judged.place})"
+            )
         answer = await rewards.answer_in(judged.completion)
         most = rewards.reward.max_answer_chars
         if answer is None or (len(answer) > most if has_scorer else not equality.bounded(answer, most)):

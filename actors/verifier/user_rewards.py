@@ -1,6 +1,6 @@
-"""User-defined rewards of completions and groups. Plain functions run in killable processes. `async` ones, a
-service or a model as judge, mostly wait, so they share one event loop in a separate thread: one that blocks
-it does not block the replica's. Unavailable rewards are retried."""
+"""User-defined rewards of completions and groups. Plain functions run in killable processes. Async rewards
+share one event loop in a thread, so a blocking reward cannot block the replica. Unavailable rewards are
+retried."""
 
 import asyncio
 import threading
@@ -27,14 +27,14 @@ Run = Callable[..., Awaitable[Any]]
 """Calls a function with arguments in a worker process, which is killed after `limit_s`."""
 
 
-class Judges:
+class AsyncRewards:
     """The event loop of async rewards. Use from one event loop; `close()` ends the thread."""
 
     def __init__(self, time_limit_s: float) -> None:
         self._limit = time_limit_s
         self._places = asyncio.Semaphore(AT_ONCE)
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="judges", daemon=True).start()
+        threading.Thread(target=self._loop.run_forever, name="async-rewards", daemon=True).start()
 
     async def ask(self, function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
         """The result of `function`. Raises TimeoutError after the time limit, and the function's errors."""
@@ -62,7 +62,7 @@ class UserRewards:
         self._groups = [f for f in self._names if is_group(f)]
         self._singles = [f for f in self._names if f not in self._groups]
         self._async = {f for f in self._names if is_async(f)}
-        self._judges = Judges(reward.time_limit_s) if self._async else None
+        self._judges = AsyncRewards(reward.time_limit_s) if self._async else None
         self.away: dict[str, str] = {}
 
     @property

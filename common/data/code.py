@@ -38,37 +38,11 @@ MOST_BLOCKS = 16
 """The last code blocks of a completion, among which the program is."""
 MOST_INDENT = 3
 """Columns that the end of a block may be indented beyond its beginning. A fence further in is its text."""
-NO_PROGRAMS = frozenset(
-    (
-        *(
-            "text",
-            "txt",
-            "plain",
-            "plaintext",
-            "output",
-            "out",
-            "result",
-            "console",
-            "terminal",
-            "bash",
-            "sh",
-        ),
-        *(
-            "shell",
-            "shell-session",
-            "zsh",
-            "fish",
-            "cmd",
-            "bat",
-            "powershell",
-            "ps1",
-            "json",
-            "jsonl",
-            "yaml",
-        ),
-        *("yml", "toml", "ini", "xml", "html", "css", "csv", "markdown", "md", "latex", "tex", "diff", "sql"),
-    )
+_NO_PROGRAMS = (
+    "text txt plain plaintext output out result console terminal bash sh shell shell-session zsh fish cmd "
+    "bat powershell ps1 json jsonl yaml yml toml ini xml html css csv markdown md latex tex diff sql"
 )
+NO_PROGRAMS = frozenset(_NO_PROGRAMS.split())
 """Languages of blocks that hold no program: text, what a program printed, and shell lines."""
 _LANGUAGE = re.compile(r"[ \t]*\{?\.?([A-Za-z][\w-]*)")
 _PYTHON = re.compile(r"[ \t]*\{?\.?py(?:thon)?3?\b", re.IGNORECASE)

@@ -1,8 +1,10 @@
 """Where the answer of a completion is, and whether it has the form asked for; programs as answers."""
 
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from hora_rl.actors.verifier.answers import ANSWERS, format_reward, load_extract, user_answer
 from hora_rl.common.answer_format import prefill
@@ -50,115 +52,9 @@ def test_the_format_is_a_thought_and_its_modes_answer(completion: str, mode: str
     assert format_reward(completion, mode) == reward
 
 
-TAGS = [
-    ("<think>a</think><answer> 7 \n</answer>", "7"),
-    ("<answer>7", None),
-    ("</answer>7<answer>", None),
-    ("<answer>  </answer>", None),
-    ("<answer>1</answer> no, <answer>2</answer>", "2"),
-    ("<think><answer>1</answer> or", None),
-    ("<think><answer>1</answer></think> <answer>2", None),
-]
-BOXED = [
-    (r"so \boxed{5}", "5"),
-    (r"\boxed{4}, no: $\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),
-    (r"\boxed{7} and \boxed{8", "7"),
-    (r"\boxed{(0, 1\}}", r"(0, 1\}"),
-    (r"\boxed{a \\ b}", r"a \\ b"),
-    (r"\fbox{3} \boxed {4}", "4"),
-    (r"\boxed{3} or \fbox{4}", "4"),
-    (r"\boxed 3", "3"),
-    (r"\boxed\text{3} cm", r"\text{3}"),
-    (r"\framebox{3}", "3"),
-    (r"The result: \boxed 42.", "42"),
-    (r"$\boxed42$ is it", "42"),
-    (r"\boxed{1}, no: \(\boxed -\frac{1}{2}\)", r"-\frac{1}{2}"),
-    (r"\boxed{7}, as \boxed asks", "7"),
-    (r"\boxed 3 and then \boxed{8}", "8"),
-    (r"} } \boxed{6}", "6"),
-    (r"\boxed{}", None),
-    (r"<think>\boxed{1}</think> \boxed{2}", "2"),
-    (r"<think>\boxed{1}", None),
-    (r"<think>\boxed{1}</think> nothing", None),
-]
-FINAL = [
-    ("We add.\nThe answer is 12", "12"),
-    ("The answer is 11. No.\n**Final Answer:** 12\nThat is all.", "12"),
-    ("It follows that\n\n  42 \n\n", "42"),
-    ("The answer is:\n$7$", "$7$"),
-    ("The answer is **72**.", "72"),
-    ("**The answer is 72**.", "72"),
-    ("It is\n__72__.", "72"),
-    ("Answer:\n$$\n72\n$$", "$$ 72 $$"),
-    ("The answer is \\[\n72\n\\].", r"\[ 72 \]"),
-    ("\\[\n1\n\\]\nso\n\\[\nx =\n72\n\\]\n", r"\[ x = 72 \]"),
-    ("72\n\\]", r"\]"),
-    ("So\n## **72**", "72"),
-    ("### Answer: 72", "72"),
-    ("So\n#5", "#5"),
-    ("<think>the answer is 3</think>\n4", "4"),
-    ("<think>the answer is 3", None),
-    ("", None),
-]
-FINAL += [
-    (sentence, "42")
-    for sentence in (
-        *("所以答案是42", "答案：42", "**答案**：42", "答案应该是：42", "答：42", "因此，最终答案为 42"),
-        *("उत्तर: 42", "अतः उत्तर 42 है।", "सही उत्तर है 42", "जवाब: 42"),
-        *("La respuesta es 42", "Respuesta: 42", "La respuesta final es: **42**", "**Respuesta:** 42"),
-        *("La réponse est 42", "Réponse : 42", "La réponse finale est 42"),
-        *("الإجابة هي 42", "الجواب: 42", "إذن الإجابة النهائية هي 42"),
-        *("উত্তর: 42", "সুতরাং উত্তর হলো 42", "উত্তর 42 হবে।"),
-        *("A resposta é 42", "Resposta: 42", "A resposta final é 42"),
-        *("Ответ: 42", "Ответ — 42", "**Ответ:** 42", "Окончательный ответ: 42"),
-        *("جواب: 42", "لہٰذا جواب 42 ہے۔", "جواب ہے 42"),
-        *("Die Antwort ist 42", "Antwort: 42", "Die Lösung lautet: 42"),
-        *("答えは42です", "答え：42", "したがって、正解は 42 です。", "答えは**42**です。"),
-        *("정답은 42입니다.", "답: 42", "따라서 답은 42이다"),
-        *("**Answer**: 42", "Final Answer： 42"),
-        *("Ans: 42", "The answer is therefore 42", "The final answer is 42. I hope it is correct."),
-        *(
-            "【答案】42",
-            "【答案】：42",
-            "答案即为42",
-            "答案等于42",
-            "【答え】42",
-            "최종 답변: 42",
-            "Ответом является 42",
-        ),
-        *(
-            "Jawaban: 42",
-            "Jadi, jawabannya adalah 42",
-            "Jawaban akhir: 42",
-            "La risposta è 42",
-            "Risposta finale: 42",
-        ),
-        *(
-            "Cevap: 42",
-            "Cevap 42'dir.",
-            "Doğru yanıt: 42",
-            "Đáp án: 42",
-            "Đáp số là 42",
-            "Câu trả lời cuối cùng là 42",
-        ),
-        *("Odpowiedź: 42", "Odpowiedź to 42", "Het antwoord is 42", "Відповідь: 42", "Відповідь — 42"),
-        *("پاسخ: 42", "جواب نهایی: 42", "คำตอบ: 42", "คำตอบคือ 42"),
-    )
-]
-FINAL += [
-    ("Ответ: -5", "-5"),
-    ("Ответ -5", "Ответ -5"),
-    ("回答问题\n42", "42"),
-    ("故选：B", "B"),
-    ("故选B", "B"),
-    ("Means\n42", "42"),
-    ("در پاسخ به این\n42", "42"),
-    ("答えは $42$ です。", "$42$"),
-]
-LAST = "the answer is 3"
-AUTO = [(rf"\boxed{{1}} <answer>2</answer> {LAST}", "2"), (rf"\boxed{{1}} {LAST}", "1"), (LAST, "3")]
+CASES = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text("utf-8"))
+CASES["final"] += [(sentence, "42") for sentence in CASES.pop("in_languages")]
 ALONE = [r"\frac{1}{2}", r"x^2 + 2x", "(3, 4)", r"\text{Evelyn}", r"5\text{ red apples}"]
-CASES = {"tags": TAGS, "boxed": BOXED, "final": FINAL, "auto": AUTO}
 
 
 @pytest.mark.parametrize(

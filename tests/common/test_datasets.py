@@ -173,6 +173,7 @@ def test_columns_are_reached_by_path_in_objects_lists_and_json_text(tmp_path):
         "choices": ["2", {"text": "3"}],
         "json": '{"gold": ["4"]}',
         "top.level": "6",
+        "braces": "{{1}}",
     }
     path = written(tmp_path, [nested])
 
@@ -182,7 +183,15 @@ def test_columns_are_reached_by_path_in_objects_lists_and_json_text(tmp_path):
 
     paths = ["choices.0", "choices.1.text", "json.gold.0", "extra.a.b", "top.level"]
     assert [gold(field) for field in paths] == ["2", "3", "4", "5", "6"]
-    for field in ("choices.2", "choices.x", "json.gold.0.0", "extra.none", "extra.question.x", "top"):
+    for field in (
+        "choices.2",
+        "choices.x",
+        "json.gold.0.0",
+        "extra.none",
+        "extra.question.x",
+        "top",
+        "braces.0",
+    ):
         with pytest.raises(
             DataError, match=rf"no column '{field}'; it has .*extra\.question.*data\.answer_field"
         ):
