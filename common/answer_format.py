@@ -72,8 +72,8 @@ _TAGGED_PROGRAM = (
 
 def prefill(prompt: str) -> str:
     """The opening of a thought, or an empty thought, at the end of a rendered prompt; empty if none."""
-    found = _PREFILL.search(prompt[-200:])
-    return found.group() if found else ""
+    match = _PREFILL.search(prompt[-200:])
+    return match.group() if match else ""
 
 
 def unclosed(opened: str) -> str:
@@ -97,10 +97,10 @@ def whole_thought(completion: str) -> bool | None:
     mark; None if it has no mark at all."""
     completion = completion.removeprefix(FINAL)
     counts = {marks: (completion.count(marks[0]), completion.count(marks[1])) for marks in MARKS}
-    found = [marks for marks, count in counts.items() if count != (0, 0)]
-    if not found:
+    present = [marks for marks, count in counts.items() if count != (0, 0)]
+    if not present:
         return None
-    return len(found) == 1 and counts[found[0]] == (1, 1) and completion.startswith(found[0][0])
+    return len(present) == 1 and counts[present[0]] == (1, 1) and completion.startswith(present[0][0])
 
 
 def has_channels(text: str) -> bool:

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
 from typing import Any
@@ -14,8 +14,6 @@ from typing import Any
 from hora_rl.common.errors import ConfigError, Unavailable, any_error_as, one_line
 
 OWN = re.compile(r"[^\s:\[\]]+:[^\s:\[\]]+(\[[^\[\]]+\])?")
-Value = float | dict[str, float]
-"""Return value of a user's reward for one completion: a number, or numbers by name."""
 
 
 def is_user_function(name: str) -> bool:
@@ -73,33 +71,3 @@ def is_finite(value: object) -> bool:
 def function_of(name: str) -> str:
     """`package.module:function`, without a part."""
     return name.partition("[")[0]
-
-
-def part_of(name: str) -> str | None:
-    """The part in brackets; None without one."""
-    _, bracket, rest = name.partition("[")
-    return rest.removesuffix("]") if bracket else None
-
-
-def taken(names: Sequence[str], value: Value, where: str) -> dict[str, float]:
-    """The rewards `names` from `value`, the return value of one function. `place` names the row.
-
-    Raises ValueError if a name does not match the value."""
-    return {name: _one(name, value, where) for name in names}
-
-
-def _one(name: str, value: Value, where: str) -> float:
-    part, function = part_of(name), function_of(name)
-    if isinstance(value, Mapping):
-        if part in value:
-            return value[part]
-        there = ", ".join(f"{function}[{key}]" for key in value)
-        raise ValueError(
-            f"reward {function!r} returned named numbers without {name!r} ({where}): name {there} in "
-            "reward.weights or reward.success"
-        )
-    if part is not None:
-        raise ValueError(
-            f"reward {function!r} returned {value:g}, not numbers by name ({where}): it has no part {part!r}"
-        )
-    return value

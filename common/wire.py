@@ -134,22 +134,22 @@ def decode_group(
     if size > max_bytes:
         raise WireError(f"message of {size} bytes exceeds the limit of {max_bytes}")
     raw, *parts = map(_unpack, (data, *additional))
-    place = raw.get("epoch"), raw.get("prompt_index")
-    where = "group {}:{}".format(*place) if all(isinstance(n, int) for n in place) else "group"
-    group = _converted(raw, _Group, where)
+    identity = raw.get("epoch"), raw.get("prompt_index")
+    where = "group {}:{}".format(*identity) if all(isinstance(n, int) for n in identity) else "group"
+    parsed = _converted(raw, _Group, where)
     extra = [_converted(part, _Extra, where) for part in parts]
-    found = _group_in(group, extra, where)
-    if run is not None and found.run != run:
-        raise WireError(f"{where}: is of run {found.run!r}, not {run!r}")
-    if tokenizer is not None and found.tokenizer != tokenizer:
-        raise WireError(f"{where}: was written with tokenizer {found.tokenizer!r}, not {tokenizer!r}")
-    given = (turn.given for r in found.rollouts for turn in r.turns)
+    group = _group_in(parsed, extra, where)
+    if run is not None and group.run != run:
+        raise WireError(f"{where}: is of run {group.run!r}, not {run!r}")
+    if tokenizer is not None and group.tokenizer != tokenizer:
+        raise WireError(f"{where}: was written with tokenizer {group.tokenizer!r}, not {tokenizer!r}")
+    between = (turn.given for r in group.rollouts for turn in r.turns)
     end = 2**31 if vocabulary is None else vocabulary
-    for tokens in (found.prompt_tokens, *(r.tokens for r in found.rollouts), *given):
+    for tokens in (group.prompt_tokens, *(r.tokens for r in group.rollouts), *between):
         # A negative id read as unsigned exceeds every vocabulary.
         if len(tokens) and (largest := int(tokens.view(np.uint32).max())) >= end:
             raise WireError(f"{where}: a token id is outside the vocabulary of {vocabulary}: {largest}")
-    return found
+    return group
 
 
 def _pack(value: dict[str, object], rollouts: Sequence[Rollout]) -> bytes:
@@ -297,7 +297,7 @@ def _rollout_in(raw: _Rollout, where: str) -> Rollout:
 
 
 def _turns(raw: Sequence[tuple[int, bytes, bool]], length: int, where: str) -> tuple[Turn, ...]:
-    turns = tuple(Turn(n, _array(given, "turns", TOKENS, where), anew) for n, given, anew in raw)
+    turns = tuple(Turn(n, _array(between, "turns", TOKENS, where), anew) for n, between, anew in raw)
     for number, turn in enumerate(turns):
         if not turn.sampled or (turn.anew and not len(turn.given)):
             missing = "context" if turn.sampled else "sampled token"

@@ -21,9 +21,9 @@ _TO_1024 = (*_TO_256, 512, 1024)
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """The training row at `place` has the same problem as the row at `known` of a benchmark."""
+    """The training row at `location` has the same problem as the row at `known` of a benchmark."""
 
-    place: str
+    location: str
     known: str
 
 
@@ -156,6 +156,6 @@ def known_leaks(config: Config, rows: Sequence[Row]) -> list[Leak]:
         benchmarks += load_held_out(config.evaluation, config.evaluated.data).rows
     places: dict[str, str] = {}
     for row in benchmarks:
-        places.setdefault(normalised(row.problem), row.place)
+        places.setdefault(normalised(row.problem), row.location)
     hits = ((row, places.get(normalised(row.problem))) for row in rows)
-    return [Leak(row.place, hit) for row, hit in hits if hit is not None]
+    return [Leak(row.location, hit) for row, hit in hits if hit is not None]

@@ -140,12 +140,12 @@ def render_prompts(config: Config, tokenizer: Any = None) -> list[Prompt]:
         own = config.of(source)
         dataset = load_dataset(own.data, gold_test(own.reward))
         for rejected in dataset.rejected:
-            log.warning("row left out", place=rejected.place, reason=rejected.reason)
+            log.warning("row left out", place=rejected.location, reason=rejected.reason)
         for row in dataset.rows:
             prompt = make_prompt(tokenizer, len(prompts), row, own.data, source, own.reads_rows)
             length, limit = len(prompt.tokens), config.rollout.max_prompt_tokens
             if length > limit:
-                log.warning("prompt left out", place=row.place, tokens=length, limit=limit)
+                log.warning("prompt left out", place=row.location, tokens=length, limit=limit)
                 continue
             refuse_unknown(tokenizer, prompt.tokens, rows, prompt_of(row))
             prompts.append(prompt)

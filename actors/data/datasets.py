@@ -40,9 +40,9 @@ CHOICES = (
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A row that is left out; `place` as in `Row`."""
+    """A row that is left out; `location` as in `Row`."""
 
-    place: str
+    location: str
     reason: str
 
 
@@ -118,7 +118,7 @@ def _collect(
     rejected: list[Rejected] = []
     first: list[Mapping[str, object]] = []
     layouts: dict[str, None] = {}
-    for place, raw in source:
+    for location, raw in source:
         first += [raw] * (len(first) < SEEN)
         layout = layout_of(raw)
         prompt_field, answer_field = data.prompt_field, data.answer_field
@@ -130,11 +130,11 @@ def _collect(
         candidate = replace(candidate_of(answer_field, layout, raw), problem=problem)
         reason = reason or (unusable(candidate) if unusable else None)
         if reason is None:
-            rows.append(Row(len(rows), problem, candidate.answer, candidate.columns, messages, place))
+            rows.append(Row(len(rows), problem, candidate.answer, candidate.columns, messages, location))
             if None in (prompt_field, answer_field) and not layout.is_default:
                 layouts.setdefault(str(layout))
         else:
-            rejected.append(Rejected(place, reason))
+            rejected.append(Rejected(location, reason))
         if data.limit is not None and len(rows) >= data.limit:
             break
     if not rows:
@@ -168,8 +168,9 @@ def _nothing(data: DataConfig, rows: Sequence[Mapping[str, object]], rejected: S
             f"{data.path}: no column {named['field']!r}; it has {known}: set {named['key']} to one of these"
         )
     return (
-        f"{data.path}: none of its {len(rejected)} rows can be used; the first, {first.place}: {first.reason}"
-        f"; data.prompt_field and data.answer_field can name other columns: {', '.join(columns[:NAMED])}"
+        f"{data.path}: none of its {len(rejected)} rows can be used; the first, {first.location}: "
+        f"{first.reason}; data.prompt_field and data.answer_field can name other columns: "
+        f"{', '.join(columns[:NAMED])}"
     )
 
 

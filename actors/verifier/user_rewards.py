@@ -3,9 +3,11 @@ share one event loop in a thread, so a blocking reward cannot block the replica.
 retried."""
 
 import asyncio
+import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,11 +16,20 @@ from pebble import ProcessExpired
 from hora_rl.actors.verifier import answers
 from hora_rl.actors.verifier.code.pool import ProgramPool
 from hora_rl.common.config import RewardConfig
-from hora_rl.common.data.rewards import Answer, is_async, is_group, user_reward, user_reward_async
+from hora_rl.common.data.rewards import (
+    Answer,
+    UserReward,
+    is_async,
+    is_group,
+    load_reward,
+    needed_parameters,
+)
 from hora_rl.common.errors import AwayTooLong, Unavailable
-from hora_rl.common.user_code import function_of, is_user_function, taken
+from hora_rl.common.user_code import failures_named, function_of, is_finite, is_user_function
 
 T = TypeVar("T")
+Value = float | dict[str, float]
+"""Return value of a user's reward for one completion: a number, or numbers by name."""
 AT_ONCE = 64
 """Maximum concurrent calls of async rewards."""
 LONGEST_PAUSE_S = 10.0
@@ -138,3 +149,96 @@ class UserRewards:
             else:
                 self.away.pop(name, None)
                 return value
+
+
+def user_reward(name: str, judged: Answer | Sequence[Answer]) -> Value | list[Value]:
+    """Value of a synchronous reward for one answer, or values (G,) for a group. Raises Unavailable as it
+    does, and ValueError for any other failure."""
+    reward = load_reward(name)
+    with _named(name, judged):
+        value = _called(reward, judged)
+    return _checked(name, judged, value)
+
+
+async def user_reward_async(name: str, judged: Answer | Sequence[Answer]) -> Value | list[Value]:
+    """`user_reward` for an `async` function."""
+    reward = load_reward(name)
+    with _named(name, judged):
+        value = await _called(reward, judged)
+    return _checked(name, judged, value)
+
+
+def _named(name: str, judged: Answer | Sequence[Answer]) -> AbstractContextManager[None]:
+    where = judged.place if isinstance(judged, Answer) else judged[0].place
+    return failures_named(f"reward {name!r}", f" ({where})")
+
+
+def _called(reward: UserReward, judged: Answer | Sequence[Answer]) -> Any:
+    if not isinstance(judged, Answer):
+        return reward(list(judged))
+    variable = any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(reward).parameters.values())
+    return reward(judged) if len(needed_parameters(reward)) == 1 and not variable else reward(*judged[:3])
+
+
+def _checked(name: str, judged: Answer | Sequence[Answer], value: Any) -> Value | list[Value]:
+    return _value(name, judged, value) if isinstance(judged, Answer) else _values(name, judged, value)
+
+
+def _values(name: str, answers: Sequence[Answer], values: Any) -> list[Value]:
+    if not isinstance(values, Iterable) or isinstance(values, str | Mapping):
+        raise ValueError(
+            f"reward {name!r} returned {values!r:.80} ({answers[0].place}): a reward of a group returns a "
+            f"list, here of {len(answers)} values"
+        )
+    listed = list(values)
+    if len(listed) != len(answers):
+        raise ValueError(
+            f"reward {name!r} returned {len(listed)} values for the {len(answers)} completions of a group "
+            f"({answers[0].place}): it must return one for each, in their order"
+        )
+    return [_value(name, answer, value) for answer, value in zip(answers, listed, strict=True)]
+
+
+def _value(name: str, answer: Answer, value: Any) -> Value:
+    if isinstance(value, Mapping):
+        return {str(part): _number(f"{name}[{part}]", answer, number) for part, number in value.items()}
+    return _number(name, answer, value)
+
+
+def _number(name: str, answer: Answer, value: Any) -> float:
+    if is_finite(value):
+        return float(value)
+    raise ValueError(
+        f"reward {name!r} returned {value!r:.80} ({answer.place}): it must return one finite number, or "
+        "finite numbers by name"
+    )
+
+
+def part_of(name: str) -> str | None:
+    """The part in brackets; None without one."""
+    _, bracket, rest = name.partition("[")
+    return rest.removesuffix("]") if bracket else None
+
+
+def taken(names: Sequence[str], value: Value, where: str) -> dict[str, float]:
+    """The rewards `names` from `value`, the return value of one function. `place` names the row.
+
+    Raises ValueError if a name does not match the value."""
+    return {name: _one(name, value, where) for name in names}
+
+
+def _one(name: str, value: Value, where: str) -> float:
+    part, function = part_of(name), function_of(name)
+    if isinstance(value, Mapping):
+        if part in value:
+            return value[part]
+        there = ", ".join(f"{function}[{key}]" for key in value)
+        raise ValueError(
+            f"reward {function!r} returned named numbers without {name!r} ({where}): name {there} in "
+            "reward.weights or reward.success"
+        )
+    if part is not None:
+        raise ValueError(
+            f"reward {function!r} returned {value:g}, not numbers by name ({where}): it has no part {part!r}"
+        )
+    return value

@@ -136,7 +136,7 @@ def refuse_unknown(
 
 def prompt_of(row: Row) -> str:
     """`rows.jsonl:3: the prompt ('What is …')`, for errors."""
-    return f"{row.place}: the prompt ({row.problem!r:.60})"
+    return f"{row.location}: the prompt ({row.problem!r:.60})"
 
 
 def make_prompt(

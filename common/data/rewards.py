@@ -13,20 +13,12 @@ stops the run and names function and row. `Unavailable` is retried for up to `re
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from hora_rl.common.config import RewardConfig
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.user_code import (
-    Value,
-    failures_named,
-    function_of,
-    is_finite,
-    is_user_function,
-    load_function,
-)
+from hora_rl.common.user_code import function_of, is_user_function, load_function
 
 UserReward = Callable[..., Any]
 GROUP = "answers"
@@ -70,7 +62,7 @@ def is_async(name: str) -> bool:
 
 def is_group(name: str) -> bool:
     """Whether the function takes a group: its one parameter without a default is named `answers`."""
-    return [p.name for p in _needed(load_reward(name))] == [GROUP]
+    return [p.name for p in needed_parameters(load_reward(name))] == [GROUP]
 
 
 def group_functions(reward: RewardConfig, gate: str | None) -> tuple[str, ...]:
@@ -87,76 +79,13 @@ def group_functions(reward: RewardConfig, gate: str | None) -> tuple[str, ...]:
     return groups
 
 
-def user_reward(name: str, judged: Answer | Sequence[Answer]) -> Value | list[Value]:
-    """Value of a synchronous reward for one answer, or values (G,) for a group. Raises Unavailable as it
-    does, and ValueError for any other failure."""
-    reward = load_reward(name)
-    with _named(name, judged):
-        value = _called(reward, judged)
-    return _checked(name, judged, value)
-
-
-async def user_reward_async(name: str, judged: Answer | Sequence[Answer]) -> Value | list[Value]:
-    """`user_reward` for an `async` function."""
-    reward = load_reward(name)
-    with _named(name, judged):
-        value = await _called(reward, judged)
-    return _checked(name, judged, value)
-
-
-def _named(name: str, judged: Answer | Sequence[Answer]) -> AbstractContextManager[None]:
-    where = judged.place if isinstance(judged, Answer) else judged[0].place
-    return failures_named(f"reward {name!r}", f" ({where})")
-
-
-def _called(reward: UserReward, judged: Answer | Sequence[Answer]) -> Any:
-    if not isinstance(judged, Answer):
-        return reward(list(judged))
-    variable = any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(reward).parameters.values())
-    return reward(judged) if len(_needed(reward)) == 1 and not variable else reward(*judged[:3])
-
-
-def _checked(name: str, judged: Answer | Sequence[Answer], value: Any) -> Value | list[Value]:
-    return _value(name, judged, value) if isinstance(judged, Answer) else _values(name, judged, value)
-
-
-def _needed(reward: UserReward) -> list[inspect.Parameter]:
+def needed_parameters(reward: UserReward) -> list[inspect.Parameter]:
     """Parameters without a default."""
     return [
         p
         for p in inspect.signature(reward).parameters.values()
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-
-
-def _values(name: str, answers: Sequence[Answer], values: Any) -> list[Value]:
-    if not isinstance(values, Iterable) or isinstance(values, str | Mapping):
-        raise ValueError(
-            f"reward {name!r} returned {values!r:.80} ({answers[0].place}): a reward of a group returns a "
-            f"list, here of {len(answers)} values"
-        )
-    listed = list(values)
-    if len(listed) != len(answers):
-        raise ValueError(
-            f"reward {name!r} returned {len(listed)} values for the {len(answers)} completions of a group "
-            f"({answers[0].place}): it must return one for each, in their order"
-        )
-    return [_value(name, answer, value) for answer, value in zip(answers, listed, strict=True)]
-
-
-def _value(name: str, answer: Answer, value: Any) -> Value:
-    if isinstance(value, Mapping):
-        return {str(part): _number(f"{name}[{part}]", answer, number) for part, number in value.items()}
-    return _number(name, answer, value)
-
-
-def _number(name: str, answer: Answer, value: Any) -> float:
-    if is_finite(value):
-        return float(value)
-    raise ValueError(
-        f"reward {name!r} returned {value!r:.80} ({answer.place}): it must return one finite number, or "
-        "finite numbers by name"
-    )
 
 
 def total(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:

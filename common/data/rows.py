@@ -37,14 +37,14 @@ Json = Any
 class Row:
     """`index` numbers usable rows from 0 and names the prompt in the run; `columns` is the original row.
     `messages` is the conversation up to the policy's turn, if the row has one; `problem` its last turn of the
-    user. `place` is `file:line` or `name[split] row`, counted from 1."""
+    user. `location` is `file:line` or `name[split] row`, counted from 1."""
 
     index: int
     problem: str
     answer: Json
     columns: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
     messages: Messages = ()
-    place: str = field(default="", compare=False)
+    location: str = field(default="", compare=False)
 
 
 def written(text: str) -> object:

@@ -112,9 +112,9 @@ def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> 
     dataset = load_dataset(own.data, gold_test(own.reward))
     lengths = list(_lengths(config, tokenizer, dataset, own.data))
     usable = [n for n in lengths if n <= limit]
-    left_out = [f"left out: {row.place}: {row.reason}" for row in dataset.rejected]
+    left_out = [f"left out: {row.location}: {row.reason}" for row in dataset.rejected]
     known = known_leaks(config, dataset.rows)
-    leaks = [f"training row {x.place} equals {x.known}" for x in known]
+    leaks = [f"training row {x.location} equals {x.known}" for x in known]
     of = f"{source}: " if source else ""
     findings = [
         *(ok("layout", f"{of}{layout}") for layout in dataset.layouts),
@@ -143,7 +143,7 @@ def _lengths(
         try:
             tokens = render(tokenizer, row.problem, data, row.messages)
         except ConfigError as error:  # of messages: the row's; else of every row
-            raise ConfigError(f"{row.place}: {error}" if row.messages else str(error)) from None
+            raise ConfigError(f"{row.location}: {error}" if row.messages else str(error)) from None
         if not len(tokens):
             raise ConfigError(f"{prompt_of(row)} has no token: the chat template writes nothing of it")
         refuse_unknown(tokenizer, tokens, rows, prompt_of(row))

@@ -76,7 +76,7 @@ def _task(config: Config) -> Iterator[Finding]:
         return
     row, prompt = rows[0], render_text(tokenizer, rows[0].problem, config.data, rows[0].messages)
     read = _as_read(tokenizer, row, config.data)
-    yield ok("prompt", f"{row.place}, gold answer {_text(row.answer)!r:.200}, {read}")
+    yield ok("prompt", f"{row.location}, gold answer {_text(row.answer)!r:.200}, {read}")
     if config.reward.judged != config.reward.names:
         yield ok("right answer", f"environment {config.environment.path} says what an episode earned")
         return
@@ -150,7 +150,7 @@ def _judge(reward: RewardConfig, row: Row, opened: str, texts: Sequence[Sequence
         with working_folder():
             scored = asyncio.run(_score(reward, forms))
     except (*OWN_FAULTS, VerifierUnavailable) as error:
-        raise ConfigError(f"reward: scoring an answer to {row.place} failed: {error}") from None
+        raise ConfigError(f"reward: scoring an answer to {row.location} failed: {error}") from None
     found = [
         [_Judged(text, r, reward.succeeded(r)) for text, r in zip(form, rewards, strict=True)]
         for form, rewards in zip(texts, scored, strict=True)
@@ -202,7 +202,7 @@ def _programs(
     read = _as_read(tokenizer, row, data)
     tests = tests_of(reward.code_tests, row.columns)
     counted = "assertions" if tests.asserts else plural(len(tests.pairs or tests.calls), "test")
-    yield ok("prompt", f"{row.place}, {counted}, {read}")
+    yield ok("prompt", f"{row.location}, {counted}, {read}")
     texts = [
         example_program(reward.answer, code_block(program), prefill(prompt))
         for program in (solution_of(reward.code_tests, row.columns) or IDLE, IDLE)
@@ -225,12 +225,12 @@ def _solutions(settings: CodeTestsConfig, rows: Sequence[Row]) -> Iterator[Findi
     broken = [(row, result) for row, result in found if isinstance(result, BaseException)]
     if broken:
         raise ConfigError(
-            f"{broken[0][0].place}: {broken[0][1]}: change these tests or leave the row out ({len(broken)} "
-            f"of {plural(len(rows), 'row')} that were tried; a run stops at such a row)"
+            f"{broken[0][0].location}: {broken[0][1]}: change these tests or leave the row out "
+            f"({len(broken)} of {plural(len(rows), 'row')} that were tried; a run stops at such a row)"
         )
     failed = [row for row, result in found if result != 1.0]
     for row in failed[:NAMED]:
-        says = f"{row.place}: its own program does not pass its tests: {row.problem!r:.60}"
+        says = f"{row.location}: its own program does not pass its tests: {row.problem!r:.60}"
         if missing := _missing(solution_of(settings, row.columns) or ""):
             says += f" (it imports {', '.join(missing)}: programs have Python's standard library alone)"
         yield Finding("warn", "solutions", says, "correct the tests or the program")

@@ -99,7 +99,7 @@ def _left_out(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: Dat
             role, content = message["role"], str(message["content"]).strip()
             written = content in text or plain(content) in text
             if role not in ("assistant", "tool") and not written:
-                says = f"{row.place}: the chat template leaves out its {role} message ({content!r:.60})"
+                says = f"{row.location}: the chat template leaves out its {role} message ({content!r:.60})"
                 yield Finding(
                     "warn", "prompt", says, "use a role that the template knows, or another template"
                 )
@@ -113,7 +113,7 @@ def _control_tokens(
     plain = PlainTexts(tokenizer, data)
     started = [row for row in rows if not row.messages and plain.starts(row.problem)]
     if started and data.chat:
-        says = f"{started[0].place} begins with a control token and gets the chat template once more"
+        says = f"{started[0].location} begins with a control token and gets the chat template once more"
         yield Finding("warn", "prompt", says, "set data.chat: false for rows that are rendered already")
     elif started:
         again = [row for row in started if _begins(tokenizer, row, data)]
@@ -127,7 +127,7 @@ def _control_tokens(
         if not is_rendered(tokenizer, row.problem, data) and plain.holds(f"{row.problem}{row.messages}")
     ]
     if held and not (started and data.chat):
-        says = f"{held[0].place} holds the text of a control token: a space breaks it, so it is no token"
+        says = f"{held[0].location} holds the text of a control token: a space breaks it, so it is no token"
         yield ok("prompt", says)
 
 

@@ -136,7 +136,7 @@ def prompts(config: Config, data: DataConfig, dataset: Dataset, console: Console
     too long.
     """
     for rejected in dataset.rejected:
-        say(console, f"left out: {rejected.place}: {rejected.reason}")
+        say(console, f"left out: {rejected.location}: {rejected.reason}")
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     source, whole = config.evaluated_source, config.evaluated.reads_rows
     found = [make_prompt(tokenizer, row.index, row, data, source, whole) for row in dataset.rows]

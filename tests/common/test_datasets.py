@@ -50,7 +50,7 @@ def test_rows_without_a_usable_answer_are_left_out_and_listed_with_their_line(tm
     path = written(tmp_path, rows)
     data = load_dataset(DataConfig(path=path), gold_test(RewardConfig()))
     assert [(r.index, r.answer) for r in data.rows] == [(0, "2"), (1, "4")]
-    assert [r.place for r in data.rejected] == [f"{path}:{line}" for line in (2, 4, 5, 6)]
+    assert [r.location for r in data.rejected] == [f"{path}:{line}" for line in (2, 4, 5, 6)]
     assert "'answer' is not an answer: None" in data.rejected[0].reason
     assert data.rejected[1].reason == "'answer' cannot be verified: '9^{9^{9^9}}'"
     assert "no column 'answer'" in data.rejected[2].reason
@@ -114,7 +114,7 @@ def test_a_hugging_face_data_set_is_read_by_name_and_split(tmp_path, monkeypatch
     data = DataConfig(path=str(folder), split="test", prompt_field="question", answer_field="gold")
     found = load_dataset(data, gold_test(RewardConfig()))
     assert [(r.problem, r.answer) for r in found.rows] == [("1+2", "3")]
-    assert found.rejected[0].place == f"{folder}[test] row 2"
+    assert found.rejected[0].location == f"{folder}[test] row 2"
     with pytest.raises(DataError, match=r"splits test and no 'valid': name one in data\.split"):
         load_dataset(data.model_copy(update={"split": "valid"}))
 
@@ -295,7 +295,7 @@ def test_an_empty_cell_of_csv_and_thousands_of_digits_are_no_answer(tmp_path):
     path.write_text(f"problem,answer\n1 + 1,\n2 + 2,4\n3 + 3,{'9' * 6000}\n")
     found = load_dataset(DataConfig(path=str(path)), gold_test(RewardConfig()))
     assert [r.answer for r in found.rows] == ["4"]
-    assert [r.place for r in found.rejected] == [f"{path}:2", f"{path}:4"]
+    assert [r.location for r in found.rejected] == [f"{path}:2", f"{path}:4"]
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_a_row_whose_prompt_lacks_what_its_answer_needs_is_left_out_and_said(
     good = {"problem": ASKED, "images": [], "answer": "34", "options": None}
     write_lines(path := tmp_path / "d.jsonl", [row, good])
     found = read(path)
-    assert [(r.place, r.answer) for r in found.rows] == [(f"{path}:2", "34")]
+    assert [(r.location, r.answer) for r in found.rows] == [(f"{path}:2", "34")]
     assert says in found.rejected[0].reason
     shown = {"question": f"{ASKED} A: 33, B: 34", "options": ["33", "34"], "answer": "B"}
     assert read(write_lines(tmp_path / "shown.jsonl", [shown])).rows[0].answer == "B"
@@ -151,5 +151,5 @@ def test_a_row_of_a_csv_is_named_by_the_line_at_which_it_begins(tmp_path: Path) 
     path = tmp_path / "d.csv"
     path.write_text('question,answer\n"one\ntwo","3\n#### 3"\n\n"four\n",\nfive,5\n')
     found = read(path)
-    assert [row.place for row in found.rows] == [f"{path}:2", f"{path}:8"]
-    assert [row.place for row in found.rejected] == [f"{path}:6"]
+    assert [row.location for row in found.rows] == [f"{path}:2", f"{path}:8"]
+    assert [row.location for row in found.rejected] == [f"{path}:6"]

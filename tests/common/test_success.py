@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from hora_rl.actors.verifier.user_rewards import user_reward
 from hora_rl.common.answer_format import FORMAT_INSTRUCTIONS
 from hora_rl.common.config import Config
 from hora_rl.common.data import rewards
-from hora_rl.common.data.rewards import Answer, load_reward, user_reward
+from hora_rl.common.data.rewards import Answer, load_reward
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import from_args
 

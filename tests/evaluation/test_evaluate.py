@@ -282,7 +282,7 @@ def test_a_training_prompt_of_a_shipped_benchmark_or_the_held_out_problems_is_fo
     sections = {"model": {"path": "m"}, "data": {"path": str(train)}, "evaluation": {"path": str(held)}}
     config = Config.model_validate(sections)
     leaks = benchmarks.known_leaks(config, load_dataset(config.data).rows)
-    found = {(leak.place, Path(leak.known).name) for leak in leaks}
+    found = {(leak.location, Path(leak.known).name) for leak in leaks}
     assert found == {(f"{train}:2", "aime24.jsonl:5"), (f"{train}:3", "held.jsonl:2")}
 
 
