@@ -5,6 +5,7 @@ docs/reference/run-folder.md shows the layout.
 the files with its password and the run's token.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -20,7 +21,6 @@ from typing import Literal
 import structlog
 from rich.console import Console
 
-from hora_rl.common.access import sha256
 from hora_rl.common.config import Config, QueueConfig
 from hora_rl.common.console import say, working
 from hora_rl.common.errors import ConfigError, RunError
@@ -266,7 +266,8 @@ def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
     """The token for pause and resume, reused from an earlier start. Only the owner may read RUN/token; Redis
     stores the SHA-256."""
     token = kept_secret(Path(run_dir) / "token", 24)
-    connect(redis_url).hset(Keys(run).state, mapping=changed(token_sha256=sha256(token)))
+    digest = hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
+    connect(redis_url).hset(Keys(run).state, mapping=changed(token_sha256=digest))
     return token
 
 

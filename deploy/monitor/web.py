@@ -5,6 +5,8 @@ run's token: HORA_TOKEN of the server, or the token whose SHA-256 the launcher s
 """
 
 import hashlib
+import hmac
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,7 +21,6 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from hora_rl.common.access import carries, wanted_digest
 from hora_rl.common.errors import HoraError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Redis
@@ -158,14 +159,21 @@ def _add_controls(app: FastAPI, feed: Feed) -> None:
 
 
 def _check_token(authorization: str | None, stored: str | None) -> None:
-    """Raise HTTPException unless `authorization` carries the run's token. Always raises without a token."""
-    wanted = wanted_digest(stored)
-    if not wanted:
+    """Raise HTTPException unless `authorization` carries HORA_TOKEN, or without it the token whose SHA-256
+    (hex) is `stored`. Always raises without a token."""
+    required = os.environ.get("HORA_TOKEN")
+    digest = _digest(required) if required else stored
+    if not digest:
         raise HTTPException(403, "controls are off: no token is set; start the server with HORA_TOKEN")
-    if not carries(authorization, wanted):
+    scheme, _, token = (authorization or "").partition(" ")
+    if not token or scheme.lower() != "bearer" or not hmac.compare_digest(_digest(token), digest):
         raise HTTPException(
             401, "send the run's token as `Authorization: Bearer ...`", {"WWW-Authenticate": "Bearer"}
         )
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
 
 
 def _current(feed: Feed) -> RunState:

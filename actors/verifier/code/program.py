@@ -4,22 +4,41 @@ The program may change anything in this process, but affects only itself. Expect
 other processes.
 """
 
+import bisect
+import builtins
+import collections
+import copy
+import datetime
 import functools
+import heapq
+import itertools
 import json
+import math
+import operator
 import os
+import random
 import re
+import statistics
+import string
 import sys
 import textwrap
+import typing
 from types import ModuleType
 from typing import Any
 
-from hora_rl.actors.verifier.code import prelude
 from hora_rl.actors.verifier.code.values import OPERATIONS, Caught, decode, encode, line
 
 NAME = "program"
 """The program's `__name__`, so that code for `__main__` does not run."""
 ASK, TELL = 3, 4
 MESSAGE = 500
+NAMED_MODULES = (
+    *(bisect, collections, copy, datetime, functools, heapq, itertools, json, math, operator, random, re),
+    *(statistics, string, sys, typing),
+)
+OPENED_MODULES = (typing, collections, functools, heapq, bisect, itertools, math)
+"""Modules that programs may use without an import, as on LeetCode, and those whose public names are there
+too. Of one name the last counts, and a module before all."""
 
 
 def main() -> None:
@@ -27,12 +46,25 @@ def main() -> None:
     one per line."""
     with os.fdopen(ASK, "rb") as ask, os.fdopen(TELL, "wb", buffering=0) as tell:
         module = sys.modules[NAME] = ModuleType(NAME)
-        prelude.provide()
+        _add_names()
         for source in _sources(*json.loads(ask.readline())):
             exec(compile(source, "program.py", "exec"), module.__dict__)
         objects: list[Any] = []
         for message in ask:
             tell.write(line(_answer(json.loads(message), module.__dict__, objects)))
+
+
+def _add_names() -> None:
+    """Add the names of these modules to those built in: a test that calls one which the program does not
+    define finds nothing."""
+    names: dict[str, Any] = {}
+    for module in OPENED_MODULES:
+        public = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
+        names.update({name: getattr(module, name) for name in public})
+    names.update({module.__name__: module for module in NAMED_MODULES})
+    for name, value in names.items():
+        if not hasattr(builtins, name):
+            setattr(builtins, name, value)
 
 
 def _sources(program: str, before: str, entry: str) -> list[str]:
