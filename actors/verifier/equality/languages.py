@@ -2,13 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-import yaml
+from hora_rl.actors.verifier.equality.notation import table
 
-_WORDS: dict[str, dict[str, str]] = yaml.safe_load(
-    Path(__file__).with_name("languages.yaml").read_text(encoding="utf-8")
-)
+_WORDS: dict[str, dict[str, str]] = table("languages.yaml")
 _MARKS = r"[\s*_`]*"
 _NUMBER_NEXT = r"(?=\s+[-−$\\(\[*]*\d)"
 """`उत्तर 42 है`: the verb comes last."""

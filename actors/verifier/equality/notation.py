@@ -5,6 +5,7 @@ All functions take linear time and are safe on hostile text."""
 
 import re
 from pathlib import Path
+from typing import Any
 from unicodedata import category, decimal, normalize
 
 import yaml
@@ -92,8 +93,14 @@ class _Characters(dict[int, str]):
 _COMPATIBLE = re.compile("[\uff01-\uffe6\ufe50-\ufe6b\u2102-\u2134\U0001d400-\U0001d7cb]")
 """Full-width and small forms, letterlike symbols and mathematical letters."""
 
-_TABLE: dict[str, str] = yaml.safe_load(Path(__file__).with_name("symbols.yaml").read_text(encoding="utf-8"))
-_SYMBOLS = _Characters({ord(char): text for chars, text in _TABLE.items() for char in chars})
+
+def table(name: str) -> dict[str, Any]:
+    """The table in the file `name` beside this module."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
+    return dict(yaml.load(Path(__file__).with_name(name).read_text(encoding="utf-8"), Loader=loader))
+
+
+_SYMBOLS = _Characters({ord(char): text for chars, text in table("symbols.yaml").items() for char in chars})
 for _char in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞":
     _SYMBOLS[ord(_char)] = r"\frac{{{}}}{{{}}}".format(*normalize("NFKC", _char).split("⁄"))
 

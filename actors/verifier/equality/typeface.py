@@ -4,14 +4,11 @@ Words of a text command stay one: `5\text{ apples}`, `\mathrm{cm}^2`, `\textsf{(
 linear time and are safe on hostile text."""
 
 import re
-from pathlib import Path
 
-import yaml
-
-from hora_rl.actors.verifier.equality.notation import FUNCTIONS, MATHS, NATIVE, TEXT
+from hora_rl.actors.verifier.equality.notation import FUNCTIONS, MATHS, NATIVE, TEXT, table
 from hora_rl.actors.verifier.equality.unit_table import unit_named
 
-_COMMANDS = yaml.safe_load(Path(__file__).with_name("typeface.yaml").read_text(encoding="utf-8"))
+_COMMANDS = table("typeface.yaml")
 _ARGUMENTS = {name: count for count, names in _COMMANDS["arguments"].items() for name in names.split()}
 """Command -> number of arguments before its content."""
 _UPRIGHT = frozenset(_COMMANDS["texts"].split())

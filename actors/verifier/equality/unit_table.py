@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 
-import yaml
+from hora_rl.actors.verifier.equality.notation import table
 
-_TABLE = yaml.safe_load(Path(__file__).with_name("units.yaml").read_text(encoding="utf-8"))
+_TABLE = table("units.yaml")
 
 SCALES: dict[str, int] = {word: size for size, words in _TABLE["scales"].items() for word in words.split()}
 """Words that multiply the number and are never dropped."""
