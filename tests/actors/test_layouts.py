@@ -16,8 +16,8 @@ from hora_rl.actors.data.datasets import load_dataset, load_held_out
 from hora_rl.actors.data.gold_answers import gold_test
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import DataConfig, EvaluationConfig, RewardConfig
+from hora_rl.common.data import layouts
 from hora_rl.common.data.code import code_block
-from hora_rl.common.data.layouts import solution_of, tests_of
 from hora_rl.common.data.rewards import Answer
 from hora_rl.common.data.table_files import DataError
 
@@ -73,7 +73,7 @@ async def test_a_layout_of_programs_has_its_tests_and_a_solution_that_passes(
     [found] = data.rows
     assert data.layouts == ((says,) if says else ())
     right, wrong = code_block(program), code_block(program.replace("a + b", "a - b"))
-    own = solution_of(reward.code_tests, found.columns) or program
+    own = layouts.solution_of(reward.code_tests, found.columns) or program
     assert await earned(reward, found, right, wrong, code_block(own)) == [1.0, 0.0, 1.0]
 
 
@@ -97,8 +97,8 @@ def test_pickled_tests_are_neither_read_nor_kept_and_json_ones_are_used(tmp_path
     row = CODE["LiveCodeBench"]["row"]
     [hidden, read] = loaded(tmp_path, [row, row | {"private_test_cases": plain}], reward).rows
     assert "private_test_cases" not in hidden.columns
-    assert len(tests_of(reward.code_tests, hidden.columns).pairs) == 1
-    assert len(tests_of(reward.code_tests, read.columns).pairs) == 2
+    assert len(layouts.tests_of(reward.code_tests, hidden.columns).pairs) == 1
+    assert len(layouts.tests_of(reward.code_tests, read.columns).pairs) == 2
 
 
 def test_a_row_of_a_layout_without_an_answer_is_left_out(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_function_is_named_by_the_row_or_its_starter_code(tmp_path: Path) -> N
     reward = RewardConfig(weights={"code_tests": 1.0}, answer="final")
     for more in ({"fn_name": "add"}, {"metadata": {"func_name": "add"}}, {"starter_code": STARTER}):
         [row] = loaded(tmp_path, [{"problem": "Add.", "tests": [CALL], **more}], reward).rows
-        assert tests_of(reward.code_tests, row.columns).entry == "add"
+        assert layouts.tests_of(reward.code_tests, row.columns).entry == "add"
 
 
 def test_keys_that_are_set_win_over_a_layout(tmp_path: Path) -> None:
@@ -145,4 +145,4 @@ def test_keys_that_are_set_win_over_a_layout(tmp_path: Path) -> None:
     programs = RewardConfig(weights={"code_tests": 1.0}, answer="final")
     own = CODE["MBPP"]["row"] | {"tests": ["assert add(0, 0) == 0"]}
     [found] = loaded(tmp_path, [own], programs).rows
-    assert tests_of(programs.code_tests, found.columns).asserts == "assert add(0, 0) == 0"
+    assert layouts.tests_of(programs.code_tests, found.columns).asserts == "assert add(0, 0) == 0"

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import hora_rl
 from hora_rl.allocator.posterior import Posterior
 from hora_rl.common.config import Config
-from hora_rl.common.data.layouts import tests_of
+from hora_rl.common.data import layouts
 from hora_rl.common.errors import Unavailable
 from hora_rl.common.load import load
 from hora_rl.deploy.cli import app
@@ -122,7 +122,7 @@ def test_rows_with_programs_have_their_tests() -> None:
     rows = [json.loads(first), *map(json.loads, second.strip().splitlines())]
     settings = load("tiny-code").reward.code_tests
     assert settings is not None
-    assert all(tests_of(settings, row) for row in rows)
+    assert all(layouts.tests_of(settings, row) for row in rows)
 
 
 def test_an_environment_opens_its_door() -> None:
