@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
-from typing import Any
+from typing import Any, TypeGuard
 
 from hora_rl.common.errors import ConfigError, Unavailable, any_error_as, one_line
 
@@ -60,7 +60,7 @@ def working_folder() -> Iterator[None]:
         sys.path[:] = before
 
 
-def is_finite(value: object) -> bool:
+def is_finite(value: object) -> TypeGuard[float]:
     """Whether a value that a user's code returned is a number with a finite float."""
     try:
         return isinstance(value, Real) and math.isfinite(value)

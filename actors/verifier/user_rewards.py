@@ -180,11 +180,11 @@ def _called(reward: UserReward, judged: Answer | Sequence[Answer]) -> Any:
     return reward(judged) if len(needed_parameters(reward)) == 1 and not variable else reward(*judged[:3])
 
 
-def _checked(name: str, judged: Answer | Sequence[Answer], value: Any) -> Value | list[Value]:
+def _checked(name: str, judged: Answer | Sequence[Answer], value: object) -> Value | list[Value]:
     return _value(name, judged, value) if isinstance(judged, Answer) else _values(name, judged, value)
 
 
-def _values(name: str, answers: Sequence[Answer], values: Any) -> list[Value]:
+def _values(name: str, answers: Sequence[Answer], values: object) -> list[Value]:
     if not isinstance(values, Iterable) or isinstance(values, str | Mapping):
         raise ValueError(
             f"reward {name!r} returned {values!r:.80} ({answers[0].place}): a reward of a group returns a "
@@ -199,13 +199,13 @@ def _values(name: str, answers: Sequence[Answer], values: Any) -> list[Value]:
     return [_value(name, answer, value) for answer, value in zip(answers, listed, strict=True)]
 
 
-def _value(name: str, answer: Answer, value: Any) -> Value:
+def _value(name: str, answer: Answer, value: object) -> Value:
     if isinstance(value, Mapping):
         return {str(part): _number(f"{name}[{part}]", answer, number) for part, number in value.items()}
     return _number(name, answer, value)
 
 
-def _number(name: str, answer: Answer, value: Any) -> float:
+def _number(name: str, answer: Answer, value: object) -> float:
     if is_finite(value):
         return float(value)
     raise ValueError(

@@ -39,6 +39,8 @@ KEY = "HORA_POLICY_API_KEY"  # the library hides variables of such names from pr
 SESSION = "X-Session-ID"
 HARNESS = "chat-harness"
 LONGEST_LINE = 1 << 24
+Line = dict[str, Any]
+"""A JSON object, one a line."""
 
 
 class Misfit(Exception):
@@ -51,7 +53,7 @@ class Running:
 
     task: asyncio.Task[None] | None = None
     trace: vf.Trace | None = None
-    turn: asyncio.Future[dict[str, Any]] | None = None
+    turn: asyncio.Future[Line] | None = None
     misfit: str | None = None
     traces: list[vf.Trace] = field(default_factory=list)
 
@@ -59,7 +61,7 @@ class Running:
 class Worker:
     """`asked` is the parsed command-line argument. Messages are written to `out`."""
 
-    def __init__(self, request: dict[str, Any], out: TextIO) -> None:
+    def __init__(self, request: Line, out: TextIO) -> None:
         self._asked, self._out = request, out
         self._running: dict[int, Running] = {}
         self._of_trace: dict[str, int] = {}
@@ -84,7 +86,7 @@ class Worker:
             while line := await lines.readline():
                 self._hear(json.loads(line), context)
 
-    def _hear(self, line: dict[str, Any], context: vf.ModelContext) -> None:
+    def _hear(self, line: Line, context: vf.ModelContext) -> None:
         number = line["id"]
         if "task" in line:
             begun = self._running[number] = Running()
@@ -157,12 +159,12 @@ class Worker:
             return _refused("a limit of `environment` is reached")
         return web.json_response(_chat(answer, self._asked["model"]))
 
-    def _say(self, line: dict[str, Any]) -> None:
+    def _say(self, line: Line) -> None:
         self._out.write(json.dumps(line) + "\n")
         self._out.flush()
 
 
-def configured(request: dict[str, Any]) -> vf.EnvConfig:
+def configured(request: Line) -> vf.EnvConfig:
     """The user's configuration, with the policy as each agent that has no `client`. Raises Misfit."""
     raw = {**request["config"], "taskset": {**request["config"].get("taskset", {}), "id": request["taskset"]}}
     if request["env"]:
@@ -178,7 +180,7 @@ def configured(request: dict[str, Any]) -> vf.EnvConfig:
     return vf.resolve_env_config(raw)
 
 
-def plain(body: dict[str, Any]) -> list[dict[str, str]]:
+def plain(body: Line) -> list[dict[str, str]]:
     """The messages of a request as role and text. Raises Misfit for any other content."""
     if body.get("tools"):
         raise Misfit("offers tools, but only text is supported here")
@@ -195,7 +197,7 @@ def plain(body: dict[str, Any]) -> list[dict[str, str]]:
     return messages
 
 
-def _ended(made: vf.Episode, running: Running) -> dict[str, Any]:
+def _ended(made: vf.Episode, running: Running) -> Line:
     """The result of an episode. Only `ok` shows a failure: failed episodes also have rewards of 0."""
     if running.misfit is not None:
         return {"fault": running.misfit}
@@ -209,7 +211,7 @@ def _ended(made: vf.Episode, running: Running) -> dict[str, Any]:
     return {"rewards": {"reward": running.trace.reward, **rewards}}
 
 
-def _chat(answer: dict[str, Any], model: str) -> dict[str, Any]:
+def _chat(answer: Line, model: str) -> Line:
     message = {"role": "assistant", "content": answer["said"]}
     return {
         "id": secrets.token_hex(8),
