@@ -1,4 +1,3 @@
-import csv
 import json
 import os
 from itertools import islice
@@ -17,6 +16,7 @@ from hora_rl.common.data.arithmetic import DEFAULT_DIGITS, generate, split_of, s
 from hora_rl.common.data.table_files import DataError
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
+from tests.support.jsonl import write_table
 
 
 def written(folder, rows, name="rows.jsonl"):
@@ -267,26 +267,17 @@ ROWS = [
 ]
 
 
-def table(path, rows=ROWS):
-    if path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    elif path.suffix.lower() == ".csv":
-        with path.open("w", encoding="utf-8-sig", newline="") as file:
-            csv.writer(file).writerows([["problem", "answer"], *([r["problem"], r["answer"]] for r in rows)])
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8-sig")
-    return path
-
-
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv", "CSV"])
 def test_a_file_gives_the_same_rows_in_each_form(tmp_path, ending):
-    found = load_dataset(DataConfig(path=str(table(tmp_path / f"rows.{ending}"))), gold_test(RewardConfig()))
+    found = load_dataset(
+        DataConfig(path=str(write_table(tmp_path / f"rows.{ending}", ROWS))), gold_test(RewardConfig())
+    )
     assert [(r.problem, r.answer) for r in found.rows] == [(r["problem"], r["answer"]) for r in ROWS]
 
 
 def test_columns_of_parquet_keep_their_types(tmp_path):
     rows = [{"problem": "a", "answer": 27.0, "tests": ROWS[0]["tests"]}]
-    (row,) = load_dataset(DataConfig(path=str(table(tmp_path / "rows.parquet", rows)))).rows
+    (row,) = load_dataset(DataConfig(path=str(write_table(tmp_path / "rows.parquet", rows)))).rows
     assert (row.answer, row.columns["tests"]) == ("27", ROWS[0]["tests"])
 
 
@@ -310,6 +301,10 @@ def test_an_empty_cell_of_csv_and_thousands_of_digits_are_no_answer(tmp_path):
         ("x.csv", 'problem,answer\n"1,2\n', "x.csv"),
         ("x.csv", "problem,answer,answer\n1,2,3\n", "x.csv: has 2 columns 'answer'"),
         ("x.parquet", "PAR1 this is none PAR1", "x.parquet"),
+        ("d.jsonl.gz", "\x1f\udc8b", "unpack it"),
+        ("d.csv", "problem,answer\n\udce9,1\n", "write it as UTF-8"),
+        ("d.json", '[{"problem": "a"}, 3]', "row 2: a int, not an object"),
+        ("d.json", '[{"problem": "a"}', "not JSON"),
     ],
 )
 def test_what_cannot_be_read_is_one_line_with_the_place(tmp_path, name, content, named):
@@ -345,7 +340,7 @@ def test_a_hub_data_set_that_is_a_script_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv"])
 def test_rows_beyond_the_bound_are_refused_before_they_are_held(tmp_path, monkeypatch, ending):
-    path = table(tmp_path / f"rows.{ending}", ROWS * 100)
+    path = write_table(tmp_path / f"rows.{ending}", ROWS * 100)
     monkeypatch.setattr(table_files, "MOST_BYTES", 200)
     with pytest.raises(ConfigError, match=rf"rows\.{ending}: more than"):
         load_dataset(DataConfig(path=str(path)))

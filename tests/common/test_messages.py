@@ -1,13 +1,10 @@
 """Rows whose prompt is a conversation, in the forms in which files and libraries hold it."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from hora_rl.actors.data.datasets import load_dataset, load_held_out
@@ -17,7 +14,7 @@ from hora_rl.common.data.rows import read_prompt
 from hora_rl.common.data.table_files import DataError
 from hora_rl.common.load import from_args
 from tests.support.chat_model import chat_tokenizer
-from tests.support.jsonl import write_lines
+from tests.support.jsonl import write_lines, write_table
 
 SHORT = [{"role": "user", "content": "2+2?"}]
 LONG = [
@@ -39,16 +36,7 @@ def rendered(rows: Any, place: int = 0, data: DataConfig = DATA) -> str:
 
 
 def written(path: Path, prompts: list[Any]) -> Path:
-    if path.suffix == ".jsonl":
-        write_lines(path, [{"prompt": prompt, "answer": "4"} for prompt in prompts])
-    elif path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist([{"prompt": prompt, "answer": "4"} for prompt in prompts]), path)
-    else:
-        with path.open("w", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(["prompt", "answer"])
-            table.writerows([[prompt, "4"] for prompt in prompts])
-    return path
+    return write_table(path, [{"prompt": prompt, "answer": "4"} for prompt in prompts])
 
 
 @pytest.mark.parametrize("name", ["d.jsonl", "d.parquet", "json.csv", "python.csv"])

@@ -1,20 +1,17 @@
 """Rows in forms that people bring: read as they are, or refused with a remedy that helps."""
 
-import csv
 import json
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from hora_rl.actors.data.datasets import Dataset, load_dataset
 from hora_rl.actors.data.gold_answers import gold_test
 from hora_rl.common.config import DataConfig, RewardConfig
 from hora_rl.common.data.table_files import DataError
-from tests.support.jsonl import write_lines
+from tests.support.jsonl import write_lines, write_table
 
 ASKED, TURN = "What is 30 + 4?", [{"role": "user", "content": "What is 30 + 4?"}]
 SOLVED = r"We add: $30 + 4 = \boxed{34}$."
@@ -22,21 +19,6 @@ SOLVED = r"We add: $30 + 4 = \boxed{34}$."
 
 def read(path: Path, **keys: Any) -> Dataset:
     return load_dataset(DataConfig(path=str(path), **keys), gold_test(RewardConfig()))
-
-
-def written(path: Path, row: dict[str, Any], mark: str = ",") -> Path:
-    if path.suffix == ".json":
-        path.write_text(json.dumps([row, row], indent=2), encoding="utf-8-sig")
-    elif path.suffix == ".jsonl":
-        write_lines(path, [row])
-    elif path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist([row]), path)
-    else:
-        with path.open("w", newline="") as file:
-            table = csv.DictWriter(file, list(row), delimiter=mark)
-            table.writeheader()
-            table.writerow(row)
-    return path
 
 
 @pytest.mark.parametrize(
@@ -57,7 +39,7 @@ def written(path: Path, row: dict[str, Any], mark: str = ",") -> Path:
 def test_a_row_is_read_whatever_its_file_and_the_names_of_its_columns(
     tmp_path: Path, name: str, row: dict[str, Any]
 ) -> None:
-    row_of = read(written(tmp_path / name, row, "\t" if name == "d.tsv" else ";")).rows[0]
+    row_of = read(write_table(tmp_path / name, [row], "\t" if name == "d.tsv" else ";")).rows[0]
     assert (row_of.problem, row_of.answer) == (ASKED, "34")
 
 
@@ -95,7 +77,7 @@ SHARED = [{"from": "human", "value": ASKED}, {"from": "gpt", "value": SOLVED}]
 def test_a_refusal_names_the_columns_that_keys_can_name_also_nested_ones(
     tmp_path: Path, row: dict[str, Any], keys: dict[str, str]
 ) -> None:
-    path = written(tmp_path / "d.jsonl", row)
+    path = write_lines(tmp_path / "d.jsonl", [row])
     with pytest.raises(DataError) as refused:
         read(path)
     for key, column in keys.items():
@@ -128,23 +110,6 @@ def test_a_row_whose_prompt_lacks_what_its_answer_needs_is_left_out_and_said(
     assert says in found.rejected[0].reason
     shown = {"question": f"{ASKED} A: 33, B: 34", "options": ["33", "34"], "answer": "B"}
     assert read(write_lines(tmp_path / "shown.jsonl", [shown])).rows[0].answer == "B"
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "remedy"),
-    [
-        ("d.jsonl.gz", b"\x1f\x8b", "unpack it"),
-        ("d.csv", "problem,answer\né,1\n".encode("latin-1"), "write it as UTF-8"),
-        ("d.json", b'[{"problem": "a"}, 3]', "row 2: a int, not an object"),
-        ("d.json", b'[{"problem": "a"}', "not JSON"),
-    ],
-)
-def test_a_file_in_another_form_is_refused_with_what_to_do(
-    tmp_path: Path, name: str, content: bytes, remedy: str
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=remedy):
-        read(tmp_path / name)
 
 
 def test_a_row_of_a_csv_is_named_by_the_line_at_which_it_begins(tmp_path: Path) -> None:

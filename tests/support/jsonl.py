@@ -1,7 +1,8 @@
-"""Files of JSON lines, as tests read and write them."""
+"""Files of rows, as tests read and write them."""
 
+import csv
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -11,6 +12,25 @@ def lines(path: Path) -> list[dict]:
 
 def write_lines(path: Path, records: Iterable[dict]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def write_table(path: Path, rows: Sequence[dict], mark: str = ",") -> Path:
+    """`rows` in the form of the ending: JSON, JSON lines, Parquet, or cells divided by `mark`."""
+    if path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=2), encoding="utf-8-sig")
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8-sig")
+    elif path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        with path.open("w", encoding="utf-8-sig", newline="") as file:
+            table = csv.DictWriter(file, list(rows[0]), delimiter=mark)
+            table.writeheader()
+            table.writerows(rows)
     return path
 
 
