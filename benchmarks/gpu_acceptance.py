@@ -303,7 +303,7 @@ def lines_of(question: str, *, small: bool) -> Iterator[Line]:
 
 def ask(name: str, sizes: Sizes) -> None:
     """In the process of one question: its lines as JSON, at last what it raised."""
-    from hora_rl.learner.device import set_device
+    from hora_rl.learner.ranks import set_device
 
     config = configuration(".", "float32", 64)
     join_alone(set_device(config.learner, config.run.seed, 0))

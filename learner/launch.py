@@ -39,7 +39,7 @@ from hora_rl.common.errors import HoraError, RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect, text_of
 from hora_rl.common.live.state import read_state
-from hora_rl.learner.totals import gathered
+from hora_rl.learner.ranks import gathered
 
 log = structlog.get_logger(__name__)
 RESTARTS = 10
@@ -189,7 +189,7 @@ def _trainer(config: Config, redis_url: str, run_dir: str, share: float, start: 
 
 def _worker(arguments: dict[str, Any]) -> str | None:
     """Run one rank. Returns the reason to stop if another attempt would fail the same way."""
-    from hora_rl.learner.device import set_device
+    from hora_rl.learner.ranks import set_device
     from hora_rl.learner.train import train
 
     config, redis_url = Config.model_validate(arguments["config"]), arguments["redis_url"]

@@ -39,7 +39,7 @@ from hora_rl.learner.checkpoints.manifest import (
 from hora_rl.learner.checkpoints.origin import steps_in
 from hora_rl.learner.model.engine import Engine, effective_stage
 from hora_rl.learner.model.lora import IDENTITY, check_identity, identity
-from hora_rl.learner.totals import gathered
+from hora_rl.learner.ranks import gathered
 
 log = structlog.get_logger(__name__)
 TAG = "state"

@@ -24,7 +24,7 @@ from hora_rl.common.model.adapters import PARAMETER, published_name
 from hora_rl.common.model.model_files import weights_digest
 from hora_rl.learner.checkpoints.checkpoint import TAG
 from hora_rl.learner.checkpoints.manifest import Refused, read_secret, verified
-from hora_rl.learner.checkpoints.origin import steps_in, write_origin
+from hora_rl.learner.checkpoints.origin import candidate, is_candidate, is_missing, steps_in, write_origin
 from hora_rl.learner.model.engine import DTYPES, Engine, load_model
 from hora_rl.learner.model.lora import merge, write_adapter
 
@@ -47,6 +47,14 @@ def export(
     if adapter is not None and config.learner.lora is not None:
         _write(tensors, config, step, adapter, adapter=True)
     _write(tensors, config, step, folder, None if config.learner.lora else engine.hf)
+
+
+def export_candidate(engine: Engine, config: Config, run_dir: Path, step: int) -> None:
+    """Write the weights after `step` steps if their evaluation may find them best. A collective."""
+    if not is_candidate(config.learner, config.evaluation.every, step):
+        return
+    if engine.agree(int(is_missing(run_dir, step))):
+        export(engine, config, candidate(run_dir, step), engine.rank, step)
 
 
 def export_checkpoint(

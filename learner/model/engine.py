@@ -34,9 +34,9 @@ from hora_rl.learner.model.lora import add_adapter, without_adapter
 from hora_rl.learner.model.objective import Sums, policy_loss
 from hora_rl.learner.model.optimizer import ClippedAdamW, schedule
 from hora_rl.learner.model.streaming_load import load_by_part
+from hora_rl.learner.ranks import gathered
 from hora_rl.learner.rows.batch import WIDTHS, MicroBatch, empty_micro_batch
 from hora_rl.learner.rows.prefixes import Sharing, window_of
-from hora_rl.learner.totals import gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -76,7 +76,7 @@ class Engine:
 
         # Only inference calls this all-reduce in shared memory, and compiling it needs a C++ compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        self._config, self._rank, self._world = config, rank, world
+        self._config, self.rank, self.world = config, rank, world
         self.device = torch.device("cpu")
         if torch.cuda.is_available():
             self.device = torch.device("cuda", torch.cuda.current_device())
@@ -229,7 +229,7 @@ class Engine:
         """Like `whole`, copied to host memory on rank 0; other ranks only take part in the collective."""
         dtype = DTYPES[self._config.model.dtype]
         for name, parameter in self.whole():
-            yield name, parameter.to(dtype=dtype, copy=True).cpu() if self._rank == 0 else parameter
+            yield name, parameter.to(dtype=dtype, copy=True).cpu() if self.rank == 0 else parameter
 
     def save(self, folder: Path, tag: str) -> Callable[[], None]:
         """Capture the current state. The returned function writes this rank's files, on any thread, before
@@ -280,7 +280,7 @@ class Engine:
             logprobs, entropy = self._forward(self._engine, micro)
             before = logprobs.detach() if before is None else before
             loss, of_micro = policy_loss(logprobs, before, micro, objective, initial)
-            self._engine.backward(loss * self._world)
+            self._engine.backward(loss * self.world)
             losses.append(loss.detach())
             stats.append(of_micro | {"entropy": entropy.where(micro.scale > 0, 0.0).sum()})
         for values in read(stats):

@@ -9,6 +9,7 @@ import numpy as np
 from hora_rl.common.config import Config, RewardConfig
 from hora_rl.common.data.rewards import total
 from hora_rl.common.types import Group, Rollout
+from hora_rl.learner.model.flops import peak_flops
 
 
 def step_metrics(
@@ -58,6 +59,19 @@ def step_metrics(
         "groups/mixed_phases": mean(g.mixed_phases for g in groups),
         **_successes(groups, sources),
         **_packing(sums, ranks),
+    }
+
+
+def cost_metrics(
+    sums: Mapping[str, float], seconds: float, config: Config, *, device: str, ranks: int
+) -> dict[str, float]:
+    """FLOPs of a step of `seconds`, and their share of the peak of all devices, NaN if that is unknown."""
+    flops = config.learner.objective.updates_per_batch * sums["packing/flops"]
+    peak = peak_flops(device, config.model.dtype)
+    return {
+        "flops": flops,
+        "micro_batches": sums["packing/micro_batches_max"],
+        "mfu": flops / (seconds * peak * ranks) if peak else math.nan,
     }
 
 

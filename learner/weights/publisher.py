@@ -49,7 +49,7 @@ class Publisher:
         self.published = 0
         """Newest version that replicas can get; repeated steps below it are not published."""
         self._republished = 0  # how often rank 0 has asked all ranks to publish again
-        broadcast = BroadcastClient(config.weights.update_limit_s)
+        self._broadcast = broadcast = BroadcastClient(config.weights.update_limit_s)
         self._device = engine.device if config.weights.transport == "nccl" else torch.device("cpu")
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
         self._shipping: Future[None] | None = None
@@ -99,6 +99,10 @@ class Publisher:
             self.metrics["weights/bytes"] = float(self._newest.nbytes)
             self._shipping = self._background.submit(self._bring_when_free, self._newest, began)
         self.published = version
+
+    def sleeping(self) -> int:
+        """Put the engines that hold the newest version to sleep; returns how many sleep."""
+        return len(self._broadcast.sleep(self.published))
 
     def help_replicas(self, step: int) -> None:
         """Send the weights of version `step` to replicas that lack them, and again if a file was found

@@ -2,7 +2,6 @@
 Publishing the next version wakes the engine (`actors/generator/sleep.py` is the replica's side)."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.telemetry import STEPPING, TO_SLEEP, Heartbeat
-from hora_rl.common.weights.replica_calls import BroadcastClient
+from hora_rl.learner.weights.publisher import Publisher
 
 POLL_S = 0.1
 
@@ -21,14 +20,11 @@ class SharedCard:
 
     config: Config
     heart: Heartbeat
-    broadcast: BroadcastClient
+    publisher: Publisher
 
-    def acquire(
-        self, step: int, version: Callable[[], int], meanwhile: Callable[[], None]
-    ) -> dict[str, float]:
+    def acquire(self, step: int) -> dict[str, float]:
         """Wait until the engines sleep at the newest version; returns the seconds as a metric. A starting
-        replica is awaited too: it would take memory that the step needs. `meanwhile` is called between
-        attempts.
+        replica is awaited too: it would take memory that the step needs.
 
         Raises RunError after learner.wait_limit_s.
         """
@@ -36,14 +32,14 @@ class SharedCard:
             return {}
         began, limit = time.monotonic(), self.config.learner.wait_limit_s
         self.heart.update(state=TO_SLEEP, step=step)
-        while len(self.broadcast.sleep(version())) < self.config.generator.replicas:
+        while self.publisher.sleeping() < self.config.generator.replicas:
             if time.monotonic() - began > limit:
                 raise RunError(
-                    f"the generator did not fall asleep at version {version()} within {limit:g} s "
-                    "(learner.wait_limit_s), and a step would not fit beside it (generator.sleep): see "
-                    "`hora monitor` for whether it is up"
+                    f"the generator did not fall asleep at version {self.publisher.published} within "
+                    f"{limit:g} s (learner.wait_limit_s), and a step would not fit beside it "
+                    "(generator.sleep): see `hora monitor` for whether it is up"
                 )
-            meanwhile()
+            self.publisher.help_replicas(step)
             time.sleep(POLL_S)
         self.heart.update(state=STEPPING, step=step)
         return {"time/sleep": time.monotonic() - began}

@@ -33,8 +33,8 @@ from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.data.resting import Counts, Order
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Group, Prompt, Rollout
-from hora_rl.learner.device import set_device
 from hora_rl.learner.model.engine import Engine
+from hora_rl.learner.ranks import set_device
 from hora_rl.learner.records.step_records import group_record
 from hora_rl.learner.rows.batch import micro_batches, samples_of
 from hora_rl.learner.rows.estimator import estimator_of

@@ -108,8 +108,8 @@ async def test_an_engine_names_what_is_wrong_with_its_model(tmp_path: Path) -> N
 
 @pytest.mark.system
 def test_a_learner_names_the_weights_that_are_no_numbers(tmp_path: Path) -> None:
-    from hora_rl.learner.device import set_device
     from hora_rl.learner.model.engine import Engine
+    from hora_rl.learner.ranks import set_device
 
     folder = nan_weights(tmp_path)
     config = load("tiny", [f"model.path={folder}"])

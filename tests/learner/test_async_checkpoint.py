@@ -114,7 +114,7 @@ from pathlib import Path
 import torch
 from hora_rl.common.load import load
 from hora_rl.learner.checkpoints.checkpoint import Checkpoints
-from hora_rl.learner.device import set_device
+from hora_rl.learner.ranks import set_device
 from hora_rl.learner.model.engine import Engine
 from tests.support.samples import random_micro_batch
 
@@ -180,7 +180,7 @@ import json, sys
 from pathlib import Path
 import torch
 from hora_rl.common.load import load
-from hora_rl.learner.device import set_device
+from hora_rl.learner.ranks import set_device
 from hora_rl.learner.model.engine import Engine
 from tests.support.samples import random_micro_batch
 

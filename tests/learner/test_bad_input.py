@@ -132,7 +132,7 @@ RANK = """
 import os, sys
 import torch
 from hora_rl.common.load import load
-from hora_rl.learner.device import set_device
+from hora_rl.learner.ranks import set_device
 from hora_rl.learner.model.engine import Engine
 from tests.learner.test_bad_input import check_refusal, micro_batch
 

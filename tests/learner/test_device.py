@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hora_rl.common.load import load
-from hora_rl.learner.device import expand_segments, set_device
 from hora_rl.learner.model.optimizer import schedule
+from hora_rl.learner.ranks import expand_segments, set_device
 from tests.support.ranks import run_ranks
 
 RANK = """

@@ -21,7 +21,7 @@ from hora_rl.common.live import redis as connections
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.load import load
 from hora_rl.deploy.machine.redis_server import RedisServer
-from hora_rl.learner import device, launch, train
+from hora_rl.learner import launch, ranks, train
 from hora_rl.learner import main as program
 from tests.support.ranks import cases_of, run_ranks
 
@@ -185,7 +185,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raise RunError("step 0 has waited 1 s for groups")
 
     monkeypatch.setattr(train, "train", fail)
-    monkeypatch.setattr(device, "set_device", lambda *_: "gloo")
+    monkeypatch.setattr(ranks, "set_device", lambda *_: "gloo")
     monkeypatch.setattr(launch.logs, "configure", lambda form, run, part: None)
     values = {"get_world_rank": 0, "get_world_size": 1, "get_local_rank": 0}
     one_rank = Mock(**{f"{name}.return_value": value for name, value in values.items()})

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from hora_rl.common.load import load
 from hora_rl.learner.rows.batch import make_micro_batch
-from hora_rl.learner.device import set_device
+from hora_rl.learner.ranks import set_device
 from hora_rl.learner.model.engine import Engine
 from tests.support.samples import sample
 
@@ -137,7 +137,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from hora_rl.common.load import load
-from hora_rl.learner.device import set_device
+from hora_rl.learner.ranks import set_device
 from hora_rl.learner.model.engine import Engine
 from tests.support.ranks import gather_everything
 from tests.support.samples import random_micro_batch
@@ -233,7 +233,7 @@ import torch
 from deepspeed.utils import safe_get_full_grad
 from hora_rl.common.load import load
 from hora_rl.learner.model import engine as module
-from hora_rl.learner.device import set_device
+from hora_rl.learner.ranks import set_device
 from hora_rl.learner.model.engine import Engine
 from hora_rl.learner.model.streaming_load import _Files
 from tests.support.ranks import gather_everything

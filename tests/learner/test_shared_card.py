@@ -11,44 +11,49 @@ from hora_rl.learner.weights import shared_card
 from hora_rl.learner.weights.shared_card import SharedCard
 
 
-class Told:
-    """A heart and a broadcast client in one, whose replica is there from the `up`th call on."""
+class Calls:
+    """A heart and a publisher in one, whose replica sleeps from the `up`th call on."""
 
     def __init__(self, up: int) -> None:
-        self.up, self.did = up, list[Any]()
+        self.up, self.published, self.made = up, 3, list[Any]()
 
     def update(self, **state: Any) -> None:
-        self.did.append(state["state"])
+        self.made.append(state["state"])
 
-    def sleep(self, version: int) -> list[str]:
+    def sleeping(self) -> int:
         self.up -= 1
-        self.did.append(version)
-        return [] if self.up >= 0 else ["generator/a"]
+        self.made.append(self.published)
+        return int(self.up < 0)
+
+    def help_replicas(self, step: int) -> None:
+        self.made.append("helps")
 
 
-def card(told: Told, *settings: str) -> SharedCard:
+def acquired(calls: Calls, *settings: str) -> dict[str, float]:
     config = load("tiny", ["generator.sleep=step", "rollout.max_staleness=0", *settings])
-    return SharedCard(config, told, told)  # type: ignore[arg-type]
+    return SharedCard(config, calls, calls).acquire(3)  # type: ignore[arg-type]
 
 
-def test_a_step_waits_until_the_generator_sleeps_at_the_last_version(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_card, "POLL_S", 0.0)
-    told, versions = Told(up=2), iter([3, 3, 4])
-    took = card(told).acquire(3, lambda: next(versions), lambda: told.did.append("helps"))
+
+
+def test_a_step_waits_until_the_generator_sleeps() -> None:
+    calls = Calls(up=2)
+    assert acquired(calls)["time/sleep"] >= 0
     # From TO_SLEEP until STEPPING a replica may start.
-    assert told.did == [TO_SLEEP, 3, "helps", 3, "helps", 4, STEPPING]
-    assert took["time/sleep"] >= 0
+    assert calls.made == [TO_SLEEP, 3, "helps", 3, "helps", 3, STEPPING]
 
 
-def test_a_generator_that_never_sleeps_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_card, "POLL_S", 0.0)
-    told = Told(up=10**9)
-    with pytest.raises(RunError, match=r"did not fall asleep at version 3 within 0.01 s"):
-        card(told, "learner.wait_limit_s=0.01").acquire(3, lambda: 3, lambda: None)
-    assert STEPPING not in told.did
+def test_a_generator_that_never_sleeps_ends_the_run() -> None:
+    calls = Calls(up=10**9)
+    with pytest.raises(RunError, match=r"learner\.wait_limit_s"):
+        acquired(calls, "learner.wait_limit_s=0.01")
+    assert STEPPING not in calls.made
 
 
 def test_without_sleep_nobody_is_asked() -> None:
-    told = Told(up=0)
-    assert card(told, "generator.sleep=none").acquire(3, lambda: 3, lambda: None) == {}
-    assert told.did == []
+    calls = Calls(up=0)
+    assert acquired(calls, "generator.sleep=none") == {}
+    assert calls.made == []

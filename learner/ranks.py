@@ -1,10 +1,13 @@
-"""This rank's device, threads and allocator."""
+"""One of the learner's ranks: its device, threads and allocator; values over all ranks."""
 
 import os
+from typing import TypeVar
 
 import torch
 
 from hora_rl.common.config import LearnerConfig
+
+T = TypeVar("T")
 
 
 def set_device(learner: LearnerConfig, seed: int, local_rank: int) -> str:
@@ -28,3 +31,17 @@ def expand_segments() -> None:
     the first allocation. A user's settings are kept."""
     if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
+def gathered(value: T) -> list[T]:
+    """Every rank's value, in rank order. A collective of the process group, if there is one."""
+    values = [value] * (torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1)
+    if len(values) > 1:
+        torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def sums_over_ranks(sums: dict[str, float]) -> dict[str, float]:
+    """The sums over all ranks; the maximum for names that end with `max`. A collective."""
+    every = gathered(sums)
+    return {n: (max if n.endswith("max") else sum)(of_rank[n] for of_rank in every) for n in sums}

@@ -1,0 +1,98 @@
+"""What a step was: its sums over the ranks, its metrics, its groups, in every record of the run."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import redis
+import structlog
+
+from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.files import replace_text
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.state import changed
+from hora_rl.common.moves import moved
+from hora_rl.common.types import Group
+from hora_rl.learner.model.engine import Engine, Update
+from hora_rl.learner.ranks import gathered, sums_over_ranks
+from hora_rl.learner.records.drift import Drift
+from hora_rl.learner.records.metrics import cost_metrics, step_metrics
+from hora_rl.learner.records.rollout_writer import RolloutFiles
+from hora_rl.learner.records.step_records import Records, group_record
+
+log = structlog.get_logger(__name__)
+
+
+class StepGroups(Protocol):
+    """Where the groups of all ranks are read."""
+
+    def all_groups(self, step: int) -> list[Group]: ...
+
+
+class Recorder:
+    """Its methods with a step are collectives; rank 0 writes into `run_dir`. Lines of steps from `start` on,
+    left by a crash, are removed first."""
+
+    def __init__(
+        self, config: Config, client: redis.Redis, engine: Engine, run_dir: Path, start: int
+    ) -> None:
+        self._config, self._engine = config, engine
+        self._drift = Drift(config.weights.drift_limit)
+        self._records: Records | None = None
+        if engine.rank == 0:
+            tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+            rollouts = RolloutFiles(config, tokenizer, run_dir, start)
+            device = engine.device_name
+            replace_text(run_dir / "learner.json", json.dumps({"device": device, "ranks": engine.world}))
+            begun = changed(step=start, folder=str(run_dir.resolve()), device=device)
+            client.hset(Keys(config.run.name).state, mapping=begun)
+            self._records = Records(config, client, run_dir, start, rollouts)
+
+    def over_ranks(self, step: int, sums: dict[str, float]) -> dict[str, float]:
+        """The sums over all ranks, with drift where a measurement of it ends. Raises RunError when the first
+        measurements exceed `weights.drift_limit`."""
+        return self._drift.add(step, sums_over_ranks(sums))
+
+    def record(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        feed: StepGroups,
+        update: Update,
+        sums: dict[str, float],
+        times: dict[str, float],
+    ) -> None:
+        """Write the step to every record. `sums` are over all ranks, `groups` this rank's."""
+        of_ranks = gathered([group_record(step, group, self._config) for group in groups])
+        if self._records is None:
+            return
+        engine, config = self._engine, self._config
+        every = list(groups) if engine.world == 1 else feed.all_groups(step)
+        norm, rate = update.grad_norm, update.learning_rate
+        metrics = step_metrics(
+            step, every, sums, config, ranks=engine.world, grad_norm=norm, learning_rate=rate
+        )
+        metrics |= times | {"time/forward_backward": update.seconds, "applied": float(update.applied)}
+        seconds = max(1e-9, update.seconds)
+        metrics["tokens_per_second"] = metrics["tokens"] / seconds
+        metrics |= cost_metrics(sums, seconds, config, device=engine.device_name, ranks=engine.world)
+        metrics |= self._records.idle()
+        known = {name: value for name, value in metrics.items() if not math.isnan(value)}
+        if known.get("drift", 0.0) > config.weights.drift_alarm:
+            drift = {"drift": known["drift"], "tokens": known["drift/tokens"]}
+            log.error("generator and learner disagree on the same weights", step=step, **drift)
+        if warning := moved(self._records.newest, known):
+            log.warning(warning)
+        self._records.step(step, [record for records in of_ranks for record in records], known, every)
+
+    def sync(self) -> None:
+        """Bring what was written to the disk, before a checkpoint that contains the steps."""
+        if self._records is not None:
+            self._records.sync()
+
+    def close(self) -> None:
+        if self._records is not None:
+            self._records.close()
