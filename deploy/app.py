@@ -27,7 +27,7 @@ from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.run_checks import NAMES, require
 from hora_rl.deploy.machine.record import redis_url
 from hora_rl.deploy.monitor.ingress import Ingress
-from hora_rl.learner.ray_job import refuse_beside_another
+from hora_rl.learner.ray_private import refuse_beside_another
 
 APP = "hora"
 LEAVING_S = 10.0

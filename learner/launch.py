@@ -16,7 +16,6 @@ import redis
 import structlog
 import torch
 from ray import train as ray_train
-from ray._common.network_utils import is_localhost
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.train import (
     ControllerError,
@@ -26,12 +25,6 @@ from ray.train import (
     TrainingFailedError,
     WorkerGroupError,
 )
-from ray.train.torch import TorchConfig, TorchTrainer
-from ray.train.torch.config import (
-    _set_torch_distributed_env_vars,
-    _setup_torch_process_group,
-    _TorchBackend,
-)
 
 from hora_rl.common import logs
 from hora_rl.common.config import Config
@@ -40,6 +33,7 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect, text_of
 from hora_rl.common.live.state import read_state
 from hora_rl.learner.ranks import gathered
+from hora_rl.learner.ray_private import Stop, torch_config, torch_trainer
 
 log = structlog.get_logger(__name__)
 RESTARTS = 10
@@ -53,42 +47,6 @@ KILLED = re.compile(
 )
 # Ray Train takes a minute per attempt to place all ranks, so busy resources have five minutes to free up.
 PLACEMENTS = 4
-
-
-class Stop:
-    """Ends a `run` from another thread, as Ctrl-C does: Ray Train's controller aborts its ranks."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._controller: Any = None
-        self._lock = threading.Lock()
-
-    def __call__(self) -> None:
-        with self._lock:
-            self.asked = True
-        self._abort()
-
-    def watch(self, controller: Any) -> None:
-        """Note the controller of a start."""
-        with self._lock:
-            self._controller = controller
-        if self.asked:
-            self._abort()
-
-    def _abort(self) -> None:
-        if self._controller is not None:
-            with suppress(RayError):  # the controller exits, so it does not answer
-                ray.get(self._controller.abort.remote())
-
-
-class Trainer(TorchTrainer):
-    """Names its controller to `stop`, which Ray Train names only to its handler of Ctrl-C."""
-
-    stop: Stop
-
-    def _register_sigint_handler(self, controller: Any) -> None:
-        super()._register_sigint_handler(controller)
-        self.stop.watch(controller)
 
 
 def run(config: Config, redis_url: str, run_dir: str, stop: Stop | None = None) -> None:
@@ -122,8 +80,8 @@ def fit(make: Callable[[], Any], steps: Callable[[], int], stop: Stop | None = N
     """Train to the end, or until the ranks return a reason to stop, which is returned.
 
     Ray Train restarts its workers. Its controller is an actor whose ranks die with it; this function starts
-    another, which continues from the newest checkpoint. Both limits count anew after a start that went
-    further than every one before: a run of weeks may survive any number of deaths.
+    another, which continues from the newest checkpoint. Both limits reset whenever a start reaches a new
+    step, so long runs survive any number of failures.
     """
     left, furthest = CONTROLLERS, steps()
     while True:
@@ -131,7 +89,7 @@ def fit(make: Callable[[], Any], steps: Callable[[], int], stop: Stop | None = N
             stopped: str | None = make().fit().return_value
             return stopped
         except (RayActorError, OutOfMemoryError) as error:  # errors of workers have another type
-            if stop is not None and stop.asked:
+            if stop is not None and stop.requested:
                 raise RunError("the learner was stopped") from None
             now = steps()
             left = CONTROLLERS if now > furthest else left - 1
@@ -158,12 +116,13 @@ def gpu_share(gpus: float | None, resources: Mapping[str, float]) -> float:
 def backend(resources: Mapping[str, float]) -> str:
     """The process group's backend: NCCL with real GPUs. Ray may have a GPU resource without a GPU, but names
     the type only of those that it found."""
-    found = any(name.startswith("accelerator_type:") for name in resources)
-    return "nccl" if torch.cuda.is_available() or (found and resources.get("GPU", 0) > 0) else "gloo"
+    named = any(name.startswith("accelerator_type:") for name in resources)
+    return "nccl" if torch.cuda.is_available() or (named and resources.get("GPU", 0) > 0) else "gloo"
 
 
 def _trainer(config: Config, redis_url: str, run_dir: str, share: float, start: str, stop: Stop) -> Any:
-    trainer = Trainer(
+    return torch_trainer(
+        stop,
         _worker,
         train_loop_config={
             "config": config.model_dump(mode="json"),
@@ -183,8 +142,6 @@ def _trainer(config: Config, redis_url: str, run_dir: str, share: float, start: 
         ),
         torch_config=torch_config(backend(ray.cluster_resources())),
     )
-    trainer.stop = stop
-    return trainer
 
 
 def _worker(arguments: dict[str, Any]) -> str | None:
@@ -218,7 +175,7 @@ class StopReason:
     """Why the start with id `start` of `run` must end. Reasons of earlier starts are ignored.
 
     A value in Redis, because all ranks see the same one: NFS may show another machine an old folder for up to
-    a minute. A rank that misses the reason would wait in a collective for ranks that have returned.
+    a minute. Otherwise a rank could block in a collective after the others returned.
     """
 
     url: str
@@ -232,7 +189,7 @@ class StopReason:
             connect(self.url).hsetnx(Keys(self.run).stopped, self.start, reason)
 
     def agree(self) -> str | None:
-        """The reason found by any rank, on every rank; None to train. A collective."""
+        """The reason read by any rank, on every rank; None to train. A collective."""
         return next((reason for reason in gathered(self._read()) if reason is not None), None)
 
     def _read(self) -> str | None:
@@ -241,43 +198,8 @@ class StopReason:
             client = connect(self.url, patient=True)
         except HoraError as error:
             return str(error)
-        found = client.hget(Keys(self.run).stopped, self.start)
-        return None if found is None else text_of(found)
-
-
-class FileBackend(_TorchBackend):
-    """The ranks of one machine rendezvous through a file, so no port is opened. Ray Train would use torch's
-    TCPStore, which listens on all interfaces without a password."""
-
-    def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
-        """Create the process group of `worker_group`, on this machine; called again after each restart."""
-        session = Path(ray._private.worker._global_node.get_session_dir_path())
-        worker_group.execute(_set_torch_distributed_env_vars)
-        size = len(worker_group)
-        common = {
-            "backend": backend_config.backend,
-            "world_size": size,
-            "init_method": f"file://{session / f'ranks-{uuid.uuid4().hex}'}",
-            "timeout_s": backend_config.timeout_s,
-        }
-        joining = [
-            worker_group.execute_single_async(rank, _setup_torch_process_group, world_rank=rank, **common)
-            for rank in range(size)
-        ]
-        ray.get(joining)
-
-
-class FileConfig(TorchConfig):
-    @property
-    def backend_cls(self) -> type[FileBackend]:
-        return FileBackend
-
-
-def torch_config(backend: str) -> TorchConfig:
-    """Config of `backend`, through a file if Ray's node is on loopback, as under `hora run`; else through a
-    port of rank 0's machine."""
-    local = is_localhost(ray.util.get_node_ip_address())
-    return FileConfig(backend=backend) if local else TorchConfig(backend=backend)
+        reason = client.hget(Keys(self.run).stopped, self.start)
+        return None if reason is None else text_of(reason)
 
 
 def not_started(workers: int, error: BaseException) -> str:
@@ -300,8 +222,8 @@ def reason(error: BaseException) -> str:
         return ended
     if isinstance(error, HoraError):
         return str(error)
-    seen = [line for one in _chain(error) for line in _lines(one)[-1:]]
-    last = re.sub(r"^(\w+\.)+\w+: ", "", seen[-1]) if seen else type(error).__name__
+    lines = [line for cause in _chain(error) for line in _lines(cause)[-1:]]
+    last = re.sub(r"^(\w+\.)+\w+: ", "", lines[-1]) if lines else type(error).__name__
     return f"the learner stopped: {last}"
 
 
@@ -315,8 +237,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _ended_for_memory(error: BaseException) -> str | None:
     """What Ray's memory monitor says in the error or its causes; None if it ended no process."""
-    found = next(filter(None, (short_of_memory(str(one)) for one in _chain(error))), None)
-    return found and f"the learner stopped: {found}"
+    report = next(filter(None, (short_of_memory(str(cause)) for cause in _chain(error))), None)
+    return report and f"the learner stopped: {report}"
 
 
 def short_of_memory(text: str) -> str | None:

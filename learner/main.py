@@ -22,7 +22,7 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import read_config
 from hora_rl.common.load import differences, load
 from hora_rl.learner.ranks import set_device
-from hora_rl.learner.ray_job import job_of
+from hora_rl.learner.ray_private import job_of
 from hora_rl.learner.train import train
 
 

@@ -28,7 +28,7 @@ from hora_rl.deploy.machine.signals import starting_ray
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.progress import progress
 from hora_rl.evaluation.model_weights import model_digest
-from hora_rl.learner.ray_job import job_of, refuse_beside_another
+from hora_rl.learner.ray_private import job_of, refuse_beside_another
 
 WAIT_S = 120.0
 SETTLE_S = 60.0  # `serve deploy` returns before the old coordinator is gone

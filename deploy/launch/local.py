@@ -44,6 +44,7 @@ from hora_rl.deploy.monitor.progress import Pace, progress
 from hora_rl.evaluation.benchmarks import find_benchmarks
 from hora_rl.evaluation.model_weights import model_digest
 from hora_rl.learner.checkpoints.origin import step_of
+from hora_rl.learner.ray_private import Stop
 
 
 def run_local(source: str, overrides: Sequence[str] = (), folder: Folder = "new") -> None:
@@ -124,7 +125,7 @@ def _evaluate_last(run: TrainingRun) -> None:
 def _train(run: TrainingRun, application: Application, alerts: Alerts) -> Pace:
     from hora_rl.learner import launch
 
-    config, url, stop = run.config, run.url, launch.Stop()
+    config, url, stop = run.config, run.url, Stop()
     if _loads_alone(config.generator, config.learner):
         application.wait()
     else:
