@@ -49,7 +49,7 @@ class Model:
                 weight = torch.nn.Parameter(torch.randn(shape).bfloat16(), requires_grad=False)
                 self.hf.register_parameter(f"layer_{layer}_{name}", weight)
 
-    def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def published(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self.hf.named_parameters()
 
 
@@ -73,7 +73,7 @@ def new_file_for_each(model: Model, loaded: dict[str, torch.Tensor], times: Time
     def publish(version: int) -> None:
         with times.stage("gather"):
             block.restart()
-            taken = {name: block.like(tensor).copy_(tensor) for name, tensor in model.whole()}
+            taken = {name: block.like(tensor).copy_(tensor) for name, tensor in model.published()}
         with times.stage("write"):
             header = header_of([(name, t.dtype, tuple(t.shape)) for name, t in taken.items()], version)
             memory, digest = os.memfd_create("weights"), hasher()
@@ -126,7 +126,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for each other measure what else the machine does
     model = Model(arguments.gb)
-    loaded = {name: torch.empty_like(tensor) for name, tensor in model.whole()}
+    loaded = {name: torch.empty_like(tensor) for name, tensor in model.published()}
     before, after = Times(), Times()
     with tempfile.TemporaryDirectory() as folder:
         ways = (
@@ -136,7 +136,7 @@ def main() -> None:
         for version in range(1, arguments.versions + 1):
             for publish in ways:
                 publish(version)
-                assert all(torch.equal(loaded[name], tensor) for name, tensor in model.whole())
+                assert all(torch.equal(loaded[name], tensor) for name, tensor in model.published())
     table = Table("seconds, median", *STAGES, "all")
     for name, times in (("a new file for each", before), ("memory that versions share", after)):
         table.add_row(name, *(f"{s:.2f}" for s in times.medians()), f"{sum(times.medians()):.2f}")

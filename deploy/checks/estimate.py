@@ -115,7 +115,7 @@ class Estimate:
 
     def rank(self, *, card: bool = True) -> Need:
         """Memory of one learner rank, on a card or (without `card`) in host memory."""
-        from hora_rl.learner.model.engine import effective_stage
+        from hora_rl.learner.model.optimizer import effective_stage
 
         learner, shape, width, trained = self.config.learner, self.shape, self.width, self.trained
         stage, world = effective_stage(learner, self.config.model.dtype), learner.workers

@@ -37,8 +37,9 @@ from hora_rl.learner.checkpoints.manifest import (
     read_secret,
 )
 from hora_rl.learner.checkpoints.origin import steps_in
-from hora_rl.learner.model.engine import Engine, effective_stage
+from hora_rl.learner.model.engine import Engine
 from hora_rl.learner.model.lora import IDENTITY, check_identity, identity
+from hora_rl.learner.model.optimizer import effective_stage
 from hora_rl.learner.ranks import gathered
 
 log = structlog.get_logger(__name__)
@@ -109,20 +110,20 @@ class Checkpoints:
         if self._writing is None or not all(gathered(wait or self._writing[1].done())):
             return None
         (step, job), self._writing = self._writing, None
-        own = job.result()
-        written = gathered(own)
+        result = job.result()
+        written = gathered(result)
         if self._rank == 0:
-            files = {name: found for of_rank in written for name, found in of_rank.digests.items()}
-            folder, place = self._partial(step), self._of(step)
+            files = {name: entry for of_rank in written for name, entry in of_rank.digests.items()}
+            folder, final = self._partial(step), self._of(step)
             Manifest(self._config.run.name, step, self._world, files).write(folder, self._secret)
             sync(folder / NAME, folder)
-            if place.exists():  # its groups may have been dropped already: keep the old one
+            if final.exists():  # its groups may have been dropped already: keep the old one
                 remove(folder)
             else:
-                folder.rename(place)
+                folder.rename(final)
             sync(self._folder)
         looked = {
-            old: next((w.troubles[old] for w in written if w.troubles[old]), "") for old in own.troubles
+            old: next((w.troubles[old] for w in written if w.troubles[old]), "") for old in result.troubles
         }
         return self._prune(step, looked)
 
@@ -223,12 +224,12 @@ class Checkpoints:
 
     def _own_digests(self, folder: Path) -> dict[str, tuple[int, str]]:
         """[bytes, BLAKE3] by relative path of the files in `folder` that this rank wrote."""
-        own = {}
+        digests = {}
         for path in (p for p in folder.rglob("*") if p.is_file()):
             writer = WRITER.search(path.name)
             if (int(writer[1]) if writer else 0) == self._rank:
-                own[str(path.relative_to(folder))] = digest(path)
-        return own
+                digests[str(path.relative_to(folder))] = digest(path)
+        return digests
 
     def _of(self, step: int) -> Path:
         return self._folder / f"step-{step:08d}"

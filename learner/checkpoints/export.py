@@ -25,7 +25,8 @@ from hora_rl.common.model.model_files import weights_digest
 from hora_rl.learner.checkpoints.checkpoint import TAG
 from hora_rl.learner.checkpoints.manifest import Refused, read_secret, verified
 from hora_rl.learner.checkpoints.origin import candidate, is_candidate, is_missing, steps_in, write_origin
-from hora_rl.learner.model.engine import DTYPES, Engine, load_model
+from hora_rl.learner.model.engine import Engine
+from hora_rl.learner.model.loading import DTYPES, load_model
 from hora_rl.learner.model.lora import merge, write_adapter
 
 if TYPE_CHECKING:
@@ -87,24 +88,24 @@ def checkpoint_weights(run_dir: Path, run: str, step: int | None) -> tuple[int, 
     Raises RunError when the checkpoint is missing or damaged. DeepSpeed's state contains pickles, so nothing
     is loaded before the manifest is verified.
     """
-    found = steps_in(run_dir / "checkpoints")
-    if not found:
+    steps = steps_in(run_dir / "checkpoints")
+    if not steps:
         raise RunError(
             f"{run_dir}: has no checkpoint yet (learner.checkpoint_every says when one is written)"
         )
-    chosen = max(found) if step is None else step
-    if chosen not in found:
+    chosen = max(steps) if step is None else step
+    if chosen not in steps:
         raise RunError(
-            f"{run_dir}: no checkpoint of step {chosen}; there are: {', '.join(map(str, sorted(found)))}"
+            f"{run_dir}: no checkpoint of step {chosen}; there are: {', '.join(map(str, sorted(steps)))}"
         )
     try:
-        verified(found[chosen], read_secret(run_dir), run, chosen)
+        verified(steps[chosen], read_secret(run_dir), run, chosen)
     except Refused as refused:
-        others = ", ".join(f"--step {step}" for step in sorted(found) if step != chosen)
+        others = ", ".join(f"--step {step}" for step in sorted(steps) if step != chosen)
         raise RunError(
-            f"{found[chosen]}: {refused}; nothing of it is loaded{f', try {others}' if others else ''}"
+            f"{steps[chosen]}: {refused}; nothing of it is loaded{f', try {others}' if others else ''}"
         ) from None
-    weights = _weights(found[chosen] / TAG)
+    weights = _weights(steps[chosen] / TAG)
     return chosen, {name.removeprefix(OF_ENGINE): t for name, t in weights.items()}
 
 
@@ -146,9 +147,9 @@ def _write(
     if lora is not None:
         merge(hf, tensors, lora.scale)
         tensors = dict(hf.named_parameters())
-    own = {name: tensors[name] for name, _ in hf.named_parameters()}
+    parameters = {name: tensors[name] for name, _ in hf.named_parameters()}
     with _complete(folder, run, step) as partial:
-        hf.save_pretrained(partial, state_dict={**own, **_buffers(hf)})
+        hf.save_pretrained(partial, state_dict={**parameters, **_buffers(hf)})
         tokenizer = load_tokenizer(model.path, model.trust_remote_code)
         tokenizer.chat_template = config.evaluated.data.chat_template or tokenizer.chat_template
         tokenizer.save_pretrained(partial)

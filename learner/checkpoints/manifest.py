@@ -76,8 +76,8 @@ def digest(path: Path) -> tuple[int, str]:
     """Size and digest of a file. Raises Refused if the file cannot be read."""
     try:
         with path.open("rb") as file:
-            found = digest_of(file)
-            return file.tell(), found
+            checksum = digest_of(file)
+            return file.tell(), checksum
     except OSError as error:
         raise Refused(f"{path.name} cannot be read: {error.strerror}") from None
 
@@ -116,14 +116,14 @@ def _signed(file: Path, secret: bytes) -> Manifest:
         value = json.loads(file.read_bytes())
         signature = value.pop("hmac")
         text = _text(value)
-        own = hmac.compare_digest(_sign(text, secret), signature)
+        authentic = hmac.compare_digest(_sign(text, secret), signature)
     except FileNotFoundError:
         raise Refused(f"{NAME} is missing") from None
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise Refused(f"{NAME} cannot be read ({type(error).__name__})") from None
-    if not own:
+    if not authentic:
         raise Refused(f"{NAME} is not signed with this run's secret")
-    files = {name: (int(size), str(found)) for name, (size, found) in value["files"].items()}
+    files = {name: (int(size), str(checksum)) for name, (size, checksum) in value["files"].items()}
     return Manifest(value["run"], value["step"], value["world"], files)
 
 

@@ -14,7 +14,7 @@ from hora_rl.learner.feed.admission import Vocabulary
 from hora_rl.learner.feed.reader import Planner, Reader
 from hora_rl.learner.model.engine import Engine
 from hora_rl.learner.ranks import gathered
-from hora_rl.learner.records.drift import ENOUGH
+from hora_rl.learner.records.recorder import ENOUGH
 from hora_rl.learner.rows.batch import MicroBatch, measurable, micro_batches, samples_of
 from hora_rl.learner.rows.estimator import estimator_of
 from hora_rl.learner.rows.prefixes import Row, rows_of

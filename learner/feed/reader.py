@@ -173,8 +173,8 @@ class Planner:
     def _prompts(self) -> int | None:
         """The run's number of prompts, which the first coordinator writes before the first group."""
         if self._prompts_known is None:
-            said = read_state(self._redis, self._config.run.name).prompts
-            self._prompts_known = said.n if said else None
+            prompts = read_state(self._redis, self._config.run.name).prompts
+            self._prompts_known = prompts.n if prompts else None
         return self._prompts_known
 
     def _check(self, step: int, silent: float) -> bool:
@@ -212,14 +212,14 @@ class Reader:
     def read(self, step: int, waiting: Callable[[], None] = lambda: None) -> list[Group]:
         """This rank's groups of step `step`. Waits until rank 0 has written the step to the ledger."""
         parts, heard = Keys(self._config.run.name).parts, time.monotonic()
-        said: object = None
+        last: object = None
         while (rows := self._ledger.step(step)) is None:
             # A separate thread writes rank 0's heartbeat. So a beat counts as life while rank 0 waits; in any
             # other state only a change counts.
             beat = json.loads(self._redis.hget(parts, LEADER) or "{}")
-            told = beat if beat.get("state") == "waiting" else (beat.get("state"), beat.get("step"))
-            if told != said:
-                heard, said = time.monotonic(), told
+            state = beat if beat.get("state") == "waiting" else (beat.get("state"), beat.get("step"))
+            if state != last:
+                heard, last = time.monotonic(), state
             if time.monotonic() - heard > self._config.learner.wait_limit_s:
                 raise RunError(
                     f"rank {self._rank} waited for step {step} in the ledger: rank 0 is gone or stands still"

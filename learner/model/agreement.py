@@ -8,7 +8,6 @@ whether completions of a family can share their prompt: a recurrent state would 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from hora_rl.common.config import LearnerConfig, ModelConfig
 from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.model.model_files import own_configuration
 from hora_rl.learner.model.head import unsupported
+from hora_rl.learner.model.loading import not_loaded
 from hora_rl.learner.model.logprobs import Policy
 from hora_rl.learner.model.lora import check_targets
 from hora_rl.learner.rows.batch import make_micro_batch
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 # Mean |difference| of log-probs that is always allowed, by the precision of the weights.
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
-UNKNOWN = re.compile(r"configuration class <class '[\w.]*?(\w+)Config'>|model type `([\w-]+)` but")
-"""transformers' errors about a model that it does not have."""
 PROMPTS = {4: (20, 7), 6: (12,)}  # tokens of completions by those of their prompt: rows of unequal sizes
 # Errors of a forward that does not fit `OwnPath`. Memory and device errors are RuntimeErrors.
 MISFITS = (AttributeError, TypeError, ValueError, LookupError, NotImplementedError)
@@ -50,10 +48,10 @@ def check_agreement(
     """
 
     @torch.no_grad()
-    def scored(rows: Sequence[Row], *, own: bool = False) -> torch.Tensor:
+    def scored(rows: Sequence[Row], *, by_model: bool = False) -> torch.Tensor:
         micro = make_micro_batch(rows).to(device)
         chunk = max(1, len(micro.targets) // 3)  # several chunks
-        return score(micro, temperature, chunk, own=own)[0]
+        return score(micro, temperature, chunk, by_model=by_model)[0]
 
     rows = _rows(policy.hf.config.get_text_config().vocab_size)
     single = [[sample] for row in rows for sample in row]
@@ -64,18 +62,18 @@ def check_agreement(
     except MISFITS as error:
         misfit = one_line(error, 200)
     try:
-        alone = torch.cat([scored([row], own=True) for row in single])
-        padded, ours = scored(single, own=True), scored(single)
+        alone = torch.cat([scored([row], by_model=True) for row in single])
+        padded, ours = scored(single, by_model=True), scored(single)
     except MISFITS as error:
         text = one_line(error, 200)
         raise unsupported(policy.hf, f"its forward has another shape ({text})") from None
     floor = ALLOWED[next(policy.hf.parameters()).dtype]
     allowed = min(max(floor, 3.0 * float((padded - alone).abs().mean())), 10.0 * floor)
-    found = float((ours - alone).abs().mean())
-    if not found <= allowed:
+    difference = float((ours - alone).abs().mean())
+    if not difference <= allowed:
         raise unsupported(
             policy.hf,
-            f"on {len(alone)} tokens its log-probs differ by {found:.2e} in the mean from those of the "
+            f"on {len(alone)} tokens its log-probs differ by {difference:.2e} in the mean from those of the "
             f"model's own forward, and {allowed:.2e} is allowed in {dtype}",
         )
     if misfit:
@@ -97,10 +95,10 @@ def check_family(source: ModelConfig, learner: LearnerConfig, temperature: float
 
     trusted = source.trust_remote_code
     try:
-        whole = own_configuration(source)
+        config = own_configuration(source)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
-                whole, trust_remote_code=trusted, attn_implementation=learner.attention
+                config, trust_remote_code=trusted, attn_implementation=learner.attention
             )
         family = type(model).__name__
         Policy(model)
@@ -111,7 +109,7 @@ def check_family(source: ModelConfig, learner: LearnerConfig, temperature: float
         raise
     except (OSError, ValueError, ImportError) as error:
         raise not_loaded(source, learner, error) from None
-    small = _small(whole, trusted)
+    small = _small(config, trusted)
     if small is None:
         return family, ""
     small.config.name_or_path = source.path
@@ -120,28 +118,6 @@ def check_family(source: ModelConfig, learner: LearnerConfig, temperature: float
         return family, check_agreement("float32", temperature, policy, policy, torch.device("cpu"))
     except RuntimeError as error:  # shapes that do not fit: so small a model never lacks memory
         raise unsupported(small, f"its forward fails ({one_line(error, 200)})") from None
-
-
-def not_loaded(source: ModelConfig, learner: LearnerConfig, error: Exception) -> ConfigError:
-    """The error of a model that transformers cannot build, or not with `learner.attention`."""
-    attention = f"learner.attention ({learner.attention})"
-    if found := UNKNOWN.search(str(error)):
-        return ConfigError(
-            f"model.path ({source.path}): transformers, with which the learner trains, has no causal "
-            f"language model of type {found[1] or found[2]}: use another model"
-        )
-    if "trust_remote_code" in str(error):
-        return ConfigError(
-            f"model.path ({source.path}): it needs the code in its folder: read that, and set "
-            "model.trust_remote_code: true if you trust it"
-        )
-    if "support an attention implementation" in str(error):
-        family = str(error).partition(" ")[0]
-        return ConfigError(
-            f"{attention}: transformers' {family} has no such one; set learner.attention: eager"
-        )
-    key = attention if isinstance(error, ImportError) else f"model.path ({source.path})"
-    return ConfigError(f"{key}: {one_line(error)}")
 
 
 def _rows(vocabulary: int) -> list[list[Sample]]:

@@ -29,9 +29,9 @@ class HostState:
         tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
         distinct = {_place(tensor): tensor for tensor in tensors}
         block = self._block(name, list(distinct.values()))
-        copies = {place: block.like(tensor) for place, tensor in distinct.items()}
-        for place, tensor in distinct.items():
-            copies[place].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+        copies = {key: block.like(tensor) for key, tensor in distinct.items()}
+        for key, tensor in distinct.items():
+            copies[key].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
         return copy.deepcopy(state, {id(tensor): copies[_place(tensor)] for tensor in tensors})
 
     def _block(self, name: str, tensors: list[torch.Tensor]) -> HostBlock:

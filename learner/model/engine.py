@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,20 +20,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hora_rl.common.config import Config, LearnerConfig, ModelConfig
+from hora_rl.common.config import Config
 from hora_rl.common.model.adapters import published_name, refuse_to_train
 from hora_rl.common.model.finite import not_finite, refuse_not_finite
-from hora_rl.common.model.model_files import own_configuration
-from hora_rl.common.model.text_part import RENAMED
-from hora_rl.learner.model.agreement import check_agreement, not_loaded
-from hora_rl.learner.model.block_mask import use_block_masks
-from hora_rl.learner.model.compiled import compile_policy
+from hora_rl.learner.model.agreement import check_agreement
+from hora_rl.learner.model.cuda_kernels import compile_policy, use_block_masks
 from hora_rl.learner.model.flops import Shape
-from hora_rl.learner.model.logprobs import Policy, without_dropout
+from hora_rl.learner.model.loading import DTYPES, for_training, load_by_part, load_model
+from hora_rl.learner.model.logprobs import Policy
 from hora_rl.learner.model.lora import add_adapter, without_adapter
-from hora_rl.learner.model.objective import Sums, policy_loss
-from hora_rl.learner.model.optimizer import ClippedAdamW, schedule
-from hora_rl.learner.model.streaming_load import load_by_part
+from hora_rl.learner.model.objective import Sums, add, policy_loss, read
+from hora_rl.learner.model.optimizer import ClippedAdamW, adam, deepspeed_config, effective_stage, schedule
 from hora_rl.learner.ranks import gathered
 from hora_rl.learner.rows.batch import WIDTHS, MicroBatch, empty_micro_batch
 from hora_rl.learner.rows.prefixes import Sharing, window_of
@@ -46,7 +43,6 @@ if TYPE_CHECKING:
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # log-probs and entropies of the predictions
 Frozen = Sequence[torch.Tensor | None]
 """Log-probs (N,) of another policy for each micro-batch; None: none is needed."""
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +87,7 @@ class Engine:
             compile_policy(self._policy)
         second = config.learner.objective.kl and self._lora is None
         self._reference = self._frozen_policy() if second else None
-        settings = config.learner.optimizer
-        # Without ZeRO in float32 DeepSpeed clips but reports no norm; its other optimizers do both.
-        plain = partial(ClippedAdamW, max_norm=settings.max_grad_norm)
-        kind = plain if self._stage == 0 else torch.optim.AdamW
-        self._adam = kind(
-            [p for p in self._policy.parameters() if p.requires_grad],
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.epsilon,
-            weight_decay=settings.weight_decay,
-            # One kernel on all threads; the default makes temporaries as large as the parameters.
-            fused=True,
-        )
+        self._adam = adam(config.learner.optimizer, self._stage, self._policy.parameters())
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=self._policy,
             optimizer=self._adam,
@@ -130,7 +114,7 @@ class Engine:
         self.sharing = Sharing(self.shape.even, window, sparse) if alike else None
 
     def close(self) -> None:
-        """Let go of the model in a process that goes on: hooks of DeepSpeed's ZeRO optimizers hold it."""
+        """Release the model. Needed in long-lived processes: DeepSpeed's hooks keep references to it."""
         self._engine.destroy()
 
     def _load(self) -> PreTrainedModel:
@@ -141,8 +125,8 @@ class Engine:
             hf = load_by_part(model, learner.attention, DTYPES[model.dtype], self._settings, self.device)
         hf = load_model(model, learner) if hf is None else for_training(hf, learner)
         # Under ZeRO-3 every rank checks its shards.
-        own = ((name, getattr(p, "ds_tensor", p)) for name, p in hf.named_parameters())
-        refuse_not_finite(not_finite(own), model.path)
+        parameters = ((name, getattr(p, "ds_tensor", p)) for name, p in hf.named_parameters())
+        refuse_not_finite(not_finite(parameters), model.path)
         return hf
 
     def _frozen_policy(self) -> Forward:
@@ -183,9 +167,8 @@ class Engine:
         """Run `updates_per_batch` gradient updates on one batch. With several, π_prox is computed once before
         the first.
 
-        If no rank has tokens of the current version, drift is measured on the samples that `fresh` returns on
-        any rank, just before the weights change: a generator that keeps up samples on these weights during
-        the step.
+        If no rank has tokens of the current version, drift is measured on `fresh()` samples just before the
+        update. Generators that are up to date sample with these weights during the step.
         """
         started, rate = time.monotonic(), float(self._engine.get_lr()[0])
         objective = self._config.learner.objective
@@ -203,13 +186,13 @@ class Engine:
             done = self._apply(finite)
             applied = applied and done
             bad = bad or not (done or (finite and self._config.model.dtype == "float16"))
-            _add(sums, update_sums, 1.0 / objective.updates_per_batch)
+            add(sums, update_sums, 1.0 / objective.updates_per_batch)
         adam = self._adam
         norm = adam.norm if isinstance(adam, ClippedAdamW) else self._engine.get_global_grad_norm()
         norm = float(norm) if finite and norm is not None else math.nan
         return Update(applied, bad, norm, rate, sums, seconds=time.monotonic() - started)
 
-    def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def published(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every published parameter with its Hugging Face name; with `learner.lora` only the adapter's,
         with their names in the adapter file. Each is unsharded, on the device, and valid until the next.
 
@@ -226,9 +209,9 @@ class Engine:
                 yield name, parameter.detach()
 
     def gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Like `whole`, copied to host memory on rank 0; other ranks only take part in the collective."""
+        """Like `published`, copied to host memory on rank 0; other ranks only take part in the collective."""
         dtype = DTYPES[self._config.model.dtype]
-        for name, parameter in self.whole():
+        for name, parameter in self.published():
             yield name, parameter.to(dtype=dtype, copy=True).cpu() if self.rank == 0 else parameter
 
     def save(self, folder: Path, tag: str) -> Callable[[], None]:
@@ -247,6 +230,7 @@ class Engine:
         return gathered(value)[0]
 
     def load(self, folder: Path, tag: str) -> None:
+        """Load the state that `save` wrote under `tag`. A collective."""
         strict = self._lora is None  # a LoRA checkpoint lacks the base
         self._engine.load_checkpoint(str(folder), tag=tag, load_module_strict=strict)
         # The optimizer's state has the next rate of the schedule that it was saved under: learner.steps may
@@ -284,7 +268,7 @@ class Engine:
             losses.append(loss.detach())
             stats.append(of_micro | {"entropy": entropy.where(micro.scale > 0, 0.0).sum()})
         for values in read(stats):
-            _add(sums, values)
+            add(sums, values)
         return sums, all(gathered(bool(torch.stack(losses).isfinite().all())))
 
     def _drift(self, micro: MicroBatch | None) -> dict[str, float]:
@@ -313,79 +297,3 @@ class Engine:
     @torch.no_grad()
     def _frozen(self, module: Forward, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         return self._forward(module, micro)
-
-
-def _add(sums: dict[str, float], more: Mapping[str, float], factor: float = 1.0) -> None:
-    """Add `factor` times `more` to `sums`; values whose name ends with `max` are maximised instead."""
-    for name, value in more.items():
-        old = sums.get(name, 0.0)
-        sums[name] = max(old, value) if name.endswith("max") else old + factor * value
-
-
-def read(sums: Sequence[Sums]) -> list[dict[str, float]]:
-    """The values of dictionaries with the same names, in one copy from the device."""
-    values = torch.stack([torch.stack([v.double() for v in own.values()]) for own in sums]).tolist()
-    return [dict(zip(sums[0], own, strict=True)) for own in values]
-
-
-def effective_stage(learner: LearnerConfig, dtype: str) -> int:
-    """The ZeRO stage in use. Stage 0 becomes 2 in 16 bits. There DeepSpeed's stage 0 divides gradients by a
-    loss scale that was never applied, or takes a step before the first, and stage 1 keeps float32 gradients
-    unsharded. On one rank stage 2 costs nothing."""
-    return 2 if learner.zero_stage == 0 and dtype != "float32" else learner.zero_stage
-
-
-def load_model(model: ModelConfig, learner: LearnerConfig) -> PreTrainedModel:
-    """Load the initial policy for training. Raises ConfigError when the folder holds no causal language
-    model, or one without the attention `learner.attention`."""
-    from transformers import AutoModelForCausalLM
-
-    refuse_to_train(model)
-    try:
-        hf = AutoModelForCausalLM.from_pretrained(
-            model.path,
-            config=own_configuration(model),
-            key_mapping=RENAMED,
-            dtype=DTYPES[model.dtype],
-            attn_implementation=learner.attention,
-            trust_remote_code=model.trust_remote_code,
-        )
-    except (OSError, ValueError, ImportError) as error:
-        raise not_loaded(model, learner, error) from None
-    hf._weight_conversions = None  # published and exported by the names of its own class
-    return for_training(hf, learner)
-
-
-def for_training(hf: PreTrainedModel, learner: LearnerConfig) -> PreTrainedModel:
-    """Configure `hf` without dropout, and with gradient checkpointing if configured."""
-    if learner.gradient_checkpointing:  # without dropout nothing is drawn
-        hf.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-    return without_dropout(hf)
-
-
-def deepspeed_config(learner: LearnerConfig, dtype: str) -> dict[str, object]:
-    stage = effective_stage(learner, dtype)
-    zero: dict[str, object] = {"stage": stage}
-    if learner.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    precision: dict[str, object] = {}
-    if dtype != "float32":
-        precision = {
-            "bf16" if dtype == "bfloat16" else "fp16": {"enabled": True},
-            # In 16 bits the sum of many micro-batches would lose the last bits of each.
-            "data_types": {"grad_accum_dtype": "fp32"},
-        }
-        if stage == 1:  # the sum is sent once a step, and would be rounded to 16 bits first
-            precision["communication_data_type"] = "fp32"
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,
-        "gradient_clipping": 0.0 if stage == 0 else learner.optimizer.max_grad_norm,
-        "zero_optimization": zero,
-        # The same AdamW on every device, so a run can be compared with one elsewhere.
-        "zero_force_ds_cpu_optimizer": False,
-        "zero_allow_untested_optimizer": True,
-        "steps_per_print": 2**31,
-        **precision,
-    }

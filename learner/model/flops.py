@@ -82,12 +82,12 @@ class Shape:
 
 def widths(config: PretrainedConfig) -> list[tuple[int, int]]:
     """Query and key elements of one token in each layer: Gemma-4 has layers of two kinds."""
-    found = []
+    sizes = []
     for layer in config.per_layer_config:
         heads = layer.num_attention_heads
         size = getattr(layer, "head_dim", None) or layer.hidden_size // heads
-        found.append((heads * size, (getattr(layer, "num_key_value_heads", None) or heads) * size))
-    return found
+        sizes.append((heads * size, (getattr(layer, "num_key_value_heads", None) or heads) * size))
+    return sizes
 
 
 def _pairs(row: Row) -> int:
@@ -99,11 +99,11 @@ def _pairs(row: Row) -> int:
 def _used(parameter: torch.Tensor, config: PretrainedConfig) -> int:
     """The weights of `parameter` that act on one token: of fused experts (E, …) only the routed ones."""
     shape = getattr(parameter, "ds_shape", parameter.shape)
-    whole = int(getattr(parameter, "ds_numel", parameter.numel()))
+    elements = int(getattr(parameter, "ds_numel", parameter.numel()))
     experts = next((n for key in EXPERTS if (n := getattr(config, key, None))), 0)
     if len(shape) != 3 or shape[0] != experts:
-        return whole
-    return whole * int(config.num_experts_per_tok) // experts
+        return elements
+    return elements * int(config.num_experts_per_tok) // experts
 
 
 def peak_flops(device: str, dtype: str) -> float | None:

@@ -45,13 +45,13 @@ class OwnPath:
 
     def logits(self, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Logits (N, V) of hidden states (N, H)."""
-        given: dict[str, object] = {
+        parts: dict[str, object] = {
             self._backbone: _Given(
                 getattr(self._hf, self._backbone), {}, lambda *_, **__: _Output(states[None])
             ),
             self._head: _Given(self.head, {}, lambda hidden: functional.linear(hidden, weight, bias)),
         }
-        model = _Given(self._hf, given)
+        model = _Given(self._hf, parts)
         logits: torch.Tensor = type(self._hf).forward(model, input_ids=None, use_cache=False).logits
         return logits[0]
 
@@ -74,9 +74,9 @@ class _Given:
     factor that the model's `forward` reads from its backbone."""
 
     def __init__(
-        self, module: torch.nn.Module, given: dict[str, object], call: Callable[..., object] | None = None
+        self, module: torch.nn.Module, parts: dict[str, object], call: Callable[..., object] | None = None
     ) -> None:
-        self.__dict__.update(given, _module=module, _call=call)
+        self.__dict__.update(parts, _module=module, _call=call)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._module, name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hora_rl.learner.model.block_mask import block_mask_of
+from hora_rl.learner.model.cuda_kernels import block_mask_of
 from hora_rl.learner.model.head import Head, OwnPath, scored
 from hora_rl.learner.rows.batch import MicroBatch
 from hora_rl.learner.rows.prefixes import mask_of
@@ -36,18 +36,18 @@ class Policy(torch.nn.Module):
         self.blocks = False  # see block_mask.use_block_masks
 
     def forward(
-        self, micro: MicroBatch, temperature: float, chunk: int, own: bool = False
+        self, micro: MicroBatch, temperature: float, chunk: int, by_model: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32 without gradient.
 
-        With `own` all logits exist at once and come from the model's forward, for comparison.
+        With `by_model` all logits exist at once and come from the model's forward, for comparison.
         """
         where: dict[str, torch.Tensor | BlockMask] = {}
         if micro.segments is not None:  # else padding is at the right, where causal attention never looks
             segments = micro.segments
             mask = block_mask_of(segments) if self.blocks else mask_of(segments, self.hf.dtype)
             where = {"position_ids": micro.position_ids, "attention_mask": mask}
-        if own:
+        if by_model:
             with torch.compiler.set_stance("force_eager"):
                 logits = self.hf(input_ids=micro.input_ids, use_cache=False, **where).logits
             return scored(logits.flatten(0, 1)[micro.sources], micro.targets, temperature)

@@ -109,25 +109,25 @@ def check_identity(folder: Path, base: str, lora: LoraConfig | None) -> None:
     """Raise ConfigError if the checkpoint in `folder` does not match the run: full weights instead of an
     adapter or vice versa, another adapter, or another base."""
     file = folder / IDENTITY
-    found = json.loads(file.read_text()) if file.exists() else None
+    stored = json.loads(file.read_text()) if file.exists() else None
     wanted = None if lora is None else identity(base, lora)
-    if found is None or wanted is None:
-        if found is not wanted:
+    if stored is None or wanted is None:
+        if stored is not wanted:
             there, here = (
-                f"an adapter of rank {x['rank']}" if x else "full weights" for x in (found, wanted)
+                f"an adapter of rank {x['rank']}" if x else "full weights" for x in (stored, wanted)
             )
             raise ConfigError(
                 f"{folder} holds {there}, and learner.lora asks for {here}: set learner.lora back, or start "
                 "anew under another run.name"
             )
         return
-    same_base = found["base_weights"] is not None and found["base_weights"] == wanted["base_weights"]
+    same_base = stored["base_weights"] is not None and stored["base_weights"] == wanted["base_weights"]
     ignored = {"base"} if same_base else set()  # a folder that was moved is still the same base
     for key in sorted(wanted.keys() - ignored):
-        if found[key] != wanted[key]:
+        if stored[key] != wanted[key]:
             raise ConfigError(
                 f"{folder} holds another adapter than learner.lora and model.path ask for: {key} is "
-                f"{found[key]!r} there and {wanted[key]!r} here; set it back, or start anew under another "
+                f"{stored[key]!r} there and {wanted[key]!r} here; set it back, or start anew under another "
                 "run.name"
             )
 

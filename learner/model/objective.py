@@ -6,6 +6,8 @@ The minimum is the token loss `clip`; `micro.scale` holds the normalisation fact
 corrects for π_prox/π_gen: the sampler's weights and arithmetic are not the learner's.
 """
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from hora_rl.common.algorithms import loss_of
@@ -123,3 +125,16 @@ def _sums(
         "drift": (prox - micro.logprobs).where(matched, 0.0).abs().sum(),
         "drift_tokens": matched.sum(),
     }
+
+
+def add(sums: dict[str, float], more: Mapping[str, float], factor: float = 1.0) -> None:
+    """Add `factor` times `more` to `sums`; values whose name ends with `max` are maximised instead."""
+    for name, value in more.items():
+        old = sums.get(name, 0.0)
+        sums[name] = max(old, value) if name.endswith("max") else old + factor * value
+
+
+def read(sums: Sequence[Sums]) -> list[dict[str, float]]:
+    """The values of dictionaries with the same names, in one copy from the device."""
+    values = torch.stack([torch.stack([v.double() for v in each.values()]) for each in sums]).tolist()
+    return [dict(zip(sums[0], each, strict=True)) for each in values]

@@ -1,12 +1,13 @@
-"""AdamW for training without ZeRO, and the schedule of the learning rate."""
+"""AdamW, the schedule of its learning rate, and DeepSpeed's settings."""
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 
-from hora_rl.common.config import LearnerConfig
+from hora_rl.common.config import LearnerConfig, OptimizerConfig
 
 
 class ClippedAdamW(torch.optim.AdamW):
@@ -29,6 +30,24 @@ class ClippedAdamW(torch.optim.AdamW):
         return None if self.overflow else super().step(closure)
 
 
+def adam(
+    settings: OptimizerConfig, stage: int, parameters: Iterable[torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The optimizer of the trained `parameters`. Without ZeRO DeepSpeed clips in float32 but reports no norm;
+    its other optimizers do both."""
+    plain = partial(ClippedAdamW, max_norm=settings.max_grad_norm)
+    kind = plain if stage == 0 else torch.optim.AdamW
+    return kind(
+        [p for p in parameters if p.requires_grad],
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        # One kernel on all threads; the default makes temporaries as large as the parameters.
+        fused=True,
+    )
+
+
 def schedule(learner: LearnerConfig) -> Callable[[int], float]:
     """Learning-rate factor of each update: linear warm-up over warmup_steps, then the configured decay until
     learner.steps. Each step has updates_per_batch updates."""
@@ -46,3 +65,38 @@ def schedule(learner: LearnerConfig) -> Callable[[int], float]:
         return 1.0
 
     return factor
+
+
+def effective_stage(learner: LearnerConfig, dtype: str) -> int:
+    """The ZeRO stage in use. Stage 0 becomes 2 in 16 bits. There DeepSpeed's stage 0 divides gradients by a
+    loss scale that was never applied, or takes a step before the first, and stage 1 keeps float32 gradients
+    unsharded. On one rank stage 2 costs nothing."""
+    return 2 if learner.zero_stage == 0 and dtype != "float32" else learner.zero_stage
+
+
+def deepspeed_config(learner: LearnerConfig, dtype: str) -> dict[str, object]:
+    stage = effective_stage(learner, dtype)
+    zero: dict[str, object] = {"stage": stage}
+    if learner.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    precision: dict[str, object] = {}
+    if dtype != "float32":
+        precision = {
+            "bf16" if dtype == "bfloat16" else "fp16": {"enabled": True},
+            # In 16 bits the sum of many micro-batches would lose the last bits of each.
+            "data_types": {"grad_accum_dtype": "fp32"},
+        }
+        if stage == 1:  # the sum is sent once a step, and would be rounded to 16 bits first
+            precision["communication_data_type"] = "fp32"
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": 0.0 if stage == 0 else learner.optimizer.max_grad_norm,
+        "zero_optimization": zero,
+        # The same AdamW on every device, so a run can be compared with one elsewhere.
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**31,
+        **precision,
+    }

@@ -141,19 +141,19 @@ def _totals(group: Group, sources: Mapping[str, RewardConfig]) -> np.ndarray:
 
 def _by_source(groups: Sequence[Group], sources: Mapping[str, RewardConfig]) -> dict[str, float]:
     """Metrics of each data source."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for source in sources:
-        own = [g for g in groups if g.source == source]
+        of_source = [g for g in groups if g.source == source]
         key = f"source/{source}"
-        found[f"{key}/groups"] = len(own)
-        if own:
-            found[f"{key}/rollouts"] = sum(g.size for g in own)
-            found[f"{key}/tokens"] = sum(g.tokens for g in own)
-            found[f"{key}/reward"] = mean(_totals(g, sources).mean() for g in own)
-            found |= {f"{key}/{name}": value for name, value in _successes(own, sources).items()}
-    return found
+        metrics[f"{key}/groups"] = len(of_source)
+        if of_source:
+            metrics[f"{key}/rollouts"] = sum(g.size for g in of_source)
+            metrics[f"{key}/tokens"] = sum(g.tokens for g in of_source)
+            metrics[f"{key}/reward"] = mean(_totals(g, sources).mean() for g in of_source)
+            metrics |= {f"{key}/{name}": value for name, value in _successes(of_source, sources).items()}
+    return metrics
 
 
 def _over_prompts(groups: Sequence[Group], name: str) -> float:
-    own = [g for g in groups if name in g.rollouts[0].rewards]
-    return mean(mean(r.rewards[name] for r in g.rollouts) for g in own)
+    rewarded = [g for g in groups if name in g.rollouts[0].rewards]
+    return mean(mean(r.rewards[name] for r in g.rollouts) for g in rewarded)

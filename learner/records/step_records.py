@@ -43,8 +43,8 @@ class Records:
     def idle(self) -> dict[str, float]:
         """`generators/idle`: the share of time since the last call without a request at the generators; empty
         at the first call."""
-        found = self._redis.hmget(Keys(self._config.run.name).counters, LOOKS)
-        before, self._looks = self._looks, (int(found[0] or 0), int(found[1] or 0))
+        counters = self._redis.hmget(Keys(self._config.run.name).counters, LOOKS)
+        before, self._looks = self._looks, (int(counters[0] or 0), int(counters[1] or 0))
         if before is None or self._looks[0] == before[0]:
             return {}
         return {"generators/idle": (self._looks[1] - before[1]) / (self._looks[0] - before[0])}

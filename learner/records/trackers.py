@@ -29,11 +29,11 @@ def trackers(
     """
     name = f"{config.run.name}-{EVALUATION}" if evaluation else config.run.name
     board = run_dir / "tensorboard"
-    found: list[Board | Wandb] = [Board(board / EVALUATION) if evaluation else Board(board, start)]
+    result: list[Board | Wandb] = [Board(board / EVALUATION) if evaluation else Board(board, start)]
     if config.learner.wandb:
         settings = config.model_dump(mode="json", exclude=SECRETS)
-        found.append(Wandb(config.learner.wandb, config.run.name, name, run_dir, settings))
-    return found
+        result.append(Wandb(config.learner.wandb, config.run.name, name, run_dir, settings))
+    return result
 
 
 class Board:

@@ -69,16 +69,16 @@ def samples_of(
 def measurable(groups: Iterable[Group], version: int, enough: int) -> list[Sample]:
     """Samples with tokens of `version`: the first ones that hold `enough` such tokens, or all. Their loss
     weight is zero: they only measure drift."""
-    found: list[Sample] = []
+    samples: list[Sample] = []
     tokens = 0
     for group, rollout in ((g, r) for g in groups for r in g.rollouts):
         for sample in _samples(group, rollout, 0.0, 0.0, version):
             if tokens >= enough:
-                return found
+                return samples
             if sample.match.any():
-                found.append(sample)
+                samples.append(sample)
                 tokens += int(sample.match.sum())
-    return found
+    return samples
 
 
 def _samples(group: Group, rollout: Rollout, advantage: float, scale: float, version: int) -> list[Sample]:
@@ -100,8 +100,8 @@ def micro_batches(
     `multiple`: see `make_micro_batch`."""
     micro: list[MicroBatch] = []
     for part in ([r for r in rows if len(r) > 1], [r for r in rows if len(r) == 1]):
-        found = bins([length(r) for r in part], budget)
-        micro += [make_micro_batch([part[i] for i in b], multiple) for b in found]
+        cut = bins([length(r) for r in part], budget)
+        micro += [make_micro_batch([part[i] for i in b], multiple) for b in cut]
     figures = {
         "packing/tokens": float(sum(map(length, rows))),
         "packing/processed": float(sum(m.input_ids.numel() for m in micro)),
@@ -151,6 +151,6 @@ def make_micro_batch(rows: Sequence[Row], multiple: int = 1) -> MicroBatch:
 
 def empty_micro_batch(device: torch.device) -> MicroBatch:
     """One token of weight zero: keeps an idle rank in step with collectives."""
-    one = np.zeros(1, dtype=np.int32)
-    sample = Sample(one, one, np.zeros(1, np.float32), 0.0, 0.0, np.zeros(1, dtype=bool))
+    token = np.zeros(1, dtype=np.int32)
+    sample = Sample(token, token, np.zeros(1, np.float32), 0.0, 0.0, np.zeros(1, dtype=bool))
     return make_micro_batch([[sample]]).to(device)

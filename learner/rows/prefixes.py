@@ -12,7 +12,7 @@ attention, the cost is
 
     C (kP + S) + A (kP + S)² / k,    least at k = S / sqrt(P² + P C/A)
 
-FlexAttention on a card (learner/model/block_mask.py) computes what is seen alone, at `SPARSE` of the speed of
+FlexAttention on a card (learner/model/cuda_kernels.py) computes what is seen alone, at `SPARSE` of the speed of
 a kernel without a mask. There a group is cut only to fit a micro-batch.
 
 Rows of a micro-batch are padded at the right. Causal attention never looks there, and costs as much as for
@@ -113,16 +113,16 @@ def bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
             f"a prompt with its completion has {max(lengths)} tokens, learner.tokens_per_microbatch is "
             f"{budget}: raise it"
         )
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     longest = tokens = 0
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        area = (len(found[-1]) + 1) * longest if found else 0
-        if not found or area > budget or tokens + lengths[i] < REAL * area:
-            found.append([])
+        area = (len(result[-1]) + 1) * longest if result else 0
+        if not result or area > budget or tokens + lengths[i] < REAL * area:
+            result.append([])
             longest, tokens = lengths[i], 0
-        found[-1].append(i)
+        result[-1].append(i)
         tokens += lengths[i]
-    return found
+    return result
 
 
 def spread(sizes: Sequence[int], count: int) -> list[list[int]]:
@@ -148,17 +148,17 @@ def mask_of(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     import torch
 
     batch, width = segments.shape
-    own = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
+    visible = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
     stride = -(-width // ALIGNED) * ALIGNED
     mask = torch.full((batch, 1, width, stride), torch.finfo(dtype).min, dtype=dtype, device=segments.device)[
         ..., :width
     ]
-    return mask.masked_fill_(own.tril()[:, None], 0.0)
+    return mask.masked_fill_(visible.tril()[:, None], 0.0)
 
 
 def window_of(config: PreTrainedConfig) -> int | None:
     """The smallest attention window of any layer; None if all layers look back to the start."""
     text = config.get_text_config()
-    found = [getattr(text, name, None) for name in WINDOWS]
+    windows = [getattr(text, name, None) for name in WINDOWS]
     # Qwen2-MoE has 0 for none.
-    return min((n for n in found if isinstance(n, int) and n > 0), default=None)
+    return min((n for n in windows if isinstance(n, int) and n > 0), default=None)

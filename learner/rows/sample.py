@@ -73,9 +73,9 @@ def _sequence(prompt: Tokens, rollout: Rollout, part: list[tuple[int, Turn]]) ->
     places: list[NDArray[np.int64]] = []
     length = 0
     for start, turn in part:
-        given = turn.given[:0] if turn.anew else turn.given  # a fresh context is the prompt
-        pieces += [given, rollout.tokens[start : start + turn.sampled]]
-        length += len(given)
+        context = turn.given[:0] if turn.anew else turn.given  # a fresh context is the prompt
+        pieces += [context, rollout.tokens[start : start + turn.sampled]]
+        length += len(context)
         places.append(np.arange(length, length + turn.sampled))
         length += turn.sampled
     start, (last, turn) = part[0][0], part[-1]

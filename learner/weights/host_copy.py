@@ -34,15 +34,15 @@ class HostCopy:
         In the block they are valid until the next call. Under ZeRO-3 a collective of all ranks.
         """
         if self._rank:
-            for _ in self._engine.whole():
+            for _ in self._engine.published():
                 pass
             return None
         memory = None if self._room is None else self._room(self._shapes())
         block = None if memory else self._emptied()
         taken = dict[str, torch.Tensor]()
-        for name, parameter in self._engine.whole():
-            place = block.like(parameter) if block else cast(MemoryFile, memory).tensors[name]
-            taken[name] = place.copy_(parameter)
+        for name, parameter in self._engine.published():
+            target = block.like(parameter) if block else cast(MemoryFile, memory).tensors[name]
+            taken[name] = target.copy_(parameter)
         tensors = in_files(self._engine.hf, taken) if self.converts else taken
         return Snapshot(version, [*tensors.items()], device, memory)
 
@@ -50,8 +50,8 @@ class HostCopy:
         """What `Engine.whole` yields, without gathering it."""
         named = dict(self._engine.hf.named_parameters())
         adapter = {published_name(name): p for name, p in named.items() if PARAMETER.match(name)}
-        whole = (adapter or named).items()
-        return [(name, p.dtype, tuple(getattr(p, "ds_shape", p.shape))) for name, p in whole]
+        published = (adapter or named).items()
+        return [(name, p.dtype, tuple(getattr(p, "ds_shape", p.shape))) for name, p in published]
 
     def _emptied(self) -> HostBlock:
         if self._block is None:
@@ -82,5 +82,5 @@ def differ(hf: torch.nn.Module) -> bool:
     shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in hf.named_parameters()}
     if any(PARAMETER.match(name) for name in shapes):
         return False
-    found = in_files(hf, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
-    return {name: tuple(tensor.shape) for name, tensor in found.items()} != shapes
+    in_file = in_files(hf, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+    return {name: tuple(tensor.shape) for name, tensor in in_file.items()} != shapes

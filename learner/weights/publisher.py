@@ -147,8 +147,8 @@ class Publisher:
         if self._config.weights.transport != "file" or manifest is None:
             return False
         parts: Any = self._redis.hvals(Keys(self._config.run.name).parts)
-        found = [manifest.version, mark_of(manifest.path)]
-        return any(json.loads(part).get("damaged") == found for part in parts)
+        newest = [manifest.version, mark_of(manifest.path)]
+        return any(json.loads(part).get("damaged") == newest for part in parts)
 
     def wait(self) -> None:
         """Wait for the publication in progress, and raise its error."""

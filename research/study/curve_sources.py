@@ -90,7 +90,7 @@ def check_kept(config: Config) -> None:
 def _policies(config: Config) -> Iterator[tuple[int, PreTrainedModel]]:
     """The policy before the first step and after each that has a checkpoint, with the number of steps."""
     from hora_rl.learner.checkpoints.export import checkpoint_weights
-    from hora_rl.learner.model.engine import load_model
+    from hora_rl.learner.model.loading import load_model
 
     model = load_model(config.model, config.learner).eval()
     yield 0, model

@@ -52,7 +52,7 @@ class Learner:
     def __init__(self, hf: PreTrainedModel) -> None:
         self.hf = hf
 
-    def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def published(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, p.detach()) for name, p in self.hf.named_parameters())
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.learner.model.engine import load_model
+from hora_rl.learner.model.loading import load_model
 from hora_rl.learner.model.logprobs import Policy
 from tests.support.adapters import errors, policy_with_adapter, published
 from tests.support.engines import N, engine_of, never_end

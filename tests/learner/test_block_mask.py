@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import create_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hora_rl.learner.model import block_mask
-from hora_rl.learner.model.block_mask import block_mask_of, use_block_masks
+from hora_rl.learner.model.cuda_kernels import block_mask_of, use_block_masks
 from hora_rl.learner.model.logprobs import Policy
 from hora_rl.learner.rows.batch import make_micro_batch
 from hora_rl.learner.rows.prefixes import Sharing, divide, mask_of, rows_of

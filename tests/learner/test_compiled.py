@@ -8,7 +8,7 @@ import torch
 from torch._dynamo import config, utils
 from torch.fx.experimental import _config as shapes
 
-from hora_rl.learner.model.compiled import compile_policy
+from hora_rl.learner.model.cuda_kernels import compile_policy
 from hora_rl.learner.model.logprobs import Policy
 from tests.learner.test_exactness import TEMPERATURE, batch, estimator, policy
 from tests.support.formula import apart, by_cut, by_formula
@@ -64,7 +64,7 @@ def test_the_models_own_forward_stays_eager(compiler: None) -> None:
     compile_policy(made, "aot_eager")
     micro = make_micro_batch(rows())
     with torch.no_grad():
-        own = made(micro, 0.7, 16, own=True)[0]
+        own = made(micro, 0.7, 16, by_model=True)[0]
         assert not utils.counters["stats"]
         torch.testing.assert_close(made(micro, 0.7, 16)[0], own, rtol=1e-5, atol=1e-5)
     assert utils.counters["stats"]["unique_graphs"]

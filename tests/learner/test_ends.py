@@ -8,7 +8,7 @@ import pytest
 from hora_rl.common.errors import RunError
 from hora_rl.common.files import check_room
 from hora_rl.deploy.machine.redis_server import RedisServer
-from hora_rl.learner.records.drift import ENOUGH, FIRST, Drift
+from hora_rl.learner.records.recorder import ENOUGH, FIRST, Drift
 from tests.support.groups import fill
 from tests.support.real_learner import ended, recorded, said, small_run, start
 from tests.support.small_disk import fill_up, small_disk

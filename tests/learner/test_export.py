@@ -15,7 +15,7 @@ from hora_rl.learner.checkpoints.checkpoint import TAG
 from hora_rl.learner.checkpoints.export import _buffers
 from hora_rl.learner.checkpoints.manifest import Manifest, digest, make_secret, read_secret
 from hora_rl.learner.checkpoints.origin import step_of
-from hora_rl.learner.model.engine import load_model
+from hora_rl.learner.model.loading import load_model
 from tests.support.families import glm4_moe, write_model
 
 

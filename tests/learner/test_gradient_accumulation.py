@@ -19,9 +19,11 @@ import torch
 from hora_rl.common.config import Config, LearnerConfig
 from hora_rl.common.load import load
 from hora_rl.learner.model import engine as engines
-from hora_rl.learner.model.engine import Engine, deepspeed_config, effective_stage, load_model
+from hora_rl.learner.model.engine import Engine
+from hora_rl.learner.model.loading import load_model
 from hora_rl.learner.model.logprobs import Policy
 from hora_rl.learner.model.objective import policy_loss
+from hora_rl.learner.model.optimizer import deepspeed_config, effective_stage
 from hora_rl.learner.ranks import set_device
 from hora_rl.learner.rows.batch import MicroBatch, make_micro_batch
 from tests.support.formula import ruler

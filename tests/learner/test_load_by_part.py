@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from hora_rl.common.config import Config
 from hora_rl.common.load import load
-from hora_rl.learner.model.streaming_load import _Files, _misfit, skeleton
+from hora_rl.learner.model.loading import _Files, _misfit, skeleton
 from tests.support.families import SETTINGS, model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -8,8 +8,8 @@ import torch
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.learner.model.agreement import check_family
-from hora_rl.learner.model.engine import load_model
 from hora_rl.learner.model.flops import Shape
+from hora_rl.learner.model.loading import load_model
 from hora_rl.learner.model.lora import (
     IDENTITY,
     add_adapter,

@@ -9,8 +9,7 @@ import torch
 
 from hora_rl.common.algorithms.base import Algorithm, TokenTerms
 from hora_rl.common.config import ObjectiveConfig
-from hora_rl.learner.model.engine import read
-from hora_rl.learner.model.objective import k3, policy_loss
+from hora_rl.learner.model.objective import k3, policy_loss, read
 from hora_rl.learner.rows.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.rows.sample import Sample
 from tests.support.samples import sample

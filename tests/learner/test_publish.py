@@ -40,7 +40,7 @@ class Weights:
 
     hf, device = torch.nn.Linear(4, 4, bias=False), torch.device("cpu")
 
-    def whole(self) -> Any:
+    def published(self) -> Any:
         return iter([("weight", self.hf.weight.detach())])
 
 

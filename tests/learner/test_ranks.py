@@ -235,7 +235,7 @@ from hora_rl.common.load import load
 from hora_rl.learner.model import engine as module
 from hora_rl.learner.ranks import set_device
 from hora_rl.learner.model.engine import Engine
-from hora_rl.learner.model.streaming_load import _Files
+from hora_rl.learner.model.loading import _Files
 from tests.support.ranks import gather_everything
 from tests.support.samples import random_micro_batch
 
@@ -265,7 +265,7 @@ def observe(config, whole):
     gradients = [safe_get_full_grad(p).clone() for p in engine.hf.parameters()]
     engine._engine.step()
     norms = [engine.step(batch).grad_norm for _ in range(2)]
-    weights = {name: t.clone() for name, t in engine.whole()}
+    weights = {name: t.clone() for name, t in engine.published()}
     buffers = {n: b.dtype for n, b in engine.hf.named_buffers()}
     return engine, numbers, [logprobs, *gradients], norms, weights, buffers
 

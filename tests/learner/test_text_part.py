@@ -18,8 +18,7 @@ from hora_rl.common.model.text_part import text_name
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.memory import estimate_of
 from hora_rl.deploy.checks.weight_files import weight_files
-from hora_rl.learner.model.engine import load_model
-from hora_rl.learner.model.streaming_load import _Files, _misfit, skeleton
+from hora_rl.learner.model.loading import _Files, _misfit, load_model, skeleton
 from hora_rl.learner.weights.host_copy import differ
 from tests.support.published import FAMILIES, write_published
 

@@ -6,7 +6,7 @@ import torch
 from hora_rl.common.config import Config
 from hora_rl.common.model.adapters import published_name
 from hora_rl.common.types import Completion, Tokens
-from hora_rl.learner.model.engine import load_model
+from hora_rl.learner.model.loading import load_model
 from hora_rl.learner.model.logprobs import Policy
 from hora_rl.learner.model.lora import add_adapter
 from hora_rl.learner.rows.batch import make_micro_batch

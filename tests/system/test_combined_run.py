@@ -15,7 +15,7 @@ from hora_rl.deploy.runs.audit_run import audit_run
 from hora_rl.deploy.runs.export_run import export_run
 from hora_rl.evaluation.pass_at_k import pass_at_k
 from hora_rl.evaluation.run_folders import load_run
-from hora_rl.learner.model.engine import load_model
+from hora_rl.learner.model.loading import load_model
 from hora_rl.learner.model.lora import merge
 from tests.support.jsonl import lines
 from tests.system.conftest import LiveRun, hora

@@ -1,8 +1,13 @@
-"""Attention of rows that share a prompt at the cost of what is seen: FlexAttention with a mask of blocks.
+"""What is faster on a card: compiled layers, and attention that skips what no token sees.
+
+Eager layers spend a fifth of a step on element-wise kernels that read and write all activations. All layers
+of a family share one compilation for each kind of call (mask or none, gradient or none, one row or several).
+The eager path stays the reference: `check_agreement` scores with it. torch warns where it cannot compile a
+layer, and runs that eagerly.
 
 A kernel with a dense mask computes all T² products of a row. FlexAttention skips blocks in which no token
-sees another, and looks into the mask only in blocks of which a part is seen. CUDA alone: on a CPU it has no
-backward pass.
+sees another, and looks into the mask only in blocks of which a part is seen. On a CPU it has no backward
+pass.
 """
 
 from __future__ import annotations
@@ -13,12 +18,39 @@ import torch
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
 
+from hora_rl.learner.model.flops import EXPERTS
+from hora_rl.learner.model.head import log_probs, scored
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from hora_rl.learner.model.logprobs import Policy
+
+VARIANTS = 64
+"""Compilations of one function before torch runs it eagerly; its own limit is 8, as many as a layer has kinds
+of call."""
 BLOCK = 128
 LEAST_HEAD = 16
 """Elements of a head that FlexAttention's kernels need."""
+
+
+def compile_policy(policy: Policy, backend: str = "inductor") -> None:
+    """Compile layers and head of `policy` in place, for any number of rows and tokens. Experts are left
+    alone: how many tokens each gets is known only on the device. Not under ZeRO-3, whose hooks gather
+    parameters inside the layers."""
+    from torch._dynamo import config
+    from torch.fx.experimental import _config as shapes
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    config.recompile_limit, config.suppress_errors = VARIANTS, True
+    shapes.use_duck_shape = False  # else a width that equals another size would be compiled again
+    policy.head.scored = torch.compile(scored, dynamic=True, backend=backend)
+    policy.head.log_probs = torch.compile(log_probs, dynamic=True, backend=backend)
+    if any(getattr(policy.hf.config.get_text_config(), key, None) for key in EXPERTS):
+        return
+    for module in policy.hf.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.compile(dynamic=True, backend=backend)
 
 
 def block_mask_of(segments: torch.Tensor) -> BlockMask:
@@ -32,22 +64,22 @@ def block_mask_of(segments: torch.Tensor) -> BlockMask:
     causal = torch.ones(count, count, dtype=torch.bool, device=segments.device).tril()
     seen = causal & ((low == 0)[:, None, :] | (high[:, None, :] >= low[:, :, None]))
     same = (low == high)[:, None, :] & (low == high)[:, :, None] & (low[:, None, :] == low[:, :, None])
-    whole = causal.tril(-1) & (same | (high == 0)[:, None, :])
-    whole[:, width // BLOCK :] = False  # a last block that is not full
+    full = causal.tril(-1) & (same | (high == 0)[:, None, :])
+    full[:, width // BLOCK :] = False  # a last block that is not full
 
     def mask_mod(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         return (q >= kv) & ((segments[b, kv] == 0) | (segments[b, q] == segments[b, kv]))
 
     return BlockMask.from_kv_blocks(
-        *_listed(seen & ~whole), *_listed(whole), BLOCK, mask_mod=mask_mod, seq_lengths=(width, width)
+        *_listed(seen & ~full), *_listed(full), BLOCK, mask_mod=mask_mod, seq_lengths=(width, width)
     )
 
 
 def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """How many blocks (B, 1, n) each block of queries has in `blocks` (B, n, n), and which, these first."""
     numbers = blocks.to(torch.int32)
-    found = numbers.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
-    return numbers.sum(-1, dtype=torch.int32)[:, None], found[:, None]
+    indices = numbers.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+    return numbers.sum(-1, dtype=torch.int32)[:, None], indices[:, None]
 
 
 def use_block_masks(model: PreTrainedModel) -> bool:
@@ -76,7 +108,7 @@ def by_mask(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     flex = isinstance(attention_mask, BlockMask)
-    found: tuple[torch.Tensor, torch.Tensor | None] = (
+    output: tuple[torch.Tensor, torch.Tensor | None] = (
         flex_attention_forward if flex else sdpa_attention_forward
     )(module, query, key, value, attention_mask, **settings)
-    return found
+    return output

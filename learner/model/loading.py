@@ -1,5 +1,5 @@
-"""Loads a model for ZeRO-3 one parameter at a time. A rank never holds more than its shards and one full
-parameter, so a model that fits no single rank can be trained.
+"""Loads the initial policy: at once, or for ZeRO-3 one parameter at a time. Then a rank never holds more than
+its shards and one full parameter, so a model that fits no single rank can be trained.
 
 The context manager `deepspeed.zero.Init` would also cast buffers computed in constructors, such as rotary
 frequencies, to 16 bits. So the model is built without that context, with parameters on the meta device and
@@ -8,6 +8,7 @@ real buffers; each parameter is then read and sharded separately.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,48 @@ import torch
 from torch.nn import Module, Parameter
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from hora_rl.common.config import ModelConfig
+from hora_rl.common.config import LearnerConfig, ModelConfig
+from hora_rl.common.errors import ConfigError, one_line
+from hora_rl.common.model.adapters import refuse_to_train
 from hora_rl.common.model.model_files import own_configuration
-from hora_rl.common.model.text_part import names_in_files
+from hora_rl.common.model.text_part import RENAMED, names_in_files
+from hora_rl.learner.model.logprobs import without_dropout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+UNKNOWN = re.compile(r"configuration class <class '[\w.]*?(\w+)Config'>|model type `([\w-]+)` but")
+"""transformers' errors about a model that it does not have."""
+
+
+def load_model(model: ModelConfig, learner: LearnerConfig) -> PreTrainedModel:
+    """Load the initial policy for training. Raises ConfigError when the folder holds no causal language
+    model, or one without the attention `learner.attention`."""
+    from transformers import AutoModelForCausalLM
+
+    refuse_to_train(model)
+    try:
+        hf = AutoModelForCausalLM.from_pretrained(
+            model.path,
+            config=own_configuration(model),
+            key_mapping=RENAMED,
+            dtype=DTYPES[model.dtype],
+            attn_implementation=learner.attention,
+            trust_remote_code=model.trust_remote_code,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise not_loaded(model, learner, error) from None
+    hf._weight_conversions = None  # published and exported by the names of its own class
+    return for_training(hf, learner)
+
+
+def for_training(hf: PreTrainedModel, learner: LearnerConfig) -> PreTrainedModel:
+    """Configure `hf` without dropout, and with gradient checkpointing if configured."""
+    if learner.gradient_checkpointing:  # without dropout nothing is drawn
+        hf.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    return without_dropout(hf)
 
 
 def load_by_part(
@@ -47,14 +84,14 @@ def load_by_part(
         return None
     _load_buffers(model, names, device)
     made, first = dict[Parameter, Parameter](), torch.distributed.get_rank() == 0
-    of = {p: name for name, p in model.named_parameters(remove_duplicate=False) if name in names}
+    name_of = {p: name for name, p in model.named_parameters(remove_duplicate=False) if name in names}
     for module in model.modules():
         for name, old in list(module.named_parameters(recurse=False)):
             if old not in made:
-                whole = torch.empty(old.shape, dtype=dtype, device=device)
+                tensor = torch.empty(old.shape, dtype=dtype, device=device)
                 if first:
-                    whole.copy_(names.read(of[old]))
-                made[old] = Parameter(whole, old.requires_grad)
+                    tensor.copy_(names.read(name_of[old]))
+                made[old] = Parameter(tensor, old.requires_grad)
                 _shard(made[old], next(iter(made.values())), settings)
             setattr(module, name, made[old])
     return model
@@ -64,11 +101,11 @@ def skeleton(source: ModelConfig, attention: str, dtype: torch.dtype) -> PreTrai
     """The model with parameters on the meta device and real buffers."""
     from transformers import AutoModelForCausalLM
 
-    whole, trusted = own_configuration(source), source.trust_remote_code
+    config, trusted = own_configuration(source), source.trust_remote_code
     hook = register_module_parameter_registration_hook(_on_meta)  # type: ignore[arg-type]  # may return one
     with hook, torch.random.fork_rng(devices=[]):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            whole, dtype=dtype, attn_implementation=attention, trust_remote_code=trusted
+            config, dtype=dtype, attn_implementation=attention, trust_remote_code=trusted
         )
     return model.eval()
 
@@ -90,7 +127,7 @@ class _Files(dict[str, Any]):
         opened = [safe_open(file, framework="pt") for file in _weight_files(path)]
         files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
         self._names = names_in_files(files)
-        super().__init__({name: files[place] for name, place in self._names.items()})
+        super().__init__({name: files[in_file] for name, in_file in self._names.items()})
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self[name].get_slice(self._names[name]).get_shape())
@@ -132,11 +169,11 @@ def _misfit(model: PreTrainedModel, files: _Files, dtype: torch.dtype) -> str:
     if missing := sorted(buffers - files.keys()):
         return f"{missing[0]} is not in its files"
     for parameter, names in parameters.items():
-        found = [name for name in names if name in files]
-        if len(found) != 1:
-            return f"{' and '.join(found or names)} {'are both' if found else 'is not'} in its files"
-        if files.shape(found[0]) != tuple(parameter.shape):
-            return f"{found[0]} has another shape in its files"
+        present = [name for name in names if name in files]
+        if len(present) != 1:
+            return f"{' and '.join(present or names)} {'are both' if present else 'is not'} in its files"
+        if files.shape(present[0]) != tuple(parameter.shape):
+            return f"{present[0]} has another shape in its files"
     return ""
 
 
@@ -145,8 +182,8 @@ def _load_buffers(model: PreTrainedModel, files: _Files, device: torch.device) -
     for name, buffer in list(model.named_buffers(remove_duplicate=False)):
         if name in files:
             buffer.copy_(files.read(name))
-        place, _, own = name.rpartition(".")
-        setattr(model.get_submodule(place), own, buffer.to(device))
+        module, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(module), attribute, buffer.to(device))
 
 
 def _shard(parameter: Parameter, first: Parameter, settings: Mapping[str, object]) -> None:
@@ -160,3 +197,25 @@ def _shard(parameter: Parameter, first: Parameter, settings: Mapping[str, object
         deepspeed.zero.Init(module=holder, config_dict_or_path=dict(settings))
     else:  # as DeepSpeed adds to a model that is sharded already
         first.convert_to_zero_parameters(param_list=[parameter])  # type: ignore[attr-defined]
+
+
+def not_loaded(source: ModelConfig, learner: LearnerConfig, error: Exception) -> ConfigError:
+    """The error of a model that transformers cannot build, or not with `learner.attention`."""
+    attention = f"learner.attention ({learner.attention})"
+    if match := UNKNOWN.search(str(error)):
+        return ConfigError(
+            f"model.path ({source.path}): transformers, with which the learner trains, has no causal "
+            f"language model of type {match[1] or match[2]}: use another model"
+        )
+    if "trust_remote_code" in str(error):
+        return ConfigError(
+            f"model.path ({source.path}): it needs the code in its folder: read that, and set "
+            "model.trust_remote_code: true if you trust it"
+        )
+    if "support an attention implementation" in str(error):
+        family = str(error).partition(" ")[0]
+        return ConfigError(
+            f"{attention}: transformers' {family} has no such one; set learner.attention: eager"
+        )
+    key = attention if isinstance(error, ImportError) else f"model.path ({source.path})"
+    return ConfigError(f"{key}: {one_line(error)}")
