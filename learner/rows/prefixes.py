@@ -12,8 +12,8 @@ attention, the cost is
 
     C (kP + S) + A (kP + S)² / k,    least at k = S / sqrt(P² + P C/A)
 
-FlexAttention on a card (learner/model/cuda_kernels.py) computes what is seen alone, at `SPARSE` of the speed
-of a kernel without a mask. There a group is cut only to fit a micro-batch.
+FlexAttention (learner/model/cuda_kernels.py) computes what is seen alone, at `SPARSE` of the speed of
+a kernel without a mask. There a group is cut only to fit a micro-batch.
 
 Rows of a micro-batch are padded at the right. Causal attention never looks there, and costs as much as for
 separate rows.

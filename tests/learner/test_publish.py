@@ -216,7 +216,7 @@ def test_a_version_is_gathered_where_replicas_read_it(tmp_path: Path) -> None:
 def test_an_adapter_is_gathered_by_the_names_of_its_file(tmp_path: Path) -> None:
     policy = policy_with_adapter(load("tiny", ["learner.lora.rank=8", "learner.lora.alpha=16"]), 1)
     expected, files = published_adapter(policy), transport(tmp_path, [])
-    stand_in: Any = SimpleNamespace(hf=policy.hf, device=Weights.device, whole=lambda: expected.items())
+    stand_in: Any = SimpleNamespace(hf=policy.hf, device=Weights.device, published=lambda: expected.items())
     weights: Any = HostCopy(stand_in, 0, files.room).snapshot(1, Weights.device)
     with check_file(files.write(weights).update_info()) as file:
         found = dict(mapped(path_of(file.fileno())))
