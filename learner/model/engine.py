@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from hora_rl.learner.model.async_checkpoint import CheckpointWriter
 
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # log-probs and entropies of the predictions
-Frozen = Sequence[torch.Tensor | None]
-"""Log-probs (N,) of another policy for each micro-batch; None: none is needed."""
+Task = tuple[MicroBatch, torch.Tensor | None, torch.Tensor | None]
+"""A micro-batch with log π_prox and log π_ref (N,); None: the policy itself, no KL term."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +172,11 @@ class Engine:
         """
         started, rate = time.monotonic(), float(self._engine.get_lr()[0])
         objective = self._config.learner.objective
-        batch = self._aligned([m.to(self.device) for m in micro_batches])
-        prox: Frozen = [None] * len(batch)
-        if objective.updates_per_batch > 1:
-            prox = [self._frozen(self._engine, micro)[0] for micro in batch]
-        reference: Frozen = self._reference_logprobs(batch) if objective.kl else [None] * len(batch)
+        tasks = self._tasks(self._aligned([m.to(self.device) for m in micro_batches]))
         sums: dict[str, float] = {}
         applied, bad = True, False
         for update in range(objective.updates_per_batch):
-            update_sums, finite = self._accumulate(batch, prox, reference)
+            update_sums, finite = self._accumulate(tasks)
             if update == 0 and all(gathered(update_sums["drift_tokens"] == 0.0)):
                 sums |= self._drift(fresh())
             done = self._apply(finite)
@@ -245,25 +241,30 @@ class Engine:
         count = max(1, *gathered(len(micro_batches)))
         return micro_batches + [empty_micro_batch(self.device)] * (count - len(micro_batches))
 
-    def _reference_logprobs(self, rounds: list[MicroBatch]) -> Frozen:
+    def _tasks(self, batch: list[MicroBatch]) -> list[Task]:
+        objective, absent = self._config.learner.objective, [None] * len(batch)
+        several = objective.updates_per_batch > 1
+        prox = [self._frozen(self._engine, micro)[0] for micro in batch] if several else absent
+        reference = self._reference_logprobs(batch) if objective.kl else absent
+        return list(zip(batch, prox, reference, strict=True))
+
+    def _reference_logprobs(self, batch: list[MicroBatch]) -> list[torch.Tensor]:
         """Log-probs of the initial policy, from a second model or, with LoRA, with the adapter switched
         off."""
         if self._reference is not None:
-            return [self._frozen(self._reference, m)[0] for m in rounds]
+            return [self._frozen(self._reference, micro)[0] for micro in batch]
         with without_adapter(self.hf):
-            return [self._frozen(self._engine, m)[0] for m in rounds]
+            return [self._frozen(self._engine, micro)[0] for micro in batch]
 
-    def _accumulate(
-        self, batch: list[MicroBatch], prox: Frozen, reference: Frozen
-    ) -> tuple[dict[str, float], bool]:
-        """Add up the gradients of `batch`. Returns this rank's sums, and whether every rank's losses were
+    def _accumulate(self, tasks: list[Task]) -> tuple[dict[str, float], bool]:
+        """Add up the gradients of `tasks`. Returns this rank's sums, and whether every rank's losses were
         finite. Nothing waits for the device before all of its work is queued."""
         objective, sums = self._config.learner.objective, dict[str, float]()
         losses, stats = list[torch.Tensor](), list[Sums]()
-        for micro, before, initial in zip(batch, prox, reference, strict=True):
+        for micro, prox, reference in tasks:
             logprobs, entropy = self._forward(self._engine, micro)
-            before = logprobs.detach() if before is None else before
-            loss, of_micro = policy_loss(logprobs, before, micro, objective, initial)
+            prox = logprobs.detach() if prox is None else prox
+            loss, of_micro = policy_loss(logprobs, prox, micro, objective, reference)
             self._engine.backward(loss * self.world)
             losses.append(loss.detach())
             stats.append(of_micro | {"entropy": entropy.where(micro.scale > 0, 0.0).sum()})

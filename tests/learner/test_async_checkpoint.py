@@ -15,8 +15,8 @@ from tests.support.ranks import cases_of, run_ranks
 SHAPES = [((3, 5), torch.float32), ((), torch.int64), ((0, 4), torch.float32), ((7,), torch.bfloat16)]
 
 
-def tensors_in(found: object) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+def tensors_in(result: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 class Scaler:
@@ -37,11 +37,11 @@ def state() -> dict[str, Any]:
     }
 
 
-def change(found: dict[str, Any]) -> None:
-    for tensor in tensors_in(found):
+def change(result: dict[str, Any]) -> None:
+    for tensor in tensors_in(result):
         tensor.zero_()
-    found["scaler"].scale, found["groups"][0]["lr"] = 8.0, 0.2
-    found["partitions"].append(torch.ones(3))
+    result["scaler"].scale, result["groups"][0]["lr"] = 8.0, 0.2
+    result["partitions"].append(torch.ones(3))
 
 
 def test_a_copy_is_the_state_when_it_was_taken_whatever_is_changed_later() -> None:
@@ -69,8 +69,8 @@ def test_tied_weights_are_written_once(tmp_path: Path) -> None:
     held = HostState().copy("a", live)
     torch.save(live, tmp_path / "live")
     torch.save(held, tmp_path / "held")
-    found = torch.load(tmp_path / "held", weights_only=True)
-    assert found["head"].data_ptr() == found["embedding"].data_ptr()
+    result = torch.load(tmp_path / "held", weights_only=True)
+    assert result["head"].data_ptr() == result["embedding"].data_ptr()
     assert (tmp_path / "held").stat().st_size == (tmp_path / "live").stat().st_size
 
 
@@ -164,11 +164,11 @@ def test_a_checkpoint_that_is_written_aside_is_the_state_when_it_was_taken(tmp_p
     kinds = ((0, False), (2, True), (3, False))
     cases = [(*kind, aside) for kind in kinds for aside in (True, False)]
     lines = cases_of(run_ranks(CASES, tmp_path, str(tmp_path), json.dumps(cases), ranks=1))
-    found = {tuple(case): result for case, result in lines}
-    assert set(found) == set(cases)
-    assert all(same for same, _ in found.values()), found
+    values = {tuple(case): result for case, result in lines}
+    assert set(values) == set(cases)
+    assert all(same for same, _ in values.values()), values
     for stage, lora in kinds:
-        aside, within = (found[stage, lora, way][1] for way in (True, False))
+        aside, within = (values[stage, lora, way][1] for way in (True, False))
         assert aside.keys() == within.keys()
         sizes = {name: size for name, size in aside.items() if name.endswith(".pt")}
         larger = {n: (size, within[n]) for n, size in sizes.items() if size > 1.1 * within[n] + 4096}

@@ -66,14 +66,14 @@ def test_a_rank_on_a_card_steps_on_its_share_of_the_host_s_cores(monkeypatch: py
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
 def test_segments_grow_unless_a_user_has_settings(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[str] = []
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", given.append)
+    arguments: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", arguments.append)
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(variable, raising=False)
     if name is not None:
         monkeypatch.setenv(name, "max_split_size_mb:512")
     expand_segments()
-    assert given == ([] if name else ["expandable_segments:True"])
+    assert arguments == ([] if name else ["expandable_segments:True"])
 
 
 @pytest.mark.parametrize("updates", [1, 4])

@@ -141,9 +141,9 @@ def test_the_gradient_of_turns_is_the_formulas_over_cuts_and_ranks(anew: float) 
 def test_each_sampled_token_is_in_one_sequence_once() -> None:
     for g in in_several_turns(0.5):
         for r in (r for r in g.rollouts if r.turns):
-            found = list(sequences(g.prompt_tokens, r))
-            assert len(found) == 1 + sum(t.anew for t in r.turns)
-            np.testing.assert_array_equal(np.concatenate([s.tokens[s.places] for s in found]), r.tokens)
+            result = list(sequences(g.prompt_tokens, r))
+            assert len(result) == 1 + sum(t.anew for t in r.turns)
+            np.testing.assert_array_equal(np.concatenate([s.tokens[s.places] for s in result]), r.tokens)
     sampled = [int(s.match.sum()) for s in measurable(in_several_turns(1.0), 0, 40)]
     assert sum(sampled) >= 40 > sum(sampled[:-1])
 
@@ -155,8 +155,8 @@ def admit(made: Group, *settings: str) -> Group:
 
 
 def test_turns_that_the_configuration_does_not_allow_are_refused() -> None:
-    given = np.ones(30, np.int32)
-    turns = (Turn(3, given[:0]), Turn(2, given))
+    arguments = np.ones(30, np.int32)
+    turns = (Turn(3, arguments[:0]), Turn(2, arguments))
     made = group(0, [rollout([1] * 5, turns=turns), rollout([1] * 5, phase="B", turns=turns)])
     assert admit(made, "environment.path=guess", "environment.max_given_tokens=30").rollouts[0].given == 30
     with pytest.raises(WireError, match=r"group 0:0: it has several turns, and environment.path is null"):

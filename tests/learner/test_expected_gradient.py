@@ -85,8 +85,8 @@ def sessions(rule: str, rounds: int, stop: str, tape: Path) -> list[Path]:
     def after(counts: tuple[tuple[int, int], ...]) -> int:
         """Rollouts of the round that follows (successes, rollouts) of the rounds so far."""
         session, read = Session(2, 4, rule=rule, rounds=rounds, stop=stop), 0
-        for place, (hits, n) in enumerate(counts):
-            other = int(session.ask()[1]) if place else G0
+        for target, (hits, n) in enumerate(counts):
+            other = int(session.ask()[1]) if target else G0
             session.tell([hits, sum(tape[read : read + other])], [n, other])
             read += other
         return -1 if session.done else int(session.ask()[0])
@@ -94,11 +94,11 @@ def sessions(rule: str, rounds: int, stop: str, tape: Path) -> list[Path]:
     def begun(outcomes: Path, counts: tuple[tuple[int, int], ...], more: int) -> list[Path]:
         if more < 0:
             return [outcomes]
-        found = []
+        result = []
         for tail in product(range(3), repeat=more):
-            told = (*counts, (sum(o < 2 for o in tail), more))
-            found += begun(outcomes + tail, told, after(told))
-        return found
+            calls = (*counts, (sum(o < 2 for o in tail), more))
+            result += begun(outcomes + tail, calls, after(calls))
+        return result
 
     return begun((), (), G0)
 
@@ -117,8 +117,8 @@ def test_likelihood_is_the_share_of_log_p_that_is_hit_whatever_decides_n(plan: s
     groups = paths(PLANS[plan])
     hit = sum(RATES[:, list(path)].prod(1) for path in groups if RIGHT[list(path)].any())
     wanted = (hit / SUCCESS)[:, None] * of_success()
-    found = expected(groups, lambda successes: likelihood(successes, baseline))
-    assert np.abs(found - wanted).max() < 1e-10
+    result = expected(groups, lambda successes: likelihood(successes, baseline))
+    assert np.abs(result - wanted).max() < 1e-10
 
 
 @pytest.mark.parametrize("tape", [(0, 0, 0, 0, 0, 0), (1, 1, 0, 1, 1, 1)])
@@ -131,8 +131,8 @@ def test_likelihood_keeps_it_through_the_rounds_of_a_session(rule: str, stop: st
     hit = sum(RATES[:, list(path)].prod(1) for path in groups if RIGHT[list(path)].any())
     wanted = (hit / SUCCESS)[:, None] * of_success()
     for baseline in (0.0, 1 / 4):
-        found = expected(groups, lambda successes, b=baseline: likelihood(successes, b))  # type: ignore[misc]
-        assert np.abs(found - wanted).max() < 1e-10
+        result = expected(groups, lambda successes, b=baseline: likelihood(successes, b))  # type: ignore[misc]
+        assert np.abs(result - wanted).max() < 1e-10
     assert sum(RATES[:, list(path)].prod(1) for path in groups) == pytest.approx(np.ones(len(RATES)))
 
 
@@ -168,7 +168,7 @@ def test_on_equal_groups_each_advantage_is_its_weight_times_the_gradient_of_p(
 
 def test_pkpo_is_the_gradient_of_the_expected_maximum_of_continuous_rewards() -> None:
     value, n, k = np.array([0.3, 1.7, -0.4]), 5, 3
-    wanted, found = np.zeros_like(RATES), np.zeros_like(RATES)
+    wanted, result = np.zeros_like(RATES), np.zeros_like(RATES)
     for size, of in ((k, None), (n, formula("pkpo", k))):
         for path in product(range(3), repeat=size):
             outcomes = np.array(path)
@@ -178,5 +178,5 @@ def test_pkpo_is_the_gradient_of_the_expected_maximum_of_continuous_rewards() ->
                 wanted += chance * value[outcomes].max() * score
             else:
                 per = np.bincount(outcomes, of(value[outcomes]) / n, minlength=3)
-                found += chance * (per - per.sum() * RATES)
-    assert np.abs(found - wanted).max() < 1e-10
+                result += chance * (per - per.sum() * RATES)
+    assert np.abs(result - wanted).max() < 1e-10

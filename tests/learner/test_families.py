@@ -40,12 +40,12 @@ def rows() -> list[list[Sample]]:
 
 
 def samples() -> list[Sample]:
-    return [one for row in rows() for one in row]
+    return [each for row in rows() for each in row]
 
 
-def own(hf: Any, one: Sample) -> torch.Tensor:
+def own(hf: Any, each: Sample) -> torch.Tensor:
     """Log-probs of the model's own forward on one completion alone."""
-    return logprobs_of(hf, one.prompt, rollout(one.tokens), TEMPERATURE)
+    return logprobs_of(hf, each.prompt, rollout(each.tokens), TEMPERATURE)
 
 
 def gradient(hf: Any, logprobs: torch.Tensor) -> torch.Tensor:
@@ -108,8 +108,8 @@ def test_a_window_is_kept_where_prompts_are_shared(family: str, attention: str) 
 
 def test_completions_of_a_family_with_state_through_all_tokens_share_no_prompt(tmp_path: Path) -> None:
     layers = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
-    whole = AutoConfig.for_model("lfm2", **(GROUPED | TOKENS | layers))
-    whole.save_pretrained(tmp_path)
+    full = AutoConfig.for_model("lfm2", **(GROUPED | TOKENS | layers))
+    full.save_pretrained(tmp_path)
     name, unshared = check_family(*sections(config_of(tmp_path)))
     assert name == "Lfm2ForCausalLM"
     assert unshared
@@ -119,8 +119,8 @@ def test_completions_of_a_family_with_state_through_all_tokens_share_no_prompt(t
 
 def test_a_forward_that_reads_a_factor_from_its_backbone_is_followed(tmp_path: Path) -> None:
     state = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
-    whole = AutoConfig.for_model("falcon_h1", **(GROUPED | TOKENS | state | {"lm_head_multiplier": 0.5}))
-    whole.save_pretrained(tmp_path)
+    full = AutoConfig.for_model("falcon_h1", **(GROUPED | TOKENS | state | {"lm_head_multiplier": 0.5}))
+    full.save_pretrained(tmp_path)
     assert check_family(*sections(config_of(tmp_path)))[0] == "FalconH1ForCausalLM"
 
 

@@ -155,19 +155,19 @@ def test_what_rank_0_keeps_is_not_read_again_and_let_go_after_its_step(redis_ser
 
 
 def test_a_waiting_step_says_how_many_groups_it_lacks_and_of_which_batch(redis_server: RedisServer) -> None:
-    feed, told = planner(redis_server), list[tuple[int, int]]()
+    feed, calls = planner(redis_server), list[tuple[int, int]]()
     push(redis_server, *(of_run(i) for i in (0, 1, 3, 4)))
-    feed.plan(0, lambda: told.append(feed.missing(0)))
-    assert told == [], "what is there already is not waited for"
+    feed.plan(0, lambda: calls.append(feed.missing(0)))
+    assert calls == [], "what is there already is not waited for"
 
     later = iter([of_run(5), of_run(6), of_run(2)])
 
     def one_more() -> None:
-        told.append(feed.missing(1))
+        calls.append(feed.missing(1))
         push(redis_server, next(later))
 
     feed.plan(1, one_more)
-    assert told == [(2, 0), (1, 0), (1, 0)], "newer groups do not help the batch that must come first"
+    assert calls == [(2, 0), (1, 0), (1, 0)], "newer groups do not help the batch that must come first"
 
 
 def test_a_look_between_steps_takes_up_what_has_come_for_the_steps_to_come(redis_server: RedisServer) -> None:

@@ -56,8 +56,8 @@ def test_64_micro_batches_add_up_as_one_sum_in_float64(tmp_path: Path, ranks: in
 
 
 def configuration(stage: int, world: int) -> Config:
-    own = ["model.dtype=bfloat16", f"learner.zero_stage={stage}", f"learner.workers={world}"]
-    return load("tiny", [*own, *ruler(RATIO), "learner.objective.importance=none"])
+    mine = ["model.dtype=bfloat16", f"learner.zero_stage={stage}", f"learner.workers={world}"]
+    return load("tiny", [*mine, *ruler(RATIO), "learner.objective.importance=none"])
 
 
 def micro_batches_of(count: int, alike: bool, rank: int, world: int) -> list[MicroBatch]:

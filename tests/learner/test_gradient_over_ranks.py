@@ -26,8 +26,8 @@ LONGEST = 100
 
 def configuration(folder: Path, ratio: float, *more: str) -> Config:
     sizes = ("rollout.group_size=20", f"rollout.max_response_tokens={LONGEST}")
-    own = ("learner.steps=1", "learner.tokens_per_microbatch=512")
-    return small_run(folder, len(SIZES), *sizes, *own, *ruler(ratio), *more)
+    mine = ("learner.steps=1", "learner.tokens_per_microbatch=512")
+    return small_run(folder, len(SIZES), *sizes, *mine, *ruler(ratio), *more)
 
 
 def groups(config: Config) -> list[Group]:
@@ -60,9 +60,9 @@ def descended(ratio: float, updates: int) -> dict[str, torch.Tensor]:
     return descend(config, groups(config), ratio, updates)
 
 
-def relative(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], start: dict) -> float:
+def relative(result: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], start: dict) -> float:
     """|found - wanted| over |wanted - start|, all weights together."""
-    apart = torch.cat([(found[n].double() - wanted[n]).flatten() for n in wanted]).norm()
+    apart = torch.cat([(result[n].double() - wanted[n]).flatten() for n in wanted]).norm()
     moved = torch.cat([(wanted[n] - start[n].double()).flatten() for n in wanted]).norm()
     assert moved > 0
     return float(apart / moved)
@@ -72,8 +72,8 @@ def initial(config: Config) -> dict[str, torch.Tensor]:
     return load_file(Path(config.model.path) / "model.safetensors")
 
 
-def error_of(found: dict[str, torch.Tensor], config: Config, ratio: float, updates: int = 1) -> float:
-    return relative(found, descended(ratio, updates), initial(config))
+def error_of(result: dict[str, torch.Tensor], config: Config, ratio: float, updates: int = 1) -> float:
+    return relative(result, descended(ratio, updates), initial(config))
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -108,13 +108,13 @@ def test_rollouts_of_several_turns_have_the_formulas_gradient_too(tmp_path: Path
 def test_updates_on_one_batch_clip_against_the_policy_before(tmp_path: Path, ranks: int, stage: int) -> None:
     # Three quarters of the tokens are clipped after the first update; 3.7e-5 is what float32 itself is off.
     ratio, updates = 0.03, "learner.objective.updates_per_batch=3"
-    own = f"learner.zero_stage={stage}", f"learner.workers={ranks}", updates
-    config = configuration(tmp_path, ratio, *own)
+    mine = f"learner.zero_stage={stage}", f"learner.workers={ranks}", updates
+    config = configuration(tmp_path, ratio, *mine)
     error = error_of(trained(config, groups(config), tmp_path), config, ratio, 3)
     print(f"ranks {ranks}, ZeRO {stage}, three updates: {error:.1e}")
     assert error < 1e-4
-    one = {n: t.float() for n, t in descended(3 * ratio, 1).items()}
-    assert error_of(one, config, ratio, 3) > 1e-2, "they differ from one of three times the length"
+    each = {n: t.float() for n, t in descended(3 * ratio, 1).items()}
+    assert error_of(each, config, ratio, 3) > 1e-2, "they differ from one of three times the length"
 
 
 OPTIONS = [
@@ -133,8 +133,8 @@ def test_each_option_has_one_gradient_over_ranks_and_stages(tmp_path: Path, opti
     wanted = trained(alone, groups(alone), tmp_path / "alone")
     for ranks, stage in ((2, 2), (2, 3), (4, 0)):
         folder = tmp_path / f"{ranks}-{stage}"
-        own = f"learner.zero_stage={stage}", f"learner.workers={ranks}"
-        config = configuration(folder, ratio, *settings, *own)
+        mine = f"learner.zero_stage={stage}", f"learner.workers={ranks}"
+        config = configuration(folder, ratio, *settings, *mine)
         error = relative(trained(config, groups(config), folder), wanted, initial(config))
         print(f"{options}, ranks {ranks}, ZeRO {stage}: {error:.1e}")
         assert error < 1e-5

@@ -51,8 +51,8 @@ def test_a_learner_that_cannot_go_on_stops_with_its_reason_and_is_not_tried_agai
 
 
 def words(*settings: str) -> list[str]:
-    given = [word for setting in settings for word in ("--set", setting)]
-    return ["--config", "tiny", "--redis", "unix:///nowhere", "--no-ray", *given]
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    return ["--config", "tiny", "--redis", "unix:///nowhere", "--no-ray", *arguments]
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_a_learner_with_other_settings_than_the_deployed_ones_is_refused(
 ) -> None:
     connections.connect(redis_server.url).set(Keys("tiny").config, load("tiny").model_dump_json())
     refused, same = words("learner.objective.clip_high=0.3"), words("run.folder=elsewhere")
-    for given in (refused, same):
-        given[given.index("unix:///nowhere")] = redis_server.url
+    for arguments in (refused, same):
+        arguments[arguments.index("unix:///nowhere")] = redis_server.url
     monkeypatch.setattr(sys, "argv", ["main", *refused])
     with pytest.raises(SystemExit, match=r"with other settings: learner\.objective\.clip_high: 0\.2"):
         program.main()
@@ -116,11 +116,11 @@ CONTROLLER, RANKS = OutOfMemoryError(SHORT_OF_MEMORY), WorkerGroupError("ranks d
     "error", [CONTROLLER, RuntimeError(f"Training failed due to worker errors:\n{SHORT_OF_MEMORY}")]
 )
 def test_of_short_memory_the_process_the_memory_and_the_keys_are_named(error: Exception) -> None:
-    said = launch.reason(error)
-    assert "\n" not in said
+    text = launch.reason(error)
+    assert "\n" not in text
     for fact in ("9007", "7.05 GB", "22.78 of 23.54 GB", "192.0.2.2", "learner.tokens_per_microbatch"):
-        assert fact in said, fact
-    assert launch.not_started(1, error) == said, "the ranks had processors"
+        assert fact in text, fact
+    assert launch.not_started(1, error) == text, "the ranks had processors"
 
 
 def test_any_other_error_is_its_last_line_and_ours_is_whole() -> None:
@@ -231,8 +231,8 @@ def test_a_redis_that_is_gone_hides_no_reason_and_ends_the_next_attempt(
         with pytest.raises(RunError, match="waited 1 s"):
             attempt(gone, tmp_path / "a", "gone", "1")
         monkeypatch.setattr(launch.StopReason, "agree", agree)
-        said = attempt(gone, tmp_path / "a", "gone", "1")
-    assert said.startswith("no Redis answers at redis://127.0.0.1")
+        text = attempt(gone, tmp_path / "a", "gone", "1")
+    assert text.startswith("no Redis answers at redis://127.0.0.1")
     assert trained == ["a"]
 
 
@@ -262,7 +262,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 def test_all_ranks_return_when_one_of_them_has_a_reason(redis_url: str, tmp_path: Path) -> None:
-    [[zero, one]] = cases_of(run_ranks(AGREE, tmp_path, redis_url))
-    assert zero == one
+    [[zero, each]] = cases_of(run_ranks(AGREE, tmp_path, redis_url))
+    assert zero == each
     assert zero[:2] == [None, "one line"]
     assert "password_file /no/such/file cannot be read" in zero[2]

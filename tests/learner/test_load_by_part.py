@@ -32,15 +32,15 @@ def misfit(config: Config) -> str:
 )  # these refuse sdpa
 def test_buffers_are_those_of_from_pretrained_and_parameters_on_meta_too(family: str, tmp_path: Path) -> None:
     config = written(family, tmp_path)
-    whole = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=DTYPE)
+    full = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=DTYPE)
     made = skeleton(config.model, "sdpa", DTYPE)
     assert all(p.is_meta and p.dtype == DTYPE for p in made.parameters())
-    assert [n for n, _ in made.named_parameters()] == [n for n, _ in whole.named_parameters()]
-    found, wanted = dict(made.named_buffers()), dict(whole.named_buffers())
-    assert found.keys() == wanted.keys()
+    assert [n for n, _ in made.named_parameters()] == [n for n, _ in full.named_parameters()]
+    result, wanted = dict(made.named_buffers()), dict(full.named_buffers())
+    assert result.keys() == wanted.keys()
     for name, buffer in wanted.items():
-        assert found[name].dtype == buffer.dtype, name
-        assert torch.equal(found[name], buffer), name
+        assert result[name].dtype == buffer.dtype, name
+        assert torch.equal(result[name], buffer), name
         if "inv_freq" in name:
             assert buffer.dtype == torch.float32
     other_name = "embed_out.weight of its files is no parameter's name"

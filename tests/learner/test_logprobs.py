@@ -29,7 +29,7 @@ def rows(shared: bool = True) -> list[list[Sample]]:
     """Completions of 1 to 64 tokens in rows of unequal width, or each alone, in the same order."""
     rng = np.random.default_rng(0)
     made = [row(rng, 1, [1]), row(rng, 7, [30, 2, 9]), row(rng, 3, [64, 20])]
-    return made if shared else [[one] for of_prompt in made for one in of_prompt]
+    return made if shared else [[each] for of_prompt in made for each in of_prompt]
 
 
 def full(policy: Policy, s: Sample, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:

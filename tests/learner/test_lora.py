@@ -154,9 +154,9 @@ def test_targets_that_are_fused_experts_are_refused() -> None:
 
     mixture = glm4_moe()
     all_of_one, part_of_one = ("q_proj", "gate_proj", "up_proj"), ("q_proj", "gate_proj")
-    for targets, said in ((all_of_one, "experts that share one weight"), (part_of_one, "gate_up_proj")):
+    for targets, text in ((all_of_one, "experts that share one weight"), (part_of_one, "gate_up_proj")):
         hf = AutoModelForCausalLM.from_config(mixture)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=text):
             add_adapter(hf, CONFIG.run.seed, LORA.model_copy(update={"targets": targets}))
     hf = AutoModelForCausalLM.from_config(mixture)
     assert differ(hf)

@@ -60,8 +60,8 @@ class Case:
 
 def micro(advantage: float, length: int) -> MicroBatch:
     """One completion with scale 1/8 and log π_gen = -1, of which every other token is of this version."""
-    one = sample([1], np.ones(length), -1.0, advantage, 0.125)
-    return make_micro_batch([[replace(one, match=np.arange(length) % 2 == 0)]])
+    each = sample([1], np.ones(length), -1.0, advantage, 0.125)
+    return make_micro_batch([[replace(each, match=np.arange(length) % 2 == 0)]])
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -80,18 +80,18 @@ def test_the_gradient_is_the_slope_of_the_loss(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", [*OPTIONS, {"loss": "cispo"}], ids=str)
 def test_loss_and_sums_add_up_over_any_cut(options: dict[str, Any]) -> None:
     case, objective = Case(1), ObjectiveConfig.model_validate(options)
-    whole, sums, logprobs = case.loss(objective, ALL)
-    whole.backward()
+    full, sums, logprobs = case.loss(objective, ALL)
+    full.backward()
     for cut in ([[0], [1], [2], [3], [4]], [[4, 1], [0, 2, 3]]):
         parts = [case.loss(objective, which) for which in cut]
         for loss, _, _ in parts:
             loss.backward()
-        assert sum(p[0].item() for p in parts) == pytest.approx(whole.item(), rel=1e-9)
+        assert sum(p[0].item() for p in parts) == pytest.approx(full.item(), rel=1e-9)
         for name, value in sums.items():
             combine = max if name.endswith("max") else sum
             assert combine(p[1][name] for p in parts) == pytest.approx(value, rel=1e-5, abs=1e-6), name
-        for which, (_, _, own) in zip(cut, parts, strict=True):
-            torch.testing.assert_close(own.grad, case.part(logprobs.grad.numpy(), which))
+        for which, (_, _, mine) in zip(cut, parts, strict=True):
+            torch.testing.assert_close(mine.grad, case.part(logprobs.grad.numpy(), which))
 
 
 def plain(tokens: TokenTerms) -> tuple[torch.Tensor, torch.Tensor]:

@@ -76,5 +76,5 @@ with engine_of(shape, dtype, 900, zero_stage=stage, tokens_per_microbatch=2048, 
 @pytest.mark.parametrize(("dtype", "stage"), [("bfloat16", 2), ("float32", 0)])
 def test_a_step_takes_what_was_estimated(dtype: str, stage: int) -> None:
     ran = run_well(sys.executable, "-c", MEASURE, dtype, str(stage), cwd=ROOT, limit_s=280)
-    found = json.loads(ran.stdout.splitlines()[-1])
-    assert 0.8 * found["measured"] < found["estimated"] < 1.6 * found["measured"], found
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert 0.8 * result["measured"] < result["estimated"] < 1.6 * result["measured"], result

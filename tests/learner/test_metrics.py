@@ -84,22 +84,22 @@ CASES = {
 
 @pytest.mark.parametrize(("groups", "sums", "wanted"), CASES.values(), ids=CASES)
 def test_a_metric_is_what_its_page_says(groups: list[Group], sums: dict, wanted: dict) -> None:
-    found = step_metrics(5, groups, sums, CONFIG, ranks=2, grad_norm=1.0, learning_rate=0.1)
-    assert {name: found[name] for name in wanted} == pytest.approx(wanted, nan_ok=True)
+    result = step_metrics(5, groups, sums, CONFIG, ranks=2, grad_norm=1.0, learning_rate=0.1)
+    assert {name: result[name] for name in wanted} == pytest.approx(wanted, nan_ok=True)
 
 
 def test_successes_are_not_shown_where_no_reward_defines_them() -> None:
     none = CONFIG.model_copy(update={"reward": CONFIG.reward.model_copy(update={"success": None})})
-    found = step_metrics(5, ONE, {}, none, ranks=2, grad_norm=1.0, learning_rate=0.1)
-    assert not {"success", "groups/hit"} & found.keys()
+    result = step_metrics(5, ONE, {}, none, ranks=2, grad_norm=1.0, learning_rate=0.1)
+    assert not {"success", "groups/hit"} & result.keys()
 
 
 def test_drift_can_be_measured_on_a_few_rollouts_with_tokens_of_a_version_whatever_they_earned() -> None:
     groups = [of_accuracies(i, [1.0] if i != 1 else [0.0] * 3, version=3 + i) for i in range(3)]
-    found = measurable(groups, version=5, enough=10)
+    result = measurable(groups, version=5, enough=10)
     later, first = [False, True, True, True], [True, False, False, False]
-    assert [s.match.tolist() for s in found] == [later] * 3 + [first]
-    assert all(s.scale == s.advantage == 0.0 for s in found)
+    assert [s.match.tolist() for s in result] == [later] * 3 + [first]
+    assert all(s.scale == s.advantage == 0.0 for s in result)
     assert len(measurable(groups, version=5, enough=4)) == 2
     assert len(measurable(groups, version=5, enough=100)) == 4
     assert measurable(groups, version=7, enough=2) == []
@@ -109,8 +109,8 @@ def test_drift_can_be_measured_on_a_few_rollouts_with_tokens_of_a_version_whatev
 def test_weights_are_counted_where_they_compute(tied: bool) -> None:
     # q, k and v with bias, o, MLP, two norms
     layer = 8 * 8 + 8 + 2 * (8 * 4 + 4) + 8 * 8 + 3 * 8 * 16 + 2 * 8
-    found = Shape.of(without_weights(64, 8, 16, 2, 2, 1, tied))
-    assert found == Shape(body=2 * layer + 8, head=64 * 8, width=2 * 8)
+    result = Shape.of(without_weights(64, 8, 16, 2, 2, 1, tied))
+    assert result == Shape(body=2 * layer + 8, head=64 * 8, width=2 * 8)
 
 
 def test_flops_are_six_per_weight_and_token_and_half_of_attention_and_a_shared_prompt_counts_once() -> None:
@@ -145,8 +145,8 @@ def test_of_a_mixture_the_experts_count_that_a_token_is_sent_to() -> None:
     attention = 4 * HIDDEN * HEADS * HEAD + 2 * HEAD  # q, k, v, o; norms of q and k
     layer = attention + EXPERTS * HIDDEN + SENT * 3 * HIDDEN * EACH + 2 * HIDDEN  # router, experts, norms
     with torch.device("meta"):
-        found = Shape.of(AutoModelForCausalLM.from_config(config))
-    assert found == Shape(body=layer + HIDDEN, head=64 * HIDDEN, width=HEADS * HEAD)
+        result = Shape.of(AutoModelForCausalLM.from_config(config))
+    assert result == Shape(body=layer + HIDDEN, head=64 * HIDDEN, width=HEADS * HEAD)
 
 
 def test_a_model_with_a_part_for_images_has_the_shape_of_its_text() -> None:
@@ -155,8 +155,8 @@ def test_a_model_with_a_part_for_images_has_the_shape_of_its_text() -> None:
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = Gemma3Config(text_config={**text, **heads}, vision_config={**vision, "image_size": 28})
     with torch.device("meta"):
-        found = Shape.of(AutoModelForCausalLM.from_config(config))
-    assert (found.head, found.width) == (64 * 16, 2 * 2 * 8)
+        result = Shape.of(AutoModelForCausalLM.from_config(config))
+    assert (result.head, result.width) == (64 * 16, 2 * 2 * 8)
 
 
 def test_layers_of_two_head_sizes_each_count_with_their_own() -> None:

@@ -45,18 +45,18 @@ def test_the_tensors_of_ragged_groups_are_95_percent_real_and_the_metric_says_ho
     processed = sum(m.input_ids.numel() for m in micro)
     assert max(m.input_ids.numel() for m in micro) <= budget
     assert real / processed >= 0.95
-    found = step_metrics(0, groups, figures, CONFIG, ranks=1, grad_norm=1.0, learning_rate=0.1)
-    assert found["padding/share"] == pytest.approx(1 - real / processed)
+    result = step_metrics(0, groups, figures, CONFIG, ranks=1, grad_norm=1.0, learning_rate=0.1)
+    assert result["padding/share"] == pytest.approx(1 - real / processed)
 
 
 def test_widths_on_a_card_are_few_and_no_row_is_padded_by_an_eighth() -> None:
     widths = [n for n in range(1, 3000, 7) for micro in micro_batches([[sized(1, n)]], 4096, 64)[0]]
     padded = [micro_batches([[sized(1, n)]], 4096, 64)[0][0].input_ids.shape[1] for n in widths]
     assert len(set(padded)) < 64 + 3000 / 64
-    for n, found in zip(widths, padded, strict=True):
+    for n, result in zip(widths, padded, strict=True):
         real = n + 1
-        assert 0 <= found - real < max(8, real / 8)
-        assert found % (64 if real >= 512 else 8) == 0
+        assert 0 <= result - real < max(8, real / 8)
+        assert result % (64 if real >= 512 else 8) == 0
 
 
 def test_a_completion_that_no_bin_can_hold_is_named_with_the_numbers() -> None:
@@ -77,12 +77,12 @@ def cost(prompt: int, completions: list[int], rows: list[list[int]], even: float
 )
 def test_a_group_is_cut_where_it_costs_least(prompt: int, completions: list[int]) -> None:
     even, budget = 3000.0, 10**6
-    found = divide(prompt, completions, budget, even)
+    result = divide(prompt, completions, budget, even)
     n = len(completions)
     # `count` rows of completions in turn, longest first: equal shares where they are equal.
     cuts = [[list(range(k, n, count)) for k in range(count)] for count in range(1, n + 1)]
     least = min(cost(prompt, completions, rows, even) for rows in cuts)
-    assert cost(prompt, completions, found, even) <= 1.02 * least / (1.0 - SAVING)
+    assert cost(prompt, completions, result, even) <= 1.02 * least / (1.0 - SAVING)
 
 
 def test_prompts_that_are_short_beside_completions_are_not_shared() -> None:
@@ -90,17 +90,17 @@ def test_prompts_that_are_short_beside_completions_are_not_shared() -> None:
 
 
 def test_rows_stay_within_the_budget_though_more_would_cost_less() -> None:
-    found = divide(100, [10] * 40, 200, 1e9)
-    assert len(found) == 4
-    assert all(len(row) == 10 for row in found)
+    result = divide(100, [10] * 40, 200, 1e9)
+    assert len(result) == 4
+    assert all(len(row) == 10 for row in result)
     assert divide(100, [10] * 40, 109, 1e9) == [[i] for i in range(40)]
 
 
 def test_a_sequence_longer_than_a_window_is_alone() -> None:
     samples = [sized(4, n) for n in (5, 6, 7, 8)]
-    found = rows_of(samples, 1000, Sharing(even=1e9, window=10))
-    assert sorted(len(row) for row in found) == [1, 1, 2]
-    assert {len(s.tokens) for row in found for s in row if len(row) == 2} == {5, 6}
+    result = rows_of(samples, 1000, Sharing(even=1e9, window=10))
+    assert sorted(len(row) for row in result) == [1, 1, 2]
+    assert {len(s.tokens) for row in result for s in row if len(row) == 2} == {5, 6}
     assert window_of(Qwen2MoeConfig(sliding_window=10, use_sliding_window=True)) == 10
     assert window_of(Qwen2MoeConfig(sliding_window=10)) is None
 

@@ -55,46 +55,46 @@ def first_version(url: str, folder: Path) -> tuple[Any, Any]:
 def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_version(
     tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_on, told = threading.Event(), list[int]()
+    goes_on, calls = threading.Event(), list[int]()
 
     def stands_still(client: BroadcastClient, info: Any, version: int) -> None:
-        told.append(version)
+        calls.append(version)
         assert goes_on.wait(60)
 
     monkeypatch.setattr(BroadcastClient, "update", stands_still)
     publisher, client = first_version(redis_server.url, tmp_path)
-    while not told:
+    while not calls:
         time.sleep(0.01)
     for version in (2, 3, 4):
         publisher.publish(version)
     publisher.wait()
     assert newest_now(client, "r").version == 4
     assert client.hget(Keys("r").state, "version") == b"4"
-    assert told == [1], "it is still at the first"
+    assert calls == [1], "it is still at the first"
     kept = sorted(path.stem for path in (tmp_path / "weights").iterdir())
     assert kept == ["00000001", "00000003", "00000004"], "what it reads stays, and no more pile up"
     goes_on.set()
     publisher.close()
-    assert told == [1, 4], "what is newer was out already"
+    assert calls == [1, 4], "what is newer was out already"
 
 
 def test_no_version_leaves_the_learner_while_the_initial_policy_is_measured(
     tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = list[int]()
-    monkeypatch.setattr(BroadcastClient, "update", lambda client, info, version: told.append(version))
+    calls = list[int]()
+    monkeypatch.setattr(BroadcastClient, "update", lambda client, info, version: calls.append(version))
     held = Keys("r").hold
     connect(redis_server.url).set(held, 1)
     publisher, client = first_version(redis_server.url, tmp_path)
     time.sleep(0.5)
     assert newest_now(client, "r") is None
     assert client.hget(Keys("r").state, "version") is None
-    assert not told
+    assert not calls
     client.delete(held)
     publisher.wait()
     assert client.hget(Keys("r").state, "version") == b"1"
     publisher.close()
-    assert told == [1]
+    assert calls == [1]
 
 
 def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
@@ -107,8 +107,8 @@ def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
     publisher, client = first_version(redis_server.url, tmp_path)
     publisher.close()
     assert client.hget(Keys("r").state, "version") == b"1"
-    said = capfd.readouterr()
-    assert "of Serve's own making" in said.out + said.err
+    text = capfd.readouterr()
+    assert "of Serve's own making" in text.out + text.err
 
 
 def test_the_next_step_waits_for_no_file_and_does_not_change_what_is_written(
@@ -219,9 +219,9 @@ def test_an_adapter_is_gathered_by_the_names_of_its_file(tmp_path: Path) -> None
     stand_in: Any = SimpleNamespace(hf=policy.hf, device=Weights.device, published=lambda: expected.items())
     weights: Any = HostCopy(stand_in, 0, files.room).snapshot(1, Weights.device)
     with check_file(files.write(weights).update_info()) as file:
-        found = dict(mapped(path_of(file.fileno())))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+        result = dict(mapped(path_of(file.fileno())))
+    assert result.keys() == expected.keys()
+    assert all(torch.equal(result[name], expected[name]) for name in expected)
 
 
 def test_memory_is_used_again_and_a_replica_keeps_the_version_that_it_reads(tmp_path: Path) -> None:
@@ -245,11 +245,11 @@ def test_memory_is_used_again_and_a_replica_keeps_the_version_that_it_reads(tmp_
 
 def test_replicas_that_are_told_of_a_version_find_it_although_newer_ones_come(tmp_path: Path) -> None:
     files = transport(tmp_path, [])
-    told = published(files, 1)
-    files._pushed = told.path
+    calls = published(files, 1)
+    files._pushed = calls.path
     for version in (2, 3, 4, 5):
         published(files, version)
-    check_file(told.update_info()).close()
+    check_file(calls.update_info()).close()
 
 
 def test_nobody_reads_what_is_being_written(tmp_path: Path) -> None:
@@ -283,14 +283,14 @@ def test_replicas_that_read_while_the_learner_writes_see_whole_versions(tmp_path
             time.sleep(pause)  # so that it comes late, or stays long
             try:
                 with check_file(manifest.update_info()) as file:
-                    found = loaded(file)
+                    result = loaded(file)
             except StaleWeights as error:
                 if isinstance(error, DamagedWeights):
                     wrong.append(str(error))
                 continue
             time.sleep(pause)
-            if set(found.unique().tolist()) != {float(manifest.version)}:
-                wrong.append(f"{manifest.version}: {found.unique()}")
+            if set(result.unique().tolist()) != {float(manifest.version)}:
+                wrong.append(f"{manifest.version}: {result.unique()}")
             seen.append(manifest.version)
 
     files = FileTransport(tmp_path, "r", announced.append, cast(Any, None), 10**6, lambda: True)
@@ -311,16 +311,16 @@ def test_replicas_that_read_while_the_learner_writes_see_whole_versions(tmp_path
 
 def test_a_number_that_was_given_to_another_file_is_an_older_version_and_no_damage(tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
-    one, other = socket.socketpair()
+    each, other = socket.socketpair()
     try:
-        for number in (folder, one.fileno()):
+        for number in (folder, each.fileno()):
             info = {"path": path_of(number), "bytes": 1, "digest": "", "version": 1}
-            with pytest.raises(StaleWeights) as told:
+            with pytest.raises(StaleWeights) as calls:
                 check_file(info)
-            assert not isinstance(told.value, DamagedWeights)
+            assert not isinstance(calls.value, DamagedWeights)
     finally:
         os.close(folder)
-        one.close()
+        each.close()
         other.close()
 
 

@@ -110,9 +110,9 @@ def test_zero_3_takes_the_step_of_zero_2_and_gathers_the_head_once_a_pass(
 ) -> None:
     plain = steps[kind, 2, False, 0.0]
     for stage in (2, 3):
-        found = steps[kind, stage, checkpointing, 0.0]
-        assert all(s.applied for s in found)
-        assert [s.norm for s in found] == pytest.approx([s.norm for s in plain], rel=1e-4)
+        result = steps[kind, stage, checkpointing, 0.0]
+        assert all(s.applied for s in result)
+        assert [s.norm for s in result] == pytest.approx([s.norm for s in plain], rel=1e-4)
     assert plain[0].norm > 0
     first, *later = steps[kind, 3, checkpointing, 0.0]
     # Forward and backward of three micro-batches, before DeepSpeed has a trace.
@@ -124,8 +124,8 @@ def test_zero_3_takes_the_step_of_zero_2_and_gathers_the_head_once_a_pass(
 @pytest.mark.core
 def test_the_kl_term_is_that_of_zero_2(steps: Steps) -> None:
     kinds = (2, False, 0.1), (3, False, 0.1), (2, False, 0.0)
-    wanted, found, without = (steps["tied", *kind] for kind in kinds)
-    assert [s.norm for s in found] == pytest.approx([s.norm for s in wanted], rel=1e-4)
+    wanted, result, without = (steps["tied", *kind] for kind in kinds)
+    assert [s.norm for s in result] == pytest.approx([s.norm for s in wanted], rel=1e-4)
     # The reference is the policy before the first step, so that the term acts from the second on.
     assert wanted[0].norm == pytest.approx(without[0].norm, rel=1e-4)
     assert abs(wanted[2].norm / without[2].norm - 1) > 1e-3
@@ -317,15 +317,15 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 @pytest.mark.parametrize("case", LOADED)
 def test_a_model_loaded_by_part_computes_as_a_whole_one(loaded: Loaded, case: tuple[str, str, float]) -> None:
     """Log-probs, gradients, norms and weights, bit by bit. Each rank holds half, of the reference too."""
-    one = loaded[case]
-    assert all(one["equal"]), one
-    assert one["gradient"] > 0
-    assert one["norms"] == one["wanted"]
-    assert min(one["norms"]) > 0
-    assert one["weights"]
-    assert one["same_buffers"]
-    assert set(one["buffers"]) == {"torch.float32"}
-    by_part, whole = one["reads"]
-    assert by_part > whole == 0
-    assert len(one["shares"]) == 1 + (case[2] > 0)
-    assert all(held <= 0.51 * elements for elements, held in one["shares"]), one["shares"]
+    each = loaded[case]
+    assert all(each["equal"]), each
+    assert each["gradient"] > 0
+    assert each["norms"] == each["wanted"]
+    assert min(each["norms"]) > 0
+    assert each["weights"]
+    assert each["same_buffers"]
+    assert set(each["buffers"]) == {"torch.float32"}
+    by_part, full = each["reads"]
+    assert by_part > full == 0
+    assert len(each["shares"]) == 1 + (case[2] > 0)
+    assert all(held <= 0.51 * elements for elements, held in each["shares"]), each["shares"]

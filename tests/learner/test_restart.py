@@ -83,9 +83,9 @@ def test_a_learner_killed_at_random_moments_ends_with_the_same_weights_bit_by_bi
         time.sleep(rng.random() * 0.2)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    found = finish(start(config, redis_server, folder), folder)
+    result = finish(start(config, redis_server, folder), folder)
     assert client.xlen(keys.groups) == 0, "everything is in the last checkpoint"
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert all(torch.equal(result[name], expected[name]) for name in expected)
     of_groups = lines(folder / "r" / "groups.jsonl")
     assert sorted(g["prompt_index"] for g in of_groups) == list(range(STEPS * GAMMA)), "each in one step"
     assert [s["step"] for s in lines(folder / "r" / "steps.jsonl")] == list(range(STEPS))
@@ -101,8 +101,8 @@ def test_ranks_and_zero_stages_train_the_same_model(tmp_path: Path, ranks: int, 
     # Plain descent: Adam's first steps divide by gradients of any size and would magnify rounding.
     settings = ("learner.optimizer.epsilon=1.0", "learner.optimizer.learning_rate=0.1")
     alone = uninterrupted(tmp_path / "alone", *settings)
-    own = f"learner.zero_stage={stage}", f"learner.workers={ranks}"
-    other = uninterrupted(tmp_path / "other", *settings, *own)
+    mine = f"learner.zero_stage={stage}", f"learner.workers={ranks}"
+    other = uninterrupted(tmp_path / "other", *settings, *mine)
     initial = load_file(Path(configuration(tmp_path).model.path) / "model.safetensors")
     moved = torch.cat([(alone[n] - initial[n]).flatten() for n in alone]).norm()
     apart = torch.cat([(alone[n] - other[n]).flatten() for n in alone]).norm()
@@ -162,8 +162,8 @@ def test_weights_that_a_replica_found_damaged_are_published_again_while_their_ba
     os.truncate(manifest.path, 1000)
     with pytest.raises(DamagedWeights):
         check_file(manifest.update_info())
-    found = {"version": 0, "damaged": (1, mark_of(manifest.path))}
-    heartbeat_now(client, "r", "generator/a", found)
+    result = {"version": 0, "damaged": (1, mark_of(manifest.path))}
+    heartbeat_now(client, "r", "generator/a", result)
     until(lambda: os.path.getsize(manifest.path) == manifest.bytes, limit_s=200, process=learner)
     again = newest_now(client, "r")
     assert (again.version, again.digest) == (1, manifest.digest)

@@ -33,14 +33,14 @@ def config_of(folder: Path) -> Config:
 def test_the_text_part_computes_what_the_whole_model_does(tmp_path: Path, family: str) -> None:
     config = config_of(write_published(family, tmp_path))
     part = load_model(config.model, config.learner)
-    whole = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    full = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32).eval()
     ids = torch.arange(5, 45)[None]
     with torch.no_grad():
-        assert torch.equal(part(input_ids=ids).logits, whole(input_ids=ids).logits)
-    assert sum(p.numel() for p in part.parameters()) < sum(p.numel() for p in whole.parameters())
+        assert torch.equal(part(input_ids=ids).logits, full(input_ids=ids).logits)
+    assert sum(p.numel() for p in part.parameters()) < sum(p.numel() for p in full.parameters())
     read = {text_name(name) for name in load_file(tmp_path / "model.safetensors")}  # as an engine does
-    own = {name for name, _ in part.named_parameters() if "experts" not in name}  # those are stacked
-    assert own <= read | {"lm_head.weight"}
+    mine = {name for name, _ in part.named_parameters() if "experts" not in name}  # those are stacked
+    assert mine <= read | {"lm_head.weight"}
     assert [f.level for f in weight_files(Target(config))] == ["ok"]
     estimate = estimate_of(config)
     assert estimate is not None
@@ -52,19 +52,19 @@ def test_zero_3_reads_it_from_the_files_by_part(tmp_path: Path, family: str) -> 
     config = config_of(write_published(family, tmp_path))
     made, files = skeleton(config.model, "sdpa", torch.float32), _Files(str(tmp_path))
     assert _misfit(made, files, torch.float32) == ""
-    whole = load_model(config.model, config.learner)
-    assert not differ(whole)
-    assert all(torch.equal(files.read(name), p) for name, p in whole.named_parameters())
+    full = load_model(config.model, config.learner)
+    assert not differ(full)
+    assert all(torch.equal(files.read(name), p) for name, p in full.named_parameters())
 
 
 def test_text_settings_beside_those_of_the_whole_are_read_too(tmp_path: Path) -> None:
     """As in the files of Qwen2.5-VL, which are older than `text_config`."""
     folder = write_published("qwen2.5-vl", tmp_path)
     before = load_model(config_of(folder).model, config_of(folder).learner)
-    whole = json.loads((folder / "config.json").read_text())
-    text = {k: v for k, v in whole.pop("text_config").items() if k not in ("model_type", "rope_parameters")}
+    full = json.loads((folder / "config.json").read_text())
+    text = {k: v for k, v in full.pop("text_config").items() if k not in ("model_type", "rope_parameters")}
     rope = {"rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]}, "rope_theta": 1e6}
-    (folder / "config.json").write_text(json.dumps(text | whole | rope))
+    (folder / "config.json").write_text(json.dumps(text | full | rope))
     after = load_model(config_of(folder).model, config_of(folder).learner)
     ids = torch.arange(5, 45)[None]
     assert torch.equal(after(input_ids=ids).logits, before(input_ids=ids).logits)

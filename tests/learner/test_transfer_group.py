@@ -151,11 +151,11 @@ class Members:
             process.kill()
             process.wait()
 
-    def _all(self, asked: dict[str, dict[str, Any]]) -> dict[str, str]:
+    def _all(self, requests: dict[str, dict[str, Any]]) -> dict[str, str]:
         """The answers of those that live to give one."""
-        with ThreadPoolExecutor(len(asked) or 1) as threads:
-            answers = threads.map(self._ask, asked, asked.values())
-            return {name: answer for name, answer in zip(asked, answers, strict=True) if answer}
+        with ThreadPoolExecutor(len(requests) or 1) as threads:
+            answers = threads.map(self._ask, requests, requests.values())
+            return {name: answer for name, answer in zip(requests, answers, strict=True) if answer}
 
     def _ask(self, name: str, what: dict[str, Any]) -> str:
         to = self.running[name].stdin
@@ -223,9 +223,9 @@ def test_members_of_a_learner_that_dies_break_off(members: Members) -> None:
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     learner = subprocess.Popen([sys.executable, "-c", script], stdout=PIPE, text=True, cwd=ROOT)
-    place = {"master_address": "127.0.0.1", "master_port": int(learner.stdout.readline())}
-    place |= {"world_size": 4, "join_s": 20, "limit_s": 20}
-    members.join(place, tuple(members.running), "g")
+    target = {"master_address": "127.0.0.1", "master_port": int(learner.stdout.readline())}
+    target |= {"world_size": 4, "join_s": 20, "limit_s": 20}
+    members.join(target, tuple(members.running), "g")
     members.update({"shapes": [[4], [4]]}, 1, "g")
     learner.wait()
     assert members.got == {}

@@ -15,15 +15,15 @@ from hora_rl.learner.rows.prefixes import Sharing, rows_of
 
 def logprobs_of(model: torch.nn.Module, prompt: Tokens, made: Rollout, temperature: float) -> torch.Tensor:
     """One forward pass for every turn, straight from what `Turn` says: the context, then what was sampled."""
-    context, at, found = prompt, 0, []
+    context, at, result = prompt, 0, []
     for turn in made.turns or (Turn(len(made.tokens), prompt[:0]),):
         context = turn.given if turn.anew else np.concatenate([context, turn.given])
-        own = made.tokens[at : at + turn.sampled]
-        ids = torch.from_numpy(np.concatenate([context, own])).long()[None]
+        mine = made.tokens[at : at + turn.sampled]
+        ids = torch.from_numpy(np.concatenate([context, mine])).long()[None]
         logits = model(ids).logits[0, len(context) - 1 : -1] / temperature
-        found.append(torch.log_softmax(logits, -1).gather(-1, ids[0, len(context) :, None])[:, 0])
+        result.append(torch.log_softmax(logits, -1).gather(-1, ids[0, len(context) :, None])[:, 0])
         context, at = ids[0].numpy(), at + turn.sampled
-    return torch.cat(found)
+    return torch.cat(result)
 
 
 def add_gradient(
@@ -105,6 +105,6 @@ def ruler(ratio: float) -> list[str]:
     return [f"learner.optimizer.{name}={value}" for name, value in optimizer.items()]
 
 
-def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
+def apart(result: torch.Tensor, wanted: torch.Tensor) -> float:
     """|found - wanted| over |wanted|."""
-    return float((found - wanted).norm() / wanted.norm())
+    return float((result - wanted).norm() / wanted.norm())
