@@ -11,6 +11,7 @@ from ray import serve
 
 from hora_rl.common import logs
 from hora_rl.common.config import Config
+from hora_rl.common.live.heartbeats import Beat
 from hora_rl.common.live.redis import connect_async
 from hora_rl.common.live.telemetry import keep_beating, stop_beating
 
@@ -26,10 +27,10 @@ class Replica:
         self._redis = connect_async(redis_url)
         self._name = f"{kind}/{serve.get_replica_context().replica_id.unique_id}"
 
-    def _beat(self, state: Callable[[], Mapping[str, Any]]) -> None:
+    def _beat(self, state: Callable[[], Beat]) -> None:
         """Write `state()`, host and process id once a second, until the end."""
-        place = {"host": socket.gethostname(), "pid": os.getpid()}
-        beating = keep_beating(self._redis, self._run, self._name, lambda: {**state(), **place})
+        process: Beat = {"host": socket.gethostname(), "pid": os.getpid()}
+        beating = keep_beating(self._redis, self._run, self._name, lambda: {**state(), **process})
         self._held.push_async_callback(stop_beating, asyncio.get_running_loop().create_task(beating))
 
     def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -28,6 +28,7 @@ from hora_rl.actors.replica import Replica
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import fingerprint, load_tokenizer, make_prompt, prompt_of, refuse_unknown
 from hora_rl.common.errors import HoraError, RunError, one_line
+from hora_rl.common.live.heartbeats import CoordinatorBeat
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Producer
 from hora_rl.common.live.redis import AsyncRedis
@@ -101,7 +102,7 @@ class Coordinator(Replica):
         coordinators = beats(await self._redis.hgetall(self._keys.parts), "coordinator")
         return any(beat["seen"] > time.time() - ALIVE_S for beat in coordinators)
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> CoordinatorBeat:
         return {"state": "working", "waiting_for": self._coordination.waiting_for}
 
 

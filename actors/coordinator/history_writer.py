@@ -6,7 +6,6 @@ Only coordinators write it, so the history does not depend on whether anyone wat
 import json
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import redis.asyncio
 
@@ -14,7 +13,7 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import depth_of
 from hora_rl.common.live.redis import Answer, text_of
 from hora_rl.common.live.state import SharedState
-from hora_rl.common.live.telemetry import FLOWS, HISTORY, LOOKS, SILENT_S, beats, repeat
+from hora_rl.common.live.telemetry import FLOWS, HISTORY, LOOKS, living, repeat
 
 SAMPLE_S = 1.0
 FORGOTTEN_S = 3600.0
@@ -66,14 +65,10 @@ def long_gone(parts: Mapping[Answer, Answer], now: float) -> list[Answer]:
 
 def oldest_replica(parts: Mapping[Answer, Answer], now: float) -> int | None:
     """The oldest weight version of the living generators. None without one."""
-    return min((beat.get("version", 0) for beat in _living(parts, now)), default=None)
+    return min((beat.get("version", 0) for beat in living(parts, "generator", now)), default=None)
 
 
 def looked_at(parts: Mapping[Answer, Answer], now: float) -> tuple[int, int]:
     """The number of living generators, and of those without a request."""
-    load = [beat.get("running", 0) + beat.get("waiting", 0) for beat in _living(parts, now)]
+    load = [beat.get("running", 0) + beat.get("waiting", 0) for beat in living(parts, "generator", now)]
     return len(load), load.count(0)
-
-
-def _living(parts: Mapping[Answer, Answer], now: float) -> list[dict[str, Any]]:
-    return [beat for beat in beats(parts, "generator") if now - beat["seen"] < SILENT_S]

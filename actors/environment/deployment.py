@@ -19,6 +19,7 @@ from hora_rl.actors.environment.tools import SandboxTools
 from hora_rl.actors.environment.watchdog import Watchdog
 from hora_rl.actors.replica import Replica
 from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.live.heartbeats import EnvironmentBeat
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import changed
@@ -95,5 +96,5 @@ class Environment(Replica):
         self._counts[name] += amount
         self._telemetry.add(name, amount)
 
-    def _state(self) -> dict[str, object]:
-        return {"state": "serving", "running": self._episodes.running, **self._counts}
+    def _state(self) -> EnvironmentBeat:
+        return {"state": "serving", "running": self._episodes.running, "counts": dict(self._counts)}

@@ -16,9 +16,10 @@ import structlog
 from hora_rl.actors.concurrency import all_of
 from hora_rl.actors.generator.places import Admission
 from hora_rl.actors.generator.sleep import keep_watch, wait_for_card
-from hora_rl.actors.generator.starting import told_while_loading
+from hora_rl.actors.generator.starting import stage_shown
 from hora_rl.actors.replica import Replica
 from hora_rl.common.errors import StaleWeights, UnhealthyError
+from hora_rl.common.live.heartbeats import GeneratorBeat
 from hora_rl.common.types import Completion, SamplingRequest
 from hora_rl.common.weights.held_weights import HeldWeights
 
@@ -34,7 +35,7 @@ class Generator(Replica):
 
     async def __init__(self, config: dict[str, Any], redis_url: str) -> None:  # type: ignore[misc]
         super().__init__("generator", config, redis_url)
-        with told_while_loading(redis_url, self._run, self._name):
+        with stage_shown(redis_url, self._run, self._name.partition("/")[2]):
             await self._load()
         self._beat(self._state)
 
@@ -116,7 +117,7 @@ class Generator(Replica):
     async def check_health(self) -> None:
         await check_or_exit(self._weights, self._engine)
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> GeneratorBeat:
         load = self._engine.load
         return {
             **self._weights.state(),

@@ -23,7 +23,8 @@ ENV = "HORA_ENGINE_NOTES"
 FATAL = ("EngineCore failed", "EngineCore encountered", "WorkerProc failed")
 """Prefixes of the last message of a failing vLLM process."""
 ELSEWHERE = "root cause"
-STAGE = "stage: "
+STAGE, TAIL = "stage: ", 2**14
+"""Prefix of a stage, and the bytes at the end of the notes in which the newest is."""
 STAGES = {
     "oad model ": "loading the model",
     "Loading model from scratch": "loading the model",
@@ -59,10 +60,12 @@ def note_failures() -> None:
 
 
 def stage_now() -> str:
-    """What the engine does that this process starts."""
-    with suppress(KeyError, OSError), open(os.environ[ENV], encoding="utf-8", errors="replace") as notes:
-        if found := [line for line in notes if line.startswith(STAGE)]:
-            return found[-1].removeprefix(STAGE).strip()
+    """What the engine does that this process starts, by the end of its notes."""
+    with suppress(KeyError, OSError), open(os.environ[ENV], "rb") as notes:
+        notes.seek(max(0, notes.seek(0, os.SEEK_END) - TAIL))
+        lines = notes.read().decode(errors="replace").splitlines()
+        if stages := [line for line in lines if line.startswith(STAGE)]:
+            return stages[-1].removeprefix(STAGE).strip()
     return "importing vLLM"
 
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
+from hora_rl.common.live.heartbeats import LearnerBeat
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis
 from hora_rl.common.live.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP, repeat
@@ -54,7 +54,7 @@ async def keep_watch(weights: HeldWeights, client: AsyncRedis, run: str) -> None
     await repeat(POLL_S, look, "cannot see the learner; a sleeping engine sleeps on")
 
 
-def is_left(beat: Mapping[str, Any], since: float, now: float) -> bool:
+def is_left(beat: LearnerBeat, since: float, now: float) -> bool:
     """Whether no learner will wake an engine asleep since `since`. `beat` is the learner's newest heartbeat;
     one older than `since` belongs to an earlier wait."""
     seen = float(beat.get("seen", 0.0))
@@ -63,6 +63,6 @@ def is_left(beat: Mapping[str, Any], since: float, now: float) -> bool:
     return seen > since + HEARTBEAT_S and beat["state"] not in (STEPPING, TO_SLEEP)
 
 
-async def _learner(client: AsyncRedis, run: str) -> Mapping[str, Any]:
-    beat: Mapping[str, Any] = json.loads(await client.hget(Keys(run).parts, LEADER) or "{}")
+async def _learner(client: AsyncRedis, run: str) -> LearnerBeat:
+    beat: LearnerBeat = json.loads(await client.hget(Keys(run).parts, LEADER) or "{}")
     return beat

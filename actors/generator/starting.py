@@ -1,5 +1,4 @@
-"""What a replica does while its engine loads, for the terminal of `hora run`. vLLM loads an engine in one
-call, so a thread tells it."""
+"""Heartbeats of an engine that loads, with its stage. vLLM loads it in one call, so a thread writes them."""
 
 import threading
 from collections.abc import Iterator
@@ -10,30 +9,26 @@ from redis.exceptions import RedisError
 from hora_rl.actors.generator.failures import stage_now
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
-
-LOOK_S = 0.5
+from hora_rl.common.live.telemetry import ENGINE, HEARTBEAT_S, heartbeat_now
 
 
 @contextmanager
-def told_while_loading(redis_url: str, run: str, name: str) -> Iterator[None]:
-    """Write the engine's stage to `Keys.starting` during the block."""
-    client, key, over = connect(redis_url), Keys(run).starting, threading.Event()
+def stage_shown(redis_url: str, run: str, name: str) -> Iterator[None]:
+    """Write heartbeats of the engine `name` with its stage during the block."""
+    client, part, over = connect(redis_url), f"{ENGINE}/{name}", threading.Event()
 
-    def tell() -> None:
-        told = ""
-        while not over.wait(LOOK_S):
-            if (stage := stage_now()) != told:
-                with suppress(RedisError):  # the next stage comes
-                    client.hset(key, name, stage)
-                told = stage
+    def beat() -> None:
+        while not over.wait(HEARTBEAT_S):
+            with suppress(RedisError):  # the next one follows
+                heartbeat_now(client, run, part, {"state": stage_now()})
 
-    telling = threading.Thread(target=tell, name="stage", daemon=True)
-    telling.start()
+    beating = threading.Thread(target=beat, name="stage", daemon=True)
+    beating.start()
     try:
         yield
     finally:
         over.set()
-        telling.join()
+        beating.join()
         with suppress(RedisError):
-            client.hdel(key, name)
+            client.hdel(Keys(run).parts, part)
         client.close()

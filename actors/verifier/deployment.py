@@ -8,6 +8,7 @@ from hora_rl.actors.replica import Replica
 from hora_rl.actors.verifier.pool import Item, VerifierPool, default_processes
 from hora_rl.common.data.rewards import Answer
 from hora_rl.common.errors import VerifierUnavailable
+from hora_rl.common.live.heartbeats import VerifierBeat
 from hora_rl.common.live.telemetry import HEARTBEAT_S
 
 FAULTS_IN_A_ROW = 3
@@ -58,17 +59,19 @@ class Verifier(Replica):
         if self._faults >= FAULTS_IN_A_ROW:
             raise RuntimeError(f"the process pool failed {self._faults} times in a row")
 
-    def _state(self) -> dict[str, object]:
+    def _state(self) -> VerifierBeat:
         """The heartbeat, with the rate of answers since the last one."""
         stats, away, now = self._pool.stats(), self._pool.away, time.monotonic()
         rate = (stats["scored"] - self._scored) / max(now - self._at, HEARTBEAT_S)
         self._scored, self._at = stats["scored"], now
-        return {
+        beat: VerifierBeat = {
             "state": "failing" if self._faults else "serving",
             "answers_per_s": round(rate, 2),
-            **({"away": "; ".join(f"{name}: {why}" for name, why in away.items())} if away else {}),
             "waiting": self._pool.waiting,
             "scored": self._scored,
             "killed": stats["killed"],
             "processes": self._processes,
         }
+        if away:
+            beat["away"] = "; ".join(f"{name}: {why}" for name, why in away.items())
+        return beat

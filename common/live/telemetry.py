@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Unpack
 
 import redis
 import structlog
 
+from hora_rl.common.live.heartbeats import Beat, LearnerBeat, PartBeat
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Answer, AsyncRedis, text_of
 from hora_rl.common.types import Group
@@ -28,6 +29,8 @@ SILENT_S = 10.0
 """A part without a heartbeat for this long counts as down."""
 LEADER = "learner/0"
 """The part that drives the learner's steps."""
+ENGINE = "engine"
+"""Kind of part: an engine that loads in a generator replica, until the replica has heartbeats of its own."""
 STEPPING, TO_SLEEP = "training", "waiting for the generators to sleep"
 """Learner states during a step, and before a step for which engines sleep."""
 TELEMETRY = 3
@@ -79,9 +82,7 @@ async def repeat(seconds: float, work: Callable[[], Awaitable[None]], trouble: s
         await asyncio.sleep(seconds)
 
 
-async def keep_beating(
-    client: AsyncRedis, run: str, part: str, state: Callable[[], Mapping[str, Any]]
-) -> None:
+async def keep_beating(client: AsyncRedis, run: str, part: str, state: Callable[[], Beat]) -> None:
     """Write the heartbeat of `part` (kind/name) once a second. Redis errors are logged and retried. A stopped
     part (`stop_beating`) disappears from views; a killed one is shown as silent."""
 
@@ -106,13 +107,13 @@ class Heartbeat:
 
     def __init__(self, client: redis.Redis, run: str, part: str) -> None:
         self._client, self._run, self._part = client, run, part
-        self._state: Mapping[str, Any] = {}
-        self._notice: dict[str, str] = {}
+        self._state: LearnerBeat = {}
+        self._notice: Beat = {}
         self._started = time.time()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
-    def update(self, **state: Any) -> None:
+    def update(self, **state: Unpack[LearnerBeat]) -> None:
         """Set the state of the following heartbeats; the first call starts them."""
         self._state = {**state, **self._notice, "started": self._started}
         if not self._thread.is_alive():
@@ -137,17 +138,22 @@ class Heartbeat:
                 return
 
 
-def beats(parts: Mapping[Answer, Answer], kind: str) -> list[dict[str, Any]]:
+def beats(parts: Mapping[Answer, Answer], kind: str) -> list[PartBeat]:
     """The newest heartbeats of one kind of part, from the hash `Keys.parts`."""
     return [json.loads(text) for name, text in parts.items() if text_of(name).startswith(f"{kind}/")]
 
 
-def heartbeat_now(client: redis.Redis, run: str, part: str, state: Mapping[str, Any]) -> None:
+def living(parts: Mapping[Answer, Answer], kind: str, now: float) -> list[PartBeat]:
+    """The heartbeats of one kind of part that are recent at `now`."""
+    return [beat for beat in beats(parts, kind) if now - beat["seen"] < SILENT_S]
+
+
+def heartbeat_now(client: redis.Redis, run: str, part: str, state: Beat) -> None:
     """Write one heartbeat of `part` with a blocking client."""
     client.hset(Keys(run).parts, part, _beat(state))
 
 
-def _beat(state: Mapping[str, Any]) -> str:
+def _beat(state: Beat) -> str:
     return json.dumps({**state, "telemetry": TELEMETRY, "seen": time.time()})
 
 

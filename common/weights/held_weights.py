@@ -20,6 +20,7 @@ import structlog
 
 from hora_rl.common.config import WeightsConfig
 from hora_rl.common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
+from hora_rl.common.live.heartbeats import GeneratorBeat
 from hora_rl.common.live.redis import AsyncRedis
 from hora_rl.common.weights.announcement import check_file, mark_of, newest, path_of
 
@@ -145,15 +146,17 @@ class HeldWeights:
             raise StaleWeights(f"{self._name} holds version {self.version}, not {wanted}")
         return {"replica": self._name, "version": self.version, **asdict(self._installed)}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> GeneratorBeat:
         """For heartbeats."""
-        return {
+        installed = self._installed
+        beat: GeneratorBeat = {
             "version": self.version,
-            **asdict(self._installed),
-            "checksum": self._installed.checksum[:16],
+            "checksum": installed.checksum[:16],
+            "checksum_s": installed.checksum_s,
+            "pause_s": installed.pause_s,
             "state": self._condition(),
-            **({"damaged": self._damaged, "notice": self._notice} if self._damaged else {}),
         }
+        return {**beat, "damaged": self._damaged, "notice": self._notice} if self._damaged else beat
 
     def _condition(self) -> str:
         if self.failure:

@@ -13,7 +13,7 @@ from hora_rl.common.errors import ConfigError, HoraError, RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Redis, connect
 from hora_rl.common.live.state import read_config, read_state
-from hora_rl.common.live.telemetry import SILENT_S, beats
+from hora_rl.common.live.telemetry import living
 from hora_rl.common.load import differences
 from hora_rl.deploy.app import APP
 from hora_rl.deploy.checks.findings import Target
@@ -108,8 +108,7 @@ class _Absent(RunError):
 
 def _coordinated(redis: Redis, keys: Keys) -> bool:
     """Whether a coordinator of this run is alive. Redis may still hold the state of an earlier one."""
-    coordinators = beats(redis.hgetall(keys.parts), "coordinator")
-    return any(beat["seen"] > time.time() - SILENT_S for beat in coordinators)
+    return bool(living(redis.hgetall(keys.parts), "coordinator", time.time()))
 
 
 def _disagreement(redis: Redis, config: Config) -> HoraError | None:

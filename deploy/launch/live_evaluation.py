@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import redis
 
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.common.config import Config
 from hora_rl.common.errors import HoraError
+from hora_rl.common.live.heartbeats import EvaluatorBeat
 from hora_rl.common.live.redis import AsyncRedis, connect_async
 from hora_rl.common.live.state import read_state_async
 from hora_rl.common.live.telemetry import keep_beating, stop_beating
@@ -83,7 +83,7 @@ class LiveEvaluation:
         self._every = config.evaluation.every or config.learner.steps
         self._results: list[Result] = []
         self._passed: set[int] = set()  # skipped or failed steps: not tried again
-        self._state: dict[str, Any] = {"state": "starting"}
+        self._state: EvaluatorBeat = {"state": "starting"}
         self._work = Cancellable()
 
     def run(self) -> None:
@@ -195,9 +195,8 @@ class LiveEvaluation:
 
     def _show(self, progress: Progress) -> None:
         done = f"{progress.done} of {progress.total} samples"
-        shown = {"done": progress.done, "total": progress.total}
         text = f"evaluating step {self._state.get('step')}: {done}"
-        self._state = {**self._state, **shown, "state": text}
+        self._state = {**self._state, "done": progress.done, "total": progress.total, "state": text}
 
     async def _watch(self, client: AsyncRedis, step: int) -> None:
         """Warn when the next evaluation becomes due, and remove obsolete candidates."""

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,8 @@ from hora_rl.common.config import Config
 from hora_rl.common.console import say, working
 from hora_rl.common.errors import RunError, any_error_as
 from hora_rl.common.live.keys import Keys
-from hora_rl.common.live.redis import connect
+from hora_rl.common.live.redis import Redis, connect
+from hora_rl.common.live.telemetry import ENGINE, living
 from hora_rl.common.root_cause import root_cause
 from hora_rl.deploy.launch.ray_node import LOGS_OF_RAY, on_loopback, watched_node
 from hora_rl.deploy.launch.run_redis import run_redis
@@ -58,9 +59,9 @@ class Application:
     """Closing it ends the progress bar of the start."""
     _begin: Callable[..., None]
     _began: float
-    _loading: Callable[[], Iterable[bytes | str]] = list
-    """Returns what each loading engine does."""
-    _said: str = field(default="", init=False)
+    _stages: Callable[[], set[str]] = set
+    """Returns the stages of the engines that are still loading."""
+    _shown: str = field(default="", init=False)
     _counted: dict[str, int] = field(default_factory=dict, init=False)
     is_up: bool = field(default=False, init=False)
 
@@ -111,11 +112,15 @@ class Application:
         self._counted[app] = max(self._counted.get(app, 0), up)
 
     def _say_stages(self) -> None:
-        """Say what the engines do that are still loading."""
-        said = ", ".join(sorted({stage.decode() for stage in self._loading() if isinstance(stage, bytes)}))
-        if said and said != self._said:
-            self._begin(f"replicas, an engine: {said}", again=True)
-        self._said = said
+        """Show the stages of the engines that are still loading."""
+        shown = ", ".join(sorted(self._stages()))
+        if shown and shown != self._shown:
+            self._begin(f"replicas, an engine: {shown}", again=True)
+        self._shown = shown
+
+
+def _stages_of_engines(client: Redis, keys: Keys) -> set[str]:
+    return {beat["state"] for beat in living(client.hgetall(keys.parts), ENGINE, time.time())}
 
 
 @contextmanager
@@ -164,7 +169,7 @@ def starting(
         url = exits.enter_context(run_redis(config.queue, run_dir, named=train))
         issue_token(url, config.run.name, run_dir)
         client, keys = connect(url), Keys(config.run.name)
-        client.delete(keys.parts, keys.starting)  # of an earlier start
+        client.delete(keys.parts)  # of an earlier start
         begin("Ray")
         if why := exits.enter_context(mps.sharing(wanted=mps.wanted_by(config.generator))):
             say(console, f"MPS is off ({why}): processes on one card take turns")
@@ -180,9 +185,9 @@ def starting(
             )
         served = build_run(config, drain=False) if train else build_sampler(config)
         _deploy(served, APP, "/" if train else None)
-        loading = partial(client.hvals, keys.starting)
+        stages = partial(_stages_of_engines, client, keys)
         page = f"http://{config.telemetry.http_host}:{port}" if train else ""
-        application = Application(url, page, console, bar, begin, began, loading)
+        application = Application(url, page, console, bar, begin, began, stages)
         # Replicas that are still loading cannot shut down in time; stopping Ray kills them.
         exits.callback(lambda: serve.shutdown() if application.is_up else None)
         # Registered last, so these run first.

@@ -124,8 +124,8 @@ def gauges(state: RunState) -> Iterator[Value]:
         yield "hora_phase_a_prompts", {"successes": str(c)}, prompts
     for c, rollouts in state.phase_b.items():
         yield "hora_phase_b_rollouts", {"successes": str(c)}, rollouts
-    for source, found in state.sources.items():
-        for stat, figure in found.items():
+    for source, figures in state.sources.items():
+        for stat, figure in figures.items():
             yield "hora_source", {"source": source, "stat": stat}, figure
     yield from _evaluation(state)
     yield from _learner(state)
@@ -169,12 +169,12 @@ def _learner(state: RunState) -> Iterator[Value]:
 def _parts(state: RunState) -> Iterator[Value]:
     behind = 0
     for part in state.of("generator"):
-        version = part.state.get("version", 0)
+        tags, beat = {"replica": part.name}, part.state
         behind += part.behind(state.version) > state.max_staleness and part.alive
-        yield "hora_replica_version", {"replica": part.name}, version
-        yield "hora_replica_cache_ratio", {"replica": part.name}, part.state.get("cache", 0.0)
-        for what in ("running", "waiting"):
-            yield "hora_replica_requests", {"replica": part.name, "state": what}, part.state.get(what, 0)
+        yield "hora_replica_version", tags, beat.get("version", 0)
+        yield "hora_replica_cache_ratio", tags, beat.get("cache", 0.0)
+        yield "hora_replica_requests", {**tags, "state": "running"}, beat.get("running", 0)
+        yield "hora_replica_requests", {**tags, "state": "waiting"}, beat.get("waiting", 0)
     yield "hora_replicas_behind", {}, behind
     for part in state.of("verifier"):
         tags = {"replica": part.name}

@@ -13,6 +13,7 @@ import numpy as np
 import redis
 
 from hora_rl.common.config import GeneratorConfig, LearnerConfig, WarmUpConfig
+from hora_rl.common.live.heartbeats import PartBeat
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import depth_of
 from hora_rl.common.live.state import SharedState, read_config
@@ -80,8 +81,7 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         evaluations={int(v): numbers(evaluations[v]) for v in sorted(evaluations, key=int)},
         parts=parts,
     )
-    found = warnings(snapshot, config.weights.drift_alarm)
-    return replace(snapshot, warnings=tuple(found))
+    return replace(snapshot, warnings=tuple(warnings(snapshot, config.weights.drift_alarm)))
 
 
 def _fetch(client: redis.Redis, keys: Keys, now: float) -> list[Any]:
@@ -146,13 +146,13 @@ def _rates(samples: list[dict[str, float]], totals: Mapping[str, int], now: floa
 
 def _allocation(totals: Mapping[str, int], trials: int) -> dict[str, Any]:
     """Phase B by c_i, from the counters of `Telemetry.allocation`; empty before the first shard."""
-    found = {k: v for k, v in totals.items() if k.startswith(("phase_a:", "phase_b:"))}
-    rules = dict.fromkeys(k.partition(":")[2].rpartition(":")[0] for k in found)
-    phase_b = total([(rule, _of_rule(found, rule, trials)) for rule in rules], trials)
+    counts = {k: v for k, v in totals.items() if k.startswith(("phase_a:", "phase_b:"))}
+    rules = dict.fromkeys(k.partition(":")[2].rpartition(":")[0] for k in counts)
+    phase_b = total([(rule, _of_rule(counts, rule, trials)) for rule in rules], trials)
     return {
-        "phase_a": dict(enumerate(phase_b.prompts.tolist())) if found else {},
-        "phase_b": dict(enumerate(phase_b.rollouts.tolist())) if found else {},
-        "shares": tuple(phase_b.shares()) if found else (),
+        "phase_a": dict(enumerate(phase_b.prompts.tolist())) if counts else {},
+        "phase_b": dict(enumerate(phase_b.rollouts.tolist())) if counts else {},
+        "shares": tuple(phase_b.shares()) if counts else (),
     }
 
 
@@ -165,9 +165,9 @@ def _parts(raw: Mapping[bytes, bytes], now: float) -> tuple[Part, ...]:
     """Recently seen parts, and a dead learner or coordinator without a successor."""
     parts = []
     for name, text in sorted(raw.items()):
-        state = numbers(text)
-        kind, _, own = name.decode().partition("/")
-        parts.append(Part(kind, own, max(0.0, now - state.pop("seen")), state))
+        beat: PartBeat = json.loads(text, parse_constant=lambda _: None)
+        kind, _, short = name.decode().partition("/")
+        parts.append(Part(kind, short, max(0.0, now - beat.pop("seen")), beat))
     alive = {p.kind for p in parts if p.silent_s < GONE_S}
     gone = {"learner", "coordinator"} - alive
     return tuple(p for p in parts if p.silent_s < GONE_S or p.kind in gone)

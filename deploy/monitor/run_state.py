@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from hora_rl.common.live.heartbeats import PartBeat
 from hora_rl.common.live.telemetry import SILENT_S, TELEMETRY
 from hora_rl.deploy.monitor.balance import Balance
 from hora_rl.evaluation.phase_b import Share
@@ -55,7 +56,7 @@ class Part:
     kind: str
     name: str
     silent_s: float
-    state: dict[str, Any]
+    state: PartBeat
 
     @property
     def alive(self) -> bool:
@@ -64,7 +65,7 @@ class Part:
 
     def behind(self, version: int) -> int:
         """How many versions a generator is behind."""
-        return version - int(self.state.get("version", 0))
+        return version - self.state.get("version", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +148,12 @@ class RunState:
     def sources(self) -> dict[str, dict[str, float]]:
         """Figures of the last step by data source, if there are several: groups, rollouts, tokens, reward,
         success and groups/hit."""
-        found: dict[str, dict[str, float]] = {}
+        figures: dict[str, dict[str, float]] = {}
         for key, value in self.learner.items():
             if key.startswith("source/") and isinstance(value, int | float):
                 _, source, name = key.split("/", 2)
-                found.setdefault(source, {})[name] = value
-        return found
+                figures.setdefault(source, {})[name] = value
+        return figures
 
     def of(self, kind: str) -> list[Part]:
         return [p for p in self.parts if p.kind == kind]

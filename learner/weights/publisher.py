@@ -12,11 +12,10 @@ with max_staleness 0 no token of the next batch can come from older weights.
 
 from __future__ import annotations
 
-import json
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import redis
 import structlog
@@ -25,6 +24,7 @@ import torch
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.state import read_state
+from hora_rl.common.live.telemetry import beats
 from hora_rl.common.weights.announcement import Manifest, advance, announce, available, mark_of, newest_now
 from hora_rl.common.weights.file_sender import FileTransport
 from hora_rl.common.weights.memory_files import Snapshot
@@ -146,9 +146,9 @@ class Publisher:
         manifest = newest_now(self._redis, self._config.run.name)
         if self._config.weights.transport != "file" or manifest is None:
             return False
-        parts: Any = self._redis.hvals(Keys(self._config.run.name).parts)
-        newest = [manifest.version, mark_of(manifest.path)]
-        return any(json.loads(part).get("damaged") == newest for part in parts)
+        newest = manifest.version, mark_of(manifest.path)
+        replicas = beats(self._redis.hgetall(Keys(self._config.run.name).parts), "generator")
+        return any(tuple(replica.get("damaged", ())) == newest for replica in replicas)
 
     def wait(self) -> None:
         """Wait for the publication in progress, and raise its error."""

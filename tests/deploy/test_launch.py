@@ -83,7 +83,7 @@ def test_the_start_says_what_an_engine_does_and_counts_it_once(
     looks: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks += [*(seen(ApplicationStatus.DEPLOYING) for _ in range(5)), seen(ApplicationStatus.RUNNING, 1)]
-    told = iter([[], [b"importing vLLM"], [b"compiling"], [b"compiling"], [], []])
+    stages = iter([set(), {"importing vLLM"}, {"compiling"}, {"compiling"}, set(), set()])
     with working("starting", 2, Console(quiet=True)) as begin:
         said = list[str]()
 
@@ -92,7 +92,7 @@ def test_the_start_says_what_an_engine_does_and_counts_it_once(
             said.append(part)
 
         waiting = application(note)
-        waiting._loading = lambda: next(told)
+        waiting._stages = lambda: next(stages)
         assert waiting.wait()
     engine = "replicas, an engine: "
     assert said == ["replicas", f"{engine}importing vLLM", f"{engine}compiling", "replicas"]

@@ -8,6 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
+from hora_rl.actors.generator.starting import stage_shown
 from hora_rl.common.live.queue import Producer
 from hora_rl.common.live.redis import connect_async
 from hora_rl.common.live.state import changed
@@ -81,6 +82,20 @@ def test_reading_a_run_writes_nothing(run):
     before = kept()
     run.read()
     assert kept() == before
+
+
+def test_the_stage_of_a_loading_engine_is_in_the_snapshot(run, redis_url):
+    with stage_shown(redis_url, run.name, "abc"):
+        began = time.monotonic()
+        while not (engines := run.read().of("engine")) and time.monotonic() < began + 30.0:
+            time.sleep(0.1)
+        [engine] = engines
+        assert (engine.name, engine.state["state"], engine.alive) == ("abc", "importing vLLM", True)
+        assert not text_of(run.read(), Kind.REPLICA_BEHIND)
+        drawn = io.StringIO()
+        Console(file=drawn, width=120).print(screen(run.read()))
+        assert "engine abc: importing vLLM" in drawn.getvalue()
+    assert not run.read().of("engine")
 
 
 def test_silent_parts_and_a_stall_are_named_after_their_time(run):
