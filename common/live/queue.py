@@ -130,8 +130,8 @@ class Producer:
 
     async def redo(self) -> dict[str, int]:
         """Groups to sample again, with their batch. Pushing a group removes it."""
-        found = await self._redis.hgetall(self._keys.redo)
-        return {text_of(group): int(batch) for group, batch in sorted(found.items())}
+        groups = await self._redis.hgetall(self._keys.redo)
+        return {text_of(group): int(batch) for group, batch in sorted(groups.items())}
 
 
 class Consumer:
@@ -151,8 +151,8 @@ class Consumer:
     def claim(self, block_s: float, count: int = AT_ONCE) -> list[Entry]:
         """Unclaimed entries of this run, waiting up to `block_s` seconds for the first."""
         block = max(1, int(block_s * 1000))
-        found = self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: ">"}, count=count, block=block)
-        return self._own([_entry(i, fields) for _, entries in found or [] for i, fields in entries])
+        streams = self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: ">"}, count=count, block=block)
+        return self._own([_entry(i, fields) for _, entries in streams or [] for i, fields in entries])
 
     def claimed(self) -> int:
         """Number of entries that are claimed and not acknowledged."""
@@ -162,11 +162,11 @@ class Consumer:
         """Claimed entries of this run without acknowledgement, oldest first: a restart begins here."""
         entries, last = list[Entry](), "0"
         while True:
-            [[_, found]] = self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: last}, count=AT_ONCE)
-            if not found:
+            [[_, page]] = self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: last}, count=AT_ONCE)
+            if not page:
                 return entries
-            entries += self._own([_entry(i, fields) for i, fields in found if fields])
-            last = found[-1][0].decode()
+            entries += self._own([_entry(i, fields) for i, fields in page if fields])
+            last = page[-1][0].decode()
 
     def _own(self, entries: list[Entry]) -> list[Entry]:
         """The entries that this run pushed; foreign ones are removed and counted."""
@@ -194,15 +194,15 @@ class Consumer:
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.hget(self._keys.pushed, group)
             self._ask_start_of(pipe, [pre_rollouts, additional], self._max_bytes + 1)
-            pushed, *found = pipe.execute()
+            pushed, *messages = pipe.execute()
         if pushed != entry.encode():
             raise WireError(
                 f"entry {entry} of {self._keys.groups} was not pushed as group {group!r:.40}: foreign"
             )
-        for key, value in zip((pre_rollouts, additional), found, strict=True):
+        for key, value in zip((pre_rollouts, additional), messages, strict=True):
             if not value:
                 raise WireError(f"entry {entry} of {self._keys.groups} has no {key}: acknowledged or removed")
-        return found[0], found[1]
+        return messages[0], messages[1]
 
     def _ask_start_of(self, pipe: Any, keys: Sequence[str], length: int) -> None:
         for key in keys:

@@ -140,8 +140,8 @@ def _try_rule(allocation: AllocationConfig, rollout: RolloutConfig, key: str, ru
             counts = np.arange(least, trials + 1)
             allocate(counts, trials, len(counts) * extra, prior, rule, allocation.max_group_size)
     except OWN_FAULTS as error:
-        said = str(error).removeprefix("rule: ").removeprefix(f"rule {rule}: ")
-        reason = said if isinstance(error, ValueError) else f"raised {type(error).__name__}: {said}"
+        text = str(error).removeprefix("rule: ").removeprefix(f"rule {rule}: ")
+        reason = text if isinstance(error, ValueError) else f"raised {type(error).__name__}: {text}"
         raise ConfigError(f"{key} ({rule}): {reason}") from None
 
 
@@ -149,12 +149,12 @@ def context(target: Target) -> Iterator[Finding]:
     """Prompt and response limits against the model's positions. vLLM would not start with larger ones."""
     model = target.config.model
     try:
-        found = own_configuration(model)
+        settings = own_configuration(model)
     except ConfigError:
         raise
     except (OSError, ValueError):
         return  # reported when the model is loaded
-    positions = getattr(found, "max_position_embeddings", None)
+    positions = getattr(settings, "max_position_embeddings", None)
     needed = target.config.longest
     if positions is not None and needed > positions:
         raise ConfigError(
@@ -180,12 +180,12 @@ def refuse_untrainable(config: Config) -> None:
     update."""
     path = config.model.path
     try:
-        own = own_configuration(config.model)
+        settings = own_configuration(config.model)
     except ConfigError:
         raise
     except (OSError, ValueError):
         return  # reported when the model is loaded
-    name = (own.architectures or [""])[0]
+    name = (settings.architectures or [""])[0]
     if NO_WRITER.search(name):
         raise ConfigError(
             f"model.path ({path}): {name} (architectures in its config.json) writes no text: use the "
@@ -196,7 +196,7 @@ def refuse_untrainable(config: Config) -> None:
             f"model.path ({path}): vLLM cannot replace the weights of a running {name}, so the generators "
             "cannot follow the learner: use another model"
         )
-    quantization = getattr(own, "quantization_config", None)
+    quantization = getattr(settings, "quantization_config", None)
     if quantization is not None:
         method = (
             quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
@@ -231,8 +231,8 @@ def largest_group(rollout: RolloutConfig, allocation: AllocationConfig) -> int:
     """The most rollouts of one prompt: G0 and all of its shard's Phase B, up to `max_group_size`."""
     if not allocation.needs_counts:
         return rollout.group_size
-    whole = rollout.pre_rollouts + rollout.shard_budget
-    return min(whole, allocation.max_group_size or whole)
+    most = rollout.pre_rollouts + rollout.shard_budget
+    return min(most, allocation.max_group_size or most)
 
 
 def packages(target: Target) -> Iterator[Finding]:

@@ -66,18 +66,18 @@ class AskedEngine:
             yield ok("engine", f"vLLM runs {model} as {self._known}")
             return
         try:
-            said, _ = self._process.communicate(timeout=ANSWER_S)
+            output, _ = self._process.communicate(timeout=ANSWER_S)
         except subprocess.TimeoutExpired:
             says = f"vLLM did not say within {ANSWER_S:.0f} s whether it takes {model}"
             yield Finding("warn", "engine", says, "look what keeps this machine busy")
             return
-        if not said:
+        if not output:
             self._log.seek(0)
             why = root_cause(self._log.read().decode(errors="replace"))
             says = f"vLLM's process ended with status {self._process.returncode} over {model}: {why}"
             yield Finding("fail", "engine", says, FIX)
             return
-        answer = json.loads(said)
+        answer = json.loads(output)
         if wrong := answer.get("wrong"):
             raise ConfigError(wrong)
         if reason := answer.get("refuses"):
@@ -98,5 +98,5 @@ class AskedEngine:
 def engine(target: Target) -> Iterator[Finding]:
     """Whether vLLM takes the model and its arguments. A cluster's engines run on other machines."""
     if not target.on_cluster:
-        with AskedEngine(target) as asked:
-            yield from asked.engine(target)
+        with AskedEngine(target) as process:
+            yield from process.engine(target)

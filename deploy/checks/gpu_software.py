@@ -24,9 +24,9 @@ def driver(target: Target) -> Iterator[Finding]:
     """Compare the driver with torch's CUDA. No finding without a driver."""
     import torch
 
-    found = machine.ask_driver("driver_version")
-    if found:
-        yield judge_driver(found[0], cuda_version(), works=torch.cuda.is_available())
+    versions = machine.ask_driver("driver_version")
+    if versions:
+        yield judge_driver(versions[0], cuda_version(), works=torch.cuda.is_available())
 
 
 def judge_driver(version: str, cuda: str, *, works: bool) -> Finding:
@@ -66,8 +66,8 @@ def precision(target: Target) -> Iterator[Finding]:
 
 def without_bfloat16() -> list[str]:
     """Visible cards without bfloat16 (Turing and older): name and compute capability."""
-    found = (line.rpartition(", ") for line in machine.shown("name,compute_cap"))
-    return [f"{name} has compute capability {cap}" for name, _, cap in found if 0 < _major(cap) < BFLOAT16]
+    cards = (line.rpartition(", ") for line in machine.shown("name,compute_cap"))
+    return [f"{name} has compute capability {cap}" for name, _, cap in cards if 0 < _major(cap) < BFLOAT16]
 
 
 def cuda_version() -> str:

@@ -52,7 +52,7 @@ def versions(target: Target) -> Iterator[Finding]:
     pins = pinned(ROOT / "requirements" / f"{which}.txt")
     has = {name: installed_version(name) or "missing" for name in (*PINNED, *engines)}
     off = [f"{name} {v} (pinned {pins[name]})" for name, v in has.items() if pins.get(name, v) != v]
-    says = "; ".join(off) or ", ".join(f"{name} {found}" for name, found in has.items())
+    says = "; ".join(off) or ", ".join(f"{name} {version}" for name, version in has.items())
     yield should(not off, "packages", says, "make setup installs the versions that are tested together")
 
 
@@ -73,10 +73,10 @@ def engine_sleep(target: Target) -> Iterator[Finding]:
 def enough_gpus(target: Target, have: float, who: str) -> Finding:
     """Compare `have` GPUs with the configuration. A configuration that can run on CPUs needs none."""
     generator, learner = target.config.generator, target.config.learner
-    asked = have > 0 or (generator.gpus or 0) > 0 or target.config.weights.transport == "nccl"
+    on_gpus = have > 0 or (generator.gpus or 0) > 0 or target.config.weights.transport == "nccl"
     key = "tensor_parallel" if generator.gpus is None else "gpus"
-    each = getattr(generator, key) * asked
-    ranks = learner.workers * (learner.gpus or 1.0) * asked * target.trains
+    each = getattr(generator, key) * on_gpus
+    ranks = learner.workers * (learner.gpus or 1.0) * on_gpus * target.trains
     need = generator.replicas * each + ranks
     says = (
         f"{who} {have:g}, the configuration asks for {need:g} = generator.replicas {generator.replicas} · "
@@ -102,8 +102,8 @@ def limits(target: Target) -> Iterator[Finding]:
             f"Ray wants {OPEN_FILES} and more, and the hard limit is {hard}: docker --ulimit nofile=65536, "
             "LimitNOFILE of a service, or /etc/security/limits.conf"
         )
-    found = "no limit" if soft == math.inf else f"limit {soft}"
-    yield should(soft >= OPEN_FILES, "open files", found, fix)
+    limit = "no limit" if soft == math.inf else f"limit {soft}"
+    yield should(soft >= OPEN_FILES, "open files", limit, fix)
 
 
 def sockets(target: Target) -> Iterator[Finding]:
@@ -167,18 +167,18 @@ def gpus() -> list[str]:
 
 def shown(fields: str) -> list[str]:
     """One line of `fields` per NVIDIA GPU that CUDA_VISIBLE_DEVICES shows; empty without a driver."""
-    cards = [line.split(", ", 2) for line in ask_driver(f"index,uuid,{fields}")]
+    lines = [line.split(", ", 2) for line in ask_driver(f"index,uuid,{fields}")]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return [about for _, _, about in cards]
-    found = []
+        return [about for _, _, about in lines]
+    cards = []
     for name in (part.strip() for part in visible.split(",")):
         # A MIG slice counts as one card; the driver's list does not give its memory.
-        here = [about for index, uuid, about in cards if name == index or (name and uuid.startswith(name))]
+        here = [about for index, uuid, about in lines if name == index or (name and uuid.startswith(name))]
         if not here and not name.startswith("MIG-"):
             break  # as in CUDA: an unknown name hides the rest
-        found += here[:1] or [about for _, _, about in cards[:1]]
-    return found
+        cards += here[:1] or [about for _, _, about in lines[:1]]
+    return cards
 
 
 def ask_driver(fields: str) -> list[str]:
@@ -187,10 +187,10 @@ def ask_driver(fields: str) -> list[str]:
         return []
     query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
-        asked = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
     except subprocess.SubprocessError:
         return []
-    return [line.strip() for line in asked.stdout.splitlines()]
+    return [line.strip() for line in answer.stdout.splitlines()]
 
 
 def installed_version(package: str) -> str | None:
@@ -205,5 +205,5 @@ def pinned(path: Path) -> dict[str, str]:
     """Versions by name from the `name==version` lines of a requirements file; empty if there is no file."""
     if not path.exists():
         return {}
-    found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", path.read_text(), re.MULTILINE)
-    return {name.lower().replace("_", "-"): version.partition("+")[0] for name, version in found}
+    pins = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", path.read_text(), re.MULTILINE)
+    return {name.lower().replace("_", "-"): version.partition("+")[0] for name, version in pins}

@@ -24,7 +24,7 @@ def place_of(config: Config) -> Path | None:
 
 
 def _question(config: Config) -> str:
-    asked = {
+    question = {
         "sections": {name: getattr(config, name).model_dump(mode="json") for name in ("model", "generator")},
         "lengths": (config.longest, config.run.seed, config.weights.transport),
         "lora": config.learner.lora and config.learner.lora.model_dump(mode="json"),
@@ -32,7 +32,7 @@ def _question(config: Config) -> str:
         "machine": (platform.node(), platform.machine(), sys.executable, machine.gpus()),
         "environment": {k: v for k, v in os.environ.items() if k.startswith(("VLLM_", "CUDA_VISIBLE"))},
     }
-    return json.dumps(asked, sort_keys=True)
+    return json.dumps(question, sort_keys=True)
 
 
 def _version(package: str) -> str:
@@ -44,20 +44,20 @@ def _version(package: str) -> str:
 
 def _about(model: str) -> bytes | None:
     """The configuration of a model on this machine; None if it is not here."""
-    found = Path(model) / "config.json"
-    if not found.is_file():
+    file = Path(model) / "config.json"
+    if not file.is_file():
         cached = None if Path(model).exists() else _cached(model)
         if cached is None:
             return None
-        found = cached
-    return found.read_bytes()
+        file = cached
+    return file.read_bytes()
 
 
 def _cached(model: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        found = try_to_load_from_cache(model, "config.json")
+        file = try_to_load_from_cache(model, "config.json")
     except ValueError:  # no name of the hub
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(file) if isinstance(file, str) else None

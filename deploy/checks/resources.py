@@ -124,19 +124,19 @@ def _is_better(more: Estimate, best: Estimate, card: Card) -> bool:
     )
 
 
-def _with_engines(asked: Estimate, count: int, card: Card, sequences: int = 0) -> Estimate:
+def _with_engines(unchosen: Estimate, count: int, card: Card, sequences: int = 0) -> Estimate:
     """`count` engines and the learner on one card. Each engine's KV cache holds `max_sequences` of the
     longest sequences, or takes its part of the memory that the learner leaves."""
     gpus = {"replicas": count, "gpus": math.floor(5000 / count) / 10_000}
-    estimate = _filled(asked, generator=gpus, learner={"workers": 1, "gpus": 0.5})
+    estimate = _filled(unchosen, generator=gpus, learner={"workers": 1, "gpus": 0.5})
     estimate = _with_sequences(estimate, sequences or wanted_sequences(estimate))
     at_once = estimate.config.generator.max_sequences
-    fewer = at_once > LEAST_SEQUENCES and "max_sequences" not in asked.config.generator.model_fields_set
+    fewer = at_once > LEAST_SEQUENCES and "max_sequences" not in unchosen.config.generator.model_fields_set
     least, usable, wanted = estimate.least_kv_gib, card.usable_gib, at_once * estimate.longest_kv_gib
     choices = learners(estimate)
     room = (usable - choices[-1].shared_gib(estimate.generator(0.0))) / count
     if room < least:
-        return _with_engines(asked, count, card, at_once // 2) if fewer else choices[-1]
+        return _with_engines(unchosen, count, card, at_once // 2) if fewer else choices[-1]
     # Activations take no more than half of what the largest useful cache would need too.
     engine = estimate.generator(max(least, min(room / 2, wanted)))
     estimate = next(choice for choice in choices if choice.shared_gib(engine) <= usable)
@@ -145,7 +145,7 @@ def _with_engines(asked: Estimate, count: int, card: Card, sequences: int = 0) -
     left = math.floor(100 * ((usable - taken) / count - fixed)) / 100
     cache = estimate.config.generator.kv_cache_gib or min(left, math.ceil(100 * max(least, wanted)) / 100)
     if fewer and (held := _held(estimate, cache)) < at_once:
-        return _with_engines(asked, count, card, held)
+        return _with_engines(unchosen, count, card, held)
     share = min(0.95, math.ceil(100 * (fixed + cache) / card.gib) / 100)
     return _filled(estimate, generator={"kv_cache_gib": cache, "memory_utilization": share})
 

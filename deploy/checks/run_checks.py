@@ -84,8 +84,8 @@ def examine(target: Target, checks: Sequence[Check] | None = None) -> Iterator[F
     stopped: set[str] = set()
     with ExitStack() as held, working("checking", len(checks)) as begin:
         if engine in checks and not target.on_cluster:  # it answers while the other checks run
-            asked = held.enter_context(AskedEngine(target))
-            checks = [asked.engine if check is engine else check for check in checks]
+            process = held.enter_context(AskedEngine(target))
+            checks = [process.engine if check is engine else check for check in checks]
         for check in checks:
             name = check.__name__.replace("_", " ")
             begin(name)
@@ -99,21 +99,21 @@ def examine(target: Target, checks: Sequence[Check] | None = None) -> Iterator[F
 
 def require(target: Target, console: Console, checks: Sequence[Check] | None = None) -> list[Finding]:
     """Run the checks and print their warnings. Raises ConfigError at the first failure."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         for finding in examine(target, checks):
             if finding.level == "fail":
                 raise ConfigError(finding.line)
-            found.append(finding)
+            findings.append(finding)
     finally:
-        for finding in (f for f in found if f.level == "warn"):
+        for finding in (f for f in findings if f.level == "warn"):
             say(console, f"warning: {finding.line}")
-    return found
+    return findings
 
 
-def show(found: Sequence[Finding], names: Sequence[str], console: Console) -> None:
+def show(findings: Sequence[Finding], names: Sequence[str], console: Console) -> None:
     """Print the findings of these names whose level is ok."""
-    for finding in (f for f in found if f.level == "ok" and f.what in names):
+    for finding in (f for f in findings if f.level == "ok" and f.what in names):
         say(console, f"{finding.what}: {finding.says}")
 
 
@@ -125,16 +125,16 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, est
     """
     console = Console()
     target = target_of(source, overrides)
-    found = require(target, console, CONFIGURATION if elsewhere else None)
+    findings = require(target, console, CONFIGURATION if elsewhere else None)
     config, rollout = target.config, target.config.rollout
-    prompts = next(f.says for f in found if f.what == "data" and f.level == "ok")
+    prompts = next(f.says for f in findings if f.what == "data" and f.level == "ok")
     say(
         console,
         f"{source}: valid. {prompts}; {config.learner.steps} steps of Γ·G = "
         f"{rollout.prompts_per_batch}·{rollout.group_size} = "
         f"{rollout.batch_size} rollouts, rule {config.allocation.rule}.",
     )
-    show(found, SHOWN_BY_CHECK, console)
+    show(findings, SHOWN_BY_CHECK, console)
     if estimate and (numbers := estimate_of(config)) is not None:
         say(console, step_table(numbers))
 

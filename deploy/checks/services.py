@@ -87,10 +87,10 @@ def grown(target: Target, read: Callable[[], Mapping[str, float]], limit_s: floa
     """Poll `read` until all parts fit or `limit_s` seconds have passed. Returns the last resources."""
     deadline = time.monotonic() + limit_s
     while True:
-        found = read()
-        enough = all(f.level == "ok" for f in placeable(target, found))
+        resources = read()
+        enough = all(f.level == "ok" for f in placeable(target, resources))
         if enough or time.monotonic() >= deadline:
-            return found
+            return resources
         time.sleep(min(POLL_S, limit_s / 10))
 
 
@@ -117,8 +117,8 @@ def _same_code() -> Finding:
         return str(load.ROOT)
 
     try:
-        found = ray.get(ray.remote(num_cpus=0)(origin).remote(), timeout=60)
+        folder = ray.get(ray.remote(num_cpus=0)(origin).remote(), timeout=60)
     except RayError as error:
-        found = f"nowhere ({type(error).__name__})"
+        folder = f"nowhere ({type(error).__name__})"
     fix = f"not {ROOT}: install hora on every node, and call `ray start` in a folder without a `hora_rl`"
-    return must(found == str(ROOT), "Ray workers", f"import hora_rl from {found}", fix)
+    return must(folder == str(ROOT), "Ray workers", f"import hora_rl from {folder}", fix)

@@ -45,14 +45,14 @@ def data(target: Target) -> Iterator[Finding]:
         rendered = list(_lengths(config, tokenizer, problems, config.evaluated.data))
         refuse_long(problems.name, rendered, config.rollout.max_prompt_tokens)
         yield from (ok("layout", f"evaluation: {layout}") for layout in problems.layouts)
-    found = [_usable(config, source, tokenizer) for source in config.source_names]
-    for usable in found:
+    parts = [_usable(config, source, tokenizer) for source in config.source_names]
+    for usable in parts:
         yield from usable.findings
-    mixture = Mixture(tuple(len(usable.lengths) for usable in found), config.weights_of_sources)
+    mixture = Mixture(tuple(len(usable.lengths) for usable in parts), config.weights_of_sources)
     if config.data.sources:
-        yield ok("data", "; ".join(_parts(config, mixture, found)))
+        yield ok("data", "; ".join(_parts(config, mixture, parts)))
     else:
-        yield _whole(config.data.path, config.rollout, found[0])
+        yield _whole(config.data.path, config.rollout, parts[0])
     if config.data.rest and not _comes_again(config, mixture):
         yield Finding(
             "warn",
@@ -79,14 +79,14 @@ def _whole(path: str, rollout: RolloutConfig, usable: _Usable) -> Finding:
     return ok("data", f"{plural(len(lengths), 'prompt')} of {min(lengths)} to {max(lengths)} tokens")
 
 
-def _parts(config: Config, mixture: Mixture, found: Sequence[_Usable]) -> Iterator[str]:
+def _parts(config: Config, mixture: Mixture, parts: Sequence[_Usable]) -> Iterator[str]:
     """Prompts of each source and its part of a batch. Raises ConfigError for a source that is too small for
     its weight."""
     gamma, seen = config.rollout.prompts_per_batch, range(min(config.learner.steps, BATCHES))
     counts: list[list[int]] = []
     for batch in seen:
         counts.append(counts_of(batch, gamma, mixture))
-        for usable, due in zip(found, counts[-1], strict=True):
+        for usable, due in zip(parts, counts[-1], strict=True):
             if due > len(usable.lengths):
                 raise ConfigError(
                     f"data.sources.{usable.source}: {plural(len(usable.lengths), 'usable prompt')}, and a "
@@ -94,9 +94,9 @@ def _parts(config: Config, mixture: Mixture, found: Sequence[_Usable]) -> Iterat
                     "its weight, use more rows or a smaller batch"
                 )
     mixed_rows(0, gamma, mixture, config.run.seed, config.data.shuffle)
-    for k, usable in enumerate(found):
-        own = [count[k] for count in counts]
-        least, most = min(own), max(own)
+    for k, usable in enumerate(parts):
+        due_of = [count[k] for count in counts]
+        least, most = min(due_of), max(due_of)
         share = mixture.weights[k] / sum(mixture.weights)
         takes = str(least) if least == most else f"{least} to {most}"
         yield (
@@ -108,9 +108,9 @@ def _parts(config: Config, mixture: Mixture, found: Sequence[_Usable]) -> Iterat
 
 def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> _Usable:
     """The rows of one source. Raises ConfigError if none is usable."""
-    own, limit = config.of(source), config.rollout.max_prompt_tokens
-    dataset = load_dataset(own.data, gold_test(own.reward))
-    lengths = list(_lengths(config, tokenizer, dataset, own.data))
+    settings, limit = config.of(source), config.rollout.max_prompt_tokens
+    dataset = load_dataset(settings.data, gold_test(settings.reward))
+    lengths = list(_lengths(config, tokenizer, dataset, settings.data))
     usable = [n for n in lengths if n <= limit]
     left_out = [f"left out: {row.location}: {row.reason}" for row in dataset.rejected]
     known = known_leaks(config, dataset.rows)

@@ -21,6 +21,7 @@ from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 from hora_rl.common.answer_format import instructions, prefill
 from hora_rl.common.config import Config, DataConfig, RewardConfig
 from hora_rl.common.config.reward import CodeTestsConfig
+from hora_rl.common.console import visible
 from hora_rl.common.data.code import code_block
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.layouts import solution_of, tests_of
@@ -33,7 +34,6 @@ from hora_rl.common.model.model_files import vocabulary_rows
 from hora_rl.common.user_code import working_folder
 from hora_rl.deploy.checks.configuration import OWN_FAULTS
 from hora_rl.deploy.checks.findings import Finding, Target, ok, plural
-from hora_rl.deploy.monitor.escape import visible
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,8 +63,8 @@ def task(target: Target) -> Iterator[Finding]:
     if not target.trains:
         return
     for source in target.config.source_names:
-        found = _task(target.config.of(source))
-        yield from (replace(f, says=f"{source}: {f.says}") for f in found) if source else found
+        findings = _task(target.config.of(source))
+        yield from (replace(f, says=f"{source}: {f.says}") for f in findings) if source else findings
 
 
 def _task(config: Config) -> Iterator[Finding]:
@@ -83,8 +83,8 @@ def _task(config: Config) -> Iterator[Finding]:
     opened, wrong_answer = prefill(prompt), _wrong(row, rows)
     forms = _forms(config.data, config.reward, opened, [_text(row.answer), wrong_answer])
     right, wrong = _judge(config.reward, row, opened, forms)
-    found = list(_shown(config.reward, right, wrong))
-    yield from found if row.answer is not None or TASK not in row.columns else found[1:]
+    findings = list(_shown(config.reward, right, wrong))
+    yield from findings if row.answer is not None or TASK not in row.columns else findings[1:]
 
 
 def _forms(data: DataConfig, reward: RewardConfig, opened: str, answers: Sequence[str]) -> list[list[str]]:
@@ -94,8 +94,8 @@ def _forms(data: DataConfig, reward: RewardConfig, opened: str, answers: Sequenc
     if mode not in ANSWERS:
         forms = ["plain", "final", "boxed", "tags"]
     else:
-        asked = data.chat or data.system == instructions(mode, reward.names)
-        forms = [mode if asked or mode in ("tags", "boxed") else "plain"]
+        in_form = data.chat or data.system == instructions(mode, reward.names)
+        forms = [mode if in_form or mode in ("tags", "boxed") else "plain"]
     return [[example(form, answer, opened) for answer in answers] for form in forms]
 
 
@@ -151,21 +151,21 @@ def _judge(reward: RewardConfig, row: Row, opened: str, texts: Sequence[Sequence
             scored = asyncio.run(_score(reward, forms))
     except (*OWN_FAULTS, VerifierUnavailable) as error:
         raise ConfigError(f"reward: scoring an answer to {row.location} failed: {error}") from None
-    found = [
+    judged = [
         [_Judged(text, r, reward.succeeded(r)) for text, r in zip(form, rewards, strict=True)]
         for form, rewards in zip(texts, scored, strict=True)
     ]
-    return next((form for form in found if form[0].success), found[0])
+    return next((form for form in judged if form[0].success), judged[0])
 
 
 async def _score(reward: RewardConfig, groups: Sequence[Sequence[Answer]]) -> list[list[dict[str, float]]]:
     """Rewards of each answer, including group rewards."""
-    pool, found = VerifierPool(reward), []
+    pool, scores = VerifierPool(reward), []
     try:
         for group in groups:
             alone, among = await pool.score_batch(group), await pool.score_group(group)
-            found.append([one | more for one, more in zip(alone, among, strict=True)])
-        return found
+            scores.append([rewards | more for rewards, more in zip(alone, among, strict=True)])
+        return scores
     finally:
         pool.close()
 
@@ -221,14 +221,14 @@ def _programs(
 def _solutions(settings: CodeTestsConfig, rows: Sequence[Row]) -> Iterator[Finding]:
     """Whether the rows' solutions pass. Raises ConfigError if tests cannot be run, because a run would stop
     at them."""
-    found = list(zip(rows, asyncio.run(_tried(settings, rows)), strict=True))
-    broken = [(row, result) for row, result in found if isinstance(result, BaseException)]
+    results = list(zip(rows, asyncio.run(_tried(settings, rows)), strict=True))
+    broken = [(row, result) for row, result in results if isinstance(result, BaseException)]
     if broken:
         raise ConfigError(
             f"{broken[0][0].location}: {broken[0][1]}: change these tests or leave the row out "
             f"({len(broken)} of {plural(len(rows), 'row')} that were tried; a run stops at such a row)"
         )
-    failed = [row for row, result in found if result != 1.0]
+    failed = [row for row, result in results if result != 1.0]
     for row in failed[:NAMED]:
         says = f"{row.location}: its own program does not pass its tests: {row.problem!r:.60}"
         if missing := _missing(solution_of(settings, row.columns) or ""):
@@ -275,15 +275,15 @@ def sandbox(target: Target) -> Iterator[Finding]:
         return
     box = Sandbox()
     try:
-        found = box.run("print(6 * 7)")
+        result = box.run("print(6 * 7)")
         where = "; the verifier's machines may differ" if target.on_cluster else ""
     finally:
         box.close()
     held = ", ".join(name for name, why in box.layers.items() if not why)
     missing = "; ".join(f"without {name}: {why}" for name, why in box.layers.items() if why)
     says = f"limits, no privileges, {held}" + (f"; {missing}" if missing else "") + where
-    if found.out != b"42\n":
-        why = found.err.decode(errors="replace").strip()[-200:] or f"exit status {found.status}"
+    if result.out != b"42\n":
+        why = result.err.decode(errors="replace").strip()[-200:] or f"exit status {result.status}"
         yield Finding("fail", "sandbox", f"a first program did not run: {why}", "see reward.code_tests")
         return
     yield ok("sandbox", f"{says}; programs have {HAVE}")

@@ -37,8 +37,8 @@ def templates(target: Target) -> Iterator[Finding]:
     """The rendering of each source, or of the held-out problems if nothing is trained."""
     config = target.config
     for source in config.source_names if target.trains else [config.evaluated_source]:
-        found = rendering(config.of(source), trains=target.trains)
-        yield from (replace(f, says=f"{source}: {f.says}") for f in found) if source else found
+        findings = rendering(config.of(source), trains=target.trains)
+        yield from (replace(f, says=f"{source}: {f.says}") for f in findings) if source else findings
 
 
 def rendering(config: Config, *, trains: bool) -> Iterator[Finding]:
@@ -62,9 +62,9 @@ def _template(tokenizer: PreTrainedTokenizerBase, row: Row, data: DataConfig) ->
     """Whose template it is, its settings, and whether it asks for a thought."""
     source = template_of(tokenizer, data)
     whose = "data.chat_template" if data.chat_template else "the tokenizer's"
-    given = [f"{name}: {value!r:.60}" for name, value in data.chat_template_kwargs.items()]
+    settings = [f"{name}: {value!r:.60}" for name, value in data.chat_template_kwargs.items()]
     left = [name for name in settings_of(source) if name not in data.chat_template_kwargs]
-    says = f"{whose}, with {', '.join(given) if given else 'its defaults'}"
+    says = f"{whose}, with {', '.join(settings) if settings else 'its defaults'}"
     says += f"; it also reads {', '.join(left)}" if left else ""
     text = render_text(tokenizer, row.problem, data, row.messages)
     begins = begin_tokens(tokenizer)[:1]
@@ -139,17 +139,17 @@ def _begins(tokenizer: PreTrainedTokenizerBase, row: Row, data: DataConfig) -> b
 
 def _system(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: DataConfig) -> Iterator[Finding]:
     """Rows whose system message, or rendering, takes the place of `data.system`."""
-    own = [
+    replaced = [
         row
         for row in rows
         if any(message["role"] in ("system", "developer") for message in row.messages)
         or (not row.messages and is_rendered(tokenizer, row.problem, data))
     ]
-    if own and data.system is not None:
+    if replaced and data.system is not None:
         yield Finding(
             "warn",
             "prompt",
-            f"{plural(len(own), 'row')} of the first {len(rows)} have a system message, or are rendered "
+            f"{plural(len(replaced), 'row')} of the first {len(rows)} have a system message, or are rendered "
             f"already: that takes the place of data.system ({data.system!r:.60})",
             "set data.system: null if they ask for the form that the rewards read; or reward.answer: lenient",
         )

@@ -44,19 +44,21 @@ def weight_files(target: Target) -> Iterator[Finding]:
     if config.model.adapter is not None:
         read_header(Path(config.model.adapter) / WEIGHTS)
     folder = Path(config.model.path)
-    found = read_headers(folder)
-    if not found:  # a hub name, or another file format
+    tensors = read_headers(folder)
+    if not tensors:  # a hub name, or another file format
         return
     try:
-        own = own_configuration(config.model)
+        settings = own_configuration(config.model)
     except ConfigError:
         raise
     except (OSError, ValueError):
         return  # the check of the family says why
-    _compare(config.model, own, {name: found[place] for name, place in names_in_files(found).items()})
-    _check_tokenizer(config.model, own)
-    files = {path.name for path, _, _ in found.values()}
-    yield ok("weight files", f"{len(found)} tensors in {len(files)} files are those of the model")
+    _compare(
+        config.model, settings, {name: tensors[stored] for name, stored in names_in_files(tensors).items()}
+    )
+    _check_tokenizer(config.model, settings)
+    files = {path.name for path, _, _ in tensors.values()}
+    yield ok("weight files", f"{len(tensors)} tensors in {len(files)} files are those of the model")
 
 
 def read_headers(folder: Path) -> Tensors:
@@ -68,13 +70,13 @@ def read_headers(folder: Path) -> Tensors:
     if not index.is_file():
         return {}
     places = _read_index(index)
-    found: Tensors = {}
+    tensors: Tensors = {}
     for file in sorted({*places.values()}):
-        found |= read_header(folder / file)
+        tensors |= read_header(folder / file)
     for name, file in places.items():
-        if name not in found or found[name][0].name != file:
+        if name not in tensors or tensors[name][0].name != file:
             raise ConfigError(f"{index}: says that {name} is in {file}, which does not hold it; {DAMAGE}")
-    return found
+    return tensors
 
 
 def read_header(path: Path) -> Tensors:
@@ -104,28 +106,28 @@ def _read_index(index: Path) -> dict[str, str]:
     return pairs
 
 
-def _compare(model: ModelConfig, own: PreTrainedConfig, found: Tensors) -> None:
+def _compare(model: ModelConfig, settings: PreTrainedConfig, tensors: Tensors) -> None:
     """Raise ConfigError for the first tensor that contradicts the model's configuration."""
     path = Path(model.path)
-    if getattr(own, "quantization_config", None) is not None:
+    if getattr(settings, "quantization_config", None) is not None:
         return  # types and shapes depend on the kernels
-    for name, (file, dtype, _) in found.items():
+    for name, (file, dtype, _) in tensors.items():
         if dtype not in DTYPES:
             raise ConfigError(f"{file}: {name} has type {dtype}, which are no weights of 16, 32 or 64 bits")
-    told = _loaded(own, found, model.trust_remote_code)
-    if told is None:
+    info = _loaded(settings, tensors, model.trust_remote_code)
+    if info is None:
         return
-    for name, there, wanted in sorted(told["mismatched_keys"]):
-        file = found[name][0] if name in found else path
+    for name, there, wanted in sorted(info["mismatched_keys"]):
+        file = tensors[name][0] if name in tensors else path
         raise ConfigError(
             f"{file}: {name} has shape {list(there)}, and by {path / 'config.json'} the model's has "
-            f"{list(wanted)}{_more(told['mismatched_keys'])}: the two are not of one model"
+            f"{list(wanted)}{_more(info['mismatched_keys'])}: the two are not of one model"
         )
-    for name in sorted(told["missing_keys"]):
-        strange = sorted(told["unexpected_keys"])
+    for name in sorted(info["missing_keys"]):
+        strange = sorted(info["unexpected_keys"])
         instead = f"; they hold {strange[0]}, which the model does not have" if strange else ""
         raise ConfigError(
-            f"{path}: no file holds {name}{_more(told['missing_keys'])}, which the model has by its "
+            f"{path}: no file holds {name}{_more(info['missing_keys'])}, which the model has by its "
             f"config.json{instead}; {DAMAGE}"
         )
 
@@ -134,22 +136,22 @@ def _more(names: Any) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def _loaded(own: PreTrainedConfig, found: Tensors, trusted: bool) -> dict[str, Any] | None:
+def _loaded(settings: PreTrainedConfig, headers: Tensors, trusted: bool) -> dict[str, Any] | None:
     """transformers' loading report for tensors like these; None if it cannot build the model."""
     import torch
     from transformers import AutoModelForCausalLM
 
     tensors = {
         name: torch.empty(shape, dtype=getattr(torch, DTYPES[dtype]), device="meta")
-        for name, (_, dtype, shape) in found.items()
+        for name, (_, dtype, shape) in headers.items()
     }
     try:
         with _report() as report:
             with torch.device("meta"):
-                kind = type(AutoModelForCausalLM.from_config(own, trust_remote_code=trusted))
-            _, told = kind.from_pretrained(
+                kind = type(AutoModelForCausalLM.from_config(settings, trust_remote_code=trusted))
+            _, info = kind.from_pretrained(
                 None,
-                config=own,
+                config=settings,
                 state_dict=tensors,
                 device_map="meta",
                 output_loading_info=True,
@@ -161,11 +163,10 @@ def _loaded(own: PreTrainedConfig, found: Tensors, trusted: bool) -> dict[str, A
         # Several tensors form one parameter, such as the experts of a layer, and one is missing.
         where = next(iter(CONVERSION.findall(report.getvalue())), "one of the model's parameters")
         raise ConfigError(
-            f"{own.name_or_path}: {where} cannot be made of the tensors in the files: one is missing, or has "
-            f"another shape than the others; {DAMAGE}"
+            f"{settings.name_or_path}: {where} cannot be made of the tensors in the files: one is missing, "
+            f"or has another shape than the others; {DAMAGE}"
         ) from None
-    found_out: dict[str, Any] = told
-    return found_out
+    return dict(info)
 
 
 @contextmanager
@@ -184,12 +185,12 @@ def _report() -> Iterator[io.StringIO]:
             its.enable_progress_bar()
 
 
-def _check_tokenizer(model: ModelConfig, own: PreTrainedConfig) -> None:
+def _check_tokenizer(model: ModelConfig, settings: PreTrainedConfig) -> None:
     """Raise ConfigError if the tokenizer's ids exceed the model's vocabulary. Added tokens that no text
     contains may exceed it."""
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)
     added = set(tokenizer.added_tokens_decoder) - {tokenizer.eos_token_id, tokenizer.bos_token_id}
-    rows = own.get_text_config().vocab_size
+    rows = settings.get_text_config().vocab_size
     word, largest = max(
         ((word, i) for word, i in tokenizer.get_vocab().items() if i not in added), key=lambda pair: pair[1]
     )

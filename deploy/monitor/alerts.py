@@ -112,5 +112,5 @@ def deliver(hook: str, alert: Alert) -> None:
             os.killpg(process.pid, signal.SIGKILL)  # with what it started
             raise OSError(f"it takes over {LIMIT_S:g} s") from None
     if process.returncode:
-        said = stderr.decode(errors="replace").strip()[-200:]
-        raise OSError(f"exit status {process.returncode}{': ' + said if said else ''}")
+        reason = stderr.decode(errors="replace").strip()[-200:]
+        raise OSError(f"exit status {process.returncode}{': ' + reason if reason else ''}")

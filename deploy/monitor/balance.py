@@ -89,10 +89,10 @@ def balance(steps: Sequence[Metrics], total: int, staleness: int, split: Split |
         return None
     end = total - staleness - 1
     counted = [s for s in steps if 0 < (s.get("step") or 0) < end and s.get("time/step")]
-    found: Balance | None = None
+    newest: Balance | None = None
     for n in range(LEAST_STEPS, len(counted) + 1):
-        found = _of(counted[max(0, n - WINDOW) : n], found)
-    return found and _with_split(found, split)
+        newest = _of(counted[max(0, n - WINDOW) : n], newest)
+    return newest and _with_split(newest, split)
 
 
 def _of(steps: Sequence[Metrics], before: Balance | None) -> Balance | None:
@@ -112,13 +112,13 @@ def _of(steps: Sequence[Metrics], before: Balance | None) -> Balance | None:
     return Balance(side, learner, generators, statistics.median(seconds))
 
 
-def _with_split(found: Balance, now: Split | None) -> Balance:
-    if now is None or found.generators is None or min(found.learner, found.generators) >= IDLES:
-        return found  # if both wait, another part is slow
+def _with_split(uneven: Balance, now: Split | None) -> Balance:
+    if now is None or uneven.generators is None or min(uneven.learner, uneven.generators) >= IDLES:
+        return uneven  # if both wait, another part is slow
     total = sum(value * each for value, each in zip(now.values, now.each, strict=True))
     work = (
-        now.values[0] * now.each[0] * (1.0 - found.generators),
-        now.values[1] * now.each[1] * (1.0 - found.learner),
+        now.values[0] * now.each[0] * (1.0 - uneven.generators),
+        now.values[1] * now.each[1] * (1.0 - uneven.learner),
     )
 
     def took(values: tuple[int, int]) -> float:
@@ -128,5 +128,5 @@ def _with_split(found: Balance, now: Split | None) -> Balance:
     best = min(((n, (total - n * now.each[0]) // now.each[1]) for n in counts), key=took, default=now.values)
     factor = took(best) / took(now.values)
     if factor > 1.0 - GAIN:
-        return found
-    return replace(found, split=replace(now, values=best), factor=factor)
+        return uneven
+    return replace(uneven, split=replace(now, values=best), factor=factor)

@@ -93,8 +93,8 @@ class Feed:
         while True:
             number = self.event.number + 1
             # A view must survive any content of a run, so errors are values here.
-            [found] = await asyncio.gather(self._look(), return_exceptions=True)
-            event = Event(number, found, None) if isinstance(found, RunState) else _failed(number, found)
+            [result] = await asyncio.gather(self._look(), return_exceptions=True)
+            event = Event(number, result, None) if isinstance(result, RunState) else _failed(number, result)
             text = event.to_json()
             async with self._changed:
                 self.event, self.text = event, text

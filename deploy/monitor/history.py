@@ -44,7 +44,7 @@ class History:
         self._read(client, rollout)
         steps = sorted(self._steps)
         names = dict.fromkeys(name for metrics in self._steps.values() for name in metrics)
-        found = {
+        columns = {
             "steps": {
                 "step": _thin([float(s) for s in steps]),
                 **{name: _thin([self._steps[s].get(name) for s in steps]) for name in names},
@@ -52,7 +52,7 @@ class History:
             "flow": self._flow(),
             "shares": self._share_columns(classes(rollout.pre_rollouts)),
         }
-        return json.dumps(found, separators=(",", ":")).encode()
+        return json.dumps(columns, separators=(",", ":")).encode()
 
     def _read(self, client: Redis, rollout: RolloutConfig) -> None:
         """Read new entries since the last call."""
@@ -79,10 +79,10 @@ class History:
         shards, trials = rollout.shards, rollout.pre_rollouts
         last = read_state(client, self._run).step + rollout.max_staleness
         for batch in range(self._next_batch, last + 1):
-            found = client.hmget(self._keys.shards, [f"{batch}:{s}" for s in range(shards)])
-            if not all(found):
+            stored = client.hmget(self._keys.shards, [f"{batch}:{s}" for s in range(shards)])
+            if not all(stored):
                 return
-            reports: list[ShardReport] = [json.loads(f) for f in found if f]
+            reports: list[ShardReport] = [json.loads(f) for f in stored if f]
             of_shards = [(r["rule"], PhaseB.count(r["successes"], r["extra"], trials)) for r in reports]
             self._phase_b[batch] = (reports[0]["rule"], total(of_shards, trials))
             self._next_batch = batch + 1
@@ -102,8 +102,8 @@ class History:
     def _share_columns(self, buckets: list[tuple[int, int]]) -> dict[str, Any]:
         cycles = sorted(self._phase_b.items())
         chosen = counted([rule for _, (rule, _) in cycles])
-        shown = [(batch, found) for (batch, (_, found)), yes in zip(cycles, chosen, strict=True) if yes]
-        columns = list(zip(*(found.shares(buckets) for _, found in shown), strict=True))
+        shown = [(batch, phase_b) for (batch, (_, phase_b)), yes in zip(cycles, chosen, strict=True) if yes]
+        columns = list(zip(*(phase_b.shares(buckets) for _, phase_b in shown), strict=True))
         return {
             "batch": _thin([float(batch) for batch, _ in shown]),
             "classes": [Share(low, high, None, None).name for low, high in buckets],
@@ -118,10 +118,10 @@ def _is_charted(name: str) -> bool:
 
 def _since(client: Redis, stream: str, last: str) -> Iterator[tuple[str, dict[bytes, bytes]]]:
     """Entries after `last`, read in chunks."""
-    found: Any = [()]
-    while found:
-        found = client.xrange(stream, min=f"({last}" if last != "0" else "-", count=CHUNK)
-        for entry, fields in found:
+    entries: Any = [()]
+    while entries:
+        entries = client.xrange(stream, min=f"({last}" if last != "0" else "-", count=CHUNK)
+        for entry, fields in entries:
             last = entry.decode()
             yield last, fields
 

@@ -81,13 +81,13 @@ def progress(
 def show_bar(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -> None:
     """A progress bar that follows `states`. Bar, step, time left and rate fit into 80 columns; wider
     terminals show more figures."""
-    console, whole = tell.console, Column(no_wrap=True)
+    console, column = tell.console, Column(no_wrap=True)
     columns = (
-        TextColumn("{task.description}", table_column=whole),
-        BarColumn(bar_width=12, table_column=whole),
-        MofNCompleteColumn(table_column=whole),
-        TextColumn("{task.fields[left]}", table_column=whole),
-        TextColumn("{task.fields[text]}", table_column=whole),
+        TextColumn("{task.description}", table_column=column),
+        BarColumn(bar_width=12, table_column=column),
+        MofNCompleteColumn(table_column=column),
+        TextColumn("{task.fields[left]}", table_column=column),
+        TextColumn("{task.fields[text]}", table_column=column),
     )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("starting", total=steps, left="", text="")

@@ -56,8 +56,8 @@ def folder_of(feed: Feed, known: Path | None) -> Folder:
         return Path(named) if named else config.run.path.absolute()
 
     async def folder() -> Path:
-        found: Path = known or await feed.call(ask)
-        return found
+        path: Path = known or await feed.call(ask)
+        return path
 
     return folder
 
@@ -76,10 +76,10 @@ def add_rollouts(app: FastAPI, folder: Folder, headers: dict[str, str]) -> None:
         where = await folder()
         try:
             async with places:
-                found = await asyncio.to_thread(read, where, choice)
+                table = await asyncio.to_thread(read, where, choice)
         except RunFolderError as error:
             raise HTTPException(404, str(error)) from None
-        return JSONResponse(found)
+        return JSONResponse(table)
 
 
 def read(run: Path, choice: Choice) -> dict[str, Any]:
@@ -87,8 +87,8 @@ def read(run: Path, choice: Choice) -> dict[str, Any]:
     rewards, and whether `more` rows follow. Raises RunFolderError if files cannot be read."""
     steps, columns = steps_of(run), [name for name in columns_of(run) if name not in ARRAYS]
     # One more row shows whether further rows follow.
-    asked = choice.model_dump(exclude={"chars"}) | {"limit": choice.limit + 1}
-    table = read_rollouts(run, **asked, columns=columns)
+    query = choice.model_dump(exclude={"chars"}) | {"limit": choice.limit + 1}
+    table = read_rollouts(run, **query, columns=columns)
     chars = min(choice.chars, TEXT_BYTES // (len(LONG) * choice.limit))
     rows = [_short(row, chars) for row in table.slice(0, choice.limit).to_pylist()]
     rewards = [name.removeprefix(REWARD) for name in columns if name.startswith(REWARD)]

@@ -101,14 +101,14 @@ def _learner(state: RunState) -> RenderableType:
     ]
     timed = {k: v for k, v in metrics.items() if k.startswith("time/") and v is not None}
     times = {k.removeprefix("time/"): v for k, v in timed.items()}
-    whole = times.pop("step", None) or sum(times.values())
-    told = sorted(((v, name) for name, v in times.items() if v >= TOLD * whole), reverse=True)
-    split = "  ".join(f"{name} {_span(v)}" for v, name in told)
+    total = times.pop("step", None) or sum(times.values())
+    shown_parts = sorted(((v, name) for name, v in times.items() if v >= TOLD * total), reverse=True)
+    split = "  ".join(f"{name} {_span(v)}" for v, name in shown_parts)
     ago = "" if state.last_step_s is None else f", {_span(state.last_step_s)} ago"
     loss = "" if metrics.get("loss") is None else f"  loss {metrics['loss']:.4f}"
     return Group(
         Text("learner  " + "  ".join(shown), no_wrap=True, overflow="ellipsis"),
-        Text(f"         last step {_span(whole)}{ago}{loss}", "dim"),
+        Text(f"         last step {_span(total)}{ago}{loss}", "dim"),
         Text(f"         {split}", "dim", no_wrap=True, overflow="ellipsis"),
     )
 
@@ -117,9 +117,11 @@ def _sources(state: RunState) -> list[Text]:
     """The last step by data source, if there are several."""
     forms = {"reward": ".3f", "success": ".1%", "groups/hit": ".1%"}
     lines = []
-    for source, found in state.sources.items():
-        shares = "".join(f"  {name} {found[name]:{form}}" for name, form in forms.items() if name in found)
-        text = f"{source}: {found.get('groups', 0):.0f} groups{shares}"
+    for source, figures in state.sources.items():
+        shares = "".join(
+            f"  {name} {figures[name]:{form}}" for name, form in forms.items() if name in figures
+        )
+        text = f"{source}: {figures.get('groups', 0):.0f} groups{shares}"
         lines.append(Text(text, no_wrap=True, overflow="ellipsis"))
     return lines
 
@@ -128,22 +130,22 @@ def _evaluation(state: RunState) -> list[Text]:
     """The newest Pass@K."""
     if not state.evaluations:
         return []
-    found = {k: v for k, v in state.evaluations[max(state.evaluations)].items() if k.startswith("pass@")}
-    line = f"held out {weights_of(state)}  " + "  ".join(f"{k} {v:.1%}" for k, v in found.items())
+    scores = {k: v for k, v in state.evaluations[max(state.evaluations)].items() if k.startswith("pass@")}
+    line = f"held out {weights_of(state)}  " + "  ".join(f"{k} {v:.1%}" for k, v in scores.items())
     return [Text(line, no_wrap=True, overflow="ellipsis")]
 
 
 def weights_of(state: RunState) -> str:
     """Weights of the newest evaluation: `v20`, or `v20 to v23` if they changed during the evaluation."""
     newest = max(state.evaluations)
-    found = state.evaluations[newest]
-    return span(int(found.get("version/min", newest)), int(found.get("version/max", newest)))
+    scores = state.evaluations[newest]
+    return span(int(scores.get("version/min", newest)), int(scores.get("version/max", newest)))
 
 
 def _replicas(state: RunState) -> RenderableType:
-    found: list[RenderableType] = []
+    tables: list[RenderableType] = []
     if not state.of("generator"):
-        found.append(Text("no generator has reported", "dim"))
+        tables.append(Text("no generator has reported", "dim"))
     for kind, names, row in (
         ("generator", ("version", "running", "waiting", "cache"), _generator),
         ("verifier", ("answers/s", "waiting", "killed", "pid"), _verifier),
@@ -155,9 +157,9 @@ def _replicas(state: RunState) -> RenderableType:
             for part in parts[:REPLICAS]:
                 seen = Text(f"{_span(part.silent_s)} ago", "red" if _silent(part, state) else "dim")
                 table.add_row(Text(part.name), *row(part, state), seen)
-            found += [table, *_more(parts[REPLICAS:])]
+            tables += [table, *_more(parts[REPLICAS:])]
     rest = [p for p in state.parts if p.kind not in ("generator", "verifier")]
-    return Group(*found, *(Text(_other(p, state), "dim", no_wrap=True) for p in rest))
+    return Group(*tables, *(Text(_other(p, state), "dim", no_wrap=True) for p in rest))
 
 
 def _table(kind: str, names: Sequence[str]) -> Table:
@@ -169,19 +171,19 @@ def _table(kind: str, names: Sequence[str]) -> Table:
 
 
 def _generator(part: Part, state: RunState) -> list[Text]:
-    said = part.state
-    version = f"v{said.get('version', '?')}"
-    work = [str(said.get("running", "")), str(said.get("waiting", "")), f"{said.get('cache', 0):.0%}"]
+    beat = part.state
+    version = f"v{beat.get('version', '?')}"
+    work = [str(beat.get("running", "")), str(beat.get("waiting", "")), f"{beat.get('cache', 0):.0%}"]
     return [Text(version, "red" if _behind(part, state) else ""), *map(Text, work)]
 
 
 def _verifier(part: Part, _state: RunState) -> list[Text]:
-    said = part.state
+    beat = part.state
     return [
-        Text(_number(said.get("answers_per_s", 0.0))),
-        Text(str(said.get("waiting", ""))),
-        Text(str(said.get("killed", "")), "yellow" if said.get("killed") else ""),
-        Text(str(said.get("pid", ""))),
+        Text(_number(beat.get("answers_per_s", 0.0))),
+        Text(str(beat.get("waiting", ""))),
+        Text(str(beat.get("killed", "")), "yellow" if beat.get("killed") else ""),
+        Text(str(beat.get("pid", ""))),
     ]
 
 

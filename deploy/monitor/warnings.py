@@ -61,10 +61,10 @@ def _foreign(state: RunState) -> Iterator[Warning]:
         version = part.state.get("telemetry", 1)
         if version != TELEMETRY and part.alive:
             kinds.setdefault(version, set()).add(part.kind)
-    for version, found in sorted(kinds.items()):
+    for version, names in sorted(kinds.items()):
         yield Warning(
             Kind.OTHER_VERSION,
-            f"{', '.join(sorted(found))} of {'an older' if version < TELEMETRY else 'a newer'} hora "
+            f"{', '.join(sorted(names))} of {'an older' if version < TELEMETRY else 'a newer'} hora "
             f"(telemetry {version}, here {TELEMETRY}): not all they report is shown; use one version for all "
             "parts",
         )
@@ -118,7 +118,7 @@ def _told(state: RunState) -> Iterator[Warning]:
         if "late" in part.state:
             yield Warning(Kind.EVALUATION_LATE, part.state["late"])
     starting = [p.state for p in _alive(state, "learner") if p.state.get("state") == "starting"]
-    slow = [said for said in starting if state.time - said["started"] > SLOW_START_S]
+    slow = [beat for beat in starting if state.time - beat["started"] > SLOW_START_S]
     for seconds, what in sorted((round(state.time - s["started"]), s["waiting_for"]) for s in slow)[:1]:
         yield Warning(Kind.STARTING, f"the learner has been starting for {seconds} s: it waits for {what}")
     for part in state.parts:
@@ -172,8 +172,8 @@ def _alive(state: RunState, kind: str) -> list[Part]:
 
 
 def _waits(state: RunState) -> str:
-    found = {p.state["waiting_for"] for p in state.of("coordinator") if "waiting_for" in p.state}
-    return f"; the coordinator waits for {', '.join(sorted(found))}" if found else ""
+    reasons = {p.state["waiting_for"] for p in state.of("coordinator") if "waiting_for" in p.state}
+    return f"; the coordinator waits for {', '.join(sorted(reasons))}" if reasons else ""
 
 
 def _starves(state: RunState) -> bool:
