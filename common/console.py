@@ -1,7 +1,9 @@
-"""Output of commands: plain lines, tables without a frame, progress bars."""
+"""Output of commands: plain lines, escaped texts, tables without a frame, progress bars."""
 
+import itertools
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,11 +20,36 @@ from rich.progress import (
 from rich.table import Table
 
 SOON_S, LONG_S = 5.0, 60.0
+HIDDEN = ("Cc", "Cf", "Zl", "Zp", "Cs")
+"""Unicode categories that move the cursor, hide or reorder text: control characters, format characters
+(bidirectional, zero width, tags), line and paragraph separators, lone surrogates."""
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
     """Print `text` unchanged: no markup, no highlighting, no line breaks."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def pieces(text: str) -> Iterator[tuple[str, bool]]:
+    r"""Split `text` into (piece, escaped): `a\x1b[2J` gives ("a", False), ("\\x1b", True), ("[2J", False)."""
+    for hidden, characters in itertools.groupby(text, _is_hidden):
+        piece = "".join(characters)
+        yield "".join(map(_escape, piece)) if hidden else piece, hidden
+
+
+def visible(text: str) -> str:
+    """`text` with escaped control and format characters."""
+    return "".join(piece for piece, _ in pieces(text))
+
+
+def _is_hidden(character: str) -> bool:
+    return character not in "\n\t" and unicodedata.category(character) in HIDDEN
+
+
+def _escape(character: str) -> str:
+    r"""`\x1b`, `\u202e` or `\U000e0041`."""
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def plain_table() -> Table:

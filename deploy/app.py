@@ -10,6 +10,7 @@ restart them.
 
 from typing import Any
 
+from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
@@ -26,12 +27,29 @@ from hora_rl.common.processes import KEEP_FREED_MEMORY
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.run_checks import NAMES, require
 from hora_rl.deploy.machine.record import redis_url
-from hora_rl.deploy.monitor.ingress import Ingress
+from hora_rl.deploy.monitor.prometheus import Exporter
+from hora_rl.deploy.monitor.web import create_app
 from hora_rl.learner.ray_private import refuse_beside_another
 
 APP = "hora"
 LEAVING_S = 10.0
 ROUTER = f"{BalanceRouter.__module__}.{BalanceRouter.__name__}"
+
+
+@serve.ingress()
+class Ingress:
+    """The page and endpoints of `deploy.monitor.web`, and Prometheus metrics. `config` is a dumped `Config`.
+    `coordinator` only makes the other deployments part of the application: all data come from Redis."""
+
+    def __init__(
+        self, config: dict[str, object], redis_url: str, coordinator: DeploymentHandle | None = None
+    ) -> None:
+        checked = Config.model_validate(config)
+        self._run, self._redis_url = checked.run.name, redis_url
+        self._names = (checked.telemetry.http_host, *checked.telemetry.http_names)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return create_app(self._redis_url, self._run, observer=Exporter(), names=self._names)
 
 
 def build(args: dict[str, object]) -> Application:

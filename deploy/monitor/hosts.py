@@ -7,7 +7,7 @@ carry that name as `Host`, so only addresses, `localhost` and configured names a
 import ipaddress
 from collections.abc import Sequence
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,20 +21,18 @@ HEADERS = {
 
 def known_host(host: str, names: Sequence[str]) -> bool:
     """Whether a `Host` header names this server: an address, `localhost` or one of `names`, with any port."""
-    name = _without_port(host).lower().rstrip(".")
-    if name == "localhost" or name in (known.lower() for known in names):
+    if host.startswith("["):
+        name = host[1:].partition("]")[0]
+    else:
+        name = host.rpartition(":")[0] if host.count(":") == 1 else host
+    name = name.lower().rstrip(".")
+    if name in ("localhost", *(known.lower() for known in names)):
         return True
     try:
         ipaddress.ip_address(name)
     except ValueError:
         return False
     return True
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if host.count(":") == 1 else host
 
 
 class Guard:
@@ -45,23 +43,19 @@ class Guard:
         self._names = tuple(names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 or not known_host(hosts[0], self._names):
+        hosts = Headers(scope=scope).getlist("host")
+        if len(hosts) == 1 and known_host(hosts[0], self._names):
+            await self._app(scope, receive, with_headers)
+        else:
             await _refusal(hosts)(scope, receive, send)
-            return
-        await self._app(scope, receive, _with_headers(send))
-
-
-def _with_headers(send: Send) -> Send:
-    async def wrapped(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            MutableHeaders(scope=message).update(HEADERS)
-        await send(message)
-
-    return wrapped
 
 
 def _refusal(hosts: Sequence[str]) -> JSONResponse:

@@ -13,10 +13,9 @@ from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
-from hora_rl.common.console import say
+from hora_rl.common.console import pieces, say, visible
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.rollout_files import REWARD
-from hora_rl.deploy.monitor.escape import pieces, visible
 from hora_rl.evaluation.rollout_table import Order, Wanted, read_rollouts, steps_of
 
 HEAD, TAIL = 1000, 500

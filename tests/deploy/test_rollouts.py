@@ -15,12 +15,12 @@ from fastapi.testclient import TestClient
 from rich.console import Console
 from typer.testing import CliRunner
 
+from hora_rl.common.console import visible
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.state import changed
 from hora_rl.common.load import load
 from hora_rl.common.rollout_files import path_of
 from hora_rl.deploy.cli import app
-from hora_rl.deploy.monitor.escape import visible
 from hora_rl.deploy.monitor.web import create_app
 from hora_rl.deploy.runs.rollout_list import Choice, json_line, order_of, rows_of, show_rollouts
 from hora_rl.evaluation.audit import RunRecords
