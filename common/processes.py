@@ -6,7 +6,8 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,6 +41,22 @@ def die_with_parent(signal_: signal.Signals, parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         os._exit(1)
+
+
+@contextmanager
+def background_thread(
+    name: str, work: Callable[[threading.Event], object], limit_s: float | None = None
+) -> Iterator[None]:
+    """Run `work` in a daemon thread called `name` while the block runs. The end of the block sets the event
+    and waits up to `limit_s` seconds for the thread."""
+    done = threading.Event()
+    thread = threading.Thread(target=work, args=(done,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(limit_s)
 
 
 @contextmanager
@@ -88,14 +105,14 @@ def memory_left() -> float:
 def _of_groups(file: str) -> list[str]:
     """The content of `file` in this process's control group (version 2) and its ancestors."""
     try:
-        own = next(
+        line = next(
             line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
         )
     except (OSError, StopIteration):
         return []
-    group = GROUPS / own.removeprefix("0::").strip().lstrip("/")
-    places = [p for p in (group, *group.parents) if p == GROUPS or GROUPS in p.parents]
-    return [(place / file).read_text() for place in places if (place / file).is_file()]
+    group = GROUPS / line.removeprefix("0::").strip().lstrip("/")
+    folders = [p for p in (group, *group.parents) if p == GROUPS or GROUPS in p.parents]
+    return [(folder / file).read_text() for folder in folders if (folder / file).is_file()]
 
 
 def this_machine() -> str:

@@ -26,7 +26,7 @@ from hora_rl.common.load import from_args
 from hora_rl.common.processes import KEEP_FREED_MEMORY
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.run_checks import NAMES, require
-from hora_rl.deploy.machine.record import redis_url
+from hora_rl.deploy.machine.run_redis import redis_url
 from hora_rl.deploy.monitor.prometheus import Exporter
 from hora_rl.deploy.monitor.web import create_app
 from hora_rl.learner.ray_private import refuse_beside_another

@@ -350,7 +350,7 @@ def export(
     adapter: Annotated[bool, typer.Option("--adapter", help="Write only the LoRA adapter.")] = False,
 ) -> None:
     """Write a checkpoint's model as a Hugging Face folder. Needs neither a GPU nor a cluster."""
-    from hora_rl.deploy.runs.export_run import export_run
+    from hora_rl.deploy.runs.ended_run import export_run
 
     print(export_run(run, step, out, adapter=adapter))
 

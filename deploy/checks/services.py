@@ -13,10 +13,9 @@ from hora_rl.common.live.redis import connect, hidden
 from hora_rl.common.load import ROOT
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, should
 from hora_rl.deploy.checks.machine import enough_gpus
-from hora_rl.deploy.machine.ray_token import open_to_others, token_file
-from hora_rl.deploy.machine.record import named_redis, redis_url
+from hora_rl.deploy.machine.ray_start import open_to_others, starting_ray, token_file
 from hora_rl.deploy.machine.redis_server import executable
-from hora_rl.deploy.machine.signals import starting_ray
+from hora_rl.deploy.machine.run_redis import named_redis, redis_url
 
 PODS_S, POLL_S = 300.0, 2.0
 

@@ -17,15 +17,31 @@ from pathlib import Path
 
 import torch
 import typer
+from tokenizers import AddedToken
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+)
 
 from hora_rl.common.data import arithmetic
 from hora_rl.deploy.demo import programs_task
 from hora_rl.deploy.demo.programs_task import recall
-from hora_rl.deploy.demo.tokenizer import make_tokenizer
 
 MAX_TOKENS = 512
+PAD, EOS = "<pad>", "<eos>"
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+# One message per line; the answer starts on a new line. Without role names.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ "
+    "eos_token }}{% else %}{{ '\\n"
+    "' }}{% endif %}{% endfor %}"
+)
 STEPS = 700
 DECAY = (
     100  # final steps in which the learning rate falls to 0; without them results depend on single weights
@@ -72,6 +88,28 @@ def new_folder(out: Path) -> None:
     if out.is_dir() and any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty: name a new folder")
     out.mkdir(parents=True, exist_ok=True)
+
+
+def make_tokenizer(max_tokens: int) -> PreTrainedTokenizerBase:
+    """262 tokens: 2 special tokens, 4 tags, 256 bytes.
+
+    transformers loads the tokenizer of every `qwen2` model with Qwen2's class. Without merges its byte-level
+    BPE produces one token per byte, so every text can be written. The tags are not special tokens, because
+    decoding with `skip_special_tokens` must keep them for the format reward.
+    """
+    tokens = [PAD, EOS, *TAGS, *sorted(ByteLevel.alphabet())]
+    tokenizer = Qwen2Tokenizer(
+        vocab={token: number for number, token in enumerate(tokens)},
+        merges=[],
+        unk_token=None,
+        bos_token=None,
+        eos_token=EOS,
+        pad_token=PAD,
+        model_max_length=max_tokens,
+    )
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
 
 
 def make_model(

@@ -22,9 +22,9 @@ from hora_rl.deploy.launch.best import promote_last
 from hora_rl.deploy.launch.evaluation import TrainingRun, evaluate_run
 from hora_rl.deploy.launch.live_evaluation import evaluating
 from hora_rl.deploy.launch.placement import reports_unplaced
-from hora_rl.deploy.machine.ray_token import keep_token_private
-from hora_rl.deploy.machine.record import CONFIG, RunFile, redis_url, write_config
-from hora_rl.deploy.machine.signals import starting_ray
+from hora_rl.deploy.machine.ray_start import keep_token_private, starting_ray
+from hora_rl.deploy.machine.record import CONFIG, RunFile, write_config
+from hora_rl.deploy.machine.run_redis import redis_url
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.progress import progress
 from hora_rl.evaluation.model_weights import model_digest

@@ -12,21 +12,52 @@ surviving parts must not publish weights.
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import redis
 
 from hora_rl.common.errors import HoraError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
-from hora_rl.deploy.launch.cancellable import Cancellable
+from hora_rl.common.processes import background_thread
 from hora_rl.deploy.launch.evaluation import TrainingRun, evaluate_run, is_missing
-from hora_rl.deploy.machine.beside import beside
 
 HOLD_S, RENEW_S = 120, 10.0
 Up = Callable[[threading.Event], bool]
 """Waits until the replicas are up. False if the event is set first."""
+
+
+class Cancellable:
+    """Runs coroutines in the calling thread until another thread calls `cancel`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+        self.cancelled = False
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """The result of `work`. Raises CancelledError after `cancel`, also if it was called before."""
+        with asyncio.Runner() as runner:
+            loop = runner.get_loop()
+            with self._lock:
+                task = loop.create_task(work)
+                self._running = loop, task
+                if self.cancelled:
+                    task.cancel()
+            try:
+                return loop.run_until_complete(task)
+            finally:
+                with self._lock:
+                    self._running = None
+
+    def cancel(self) -> None:
+        with self._lock:
+            self.cancelled = True
+            if self._running is not None:
+                loop, task = self._running
+                loop.call_soon_threadsafe(task.cancel)
 
 
 class FirstEvaluation:
@@ -78,7 +109,7 @@ def evaluating_first(run: TrainingRun, up: Up, stop: Callable[[], None]) -> Iter
     with ExitStack() as exits:
         if is_missing(run.config.evaluation, run.folder, 0):
             client.set(key, 1, ex=HOLD_S)
-            exits.enter_context(beside("hold", first.hold, RENEW_S))
+            exits.enter_context(background_thread("hold", first.hold, RENEW_S))
         else:
             client.delete(key)  # left by a killed launcher
         exits.callback(first.close)

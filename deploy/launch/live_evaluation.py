@@ -24,9 +24,9 @@ from hora_rl.common.live.heartbeats import EvaluatorBeat
 from hora_rl.common.live.redis import AsyncRedis, connect_async
 from hora_rl.common.live.state import read_state_async
 from hora_rl.common.live.telemetry import keep_beating, stop_beating
+from hora_rl.common.processes import background_thread
 from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest
 from hora_rl.deploy.launch.best import promote_best
-from hora_rl.deploy.launch.cancellable import Cancellable
 from hora_rl.deploy.launch.evaluation import (
     TrainingRun,
     about_sampling,
@@ -37,7 +37,7 @@ from hora_rl.deploy.launch.evaluation import (
     run_problems,
     samples_file,
 )
-from hora_rl.deploy.machine.beside import beside
+from hora_rl.deploy.launch.first_evaluation import Cancellable
 from hora_rl.evaluation.benchmarks import held_out
 from hora_rl.evaluation.evaluate import Counts, evaluate
 from hora_rl.evaluation.results import Result
@@ -69,7 +69,7 @@ def evaluating(run: TrainingRun, first: Callable[[], object] = lambda: None) -> 
         first()
         live.run()
 
-    with beside("evaluation", evaluate_all, JOIN_S), closing(live):
+    with background_thread("evaluation", evaluate_all, JOIN_S), closing(live):
         yield
 
 

@@ -34,11 +34,11 @@ from hora_rl.deploy.launch.first_evaluation import evaluating_first
 from hora_rl.deploy.launch.live_evaluation import evaluating
 from hora_rl.deploy.launch.placement import reports_unplaced
 from hora_rl.deploy.launch.resolve import Folder, resolve
-from hora_rl.deploy.launch.run_redis import refuse_leftovers
 from hora_rl.deploy.launch.stack import Application, stack, starting
 from hora_rl.deploy.launch.summary import summarise
 from hora_rl.deploy.machine.ports import port_of
 from hora_rl.deploy.machine.record import CONFIG, RunFile, write_config
+from hora_rl.deploy.machine.run_redis import refuse_leftovers
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.progress import Pace, progress
 from hora_rl.evaluation.benchmarks import find_benchmarks

@@ -11,9 +11,9 @@ from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import changed
+from hora_rl.common.processes import background_thread
 from hora_rl.deploy.app import APP
 from hora_rl.deploy.launch.evaluation import TrainingRun
-from hora_rl.deploy.machine.beside import beside
 from hora_rl.deploy.monitor.reading import read_run
 
 EVERY_S = 5.0
@@ -75,7 +75,7 @@ def reports_unplaced(run: TrainingRun) -> AbstractContextManager[None]:
         with suppress(redis.exceptions.RedisError):
             client.hset(state, mapping=changed(unplaced=""))
 
-    return beside("placement", report, EVERY_S)
+    return background_thread("placement", report, EVERY_S)
 
 
 def _shares(run: TrainingRun, client: redis.Redis, have: Mapping[str, float]) -> list[Share]:

@@ -11,9 +11,8 @@ import threading
 from contextlib import AbstractContextManager
 from functools import partial
 
-import psutil
-
-from hora_rl.deploy.machine.beside import beside
+from hora_rl.common.processes import background_thread
+from hora_rl.deploy.machine.ray_start import dead_processes
 from hora_rl.deploy.machine.record import RunFile, State
 from hora_rl.deploy.machine.signals import asked_to_stop
 
@@ -29,25 +28,10 @@ LOGS_OF_RAY = {
 """Smaller logs: by default Ray writes statistics every minute and keeps 3 GiB per log file."""
 
 
-def on_loopback() -> dict[str, str]:
-    """Make the next Ray node listen on loopback. Returns environment variables that do the same for Gloo and
-    NCCL."""
-    from ray._private import ray_constants
-
-    ray_constants.ENABLE_RAY_CLUSTER = False  # Ray may already have read its environment
-    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback())
-
-
-def _loopback() -> str:
-    """The name of this machine's loopback interface."""
-    interfaces = psutil.net_if_addrs().items()
-    return next(name for name, own in interfaces if any(a.address == "127.0.0.1" for a in own))
-
-
 def watched_node(file: RunFile | None) -> AbstractContextManager[None]:
     """Exit this process if Ray's node loses a required process while the block runs. Records the reason in
     `file` and prints it."""
-    return beside("ray-node", partial(_watch, file))
+    return background_thread("ray-node", partial(_watch, file))
 
 
 def _watch(file: RunFile | None, done: threading.Event) -> None:
@@ -80,8 +64,4 @@ def _dead() -> str | None:
     """A required process of this command's Ray node that has ended, or None. Any process counts once a
     stop was asked for: all were signalled then, and those without a handler end before the raylet, whose
     object store takes this process with it."""
-    import ray
-
-    node = ray._private.worker._global_node
-    dead = [kind for kind, _ in node.dead_processes()] if node is not None else []
-    return next((kind for kind in dead if kind in NEEDED or asked_to_stop.is_set()), None)
+    return next((kind for kind in dead_processes() if kind in NEEDED or asked_to_stop.is_set()), None)

@@ -27,14 +27,19 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Redis, connect
 from hora_rl.common.live.telemetry import ENGINE, living
 from hora_rl.common.root_cause import root_cause
-from hora_rl.deploy.launch.ray_node import LOGS_OF_RAY, on_loopback, watched_node
-from hora_rl.deploy.launch.run_redis import run_redis
+from hora_rl.deploy.launch.ray_node import LOGS_OF_RAY, watched_node
 from hora_rl.deploy.machine import mps
 from hora_rl.deploy.machine.ports import port_of
-from hora_rl.deploy.machine.ray_token import keep_token_private
-from hora_rl.deploy.machine.record import RunFile, issue_token
-from hora_rl.deploy.machine.signals import starting_ray, undisturbed
-from hora_rl.deploy.machine.sockets import check_sockets
+from hora_rl.deploy.machine.ray_start import (
+    check_sockets,
+    keep_token_private,
+    on_loopback,
+    session_folder,
+    starting_ray,
+)
+from hora_rl.deploy.machine.record import RunFile
+from hora_rl.deploy.machine.run_redis import issue_token, run_redis
+from hora_rl.deploy.machine.signals import undisturbed
 
 if TYPE_CHECKING:
     from ray.serve import Application as ServeApplication
@@ -279,10 +284,7 @@ def _cpus(config: Config) -> int:
 
 def _link_logs(run_dir: Path) -> None:
     """Link RUN/logs to the log folder of Ray's session."""
-    import ray
-
     link = run_dir / "logs"
     with suppress(FileNotFoundError):
         link.unlink()
-    session = ray._private.worker._global_node.get_session_dir_path()
-    link.symlink_to(Path(session) / "logs")
+    link.symlink_to(session_folder() / "logs")

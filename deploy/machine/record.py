@@ -5,14 +5,14 @@ docs/reference/run-folder.md shows the layout.
 the files with its password and the run's token.
 """
 
-import hashlib
 import json
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,17 +21,13 @@ from typing import Literal
 import structlog
 from rich.console import Console
 
-from hora_rl.common.config import Config, QueueConfig
+from hora_rl.common.config import Config
 from hora_rl.common.console import say, working
-from hora_rl.common.errors import ConfigError, RunError
-from hora_rl.common.files import kept_secret, replace_text
-from hora_rl.common.live.keys import Keys
-from hora_rl.common.live.redis import connect, has_password
-from hora_rl.common.live.state import changed
-from hora_rl.common.load import dump_yaml, load
-from hora_rl.common.processes import this_machine
-from hora_rl.deploy.machine.beside import beside
-from hora_rl.deploy.machine.process_identity import age_s, same_boot, start_ticks
+from hora_rl.common.errors import RunError
+from hora_rl.common.files import replace_text
+from hora_rl.common.live.redis import has_password
+from hora_rl.common.load import dump_yaml
+from hora_rl.common.processes import background_thread, this_machine
 from hora_rl.deploy.machine.signals import asked_to_stop, undisturbed
 
 log = structlog.get_logger(__name__)
@@ -45,8 +41,8 @@ BEAT_S, SILENCE_S = 10.0, 60.0
 class RunRecord:
     """Content of run.json. Times are seconds since the epoch. `reason` tells why the run ended, `resume` is
     the command to resume it, `seen` the launcher's last heartbeat. `machine` and `ticks` identify the process
-    across restarts (`deploy/machine/process_identity.py`). `silent_s` is the age of the record when read,
-    `weights` a fingerprint of the initial policy."""
+    across restarts: boot and pid namespace, and start in clock ticks since the boot, independent of the wall
+    clock. `silent_s` is the age of the record when read, `weights` a fingerprint of the initial policy."""
 
     run: str
     state: State
@@ -130,7 +126,7 @@ class RunFile:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.start(run, os.getpid(), http_port=http_port, resume=resume, weights=weights)
         try:
-            with beside("run-record", self._beat):
+            with background_thread("run-record", self._beat):
                 yield
         except BaseException as error:
             with undisturbed():
@@ -262,56 +258,6 @@ def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
     return f"{record.run} stopped; resume with: {record.resume}"
 
 
-def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
-    """The token for pause and resume, reused from an earlier start. Only the owner may read RUN/token; Redis
-    stores the SHA-256."""
-    token = kept_secret(Path(run_dir) / "token", 24)
-    digest = hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
-    connect(redis_url).hset(Keys(run).state, mapping=changed(token_sha256=digest))
-    return token
-
-
-def named_redis(queue: QueueConfig) -> str | None:
-    """The configured Redis: HORA_REDIS_URL, which keeps a password out of files, or queue.url."""
-    return os.environ.get("HORA_REDIS_URL") or queue.url
-
-
-def redis_url(queue: QueueConfig) -> str:
-    """The configured Redis. Raises ConfigError without one."""
-    url = named_redis(queue)
-    if not url:
-        raise ConfigError(
-            "queue.url is not set: name a Redis (redis://host:6379) in the file or in HORA_REDIS_URL; `hora "
-            "run` starts its own"
-        )
-    return url
-
-
-def folder_of(source: str, overrides: Sequence[str] = ()) -> Path:
-    """The run folder `source`, or the run folder of the configuration `source`."""
-    if Path(source).is_dir():
-        return Path(source)
-    return load(source, overrides).run.path
-
-
-def redis_of(source: str, overrides: Sequence[str] = ()) -> tuple[str, str]:
-    """(Redis URL, run name) of a run folder or a configuration.
-
-    A live `hora run` uses only its embedded Redis. Otherwise HORA_REDIS_URL precedes queue.url.
-    """
-    folder, config = Path(source), None
-    if not folder.is_dir():
-        config = load(source, overrides)
-    elif (folder / CONFIG).exists():
-        config = load(str(folder / CONFIG), overrides)
-    file = RunFile(folder_of(source, overrides))
-    name = config.run.name if config and not folder.is_dir() else file.read().run
-    if file.embeds_redis():
-        return file.redis_url(), name
-    url = named_redis(config.queue) if config else os.environ.get("HORA_REDIS_URL")
-    return url or file.redis_url(), name
-
-
 def _past(record: RunRecord) -> str:
     return {
         "running": "ended without a word",
@@ -319,3 +265,28 @@ def _past(record: RunRecord) -> str:
         "failed": f"failed ({record.reason})",
         "stopped": "was stopped",
     }[record.state]
+
+
+def same_boot(machine: str, other: str) -> bool:
+    """Whether two ids of `this_machine` are containers on one machine."""
+    return bool(machine) and machine.partition("/")[0] == other.partition("/")[0]
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start of the living process `pid` in ticks since the boot; None if it has ended or is a zombie."""
+    try:
+        # The name in brackets may contain anything. Field 3 is the state, field 22 the start time.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == b"Z" else int(fields[19])
+
+
+def age_s(path: Path) -> float:
+    """Seconds since `path` was written, by the clock of its disk, so independent of the writing machine."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".clock-") as probe:
+            now = os.fstat(probe.fileno()).st_mtime
+    except OSError:  # another user's folder: fall back to the local clock
+        now = time.time()
+    return now - path.stat().st_mtime

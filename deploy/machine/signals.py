@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
 
 GRACE_S = 30.0
@@ -64,21 +63,6 @@ def _listen(read: int) -> None:
     while came := os.read(read, 1):
         if came[0] in STOPPING:
             asked_to_stop.set()
-
-
-@contextmanager
-def starting_ray() -> Iterator[None]:
-    """Wrap `ray.init`: start its processes in separate sessions, and keep our SIGTERM handler, which Ray
-    would replace by one that prints a C++ stack and exits."""
-    from ray._private import services
-
-    term, popen = signal.getsignal(signal.SIGTERM), services.ConsolePopen
-    services.ConsolePopen = partial(popen, start_new_session=True)
-    try:
-        yield
-    finally:
-        services.ConsolePopen = popen
-        signal.signal(signal.SIGTERM, term)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from rich.table import Column
 from hora_rl.common.console import LONG_S, say
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.redis import connect
-from hora_rl.deploy.machine.beside import beside
+from hora_rl.common.processes import background_thread
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
@@ -74,7 +74,7 @@ def progress(
         first()
         show(_snapshots(name, url, done, pace), steps, tell, pace)
 
-    with beside("progress", run, END_S):
+    with background_thread("progress", run, END_S):
         yield pace
 
 

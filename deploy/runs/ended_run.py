@@ -1,4 +1,4 @@
-"""Read a live run from its Redis, and an ended one from the Redis files in its folder."""
+"""Read a live run from its Redis, and an ended one from the Redis files and checkpoints in its folder."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hora_rl.common.console import working
-from hora_rl.deploy.machine.record import RunFile, RunRecord, folder_of, redis_of
+from hora_rl.common.errors import RunError
+from hora_rl.common.load import load
+from hora_rl.deploy.machine.record import RunFile, RunRecord
 from hora_rl.deploy.machine.redis_server import RedisServer
+from hora_rl.deploy.machine.run_redis import folder_of, redis_of
 from hora_rl.deploy.monitor.feed import Read
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
@@ -62,3 +65,17 @@ def _as_it_was(client: Any, run: str, record: RunRecord) -> RunState:
     return replace(
         state, status="stopped", error=reason, warnings=(Warning(Kind.STOPPED, f"stopped: {reason}"),)
     )
+
+
+def export_run(run: Path, step: int | None, out: Path, *, adapter: bool = False) -> str:
+    """Write the checkpoint of `step` (default: the newest) of the run in folder `run` to `out`. With
+    `adapter`, write only the LoRA adapter. Returns a message."""
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise RunError(f"{run}: not a run folder, there is no config.yaml; `hora runs` lists runs")
+    with working(f"export of {run}"):
+        from hora_rl.learner.checkpoints.export import export_checkpoint
+
+        done = export_checkpoint(run, load(str(file)), step, out, adapter=adapter)
+    what = "adapter" if adapter else "model"
+    return f"{out}: the {what} after step {done}; `hora eval {out} --config {file}` measures it"

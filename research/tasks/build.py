@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hora_rl.deploy.demo.build import MAX_TOKENS, descend, make_model, new_folder, save
-from hora_rl.deploy.demo.tokenizer import make_tokenizer
+from hora_rl.deploy.demo.build import MAX_TOKENS, descend, make_model, make_tokenizer, new_folder, save
 from research.tasks.catalogue import TASKS
 from research.tasks.recall import (
     ExactSuccess,

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from hora_rl.common.config import ObjectiveConfig
-from hora_rl.deploy.demo.build import make_model
-from hora_rl.deploy.demo.tokenizer import make_tokenizer
+from hora_rl.deploy.demo.build import make_model, make_tokenizer
 from hora_rl.learner.model.logprobs import Policy, without_dropout
 from hora_rl.learner.model.objective import policy_loss
 from hora_rl.learner.rows.batch import make_micro_batch

@@ -21,8 +21,7 @@ from hora_rl.actors.coordinator.shard import Draw
 from hora_rl.common.config import Config, DataConfig, SourceConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Prompt
-from hora_rl.deploy.demo.build import MAX_TOKENS, make_model
-from hora_rl.deploy.demo.tokenizer import make_tokenizer
+from hora_rl.deploy.demo.build import MAX_TOKENS, make_model, make_tokenizer
 from research.study.cells import load_base
 from research.study.local_sampler import LocalSampler
 from research.study.loop import run_cell

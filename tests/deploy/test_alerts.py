@@ -16,8 +16,7 @@ from rich.console import Console
 from hora_rl.common.errors import RunError
 from hora_rl.deploy.checks import configuration
 from hora_rl.deploy.checks.findings import Target
-from hora_rl.deploy.machine.process_identity import start_ticks
-from hora_rl.deploy.machine.record import RunFile
+from hora_rl.deploy.machine.record import RunFile, start_ticks
 from hora_rl.deploy.monitor import alerts as module
 from hora_rl.deploy.monitor import progress as progress_of
 from hora_rl.deploy.monitor.alerts import Alerts

@@ -17,9 +17,8 @@ from hora_rl.actors.verifier.sandbox.sandbox import Limits
 from hora_rl.common.data.arithmetic import generate
 from hora_rl.common.data.code import code_blocks, read_tests
 from hora_rl.common.load import ROOT, load
-from hora_rl.deploy.demo.build import build, demonstration, make_model, warm_start
+from hora_rl.deploy.demo.build import build, demonstration, make_model, make_tokenizer, warm_start
 from hora_rl.deploy.demo.programs_task import Chain, chains, completion, rows, write
-from hora_rl.deploy.demo.tokenizer import make_tokenizer
 
 FOLDER, PROGRAMS = ROOT / "deploy/demo/model", ROOT / "deploy/demo/programs"
 

@@ -24,7 +24,7 @@ from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.services import ray_token
 from hora_rl.deploy.machine import ports
 from hora_rl.deploy.machine.ports import check_port, free_port
-from hora_rl.deploy.machine.ray_token import keep_token_private, token_file
+from hora_rl.deploy.machine.ray_start import keep_token_private, token_file
 from hora_rl.deploy.machine.redis_server import RedisServer, executable
 from tests.support.ports import until
 from tests.support.small_disk import fill_up, small_disk

@@ -15,8 +15,9 @@ from rich.console import Console
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import dump_yaml, load
-from hora_rl.deploy.machine.record import RunFile, issue_token, redis_of, stop, write_config
+from hora_rl.deploy.machine.record import RunFile, stop, write_config
 from hora_rl.deploy.machine.redis_server import RedisServer
+from hora_rl.deploy.machine.run_redis import issue_token, redis_of
 from hora_rl.deploy.machine.signals import stopped_by_signals
 from hora_rl.deploy.runs.listing import list_runs, show_runs
 from tests.support.ports import until

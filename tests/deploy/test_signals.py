@@ -14,8 +14,9 @@ from ray._private import services
 
 from hora_rl.deploy.launch import ray_node
 from hora_rl.deploy.machine import signals
+from hora_rl.deploy.machine.ray_start import starting_ray
 from hora_rl.deploy.machine.record import RunFile
-from hora_rl.deploy.machine.signals import heard_afterwards, starting_ray, stopped_by_signals, undisturbed
+from hora_rl.deploy.machine.signals import heard_afterwards, stopped_by_signals, undisturbed
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -11,7 +11,7 @@ import pytest
 from hora_rl.common.errors import RunError
 from hora_rl.deploy.checks import machine
 from hora_rl.deploy.checks.findings import Target
-from hora_rl.deploy.machine.sockets import LONGEST, OF_ENGINE, OF_RAY, check_sockets
+from hora_rl.deploy.machine.ray_start import LONGEST, OF_ENGINE, OF_RAY, check_sockets
 from tests.support.checks import Make
 
 MOST = {OF_RAY: LONGEST - len(OF_RAY) - 1, OF_ENGINE: LONGEST - len(OF_ENGINE) - 1}

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import dump_yaml, load
-from hora_rl.deploy.runs.export_run import export_run
+from hora_rl.deploy.runs.ended_run import export_run
 from hora_rl.learner.checkpoints.checkpoint import TAG
 from hora_rl.learner.checkpoints.export import _buffers
 from hora_rl.learner.checkpoints.manifest import Manifest, digest, make_secret, read_secret

@@ -118,7 +118,8 @@ EVERYONE = """
 import os, signal, sys, time
 import ray
 from hora_rl.deploy.launch.ray_node import watched_node
-from hora_rl.deploy.machine.signals import starting_ray, stopped_by_signals
+from hora_rl.deploy.machine.ray_start import starting_ray
+from hora_rl.deploy.machine.signals import stopped_by_signals
 
 with stopped_by_signals():
     with starting_ray():

@@ -13,7 +13,7 @@ from hora_rl.common.data.stop_tokens import completed, silent_tokens
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.common.model.pretrained import obtain
-from hora_rl.deploy.runs.export_run import export_run
+from hora_rl.deploy.runs.ended_run import export_run
 from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.support.jsonl import lines
 from tests.system.conftest import LiveRun
