@@ -104,7 +104,7 @@ def per_token(rule: str | Rule, lengths: Lengths) -> Rule:
 
 
 def ask_tokens(
-    told: Sequence[tuple[ArrayLike, ArrayLike]],
+    outcomes: Sequence[tuple[ArrayLike, ArrayLike]],
     tokens: float,
     lengths: Lengths,
     rule: str | Rule = "hit_utility",
@@ -118,14 +118,14 @@ def ask_tokens(
     `Session.tell`.
     """
     chosen = per_token(rule, lengths)
-    c = np.sum([np.asarray(s) for s, _ in told], axis=0)
-    n = np.sum([np.broadcast_to(np.asarray(t), c.shape) for _, t in told], axis=0)
+    c = np.sum([np.asarray(s) for s, _ in outcomes], axis=0)
+    n = np.sum([np.broadcast_to(np.asarray(t), c.shape) for _, t in outcomes], axis=0)
     each = lengths.of(c, n)
-    extra_before = int(n.sum()) - int(np.broadcast_to(np.asarray(told[0][1]), c.shape).sum())
+    extra_before = int(n.sum()) - int(np.broadcast_to(np.asarray(outcomes[0][1]), c.shape).sum())
 
     def ask(rollouts: int) -> NDArray[np.int64]:
         session = Session(len(c), extra_before + rollouts, chosen, prior, 1, stop, max_group_size)
-        for successes, trials in told:
+        for successes, trials in outcomes:
             session.tell(successes, trials)
         return session.ask()
 

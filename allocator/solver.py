@@ -115,7 +115,7 @@ def _tabulate(rule: Marginal, post: Posterior, room: Int, members: Int, budget: 
     A class gets more levels while its last gain reaches the cut of the entries so far, which only rises.
     """
     classes, first, depth = np.flatnonzero(room), 0, max(8, FIRST_TABLE // len(post))
-    found = Entries(np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+    entries = Entries(np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
     cut = -float(np.finfo(np.float64).max)
     while classes.size:
         room_here = room[classes]
@@ -127,19 +127,19 @@ def _tabulate(rule: Marginal, post: Posterior, room: Int, members: Int, budget: 
         if int(room_here.min()) < depth:
             inside = np.arange(first, depth) < room_here[:, None]
             gains, weights = np.where(inside, gains, -np.inf), weights * inside
-        weights = np.concatenate([members[found.classes], weights.ravel()])
+        weights = np.concatenate([members[entries.classes], weights.ravel()])
         if int(weights.sum()) >= budget:
-            cut = _cut(np.concatenate([found.gains, gains.ravel()]), weights, budget)
+            cut = _cut(np.concatenate([entries.gains, gains.ravel()]), weights, budget)
         rows, levels = np.nonzero(gains >= cut - NEAR)
-        found = found.where(found.gains >= cut - NEAR)
-        found = Entries(
-            np.concatenate([found.gains, gains[rows, levels]]),
-            np.concatenate([found.classes, classes[rows]]),
-            np.concatenate([found.levels, levels + first]),
+        entries = entries.where(entries.gains >= cut - NEAR)
+        entries = Entries(
+            np.concatenate([entries.gains, gains[rows, levels]]),
+            np.concatenate([entries.classes, classes[rows]]),
+            np.concatenate([entries.levels, levels + first]),
         )
         deeper = (room_here > depth) & (table[:, -1] >= cut - NEAR)
         classes, first, depth = classes[deeper], depth, 4 * depth
-    return found, cut
+    return entries, cut
 
 
 def _cut(gains: Float, weights: Int, budget: int) -> float:
@@ -162,8 +162,8 @@ def _prompts_in_order(near: Entries, ranks: Int, of: Int, members: Int) -> Int:
     first_of_class = np.cumsum(members) - members
     size = members[near.classes]
     entry = np.repeat(np.arange(len(size)), size)
-    place = np.arange(len(entry)) - (np.cumsum(size) - size)[entry]
-    prompts = by_class[first_of_class[near.classes[entry]] + place]
+    index = np.arange(len(entry)) - (np.cumsum(size) - size)[entry]
+    prompts = by_class[first_of_class[near.classes[entry]] + index]
     return prompts[np.lexsort((prompts, ranks[entry]))]
 
 

@@ -263,12 +263,11 @@ def plan(
         typer.Option(help="r,OVERLAP,PROMPTS: a hit's noise, prompts' shared gradient, Γ; for the verdict."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for a figure: hits and signal against G.")] = None,
 ) -> None:
     """Predict from recorded pass counts what each allocation rule would find, and recommend a rule."""
     from hora_rl.evaluation.plan.command import plan as make_plan
 
-    make_plan(source, group_size, pre_rollouts, rules, rounds, json, out, shard, gradients)
+    make_plan(source, group_size, pre_rollouts, rules, rounds, json, shard, gradients)
 
 
 @app.command()
@@ -291,31 +290,22 @@ def runs(folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")]
 def report(
     runs: Runs,
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
-    compare: Annotated[bool, typer.Option("--compare", help="Curves in the terminal.")] = False,
     metric: Annotated[
-        list[str] | None, typer.Option(help="With --compare: a metric of steps.jsonl; may be repeated.")
+        list[str] | None, typer.Option(help="Draw this metric of steps.jsonl; may be repeated.")
     ] = None,
-    over: Annotated[str, typer.Option(help="With --compare: step, rollouts, tokens or hours.")] = "step",
+    over: Annotated[str, typer.Option(help="Draw it over step, rollouts, tokens or hours.")] = "step",
 ) -> None:
-    """The paper's tables and figures for any set of runs: one HTML file and PNGs. With --compare: curves of
-    live or ended runs, and the differences of their configurations."""
+    """The paper's tables and figures for any set of runs, live or ended: one HTML file and PNGs; of several
+    runs also the differences of their configurations."""
     from rich.console import Console
 
     from hora_rl.common.console import working
 
-    if compare:
-        from hora_rl.evaluation.report import compare as comparison
-
-        with working(f"reading {len(runs)} runs"):
-            found = comparison.compare(runs, metric or (), over)
-        comparison.show(found, Console())
-        print(comparison.write(found, out / "compare.html"))
-        return
     with working(f"report of {len(runs)} runs"):
         from hora_rl.evaluation.report.runs_report import write_report
 
-        written = write_report(runs, out)
-    print(written)
+        page = write_report(runs, out, metric or (), over, Console())
+    print(page)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from rich.console import Console
 from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.prompt_features import features_of
 from hora_rl.allocator.priors import make_prior
-from hora_rl.allocator.priors.files import save_state
+from hora_rl.allocator.priors.base import save_state
 from hora_rl.allocator.priors.fit import fit_prior, outcomes
 from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
 from hora_rl.common.config import Config

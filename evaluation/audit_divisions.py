@@ -24,7 +24,7 @@ def divisions(config: Config, reports: Sequence[ShardReport]) -> list[str]:
 def _of_shard(config: Config, report: ShardReport, reports: Sequence[ShardReport]) -> Iterator[str]:
     """Recompute each round from recorded counts; stop at the first difference."""
     rounds = report["rounds"]
-    sums = [sum(given) for given in zip(*(r["extra"] for r in rounds), strict=False)]
+    sums = [sum(extra) for extra in zip(*(r["extra"] for r in rounds), strict=False)]
     if report["successes"] != rounds[0]["successes"] or report["extra"] != sums:
         yield f"does not add up: its rounds give {sums}, its sum is {report['extra']}"
         return
@@ -81,11 +81,11 @@ def _again_in_tokens(
     lengths = _lengths_known(rollout, report["batch"], reports) or expected_lengths(
         first["successes"], first["tokens"], report["trials"]
     )
-    left, told = len(report["groups"]) * rollout.group_size * lengths.mean, []
+    left, outcomes = len(report["groups"]) * rollout.group_size * lengths.mean, []
     for number, recorded in enumerate(rounds):
-        told.append((recorded["successes"], trials))
+        outcomes.append((recorded["successes"], trials))
         left -= sum(recorded["tokens"])
-        yield ask_tokens(told, left / (len(rounds) - number), lengths, **_terms(allocation, report))
+        yield ask_tokens(outcomes, left / (len(rounds) - number), lengths, **_terms(allocation, report))
         trials = recorded["extra"]
 
 

@@ -19,14 +19,14 @@ def rollout_rows(facts: RunRecords, run: Path) -> list[str]:
     for record in facts.records:
         trained[record["step"]][record["group_id"]] = record["size"]
     expected = range(min(files), min(facts.durable, max(files) + 1)) if files else ()
-    found = [
+    wrong = [
         f"step {step} is in a checkpoint and has no rollouts in {run}"
         for step in expected
         if step in trained and step not in files
     ]
     for step in sorted(set(files) & set(trained)):
-        found += _of_step(run, step, trained[step])
-    return found
+        wrong += _of_step(run, step, trained[step])
+    return wrong
 
 
 def _of_step(run: Path, step: int, sizes: dict[str, int]) -> list[str]:

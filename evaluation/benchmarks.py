@@ -101,15 +101,15 @@ def find_benchmark(name: str) -> Benchmark:
 
 def find_benchmarks(names: Sequence[str]) -> list[Benchmark]:
     """One benchmark per distinct name. Raises DataError if two would write the same result files."""
-    found = [find_benchmark(name) for name in dict.fromkeys(names)]
-    for i, benchmark in enumerate(found):
-        for other in found[:i]:
+    benchmarks = [find_benchmark(name) for name in dict.fromkeys(names)]
+    for i, benchmark in enumerate(benchmarks):
+        for other in benchmarks[:i]:
             if other.name == benchmark.name:
                 raise DataError(
                     f"{other.path} and {benchmark.path} are both named {benchmark.name}: rename a file, or "
                     "evaluate them one after the other with another --out"
                 )
-    return found
+    return benchmarks
 
 
 def held_out(settings: EvaluationConfig) -> Benchmark:

@@ -59,8 +59,8 @@ async def evaluate(
 
     def record(request: Request, completions: Sequence[Completion], scored: Sequence[Scored]) -> None:
         drawn = [
-            _sample(request, place, c, r)
-            for place, (c, r) in enumerate(zip(completions, scored, strict=True))
+            _sample(request, index, c, r)
+            for index, (c, r) in enumerate(zip(completions, scored, strict=True))
         ]
         new = [s for s in drawn if not tally.has(s.problem, s.sample)]
         append(out, map(asdict, new))
@@ -122,11 +122,11 @@ def _missing(
     ]
 
 
-def _sample(request: Request, place: int, c: Completion, scored: Scored) -> Sample:
+def _sample(request: Request, index: int, c: Completion, scored: Scored) -> Sample:
     versions = [span.version for span in c.spans]
     return Sample(
         problem=request.prompt.index,
-        sample=request.first + place,
+        sample=request.first + index,
         seed=request.seed,
         text=c.text,
         length=len(c.tokens),

@@ -45,8 +45,8 @@ def pass_at_k(correct: ArrayLike, samples: int, k: int) -> NDArray[np.float64]:
     wrong = np.flatnonzero((counts < 0) | (counts > samples))
     if wrong.size:
         raise ValueError(f"problem {wrong[0]} has {counts[wrong[0]]} correct of {samples} samples")
-    distinct, place = np.unique(counts, return_inverse=True)
-    return np.array([_one(int(c), samples, k) for c in distinct])[place]
+    distinct, index = np.unique(counts, return_inverse=True)
+    return np.array([_one(int(c), samples, k) for c in distinct])[index]
 
 
 def _one(c: int, n: int, k: int) -> float:

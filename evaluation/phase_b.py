@@ -58,10 +58,10 @@ def total(cycles: Sequence[tuple[str, PhaseB]], trials: int) -> PhaseB:
     """The sum of (rule, statistics) pairs over the cycles that count."""
     zero = np.zeros(trials + 1, dtype=np.int64)
     chosen = [
-        found for (_, found), yes in zip(cycles, counted([rule for rule, _ in cycles]), strict=True) if yes
+        cycle for (_, cycle), yes in zip(cycles, counted([rule for rule, _ in cycles]), strict=True) if yes
     ]
     return PhaseB(
-        sum((found.prompts for found in chosen), zero), sum((found.rollouts for found in chosen), zero)
+        sum((cycle.prompts for cycle in chosen), zero), sum((cycle.rollouts for cycle in chosen), zero)
     )
 
 
@@ -80,5 +80,5 @@ def classes(trials: int) -> list[tuple[int, int]]:
 
 
 def _part(values: NDArray[np.int64], low: int, high: int) -> float | None:
-    whole = int(values.sum())
-    return int(values[low : high + 1].sum()) / whole if whole else None
+    total_rollouts = int(values.sum())
+    return int(values[low : high + 1].sum()) / total_rollouts if total_rollouts else None

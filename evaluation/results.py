@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.model.model_files import weights_digest
 from hora_rl.common.types import Prompt
 from hora_rl.evaluation.benchmarks import Benchmark
 from hora_rl.evaluation.evaluate import Counts
@@ -28,7 +29,7 @@ class Result:
     `formatted` (None without a format reward) and `cut` (at the response limit) count completions.
     `versions`: oldest and newest weight version sampled, empty if not recorded; an evaluation during training
     may include later versions. `problem_set` and `weights`: fingerprints of the problems and of the model's
-    weights (`evaluation.model_weights`), empty in older results; `weights` is also empty for the run's model.
+    weights (`model_digest`), empty in older results; `weights` is also empty for the run's model.
     `truncation`: top_p, top_k and min_p, if they left tokens out.
     """
 
@@ -106,6 +107,20 @@ def problem_set(problems: Sequence[Prompt]) -> str:
     """Fingerprint (16 hex digits) of problem texts and gold answers, independent of model and tokenizer."""
     texts = json.dumps([[p.text, p.judged_by, *p.messages] for p in problems], default=str)
     return hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
+
+
+def model_digest(model: str) -> str:
+    """`weights_digest` of a folder or a cached hub model, whose path may change; empty if unknown."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if Path(model).is_dir():
+        return weights_digest(Path(model)) or ""
+    try:
+        cached = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:
+        return ""
+    return (weights_digest(Path(cached).parent) or "") if isinstance(cached, str) else ""
 
 
 def read_result(path: Path) -> Result:

@@ -113,13 +113,13 @@ def _chosen(
 ) -> list[tuple[int, str, int]]:
     """Keys of the selected rows, in order."""
     by = SORTS.get(order)
-    columns, found, rows = [*KEYS, *([by[0]] if by else [])], [], 0
+    columns, tables, rows = [*KEYS, *([by[0]] if by else [])], [], 0
     for path in _in_order(files, order):
-        found.append(_read(path, columns, wanted.expression))
-        rows += found[-1].num_rows
+        tables.append(_read(path, columns, wanted.expression))
+        rows += tables[-1].num_rows
         if by is None and limit is not None and rows >= offset + limit:
             break
-    table = _joined(found)
+    table = _joined(tables)
     if by is not None and table.num_rows:
         table = table.take(pc.sort_indices(table, sort_keys=[by, ("step", "descending")]))
     table = table.slice(offset, limit)
@@ -129,11 +129,11 @@ def _chosen(
 def _rows(
     files: dict[int, Path], keys: Sequence[tuple[int, str, int]], columns: Sequence[str] | None
 ) -> pa.Table:
-    asked = None if columns is None else [*columns, *(name for name in KEYS if name not in columns)]
+    needed = None if columns is None else [*columns, *(name for name in KEYS if name not in columns)]
     if not keys:
         return _read(next(iter(files.values())), columns, None).slice(0, 0)
     tables = [
-        _read(files[step], asked, pc.field("group").isin([g for s, g, _ in keys if s == step]))
+        _read(files[step], needed, pc.field("group").isin([g for s, g, _ in keys if s == step]))
         for step in dict.fromkeys(step for step, _, _ in keys)
     ]
     table = _joined(tables)

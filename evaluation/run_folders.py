@@ -173,11 +173,11 @@ def short_names(paths: Iterable[str]) -> dict[str, str]:
     parts = {path: Path(path).parts for path in paths}
     return {
         path: next(
-            str(Path(*own[-n:]))
-            for n in range(1, len(own) + 1)
-            if sum(other[-n:] == own[-n:] for other in parts.values()) == 1
+            str(Path(*ending[-n:]))
+            for n in range(1, len(ending) + 1)
+            if sum(other[-n:] == ending[-n:] for other in parts.values()) == 1
         )
-        for path, own in parts.items()
+        for path, ending in parts.items()
     }
 
 
@@ -217,7 +217,7 @@ def records(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     check_regular(path)
-    found = []
+    rows = []
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         if not line.endswith(b"\n"):
             break
@@ -228,8 +228,8 @@ def records(path: Path) -> list[dict[str, Any]]:
             raise RunFolderError(f"{path}:{number}: not JSON ({why:.200}); delete this line") from None
         if not isinstance(record, dict):
             raise RunFolderError(f"{path}:{number}: not a record; delete this line")
-        found.append(record)
-    return found
+        rows.append(record)
+    return rows
 
 
 def _column(path: Path, records: Sequence[dict[str, Any]], name: str) -> Array:
@@ -255,7 +255,7 @@ def _mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = load(path.read_text(encoding="utf-8"))
+        content = load(path.read_text(encoding="utf-8"))
     except (ValueError, yaml.YAMLError) as error:
         raise RunFolderError(f"{path}: not {path.suffix[1:].upper()}: {error}") from error
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

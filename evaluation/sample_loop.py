@@ -74,8 +74,8 @@ async def draw(
 
     async def work() -> None:
         for request in left:
-            asked = SamplingRequest(request.prompt, request.n, request.seed, truncation=request.truncation)
-            completions = await generate(asked)
+            wanted = SamplingRequest(request.prompt, request.n, request.seed, truncation=request.truncation)
+            completions = await generate(wanted)
             take(request, completions, await score(request.prompt, completions))
 
     await all_of(work() for _ in range(in_flight))

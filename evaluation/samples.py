@@ -86,22 +86,25 @@ def cut_torn_line(path: Path) -> None:
     if not path.exists():
         return
     with path.open("rb") as file:
-        end = whole = file.seek(0, os.SEEK_END)
-        while whole > 0:
-            start = max(0, whole - CHUNK)
+        end = complete = file.seek(0, os.SEEK_END)
+        while complete > 0:
+            start = max(0, complete - CHUNK)
             file.seek(start)
-            found = file.read(whole - start).rfind(b"\n")
-            whole = start + found + 1
-            if found >= 0:
+            newline = file.read(complete - start).rfind(b"\n")
+            complete = start + newline + 1
+            if newline >= 0:
                 break
-    if whole < end:
-        os.truncate(path, whole)
+    if complete < end:
+        os.truncate(path, complete)
 
 
-def _compare(path: Path, found: object, expected: Mapping[str, object]) -> None:
-    if not isinstance(found, dict) or not isinstance(found.get("about"), dict):
+def _compare(path: Path, first_line: object, expected: Mapping[str, object]) -> None:
+    if not isinstance(first_line, dict) or not isinstance(first_line.get("about"), dict):
         raise SampleFileError(f"{path}: line 1 does not say what was sampled; choose another output folder")
-    old, new = {"problems": found.get("problems"), **found["about"]}, json.loads(json.dumps(expected))
+    old, new = (
+        {"problems": first_line.get("problems"), **first_line["about"]},
+        json.loads(json.dumps(expected)),
+    )
     if difference := first_difference(old, {"problems": new["problems"], **new["about"]}):
         raise SampleFileError(
             f"{path}: was sampled with {difference}: choose another output folder, or delete the file to "

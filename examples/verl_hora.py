@@ -13,9 +13,9 @@ prompt (its uid) but averages the loss over completions, so a prompt counts by t
 
 import asyncio
 import logging
-from collections import Counter
 from typing import Any
 
+import numpy as np
 import ray
 import transfer_queue as tq
 from verl.experimental.agent_loop import AgentLoopOutput
@@ -30,17 +30,23 @@ SETTINGS = {"pre_rollouts": 8, "rule": "hit_utility", "rounds": 1, "stop": "none
 class OpenShard:
     """A shard whose prompts wait for each other at the end of each round."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.following: asyncio.Future[Counter[int]] = asyncio.get_running_loop().create_future()
-        Counter(iter(session.next, None))  # Phase A, which every prompt begins with
+    def __init__(self, prompts: int, group_size: int, pre_rollouts: int, **settings: Any) -> None:
+        self._session = Session(prompts, prompts * (group_size - pre_rollouts), **settings)
+        self._open, self._hits = np.full(prompts, pre_rollouts), np.zeros(prompts, dtype=np.int64)
+        self._round = self._open.copy()
+        self.following: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
 
-    def arrived(self, place: int, success: bool) -> None:
-        self._session.tell(place, success)
-        extra = Counter(iter(self._session.next, None))
-        if extra or self._session.done:
-            whole, self.following = self.following, asyncio.get_running_loop().create_future()
-            whole.set_result(extra)
+    def arrived(self, index: int, success: bool) -> None:
+        """Count a completion of the round; the last one begins the next, which is empty at the end."""
+        self._open[index] -= 1
+        self._hits[index] += success
+        if self._open.any():
+            return
+        self._session.tell(self._hits, self._round)
+        self._round = self._session.ask()
+        self._open, self._hits = self._round.copy(), np.zeros_like(self._hits)
+        complete, self.following = self.following, asyncio.get_running_loop().create_future()
+        complete.set_result(self._round)
 
 
 class HoraWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc, name-defined]
@@ -48,15 +54,14 @@ class HoraWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ig
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.places: dict[str, tuple[OpenShard, int]] = {}
+        self.prompts: dict[str, tuple[OpenShard, int]] = {}
 
     async def generate_sequences(self, batch: Any) -> None:
         validate = batch["validate"] if "validate" in batch else False  # noqa: SIM401, a TensorDict
         if not validate:
             uids, settings = list(batch["uid"]), {**SETTINGS, **self.config.get("hora", {})}
-            n, first = self.config.actor_rollout_ref.rollout.n, settings["pre_rollouts"]
-            shard = OpenShard(Session(len(uids), len(uids) * (n - first), **settings))
-            self.places |= {uid: (shard, place) for place, uid in enumerate(uids)}
+            shard = OpenShard(len(uids), self.config.actor_rollout_ref.rollout.n, **settings)
+            self.prompts |= {uid: (shard, index) for index, uid in enumerate(uids)}
         await super().generate_sequences(batch)
 
     async def _run_prompt(
@@ -70,29 +75,29 @@ class HoraWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ig
             await super()._run_prompt(prompt, sampling_params, trajectory, trace)
             return
         uid, failed, first = prompt["uid"], False, 0
-        shard, place = self.places.pop(uid)
+        shard, index = self.prompts.pop(uid)
         await tq.async_kv_put(key=uid, partition_id="train", tag={"status": "running"})
         n = {**SETTINGS, **self.config.get("hora", {})}["pre_rollouts"]
         while True:
             following = shard.following
             sessions = [
                 self._session(
-                    shard, place, sampling_params, trajectory, trace, {**prompt, "session_id": first + j}
+                    shard, index, sampling_params, trajectory, trace, {**prompt, "session_id": first + j}
                 )
                 for j in range(n)
             ]
             failed |= not all(await asyncio.gather(*sessions))
             extra, first = await following, first + n
-            if not extra:
+            if not extra.any():
                 break
-            n = extra[place]
+            n = int(extra[index])
         status = "failure" if failed else "finished"
         await tq.async_kv_put(key=uid, partition_id="train", tag={"status": status})
 
     async def _session(
         self,
         shard: OpenShard,
-        place: int,
+        index: int,
         sampling_params: dict[str, Any],
         trajectory: dict[str, Any],
         trace: bool,
@@ -103,9 +108,9 @@ class HoraWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ig
             score = await self._run_agent_loop(dict(sampling_params), trajectory, trace=trace, **prompt)
         except Exception:  # as verl's own: the prompt is marked as failed, the others go on
             logger.exception("rollout of %s failed", prompt["uid"])
-            shard.arrived(place, False)
+            shard.arrived(index, False)
             return False
-        shard.arrived(place, score is not None and score >= 1)
+        shard.arrived(index, score is not None and score >= 1)
         return True
 
     async def _agent_loop_postprocess(

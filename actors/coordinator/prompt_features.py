@@ -16,8 +16,8 @@ import structlog
 from numpy.typing import NDArray
 
 from hora_rl.allocator.priors import Prior, make_prior
+from hora_rl.allocator.priors.base import load_state
 from hora_rl.allocator.priors.features import hidden_state_features, sentence_features
-from hora_rl.allocator.priors.files import load_state
 from hora_rl.allocator.priors.make import UNCONDITIONED
 from hora_rl.common.config import AllocationConfig, RunConfig
 from hora_rl.common.errors import ConfigError, any_error_as, one_line

@@ -12,21 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from hora_rl.allocator.arguments import check_counts, check_trials, check_whole
 from hora_rl.allocator.mixture import GRID, fit_mixture, resampled_mixtures, responsibilities
 from hora_rl.allocator.planning.outcome import Arm, Outcome, outcome, phase_a
-from hora_rl.allocator.planning.rests import spared
-from hora_rl.allocator.planning.shards import shift
 from hora_rl.allocator.planning.table import Class, Plan, Rest, Row
 from hora_rl.allocator.posterior import Float, Int
-from hora_rl.allocator.rules import get_rule, needs_counts
-from hora_rl.allocator.rules.base import Division
-from hora_rl.allocator.session import STOPS
+from hora_rl.allocator.rules import needs_counts
+from hora_rl.allocator.session import Session
 
-LEAST_PROMPTS, ENOUGH_PROMPTS = 100, 300
-SIZES = (8, 16, 32, 64, 128)
 SAMPLES = 120
 WIDEN = 1.25
 """The bootstrap alone is too narrow: its deviations are multiplied by WIDEN, then PAD is added."""
@@ -36,130 +29,13 @@ EPOCHS = (3, 10)
 ENDS = ("", "_low", "_high")
 DIFFICULTY = (0.01, 0.05, 0.2, 0.8, 1.0)
 """Upper ends of the difficulty classes, in success rate."""
-ARMS = (
-    "uniform",
-    "hit_utility",
-    "hit_utility/hit",
-    "mixed/mixed",
-    "hit_or_miss",
-    "hard_first",
-    "variance",
-    "knapsack",
-)
-
-
-def plan(
-    successes: ArrayLike,
-    trials: ArrayLike,
-    group_sizes: Sequence[int] | None = None,
-    pre_rollouts: Sequence[int] | None = None,
-    rules: Sequence[str] = ARMS,
-    rounds: Sequence[int] = (1, 4),
-    tokens: ArrayLike | None = None,
-    shard: int | None = None,
-    gradients: tuple[float, float, int] | None = None,
-) -> Plan:
-    """Forecast each rule on prompts like these; `print` shows the plan.
-
-    successes: (m,) among `trials`, an int or (m,), of m >= 100 prompts, better 300. group_sizes: G, by
-    default every power of two from 16 that the trials reach. pre_rollouts: G0, by default 4 and 8. rules: as
-    for `allocate`, with a stop after a slash: `first_hit/hit`. rounds: R. tokens: (m,) of all trials of each
-    prompt. shard: prompts that are allocated together; None: a large batch. gradients: the noise r of a hit,
-    the overlap ρ of two prompts' gradients and Γ, which give the leverage 1/(1 + ρA) of a gain
-    (docs/explanation/method.md, Rules).
-
-    >>> rates = np.random.default_rng(0).beta(0.3, 0.9, 400)
-    >>> found = plan(np.random.default_rng(1).binomial(64, rates), 64, [16], [4], ["first_hit/hit"], [4])
-    >>> found.recommended.uniform_group_size
-    38
-
-    Raises ValueError naming the argument and the first offending index, or a group size beyond the trials.
-    """
-    c, n, lengths = _counts(successes, trials, tokens)
-    sizes = _sizes(group_sizes, n)
-    pre = (
-        [g for g in (4, 8) if g < max(sizes)]
-        if pre_rollouts is None
-        else _whole("pre_rollouts", pre_rollouts)
-    )
-    chosen = arms([_rule(i, rule) for i, rule in enumerate(rules)], _whole("rounds", rounds), pre, sizes)
-    few = f"{len(c)} prompts are few; {ENOUGH_PROMPTS} make intervals that a plan can be built on"
-    return forecast(c, n, chosen, shard, lengths, (few,) if len(c) < ENOUGH_PROMPTS else (), gradients)
+PROMPTS = 6000
+"""Simulated for an arm in shards: a standard error of about 0.3 points."""
 
 
 def reach(trials: Int) -> int:
     """The largest group size that can be forecast: nine prompts in ten have that many trials (m,)."""
     return int(np.quantile(trials, 0.1, method="lower"))
-
-
-def _counts(
-    successes: ArrayLike, trials: ArrayLike, tokens: ArrayLike | None
-) -> tuple[Int, Int, Float | None]:
-    c = check_counts(successes)
-    n = np.broadcast_to(check_trials(trials, c), c.shape)
-    if not n.all():
-        raise ValueError(f"trials[{int(np.argmin(n))}] = 0 must be positive")
-    if len(c) < LEAST_PROMPTS:
-        raise ValueError(
-            f"successes: {len(c)} prompts say too little about how rates are distributed: a plan needs "
-            f"{LEAST_PROMPTS}, better {ENOUGH_PROMPTS}, training prompts"
-        )
-    if tokens is None:
-        return c, n, None
-    lengths = np.asarray(tokens, dtype=np.float64)
-    if lengths.shape != c.shape:
-        raise ValueError(f"tokens must be of shape {c.shape}, not {lengths.shape}")
-    bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths >= 0)))
-    if bad.size:
-        raise ValueError(f"tokens[{bad[0]}] = {lengths[bad[0]]} must be finite and not negative")
-    return c, n, lengths
-
-
-def _sizes(given: Sequence[int] | None, trials: Int) -> list[int]:
-    if given is not None:
-        return _whole("group_sizes", given)
-    within = [g for g in SIZES if 8 < g <= reach(trials)]
-    if not within:
-        raise ValueError(
-            f"trials: {reach(trials)} trials a prompt are too few to plan with: sample 16 or more, or give "
-            "group_sizes and pre_rollouts within them"
-        )
-    return within
-
-
-def _whole(name: str, given: Sequence[int]) -> list[int]:
-    if not len(given):
-        raise ValueError(f"{name} is empty")
-    return [check_whole(f"{name}[{i}]", number, 1) for i, number in enumerate(given)]
-
-
-def _rule(i: int, text: str) -> tuple[str, str]:
-    """(rule, stop) of `hit_utility/hit`."""
-    rule, _, stop = text.partition("/")
-    if (stop or "none") not in STOPS:
-        raise ValueError(f"rules[{i}] = {text!r}: stop {stop!r} is none of {', '.join(STOPS)}")
-    try:
-        get_rule(rule)
-    except ValueError as error:
-        raise ValueError(f"rules[{i}] = {text!r}: {error}") from None
-    return rule, stop or "none"
-
-
-def arms(
-    rules: Sequence[tuple[str, str]],
-    rounds: Sequence[int],
-    pre_rollouts: Sequence[int],
-    group_sizes: Sequence[int],
-) -> list[Arm]:
-    """All valid combinations: G0 < G, and uniform once per G."""
-    return [
-        Arm(rule, stop, r if needs_counts(rule) else 1, g0, g)
-        for g in sorted(set(group_sizes))
-        for g0 in (sorted(set(pre_rollouts)))
-        for rule, stop in rules
-        for r in sorted(set(rounds))
-        if g0 < g and (needs_counts(rule) or (r == min(rounds) and g0 == min(pre_rollouts)))
-    ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,7 +59,6 @@ def forecast(
     gradients: tuple[float, float, int] | None = None,
 ) -> Plan:
     """The plan of these arms for a large batch or shards of `shard` prompts, from counts (m,)."""
-    _check(reach(trials), chosen, shard)
     weights = fit_mixture(successes, trials)
     basis = Basis(
         weights,
@@ -194,39 +69,17 @@ def forecast(
     )
     outcomes = {arm: outcome(arm, weights) for arm in chosen}
     rows = []
-    for arm, found in outcomes.items():
+    for arm, result in outcomes.items():
         shifted = (0.0, 0.0)
         if shard is not None and needs_counts(arm.rule):
-            shifted = shift(arm, found, weights, shard)
-        rows.append(_row(arm, found, _worth(arm, outcomes, weights), basis, shifted))
+            shifted = shift(arm, result, weights, shard)
+        rows.append(_row(arm, result, _worth(arm, outcomes, weights), basis, shifted))
     best = recommend(rows)
     leverage = None if gradients is None else _leverage(weights, best.group_size, *gradients)
     rests = tuple(
         Rest(epochs, *_interval(spared(GRID, best.pre_rollouts, epochs), basis)) for epochs in EPOCHS
     )
     return Plan(tuple(rows), best, notes, leverage, rests)
-
-
-def _check(most: int, chosen: Sequence[Arm], shard: int | None) -> None:
-    """Raise ValueError for an arm that is impossible, or beyond `most` trials per prompt."""
-    if not chosen:
-        raise ValueError("no arm to plan: every pre_rollouts must leave some group_sizes above it")
-    for arm in chosen:
-        if arm.group_size > most:
-            raise ValueError(
-                f"group size {arm.group_size} is beyond these counts: of {most} trials a prompt nothing is "
-                f"known beyond {most}; sample more, or ask for group size {most}"
-            )
-        budget = None if shard is None else shard * (arm.group_size - arm.pre_rollouts)
-        if budget is not None and arm.rounds > budget:
-            raise ValueError(
-                f"rounds ({arm.rounds}) exceed Phase B's {budget} rollouts of a shard of {shard} prompts"
-            )
-        rule = get_rule(arm.rule)
-        if not isinstance(rule, Division) and arm.pre_rollouts < rule.least_trials:
-            raise ValueError(
-                f"rule {arm.rule} needs {rule.least_trials} pre-rollouts, not {arm.pre_rollouts}"
-            )
 
 
 def _leverage(weights: Float, size: int, noise: float, overlap: float, prompts: int) -> float:
@@ -257,12 +110,12 @@ def _worth(arm: Arm, outcomes: dict[Arm, Outcome], weights: Float) -> tuple[floa
 
 
 def _row(
-    arm: Arm, found: Outcome, worth: tuple[float, float], basis: Basis, shifted: tuple[float, float]
+    arm: Arm, result: Outcome, worth: tuple[float, float], basis: Basis, shifted: tuple[float, float]
 ) -> Row:
     weights, lengths, size = basis.weights, basis.lengths, arm.group_size
-    uniform, over = basis.uniform[size], found.size - size
-    hits = found.hits - worth[0] * over + shifted[0]
-    signal = found.signal - worth[1] * over + shifted[1]
+    uniform, over = basis.uniform[size], result.size - size
+    hits = result.hits - worth[0] * over + shifted[0]
+    signal = result.signal - worth[1] * over + shifted[1]
     intervals: dict[str, Any] = {
         name + end: share
         for name, value in (("hits", hits), ("gain", hits - uniform.hits), ("signal", signal))
@@ -278,8 +131,8 @@ def _row(
         group_size=size,
         pre_rollouts=arm.pre_rollouts,
         rollouts=float(size),
-        tokens=None if lengths is None else float(weights @ ((found.size - weights @ over) * lengths)),
-        by_difficulty=_classes(found, uniform, weights),
+        tokens=None if lengths is None else float(weights @ ((result.size - weights @ over) * lengths)),
+        by_difficulty=_classes(result, uniform, weights),
         **intervals,
     )
 
@@ -311,16 +164,18 @@ def _lengths(successes: Int, trials: Int, tokens: Float, weights: Float) -> Floa
     return np.asarray(np.where(total > 0, belongs.T @ mean / np.maximum(total, 1e-12), mean.mean()))
 
 
-def _classes(found: Outcome, uniform: Outcome, weights: Float) -> tuple[Class, ...]:
+def _classes(result: Outcome, uniform: Outcome, weights: Float) -> tuple[Class, ...]:
     classes, below = [], -1.0
     for up_to in DIFFICULTY:
         here = weights * ((below < GRID) & (up_to >= GRID))
         below = up_to
         share = float(here.sum())
         if share > 1e-6:
-            moved = float(here @ found.update) / max(float(here @ uniform.update), 1e-12)
+            moved = float(here @ result.update) / max(float(here @ uniform.update), 1e-12)
             classes.append(
-                Class(up_to, share, float(here @ found.hits) / share, float(here @ found.size) / share, moved)
+                Class(
+                    up_to, share, float(here @ result.hits) / share, float(here @ result.size) / share, moved
+                )
             )
     return tuple(classes)
 
@@ -336,3 +191,50 @@ def recommend(rows: Sequence[Row]) -> Row:
     fit = [row for row in largest if not plain or row.signal >= max(plain) - 0.005] or largest
     best = max(row.hits for row in fit)
     return min((row for row in fit if row.hits >= best - 0.001), key=lambda r: (r.rounds, -r.hits))
+
+
+def shift(arm: Arm, result: Outcome, weights: Float, shard: int, seed: int = 0) -> tuple[float, float]:
+    """Difference in hits and mixed groups between shards of `shard` prompts and a large batch (`found`).
+
+    Simulates the allocator on rates drawn from the mixture `weights` (K,). The large batch is evaluated at
+    the same rates.
+    """
+    rng = np.random.default_rng(seed)
+    drawn = rng.choice(len(GRID), size=(max(1, PROMPTS // shard), shard), p=weights)
+    budget, hits, signal = shard * (arm.group_size - arm.pre_rollouts), 0, 0
+    for rates in GRID[drawn]:
+        session = Session(shard, budget, arm.rule, rounds=arm.rounds, stop=arm.stop)
+        c, n = simulate(session, rates, arm.pre_rollouts, rng)
+        hits += int((c > 0).sum())
+        signal += int(((c > 0) & (c < n)).sum())
+    return (
+        hits / drawn.size - float(result.hits[drawn].mean()),
+        signal / drawn.size - float(result.signal[drawn].mean()),
+    )
+
+
+def simulate(session: Session, rates: Float, pre_rollouts: int, rng: np.random.Generator) -> tuple[Int, Int]:
+    """Sample all rollouts of a session from prompts with these success `rates` (n,); returns successes and
+    group sizes, both (n,)."""
+    session.tell(rng.binomial(pre_rollouts, rates), pre_rollouts)
+    while not session.done:
+        extra = session.ask()
+        session.tell(rng.binomial(extra, rates), extra)
+    return session.successes, session.trials
+
+
+def spared(rates: Float, pre_rollouts: int, epochs: int) -> Float:
+    """Expected share of a run of `epochs` epochs that a prompt of each rate (K,) rests.
+
+    A visit with all `pre_rollouts` right, the k-th in a row, is followed by a rest of 2^(k-1) epochs.
+    """
+    solved = rates**pre_rollouts
+    visits = np.zeros((epochs, epochs + 1, len(rates)))  # probability of one, by epoch and series before it
+    visits[0, 0] = 1.0
+    for epoch in range(epochs - 1):
+        visits[epoch + 1, 0] += visits[epoch].sum(0) * (1 - solved)
+        for times in range(epoch + 1):
+            back = epoch + 1 + 2**times
+            if back < epochs:
+                visits[back, times + 1] += visits[epoch, times] * solved
+    return np.asarray(1 - visits.sum((0, 1)) / epochs)

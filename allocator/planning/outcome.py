@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hora_rl.allocator.divide import Problem, serve
 from hora_rl.allocator.mixture import GRID, log_binomial
 from hora_rl.allocator.posterior import Float, Int
-from hora_rl.allocator.problem import Problem, serve
 from hora_rl.allocator.rules import get_rule
 from hora_rl.allocator.rules.base import Sampled
 from hora_rl.allocator.session import tiers
@@ -97,8 +97,8 @@ def _mean_extra(arm: Arm, states: States, weights: Float, share: float) -> Float
     sampled = Sampled(states.successes[of], states.trials[of], states.trials[of] - pre)
     problem = Problem(sampled, (1.0, 1.0), LARGEST * arm.group_size)
     extra = serve(problem, tiers(get_rule(arm.rule), arm.stop, sampled), round(share * len(of)))
-    given = np.bincount(of, weights=extra, minlength=len(members))
-    return np.where(members > 0, given / np.maximum(members, 1), share)
+    total = np.bincount(of, weights=extra, minlength=len(members))
+    return np.where(members > 0, total / np.maximum(members, 1), share)
 
 
 def _advance(states: States, extra: Float) -> States:
@@ -106,13 +106,13 @@ def _advance(states: States, extra: Float) -> States:
     low = np.floor(extra).astype(np.int64)
     high = extra - low
     state = np.concatenate([np.arange(len(low)), np.flatnonzero(high > 0)])
-    given = np.concatenate([low, low[high > 0] + 1])
+    extra_of = np.concatenate([low, low[high > 0] + 1])
     part = np.concatenate([1 - high, high[high > 0]])
-    branch = np.repeat(np.arange(len(state)), given + 1)
-    first = np.cumsum(given + 1) - (given + 1)
+    branch = np.repeat(np.arange(len(state)), extra_of + 1)
+    first = np.cumsum(extra_of + 1) - (extra_of + 1)
     hits = np.arange(len(branch)) - first[branch]
-    moved = states.probability[:, state[branch]] * part[branch] * _binomial(given[branch], hits)
-    return _merged(states.successes[state[branch]] + hits, (states.trials[state] + given)[branch], moved)
+    moved = states.probability[:, state[branch]] * part[branch] * _binomial(extra_of[branch], hits)
+    return _merged(states.successes[state[branch]] + hits, (states.trials[state] + extra_of)[branch], moved)
 
 
 def _merged(successes: Int, trials: Int, probability: Float) -> States:

@@ -136,9 +136,9 @@ class Plan:
         return "\n".join(lines)
 
     def _spared(self) -> list[str]:
-        told = [f"{_share(r.share, max(0.0, r.low), r.high)} of {r.epochs} epochs" for r in self.rests]
+        parts = [f"{_share(r.share, max(0.0, r.low), r.high)} of {r.epochs} epochs" for r in self.rests]
         what = "data.rest: [solved] spares, in % while rates stay"
-        return ["", f"{what}: {', '.join(told)}."] if told else []
+        return ["", f"{what}: {', '.join(parts)}."] if parts else []
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -1,8 +1,11 @@
-"""Protocols of priors, and the fixed one: the paper's choice and the default."""
+"""Protocols of priors, the fixed one (the paper's choice and the default), and the file of a prior's state,
+an .npz of plain arrays."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+import os
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,3 +79,27 @@ class FixedPrior:
 
     def load_state_dict(self, state: State) -> None:
         """Nothing to restore."""
+
+
+def save_state(path: str | Path, name: str, state: State) -> None:
+    """Write the state of prior `name` to `path`, atomically."""
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    arrays: dict[str, Any] = {f"state/{k}": v for k, v in state.items()}
+    with part.open("wb") as file:
+        np.savez(file, prior=np.array(name), **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def load_state(path: str | Path, name: str) -> State:
+    """The state in `path`. Raises ValueError if it belongs to another prior than `name`."""
+    with np.load(path, allow_pickle=False) as arrays:
+        prior = str(arrays["prior"]) if "prior" in arrays else "no prior"
+        if prior != name:
+            raise ValueError(
+                f"{path}: holds the state of {prior}, not of {name}; fit it with `python -m "
+                "hora_rl.deploy.fit_prior`"
+            )
+        return {k.removeprefix("state/"): arrays[k] for k in arrays.files if k != "prior"}

@@ -25,16 +25,16 @@ def fit_beta(successes: Int, trials: Int, times: Int | None = None) -> tuple[flo
     """
     weight = np.ones(len(successes)) if times is None else np.asarray(times, dtype=np.float64)
     exceeding = _exceeding(successes, trials, weight)
-    place, step = np.zeros(2), 1.0
-    best = _log_likelihood(np.exp(place), *exceeding)
+    point, step = np.zeros(2), 1.0
+    best = _log_likelihood(np.exp(point), *exceeding)
     while step > SMALLEST_STEP:
-        around = np.clip(place + step * NEIGHBOURS, *np.log([LEAST, MOST]))
-        found = _log_likelihood(np.exp(around), *exceeding)
-        if found.max() > best:
-            place, best = around[found.argmax()], found.max()
+        around = np.clip(point + step * NEIGHBOURS, *np.log([LEAST, MOST]))
+        likelihoods = _log_likelihood(np.exp(around), *exceeding)
+        if likelihoods.max() > best:
+            point, best = around[likelihoods.argmax()], likelihoods.max()
         else:
             step /= 2
-    alpha, beta = np.round(np.exp(place), 6)  # the rest is rounding
+    alpha, beta = np.round(np.exp(point), 6)  # the rest is rounding
     return float(alpha), float(beta)
 
 
@@ -46,11 +46,11 @@ def _exceeding(successes: Int, trials: Int, weight: Float) -> list[Float]:
 
 def _log_likelihood(ab: Float, hits: Float, misses: Float, all_: Float) -> Float:
     """(…,) of α, β (…, 2). As Γ(α+c)/Γ(α) = Π_{j<c} (α+j), it only needs how many counts exceed each j."""
-    one, two, three = (
+    of_hits, of_misses, of_all = (
         np.log(start[..., None] + np.arange(len(weight))) @ weight
         for weight, start in ((hits, ab[..., 0]), (misses, ab[..., 1]), (all_, ab.sum(-1)))
     )
-    return np.asarray(one + two - three)
+    return np.asarray(of_hits + of_misses - of_all)
 
 
 class EmpiricalPrior(FixedPrior):

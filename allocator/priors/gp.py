@@ -41,9 +41,9 @@ class GaussianProcessPrior:
         return self._mean[prompts]
 
     def update(self, prompts: Int, successes: Int, trials: int) -> None:
-        seen, place, count = np.unique(prompts, return_inverse=True, return_counts=True)
+        seen, index, count = np.unique(prompts, return_inverse=True, return_counts=True)
         # Rollouts of a prompt that occurs twice are pooled.
-        rate = np.bincount(place, weights=successes) / (trials * count)
+        rate = np.bincount(index, weights=successes) / (trials * count)
         rate = np.clip(rate, CLIP, 1 - CLIP)
         logit = np.log(rate / (1 - rate))
         covariance = self._kernel(seen, seen) + JITTER * np.eye(len(seen))
@@ -130,9 +130,9 @@ class PooledGaussianProcessPrior(GaussianProcessPrior):
 
     def _repeat(self, old: Int, before: Float) -> None:
         """Lower the noise of prompts seen again: a low-rank update of the diagonal (Woodbury)."""
-        place = np.empty(len(self._x), dtype=np.int64)
-        place[self._seen] = np.arange(len(self._seen))
-        rows = place[old]
+        index = np.empty(len(self._x), dtype=np.int64)
+        index[self._seen] = np.arange(len(self._seen))
+        rows = index[old]
         change = NOISE / self._count[old] - NOISE / before[old]
         columns = self._inverse[:, rows]
         middle = np.linalg.inv(np.diag(1 / change) + columns[rows])

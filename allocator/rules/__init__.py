@@ -67,8 +67,8 @@ def get_rule(rule: str | Rule | Gain) -> Rule:
 
 @lru_cache(maxsize=64)
 def _load(name: str) -> Rule:
-    if found := re.fullmatch(r"(hit_or_miss|first_hit|expected_worth|variance|reinforce_ada)\((.*)\)", name):
-        rule, parameter = found.groups()
+    if match := re.fullmatch(r"(hit_or_miss|first_hit|expected_worth|variance|reinforce_ada)\((.*)\)", name):
+        rule, parameter = match.groups()
         try:
             return PARAMETERS[rule](parameter)
         except ValueError as error:

@@ -27,7 +27,7 @@ from hora_rl.deploy.machine.record import CONFIG, RunFile, write_config
 from hora_rl.deploy.machine.run_redis import redis_url
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.progress import progress
-from hora_rl.evaluation.model_weights import model_digest
+from hora_rl.evaluation.results import model_digest
 from hora_rl.learner.ray_private import job_of, refuse_beside_another
 
 WAIT_S = 120.0

@@ -28,9 +28,8 @@ from hora_rl.common.weights.announcement import newest_now
 from hora_rl.deploy.app import APP
 from hora_rl.evaluation.benchmarks import Benchmark, held_out, refuse_long
 from hora_rl.evaluation.evaluate import Counts, evaluate
-from hora_rl.evaluation.model_weights import model_digest
-from hora_rl.evaluation.report.result_files import markdown_table, write_result
-from hora_rl.evaluation.results import Result, make_result, read_result
+from hora_rl.evaluation.report.result_files import result_page, write_result
+from hora_rl.evaluation.results import Result, make_result, model_digest, read_result
 from hora_rl.evaluation.sample_loop import Progress as Reading
 from hora_rl.learner.records.step_records import log_evaluation
 
@@ -127,7 +126,7 @@ def evaluate_benchmark(
     `out` and prints the table."""
     result = sample(config, benchmark, problems, out, step, console, version=0)
     write_result(out, result)
-    console.print(Markdown(markdown_table(result, result.estimates())))
+    console.print(Markdown(result_page(result)))
     return result
 
 

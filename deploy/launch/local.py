@@ -42,7 +42,7 @@ from hora_rl.deploy.machine.run_redis import refuse_leftovers
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.progress import Pace, progress
 from hora_rl.evaluation.benchmarks import find_benchmarks
-from hora_rl.evaluation.model_weights import model_digest
+from hora_rl.evaluation.results import model_digest
 from hora_rl.learner.checkpoints.origin import step_of
 from hora_rl.learner.ray_private import Stop
 

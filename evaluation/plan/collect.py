@@ -71,11 +71,11 @@ def _held(out: Path, expected: Mapping[int, Mapping[str, Any]], identity: Mappin
     for number, line in enumerate(out.read_text(encoding="utf-8").splitlines() if out.exists() else (), 1):
         try:
             record = json.loads(line)
-            index, found = int(record["id"]), dict(record["about"])
+            index, held_about = int(record["id"]), dict(record["about"])
         except (ValueError, KeyError, TypeError):
             raise CountsError(f"{out}:{number}: not a line of `hora sample`; choose another --out") from None
-        wanted = expected.get(index, {**identity, "prompt": found.get("prompt")})
-        if difference := first_difference(found, wanted):
+        wanted = expected.get(index, {**identity, "prompt": held_about.get("prompt")})
+        if difference := first_difference(held_about, wanted):
             raise CountsError(
                 f"{out}:{number}: was counted with {difference}: choose another --out, or delete the file to "
                 "start again"

@@ -1,18 +1,13 @@
-"""`hora plan`: from files and text options to `allocator.plan`, printed and drawn."""
+"""`hora plan`: from files and text options to `allocator.plan`, printed."""
 
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
-
-from hora_rl.allocator.planning.forecast import ARMS
-from hora_rl.allocator.planning.forecast import plan as plan_of
-from hora_rl.allocator.planning.table import Plan, Row
-from hora_rl.evaluation.pass_at_k import Estimate
+from hora_rl.allocator.planning.plan import ARMS
+from hora_rl.allocator.planning.plan import plan as plan_of
+from hora_rl.allocator.planning.table import Plan
 from hora_rl.evaluation.plan.counts import CountsError, read_counts
-from hora_rl.evaluation.report.figures import COLORS, MARKERS, band, save
 
 
 def plan(
@@ -22,11 +17,10 @@ def plan(
     rules: str | None,
     rounds: str,
     json_: bool,
-    out: Path | None,
     shard: int | None = None,
     gradients: str | None = None,
 ) -> Plan:
-    """Read counts, make the plan, print it (as JSON with `json_`), and draw it into `out` if given.
+    """Read counts, make the plan, and print it (as JSON with `json_`).
 
     Options are those of `allocator.plan`, with commas between values. Raises CountsError.
     """
@@ -51,10 +45,6 @@ def plan(
             f"{made}\nrecommended: {rule if made.worthwhile else 'allocation.rule=uniform '}"
             f"rollout.group_size={best.group_size} rollout.pre_rollouts={best.pre_rollouts}"
         )
-    if out is not None:
-        path = _draw(made, out)
-        if not json_:
-            print(f"figure: {path}")
     return made
 
 
@@ -71,33 +61,3 @@ def _gradients(text: str) -> tuple[float, float, int]:
         return float(noise), float(overlap), int(prompts)
     except ValueError:
         raise CountsError(f"--gradients ({text}): must be r,OVERLAP,PROMPTS, such as 9.5,0.75,64") from None
-
-
-def _draw(plan: Plan, folder: Path) -> Path:
-    """Write `plan.png` and `plan.svg`: hits and signal over G, each arm at its best G0."""
-    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
-    panels = figure.subplots(1, 2)
-    best: dict[str, dict[int, Row]] = {}
-    for row in plan.rows:
-        lines = best.setdefault(row.name, {})
-        if row.group_size not in lines or row.hits > lines[row.group_size].hits:
-            lines[row.group_size] = row
-    for axis, key, title in zip(
-        panels, ("hits", "signal"), ("prompts with a hit", "groups with signal"), strict=True
-    ):
-        for i, (name, rows) in enumerate(best.items()):
-            style = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i // len(COLORS) % len(MARKERS)]}
-            sizes = sorted(rows)
-            points = [_estimate(rows[size], key) for size in sizes]
-            band(axis, sizes, points, name, style)
-        axis.set(xlabel="G", title=title)
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    panels[0].legend(frameon=False, fontsize=7)
-    folder.mkdir(parents=True, exist_ok=True)
-    save(figure, folder, "plan")
-    return folder / "plan.png"
-
-
-def _estimate(row: Row, key: str) -> Estimate:
-    value, low, high = (getattr(row, key + end) for end in ("", "_low", "_high"))
-    return Estimate(row.group_size, value, low, high)

@@ -1,11 +1,12 @@
 """Recorded counts of successes: a file of counts, a run's records or a result of `hora eval`."""
 
-import json
-from collections.abc import Mapping, Sequence
+import codecs
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hora_rl.allocator.posterior import Float, Int
 from hora_rl.common.errors import ConfigError
@@ -39,40 +40,38 @@ def read_counts(source: Path) -> Counts:
     return _of_result(source) if source.suffix == ".json" else _of_lines(source)
 
 
+class _Line(BaseModel):
+    """One line of a file of counts; `tokens` of all trials."""
+
+    model_config = ConfigDict(strict=True)
+
+    id: str | int | None = None
+    successes: int = Field(ge=0)
+    trials: int = Field(gt=0)
+    tokens: float | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> "_Line":
+        if self.successes > self.trials:
+            raise ValueError(f"successes ({self.successes}) must be in 0..trials ({self.trials})")
+        return self
+
+
 def _of_lines(path: Path) -> Counts:
     rows: list[tuple[int, int, float | None]] = []
     seen: dict[str, int] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        place = f"{path}:{number}"
+    for number, text in enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines(), start=1):
         try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise CountsError(f"{place}: not JSON ({error})") from error
-        rows.append(_row(place, record))
-        name = str(record.get("id", number))
+            line = _Line.model_validate_json(text)
+        except ValidationError as error:
+            mistakes = [f"{'.'.join(map(str, e['loc'])) or 'line'}: {e['msg']}" for e in error.errors()]
+            raise CountsError(f"{path}:{number}: {'; '.join(mistakes)}") from error
+        rows.append((line.successes, line.trials, line.tokens))
+        name = str(number if line.id is None else line.id)
         if name in seen:
-            raise CountsError(f"{place}: id {name!r} stands on line {seen[name]} already; one line a prompt")
+            raise CountsError(f"{path}:{number}: id {name!r} is on line {seen[name]} too; one line a prompt")
         seen[name] = number
     return _counts(path, rows)
-
-
-def _row(place: str, record: object) -> tuple[int, int, float | None]:
-    if not isinstance(record, dict):
-        raise CountsError(f'{place}: not a record; expected {{"id", "successes", "trials", "tokens"?}}')
-    successes, trials = (_whole(place, record, key) for key in ("successes", "trials"))
-    if trials == 0 or successes > trials:
-        raise CountsError(f"{place}: successes ({successes}) must be in 0..trials ({trials}), trials above 0")
-    tokens = record.get("tokens")
-    if tokens is not None and not (isinstance(tokens, int | float) and tokens >= 0):
-        raise CountsError(f"{place}: tokens ({tokens!r}) must be the number of tokens of all trials")
-    return successes, trials, tokens
-
-
-def _whole(place: str, record: Mapping[str, object], key: str) -> int:
-    value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise CountsError(f"{place}: {key} ({value!r}) must be a whole number from 0")
-    return value
 
 
 def _counts(path: Path, rows: Sequence[tuple[int, int, float | None]], notes: tuple[str, ...] = ()) -> Counts:
@@ -100,13 +99,13 @@ def _of_run(folder: Path) -> Counts:
 
 
 def _only_result(folder: Path) -> Path:
-    found = sorted([*folder.glob("*-step*.json"), *folder.glob("evaluation/*-step*.json")])
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found) or "none"
+    results = sorted([*folder.glob("*-step*.json"), *folder.glob("evaluation/*-step*.json")])
+    if len(results) != 1:
+        names = ", ".join(path.name for path in results) or "none"
         raise CountsError(
             f"{folder}: holds neither groups.jsonl nor exactly one result of `hora eval` ({names})"
         )
-    return found[0]
+    return results[0]
 
 
 def _of_result(path: Path) -> Counts:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -25,6 +26,13 @@ Array = NDArray[np.float64]
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
 BASE = "#808080"
+OVER = {
+    "step": ("step", "optimizer step", 1.0),
+    "rollouts": ("rollouts", "rollouts", 1.0),
+    "tokens": ("tokens", "tokens", 1.0),
+    "hours": ("time/step", "hours of training", 3600.0),
+}
+"""Axis -> column of steps.jsonl, label, units of the column in one of the axis."""
 
 
 def pass_at_k_figure(panels: Mapping[str, Mapping[str, Sequence[Estimate]]]) -> Figure:
@@ -75,7 +83,7 @@ def _average_panel(axis: Axes, shares: Sequence[Share]) -> None:
 def _dynamics_panel(
     axis: Axes, steps: Array, by_step: Sequence[PhaseB], classes_of_c: Sequence[tuple[int, int]]
 ) -> None:
-    columns = zip(*(found.shares(classes_of_c) for found in by_step), strict=True)
+    columns = zip(*(step.shares(classes_of_c) for step in by_step), strict=True)
     every = max(1, len(steps) // 8)
     for column, color, marker in zip(columns, COLORS, MARKERS, strict=False):
         share = np.array([s.phase_b for s in column], dtype=np.float64)
@@ -93,38 +101,29 @@ def _dynamics_panel(
     axis.set_ylim(bottom=0)
 
 
-def metrics_figure(runs: Mapping[str, Run], metrics: Sequence[tuple[str, str]]) -> Figure:
-    """Step metrics over training, one panel per (metric, axis label), one line per run.
+def metrics_figure(runs: Mapping[str, Run], metrics: Sequence[str], over: str = "step") -> Figure:
+    """Step metrics over training, one panel per metric, one line per run.
 
     Smoothed as in the paper's appendix: centred average of window max(5, n/30), shrinking at the ends.
     """
     figure, axes = _grid(len(metrics), width=4.6, height=3.2)
     styles = _styles(sorted(runs, key=lambda name: "HORA" not in runs[name].method))
-    for axis, (metric, label) in zip(axes, metrics, strict=True):
+    for axis, metric in zip(axes, metrics, strict=True):
         for name, run in runs.items():
-            values = run.steps.get(metric)
-            if values is None or np.isnan(values).all():
-                continue
-            steps = run.steps.get("step", np.arange(len(values), dtype=np.float64))
-            axis.plot(steps, values, color=styles[name]["color"], alpha=0.2, linewidth=0.8)
-            axis.plot(steps, smoothed(values), label=name, color=styles[name]["color"])
-        _finish(axis, title=label, xlabel="optimizer step")
-        if not axis.lines:
-            axis.text(0.5, 0.5, f"no {metric} in steps.jsonl", ha="center", transform=axis.transAxes)
+            if metric in run.steps:
+                x, values, color = spent(run, over), run.steps[metric], styles[name]["color"]
+                axis.plot(x, values, color=color, alpha=0.2, linewidth=0.8)
+                axis.plot(x, smoothed(values), label=name, color=color)
+        _finish(axis, title=metric, xlabel=OVER[over][1])
     return figure
 
 
-def curves_figure(
-    lines: Mapping[str, tuple[Array, Array, Array]], names: Sequence[str], metric: str, over: str
-) -> Figure:
-    """One metric of several runs, each (x, smoothed, measured). Colours follow `names`."""
-    figure, [axis] = _grid(1, width=9.2, height=3.4)
-    for name, (x, smooth, measured) in lines.items():
-        color = COLORS[names.index(name) % len(COLORS)]
-        axis.plot(x, measured, color=color, alpha=0.25, linewidth=0.8)
-        axis.plot(x, smooth, color=color, label=name)
-    _finish(axis, xlabel=over, ylabel=metric)
-    return figure
+def spent(run: Run, over: str) -> Array:
+    """x of each step: the step, or the sum of the column of `over` up to and including it."""
+    column, _, scale = OVER[over]
+    if over != "step":
+        return np.cumsum(np.nan_to_num(run.steps[column])) / scale
+    return run.steps.get("step", np.arange(len(next(iter(run.steps.values()))), dtype=np.float64))
 
 
 def during_training_figure(name: str, results: Sequence[Result]) -> Figure:
@@ -134,9 +133,9 @@ def during_training_figure(name: str, results: Sequence[Result]) -> Figure:
         series.setdefault(r.title, {})[r.step] = r.estimates()
     figure, axes = _grid(len(series), width=5.2, height=3.4)
     for axis, (title, by_step) in zip(axes, series.items(), strict=True):
-        ks = sorted({e.k for found in by_step.values() for e in found})
+        ks = sorted({e.k for estimates in by_step.values() for e in estimates})
         for k, style in zip(ks, _styles([f"K={k}" for k in ks]).values(), strict=False):
-            points = {step: e for step, found in by_step.items() for e in found if e.k == k}
+            points = {step: e for step, curve in by_step.items() for e in curve if e.k == k}
             band(axis, list(points), list(points.values()), f"K={k}", style)
         _finish(axis, percent=True, title=f"{title}: {name}", xlabel="optimizer step", ylabel="Pass@K")
     return figure
@@ -193,11 +192,8 @@ def moving_average(values: Array, window: int) -> Array:
 
     A window of even size looks one further back than ahead.
     """
-    known, ahead = np.isfinite(values), (window - 1) // 2
-    sums, counts = (
-        np.convolve(x, np.ones(window))[ahead:][: len(values)] for x in (np.where(known, values, 0.0), known)
-    )
-    return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
+    known = pd.Series(np.where(np.isfinite(values), values, np.nan))
+    return known.rolling(window, center=True, min_periods=1).mean().to_numpy()
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:

@@ -3,12 +3,11 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from hora_rl.common.files import replace_text
-from hora_rl.evaluation.pass_at_k import Estimate
 from hora_rl.evaluation.report.figures import pass_at_k_figure, save
 from hora_rl.evaluation.results import Result
 
@@ -17,11 +16,11 @@ def write_result(folder: Path, result: Result) -> Path:
     """Write `<benchmark>-step<step>` as .json, .csv, .md, .png and .svg ; returns the JSON path."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{result.benchmark}-step{result.step}"
-    found = result.estimates()
+    curve = result.estimates()
     (folder / f"{name}.csv").write_text(csv_table([result]), encoding="utf-8")
-    (folder / f"{name}.md").write_text(markdown_table(result, found), encoding="utf-8")
-    save(pass_at_k_figure({result.title: {result.model: found}}), folder, name)
-    summary = {**asdict(result), "pass_at_k": [asdict(e) for e in found]}
+    (folder / f"{name}.md").write_text(result_page(result), encoding="utf-8")
+    save(pass_at_k_figure({result.title: {result.model: curve}}), folder, name)
+    summary = {**asdict(result), "pass_at_k": [asdict(e) for e in curve]}
     # Written last: its presence means that the evaluation and all its files are complete.
     path = folder / f"{name}.json"
     replace_text(path, json.dumps(summary, indent=1) + "\n")
@@ -40,24 +39,30 @@ def csv_table(results: Sequence[Result]) -> str:
     return table.getvalue()
 
 
-def _in_format(result: Result) -> str:
-    return "" if result.format_share is None else f"{result.format_share:.1%} in the format, "
-
-
-def markdown_table(result: Result, found: Sequence[Estimate]) -> str:
-    mean = result.tokens / result.completions
+def result_page(result: Result) -> str:
+    """The result as Markdown."""
+    mean, share = result.tokens / result.completions, result.format_share
+    rows = [
+        [str(e.k), f"{100 * e.value:.1f}", f"{100 * e.low:.1f} to {100 * e.high:.1f}"]
+        for e in result.estimates()
+    ]
+    formatted = "" if share is None else f"{share:.1%} in the format, "
     return "\n".join(
         [
             f"## {result.title}: {result.model}, step {result.step}",
             "",
             f"{len(result.problems)} problems, N = {result.samples} samples each at {result.sampling}; "
-            f"{_in_format(result)}{result.cut / result.completions:.1%} cut at the "
+            f"{formatted}{result.cut / result.completions:.1%} cut at the "
             f"response limit, {mean:.0f} tokens on average. Intervals: 95%, bootstrap over problems."
             + (f" Weights sampled: {result.sampled}." if result.sampled else ""),
             "",
-            "| K | Pass@K (%) | 95% interval |",
-            "|---:|---:|:---:|",
-            *(f"| {e.k} | {100 * e.value:.1f} | {100 * e.low:.1f} to {100 * e.high:.1f} |" for e in found),
+            *markdown_table(["K", "Pass@K (%)", "95% interval"], rows),
             "",
         ]
     )
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> list[str]:
+    """The lines of a table; `numbers` right-aligns all columns except the first."""
+    rule = "|---" + ("|---:" if numbers else "|---") * (len(head) - 1) + "|"
+    return [f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)]

@@ -1,4 +1,4 @@
-"""Table 1 of the paper for any runs, the cost of each run, and its statistics per data source."""
+"""Table 1 of the paper, and its curves of Pass@K, for any runs."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -6,34 +6,30 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hora_rl.common.load import differing
 from hora_rl.evaluation.benchmarks import BENCHMARKS
 from hora_rl.evaluation.pass_at_k import Estimate, pass_at_k, resampled_means
-from hora_rl.evaluation.phase_b import PhaseB
 from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, by_model, check_same_problems
 
-TOLD = (
+APART = (
     *("rollout.prompts_per_batch", "rollout.group_size", "rollout.max_staleness", "rollout.temperature"),
     *("rollout.max_response_tokens", "learner.optimizer.", "learner.lora", "reward.weights"),
 )
 """Settings that change what is learned, and that a method's name leaves out."""
-EDGE = 10
-"""The first and last 1/EDGE of the steps are the beginning and the end of training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Pass@K of one method on one benchmark in percent, the mean of `runs` runs. `place` among the model's
+    """Pass@K of one method on one benchmark in percent, the mean of `runs` runs. `rank` among the model's
     methods: 1 best, 2 second best, else 0."""
 
     value: float
     low: float
     high: float
     runs: int
-    place: int = 0
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +44,6 @@ class Table:
         return [f"{title}\nPass@{k}" for title, k in self.columns]
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Cost and statistics of a run. Shares are in 0..1; None if not recorded.
-
-    `rollouts_per_batch` covers complete batches, `phase_b_…` groups outside a uniform warm-up.
-    """
-
-    name: str
-    method: str
-    started: str
-    steps: int
-    groups: int
-    rollouts: int
-    rollouts_per_batch: str
-    tokens: int
-    share_hit: float | None
-    share_zero_signal: float | None
-    share_mixed_phases: float | None
-    phase_b_to_none: float | None
-    phase_b_to_all: float | None
-
-
 def table_1(runs: Sequence[Run]) -> Table | None:
     """Pass@1 and Pass@K at each benchmark's largest K, per model and method; None without results."""
     groups = _grouped(runs)
@@ -79,88 +53,7 @@ def table_1(runs: Sequence[Run]) -> Table | None:
         (model, method, [_cell(results, title, k) for title, k in columns])
         for (model, method), results in groups.items()
     ]
-    return Table(columns, _placed(rows)) if columns else None
-
-
-def summarise(name: str, run: Run) -> Summary:
-    size, hits = run.groups["size"], run.groups["hits"]
-    extra, counts, trials = (
-        run.groups[field][run.outside_warm_up] for field in ("extra", "successes", "trials")
-    )
-    none, *_, all_right = PhaseB.count(counts, extra, int(trials.max(initial=1))).shares()
-    return Summary(
-        name=name,
-        method=run.method,
-        started=run.started or "–",
-        steps=len(next(iter(run.steps.values()), np.unique(run.groups["step"]))),
-        groups=len(size),
-        rollouts=int(size.sum()),
-        rollouts_per_batch=_per_batch(run),
-        tokens=int(run.groups["tokens"].sum()),
-        share_hit=float((hits > 0).mean()) if len(hits) else None,
-        share_zero_signal=_mean_of(run, "groups/zero_signal"),
-        share_mixed_phases=_mean_of(run, "groups/mixed_phases"),
-        phase_b_to_none=none.phase_b,
-        phase_b_to_all=all_right.phase_b,
-    )
-
-
-def _mean_of(run: Run, metric: str) -> float | None:
-    """Mean over the steps that have the metric."""
-    values = run.steps.get(metric, np.array([]))
-    return float(np.nanmean(values)) if len(values) else None
-
-
-def _per_batch(run: Run) -> str:
-    """Rollouts of complete batches, `1920` or `1918 to 1920`.
-
-    Per batch and not per step: Γ·G is allocated per batch, and a stale step mixes batches.
-    """
-    batches, place, groups = np.unique(run.groups["batch"], return_inverse=True, return_counts=True)
-    sums = np.bincount(place, weights=run.groups["size"], minlength=len(batches)).astype(int)
-    whole = sums[groups >= int(run.setting("rollout.prompts_per_batch", 0))]
-    if not whole.size:
-        return "–"
-    return str(whole.min()) if whole.min() == whole.max() else f"{whole.min()} to {whole.max()}"
-
-
-@dataclass(frozen=True, slots=True)
-class BySource:
-    """One source: total groups, rollouts and tokens; mean reward and success over the first and last tenth of
-    steps, None if not recorded."""
-
-    source: str
-    groups: int
-    rollouts: int
-    tokens: int
-    reward: tuple[float, float] | None
-    success: tuple[float, float] | None
-
-
-def sources_of(run: Run) -> list[str]:
-    """The data sources of a run with several."""
-    keys = [key.split("/") for key in run.steps if key.startswith("source/")]
-    return list(dict.fromkeys(parts[1] for parts in keys))
-
-
-def by_source(run: Run) -> list[BySource]:
-    """One row per source; none for a run with one data set."""
-    rows = []
-    for source in sources_of(run):
-        columns = {
-            what: run.steps.get(f"source/{source}/{what}", np.zeros(0))
-            for what in ("groups", "rollouts", "tokens", "reward", "success")
-        }
-        groups, rollouts, tokens = (int(np.nansum(columns[k])) for k in ("groups", "rollouts", "tokens"))
-        reward, success = _ends(columns["reward"]), _ends(columns["success"])
-        rows.append(BySource(source, groups, rollouts, tokens, reward, success))
-    return rows
-
-
-def _ends(values: NDArray[np.float64]) -> tuple[float, float] | None:
-    values = values[~np.isnan(values)]
-    n = max(1, len(values) // EDGE)
-    return (float(values[:n].mean()), float(values[-n:].mean())) if len(values) else None
+    return Table(columns, _ranked(rows)) if columns else None
 
 
 def curves(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, list[Estimate]]]]:
@@ -185,15 +78,15 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Result]]:
     groups: dict[tuple[str, str], list[Result]] = {}
     for model, mine in by_model(runs).items():
         mine = sorted(mine, key=lambda run: "HORA" in run.method)
-        found = [("Base", r) for run in mine for r in run.base()]
-        found += [(name, r) for name, run in zip(_names(mine), mine, strict=True) for r in run.latest()]
-        found += [(r.model, r) for run in mine for r in run.unlabelled()]
-        for title in dict.fromkeys(r.title for _, r in found):
-            check_same_problems([r for _, r in found if r.title == title])
+        labelled = [("Base", r) for run in mine for r in run.base()]
+        labelled += [(name, r) for name, run in zip(_names(mine), mine, strict=True) for r in run.latest()]
+        labelled += [(r.model, r) for run in mine for r in run.unlabelled()]
+        for title in dict.fromkeys(r.title for _, r in labelled):
+            check_same_problems([r for _, r in labelled if r.title == title])
         steps: dict[tuple[str, str], set[int]] = defaultdict(set)
-        for method, r in found:
+        for method, r in labelled:
             steps[method, r.title].add(r.step)
-        for method, r in found:
+        for method, r in labelled:
             apart = f", step {r.step}" if method != "Base" and len(steps[method, r.title]) > 1 else ""
             row = groups.setdefault((model, method + apart), [])
             if method != "Base" or r not in row:
@@ -207,8 +100,8 @@ def _names(runs: Sequence[Run]) -> list[str]:
     names = [run.method for run in runs]
     for method in set(names):
         alike = [i for i, run in enumerate(runs) if run.method == method]
-        told = [d for d in differing([runs[i].config for i in alike]) if d[0].startswith(TOLD)]
-        for key, values in told:
+        apart = [d for d in differing([runs[i].config for i in alike]) if d[0].startswith(APART)]
+        for key, values in apart:
             for i, value in zip(alike, values, strict=True):
                 names[i] += f", {key.rpartition('.')[2]}={value}"
     return names
@@ -251,34 +144,25 @@ def _mean(results: Sequence[Result], title: str, k: int) -> Estimate | None:
 
 
 def _cell(results: Sequence[Result], title: str, k: int) -> Cell | None:
-    found = _mean(results, title, k)
-    if found is None:
+    estimate = _mean(results, title, k)
+    if estimate is None:
         return None
     runs = sum(r.title == title for r in results)
-    return Cell(100 * found.value, 100 * found.low, 100 * found.high, runs)
+    return Cell(100 * estimate.value, 100 * estimate.low, 100 * estimate.high, runs)
 
 
-def _placed(
-    rows: Sequence[tuple[str, str, list[Cell | None]]],
-) -> list[tuple[str, str, list[Cell | None]]]:
+def _ranked(rows: Sequence[tuple[str, str, list[Cell | None]]]) -> list[tuple[str, str, list[Cell | None]]]:
     """Mark best and second best within each model, after rounding as shown."""
-    placed = []
+    ranked = []
     for model, method, cells in rows:
         rivals = [other for m, _, other in rows if m == model]
-        tops = [
-            sorted({round(c.value, 1) for c in column if c}, reverse=True)[:2]
-            for column in zip(*rivals, strict=True)
-        ]
-        shown = [
-            c and replace(c, place=_place(round(c.value, 1), top) if len(rivals) > 1 else 0)
-            for c, top in zip(cells, tops, strict=True)
-        ]
-        placed.append((model, method, shown))
-    return placed
-
-
-def _place(value: float, tops: Sequence[float]) -> int:
-    return tops.index(value) + 1 if value in tops else 0
+        marked: list[Cell | None] = []
+        for cell, column in zip(cells, zip(*rivals, strict=True), strict=True):
+            best = sorted({round(c.value, 1) for c in column if c}, reverse=True)[:2]
+            rank = best.index(value) + 1 if cell and (value := round(cell.value, 1)) in best else 0
+            marked.append(replace(cell, rank=rank if len(rivals) > 1 else 0) if cell else None)
+        ranked.append((model, method, marked))
+    return ranked
 
 
 def latex(table: Table) -> str:
@@ -305,4 +189,4 @@ def _line(*cells: str) -> str:
 def _latex_cell(cell: Cell | None) -> str:
     if cell is None:
         return "--"
-    return ("{}", "\\textbf{{{}}}", "\\underline{{{}}}")[cell.place].format(f"{cell.value:.1f}")
+    return ("{}", "\\textbf{{{}}}", "\\underline{{{}}}")[cell.rank].format(f"{cell.value:.1f}")

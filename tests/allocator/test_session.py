@@ -1,11 +1,8 @@
-"""Every round is the exact optimum of what is known, their sum the budget, a session rebuilt the same; by
-single rollouts too, in any order, with late, lost and repeated results."""
+"""Every round is the exact optimum of what is known, their sum the budget, a session rebuilt the same."""
 
 import sys
 import time
-from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +18,6 @@ STOPS = ["none", "hit", "mixed"]
 OTHERS = ("variance", "variance(dr_grpo)", "variance(prior)", "knapsack", "ar3po", "reinforce_ada(4)")
 RULES = [*GAINS, *OTHERS]
 WEIGHT = 0.1
-N, G, G0 = 7, 12, 3
 
 
 def phase_a(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -102,30 +98,30 @@ def test_equal_rounds_spend_the_budget_exactly_and_replays_go_on_alike(rule: str
         c = rng.binomial(8, rates)
         budget = int(rng.integers(rounds, 24 * n))
         made = {"rule": rule, "rounds": rounds, "stop": stop, "max_group_size": 8 + 30}
-        session, told = Session(n, min(budget, 30 * n), **made), [(c, np.full(n, 8))]
-        session.tell(*told[0])
-        asked = []
+        session, results = Session(n, min(budget, 30 * n), **made), [(c, np.full(n, 8))]
+        session.tell(*results[0])
+        sizes = []
         while not session.done:
             again = Session(n, min(budget, 30 * n), **made)
-            for earlier in told:
+            for earlier in results:
                 again.tell(*earlier)
             extra = session.ask()
             np.testing.assert_array_equal(again.ask(), extra)
             np.testing.assert_array_equal(session.ask(), extra)
-            asked.append(int(extra.sum()))
-            told.append((rng.binomial(extra, rates), extra))
-            session.tell(*told[-1])
-        assert sum(asked) == min(budget, 30 * n)
-        assert len(asked) == rounds
-        assert max(asked) - min(asked) <= 1
+            sizes.append(int(extra.sum()))
+            results.append((rng.binomial(extra, rates), extra))
+            session.tell(*results[-1])
+        assert sum(sizes) == min(budget, 30 * n)
+        assert len(sizes) == rounds
+        assert max(sizes) - min(sizes) <= 1
         assert not session.ask().any()
 
 
 def test_lost_rollouts_are_given_again() -> None:
     session = Session(2, 20, rounds=2)
     session.tell([0, 3], 4)
-    asked = session.ask()
-    session.tell([0, 0], asked - [1, 0])
+    extra = session.ask()
+    session.tell([0, 0], extra - [1, 0])
     assert session.ask().sum() == 11
     session.tell([0, 0], session.ask())
     assert session.done
@@ -134,23 +130,23 @@ def test_lost_rollouts_are_given_again() -> None:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        ({"rounds": 0}, "rounds must be a whole number from 1, not 0"),
-        ({"rounds": 11}, r"rounds \(11\) exceeds the budget \(10\)"),
-        ({"stop": "first"}, "stop: 'first' is none of none, hit, mixed"),
-        ({"rule": "nope"}, "rule: 'nope' is none of"),
-        ({"rule": "hit_or_miss(x)"}, "needs a number, not 'x'"),
-        ({"rule": "expected_worth(-1)"}, "r must be finite and not negative, not -1"),
-        ({"rule": "expected_worth(1, 1)"}, "overlap must be from 0 to below 1, not 1"),
-        ({"rule": "expected_worth(1, 0, 0)"}, "takes the noise of a hit and the overlap"),
-        ({"rule": "first_hit(0)"}, "needs a whole number from 1"),
-        ({"least_extra": 1, "rule": "knapsack"}, "marginal gain and stop none, not rule knapsack"),
-        ({"least_extra": 1, "stop": "hit"}, "not rule hit_utility with stop hit"),
-        ({"least_extra": 2, "rounds": 3}, "for 2 prompts exceeds the first round's 3 rollouts"),
-        ({"least_extra": -1}, "least_extra must be a whole number from 0, not -1"),
-        ({"rule": "hit_or_miss(-1)"}, "must be positive and finite, not -1"),
-        ({"budget": -1}, "budget must be a whole number from 0, not -1"),
-        ({"prompts": 0}, "prompts must be a whole number from 1, not 0"),
-        ({"prior": ([1.0, 2.0, 3.0], 1.0)}, r"prior alpha must be a number or of shape \(2,\)"),
+        ({"rounds": 0}, "rounds"),
+        ({"rounds": 11}, r"rounds \(11\)"),
+        ({"stop": "first"}, "stop: 'first'"),
+        ({"rule": "nope"}, "rule: 'nope'"),
+        ({"rule": "hit_or_miss(x)"}, "'x'"),
+        ({"rule": "expected_worth(-1)"}, "expected_worth.* -1"),
+        ({"rule": "expected_worth(1, 1)"}, "overlap.* 1"),
+        ({"rule": "expected_worth(1, 0, 0)"}, "1, 0, 0"),
+        ({"rule": "first_hit(0)"}, "first_hit"),
+        ({"least_extra": 1, "rule": "knapsack"}, "least_extra.*knapsack"),
+        ({"least_extra": 1, "stop": "hit"}, "least_extra.*stop hit"),
+        ({"least_extra": 2, "rounds": 3}, "least_extra.* 2 .* 3"),
+        ({"least_extra": -1}, "least_extra.* -1"),
+        ({"rule": "hit_or_miss(-1)"}, "hit_or_miss.* -1"),
+        ({"budget": -1}, "budget.* -1"),
+        ({"prompts": 0}, "prompts.* 0"),
+        ({"prior": ([1.0, 2.0, 3.0], 1.0)}, "prior alpha"),
     ],
 )
 def test_a_session_that_cannot_be_is_refused_in_one_line(made: dict, message: str) -> None:
@@ -161,12 +157,12 @@ def test_a_session_that_cannot_be_is_refused_in_one_line(made: dict, message: st
 @pytest.mark.parametrize(
     ("tells", "message"),
     [
-        ([([0, 0], 0)], "rule mixed is defined from 1 pre-rollouts on, not 0"),
-        ([([1, 2, 3], 4)], r"successes must be of shape \(2,\), not \(3,\)"),
-        ([([5, 2], 4)], r"successes\[0\] = 5 must be in 0..trials = 4"),
-        ([([1, 2], 4), ([0, 0], [6, 5])], r"this round's 11 and 0 before exceed the budget \(10\)"),
-        ([([1, 2], 25)], r"max_group_size \(20\) is below trials\[0\] = 25"),
-        ([([1, 2], 18)], r"budget \(10\) exceeds what max_group_size \(20\) leaves room for: 4"),
+        ([([0, 0], 0)], "mixed.* 1 .* 0"),
+        ([([1, 2, 3], 4)], "successes"),
+        ([([5, 2], 4)], r"successes\[0\] = 5"),
+        ([([1, 2], 4), ([0, 0], [6, 5])], "trials: .*11.*10"),
+        ([([1, 2], 25)], r"max_group_size \(20\).*trials\[0\] = 25"),
+        ([([1, 2], 18)], r"budget \(10\).*max_group_size \(20\)"),
     ],
 )
 def test_what_cannot_have_been_sampled_is_refused_and_changes_nothing(tells: list, message: str) -> None:
@@ -198,12 +194,12 @@ def test_a_users_rule_divides_by_what_it_is_now(rule: str | Gain, monkeypatch: p
     """Also where it has divided the same counts before."""
     session, by_token = Session(3, 24, rule), per_token(get_rule(rule), Lengths(1.0, (1.0,) * 9))
     session.tell([0, 3, 6], 8)
-    found = []
+    divisions = []
     for weight in (0.1, 6.0):
         monkeypatch.setattr(sys.modules[__name__], "WEIGHT", weight)
         ways = [session.ask(), *(allocate([0, 3, 6], 8, 24, rule=way) for way in (rule, by_token))]
-        found.append({tuple(extra.tolist()) for extra in ways})
-    (before,), (after,) = found
+        divisions.append({tuple(extra.tolist()) for extra in ways})
+    (before,), (after,) = divisions
     assert after[0] < before[0]
 
 
@@ -235,109 +231,3 @@ def test_a_plug_in_estimate_gives_nothing_where_nobody_has_succeeded() -> None:
         budget = int(rng.integers(150, 300))
         assert not allocate(successes, 8, budget, rule=plug_in)[successes == 0].any()
         assert allocate(successes, 8, budget)[successes == 0].all()
-
-
-def drained(session: Session) -> np.ndarray:
-    """(N,) all that can be sampled now."""
-    given = Counter(iter(session.next, None))
-    return np.array([given[i] for i in range(N)])
-
-
-@pytest.mark.parametrize("stop", STOPS)
-@pytest.mark.parametrize("rule", RULES)
-def test_in_any_order_of_arrival_rounds_are_those_of_whole_rounds(rule: str, stop: str) -> None:
-    rng = np.random.default_rng(0)
-    for rounds in (1, 3):
-        rates = rng.beta(0.5, 1.0, N)
-        made: dict[str, Any] = {"rule": rule, "rounds": rounds, "stop": stop, "max_group_size": 30}
-        whole, single = (Session(N, N * (G - G0), **made, **more) for more in ({}, {"pre_rollouts": G0}))
-        asked = drained(single)
-        assert asked.tolist() == [G0] * N
-        while not single.done:
-            hits = rng.binomial(asked, rates)
-            whole.tell(hits, asked)
-            outcomes = [(i, j < hits[i]) for i in range(N) for j in range(asked[i])]
-            for place in rng.permutation(len(outcomes)):
-                assert single.next() is None
-                assert single.tell(*outcomes[place])
-            asked = drained(single)
-            assert asked.tolist() == whole.ask().tolist()
-        assert single.trials.sum() == N * G
-        assert single.next() is None
-
-
-@pytest.mark.parametrize("rule", ["hit_utility", "first_hit", "variance", "knapsack", "uniform"])
-def test_what_is_out_is_the_optimum_for_as_many(rule: str) -> None:
-    """Rollouts in flight are of unknown outcome: k of them are where `allocate` puts k."""
-    counts = np.random.default_rng(1).binomial(G0, 0.4, N)
-    for k in (1, 5, 20):
-        session = Session(N, N * (G - G0), rule, pre_rollouts=G0, in_flight=k)
-        session.tell(counts, np.full(N, G0))
-        given = drained(session)
-        assert given.sum() == k
-        if rule != "knapsack":  # its share for c = 0 depends on the budget, so divisions are not nested
-            assert given.tolist() == allocate(counts, G0, k, rule=rule).tolist()
-
-
-@pytest.mark.parametrize("settings", [{"rounds": 3}, {"in_flight": 6}], ids=["rounds", "in-flight"])
-@pytest.mark.parametrize("seed", range(6))
-def test_late_lost_and_repeated_results_leave_the_budget_exact(settings: dict[str, int], seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    rates = rng.beta(0.5, 1.0, N)
-
-    def begin() -> Session:
-        made = {"stop": "hit", "max_group_size": 40, "pre_rollouts": G0, **settings}
-        return Session(N, N * (G - G0), "first_hit", **made)
-
-    session, log, out, late, name = begin(), [], [], [], 0
-    while not session.done:
-        for prompt in iter(session.next, None):
-            out.append((prompt, bool(rng.random() < rates[prompt]), f"rollout {name}"))
-            name += 1
-        event = rng.random()
-        if event < 0.1:  # a rollout is given up, and arrives when it likes
-            late.append(out.pop(rng.integers(len(out))))
-            session.lost(late[-1][0])
-        elif event < 0.15:  # a crash: those in flight are given anew and arrive as well
-            late, out, session = late + out, [], begin()
-            assert [session.tell(*told) for told in log] == [True] * len(log)
-        else:
-            source = late if late and rng.random() < 0.3 else out
-            result = source.pop(rng.integers(len(source)))
-            if session.tell(*result):
-                log.append(result)
-            assert not session.tell(*result)
-    assert len(log) == N * G
-    assert session.trials.sum() == N * G
-    assert session.trials.min() >= G0
-    assert session.successes.sum() == sum(success for _, success, _ in log)
-    assert session.next() is None
-    assert not any(session.tell(*result) for result in late + out)
-
-
-@pytest.mark.parametrize(
-    ("made", "told", "message"),
-    [
-        ({}, (0, True), "pre_rollouts: needed to tell one rollout"),
-        ({"pre_rollouts": 2}, (7, True), r"prompt must be a whole number in 0..6, not 7"),
-        ({"pre_rollouts": 2}, (0, 2), "success must be true or false, not 2"),
-        ({"pre_rollouts": -1}, None, "pre_rollouts must be a whole number from 0, not -1"),
-        ({"pre_rollouts": 2, "in_flight": 0}, None, "in_flight must be a whole number from 1, not 0"),
-        ({"in_flight": 2}, None, r"in_flight \(2\) goes one rollout at a time: it needs pre_rollouts"),
-        ({"pre_rollouts": 1, "rule": "variance"}, None, "rule variance is defined from 2 pre-rollouts on"),
-        ({"pre_rollouts": 1, "rule": "first_hit(variance)"}, None, "is defined from 2 pre-rollouts on"),
-        ({"pre_rollouts": 9, "max_group_size": 8}, None, r"max_group_size \(8\) is below trials\[0\] = 9"),
-    ],
-)
-def test_what_cannot_be_told_is_refused(made: dict[str, Any], told: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Session(N, 20, **made).tell(*told)
-
-
-def test_a_name_told_with_another_result_is_refused() -> None:
-    session = Session(N, 20, pre_rollouts=1)
-    assert session.tell(3, True, "a")
-    with pytest.raises(ValueError, match=r"'a' was told as \(3, True\) before, and now as \(3, False\)"):
-        session.tell(3, False, "a")
-    with pytest.raises(ValueError, match="pre_rollouts: `next` needs it"):
-        Session(N, 20).next()

@@ -115,7 +115,7 @@ HERE: dict[str, list[tuple[str, str]]] = {
     "rollouts": [("rollouts runs/sampled --step 1 --prompt 0 --failure --longest", "step 1")],
     "report": [
         ("report runs/reported", "report"),
-        ("report runs/one runs/two --compare --out compared", "compare.html"),
+        ("report runs/one runs/two --over rollouts --out compared", "report.html"),
     ],
     "plan": [("plan counts.jsonl", "hit_utility")],
 }

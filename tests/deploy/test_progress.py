@@ -20,7 +20,7 @@ from hora_rl.deploy.launch.summary import summarise
 from hora_rl.deploy.monitor import progress as progress_of
 from hora_rl.deploy.monitor.progress import Pace
 from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
-from hora_rl.evaluation.report.result_files import markdown_table, write_result
+from hora_rl.evaluation.report.result_files import result_page, write_result
 from hora_rl.evaluation.results import Result
 from tests.support.jsonl import write_lines
 
@@ -149,7 +149,7 @@ def test_a_format_that_nobody_rewards_is_not_reported_as_missed(tmp_path: Path) 
             write_result(tmp_path / "evaluation", replace(RESULT, step=step, formatted=formatted))
         text = told(config_with(), tmp_path)
         assert (shown in text) == (formatted is not None)
-        table = markdown_table(replace(RESULT, formatted=formatted), RESULT.estimates())
+        table = result_page(replace(RESULT, formatted=formatted))
         assert ("75.0% in the format" in table) == (formatted is not None)
 
 

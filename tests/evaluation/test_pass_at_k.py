@@ -15,8 +15,8 @@ from scipy.stats import betabinom
 
 from hora_rl.allocator import Session
 from hora_rl.evaluation.pass_at_k import estimates, pass_at_k
-from hora_rl.evaluation.report.hits import HitRow, hits_by_difficulty, promise
 from hora_rl.evaluation.report.runs_report import write_report
+from hora_rl.evaluation.report.summaries import HitRow, hits_by_difficulty, promise
 from hora_rl.evaluation.run_folders import Run
 
 

@@ -13,15 +13,14 @@ import yaml
 from rich.console import Console
 
 from hora_rl.common.config import ObjectiveConfig
-from hora_rl.common.errors import ConfigError
+from hora_rl.common.errors import HoraError
 from hora_rl.deploy.launch.summary import phase_b_share
 from hora_rl.evaluation.pass_at_k import pass_at_k
-from hora_rl.evaluation.report.compare import Comparison, compare, show, write
-from hora_rl.evaluation.report.figures import moving_average
+from hora_rl.evaluation.report.figures import moving_average, spent
 from hora_rl.evaluation.report.result_files import write_result
-from hora_rl.evaluation.report.runs_report import write_report
-from hora_rl.evaluation.report.tables import latex, summarise, table_1
-from hora_rl.evaluation.report.terminal_curves import chart
+from hora_rl.evaluation.report.runs_report import show, write_report
+from hora_rl.evaluation.report.summaries import summarise
+from hora_rl.evaluation.report.tables import latex, table_1
 from hora_rl.evaluation.results import ResultError, read_result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 from tests.support.jsonl import lines, write_lines
@@ -99,7 +98,7 @@ def test_best_and_second_best_of_a_column_are_marked_within_their_model(runs: li
         for cell, line in zip(cells, tex[5:], strict=False):
             value, shown = round(cell.value, 1), line.removesuffix(r" \\").split(" & ")[column + 2]
             marked = {best: rf"\textbf{{{value}}}", second: rf"\underline{{{value}}}"}
-            assert cell.place == {best: 1, second: 2}.get(value, 0)
+            assert cell.rank == {best: 1, second: 2}.get(value, 0)
             assert shown == marked.get(value, str(value))
 
 
@@ -145,8 +144,8 @@ def test_a_trained_model_is_the_initial_policy_of_runs_that_began_with_it_alone(
 
 
 def test_evaluations_of_the_initial_policy_are_averaged_and_copies_count_once(tmp_path: Path) -> None:
-    one, other = (result("amc23", [c] * 40, 0) for c in (0, 256))
-    runs = [small_run(tmp_path / name, MODEL, r) for name, r in (("a", one), ("b", other), ("c", one))]
+    low, high = (result("amc23", [c] * 40, 0) for c in (0, 256))
+    runs = [small_run(tmp_path / name, MODEL, r) for name, r in (("a", low), ("b", high), ("c", low))]
     assert rows(runs) == {("Qwen2.5-7B", "Base"): [50.0, 100 * (0 + 1) / 2]}
 
 
@@ -185,7 +184,7 @@ def test_results_of_other_problems_or_temperatures_are_neither_averaged_nor_comp
     two = [result("amc23", [1] * 40, 5, answer=answer) for answer in ("1", "2")]
     assert two[0].problems == two[1].problems
     runs = [small_run(tmp_path / name, MODEL, r) for name, r in zip("ab", two, strict=True)]
-    with pytest.raises(RunFolderError, match=r"AMC23: run \(step 5\) and run \(step 5\) were evaluated on"):
+    with pytest.raises(RunFolderError, match="AMC23"):
         table_1(runs)
     path = tmp_path / "b" / "evaluation" / "amc23-step5.json"
     old = json.loads(path.read_text())
@@ -193,7 +192,7 @@ def test_results_of_other_problems_or_temperatures_are_neither_averaged_nor_comp
     path.write_text(json.dumps(old))
     assert len(rows([runs[0], load_run(tmp_path / "b")])) == 1
     hot = small_run(tmp_path / "c", MODEL, replace(two[0], temperature=0.1))
-    with pytest.raises(RunFolderError, match="different temperatures"):
+    with pytest.raises(RunFolderError, match="AMC23"):
         table_1([runs[0], hot])
 
 
@@ -214,8 +213,8 @@ def test_runs_of_other_objectives_are_other_methods(
     tmp_path: Path, objective: dict[str, object], method: str
 ) -> None:
     run = load_run(make_run(tmp_path / "run", "hit_utility", 0, steps=1, evaluated=False))
-    whole = ObjectiveConfig.model_validate(objective).model_dump(mode="json")
-    for written in (objective, whole):
+    complete = ObjectiveConfig.model_validate(objective).model_dump(mode="json")
+    for written in (objective, complete):
         config = {**run.config, "learner": {"objective": written}}
         name, _, remarks = replace(run, config=config).method.partition(" (")
         wanted, _, of = method.partition(" (")
@@ -248,16 +247,16 @@ def test_evaluations_alone_can_be_reported(tmp_path: Path) -> None:
     assert "Base" in page
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="no such run folder"):
+@pytest.mark.parametrize(
+    ("groups", "named"),
+    [(None, ""), ('{"step": 1}\n', r"groups\.jsonl: .*'batch'"), ("{\n{}\n", r"groups\.jsonl:1: ")],
+)
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path, groups: str | None, named: str) -> None:
+    with pytest.raises(RunFolderError, match="absent"):
         load_run(tmp_path / "absent")
-    with pytest.raises(RunFolderError, match="is it a run folder"):
-        load_run(tmp_path)
-    (tmp_path / "groups.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(RunFolderError, match=r"groups\.jsonl: a line has no number 'batch'"):
-        load_run(tmp_path)
-    (tmp_path / "groups.jsonl").write_text("{\n{}\n")
-    with pytest.raises(RunFolderError, match=r"groups\.jsonl:1: not JSON"):
+    if groups is not None:
+        (tmp_path / "groups.jsonl").write_text(groups)
+    with pytest.raises(RunFolderError, match=named or re.escape(str(tmp_path))):
         load_run(tmp_path)
 
 
@@ -270,7 +269,7 @@ def test_a_result_is_read_as_it_was_written_and_a_damaged_one_is_named(tmp_path:
 
     for damage in ("", "{}", '{"benchmark": 1}', "[]"):
         path.write_text(damage)
-        with pytest.raises(ResultError, match=r"aime24-step7\.json: not a result"):
+        with pytest.raises(ResultError, match=r"aime24-step7\.json"):
             read_result(path)
 
 
@@ -300,29 +299,31 @@ def pair(tmp_path: Path) -> list[Path]:
     return [run_of(tmp_path, *kind) for kind in kinds]
 
 
-def shown(found: Comparison, width: int = 80) -> str:
+def printed(folders: list[Path], width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
-    show(found, console)
+    show({folder.name: load_run(folder) for folder in folders}, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) <= width
     return str(text)
 
 
-def test_curves_stand_over_what_was_spent(pair: list[Path]) -> None:
-    def places(over: str) -> dict[str, list[float]]:
-        return {name: x.tolist() for name, (x, _, _) in compare(pair, [], over).curves["success"].items()}
+def test_metrics_stand_over_what_was_spent(pair: list[Path]) -> None:
+    def x(over: str) -> list[list[float]]:
+        return [spent(load_run(folder), over).tolist() for folder in pair]
 
-    assert places("step") == {"hora": [0, 1, 2, 3], "grpo": [0, 1]}
-    assert places("rollouts") == {"hora": [10, 20, 30, 40], "grpo": [20, 40]}
-    assert places("hours") == {"hora": [0.5, 1.0, 1.5, 2.0], "grpo": [0.5, 1.0]}
+    assert x("step") == [[0, 1, 2, 3], [0, 1]]
+    assert x("rollouts") == [[10, 20, 30, 40], [20, 40]]
+    assert x("hours") == [[0.5, 1.0, 1.5, 2.0], [0.5, 1.0]]
 
 
-def test_the_terminal_shows_runs_differences_and_curves(pair: list[Path]) -> None:
-    found = compare(pair, [], "rollouts")
-    assert found.settings == [("allocation.rule", ["hit_utility", "uniform"])]
-    text = shown(found)
-    for words in ("━ hora", "━ grpo", "0.700", "allocation.rule", "success over rollouts", "40"):
-        assert words in text, words
+def test_several_runs_are_compared_in_the_terminal_and_on_the_page(pair: list[Path], tmp_path: Path) -> None:
+    text = " ".join(printed(pair).split())
+    assert "hora GRPO + HORA 4 40 0.700 –" in text
+    assert "allocation.rule hit_utility uniform" in text
+    html = write_report(pair, tmp_path / "new", ["success"], "rollouts").read_text()
+    assert html.count("<svg") == 1
+    assert re.search(r"<td>allocation.rule</td><td>hit_utility</td><td>uniform</td>", html)
+    assert not re.search(r'(src|href)="(?!#)', html)
 
 
 def test_brackets_of_a_setting_and_of_a_run_are_no_markup(tmp_path: Path) -> None:
@@ -330,33 +331,17 @@ def test_brackets_of_a_setting_and_of_a_run_are_no_markup(tmp_path: Path) -> Non
     for folder, template in zip(folders, ("{problem}", "[INST] {problem} [/INST]"), strict=True):
         config = yaml.safe_load((folder / "config.yaml").read_text()) | {"data": {"template": template}}
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    text = shown(compare(folders, [], "step"))
+    text = printed(folders)
     assert text.count("one [a]") == 2
     assert "[INST] {problem} [/INST]" in text
 
 
-def test_the_page_is_one_file_with_the_curves_and_the_settings(pair: list[Path], tmp_path: Path) -> None:
-    html = write(compare(pair, [], "step"), tmp_path / "new" / "page.html").read_text()
-    assert html.count("<svg") == 1
-    assert "prefers-color-scheme: dark" in html
-    assert re.search(r"<td>allocation.rule</td><td>hit_utility</td><td>uniform</td>", html)
-    assert not re.search(r'(src|href)="(?!#)', html)
-
-
-def test_what_cannot_be_compared_is_refused_by_name(pair: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--metric nonsense: no run has it; they have .*success"):
-        compare(pair, ["nonsense"], "step")
-    with pytest.raises(ConfigError, match="--over epochs: none of step, rollouts"):
-        compare(pair, [], "epochs")
-    with pytest.raises(RunFolderError, match=r"hora: its steps\.jsonl has no 'tokens'"):
-        compare(pair, [], "tokens")
-    (tmp_path / "young").mkdir()
-    (tmp_path / "young" / "steps.jsonl").touch()
-    with pytest.raises(RunFolderError, match="young"):
-        compare([*pair, tmp_path / "young"], [], "step")
-
-
-def test_a_figure_that_is_infinite_once_is_left_out_of_its_curve() -> None:
-    steps = np.arange(20.0)
-    values = np.where(steps == 7, np.inf, steps)
-    assert "grad_norm" in chart("grad_norm", {"a": (steps, values)}, 60).plain
+@pytest.mark.parametrize(
+    ("metric", "over", "named"),
+    [(["nonsense"], "step", "nonsense"), ([], "epochs", "epochs"), ([], "tokens", "hora: .*'tokens'")],
+)
+def test_what_cannot_be_drawn_is_refused_by_name(
+    pair: list[Path], tmp_path: Path, metric: list[str], over: str, named: str
+) -> None:
+    with pytest.raises(HoraError, match=named):
+        write_report(pair, tmp_path / "out", metric, over)

@@ -75,7 +75,7 @@ def _run_worker(
     worker.config = OmegaConf.create(
         {"actor_rollout_ref": {"rollout": rollout}, "hora": {"pre_rollouts": G0, **SETTINGS}}
     )
-    worker.background_tasks, worker.places = set(), {}
+    worker.background_tasks, worker.prompts = set(), {}
     for module in (agent_loop_tq, verl_hora):
         monkeypatch.setattr(module.tq, "async_kv_put", put)
     monkeypatch.setattr(base, "_run_agent_loop", loop)

@@ -29,8 +29,8 @@ def check_trials(trials: ArrayLike, c: Int) -> Int:
     """`trials` as an integer or integers (n,), none below the successes `c` (n,)."""
     g0 = np.asarray(trials)
     if g0.dtype.kind not in "iu" or g0.ndim > 1 or (g0.ndim == 1 and g0.shape != c.shape):
-        found = f"{g0.dtype} of shape {g0.shape}"
-        raise ValueError(f"trials must be an int or integers of shape {c.shape}, not {found}")
+        shape = f"{g0.dtype} of shape {g0.shape}"
+        raise ValueError(f"trials must be an int or integers of shape {c.shape}, not {shape}")
     g0 = g0.astype(np.int64, copy=False)
     if int(g0.min()) < 0:
         raise ValueError(f"trials[{int(np.argmin(g0))}] = {int(g0.min())} must not be negative")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hora_rl.allocator.arguments import check_budget, check_counts, check_prior, check_trials
+from hora_rl.allocator.checks import check_budget, check_counts, check_prior, check_trials
 from hora_rl.allocator.posterior import BetaPrior, Int, posterior
 from hora_rl.allocator.rules import get_rule
 from hora_rl.allocator.rules.base import Division, Gain, Marginal, Mask, Rule, Sampled, Split, level_up
@@ -152,6 +152,6 @@ def _maximise(rule: Marginal, problem: Problem, budget: int) -> Int:
         keys = sampled.successes * (most + 1) + sampled.trials
         _, index, of = np.unique(keys, return_index=True, return_inverse=True)
         problem = problem[index]
-    sampled, one = problem.sampled, np.ones(len(problem.sampled))
-    post = posterior(sampled.successes, sampled.trials, alpha * one, beta * one)
+    sampled, ones = problem.sampled, np.ones(len(problem.sampled))
+    post = posterior(sampled.successes, sampled.trials, alpha * ones, beta * ones)
     return solve_classes(rule, post, problem.room(budget), of, budget)
