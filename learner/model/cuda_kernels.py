@@ -19,12 +19,11 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
 
 from hora_rl.learner.model.flops import EXPERTS
-from hora_rl.learner.model.head import log_probs, scored
+from hora_rl.learner.model.head import Head, log_probs, scored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hora_rl.learner.model.logprobs import Policy
 
 VARIANTS = 64
 """Compilations of one function before torch runs it eagerly; its own limit is 8, as many as a layer has kinds
@@ -34,8 +33,8 @@ LEAST_HEAD = 16
 """Elements of a head that FlexAttention's kernels need."""
 
 
-def compile_policy(policy: Policy, backend: str = "inductor") -> None:
-    """Compile layers and head of `policy` in place, for any number of rows and tokens. Experts are left
+def compile_policy(hf: PreTrainedModel, head: Head, backend: str = "inductor") -> None:
+    """Compile layers and head of the policy in place, for any number of rows and tokens. Experts are left
     alone: how many tokens each gets is known only on the device. Not under ZeRO-3, whose hooks gather
     parameters inside the layers."""
     from torch._dynamo import config
@@ -44,11 +43,11 @@ def compile_policy(policy: Policy, backend: str = "inductor") -> None:
 
     config.recompile_limit, config.suppress_errors = VARIANTS, True
     shapes.use_duck_shape = False  # else a width that equals another size would be compiled again
-    policy.head.scored = torch.compile(scored, dynamic=True, backend=backend)
-    policy.head.log_probs = torch.compile(log_probs, dynamic=True, backend=backend)
-    if any(getattr(policy.hf.config.get_text_config(), key, None) for key in EXPERTS):
+    head.scored = torch.compile(scored, dynamic=True, backend=backend)
+    head.log_probs = torch.compile(log_probs, dynamic=True, backend=backend)
+    if any(getattr(hf.config.get_text_config(), key, None) for key in EXPERTS):
         return
-    for module in policy.hf.modules():
+    for module in hf.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.compile(dynamic=True, backend=backend)
 

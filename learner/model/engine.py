@@ -84,7 +84,7 @@ class Engine:
             add_adapter(hf, config.run.seed, self._lora)
         self._policy = Policy(hf)
         if self._compiles:
-            compile_policy(self._policy)
+            compile_policy(self._policy.hf, self._policy.head)
         second = config.learner.objective.kl and self._lora is None
         self._reference = self._frozen_policy() if second else None
         self._adam = adam(config.learner.optimizer, self._stage, self._policy.parameters())
@@ -135,7 +135,7 @@ class Engine:
 
         policy = Policy(self._load()).requires_grad_(False).eval()
         if self._compiles:
-            compile_policy(policy)  # rounds as the policy does
+            compile_policy(policy.hf, policy.head)  # rounds as the policy does
         if self._stage != 3:
             return policy.to(self.device)
         engine: Forward

@@ -42,7 +42,7 @@ def compiled(backend: str, *, again: bool = False) -> Policy:
     if again:
         made.hf.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
         made.hf.train()
-    compile_policy(made, backend)
+    compile_policy(made.hf, made.head, backend)
     config.suppress_errors = False
     return made
 
@@ -67,7 +67,7 @@ def test_the_gradient_is_the_formulas_for_any_cut(compiler: None, backend: str, 
 
 def test_the_models_own_forward_stays_eager(compiler: None) -> None:
     made = Policy(tiny_qwen2(5000))
-    compile_policy(made, "aot_eager")
+    compile_policy(made.hf, made.head, "aot_eager")
     micro = make_micro_batch(several_rows())
     with torch.no_grad():
         eager = made(micro, 0.7, 16, by_model=True)[0]
