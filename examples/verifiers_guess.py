@@ -44,17 +44,16 @@ class GuessEnv(vf.Env[GuessEnvConfig]):
                 segment = await game.turn(hint)
                 if segment.terminated:
                     return
-                said = guessed(segment.last_reply)
-                if said == secret:
+                guess = guessed(segment.last_reply)
+                if guess == secret:
                     return
-                hint = (
-                    "\nno number\nn=" if said is None else "\nhigher\nn=" if said < secret else "\nlower\nn="
-                )
+                word = "no number" if guess is None else "higher" if guess < secret else "lower"
+                hint = f"\n{word}\nn="
 
 
 def guessed(text: str) -> int | None:
-    found = re.search(r"\d+", text)
-    return int(found.group()) if found else None
+    match = re.search(r"\d+", text)
+    return int(match.group()) if match else None
 
 
 __all__ = ["Guess", "GuessEnv"]

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from hora_rl.actors.environment.conversation import Conversation
-from hora_rl.actors.environment.protocol import EpisodeOver, Said
+from hora_rl.actors.environment.protocol import EpisodeOver, Reply
 from hora_rl.actors.environment.template import Message
 from hora_rl.common.config import Config
 from hora_rl.common.errors import EnvironmentFault
@@ -60,10 +60,10 @@ class Policy:
     def turns_left(self) -> int:
         return max(0, self.config.environment.max_turns - self.conversation.turns)
 
-    async def reply(self, messages: Sequence[Message]) -> Said:
+    async def reply(self, messages: Sequence[Message]) -> Reply:
         return await self.generate(*self.conversation.rest(messages))
 
-    async def generate(self, *new: Message) -> Said:
+    async def generate(self, *new: Message) -> Reply:
         if self._closed:
             raise EnvironmentFault("asks for a turn after its end")
         if self._busy:
@@ -84,7 +84,7 @@ class Policy:
         self.conversation.append(new, context, answer)
         # A later turn must not come from older weights.
         self._version = max(self._version, answer.spans[-1].version)
-        return Said(answer.text, answer.tokens, answer.finish_reason)
+        return Reply(answer.text, answer.tokens, answer.finish_reason)
 
     def close(self) -> None:
         """End the episode and refuse further turns."""

@@ -1,9 +1,9 @@
 """The interface of an environment.
 
     async def episode(row, policy, sandbox):
-        said = await policy.generate()                      # the first turn follows the row's prompt
-        while said.text != row.answer:
-            said = await policy.generate({"role": "user", "content": "no"})
+        turn = await policy.generate()                      # the first turn follows the row's prompt
+        while turn.text != row.answer:
+            turn = await policy.generate({"role": "user", "content": "no"})
         return Episode({"solved": 1.0})
 
 `row` is a row of the data set (`common.data.rows.Row`). An episode ends when the function returns, or
@@ -29,7 +29,7 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Said:
+class Reply:
     """One turn of the policy. `text` has no special tokens. `finish_reason` is length for a truncated
     turn."""
 
@@ -45,10 +45,10 @@ class EpisodeOver(Exception):
 class Speaker(Protocol):
     """The policy in one append-only conversation."""
 
-    async def generate(self, *new: Message) -> Said:
+    async def generate(self, *new: Message) -> Reply:
         """The policy's next turn, after the messages `new`. Raises EpisodeOver at a limit."""
 
-    async def reply(self, messages: Sequence[Message]) -> Said:
+    async def reply(self, messages: Sequence[Message]) -> Reply:
         """The policy's next turn in the conversation `messages`, which must start with all messages so
         far."""
 

@@ -62,7 +62,7 @@ def extract_final(completion: str) -> str | None:
     """The text after the last "answer is" or "answer:" on its line, otherwise the last line; after the
     thought and without emphasis. A formula that ends on its own line is joined to one line."""
     lines = _lines(after_thought(completion) or "")
-    return _said(lines) or (lines[-1] if lines else None)
+    return _behind_answer_is(lines) or (lines[-1] if lines else None)
 
 
 def extract_lenient(completion: str) -> str | None:
@@ -71,12 +71,12 @@ def extract_lenient(completion: str) -> str | None:
     if answer is not None:
         return last_expression(answer) or answer
     lines = _lines(after_thought(completion) or "")
-    if sentence := _said(lines):
+    if sentence := _behind_answer_is(lines):
         return last_expression(_SENTENCE.split(sentence)[0]) or sentence
     return next(filter(None, map(last_expression, reversed(lines))), lines[-1] if lines else None)
 
 
-def _said(lines: list[str]) -> str | None:
+def _behind_answer_is(lines: list[str]) -> str | None:
     """The text after "answer is" in the last line that has it."""
     return next(filter(None, map(_plain, behind_answer_is(lines))), None)
 

@@ -205,7 +205,7 @@ def _columns(value: Mapping[str, object], entry: str) -> RowTests:
 
 
 def _calls(tests: Sequence[tuple[object, object]]) -> tuple[Call, ...]:
-    """Tests of a function. APPS and PrimeIntellect have each result in a list of its own."""
+    """Tests of a function. APPS and PrimeIntellect have each result in a separate list."""
     listed = all(
         isinstance(arguments, list) and isinstance(result, list) and len(result) == 1
         for arguments, result in tests

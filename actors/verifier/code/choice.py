@@ -4,7 +4,7 @@ take any time or end the interpreter: standard library only, Python 3.9 or later
 With assertions or calls, the program is the last block that defines most of what the tests call. With pairs
 of stdin and stdout it is the last one that does something by itself: it needs no name that only another block
 defines. One that writes and one that reads come before others. Earlier blocks that define names it lacks go
-before it: a helper in a block of its own."""
+before it: a helper in a separate block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How "the answer is" is said in the most used languages (`languages.yaml`)."""
+"""The words for "the answer is" in the most used languages (`languages.yaml`)."""
 
 import re
 from collections.abc import Iterator

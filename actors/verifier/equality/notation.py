@@ -95,7 +95,7 @@ _COMPATIBLE = re.compile("[\uff01-\uffe6\ufe50-\ufe6b\u2102-\u2134\U0001d400-\U0
 
 
 def table(name: str) -> dict[str, Any]:
-    """The table in the file `name` beside this module."""
+    """The table in the file `name` in this folder."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
     return dict(yaml.load(Path(__file__).with_name(name).read_text(encoding="utf-8"), Loader=loader))
 

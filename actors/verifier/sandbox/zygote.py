@@ -87,7 +87,7 @@ def serve(descriptor: int, preload: list[str], refused: list[str], packages: str
 @contextmanager
 def _end_on_failure(report: int) -> Iterator[None]:
     """Used during the set-up of a forked process, which must not continue as a second zygote after an error.
-    Writes the error to `said` and exits."""
+    Writes the error to `report` and exits."""
     try:
         yield
     except BaseException as error:  # noqa: BLE001  whatever failed, this process must end
@@ -196,7 +196,7 @@ def _enter_namespaces(sock: socket.socket) -> None:
 
 
 def _placed(descriptors: list[int], report: int, rules: int | None) -> tuple[int, int | None]:
-    """Renumber the program's descriptors to 0, 1, 2, … and close all others except `said` and `rules`."""
+    """Renumber the program's descriptors to 0, 1, 2, … and close all others except `report` and `rules`."""
     high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for descriptor in descriptors]
     high_report = fcntl.fcntl(report, fcntl.F_DUPFD, 100)
     high_rules = None if rules is None else fcntl.fcntl(rules, fcntl.F_DUPFD, 100)
