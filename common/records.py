@@ -1,9 +1,23 @@
-"""JSON records of shards and groups: reports in Redis (`Keys.shards`), records in groups.jsonl.
+"""JSON records of shards and groups: reports in Redis (`Keys.shards`), records in groups.jsonl; and what the
+metrics of two steps say of the update between them.
 
 Coordinators write the reports and learn from complete cycles; the learner writes the records. Audit and
 summary read both. Fields that older runs lack are optional."""
 
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import NotRequired, TypedDict
+
+Metrics = Mapping[str, float | None]
+HALVED, LEAST_NATS = 0.5, 0.25
+"""Share of the entropy of the step before, and its least fall in nats: a small one halves from batch to
+batch."""
+CAPPED = 0.03
+"""Share of trained tokens whose importance weight is at its cap."""
+REMEDY = (
+    "what it lost seldom comes back: start again with more learner.optimizer.warmup_steps or a lower "
+    "learner.optimizer.learning_rate"
+)
 
 
 class RoundReport(TypedDict):
@@ -67,3 +81,23 @@ class GroupRecord(TypedDict):
     mixed_phases: bool
     turns: NotRequired[int]
     given: NotRequired[int]
+
+
+def moved(before: Metrics, now: Metrics) -> str:
+    """What shows in step `now`, after the step `before`, that an update moved the policy too far, and the
+    remedy; empty if nothing does. Entropies are `entropy/trained`: exact, on the step's own weights."""
+    old, new = before.get("entropy/trained"), now.get("entropy/trained")
+    capped = now.get("importance/capped") or 0.0
+    signs = []
+    if old is not None and new is not None and new <= min(HALVED * old, old - LEAST_NATS):
+        signs.append(f"the entropy fell from {old:.2f} to {new:.2f} nats")
+    if capped > CAPPED:
+        signs.append(f"{capped:.0%} of the importance weights are at learner.objective.importance_cap")
+    if not signs:
+        return ""
+    return f"step {now.get('step') or 0:.0f}: the policy moved far: {', '.join(signs)}; {REMEDY}"
+
+
+def moves(steps: Iterable[Metrics]) -> list[str]:
+    """`moved` of each of `steps`, oldest first, after the one before; only what it found."""
+    return [warning for pair in pairwise([{}, *steps]) if (warning := moved(*pair))]

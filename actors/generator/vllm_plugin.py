@@ -22,7 +22,7 @@ from vllm.model_executor.models import ModelRegistry
 
 from hora_rl.actors.generator.engine_args import FORMAT, PART
 from hora_rl.actors.generator.failures import note_failures
-from hora_rl.common.model.finite import not_finite, refuse_not_finite
+from hora_rl.common.model.model_files import not_finite, refuse_not_finite
 from hora_rl.common.model.text_part import text_name
 from hora_rl.common.processes import die_with_parent
 from hora_rl.common.weights.vllm_transfer import (

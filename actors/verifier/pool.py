@@ -4,7 +4,7 @@
                    ├─ plain text decides ──────────────► verdict
                    ├─ (gold, answer) seen before ──────► verdict
                    ├─ math-verify in a worker process ─► verdict, or killed: wrong
-                   └─ a task's scorer (`gym/pool.py`)
+                   └─ a task's scorer (`task_scorer.py`)
 
 A hostile answer can kill its worker, never the replica. Exceeding time or memory, or crashing the
 interpreter, is one wrong answer. Time is the worker's processor time, which does not depend on load, so such
@@ -28,7 +28,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from hora_rl.actors.verifier import answers, equality
 from hora_rl.actors.verifier.cache import VerdictCache
-from hora_rl.actors.verifier.gym.pool import ScorerPool
+from hora_rl.actors.verifier.task_scorer import ScorerPool
 from hora_rl.actors.verifier.user_rewards import UserRewards
 from hora_rl.common.config import RewardConfig
 from hora_rl.common.data import gym

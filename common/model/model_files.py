@@ -1,8 +1,9 @@
-"""A model's configuration, and a fingerprint of its weight files."""
+"""A model's configuration, a fingerprint of its weight files, and weights that are not finite."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.model.text_part import text_part
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig
 
     from hora_rl.common.config import ModelConfig
@@ -64,3 +66,26 @@ def probe(path: Path) -> bytes:
         first = file.read(PROBE_BYTES)
         file.seek(max(0, path.stat().st_size - PROBE_BYTES))
         return first + file.read(PROBE_BYTES)
+
+
+def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    """Names of tensors with NaN or infinite values. Reads each tensor once, on its device."""
+    import torch
+
+    return [
+        name
+        for name, tensor in tensors
+        if tensor.is_floating_point()
+        and tensor.numel()
+        and not torch.isfinite(torch.stack(tensor.detach().aminmax())).all()  # aminmax propagates NaN
+    ]
+
+
+def refuse_not_finite(names: list[str], path: str) -> None:
+    """Raise ConfigError if the model at `path` has such tensors."""
+    if names:
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        raise ConfigError(
+            f"model.path ({path}): {names[0]}{more} holds NaN or infinite values: copy the model again, or "
+            "train from an earlier checkpoint"
+        )

@@ -18,7 +18,7 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import depth_of
 from hora_rl.common.live.state import SharedState, read_config
 from hora_rl.common.live.telemetry import FLOWS
-from hora_rl.common.moves import moves
+from hora_rl.common.records import moves
 from hora_rl.deploy.monitor.balance import KEPT, Split, balance, split_of
 from hora_rl.deploy.monitor.run_state import Gate, Part, RunState
 from hora_rl.deploy.monitor.warnings import warnings

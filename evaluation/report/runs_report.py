@@ -24,7 +24,7 @@ from rich.text import Text
 from hora_rl.common.console import plain_table
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import differing
-from hora_rl.common.moves import moves
+from hora_rl.common.records import moves
 from hora_rl.evaluation.report.figures import (
     OVER,
     allocation_figure,

@@ -22,7 +22,7 @@ import torch
 
 from hora_rl.common.config import Config
 from hora_rl.common.model.adapters import published_name, refuse_to_train
-from hora_rl.common.model.finite import not_finite, refuse_not_finite
+from hora_rl.common.model.model_files import not_finite, refuse_not_finite
 from hora_rl.learner.model.agreement import check_agreement
 from hora_rl.learner.model.cuda_kernels import compile_policy, use_block_masks
 from hora_rl.learner.model.flops import Shape

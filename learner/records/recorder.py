@@ -20,7 +20,7 @@ from hora_rl.common.errors import RunError
 from hora_rl.common.files import replace_text
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.state import changed
-from hora_rl.common.moves import moved
+from hora_rl.common.records import moved
 from hora_rl.common.types import Group
 from hora_rl.learner.model.engine import Engine, Update
 from hora_rl.learner.ranks import gathered, sums_over_ranks

@@ -21,7 +21,7 @@ from hora_rl.actors.generator.failures import FailureNotes, Progress, stage_now
 from hora_rl.actors.generator.timeline import Sequences
 from hora_rl.common.errors import ConfigError, RunError, UnhealthyError
 from hora_rl.common.load import ROOT, load
-from hora_rl.common.model.finite import not_finite, refuse_not_finite
+from hora_rl.common.model.model_files import not_finite, refuse_not_finite
 from tests.support.engines import engine_of
 
 CHILD = """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hora_rl.common.moves import moved, moves
+from hora_rl.common.records import moved, moves
 
 Metrics = dict[str, float | None]
 

@@ -20,7 +20,7 @@ from hora_rl.common.data.gym import PINNED, TASK, packages
 from hora_rl.common.data.rewards import Answer
 from hora_rl.common.errors import ConfigError
 
-SCORER = f"{__package__}.scorer"
+SCORER = f"{__package__}.task_scorer_process"
 MEMORY = 2 << 30
 """Address space of a scorer in bytes, of which the library takes 0.2 GiB."""
 
