@@ -211,6 +211,7 @@ GONE = {
     "learner.objective.kl_estimator": Gone("it is k3", ("k3",)),
     "learner.objective.entropy_coef": Gone("a loss has no entropy bonus; entropy is a metric", (0.0,)),
     "learner.objective.top_entropy_quantile": Gone("every trained token is in the loss", (1.0,)),
+    "learner.attention": Gone("it is sdpa where the model's class has it, else eager", ("sdpa",)),
     "learner.kernels": Gone("the learner compiles its layers on a card", ("torch",)),
 }
 """Keys of earlier versions. A `reward` key is also one of `data.sources.NAME.reward`."""

@@ -39,7 +39,6 @@ class LearnerConfig(Section):
         False, description="Recompute activations in backward; see run.resources."
     )
     offload_optimizer: bool = Field(False, description="Keep optimizer state in CPU memory.")
-    attention: Literal["sdpa", "eager"] = Field("sdpa", description="Attention of the learner's model.")
     lora: LoraConfig | None = Field(None, description="Train a low-rank adapter; null: full weights.")
     optimizer: OptimizerConfig = OptimizerConfig()
     objective: ObjectiveConfig = ObjectiveConfig()

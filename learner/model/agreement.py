@@ -97,9 +97,7 @@ def check_family(source: ModelConfig, learner: LearnerConfig, temperature: float
     try:
         config = own_configuration(source)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
-                config, trust_remote_code=trusted, attn_implementation=learner.attention
-            )
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
         family = type(model).__name__
         Policy(model)
         if learner.lora is not None:
@@ -108,7 +106,7 @@ def check_family(source: ModelConfig, learner: LearnerConfig, temperature: float
     except ConfigError:
         raise
     except (OSError, ValueError, ImportError) as error:
-        raise not_loaded(source, learner, error) from None
+        raise not_loaded(source, error) from None
     small = _small(config, trusted)
     if small is None:
         return family, ""

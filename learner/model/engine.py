@@ -122,7 +122,7 @@ class Engine:
         model, learner, hf = self._config.model, self._config.learner, None
         if self._stage == 3:
             refuse_to_train(model)
-            hf = load_by_part(model, learner.attention, DTYPES[model.dtype], self._settings, self.device)
+            hf = load_by_part(model, DTYPES[model.dtype], self._settings, self.device)
         hf = load_model(model, learner) if hf is None else for_training(hf, learner)
         # Under ZeRO-3 every rank checks its shards.
         parameters = ((name, getattr(p, "ds_tensor", p)) for name, p in hf.named_parameters())

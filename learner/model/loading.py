@@ -35,7 +35,7 @@ UNKNOWN = re.compile(r"configuration class <class '[\w.]*?(\w+)Config'>|model ty
 
 def load_model(model: ModelConfig, learner: LearnerConfig) -> PreTrainedModel:
     """Load the initial policy for training. Raises ConfigError when the folder holds no causal language
-    model, or one without the attention `learner.attention`."""
+    model."""
     from transformers import AutoModelForCausalLM
 
     refuse_to_train(model)
@@ -45,11 +45,10 @@ def load_model(model: ModelConfig, learner: LearnerConfig) -> PreTrainedModel:
             config=own_configuration(model),
             key_mapping=RENAMED,
             dtype=DTYPES[model.dtype],
-            attn_implementation=learner.attention,
             trust_remote_code=model.trust_remote_code,
         )
     except (OSError, ValueError, ImportError) as error:
-        raise not_loaded(model, learner, error) from None
+        raise not_loaded(model, error) from None
     hf._weight_conversions = None  # published and exported by the names of its own class
     return for_training(hf, learner)
 
@@ -63,7 +62,6 @@ def for_training(hf: PreTrainedModel, learner: LearnerConfig) -> PreTrainedModel
 
 def load_by_part(
     source: ModelConfig,
-    attention: str,
     dtype: torch.dtype,
     settings: Mapping[str, object],
     device: torch.device,
@@ -75,7 +73,7 @@ def load_by_part(
     names, shapes or precisions.
     """
     try:
-        model = skeleton(source, attention, dtype)
+        model = skeleton(source, dtype)
         names = _Files(source.path)
     except (OSError, ValueError, ImportError):
         return None  # loading the full model reports the reason
@@ -97,7 +95,7 @@ def load_by_part(
     return model
 
 
-def skeleton(source: ModelConfig, attention: str, dtype: torch.dtype) -> PreTrainedModel:
+def skeleton(source: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The model with parameters on the meta device and real buffers."""
     from transformers import AutoModelForCausalLM
 
@@ -105,7 +103,7 @@ def skeleton(source: ModelConfig, attention: str, dtype: torch.dtype) -> PreTrai
     hook = register_module_parameter_registration_hook(_on_meta)  # type: ignore[arg-type]  # may return one
     with hook, torch.random.fork_rng(devices=[]):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention, trust_remote_code=trusted
+            config, dtype=dtype, trust_remote_code=trusted
         )
     return model.eval()
 
@@ -199,9 +197,8 @@ def _shard(parameter: Parameter, first: Parameter, settings: Mapping[str, object
         first.convert_to_zero_parameters(param_list=[parameter])  # type: ignore[attr-defined]
 
 
-def not_loaded(source: ModelConfig, learner: LearnerConfig, error: Exception) -> ConfigError:
-    """The error of a model that transformers cannot build, or not with `learner.attention`."""
-    attention = f"learner.attention ({learner.attention})"
+def not_loaded(source: ModelConfig, error: Exception) -> ConfigError:
+    """The error of a model that transformers cannot build."""
     if match := UNKNOWN.search(str(error)):
         return ConfigError(
             f"model.path ({source.path}): transformers, with which the learner trains, has no causal "
@@ -212,10 +209,4 @@ def not_loaded(source: ModelConfig, learner: LearnerConfig, error: Exception) ->
             f"model.path ({source.path}): it needs the code in its folder: read that, and set "
             "model.trust_remote_code: true if you trust it"
         )
-    if "support an attention implementation" in str(error):
-        family = str(error).partition(" ")[0]
-        return ConfigError(
-            f"{attention}: transformers' {family} has no such one; set learner.attention: eager"
-        )
-    key = attention if isinstance(error, ImportError) else f"model.path ({source.path})"
-    return ConfigError(f"{key}: {one_line(error)}")
+    return ConfigError(f"model.path ({source.path}): {one_line(error)}")

@@ -61,7 +61,7 @@ class Drift:
                 f"step {step}: on the same weights the log-probs of generators and learner differ by "
                 f"{drift:.3g} in the mean over {tokens:.0f} tokens, and weights.drift_limit is "
                 f"{self._limit:g}: what is sampled is not from the policy that is trained. Make both alike "
-                "(model.path, model.dtype, learner.attention, the engine's options), or raise "
+                "(model.path, model.dtype, the engine's options), or raise "
                 "weights.drift_limit"
             )
         return sums | measured

@@ -71,8 +71,7 @@ def test_no_run_checkpoint_or_known_step_is_refused_and_nothing_is_overwritten(t
 @pytest.mark.parametrize("of", ["data", "processor"])
 def test_an_exported_model_knows_its_step_and_has_its_own_settings(tmp_path: Path, of: str) -> None:
     model = write_model("bloom", tmp_path / "model")
-    # BLOOM has no other attention.
-    settings = [f"model.path={model}", "learner.attention=eager"]
+    settings = [f"model.path={model}"]
     settings += ["data.chat_template='{{ messages }}'"] if of == "data" else []
     if of == "processor":
         tokenizer = load_tokenizer(str(model))

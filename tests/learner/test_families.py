@@ -73,10 +73,10 @@ def config_of(folder: Path, *more: str) -> Config:
 def test_logprobs_and_gradients_are_the_models_own(
     tmp_path: Path, family: str, checkpointing: str, attention: str
 ) -> None:
-    more = f"learner.gradient_checkpointing={checkpointing}", f"learner.attention={attention}"
-    config = config_of(write_model(family, tmp_path), *more)
+    config = config_of(write_model(family, tmp_path), f"learner.gradient_checkpointing={checkpointing}")
     policy, reference = Policy(load_model(config.model, config.learner)), model_of(family)
-    reference.set_attn_implementation(attention)
+    for hf in (reference, policy.hf):
+        hf.set_attn_implementation(attention)
     wanted = torch.cat([own(reference, s) for s in samples()])
     theirs = gradient(reference, wanted)
     sharing = replace(ALWAYS, window=window_of(policy.hf.config))

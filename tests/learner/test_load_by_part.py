@@ -24,7 +24,7 @@ def written(family: str, folder: Path) -> Config:
 
 
 def misfit(config: Config) -> str:
-    return _misfit(skeleton(config.model, "sdpa", DTYPE), _Files(config.model.path), DTYPE)
+    return _misfit(skeleton(config.model, DTYPE), _Files(config.model.path), DTYPE)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def misfit(config: Config) -> str:
 def test_buffers_are_those_of_from_pretrained_and_parameters_on_meta_too(family: str, tmp_path: Path) -> None:
     config = written(family, tmp_path)
     full = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=DTYPE)
-    made = skeleton(config.model, "sdpa", DTYPE)
+    made = skeleton(config.model, DTYPE)
     assert all(p.is_meta and p.dtype == DTYPE for p in made.parameters())
     assert [n for n, _ in made.named_parameters()] == [n for n, _ in full.named_parameters()]
     result, wanted = dict(made.named_buffers()), dict(full.named_buffers())

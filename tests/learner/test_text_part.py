@@ -50,7 +50,7 @@ def test_the_text_part_computes_what_the_whole_model_does(tmp_path: Path, family
 @pytest.mark.parametrize("family", ["gemma-3", "qwen3.5", "ministral-3"])
 def test_zero_3_reads_it_from_the_files_by_part(tmp_path: Path, family: str) -> None:
     config = config_of(write_published(family, tmp_path))
-    made, files = skeleton(config.model, "sdpa", torch.float32), _Files(str(tmp_path))
+    made, files = skeleton(config.model, torch.float32), _Files(str(tmp_path))
     assert _misfit(made, files, torch.float32) == ""
     full = load_model(config.model, config.learner)
     assert not differ(full)

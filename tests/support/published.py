@@ -157,7 +157,6 @@ FAMILIES = {
         "GptOssForCausalLM",
         SHAPE | HEADS | SLIDING | UNTIED | {"num_local_experts": 4, "num_experts_per_tok": 2},
         HARMONY,
-        needs=("learner.attention=eager",),
         refused="GptOssForCausalLM",
     ),
     "glm-4": Family("Glm4ForCausalLM", SHAPE | HEADS | UNTIED, GLM4),
