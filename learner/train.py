@@ -80,7 +80,7 @@ def _steps(config: Config, client: redis.Redis, engine: Engine, heart: Heartbeat
         if step + 1 > publisher.published:
             publisher.publish(step + 1)
         times |= {"time/step": time.monotonic() - began, "time/checkpoint": checkpoints.seconds}
-        recorder.record(step, groups, feed, update, sums, times | publisher.metrics)
+        recorder.record(step, groups, feed.all_groups, update, sums, times | publisher.metrics)
         heart.update(state=STEPPING, step=step + 1)
         bad_in_a_row = bad_in_a_row + 1 if update.bad else 0
         if update.bad:

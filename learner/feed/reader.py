@@ -1,10 +1,9 @@
 """Reads this rank's groups of each step: planned by rank 0, fixed in the ledger, read from Redis by id.
 
-Rank 0 claims entries, validates each once (an unusable one becomes a dead letter and is sampled again),
-selects the step's Γ groups by the staleness rule and writes them to the ledger before any rank trains. The
-ranks share only the ledger: each computes the same division of the groups and reads its part. Rank 0 caches
-validated groups until their step, so it reads nothing twice. After a crash the ledger repeats the same steps;
-groups that no ledgered step took are still in the stream.
+Rank 0 claims entries, validates each once, selects the step's Γ groups by the staleness rule and writes them
+to the ledger before any rank trains. The ranks share only the ledger: each computes the same division of the
+groups and reads its part. After a crash the ledger repeats the same steps; groups that no ledgered step took
+are still in the stream.
 """
 
 import json
@@ -126,7 +125,7 @@ class Planner:
             self._admit(entry)
 
     def missing(self, step: int) -> tuple[int, int]:
-        """How many groups the next step `step` still lacks at least, and the oldest incomplete batch."""
+        """Return (minimum missing groups, oldest incomplete batch) for `step`."""
         per_batch, limit = self._config.rollout.prompts_per_batch, step - self._config.rollout.max_staleness
         held = self._trained + Counter(r.batch for r, _ in self._ready.values())
         # The step before took the rest of the batches before `limit`.

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 class OwnPath:
     """Replaces `self` in the `forward` of a Hugging Face model, to run only the part after the backbone.
 
-    The backbone returns the supplied hidden states, the head multiplies by weight and bias without a module
-    call, and everything else is the model's. Under ZeRO-3 no module hook runs here, so no rank waits for
-    another.
+    The backbone returns the supplied hidden states, the head multiplies without a module call, and everything
+    else is the model's. So under ZeRO-3 no module hook runs here, and no rank waits for another.
     """
 
     def __init__(self, hf: PreTrainedModel) -> None:

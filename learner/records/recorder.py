@@ -7,9 +7,8 @@ raises an alarm.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import redis
 import structlog
@@ -67,12 +66,6 @@ class Drift:
         return sums | measured
 
 
-class StepGroups(Protocol):
-    """Where the groups of all ranks are read."""
-
-    def all_groups(self, step: int) -> list[Group]: ...
-
-
 class Recorder:
     """Its methods with a step are collectives; rank 0 writes into `run_dir`. Lines of steps from `start` on,
     left by a crash, are removed first."""
@@ -101,17 +94,18 @@ class Recorder:
         self,
         step: int,
         groups: Sequence[Group],
-        feed: StepGroups,
+        all_groups: Callable[[int], list[Group]],
         update: Update,
         sums: dict[str, float],
         times: dict[str, float],
     ) -> None:
-        """Write the step to every record. `sums` are over all ranks, `groups` this rank's."""
+        """Write the step to every record. `sums` are over all ranks, `groups` this rank's; `all_groups` reads
+        those of all ranks."""
         of_ranks = gathered([group_record(step, group, self._config) for group in groups])
         if self._records is None:
             return
         engine, config = self._engine, self._config
-        every = list(groups) if engine.world == 1 else feed.all_groups(step)
+        every = list(groups) if engine.world == 1 else all_groups(step)
         norm, rate = update.grad_norm, update.learning_rate
         metrics = step_metrics(
             step, every, sums, config, ranks=engine.world, grad_norm=norm, learning_rate=rate

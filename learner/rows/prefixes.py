@@ -2,21 +2,18 @@
 of similar length in micro-batches; costs evenly over parts. Deterministic.
 
 A row of tokens is [prompt, c_1, …, c_m]. Positions of every completion continue the prompt's, and a mask
-limits a token to the prompt and its completion. One call of the model computes the row, so module hooks run
-as usual. A row with one completion needs no mask.
+limits a token to the prompt and its completion. A row with one completion needs no mask.
 
 Kernels with a mask compute all T² products of a row, masked ones included. So a long group is cut into
-several rows, each repeating the prompt. Groups are stacked as rows rather than concatenated in one, where
-each would pay for all others. With S tokens of completions in k rows, C per token and A per product of
-attention, the cost is
+several rows, each repeating the prompt. With S tokens of completions in k rows, C per token and A per product
+of attention, the cost is
 
     C (kP + S) + A (kP + S)² / k,    least at k = S / sqrt(P² + P C/A)
 
 FlexAttention (learner/model/cuda_kernels.py) computes what is seen alone, at `SPARSE` of the speed of
 a kernel without a mask. There a group is cut only to fit a micro-batch.
 
-Rows of a micro-batch are padded at the right. Causal attention never looks there, and costs as much as for
-separate rows.
+Rows of a micro-batch are padded at the right, where causal attention never looks.
 """
 
 from __future__ import annotations
@@ -141,9 +138,8 @@ def mask_of(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Additive attention mask (B, 1, T, T): 0 where a token may look, else the minimum of `dtype`. `segments`
     (B, T) are 0 for the prompt and number the completions and the padding of a row.
 
-    Every implementation accepts an additive mask: `eager` adds the mask, and SDPA would convert a boolean one
-    in each layer. Lines start at multiples of 8 numbers, as CUDA's memory-efficient kernel requires;
-    otherwise each layer copies the mask. (Flash attention takes no mask.)
+    Additive, because SDPA would convert a boolean one in each layer. Lines start at multiples of 8 numbers,
+    as CUDA's memory-efficient kernel requires; otherwise each layer copies the mask.
     """
     import torch
 
