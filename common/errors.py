@@ -33,11 +33,11 @@ class MissingWeights(RunError):
 
 
 class Unavailable(Exception):
-    """Raise this from a reward whose service is down. The run retries for up to `reward.wait_limit_s`."""
+    """Raise this from a reward whose service is down. The run retries for up to ten minutes."""
 
 
 class AwayTooLong(RuntimeError):
-    """A reward raised Unavailable for all of `reward.wait_limit_s`; retrying would wait as long again."""
+    """A reward raised Unavailable for ten minutes; retrying would wait as long again."""
 
 
 class VerifierUnavailable(RuntimeError):
@@ -50,7 +50,7 @@ class UnhealthyError(RuntimeError):
 
 class EnvironmentFault(Exception):
     """An environment failed, hung, changed the history or returned no success. The episode is sampled again;
-    after `environment.attempts` tries the run stops. The text begins with a verb."""
+    after five tries the run stops. The text begins with a verb."""
 
     @property
     def kind(self) -> str:

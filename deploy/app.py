@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from rich.console import Console
 
@@ -21,7 +21,8 @@ from hora_rl.actors.coordinator.deployment import Coordinator
 from hora_rl.actors.environment.deployment import Environment
 from hora_rl.actors.generator.router import RESERVED, BalanceRouter
 from hora_rl.actors.verifier.deployment import Verifier
-from hora_rl.common.config import Config, EnvironmentConfig, RolloutConfig
+from hora_rl.common.config import LIGHT_CPUS, Config
+from hora_rl.common.config.environment import EPISODES
 from hora_rl.common.load import from_args
 from hora_rl.common.processes import KEEP_FREED_MEMORY
 from hora_rl.deploy.checks.findings import Target
@@ -73,7 +74,7 @@ def build_run(config: Config, *, drain: bool) -> Application:
         Coordinator,
         "coordinator",
         num_replicas=config.coordinator.replicas,
-        ray_actor_options={"num_cpus": config.coordinator.cpus, "runtime_env": environment},
+        ray_actor_options={"num_cpus": LIGHT_CPUS, "runtime_env": environment},
         health_check_period_s=2.0,
         graceful_shutdown_timeout_s=5.0,
         graceful_shutdown_wait_loop_s=0.5,
@@ -105,7 +106,7 @@ def _samplers(
     verifiers. `given` are their first arguments: configuration and Redis URL."""
     policy = _generator(config, drain=drain).bind(*given)
     if config.environment.path is not None:
-        policy = environment_deployment(config.environment, config.rollout).bind(*given, policy)
+        policy = _environment(config.environment.replicas).bind(*given, policy)
     verifier = _deployment(
         Verifier,
         "verifier",
@@ -140,29 +141,17 @@ def _generator(config: Config, *, drain: bool) -> serve.Deployment:
     )
 
 
-def environment_deployment(environment: EnvironmentConfig, rollout: RolloutConfig) -> serve.Deployment:
-    """The environments of a checked configuration, with autoscaling if `max_replicas` is set."""
-    # A request holds the episodes of one prompt in one phase.
-    usual = min(rollout.samples_per_request, rollout.pre_rollouts)
-    requests = max(1, environment.episodes // usual)
-    most = environment.max_replicas
-    scaled: dict[str, Any] = {"num_replicas": environment.replicas}
-    if most is not None:
-        scaled = {
-            "autoscaling_config": AutoscalingConfig(
-                min_replicas=environment.replicas, max_replicas=most, target_ongoing_requests=requests / 2
-            )
-        }
+def _environment(replicas: int) -> serve.Deployment:
     return _deployment(
         Environment,
         "environment",
-        max_ongoing_requests=environment.episodes,
-        ray_actor_options={"num_cpus": environment.cpus},
+        num_replicas=replicas,
+        max_ongoing_requests=EPISODES,
+        ray_actor_options={"num_cpus": LIGHT_CPUS},
         health_check_period_s=2.0,
         health_check_timeout_s=30.0,
         graceful_shutdown_timeout_s=LEAVING_S,
         graceful_shutdown_wait_loop_s=1.0,
-        **scaled,
     )
 
 

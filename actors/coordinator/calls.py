@@ -22,7 +22,8 @@ from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.actors.verifier.code.pool import limits_of
 from hora_rl.actors.verifier.code.runner import TRIES
 from hora_rl.common.config import Config, RolloutConfig
-from hora_rl.common.config.reward import EPISODE, RewardConfig
+from hora_rl.common.config.environment import ATTEMPTS
+from hora_rl.common.config.reward import EPISODE, WAIT_LIMIT_S, RewardConfig
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.layouts import tests_of
 from hora_rl.common.data.rewards import Answer, group_functions
@@ -87,7 +88,7 @@ def episode_calls(
     rollout, environment = config.rollout, config.environment
     # Covers failures that no replica detects: long enough for all turns and tries of an episode.
     turn_s = IN_LINE * rollout.time_limit_s + config.weights.update_limit_s
-    limit = environment.attempts * (environment.max_turns * turn_s + environment.time_limit_s)
+    limit = ATTEMPTS * (environment.max_turns * turn_s + environment.time_limit_s)
 
     async def generate(request: SamplingRequest) -> list[Completion]:
         def ask(before: int) -> Awaitable[list[Completion] | Failed]:
@@ -141,7 +142,7 @@ def _scores(
         return prompt.row if needs_row or TASK in prompt.row else {}
 
     def limit_s(asked: Sequence[Asked]) -> float:
-        limit = reward.time_limit_s * sum(len(c) for _, c in asked) + reward.wait_limit_s
+        limit = reward.time_limit_s * sum(len(c) for _, c in asked) + WAIT_LIMIT_S
         if "code_tests" in reward.names:
             runs = sum(tests_of(reward.code_tests, prompt.row).runs * len(c) for prompt, c in asked)
             limit += TRIES * runs * limits_of(reward.code_tests).wall
@@ -196,7 +197,7 @@ def _rank_of(handle: DeploymentHandle, config: Config, text_of: Callable[[Rollou
         ]
 
         what = f"ranking the {len(items)} completions of prompt {prompt.index}"
-        limit = config.reward.time_limit_s * len(functions) + config.reward.wait_limit_s
+        limit = config.reward.time_limit_s * len(functions) + WAIT_LIMIT_S
         limit += config.rollout.time_limit_s
         values = await retry(lambda _: method.remote(items), what, config.rollout.attempts, limit)
         return ranked(group, values)

@@ -40,6 +40,8 @@ from hora_rl.common.types import Prompt
 
 log = structlog.get_logger(__name__)
 ALIVE_S = 5.0  # heartbeats come once a second
+LEASE_S = 30.0
+"""A coordinator silent for this long loses its shards."""
 
 
 class Coordinator(Replica):
@@ -80,7 +82,7 @@ class Coordinator(Replica):
             score=verifier_calls(verifier, config),
             producer=Producer(self._redis, self._run, rollout.prompts_per_batch, rounds),
             cycles=Cycles(self._redis, config, prior, mixture_of(config.data.sources, prompts)),
-            leases=Leases(self._redis, config.run.name, self._name, config.coordinator.lease_s),
+            leases=Leases(self._redis, config.run.name, self._name, LEASE_S),
             telemetry=Telemetry(self._redis, config.run.name),
             rank=group_calls(verifier, config, LastTexts(tokenizer, config.rollout.stop)),
         )

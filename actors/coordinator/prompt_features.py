@@ -38,8 +38,6 @@ def prior_of(allocation: AllocationConfig, run: RunConfig, model: str, prompts: 
         return make_prior(
             allocation.prior,
             n=len(prompts),
-            alpha=allocation.alpha,
-            beta=allocation.beta,
             features=features,
             state=load_state(allocation.prior_state, allocation.prior) if allocation.prior_state else None,
             seed=run.seed,

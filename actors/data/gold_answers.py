@@ -12,6 +12,7 @@ from functools import cache
 from hora_rl.actors.verifier.answers import extract_boxed, extract_tags
 from hora_rl.actors.verifier.equality import gold_fault, solution_fault
 from hora_rl.common.config import RewardConfig
+from hora_rl.common.config.reward import MAX_ANSWER_CHARS
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.layouts import Layout, tests_of, without_unread
 from hora_rl.common.data.rewards import columns_of
@@ -127,7 +128,7 @@ def gold_test(reward: RewardConfig) -> Callable[[Candidate], str | None]:
             return str(error)
         gold = None
         if "accuracy" in reward.names:
-            gold = row.trouble or (_too_long(reward, row) if TASK in row.columns else _not_verifiable(row))
+            gold = row.trouble or (_too_long(row) if TASK in row.columns else _not_verifiable(row))
         return gold or next(filter(None, (_lacks(name, row) for name in functions)), None)
 
     return unusable
@@ -150,11 +151,11 @@ def _needed(name: str) -> tuple[str, ...] | None:
     return None
 
 
-def _too_long(reward: RewardConfig, row: Candidate) -> str | None:
+def _too_long(row: Candidate) -> str | None:
     """For a task with a scorer, which needs no gold answer."""
-    most = reward.max_answer_chars
+    most = MAX_ANSWER_CHARS
     longer = isinstance(row.answer, str) and len(row.answer) > most
-    return f"{row.field!r} is longer than reward.max_answer_chars = {most}" if longer else None
+    return f"{row.field!r} is longer than {most} characters" if longer else None
 
 
 def _not_verifiable(row: Candidate) -> str | None:

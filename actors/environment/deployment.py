@@ -18,6 +18,7 @@ from hora_rl.actors.environment.registry import environment_of
 from hora_rl.actors.environment.tools import SandboxTools
 from hora_rl.actors.environment.watchdog import Watchdog
 from hora_rl.actors.replica import Replica
+from hora_rl.common.config.environment import ATTEMPTS
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.live.heartbeats import EnvironmentBeat
 from hora_rl.common.live.keys import Keys
@@ -74,7 +75,7 @@ class Environment(Replica):
 
     def _end_blocked(self, line: str) -> None:
         """Exit this replica, whose event loop is blocked at `place`, so that Serve starts another. Stop the
-        run after environment.attempts such exits in quick succession. Called from the watchdog's thread."""
+        run after ATTEMPTS such exits in quick succession. Called from the watchdog's thread."""
         config, keys = self._config, Keys(self._run)
         reason = (
             f"environment {config.environment.path} blocks its replica at {line}, and no episode there "
@@ -87,7 +88,7 @@ class Environment(Replica):
             times = client.incr(keys.blocked)
             # An environment that always blocks will block the next replica within this time.
             client.expire(keys.blocked, int(2 * config.environment.time_limit_s) + STARTED_S)
-            if times >= config.environment.attempts:
+            if times >= ATTEMPTS:
                 client.hset(keys.state, mapping=changed(error=reason))
         finally:
             os._exit(1)

@@ -23,6 +23,7 @@ from hora_rl.actors.environment.protocol import Episode, EpisodeFunction, Episod
 from hora_rl.actors.environment.template import Template
 from hora_rl.actors.environment.tools import EpisodeTools
 from hora_rl.common.config import Config
+from hora_rl.common.config.environment import ATTEMPTS, EPISODES
 from hora_rl.common.config.reward import EPISODE
 from hora_rl.common.data.prompts import opening
 from hora_rl.common.data.rows import Row
@@ -56,7 +57,7 @@ class Episodes:
     ) -> None:
         self._config, self._function, self._tools, self._count = config, function, tools, count
         self._templates = {name: Template(tokenizer, config.of(name).data) for name in config.source_names}
-        self._places = asyncio.Semaphore(config.environment.episodes)
+        self._places = asyncio.Semaphore(EPISODES)
         self.running = 0
 
     async def make(self, request: SamplingRequest, version: int, turns: Turns) -> list[Completion] | Failed:
@@ -72,9 +73,9 @@ class Episodes:
     ) -> Completion:
         """Episode `number` of a request. Its seed is the request's seed plus this number, so episodes do not
         depend on how they are split into requests. Retries use new seeds. Raises RunError after
-        environment.attempts tries."""
-        prompt, attempts = request.prompt, self._config.environment.attempts
-        for attempt in range(attempts):
+        ATTEMPTS tries."""
+        prompt = request.prompt
+        for attempt in range(ATTEMPTS):
             sample = _sample(request, f"{request.seed + number}:{attempt}", turns)
             try:
                 async with self._places:
@@ -87,7 +88,7 @@ class Episodes:
                 )
         raise RunError(
             f"environment {self._config.environment.path} made no episode of prompt {prompt.index} (problem "
-            f"{prompt.text!r:.60}) in {attempts} tries (environment.attempts); last: {reason}"
+            f"{prompt.text!r:.60}) in {ATTEMPTS} tries; last: {reason}"
         )
 
     async def _one(self, prompt: Prompt, sample: Sample, version: int) -> Completion:

@@ -31,6 +31,7 @@ from hora_rl.actors.verifier.cache import VerdictCache
 from hora_rl.actors.verifier.task_scorer import ScorerPool
 from hora_rl.actors.verifier.user_rewards import UserRewards
 from hora_rl.common.config import RewardConfig
+from hora_rl.common.config.reward import MAX_ANSWER_CHARS
 from hora_rl.common.data import gym
 from hora_rl.common.data.rewards import Answer
 from hora_rl.common.errors import ConfigError, VerifierUnavailable
@@ -151,7 +152,7 @@ class VerifierPool:
                 f"reward 'accuracy': the gold answer is not a string: {gold!r:.60} ({judged.place})"
             )
         answer = await rewards.answer_in(judged.completion)
-        most = rewards.reward.max_answer_chars
+        most = MAX_ANSWER_CHARS
         if answer is None or (len(answer) > most if has_scorer else not equality.bounded(answer, most)):
             self._counts["plain"] += 1
             return 0.0

@@ -16,6 +16,7 @@ from pebble import ProcessExpired
 from hora_rl.actors.verifier import answers
 from hora_rl.actors.verifier.code.pool import ProgramPool
 from hora_rl.common.config import RewardConfig
+from hora_rl.common.config.reward import WAIT_LIMIT_S
 from hora_rl.common.data.rewards import (
     Answer,
     UserReward,
@@ -132,8 +133,8 @@ class UserRewards:
             raise ValueError(f"{key} {name!r} took over {limit} s or ended its process") from error
 
     async def _patient(self, name: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """Call `ask`, and retry while it raises Unavailable. Raises AwayTooLong after reward.wait_limit_s."""
-        deadline, pause = time.monotonic() + self.reward.wait_limit_s, 0.5
+        """Call `ask`, and retry while it raises Unavailable. Raises AwayTooLong after WAIT_LIMIT_S."""
+        deadline, pause = time.monotonic() + WAIT_LIMIT_S, 0.5
         while True:
             try:
                 value = await ask()
@@ -141,8 +142,7 @@ class UserRewards:
                 self.away[name] = str(error)
                 if time.monotonic() + pause > deadline:
                     raise AwayTooLong(
-                        f"reward {name!r} was unavailable for reward.wait_limit_s = "
-                        f"{self.reward.wait_limit_s:g} s: {error}"
+                        f"reward {name!r} was unavailable for {WAIT_LIMIT_S:g} s: {error}"
                     ) from None
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE_S, 2 * pause)

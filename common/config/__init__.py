@@ -19,10 +19,11 @@ from hora_rl.common.config.lora import LoraConfig
 from hora_rl.common.config.objective import ObjectiveConfig, check_sampling
 from hora_rl.common.config.reward import EPISODE, RewardConfig, VerifierConfig
 from hora_rl.common.config.rollout import RolloutConfig
-from hora_rl.common.config.services import CoordinatorConfig, GeneratorConfig, QueueConfig
+from hora_rl.common.config.services import LIGHT_CPUS, CoordinatorConfig, GeneratorConfig, QueueConfig
 from hora_rl.common.config.telemetry import EvaluationConfig, TelemetryConfig
 
 __all__ = [
+    "LIGHT_CPUS",
     "PACKED_BYTES",
     "AllocationConfig",
     "Config",
@@ -67,14 +68,6 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        needed = (self.rollout.max_staleness + 1) * self.rollout.prompts_per_batch
-        if self.queue.capacity is not None and self.queue.capacity < needed:
-            raise ValueError(
-                f"queue.capacity ({self.queue.capacity}) must be at least (rollout.max_staleness + "
-                "1)·rollout.prompts_per_batch = "
-                f"{self.rollout.max_staleness + 1}·{self.rollout.prompts_per_batch} = {needed}, or the "
-                "oldest batch could block"
-            )
         if self.learner.tokens_per_microbatch < self.longest:
             raise ValueError(
                 f"learner.tokens_per_microbatch ({self.learner.tokens_per_microbatch}) must hold one longest "
@@ -242,6 +235,11 @@ class Config(Section):
         own = ("generator", "verifier", "coordinator")
         return own if self.environment.path is None else (*own, "environment")
 
+    def cpus(self, name: str) -> float:
+        """CPUs that Ray reserves per replica of deployment `name`."""
+        reserved = {"generator": self.generator.cpus, "verifier": self.verifier.cpus}
+        return reserved.get(name, LIGHT_CPUS)
+
     @property
     def policy(self) -> str:
         """The deployment that samples: `generator`, or `environment`, which calls the generators."""
@@ -271,5 +269,5 @@ class Config(Section):
 
     @property
     def capacity(self) -> int:
-        """Number of untrained groups in the queue at which producers wait."""
-        return self.queue.capacity or (self.rollout.max_staleness + 2) * self.rollout.prompts_per_batch
+        """Untrained groups in the queue at which producers wait. The oldest batch always has room."""
+        return (self.rollout.max_staleness + 2) * self.rollout.prompts_per_batch

@@ -39,11 +39,9 @@ class AllocationConfig(Section):
     )
     prior: str = Field(
         "fixed",
-        description="fixed, empirical, hidden-static, hidden-online, hidden-dual, mpnet-dual, gp or "
-        "gp-pooled.",
+        description="fixed (Beta(1, 1)), empirical, hidden-static, hidden-online, hidden-dual, mpnet-dual, "
+        "gp or gp-pooled.",
     )
-    alpha: float = Field(1.0, gt=0, description="α0 of the fixed prior; empirical: before the first cycle.")
-    beta: float = Field(1.0, gt=0, description="β0 of the fixed prior; empirical: before the first cycle.")
     rounds: Count = Field(
         1,
         description="R: allocation rounds of Phase B. Each uses the results of earlier ones. The paper uses "

@@ -10,6 +10,10 @@ from hora_rl.common.user_code import is_user_function
 BUILT_IN = ("guess", "python")
 LIBRARY = "verifiers"
 """Value of `environment.path` for an environment of that library."""
+ATTEMPTS = 5
+"""Tries of an episode whose environment fails or hangs, before the run stops."""
+EPISODES = 256
+"""Concurrent episodes per replica; more wait outside."""
 
 
 class VerifiersConfig(Section):
@@ -67,15 +71,7 @@ class EnvironmentConfig(Section):
         description="Seconds that an environment may use per episode, not counting time for the policy. "
         "After that it is hung, and the episode is sampled again.",
     )
-    attempts: PerStart[Count] = Field(
-        5, description="Tries of an episode whose environment fails or hangs, before the run stops."
-    )
     replicas: PerPart[Count] = Field(1, description="Replicas of the deployment at the start.")
-    max_replicas: PerStart[Count | None] = Field(
-        None, description="Replicas are added on demand up to this number; none: no replica is added."
-    )
-    episodes: PerStart[Count] = Field(256, description="Concurrent episodes per replica; more wait outside.")
-    cpus: PerStart[float] = Field(0.25, ge=0, description="CPUs reserved per replica, for Ray's placement.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -90,7 +86,4 @@ class EnvironmentConfig(Section):
                 f"environment.path ({self.path!r}) is none of {', '.join(named)}; your own is "
                 "package.module:function"
             )
-        if self.max_replicas is not None and self.max_replicas < self.replicas:
-            least = f"environment.replicas ({self.replicas})"
-            raise ValueError(f"environment.max_replicas ({self.max_replicas}) must be at least {least}")
         return self

@@ -1,7 +1,7 @@
 """Rewards, the definition of success, and the processes that compute them."""
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -9,6 +9,10 @@ from hora_rl.common.answer_format import MODES
 from hora_rl.common.config.base import Count, PerPart, PerStart, Seconds, Section
 from hora_rl.common.user_code import OWN, is_user_function
 
+WAIT_LIMIT_S = 600.0
+"""A reward that raises `Unavailable` is retried for this long; then the run stops."""
+MAX_ANSWER_CHARS = 2000
+"""A longer answer is wrong without being parsed."""
 BUILT_IN = ("format", "accuracy", "code_tests")
 EPISODE = "episode."
 """Prefix of rewards that an environment returns: `episode.solved` is its reward `solved`."""
@@ -25,13 +29,14 @@ class CodeTestsConfig(Section):
         "2 s.",
     )
     memory_mib: int = Field(512, ge=64, le=65536, description="Memory of a program, including Python.")
-    output_bytes: int = Field(
-        2**20, ge=1024, le=2**28, description="A program that writes more to stdout or stderr is wrong."
+    columns: dict[Literal["tests", "entry_point", "solution"], str] = Field(
+        {},
+        description="Columns with other names: `tests` ({input, output} pairs or assertions), `entry_point` "
+        "(the function for `check(candidate)`), `solution` (a correct program, for `hora check`).",
     )
-    files: int = Field(64, ge=16, le=1024, description="Files that a program may have open at a time.")
-    tests_field: str = Field("tests", description="Column of tests: {input, output} pairs or assertions.")
-    entry_field: str = Field("entry_point", description="Column of the function for `check(candidate)`.")
-    solution_field: str = Field("solution", description="Column of a correct program for `hora check`.")
+
+    def column(self, name: Literal["tests", "entry_point", "solution"]) -> str:
+        return self.columns.get(name, name)
 
 
 class RewardConfig(Section):
@@ -58,10 +63,6 @@ class RewardConfig(Section):
         description="Processor time of math-verify for one answer; then its process is killed and the answer "
         "is wrong. Wall-clock time of a call of your reward.",
     )
-    wait_limit_s: PerStart[Seconds] = Field(
-        600.0, description="A reward that raises `Unavailable` is retried for this long; then the run stops."
-    )
-    max_answer_chars: Count = Field(2000, description="A longer answer is wrong without being parsed.")
     code_tests: CodeTestsConfig = CodeTestsConfig()
 
     @field_validator("weights")

@@ -44,15 +44,15 @@ class RolloutConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _whole_distribution(cls, given: Any) -> Any:
+    def _whole_distribution(cls, values: Any) -> Any:
         for name in ("top_p", "top_k", "min_p"):
-            if isinstance(given, dict) and name in given:
+            if isinstance(values, dict) and name in values:
                 raise ValueError(
                     f"rollout.{name}: training samples from all tokens, because the learner scores the whole "
                     "distribution and importance weights against a truncated one are biased: remove it, or "
-                    f"set evaluation.{name}"
+                    f"set evaluation.truncation.{name}"
                 )
-        return given
+        return values
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from hora_rl.common.config.base import Count, PerPart, Seconds, Section
+from hora_rl.common.config.base import Count, PerPart, Section
 
 
 class GeneratorConfig(Section):
@@ -16,11 +16,6 @@ class GeneratorConfig(Section):
         None, ge=0, description="GPUs reserved per replica; none: tensor_parallel on a GPU machine, 0 on CPU."
     )
     cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica, for Ray's placement.")
-    max_requests: Count = Field(
-        256,
-        description="Requests accepted by one replica, running or queued in its engine, which serves the "
-        "oldest shard first. Further ones wait outside, unordered.",
-    )
     max_sequences: Count = Field(256, description="vLLM's max_num_seqs.")
     memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory for vLLM.")
     kv_cache_gib: float | None = Field(
@@ -54,6 +49,12 @@ class GeneratorConfig(Section):
         description="`step`: while the learner steps on the same card, the engine frees its memory: weights "
         "wait in pinned host memory, KV entries are recomputed. Needs a GPU.",
     )
+
+    @property
+    def max_requests(self) -> int:
+        """Requests accepted by one replica, running or queued in its engine, which serves the oldest shard
+        first. Further ones wait outside, unordered."""
+        return max(256, self.max_sequences)
 
     @property
     def batched_tokens(self) -> int:
@@ -90,17 +91,16 @@ class GeneratorConfig(Section):
                 raise ValueError(f"generator.sleep ({self.sleep}) {obstacle}, or generator.sleep: none")
 
 
+LIGHT_CPUS = 0.25
+"""CPUs reserved for a coordinator, and for a replica of an environment."""
+
+
 class CoordinatorConfig(Section):
     replicas: PerPart[Count] = Field(1, description="Coordinators; they share shards by leases in Redis.")
-    lease_s: Seconds = Field(30.0, description="A coordinator silent for this long loses its shards.")
-    cpus: float = Field(0.25, ge=0, description="CPUs reserved, for Ray's placement.")
 
 
 class QueueConfig(Section):
     url: PerPart[str | None] = Field(
         None, description="redis://, rediss:// or unix:// address; none: `hora run` starts a Redis."
-    )
-    capacity: Count | None = Field(
-        None, description="Maximum untrained groups before producers wait; none: (max_staleness + 2)·Γ."
     )
     max_group_bytes: Count = Field(256 * 2**20, description="A larger message is refused, not decoded.")

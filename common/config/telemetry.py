@@ -18,19 +18,16 @@ class TelemetryConfig(Section):
     http_host: str = Field("127.0.0.1", description="Address of the HTTP endpoint; loopback by default.")
     http_names: tuple[str, ...] = Field((), description="Page host names besides localhost and addresses.")
     http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP endpoint; 0: a free one.")
-    rollouts: Literal["all", "none"] = Field("all", description="Trained rollouts kept in RUN/rollouts.")
-    rollouts_logprobs: bool = Field(False, description="Also keep token ids and log-probs: triple size.")
+    rollouts: Literal["all", "logprobs", "none"] = Field(
+        "all",
+        description="Trained rollouts kept in RUN/rollouts. logprobs: with token ids and log-probs, which "
+        "triples their size.",
+    )
     rollouts_gib: float = Field(
         20.0,
         gt=0,
         description="Size limit of RUN/rollouts in GiB: files of the oldest steps are deleted first.",
     )
-
-    @model_validator(mode="after")
-    def _kept(self) -> Self:
-        if self.rollouts_logprobs and self.rollouts == "none":
-            raise ValueError("rollouts_logprobs: true keeps nothing while rollouts is none")
-        return self
 
     @field_validator("on_alert")
     @classmethod
@@ -40,6 +37,10 @@ class TelemetryConfig(Section):
         if "://" in value or not shlex.split(value):
             raise ValueError("write an address that begins with http:// or https://, or a command")
         return value
+
+
+UNCUT = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""Values that leave no token out."""
 
 
 class EvaluationConfig(Section):
@@ -73,30 +74,29 @@ class EvaluationConfig(Section):
     prompts: Count = Field(100, description="Problems of one evaluation.")
     samples: Count = Field(64, description="N: completions per problem.")
     k: tuple[int, ...] = Field((1, 8, 64), min_length=1, description="K of Pass@K; each at most N.")
-    top_p: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="Sample only the most probable tokens that hold this probability. Training samples from "
-        "all tokens, because the learner scores all.",
+    truncation: dict[str, float] = Field(
+        {},
+        description="Sample only the most probable tokens: those that hold probability `top_p`, the first "
+        "`top_k`, those of at least `min_p` times the highest. Training samples from all tokens, because the "
+        "learner scores all.",
     )
-    top_k: int = Field(0, ge=0, description="Sample only the K most probable tokens; 0: all.")
-    min_p: float = Field(
-        0.0, ge=0, le=1, description="Sample only tokens of at least this share of the highest probability."
-    )
-
-    @property
-    def truncation(self) -> dict[str, float]:
-        """`top_p`, `top_k` and `min_p`, if they leave tokens out."""
-        fields = type(self).model_fields
-        names = [n for n in ("top_p", "top_k", "min_p") if getattr(self, n) != fields[n].default]
-        return {name: getattr(self, name) for name in names}
 
     @property
     def on_the_hub(self) -> dict[str, str]:
         """The set keys that locate rows in a Hugging Face data set, as fields of `Data`."""
         named = {"name": self.name, "revision": self.revision, "split": self.split}
         return {key: value for key, value in named.items() if value is not None}
+
+    @field_validator("truncation")
+    @classmethod
+    def _shares(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, number in value.items():
+            if name not in UNCUT:
+                raise ValueError(f"{name} is none of {', '.join(UNCUT)}")
+            top_k = name == "top_k"
+            if number < 0 or (number % 1 if top_k else number > 1) or (name == "top_p" and not number):
+                raise ValueError(f"{name} ({number:g}) must be {'a count' if top_k else 'a share'}")
+        return {name: int(n) if name == "top_k" else n for name, n in value.items() if n != UNCUT[name]}
 
     @field_validator("k")
     @classmethod

@@ -1,7 +1,7 @@
 r"""The layouts of published data sets: which columns hold the problem, the gold answer and the tests.
 
 A row has the first layout of `layouts.yaml` whose columns it has, else one of the usual columns. The keys
-`data.prompt_field`, `data.answer_field` and `reward.code_tests.tests_field` win over it. Columns are paths
+`data.prompt_field`, `data.answer_field` and `reward.code_tests.columns` win over it. Columns are paths
 (`common/data/rows.py`)."""
 
 import json
@@ -113,16 +113,16 @@ def known_tests(layout: Layout, row: Row) -> RowTests:
 
 def tests_of(settings: CodeTestsConfig, row: Mapping[str, object]) -> RowTests:
     """The tests of a row. Raises ValueError naming the column and its defect."""
-    field, layout = settings.tests_field, layout_of(row)
+    field, layout = settings.column("tests"), layout_of(row)
     known = bool(layout.tests) and (layout.tests == field or not has(row, field))
     if not known and not has(row, field):
-        raise ValueError(f"no column {field!r} (reward.code_tests.tests_field)")
+        raise ValueError(f"no column {field!r} (reward.code_tests.columns)")
     try:
         if known:
             field = layout.tests
             tests = known_tests(layout, row)
         else:
-            tests = read_tests(reach(row, field), value(row, settings.entry_field))
+            tests = read_tests(reach(row, field), value(row, settings.column("entry_point")))
         return replace(tests, entry=tests.entry or called_function(row)) if tests.calls else tests
     except ValueError as error:
         raise ValueError(f"{field!r} {error}") from None
@@ -130,7 +130,7 @@ def tests_of(settings: CodeTestsConfig, row: Mapping[str, object]) -> RowTests:
 
 def solution_of(settings: CodeTestsConfig, row: Mapping[str, object]) -> str | None:
     """A right program for `hora check`; None if the row has none."""
-    solution = value(row, settings.solution_field)
+    solution = value(row, settings.column("solution"))
     known = layout_of(row).solution
     if not isinstance(solution, str) and known:
         solution = value(row, known)

@@ -9,7 +9,7 @@ sum of all rewards (paper, section 4).
 It needs the gold answer's column in each row, or the columns it names: `reward.columns = ("tests",)`.
 
 It returns a finite number, or finite numbers by name; for a group, a list with one per completion. An error
-stops the run and names function and row. `Unavailable` is retried for up to `reward.wait_limit_s`."""
+stops the run and names function and row. `Unavailable` is retried for up to ten minutes."""
 
 import inspect
 import math

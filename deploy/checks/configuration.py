@@ -134,11 +134,10 @@ def _try_rule(allocation: AllocationConfig, rollout: RolloutConfig, key: str, ru
     """Allocate a batch that holds every count c_i once, and one with successes of every prompt, which alone
     uses the rule in `first_hit(RULE)`. Raises ConfigError with `key` if the rule fails."""
     trials, extra = rollout.pre_rollouts, rollout.group_size - rollout.pre_rollouts
-    prior = (allocation.alpha, allocation.beta)
     try:
         for least in (0, 1):
             counts = np.arange(least, trials + 1)
-            allocate(counts, trials, len(counts) * extra, prior, rule, allocation.max_group_size)
+            allocate(counts, trials, len(counts) * extra, (1.0, 1.0), rule, allocation.max_group_size)
     except OWN_FAULTS as error:
         text = str(error).removeprefix("rule: ").removeprefix(f"rule {rule}: ")
         reason = text if isinstance(error, ValueError) else f"raised {type(error).__name__}: {text}"

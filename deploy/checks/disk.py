@@ -90,6 +90,6 @@ def expected_gib(rollout: RolloutConfig, telemetry: TelemetryConfig, steps: int)
     """Maximal size of RUN/rollouts after `steps`: every completion has the longest allowed length."""
     if telemetry.rollouts == "none":
         return 0.0
-    per_token = OF_TOKEN_WITH_LOGPROBS if telemetry.rollouts_logprobs else OF_TOKEN
+    per_token = OF_TOKEN_WITH_LOGPROBS if telemetry.rollouts == "logprobs" else OF_TOKEN
     per_rollout = OF_ROW + per_token * rollout.max_response_tokens
     return min(steps * (OF_FILE + rollout.batch_size * per_rollout) / GIB, telemetry.rollouts_gib)

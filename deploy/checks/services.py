@@ -98,8 +98,8 @@ def placeable(target: Target, resources: Mapping[str, float]) -> Iterator[Findin
     yield enough_gpus(target, resources.get("GPU", 0), "the cluster has")
     config, have = target.config, resources.get("CPU", 0)
     parts = [(name, getattr(config, name)) for name in config.deployments]
-    need = sum(part.replicas * part.cpus for _, part in parts) + config.learner.workers
-    terms = "".join(f"{name}.replicas {p.replicas} · {name}.cpus {p.cpus:g} + " for name, p in parts)
+    need = sum(part.replicas * config.cpus(name) for name, part in parts) + config.learner.workers
+    terms = "".join(f"{name}.replicas {p.replicas} · CPUs {config.cpus(name):g} + " for name, p in parts)
     terms += f"learner.workers {config.learner.workers}"
     says = f"the cluster has {have:g}, the configuration reserves {need:g} = {terms}"
     fix = "lower these keys (replicas under `deployments:` of a Serve file), or join more machines"

@@ -195,7 +195,7 @@ def _programs(
     data: DataConfig, reward: RewardConfig, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[Finding]:
     """Findings of a task whose completions are programs."""
-    field = reward.code_tests.solution_field
+    field = reward.code_tests.column("solution")
     solved = [row for row in rows if solution_of(reward.code_tests, row.columns) is not None]
     row = (solved or rows)[0]
     prompt = render_text(tokenizer, row.problem, data, row.messages)
@@ -213,7 +213,7 @@ def _programs(
         yield from _solutions(reward.code_tests, solved)
         return
     yield list(_shown(reward, right, wrong))[1]
-    fix = f"add the column {field!r} to some rows, or name yours in reward.code_tests.solution_field"
+    fix = f"add the column {field!r} to some rows, or name yours in reward.code_tests.columns"
     says = f"no row has a program in {field!r}, and from tests alone none can be made: they are not tried"
     yield Finding("warn", "right answer", says, fix)
 

@@ -33,7 +33,7 @@ from hora_rl.evaluation.results import Result, make_result, model_digest, read_r
 from hora_rl.evaluation.sample_loop import Progress as Reading
 from hora_rl.learner.records.step_records import log_evaluation
 
-JUDGING = {"answer", "max_answer_chars", "time_limit_s", "code_tests"}
+JUDGING = {"answer", "time_limit_s", "code_tests"}
 EPISODES = {"path", "verifiers", "max_turns", "max_turn_tokens", "max_given_tokens", "history"}
 Drive = Callable[[Coroutine[Any, Any, Counts]], Counts]
 """Runs an evaluation coroutine to its end."""

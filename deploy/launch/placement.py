@@ -90,7 +90,7 @@ def _shares(run: TrainingRun, client: redis.Redis, have: Mapping[str, float]) ->
         deployment = None if application is None else application.deployments.get(name)
         states = {} if deployment is None else deployment.replica_states
         up, stopping = states.get("RUNNING", 0), states.get("STOPPING", 0)
-        each = {"CPU": getattr(config, name).cpus, "GPU": gpus if name == "generator" else 0.0}
+        each = {"CPU": config.cpus(name), "GPU": gpus if name == "generator" else 0.0}
         found.append(Share(name, sum(states.values()) - stopping, up, each))
     alive = any(p.alive for p in read_run(client, config.run.name).of("learner"))
     ranks = config.learner.workers

@@ -277,8 +277,10 @@ def _not_started(part: str, reason: str) -> RunError:
 def _cpus(config: Config) -> int:
     """CPUs for Ray's scheduler: those of this machine, but at least what the parts reserve, because parts
     share CPUs."""
-    parts = [getattr(config, name) for name in config.deployments]
-    reserved = sum(part.replicas * part.cpus for part in parts) + config.learner.workers + 1
+    names = config.deployments
+    reserved = (
+        sum(getattr(config, name).replicas * config.cpus(name) for name in names) + config.learner.workers + 1
+    )
     return max(os.cpu_count() or 1, int(reserved + 1))
 
 

@@ -111,7 +111,7 @@ def _silent(state: RunState) -> Iterator[Warning]:
 def _told(state: RunState) -> Iterator[Warning]:
     """What living parts say of themselves: a reward that is away, a late evaluation, what a learner waits for
     at its start, and what was repaired or given up."""
-    away = "a reward is unavailable, the run waits for it up to reward.wait_limit_s"
+    away = "a reward is unavailable, the run waits for it up to ten minutes"
     for why in sorted({p.state["away"] for p in _alive(state, "verifier") if "away" in p.state}):
         yield Warning(Kind.REWARD_AWAY, f"{away}: {why}")
     for part in _alive(state, "evaluator"):

@@ -90,7 +90,7 @@ class RolloutFiles:
 
     def _table(self, step: int, groups: Sequence[Group]) -> pa.Table:
         """The rows of one step, in order of prompt index."""
-        config, logprobs = self._config, self._config.telemetry.rollouts_logprobs
+        config, logprobs = self._config, self._config.telemetry.rollouts == "logprobs"
         earned = (name for g in groups for r in g.rollouts for name in r.rewards)
         form = schema(list(dict.fromkeys([*config.reward_names, *earned])), logprobs=logprobs)
         weights = {source: config.of(source).reward.weights for source in config.source_names}

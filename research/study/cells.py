@@ -24,7 +24,7 @@ STUDIES, PRESETS = HERE / "studies", HERE / "presets"
 COMMON = (
     *("rollout.max_prompt_tokens", "rollout.max_response_tokens", "rollout.time_limit_s"),
     *("rollout.temperature", "allocation.budget", "learner.steps", "learner.objective.updates_per_batch"),
-    *("reward.time_limit_s", "reward.max_answer_chars", "model.", "data.", "evaluation."),
+    *("reward.time_limit_s", "model.", "data.", "evaluation."),
 )
 
 

@@ -144,7 +144,7 @@ def test_a_study_that_compares_nothing_is_refused_in_one_line(
         *(("rollout.temperature", 0.9), ("rollout.max_prompt_tokens", 16)),
         *(("allocation.budget", "tokens"), ("learner.objective.updates_per_batch", 2)),
         *(("data.limit", 10), ("data.split", "held-out"), ("model.dtype", "bfloat16")),
-        *(("evaluation.samples", 128), ("reward.max_answer_chars", 5)),
+        *(("evaluation.samples", 128), ("reward.time_limit_s", 9)),
     ],
 )
 def test_an_arm_keeps_model_data_budget_and_evaluation(tmp_path: Path, key: str, value: object) -> None:

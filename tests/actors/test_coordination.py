@@ -121,8 +121,11 @@ def assert_stops(report: dict[str, Any], stop: str) -> None:
         trials = [t + extra for t, extra in zip(trials, division["extra"], strict=True)]
 
 
-async def test_a_full_queue_pauses_the_coordinator_after_the_shard_in_hand(redis_url: str) -> None:
-    config = config_of("full", staleness=4, steps=5, **{"rollout.shards_in_flight": 1, "queue.capacity": 30})
+async def test_a_full_queue_pauses_the_coordinator_after_the_shard_in_hand(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hora_rl.common.config.Config.capacity", 30)
+    config = config_of("full", staleness=4, steps=5, **{"rollout.shards_in_flight": 1})
     keys, client = Keys("full"), connect(redis_url)
     work = begun(config, redis_url)
     await until(lambda: client.xlen(keys.groups) >= 30)

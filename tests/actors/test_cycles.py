@@ -227,7 +227,7 @@ async def test_with_rests_every_batch_waits_for_its_cycles_and_views_are_told_ho
 async def test_a_coordinator_killed_at_the_end_of_a_cycle_changes_no_rule(
     redis_url: str, in_flight: int, reported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = {"learner.steps": 3, "allocation.warmup.cycles": 1, "coordinator.lease_s": 0.2}
+    more = {"learner.steps": 3, "allocation.warmup.cycles": 1}
     config = config_of(f"killed-{in_flight}-{reported}", **more, **{"rollout.shards_in_flight": in_flight})
     died = asyncio.Event()
     complete, release = Cycles.complete, Leases.release

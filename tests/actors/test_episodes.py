@@ -110,9 +110,9 @@ async def test_after_all_tries_the_reason_is_one_line_and_no_answer() -> None:
         await policy.generate()
         raise KeyError("door")
 
-    found, counts = await made(fails, Turns(), attempts=3)
+    found, counts = await made(fails, Turns())
     assert found == Failed(
-        "environment guess made no episode of prompt 0 (problem 'n=') in 3 tries (environment.attempts); "
+        "environment guess made no episode of prompt 0 (problem 'n=') in 5 tries; "
         "last: the environment raises KeyError: 'door'"
     )
     assert counts["episodes"] == 0
@@ -126,9 +126,9 @@ async def test_an_environment_that_awaits_what_it_cancelled_has_failed() -> None
         await hint
         return Episode({"solved": 1.0})
 
-    found, counts = await made(cancels, Turns(), attempts=2)
+    found, counts = await made(cancels, Turns())
     assert isinstance(found, Failed)
-    assert "in 2 tries (environment.attempts); last: the environment raises CancelledError" in found.reason
+    assert "in 5 tries; last: the environment raises CancelledError" in found.reason
     assert counts["episodes_lost:raises"] >= 2
 
 
@@ -178,7 +178,6 @@ async def scored(prompt: Prompt, completions: Sequence[Completion]) -> list[Scor
 
 EPISODES = {
     "environment.path": "guess",
-    "environment.attempts": 20,
     "environment.max_turns": 3,
     "environment.max_turn_tokens": 1,
     "data.chat": "false",
@@ -191,6 +190,7 @@ EPISODES = {
 async def test_every_episode_is_trained_once_whoever_dies_when(
     redis_url: str, staleness: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("hora_rl.actors.environment.episodes.ATTEMPTS", 20)
     chance, counts = random.Random(staleness), Counter[str]()
     config = config_of(f"episodes-{staleness}", staleness, **EPISODES)
     fleet = playing(config, chance, counts)

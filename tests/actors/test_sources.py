@@ -156,7 +156,7 @@ async def run(config: Config, redis_url: str, monkeypatch: pytest.MonkeyPatch) -
 async def test_a_run_over_two_sources_is_exact_and_its_audit_follows_their_order(
     redis_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = configured(folder, coordinator={"lease_s": 0.3})
+    config = configured(folder)
     groups = await run(config, redis_url, monkeypatch)
     assert len(groups) == STEPS * GAMMA
     for batch in range(STEPS):

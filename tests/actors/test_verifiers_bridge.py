@@ -170,9 +170,9 @@ class TestWithTheLibrary:
         assert 0 < counts["episodes_cut"] < 12, "some ended at their last turn, judged like the others"
 
     def test_what_goes_wrong_there_is_named_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("hora_rl.actors.environment.episodes.ATTEMPTS", 1)
         monkeypatch.setenv("HORA_REDIS_URL", "redis://:secret@127.0.0.1:1")
         config = configured(
-            "environment.attempts=1",
             "environment.time_limit_s=8",
             "reward.weights={episode.half: 1.0}",
             "reward.success=episode.half",

@@ -80,7 +80,7 @@ def test_a_row_is_left_out_only_where_its_own_reward_cannot_use_it(tmp_path):
     assert kept("format")[0] == [0, 1, 2, 3, 4, 5]
     places, reasons = kept("code_tests", "format")
     assert places == [4]
-    assert reasons[0] == "no column 'tests' (reward.code_tests.tests_field)"
+    assert reasons[0] == "no column 'tests' (reward.code_tests.columns)"
     assert reasons[-1] == "'tests' holds no tests: a list of {input, output}, or assertions as text"
     assert load_dataset(data).rows[1].answer == {"cases": [1, [True, None]]}
 

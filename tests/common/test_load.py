@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from hora_rl.common.config.base import Scope, Section
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.load import GONE, check_paths, differences, dump_yaml, from_args, load
+from hora_rl.common.gone_keys import GONE
+from hora_rl.common.load import check_paths, differences, dump_yaml, from_args, load
 
 GOOD: dict[str, Any] = {"model": {"path": "org/model"}, "data": {"path": "arithmetic"}}
 
@@ -142,8 +143,8 @@ KEYS = [
     ("rollout.temperature=0", "rollout.temperature (0): Input should be greater than 0"),
     ("learner.zero_stage=4", "learner.zero_stage (4): Input should be 0, 1, 2 or 3"),
     ("weights.transport=ipc", "weights.transport ('ipc'): Input should be 'file', 'gloo' or"),
-    ("telemetry={rollouts: none, rollouts_logprobs: true}", "keeps nothing while rollouts is none"),
-    ("queue.capacity=10", "queue.capacity (10) must be at least"),
+    ("evaluation.truncation={top_p: 2}", "evaluation.truncation"),
+    ("evaluation.truncation={top: 2}", "evaluation.truncation"),
     ("reward.success=acuracy", "'acuracy'"),
     ("reward.answer='boxed '", "'boxed '"),
     ("reward.success_at=0", "reward.success_at (0.0) makes every rollout a success"),
@@ -151,7 +152,6 @@ KEYS = [
         "data={sources: {a: {path: arithmetic, reward: {success_at: 1.5}}}}",
         "reward.success_at (1.5) makes no rollout a success: accuracy gives 0 to 1",
     ),
-    ("environment={path: guess, max_replicas: 2, replicas: 3}", "environment.max_replicas (2) must be at"),
     ("allocation.rounds=900", "(900) exceeds the Phase B rollouts of a shard, (Γ/shards)·(G - G0) = "),
     ("learner.offload_optimizer=true", "learner.offload_optimizer needs ZeRO, and learner.zero_stage is 0"),
     *(
@@ -170,7 +170,7 @@ SEVERAL = [
 ]
 CODE_TESTS = [
     (f"reward.code_tests.{limit}", f"reward.code_tests.{limit.partition('=')[0]}")
-    for limit in ("seconds=0", "seconds=601", "memory_mib=8", f"output_bytes={2**40}", "files=3", "cores=2")
+    for limit in ("seconds=0", "seconds=601", "memory_mib=8", "columns={test: t}", "cores=2")
 ]
 NOT_FINITE = [
     (setting, "a finite number")

@@ -93,7 +93,7 @@ def test_a_cluster_is_counted_by_its_own_gpus_and_cpus(config: Make) -> None:
     assert found["GPUs"].level == found["CPUs"].level == "fail"
     assert "the cluster has 6, the configuration asks for 8" in found["GPUs"].says
     assert "the cluster has 6, the configuration reserves 6.5" in found["CPUs"].says
-    assert "generator.replicas 4 · generator.cpus 0.5" in found["CPUs"].says
+    assert "generator.replicas 4 · CPUs 0.5" in found["CPUs"].says
     assert {f.level for f in services.placeable(target, {"GPU": 8, "CPU": 6.5})} == {"ok"}
 
 

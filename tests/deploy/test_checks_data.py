@@ -360,7 +360,7 @@ def test_right_and_wrong_programs_are_run_before_a_gpu_is_spent_and_missing_ones
     assert "\n      | ```python\n      | print(int(input()) + 1)\n      | ```" in found["right answer"].says
     found = findings(programs(folder, PLUS))
     assert found["right answer"].level == "warn", "no program: its tests are not tried"
-    assert "reward.code_tests.solution_field" in found["right answer"].fix
+    assert "reward.code_tests.columns" in found["right answer"].fix
     assert "code_tests 0" in found["wrong answer"].says
 
 

@@ -72,7 +72,7 @@ def packed(cpus: int) -> list[scheduling.AvailableNodeResources]:
     gpus, scheduler = config.generator.gpus, scheduling.DeploymentScheduler(None, "head", lambda *_: None)
     free = {str(i): scheduling.AvailableNodeResources(CPU=cpus, GPU=8) for i in range(8)}
     requests = [
-        scheduling.RequestedResources(CPU=getattr(config, name).cpus, GPU=gpus * (name == "generator"))
+        scheduling.RequestedResources(CPU=config.cpus(name), GPU=gpus * (name == "generator"))
         for name in config.deployments
         for _ in range(getattr(config, name).replicas)
     ]

@@ -228,9 +228,9 @@ def test_memory_and_disk_agree_on_the_size_of_the_checkpoints(
     assert use.gib > 0.1
 
 
-@pytest.mark.parametrize("logprobs", ["false", "true"])
-def test_no_more_rollouts_are_written_than_expected(tmp_path: Path, logprobs: str) -> None:
-    setting = f"telemetry.rollouts_logprobs={logprobs}"
+@pytest.mark.parametrize("kept", ["all", "logprobs"])
+def test_no_more_rollouts_are_written_than_expected(tmp_path: Path, kept: str) -> None:
+    setting = f"telemetry.rollouts={kept}"
     text = tokenizer().encode("<think>7+8+0=15,3+5+1=9</think><answer>95</answer>" * 2)
 
     def draw(step: int, prompt: int) -> list:

@@ -25,7 +25,7 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import changed, read_state
 from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.load import load
-from hora_rl.deploy.app import build_run, build_sampler, environment_deployment
+from hora_rl.deploy.app import build_run, build_sampler
 from hora_rl.deploy.launch import cluster, placement, stack
 from hora_rl.deploy.launch.cluster import check_agreement
 from hora_rl.deploy.launch.evaluation import TrainingRun
@@ -247,17 +247,6 @@ def deployments(application: Application) -> Iterator[serve.Deployment]:
     for argument in (*bound.init_args, *bound.init_kwargs.values()):
         if isinstance(argument, Application):
             yield from deployments(argument)
-
-
-def test_environments_are_scaled_where_they_may_be() -> None:
-    config = load("tiny-guess", ["environment.replicas=3"])
-    fixed = environment_deployment(config.environment, config.rollout)
-    assert fixed.num_replicas == 3
-    assert fixed.max_ongoing_requests == 256, "as many as episodes: a request may be of a single one"
-    config = load("tiny-guess", ["environment.max_replicas=5"])
-    scaled = environment_deployment(config.environment, config.rollout)
-    options = scaled._deployment_config.autoscaling_config
-    assert (options.min_replicas, options.max_replicas, options.target_ongoing_requests) == (1, 5, 32)
 
 
 FIXED = "generator.kv_cache_gib=4"

@@ -42,7 +42,7 @@ HOSTILE = (
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Steps 0 to 3 of four prompts, each with a hit of three tokens and a miss as long as its step."""
     folder = tmp_path_factory.mktemp("run")
-    write_rollouts(folder, "telemetry.rollouts_logprobs=true", steps=4, prompts=4)
+    write_rollouts(folder, "telemetry.rollouts=logprobs", steps=4, prompts=4)
     return folder
 
 
@@ -202,7 +202,7 @@ def test_the_longest_and_the_least_likely_of_all_steps(run: Path) -> None:
 
 def test_a_run_that_began_to_keep_log_probs_is_one_table(tmp_path: Path) -> None:
     write_rollouts(tmp_path, steps=1)
-    write_rollouts(tmp_path, "telemetry.rollouts_logprobs=true", steps=2, start=1)
+    write_rollouts(tmp_path, "telemetry.rollouts=logprobs", steps=2, start=1)
     table = read_rollouts(tmp_path, order="oldest")
     assert table["logprobs"].to_pylist()[0] is None
     assert table["logprobs"].to_pylist()[-1] is not None

@@ -83,13 +83,13 @@ def test_a_truncated_distribution_is_asked_for_and_is_part_of_the_samples_identi
             seen.append(dict(request.truncation))
             return await super().generate(request)
 
-    cut = EvaluationConfig(top_p=0.9, top_k=20).truncation
+    cut = EvaluationConfig(truncation={"top_p": 0.9, "top_k": 20, "min_p": 0.0}).truncation
     run(tmp_path / "s.jsonl", Noting(), truncation=cut)
     assert seen == [{"top_p": 0.9, "top_k": 20}] * len(seen) != []
     with pytest.raises(SampleFileError, match=r"was sampled with top_k = 20, now it is None"):
         run(tmp_path / "s.jsonl", Dice(), truncation=EvaluationConfig().truncation)
     with pytest.raises(
-        ValueError, match=r"rollout\.top_p: training samples from all tokens.* evaluation\.top_p"
+        ValueError, match=r"rollout\.top_p: training samples from all tokens.* evaluation\.truncation\.top_p"
     ):
         load("tiny", ["rollout.top_p=0.9"])
 

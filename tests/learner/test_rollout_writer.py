@@ -16,7 +16,7 @@ from tests.support.rollouts import hit_and_miss, tokenizer, write_rollouts
 
 
 def test_a_row_says_what_was_sampled_by_whom_when_and_what_it_earned(tmp_path: Path) -> None:
-    written = write_rollouts(tmp_path, "telemetry.rollouts_logprobs=true", steps=8, prompts=3, start=7)
+    written = write_rollouts(tmp_path, "telemetry.rollouts=logprobs", steps=8, prompts=3, start=7)
     drawn = written[7][2]
     table = read_rollouts(tmp_path)
     assert table["prompt"].to_pylist() == [0, 0, 1, 1, 2, 2]  # one prompt's rows follow

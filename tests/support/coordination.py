@@ -40,7 +40,6 @@ def config_of(name: str, staleness: int, steps: int = 6, **more: Any) -> Config:
         "rollout.samples_per_request": 3,
         "rollout.max_staleness": staleness,
         "learner.steps": steps,
-        "coordinator.lease_s": 0.3,
         "allocation.warmup.enabled": "false",
         **more,
     }

@@ -33,6 +33,7 @@ TOKENIZER = "simulated"
 VOCABULARY = 1024
 FRESH_S = 0.01
 RATES = (0.0, 0.02, 0.1, 0.4, 0.8, 0.97, 1.0)
+LEASE_S = 0.3
 
 
 def prompts(n: int, tokens: int = 8) -> list[Prompt]:
@@ -127,7 +128,7 @@ async def coordinate(
         score=scoring or score,
         producer=Producer(redis, config.run.name, config.rollout.prompts_per_batch, config.allocation.rounds),
         cycles=Cycles(redis, config, FixedPrior(1.0, 1.0), mixture_of(config.data.sources, data)),
-        leases=Leases(redis, config.run.name, owner, config.coordinator.lease_s),
+        leases=Leases(redis, config.run.name, owner, LEASE_S),
         telemetry=Telemetry(redis, config.run.name),
         rank=rank,
     )

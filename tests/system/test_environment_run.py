@@ -43,7 +43,7 @@ def assert_episodes(folder: Path, step: int) -> None:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     folder = tmp_path_factory.mktemp("guess")
     settings = {"rollout.prompts_per_batch": 28, "rollout.group_size": 16, "rollout.pre_rollouts": 4}
-    settings |= {"rollout.shards": 4, "telemetry.rollouts_logprobs": "true", "evaluation.k": "[1, 16]"}
+    settings |= {"rollout.shards": 4, "telemetry.rollouts": "logprobs", "evaluation.k": "[1, 16]"}
     settings |= {"evaluation.path": numbers(folder), "evaluation.every": EVERY, "evaluation.samples": SAMPLES}
     with LiveRun(folder, STEPS, preset="tiny-guess", **settings) as run:
         run.until(2)
@@ -140,7 +140,7 @@ def test_an_environment_that_blocks_stops_the_run_with_its_line(
     (tmp_path / "blocking_rooms.py").write_text(BLOCKING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     path = {"environment.path": "blocking_rooms:blocks"}
-    limits = {"environment.attempts": 2, "environment.time_limit_s": 5}
+    limits = {"environment.time_limit_s": 5}
     said = " ".join(live_run(2, preset="tiny-guess", **path, **limits).fail().split())
     assert "environment blocking_rooms:blocks blocks its replica at" in said
     assert "blocking_rooms.py:6 in blocks" in said

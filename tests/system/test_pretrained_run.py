@@ -19,7 +19,7 @@ from tests.support.jsonl import lines
 from tests.system.conftest import LiveRun
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
-SHORT = {"preset": "smollm2", "evaluation.path": "null", "telemetry.rollouts_logprobs": True}
+SHORT = {"preset": "smollm2", "evaluation.path": "null", "telemetry.rollouts": "logprobs"}
 SHORT |= {"rollout.prompts_per_batch": 4, "rollout.group_size": 4, "rollout.pre_rollouts": 2}
 SHORT |= {"learner.checkpoint_every": 1, "model.dtype": "bfloat16"}
 

@@ -55,7 +55,7 @@ class ProgramPool:
             verdict = await self._boxes.use(lambda runner: runner.judge(blocks, tests))
         except CannotJudge as error:
             raise ValueError(
-                f"reward 'code_tests' cannot run the tests in {self._settings.tests_field!r}: {error} "
+                f"reward 'code_tests' cannot run the tests in {self._settings.column('tests')!r}: {error} "
                 f"({answer.place})"
             ) from None
         self.judged += 1
@@ -68,6 +68,4 @@ def limits_of(settings: CodeTestsConfig) -> Limits:
     return Limits(
         seconds=settings.seconds,
         memory=settings.memory_mib << 20,
-        output=settings.output_bytes,
-        files=settings.files,
     )
