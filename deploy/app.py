@@ -21,7 +21,7 @@ from hora_rl.actors.coordinator.deployment import Coordinator
 from hora_rl.actors.environment.deployment import Environment
 from hora_rl.actors.generator.router import RESERVED, BalanceRouter
 from hora_rl.actors.verifier.deployment import Verifier
-from hora_rl.common.config import LIGHT_CPUS, Config
+from hora_rl.common.config import LIGHT_CPUS, Config, GeneratorConfig
 from hora_rl.common.config.environment import EPISODES
 from hora_rl.common.load import from_args
 from hora_rl.common.processes import KEEP_FREED_MEMORY
@@ -68,7 +68,7 @@ def build(args: dict[str, object]) -> Application:
 def build_run(config: Config, *, drain: bool) -> Application:
     """Build the application of a checked configuration. With `drain`, a generator that is scaled down first
     completes its requests, within a time limit."""
-    given = config.model_dump(mode="json"), redis_url(config.queue)
+    arguments = config.model_dump(mode="json"), redis_url(config.queue)
     environment = {"env_vars": KEEP_FREED_MEMORY}
     coordinator = _deployment(
         Coordinator,
@@ -82,7 +82,7 @@ def build_run(config: Config, *, drain: bool) -> Application:
     # Each open page holds a stream; Serve's default of five requests would block further clients.
     options = {"num_cpus": 0}
     ingress = _deployment(Ingress, "ingress", ray_actor_options=options, max_ongoing_requests=1000)
-    return ingress.bind(*given, coordinator.bind(*given, *_samplers(config, given, drain=drain)))
+    return ingress.bind(*arguments, coordinator.bind(*arguments, *_samplers(config, arguments, drain=drain)))
 
 
 class Sampler:
@@ -95,18 +95,21 @@ class Sampler:
 def build_sampler(config: Config) -> Application:
     """Build generators, environments and verifiers without a coordinator, for evaluation."""
     root = _deployment(Sampler, "sampler", ray_actor_options={"num_cpus": 0})
-    given = config.model_dump(mode="json"), redis_url(config.queue)
-    return root.bind(*_samplers(config, given, drain=False))
+    arguments = config.model_dump(mode="json"), redis_url(config.queue)
+    return root.bind(*_samplers(config, arguments, drain=False))
 
 
 def _samplers(
-    config: Config, given: tuple[dict[str, object], str], *, drain: bool
+    config: Config, arguments: tuple[dict[str, object], str], *, drain: bool
 ) -> tuple[Application, Application]:
     """The deployment `config.policy`, which is generators or an environment with its generators, and the
     verifiers. `given` are their first arguments: configuration and Redis URL."""
-    policy = _generator(config, drain=drain).bind(*given)
+    rollout, leaving_s = config.rollout, LEAVING_S
+    if drain:
+        leaving_s = rollout.time_limit_s + config.weights.update_limit_s
+    policy = _generator(config.generator, leaving_s).bind(*arguments)
     if config.environment.path is not None:
-        policy = _environment(config.environment.replicas).bind(*given, policy)
+        policy = _environment(config.environment.replicas).bind(*arguments, policy)
     verifier = _deployment(
         Verifier,
         "verifier",
@@ -117,15 +120,13 @@ def _samplers(
         graceful_shutdown_timeout_s=10.0,
         graceful_shutdown_wait_loop_s=1.0,
     )
-    return policy, verifier.bind(*given)
+    return policy, verifier.bind(*arguments)
 
 
-def _generator(config: Config, *, drain: bool) -> serve.Deployment:
+def _generator(generator: GeneratorConfig, leaving_s: float) -> serve.Deployment:
     # Only the replicas import vLLM, so the rest of the application starts without it.
     from hora_rl.actors.generator.deployment import Generator
 
-    generator = config.generator
-    leaving_s = config.rollout.time_limit_s + config.weights.update_limit_s if drain else LEAVING_S
     gpus = generator.gpus if generator.gpus is not None else float(_has_gpu()) * generator.tensor_parallel
     return _deployment(
         Generator,

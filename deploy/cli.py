@@ -40,10 +40,10 @@ PLACE = {
 """Errors of a path that the user can choose again."""
 
 
-def _print_version(asked: bool) -> None:
+def _print_version(wanted: bool) -> None:
     from importlib.metadata import version
 
-    if asked:
+    if wanted:
         typer.echo(f"hora {version('hora-rl')}")
         raise typer.Exit
 
@@ -73,9 +73,9 @@ def run(
     from hora_rl.deploy.launch.resolve import Folder
     from hora_rl.deploy.machine.signals import stopped_by_signals
 
-    asked: dict[Folder, bool] = {"resume": resume, "resume or new": resume_or_start, "fresh": fresh}
+    folders: dict[Folder, bool] = {"resume": resume, "resume or new": resume_or_start, "fresh": fresh}
     with stopped_by_signals():
-        run_local(config, set_ or (), next((folder for folder, wanted in asked.items() if wanted), "new"))
+        run_local(config, set_ or (), next((folder for folder, wanted in folders.items() if wanted), "new"))
 
 
 @app.command()

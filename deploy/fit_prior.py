@@ -46,17 +46,17 @@ def fit(
         begin("prompts")
         prompts = render_prompts(config)
         begin(f"features of {len(prompts)} prompts")
-        own = config.allocation, config.run, config.model.path
-        known = None if name in UNCONDITIONED else features_of(*own, prompts)
+        sections = config.allocation, config.run, config.model.path
+        known = None if name in UNCONDITIONED else features_of(*sections, prompts)
         prior = make_prior(name, n=len(prompts), features=known, seed=config.run.seed)
         begin(f"{len(groups)} outcomes")
-        found = fit_prior(prior, *outcomes(groups), seed=config.run.seed)
+        fit = fit_prior(prior, *outcomes(groups), seed=config.run.seed)
     path = out or run / f"prior-{name}.npz"
     save_state(path, name, prior.state_dict())
     say(
         Console(),
-        f"{name}: fitted on {found.fitted_on} prompts of {run}; on {found.held_out} held out its log-loss is "
-        f"{found.log_loss:.4f} per rollout, that of their mean rate alone {found.mean_rate_log_loss:.4f}. "
+        f"{name}: fitted on {fit.fitted_on} prompts of {run}; on {fit.held_out} held out its log-loss is "
+        f"{fit.log_loss:.4f} per rollout, that of their mean rate alone {fit.mean_rate_log_loss:.4f}. "
         "Use it with\n"
         f"  allocation.prior={name} allocation.prior_state={path}",
     )
@@ -84,10 +84,10 @@ def _records(run: Path) -> list[dict]:
     path = run / "groups.jsonl"
     if not path.exists():
         raise RunError(f"{path}: no such file; a run writes it from its first step on")
-    found = records(path)
-    if not found:
+    groups = records(path)
+    if not groups:
         raise RunError(f"{path} is empty: the run has not trained a step yet")
-    return found
+    return groups
 
 
 if __name__ == "__main__":

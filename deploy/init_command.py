@@ -126,15 +126,15 @@ class Plan:
         config = from_args(yaml.safe_load(TEMPLATE.format(**texts, reward="", **self.values)))
         config = filled(config, learner={"tokens_per_microbatch": self.least})
         if self.shape is not None:
-            found: Estimate | None = Estimate(config, self.shape)
+            estimate: Estimate | None = Estimate(config, self.shape)
         else:
             obtain(config.model.path)
-            found = estimate_of(config)
-        if found is None:
+            estimate = estimate_of(config)
+        if estimate is None:
             raise ConfigError(
                 f"--model {self.model}: no language model can be read there; name a folder or a hub name"
             )
-        return holds(choose(found, cards), cards).level == "ok"
+        return holds(choose(estimate, cards), cards).level == "ok"
 
 
 LORA = """\

@@ -124,8 +124,8 @@ def _section(path: str, model: Any) -> str:
         elif (each := _named(field.annotation)) is not None:
             nested.append(_section(f"{path}.{name}.NAME", each))
         key = f"`{path}.{field.alias or name}`"
-        said = field.description or ""
-        meaning = said.replace("|", "\\|") + _choices(field.annotation, said)
+        description = field.description or ""
+        meaning = description.replace("|", "\\|") + _choices(field.annotation, description)
         mark = MARKS[scope_of(Config, f"{path}.{name}")]
         lines.append(f"| {key}{mark} | {_default(field.default)} | {meaning} |\n")
     return "".join(lines + nested)
@@ -137,11 +137,11 @@ def _named(annotation: Any) -> type[BaseModel] | None:
     return next((v for v in values if isinstance(v, type) and issubclass(v, BaseModel)), None)
 
 
-def _choices(annotation: Any, said: str) -> str:
+def _choices(annotation: Any, description: str) -> str:
     """The allowed values of a `Literal` key, unless `said` names them all."""
     kinds = [annotation, *get_args(annotation)]
     values = [str(v) for kind in kinds if get_origin(kind) is Literal for v in get_args(kind)]
-    if all(value in said for value in values):
+    if all(value in description for value in values):
         return ""
     return f" One of {', '.join(f'`{value}`' for value in values)}."
 
@@ -174,8 +174,8 @@ def memory() -> str:
 
 
 def _cell(architecture: PretrainedConfig, lora: bool, count: int) -> str:
-    one = ["generator.replicas=1"] if count == 1 else []  # more are chosen by this machine's processors
-    config = load("tiny", [*SETTINGS, *one, *(["learner.lora.rank=16"] if lora else [])])
+    single = ["generator.replicas=1"] if count == 1 else []  # more are chosen by this machine's processors
+    config = load("tiny", [*SETTINGS, *single, *(["learner.lora.rank=16"] if lora else [])])
     with torch.device("meta"):
         shape = ModelShape.of(AutoModelForCausalLM.from_config(architecture), config.learner.lora)
     cards = [CARD] * count

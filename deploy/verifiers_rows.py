@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 
 from hora_rl.actors.environment.verifiers_bridge.process import TASK, VerifiersEnvironment
-from hora_rl.common.config import Config
+from hora_rl.common.config import DataConfig
+from hora_rl.common.config.environment import VerifiersConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.deploy.cli import ConfigPath, Overrides, main
@@ -22,30 +23,30 @@ AT_A_TIME = 32
 Opening = list[dict[str, str]]
 
 
-def write_rows(config: Config, limit: int) -> int:
+def write_rows(data: DataConfig, environment: VerifiersConfig | None, run: str, limit: int) -> int:
     """Write `data.path`: for up to `limit` tasks, the opening message of the environment and the task's
     number. Returns the number of rows.
 
     Raises ConfigError if the file exists, the environment cannot be loaded, or `data` cannot express its
     openings.
     """
-    file = Path(config.data.path)
-    if config.environment.verifiers is None:
+    file = Path(data.path)
+    if environment is None:
         raise ConfigError("environment.verifiers is not set, and rows are written for its tasks alone")
     if file.suffix != ".jsonl":
         raise ConfigError(f"data.path ({file}): name the .jsonl file that is to be written")
     if file.exists():
         raise ConfigError(f"{file} is there already (data.path): remove it, or name another file")
-    if config.data.template != "{problem}":
+    if data.template != "{problem}":
         raise ConfigError(
-            f"data.template ({config.data.template!r}) must be {{problem}}: the environment writes all"
+            f"data.template ({data.template!r}) must be {{problem}}: the environment writes all"
         )
-    library = VerifiersEnvironment(config.environment.verifiers, config.run.name)
+    library = VerifiersEnvironment(environment, run)
     openings = asyncio.run(_openings(library, limit))
     if not openings:
-        raise ConfigError(f"environment.verifiers: {config.environment.verifiers.taskset} has no tasks")
+        raise ConfigError(f"environment.verifiers: {environment.taskset} has no tasks")
     rows = [
-        {"problem": problem_of(opening, config.data.system, number), "answer": "", TASK: number}
+        {"problem": problem_of(opening, data.system, number), "answer": "", TASK: number}
         for number, opening in enumerate(openings)
     ]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -54,18 +55,18 @@ def write_rows(config: Config, limit: int) -> int:
 
 
 async def _openings(library: VerifiersEnvironment, limit: int) -> list[Opening]:
-    found: list[Opening] = []
+    openings: list[Opening] = []
     try:
         await library.start()
         numbers = count()
-        while some := list(islice(numbers, min(AT_A_TIME, limit - len(found)))):
+        while some := list(islice(numbers, min(AT_A_TIME, limit - len(openings)))):
             made = await asyncio.gather(*(library.opening(number) for number in some))
-            found += [opening for opening in made if opening is not None]
+            openings += [opening for opening in made if opening is not None]
             if None in made:
                 break
     finally:
         await library.close()
-    return found
+    return openings
 
 
 def problem_of(opening: Sequence[dict[str, str]], system: str | None, task: int) -> str:
@@ -97,7 +98,8 @@ def rows(
 ) -> None:
     """Write data.path: one row per task of the environment's task set."""
     chosen = load(config, set_ or ())
-    print(f"{chosen.data.path}: {write_rows(chosen, limit)} rows")
+    written = write_rows(chosen.data, chosen.environment.verifiers, chosen.run.name, limit)
+    print(f"{chosen.data.path}: {written} rows")
 
 
 if __name__ == "__main__":

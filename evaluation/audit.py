@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import AllocationConfig, Config, RolloutConfig
 from hora_rl.common.data.prompt_order import Mixture
 from hora_rl.common.data.resting import Counts, Order
 from hora_rl.common.errors import RunError
@@ -55,8 +55,8 @@ def audit(config: Config, facts: RunRecords) -> list[str]:
         *_none_missing(config.learner.steps, facts),
         *_batches(facts),
         *_order(config, facts),
-        *_budgets(config, facts),
-        *divisions(config, facts.reports),
+        *_budgets(config.learner.steps, config.rollout, config.allocation, facts),
+        *divisions(config.allocation, config.rollout, facts.reports),
         *_sizes(facts),
         *_staleness(config.rollout.max_staleness, facts),
     ]
@@ -192,7 +192,7 @@ def _order(config: Config, facts: RunRecords) -> list[str]:
     batches = sorted({batch for _, batch in claims})
     wrong = []
     if order.waits:
-        cycles = _complete_cycles(config, facts)
+        cycles = _complete_cycles(config.rollout.shards, facts)
         for cycle in cycles:
             order.observe(Counts.of(cycle))
         known = len(cycles) + config.rollout.max_staleness + 1
@@ -210,24 +210,26 @@ def _order(config: Config, facts: RunRecords) -> list[str]:
     ]
 
 
-def _complete_cycles(config: Config, facts: RunRecords) -> list[list[ShardReport]]:
+def _complete_cycles(shards: int, facts: RunRecords) -> list[list[ShardReport]]:
     """The shard reports of the batches before the first that lacks one."""
     of = {(r["batch"], r["shard"]): r for r in facts.reports}
     cycles = []
     for batch in range(len(of)):
-        cycle = [of[at] for shard in range(config.rollout.shards) if (at := (batch, shard)) in of]
-        if len(cycle) < config.rollout.shards:
+        cycle = [of[at] for shard in range(shards) if (at := (batch, shard)) in of]
+        if len(cycle) < shards:
             break
         cycles.append(cycle)
     return cycles
 
 
-def _budgets(config: Config, facts: RunRecords) -> list[str]:
+def _budgets(
+    steps: int, rollout: RolloutConfig, allocation: AllocationConfig, facts: RunRecords
+) -> list[str]:
     """Every shard spent (Γ/shards)·G rollouts, so every complete batch Γ·G, under every rule.
 
     Budgets in tokens are checked by `divisions`.
     """
-    rollout, wrong = config.rollout, []
+    wrong = []
     batches: Counter[int] = Counter()
     for report in facts.reports:
         name, n = f"shard {report['batch']}:{report['shard']}", len(report["groups"])
@@ -235,14 +237,14 @@ def _budgets(config: Config, facts: RunRecords) -> list[str]:
         batches[report["batch"]] += 1
         if n != rollout.prompts_per_shard or len(report["extra"]) != n:
             wrong.append(f"{name} has {n} groups, not Γ/shards = {rollout.prompts_per_shard}")
-        in_rollouts = config.allocation.under(report["rule"]).budget == "rollouts"
+        in_rollouts = allocation.under(report["rule"]).budget == "rollouts"
         if in_rollouts and spent != rollout.prompts_per_shard * rollout.group_size:
             product = f"{rollout.prompts_per_shard}·{rollout.group_size}"
             wrong.append(f"{name} spent {spent} rollouts, not Γ/shards·G = {product}")
-    if _finished(config.learner.steps, facts):
+    if _finished(steps, facts):
         wrong += [
             f"batch {batch} has {batches[batch]} complete shards, not {rollout.shards}"
-            for batch in range(config.learner.steps)
+            for batch in range(steps)
             if batches[batch] != rollout.shards
         ]
     return wrong

@@ -7,37 +7,45 @@ from typing import Any
 from hora_rl.allocator import Session
 from hora_rl.allocator.lengths import WINDOW, Lengths, RunningLengths, ask_tokens, expected_lengths
 from hora_rl.allocator.posterior import Int
-from hora_rl.common.config import AllocationConfig, Config, RolloutConfig
+from hora_rl.common.config import AllocationConfig, RolloutConfig
 from hora_rl.common.records import RoundReport, ShardReport
 
 
-def divisions(config: Config, reports: Sequence[ShardReport]) -> list[str]:
+def divisions(
+    allocation: AllocationConfig,
+    rollout: RolloutConfig,
+    reports: Sequence[ShardReport],
+) -> list[str]:
     """Violations by these shards, as sentences. Reports of older runs, without rounds, are skipped."""
     known = [report for report in reports if "rounds" in report]
     return [
         f"shard {report['batch']}:{report['shard']} {wrong}"
         for report in known
-        for wrong in _of_shard(config, report, known)
+        for wrong in _of_shard(allocation, rollout, report, known)
     ]
 
 
-def _of_shard(config: Config, report: ShardReport, reports: Sequence[ShardReport]) -> Iterator[str]:
+def _of_shard(
+    allocation: AllocationConfig,
+    rollout: RolloutConfig,
+    report: ShardReport,
+    reports: Sequence[ShardReport],
+) -> Iterator[str]:
     """Recompute each round from recorded counts; stop at the first difference."""
     rounds = report["rounds"]
     sums = [sum(extra) for extra in zip(*(r["extra"] for r in rounds), strict=False)]
     if report["successes"] != rounds[0]["successes"] or report["extra"] != sums:
         yield f"does not add up: its rounds give {sums}, its sum is {report['extra']}"
         return
-    allocation = config.allocation
     under = allocation.under(report["rule"])
     if len(rounds) != under.rounds:
         yield f"was divided in {len(rounds)} rounds, not {under.rounds}"
         return
     in_tokens = under.budget == "tokens"
     again = (
-        _again_in_tokens(config.rollout, allocation, report, reports)
+        _again_in_tokens(rollout, allocation, report, reports)
         if in_tokens
-        else _again(config.rollout, allocation, report)
+        else _again(rollout, allocation, report)
     )
     try:
         for number, (recorded, extra) in enumerate(zip(rounds, again, strict=True), 1):

@@ -232,8 +232,15 @@ class Config(Section):
     @property
     def deployments(self) -> tuple[str, ...]:
         """Section names of the application's deployments that have replicas and CPUs."""
-        own = ("generator", "verifier", "coordinator")
-        return own if self.environment.path is None else (*own, "environment")
+        names = ("generator", "verifier", "coordinator")
+        return names if self.environment.path is None else (*names, "environment")
+
+    @property
+    def reserved_cpus(self) -> float:
+        """CPUs that Ray reserves for all replicas and ranks."""
+        return self.learner.workers + sum(
+            getattr(self, name).replicas * self.cpus(name) for name in self.deployments
+        )
 
     def cpus(self, name: str) -> float:
         """CPUs that Ray reserves per replica of deployment `name`."""
@@ -248,8 +255,8 @@ class Config(Section):
     @property
     def longest(self) -> int:
         """Maximum tokens of a sequence, for the engine and one micro-batch."""
-        given = 0 if self.environment.path is None else self.environment.max_given_tokens
-        return self.rollout.max_prompt_tokens + self.rollout.max_response_tokens + given
+        between = 0 if self.environment.path is None else self.environment.max_given_tokens
+        return self.rollout.max_prompt_tokens + self.rollout.max_response_tokens + between
 
     @property
     def longest_in_words(self) -> str:

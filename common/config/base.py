@@ -43,14 +43,14 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 def scope_of(model: type[BaseModel], key: str) -> Scope:
     """The scope of `section.key` in `model`: the widest mark on its path."""
-    found, section = Scope.RUN, model
+    scope, section = Scope.RUN, model
     for name in key.split("."):
         field = section.model_fields.get(name)
         if field is None:
             break
-        found = max([found, *(mark for mark in field.metadata if isinstance(mark, Scope))])
+        scope = max([scope, *(mark for mark in field.metadata if isinstance(mark, Scope))])
         inner = section_of(field.annotation)
         if inner is None:
             break
         section = inner
-    return found
+    return scope

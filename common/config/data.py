@@ -118,13 +118,13 @@ class RowsConfig(Section):
 
     def held_out(self, path: str) -> Mapping[str, Any]:
         """The fields that change for held-out problems from `path`."""
-        own = path == self.path
+        same = path == self.path
         return {
             "path": path,
             "split": "held-out" if is_generated(path) else "test",
-            "settings": self.settings if own else {},
-            "name": self.name if own else None,
-            "revision": self.revision if own else None,
+            "settings": self.settings if same else {},
+            "name": self.name if same else None,
+            "revision": self.revision if same else None,
         }
 
     @model_validator(mode="after")
@@ -210,12 +210,12 @@ class DataConfig(RowsConfig):
     def _one_or_several(self) -> Self:
         if not self.sources:
             return self
-        own = [
+        written = [
             name for name, field in RowsConfig.model_fields.items() if getattr(self, name) != field.default
         ]
-        if own:
+        if written:
             raise ValueError(
-                f"data.{own[0]} and data.sources exclude each other: write {own[0]} in each source"
+                f"data.{written[0]} and data.sources exclude each other: write {written[0]} in each source"
             )
         return self
 

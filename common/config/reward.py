@@ -94,8 +94,8 @@ class RewardConfig(Section):
             names = [str(name) for name in data["weights"]]
             if "accuracy" not in names and "code_tests" in names:
                 return {**data, "success": "code_tests"}
-            own = any(is_user_function(name) or name.startswith(EPISODE) for name in names)
-            if "accuracy" not in names and own:
+            ambiguous = any(is_user_function(name) or name.startswith(EPISODE) for name in names)
+            if "accuracy" not in names and ambiguous:
                 return {**data, "success": None}
         return data
 

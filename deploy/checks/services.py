@@ -98,7 +98,7 @@ def placeable(target: Target, resources: Mapping[str, float]) -> Iterator[Findin
     yield enough_gpus(target, resources.get("GPU", 0), "the cluster has")
     config, have = target.config, resources.get("CPU", 0)
     parts = [(name, getattr(config, name)) for name in config.deployments]
-    need = sum(part.replicas * config.cpus(name) for name, part in parts) + config.learner.workers
+    need = config.reserved_cpus
     terms = "".join(f"{name}.replicas {p.replicas} · CPUs {config.cpus(name):g} + " for name, p in parts)
     terms += f"learner.workers {config.learner.workers}"
     says = f"the cluster has {have:g}, the configuration reserves {need:g} = {terms}"

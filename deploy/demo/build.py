@@ -150,8 +150,8 @@ def imitate(
 
     def loss() -> Tensor:
         tokens, labels = encode(list(islice(shown, BATCH)), tokenizer)
-        found: Tensor = model(input_ids=tokens, labels=labels).loss
-        return found
+        loss: Tensor = model(input_ids=tokens, labels=labels).loss
+        return loss
 
     descend(model, loss, steps, LEARNING_RATE, DECAY)
 

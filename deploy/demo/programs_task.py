@@ -110,8 +110,8 @@ def rows(seed: int, *, in_words: bool = False) -> dict[str, list[dict[str, objec
 
 def write(folder: Path, seed: int) -> None:
     """Write the data sets as JSON lines: `{"problem", "tests", "solution"}`."""
-    for name, found in rows(seed).items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
+    for name, problems in rows(seed).items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
 
 
 def _row(chain: Chain, chance: random.Random, in_words: bool) -> dict[str, object]:

@@ -25,8 +25,8 @@ def best_of(
 ) -> tuple[Result, Estimate] | None:
     """The result among `steps` with the highest `metric` (pass@K), the earliest if equal; None without
     results."""
-    found = [(r, e) for r in results if r.step in steps for e in r.estimates() if f"pass@{e.k}" == metric]
-    return max(found, key=lambda pair: (pair[1].value, -pair[0].step), default=None)
+    measured = [(r, e) for r in results if r.step in steps for e in r.estimates() if f"pass@{e.k}" == metric]
+    return max(measured, key=lambda pair: (pair[1].value, -pair[0].step), default=None)
 
 
 def promote_best(
@@ -43,16 +43,16 @@ def promote_best(
     if metric is None:
         return None
     there, held = candidates_in(run_dir), best_step(run_dir)
-    found, said = best_of(results, metric, {*there, held}), None
-    if found is not None and found[0].step != held:
-        said = _promote(run_dir, there.pop(found[0].step), *found)
-    if said or held is not None:
+    best, message = best_of(results, metric, {*there, held}), None
+    if best is not None and best[0].step != held:
+        message = _promote(run_dir, there.pop(best[0].step), *best)
+    if message or held is not None:
         shutil.rmtree(run_dir / OLD, ignore_errors=True)
     measured = {r.step for r in results}
     for step, folder in there.items():
         if step != under_way and (step in measured or step < newest_due):
             remove(folder)
-    return said
+    return message
 
 
 def promote_last(run: TrainingRun) -> None:
@@ -64,8 +64,8 @@ def promote_last(run: TrainingRun) -> None:
     promote_best(learner.keep_best, run_dir, results, newest_due=learner.steps + 1)
     shutil.rmtree(run_dir / CANDIDATES, ignore_errors=True)
     if (best := read_best(run_dir)) is not None:
-        found = f"step {best['step']}, {best['metric']} {best['value']:.1%}"
-        run.say(f"best evaluation: {found}; its weights: {run_dir / BEST}")
+        summary = f"step {best['step']}, {best['metric']} {best['value']:.1%}"
+        run.say(f"best evaluation: {summary}; its weights: {run_dir / BEST}")
 
 
 def _promote(run_dir: Path, folder: Path, result: Result, estimate: Estimate) -> str:
@@ -88,5 +88,5 @@ def read_best(run_dir: Path) -> dict[str, Any] | None:
     path = run_dir / BEST / NAME
     if not path.is_file():
         return None
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    about: dict[str, Any] = json.loads(path.read_text())
+    return about

@@ -1,6 +1,7 @@
 """`hora train`: run the learner on the Ray cluster of an application that `serve deploy` started."""
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from shlex import quote
 
@@ -42,7 +43,7 @@ def train_on_cluster(config: Config) -> None:
     console = Console()
     show(require(Target(config, "train"), console), SHOWN_BY_RUN, console)
     url = redis_url(config.queue)
-    _attach(config, url)
+    _attach(config.run.name, lambda: check_agreement(config, url))
     from hora_rl.learner import launch  # torch takes seconds, which a refusal need not wait for
 
     run_dir = config.run.path
@@ -72,19 +73,18 @@ def train_on_cluster(config: Config) -> None:
     say(console, f"done; model: {run_dir / 'model'}")
 
 
-def _attach(config: Config, url: str) -> None:
-    """Join the Ray cluster of this machine as the learner of `config`. Raises HoraError if the cluster does
-    not serve its application."""
+def _attach(run: str, check: Callable[[], None]) -> None:
+    """Join the Ray cluster of this machine as the learner of `run`, and leave it if `check` raises."""
     import ray
 
     keep_token_private()
     with starting_ray():
-        job = job_of(config.run.name)
+        job = job_of(run)
         ray.init(address="auto", log_to_driver=False, configure_logging=False, job_config=job)
     with ExitStack() as leaving:
         leaving.callback(ray.shutdown)
-        refuse_beside_another(config.run.name)
-        check_agreement(config, url)
+        refuse_beside_another(run)
+        check()
         leaving.pop_all()
 
 

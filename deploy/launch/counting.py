@@ -77,15 +77,15 @@ def choose(config: Config, number: int) -> list[Prompt]:
         )
     if number < LEAST_PROMPTS:
         raise CountsError(f"--prompts ({number}): a plan needs {LEAST_PROMPTS} training prompts or more")
-    found = render_prompts(config)
-    mixture = mixture_of(config.data.sources, found)
+    prompts = render_prompts(config)
+    mixture = mixture_of(config.data.sources, prompts)
     try:
         rows = mixed_rows(0, number, mixture, config.run.seed)
     except ValueError:
         paths = (config.of(source).data.path for source in config.source_names)
         usable = ", ".join(f"{path} has {n} usable" for path, n in zip(paths, mixture.rows, strict=True))
         raise CountsError(f"--prompts ({number}): {usable}; ask for fewer") from None
-    return [found[row] for _, row in rows]
+    return [prompts[row] for _, row in rows]
 
 
 def about_data(config: Config) -> dict[str, object]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from hora_rl.actors.coordinator.sampling import Generate, Score
@@ -28,7 +27,7 @@ from hora_rl.common.weights.announcement import newest_now
 from hora_rl.deploy.app import APP
 from hora_rl.evaluation.benchmarks import Benchmark, held_out, refuse_long
 from hora_rl.evaluation.evaluate import Counts, evaluate
-from hora_rl.evaluation.report.result_files import result_page, write_result
+from hora_rl.evaluation.report.result_files import write_result
 from hora_rl.evaluation.results import Result, make_result, model_digest, read_result
 from hora_rl.evaluation.sample_loop import Progress as Reading
 from hora_rl.learner.records.step_records import log_evaluation
@@ -119,17 +118,6 @@ def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> li
     return prompts(config, data, rows, console)
 
 
-def evaluate_benchmark(
-    config: Config, benchmark: Benchmark, problems: list[Prompt], out: Path, step: int, console: Console
-) -> Result:
-    """Evaluate `benchmark` on the model of `config`, labelled with `step`. Writes results and samples to
-    `out` and prints the table."""
-    result = sample(config, benchmark, problems, out, step, console, version=0)
-    write_result(out, result)
-    console.print(Markdown(result_page(result)))
-    return result
-
-
 def prompts(config: Config, data: DataConfig, dataset: Dataset, console: Console) -> list[Prompt]:
     """Render the problems, and print each rejected row with its reason. Raises ConfigError if a problem is
     too long.
@@ -137,13 +125,13 @@ def prompts(config: Config, data: DataConfig, dataset: Dataset, console: Console
     for rejected in dataset.rejected:
         say(console, f"left out: {rejected.location}: {rejected.reason}")
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    source, whole = config.evaluated_source, config.evaluated.reads_rows
-    found = [make_prompt(tokenizer, row.index, row, data, source, whole) for row in dataset.rows]
+    source, columns = config.evaluated_source, config.evaluated.reads_rows
+    prompts = [make_prompt(tokenizer, row.index, row, data, source, columns) for row in dataset.rows]
     rows = vocabulary_rows(config.model)
-    for row, prompt in zip(dataset.rows, found, strict=True):
+    for row, prompt in zip(dataset.rows, prompts, strict=True):
         refuse_unknown(tokenizer, prompt.tokens, rows, prompt_of(row))
-    refuse_long(dataset.name, [len(p.tokens) for p in found], config.rollout.max_prompt_tokens)
-    return found
+    refuse_long(dataset.name, [len(p.tokens) for p in prompts], config.rollout.max_prompt_tokens)
+    return prompts
 
 
 def sample(
@@ -256,8 +244,8 @@ def read_run_results(settings: EvaluationConfig, run_dir: Path) -> list[Result]:
     """Results of the run's held-out problems so far, by step."""
     if settings.path is None:
         return []
-    found = (run_dir / "evaluation").glob(f"{held_out(settings).name}-step*.json")
-    return sorted((read_result(p) for p in found), key=lambda r: r.step)
+    files = (run_dir / "evaluation").glob(f"{held_out(settings).name}-step*.json")
+    return sorted((read_result(p) for p in files), key=lambda r: r.step)
 
 
 def about_sampling(config: Config) -> dict[str, object]:

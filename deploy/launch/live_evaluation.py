@@ -127,14 +127,14 @@ class LiveEvaluation:
     def _next(self, version: int) -> int | None:
         done = {r.step for r in self._results} | self._passed
         last = self._config.learner.steps
-        found = next_evaluation(self._every, last, version, done, self._begun())
-        if found.left_out:
-            self._passed.update(found.left_out)
-            steps = ", ".join(map(str, found.left_out))
+        due = next_evaluation(self._every, last, version, done, self._begun())
+        if due.left_out:
+            self._passed.update(due.left_out)
+            steps = ", ".join(map(str, due.left_out))
             self._run.say(
                 f"no evaluation of step {steps}: newer weights were published before it could begin"
             )
-        return found.step
+        return due.step
 
     def _begun(self) -> list[int]:
         """Steps with samples but no result."""
@@ -216,11 +216,11 @@ class LiveEvaluation:
     def _promote(self, version: int, under_way: int | None = None) -> None:
         learner = self._config.learner
         newest = min(version, learner.steps - 1) // self._every * self._every  # the last step's own follows
-        said = promote_best(
+        message = promote_best(
             learner.keep_best, self._run.folder, self._results, newest_due=newest, under_way=under_way
         )
-        if said:
-            self._run.say(said)
+        if message:
+            self._run.say(message)
 
     def _forget_newer(self, step: int, version: int) -> None:
         """Rename samples of versions that this run has not trained, for example after a loss of Redis."""

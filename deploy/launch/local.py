@@ -14,6 +14,7 @@ from pathlib import Path
 from shlex import quote
 
 from rich.console import Console
+from rich.markdown import Markdown
 
 from hora_rl.common.config import Config, GeneratorConfig, LearnerConfig
 from hora_rl.common.errors import MissingWeights
@@ -25,9 +26,9 @@ from hora_rl.deploy.checks.run_checks import SHOWN_BY_RUN, require, show
 from hora_rl.deploy.launch.best import promote_last
 from hora_rl.deploy.launch.evaluation import (
     TrainingRun,
-    evaluate_benchmark,
     evaluate_run,
     load_benchmark,
+    sample,
     stopped_and_kept,
 )
 from hora_rl.deploy.launch.first_evaluation import evaluating_first
@@ -42,6 +43,7 @@ from hora_rl.deploy.machine.run_redis import refuse_leftovers
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.progress import Pace, progress
 from hora_rl.evaluation.benchmarks import find_benchmarks
+from hora_rl.evaluation.report.result_files import result_page, write_result
 from hora_rl.evaluation.results import model_digest
 from hora_rl.learner.checkpoints.origin import step_of
 from hora_rl.learner.ray_private import Stop
@@ -99,7 +101,9 @@ def evaluate_local(
         stack(config, out.resolve(), console),
     ):
         for benchmark, its_problems in zip(chosen, problems, strict=True):
-            evaluate_benchmark(config, benchmark, its_problems, out.resolve(), label, console)
+            result = sample(config, benchmark, its_problems, out.resolve(), label, console, version=0)
+            write_result(out, result)
+            console.print(Markdown(result_page(result)))
 
 
 def _set_aside(run_dir: Path) -> None:

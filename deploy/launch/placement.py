@@ -60,7 +60,7 @@ def reports_unplaced(run: TrainingRun) -> AbstractContextManager[None]:
         from ray.serve.exceptions import RayServeException
 
         client, state = connect(run.url), Keys(run.config.run.name).state
-        said: str | None = None  # an earlier start may have set the field
+        reported: str | None = None  # an earlier start may have set the field
         have, all_up = dict[str, float](), False
         while not done.wait(EVERY_S):
             # A failed check, for example before the coordinator is up, is repeated.
@@ -69,9 +69,9 @@ def reports_unplaced(run: TrainingRun) -> AbstractContextManager[None]:
                     have = ray.cluster_resources()
                 shares = _shares(run, client, have)
                 all_up, now = all(s.up >= s.wanted for s in shares), unplaced(shares, have)
-                if now != said:
+                if now != reported:
                     client.hset(state, mapping=changed(unplaced=now))
-                    said = now
+                    reported = now
         with suppress(redis.exceptions.RedisError):
             client.hset(state, mapping=changed(unplaced=""))
 
@@ -85,14 +85,14 @@ def _shares(run: TrainingRun, client: redis.Redis, have: Mapping[str, float]) ->
     on_gpus = have.get("GPU", 0) > 0
     generator, application = config.generator, serve.status().applications.get(APP)
     gpus = generator.tensor_parallel * on_gpus if generator.gpus is None else generator.gpus
-    found = []
+    shares = []
     for name in config.deployments:
         deployment = None if application is None else application.deployments.get(name)
         states = {} if deployment is None else deployment.replica_states
         up, stopping = states.get("RUNNING", 0), states.get("STOPPING", 0)
         each = {"CPU": config.cpus(name), "GPU": gpus if name == "generator" else 0.0}
-        found.append(Share(name, sum(states.values()) - stopping, up, each))
+        shares.append(Share(name, sum(states.values()) - stopping, up, each))
     alive = any(p.alive for p in read_run(client, config.run.name).of("learner"))
     ranks = config.learner.workers
     each = {"CPU": 1.0, "GPU": float(on_gpus) * (config.learner.gpus or 1.0)}
-    return [*found, Share("learner rank", ranks, ranks * alive, each)]
+    return [*shares, Share("learner rank", ranks, ranks * alive, each)]

@@ -39,9 +39,15 @@ def resolve(source: str, overrides: Sequence[str], folder: Folder, console: Cons
     run_dir = written.run.path
     begun = _begun(source, overrides, written, folder)
     _refuse(run_dir, begun, folder)
-    target = run_target(written if begun is None else _with_ranks_of(begun.learner, written))
+    learner = written.learner if begun is None else _with_ranks_of(begun.learner, written.learner)
+    target = run_target(written.model_copy(update={"learner": learner}))
     if begun is not None:
-        _refuse_changes(begun, target.config, run_dir)
+        # Results before and after training must have the same problems and sizes.
+        results = [d for d in differences(begun, target.config) if d.startswith("evaluation.")]
+        if changed := differences(begun, target.config, below=Scope.START) + results:
+            raise ConfigError(
+                f"{run_dir}: a resumed run must keep its configuration; changed: {'; '.join(changed)}"
+            )
     return Resolved(target.config, run_dir, begun, require(target, console))
 
 
@@ -80,21 +86,10 @@ def _refuse(run_dir: Path, begun: Config | None, folder: Folder) -> None:
         )
 
 
-def _with_ranks_of(begun: LearnerConfig, config: Config) -> Config:
-    """`config` with `workers` and `zero_stage` of the run where unset: its checkpoints hold one part per
+def _with_ranks_of(begun: LearnerConfig, learner: LearnerConfig) -> LearnerConfig:
+    """`learner` with `workers` and `zero_stage` of the run where unset: its checkpoints hold one part per
     rank, and `run.resources: auto` may choose differently here."""
-    learner = config.learner
     kept = {
         key: getattr(begun, key) for key in ("workers", "zero_stage") if key not in learner.model_fields_set
     }
-    return config.model_copy(update={"learner": learner.model_copy(update=kept)})
-
-
-def _refuse_changes(begun: Config, config: Config, run_dir: Path) -> None:
-    """Raise ConfigError if a key differs that is fixed for a run."""
-    # Results before and after training must have the same problems and sizes.
-    results = [d for d in differences(begun, config) if d.startswith("evaluation.")]
-    if changed := differences(begun, config, below=Scope.START) + results:
-        raise ConfigError(
-            f"{run_dir}: a resumed run must keep its configuration; changed: {'; '.join(changed)}"
-        )
+    return learner.model_copy(update=kept)

@@ -97,20 +97,20 @@ class Application:
         """Wait until application `app`, except deployment `but`, is up. False if `stopped` is set first."""
         from ray.serve.schema import ApplicationStatus
 
-        while (found := _look_at(app, stopped)) is not None:
-            self._count(app, found)
+        while (overview := _look_at(app, stopped)) is not None:
+            self._count(app, overview)
             self._say_stages()
-            if found.status is ApplicationStatus.DEPLOY_FAILED:
-                raise RunError(_reason(found))
-            if found.status is ApplicationStatus.RUNNING or (but and _all_but(but, found)):
+            if overview.status is ApplicationStatus.DEPLOY_FAILED:
+                raise RunError(_reason(overview))
+            if overview.status is ApplicationStatus.RUNNING or (but and _all_but(but, overview)):
                 return True
             if stopped.wait(LOOK_S):
                 break
         return False
 
-    def _count(self, app: str, found: ApplicationStatusOverview) -> None:
+    def _count(self, app: str, overview: ApplicationStatusOverview) -> None:
         """Advance the progress bar by the replicas that came up."""
-        states = [d.replica_states for d in found.deployments.values()]
+        states = [d.replica_states for d in overview.deployments.values()]
         up = 1 + sum(count for s in states for state, count in s.items() if state == "RUNNING")
         for _ in range(self._counted.get(app, 0), up):
             self._begin("replicas")
@@ -178,7 +178,8 @@ def starting(
         begin("Ray")
         if why := exits.enter_context(mps.sharing(wanted=mps.wanted_by(config.generator))):
             say(console, f"MPS is off ({why}): processes on one card take turns")
-        _start_ray(_cpus(config))
+        # Parts share CPUs, so Ray must have as many as they reserve.
+        _start_ray(max(os.cpu_count() or 1, int(config.reserved_cpus + 2)))
         exits.callback(ray.shutdown)
         exits.enter_context(watched_node(file))
         _link_logs(run_dir)
@@ -226,20 +227,20 @@ def _look_at(name: str, stopped: threading.Event) -> ApplicationStatusOverview |
         raise RunError(f"Serve ended while application {name!r} started: {error}") from error
 
 
-def _all_but(but: str, found: ApplicationStatusOverview) -> bool:
+def _all_but(but: str, overview: ApplicationStatusOverview) -> bool:
     from ray.serve.schema import DeploymentStatus
 
-    others = [d.status for name, d in found.deployments.items() if name != but]
+    others = [d.status for name, d in overview.deployments.items() if name != but]
     return bool(others) and all(status is DeploymentStatus.HEALTHY for status in others)
 
 
-def _reason(found: ApplicationStatusOverview) -> str:
+def _reason(overview: ApplicationStatusOverview) -> str:
     """Why replicas do not start, in one line."""
-    failed = {name: d.message for name, d in found.deployments.items() if "FAILED" in d.status.value}
+    failed = {name: d.message for name, d in overview.deployments.items() if "FAILED" in d.status.value}
     for name, message in failed.items():
         why = root_cause(message)
         return f"a replica of {name} does not start: {why} (its log is in logs/serve of the run's folder)"
-    return f"the application does not start: {root_cause(found.message)}"
+    return f"the application does not start: {root_cause(overview.message)}"
 
 
 def _show_stopping(exits: ExitStack) -> None:
@@ -272,16 +273,6 @@ def _not_started(part: str, reason: str) -> RunError:
         f"{part} did not start on this machine ({reason.splitlines()[0]}); if it is busy with other work, "
         "try again when it is less so"
     )
-
-
-def _cpus(config: Config) -> int:
-    """CPUs for Ray's scheduler: those of this machine, but at least what the parts reserve, because parts
-    share CPUs."""
-    names = config.deployments
-    reserved = (
-        sum(getattr(config, name).replicas * config.cpus(name) for name in names) + config.learner.workers + 1
-    )
-    return max(os.cpu_count() or 1, int(reserved + 1))
 
 
 def _link_logs(run_dir: Path) -> None:

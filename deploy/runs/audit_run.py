@@ -38,16 +38,16 @@ def audit_run(run: Path) -> bool:
         _load_rule(config.allocation.rule)
         begin("comparing records, ledger and stream")
         facts = gather(connect(url), record.run, lambda: records(groups))
-        found = audit(config, facts) + rollout_rows(facts, run)
+        violations = audit(config, facts) + rollout_rows(facts, run)
     order = (
         "prompts in order" if facts.prompts else "order of prompts unknown (the run did not note how many)"
     )
     print(
-        "\n".join(found)
+        "\n".join(violations)
         or f"{record.run}: {len(facts.records)} groups, none missing, none doubled, budgets and bounds "
         f"held, {order}"
     )
-    return not found
+    return not violations
 
 
 def _load_rule(rule: str) -> None:

@@ -35,8 +35,8 @@ def list_runs(folder: Path | str) -> list[RunSummary]:
     base = Path(folder)
     if not base.is_dir():
         raise RunError(f"{base}: no such folder; runs are written to run.folder of the configuration")
-    found = [_summary(path.parent) for path in base.glob(f"*/{RUN}")]
-    return sorted(found, key=lambda s: s.started, reverse=True)
+    runs = [_summary(path.parent) for path in base.glob(f"*/{RUN}")]
+    return sorted(runs, key=lambda s: s.started, reverse=True)
 
 
 def show_runs(runs: Sequence[RunSummary], console: Console | None = None) -> None:
@@ -69,13 +69,13 @@ def _summary(folder: Path) -> RunSummary:
     reason = record.reason
     if state == "running" and not record.alive:
         state, reason = "lost", "its process is gone without a word"
-    found = RunSummary(record.run, folder.name, state, reason, record.started)
+    summary = RunSummary(record.run, folder.name, state, reason, record.started)
     try:
         last = _last_step(folder / STEPS)
-        return replace(found, step=int(last["step"]) + 1, reward=last.get("reward")) if last else found
+        return replace(summary, step=int(last["step"]) + 1, reward=last.get("reward")) if last else summary
     except (OSError, ValueError, KeyError, TypeError) as error:
         damaged = f"{STEPS} cannot be read ({type(error).__name__})"
-        return replace(found, reason="; ".join(filter(None, (reason, damaged))))
+        return replace(summary, reason="; ".join(filter(None, (reason, damaged))))
 
 
 def _last_step(path: Path) -> dict[str, Any] | None:

@@ -202,8 +202,8 @@ class TestWithTheLibrary:
 
     def test_rows_are_what_the_environment_opens_with(self, tmp_path: Path) -> None:
         config = configured(f"data.path={tmp_path / 'rows.jsonl'}")
-        assert write_rows(config, 40) == 40
+        assert write_rows(config.data, config.environment.verifiers, "r", 40) == 40
         rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
         assert rows == [{"problem": "n=", "answer": "", "task": i} for i in range(40)]
         with pytest.raises(ConfigError, match="is there already"):
-            write_rows(config, 40)
+            write_rows(config.data, config.environment.verifiers, "r", 40)

@@ -75,7 +75,9 @@ def test_results_are_labelled_with_the_steps_behind_the_weights(
         write_origin(model, "tiny", said)
     monkeypatch.setattr(memory, "free_memory", lambda: 2**40)
     monkeypatch.setattr(local, "stack", lambda *args, **kwargs: nullcontext("no Redis"))
-    monkeypatch.setattr(local, "evaluate_benchmark", lambda *args: labels.append(args[4]))
+    monkeypatch.setattr(local, "sample", lambda *args, version: labels.append(args[4]) or Mock())
+    monkeypatch.setattr(local, "write_result", lambda *_: None)
+    monkeypatch.setattr(local, "result_page", lambda *_: "")
     names = [benchmark_file(tmp_path, ROWS)]
     local.evaluate_local(load("tiny", [f"model.path={model}"]), names, 4, (1,), tmp_path / "out", asked)
     assert labels == [label]
