@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
