@@ -64,7 +64,7 @@ def in_rounds(config: Config, generate: Generate, score: Score) -> RunShard:
         sample = Sampler(shard, generate, score)
         rows = np.array([p.index for p in shard.prompts])
         batch = BatchAllocation(config.allocation.rule, rows, np.ones(len(rows)), np.ones(len(rows)))
-        divide = partial(allocate_round, config, batch, rows.tolist())
+        divide = partial(allocate_round, config.rollout, config.allocation, batch, rows.tolist())
         plan = await phase_a(shard, sample, divide)
         while len(plan.rounds) < config.allocation.under(plan.rule).rounds:
             plan = await next_round(shard, plan, sample, divide)

@@ -236,13 +236,11 @@ def sample(
     set_: Overrides = None,
 ) -> None:
     """Count successes of training prompts for `hora plan`. The same command resumes after an interruption."""
-    from hora_rl.common.load import load
     from hora_rl.deploy.launch.counting import count_local
     from hora_rl.deploy.machine.signals import stopped_by_signals
 
-    chosen = load(config, set_ or ())
     with stopped_by_signals():
-        count_local(chosen, prompts, samples, out)
+        count_local(config, set_ or (), prompts, samples, out)
 
 
 @app.command()

@@ -187,7 +187,9 @@ def _order(config: Config, facts: RunRecords) -> list[str]:
     if facts.prompts is None:
         return []
     n = facts.prompts
-    order = Order.of(config, Mixture(facts.rows or (n,), config.weights_of_sources))
+    order = Order.of(
+        config.data, config.rollout, config.run.seed, Mixture(facts.rows or (n,), config.weights_of_sources)
+    )
     claims = {claim: where for where, claims in _claims(facts).items() for claim in claims}
     batches = sorted({batch for _, batch in claims})
     wrong = []

@@ -11,7 +11,7 @@ from hora_rl.actors.coordinator.shard import Allocation, Draw, PhaseCounts, Roun
 from hora_rl.allocator import Session, allocate
 from hora_rl.allocator.lengths import ask_tokens, expected_lengths
 from hora_rl.allocator.posterior import Int
-from hora_rl.common.config import Config, RolloutConfig
+from hora_rl.common.config import AllocationConfig, RolloutConfig
 from hora_rl.common.config.allocation import needs_counts
 
 Float = NDArray[np.float64]
@@ -20,7 +20,8 @@ Outcomes = Sequence[tuple[Sequence[int], int | Sequence[int]]]
 
 
 def allocate_round(
-    config: Config,
+    rollout: RolloutConfig,
+    settings: AllocationConfig,
     batch: BatchAllocation,
     prompts: Sequence[int],
     earlier: Sequence[Round],
@@ -28,7 +29,7 @@ def allocate_round(
 ) -> Allocation:
     """Allocate the next round of a shard with `prompts` (n,). `found` holds the results since the `earlier`
     rounds."""
-    prior, allocation, rollout = batch.priors_of(prompts), config.allocation.under(batch.rule), config.rollout
+    prior, allocation = batch.priors_of(prompts), settings.under(batch.rule)
     fixed: dict[str, Any] = {
         "rule": batch.rule,
         "prior": _shared(*prior),

@@ -21,7 +21,7 @@ from hora_rl.actors.coordinator.group_rewards import Rank, ranked, unranked
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.actors.verifier.code.pool import limits_of
 from hora_rl.actors.verifier.code.runner import TRIES
-from hora_rl.common.config import Config, RolloutConfig
+from hora_rl.common.config import Config, EnvironmentConfig, RolloutConfig, WeightsConfig
 from hora_rl.common.config.environment import ATTEMPTS
 from hora_rl.common.config.reward import EPISODE, WAIT_LIMIT_S, RewardConfig
 from hora_rl.common.data.gym import TASK
@@ -41,7 +41,8 @@ IN_LINE = 4
 
 def generator_calls(
     handle: DeploymentHandle,
-    config: Config,
+    rollout: RolloutConfig,
+    weights: WeightsConfig,
     min_version: int,
     temperature: float | None = None,
     *,
@@ -55,7 +56,7 @@ def generator_calls(
     The first try of a `session` goes to one replica, retries to any. Concurrent requests share calls
     of at most `together` completions.
     """
-    method, rollout = handle.options(method_name="generate"), config.rollout
+    method = handle.options(method_name="generate")
     first = method.options(session_id=session) if session else method
     degrees = rollout.temperature if temperature is None else temperature
 
@@ -69,7 +70,7 @@ def generator_calls(
         what = f"generating {sum(r.n for r in requests)} completions of {_named(r.prompt for r in requests)}"
         # A replica detects a dead or hung engine. This deadline covers all other failures, and allows for a
         # queue in front of the request.
-        limit = IN_LINE * rollout.time_limit_s + config.weights.update_limit_s
+        limit = IN_LINE * rollout.time_limit_s + weights.update_limit_s
         return await retry(ask, what, rollout.attempts, limit, patient=weights_come)
 
     return Bundled(send, lambda request: request.n, together)
@@ -80,14 +81,19 @@ def _named(prompts: Iterable[Prompt]) -> str:
     return f"prompt{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
 
 
-def episode_calls(
-    handle: DeploymentHandle, config: Config, min_version: int, *, weights_come: bool = True
+def _episode_calls(
+    handle: DeploymentHandle,
+    environment: EnvironmentConfig,
+    rollout: RolloutConfig,
+    weights: WeightsConfig,
+    min_version: int,
+    *,
+    weights_come: bool = True,
 ) -> Generate:
     """`generate` that returns episodes of the environment. Like `generator_calls` otherwise."""
     method = handle.options(method_name="sample")
-    rollout, environment = config.rollout, config.environment
     # Covers failures that no replica detects: long enough for all turns and tries of an episode.
-    turn_s = IN_LINE * rollout.time_limit_s + config.weights.update_limit_s
+    turn_s = IN_LINE * rollout.time_limit_s + weights.update_limit_s
     limit = ATTEMPTS * (environment.max_turns * turn_s + environment.time_limit_s)
 
     async def generate(request: SamplingRequest) -> list[Completion]:
@@ -114,8 +120,12 @@ def policy_calls(
     """`generate` for this configuration: episodes if it names an environment, else completions in calls of at
     most `together`. `handle` is the deployment `config.policy`."""
     if config.environment.path is not None:
-        return episode_calls(handle, config, min_version, weights_come=weights_come)
-    return generator_calls(handle, config, min_version, weights_come=weights_come, together=together)
+        return _episode_calls(
+            handle, config.environment, config.rollout, config.weights, min_version, weights_come=weights_come
+        )
+    return generator_calls(
+        handle, config.rollout, config.weights, min_version, weights_come=weights_come, together=together
+    )
 
 
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
@@ -172,7 +182,10 @@ def _scored(reward: RewardConfig, judged: Mapping[str, float], completion: Compl
 
 def group_calls(handle: DeploymentHandle, config: Config, text_of: Callable[[Rollout], str]) -> Rank:
     """`rank`: adds group rewards to a complete group, by the rules of the prompt's source."""
-    by_source = {source: _rank_of(handle, config.of(source), text_of) for source in config.source_names}
+    by_source = {}
+    for source in config.source_names:
+        rules = config.of(source)
+        by_source[source] = _rank_of(handle, rules.reward, rules.gate, rules.rollout, text_of)
     if all(rank is unranked for rank in by_source.values()):
         return unranked
 
@@ -182,9 +195,15 @@ def group_calls(handle: DeploymentHandle, config: Config, text_of: Callable[[Rol
     return rank
 
 
-def _rank_of(handle: DeploymentHandle, config: Config, text_of: Callable[[Rollout], str]) -> Rank:
+def _rank_of(
+    handle: DeploymentHandle,
+    reward: RewardConfig,
+    gate: str | None,
+    rollout: RolloutConfig,
+    text_of: Callable[[Rollout], str],
+) -> Rank:
     """`group_calls` for one source."""
-    functions = group_functions(config.reward, config.gate)
+    functions = group_functions(reward, gate)
     if not functions:
         return unranked
     method = handle.options(method_name="score_group")
@@ -197,9 +216,8 @@ def _rank_of(handle: DeploymentHandle, config: Config, text_of: Callable[[Rollou
         ]
 
         what = f"ranking the {len(items)} completions of prompt {prompt.index}"
-        limit = config.reward.time_limit_s * len(functions) + WAIT_LIMIT_S
-        limit += config.rollout.time_limit_s
-        values = await retry(lambda _: method.remote(items), what, config.rollout.attempts, limit)
+        limit = reward.time_limit_s * len(functions) + WAIT_LIMIT_S + rollout.time_limit_s
+        values = await retry(lambda _: method.remote(items), what, rollout.attempts, limit)
         return ranked(group, values)
 
     return rank

@@ -60,7 +60,7 @@ class Cycles:
         self._config = config
         self._keys = Keys(config.run.name)
         self._prior = prior
-        self._order = Order.of(config, mixture)
+        self._order = Order.of(config.data, config.rollout, config.run.seed, mixture)
         self._gate = WarmUpGate(
             threshold=config.allocation.warmup.format_reward,
             cycles=config.allocation.warmup.cycles,

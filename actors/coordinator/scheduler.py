@@ -178,7 +178,8 @@ class Coordination:
         batch = self._services.cycles.of(shard.batch)
         ahead = fixed_draws(self._config.rollout, batch) if stored is None else []
         async with prefetched(self._sampler(shard), ahead) as sample:
-            allocate_next = partial(allocate_round, self._config, batch, [p.index for p in shard.prompts])
+            settings, places = self._config, [p.index for p in shard.prompts]
+            allocate_next = partial(allocate_round, settings.rollout, settings.allocation, batch, places)
             remember = partial(self._plans.remember, name, shard.ids)
             plan = stored or await remember(await phase_a(shard, sample, allocate_next))
             while len(plan.rounds) < self._config.allocation.under(plan.rule).rounds:

@@ -61,7 +61,8 @@ class Environment(Replica):
         def turns(version: int, episode: str) -> Generate:
             return generator_calls(
                 self._generator,
-                self._config,
+                self._config.rollout,
+                self._config.weights,
                 version,
                 temperature,
                 weights_come=weights_come,

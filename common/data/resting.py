@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import DataConfig, RolloutConfig
 from hora_rl.common.data.prompt_order import Mixture, mixed_rows, order, sources_of
 from hora_rl.common.records import ShardReport
 
@@ -67,11 +67,10 @@ class Order:
         self._hit = set[int]()  # rows that had a hit
 
     @classmethod
-    def of(cls, config: Config, mixture: Mixture) -> Order:
-        """The order of a run."""
-        rollout, data = config.rollout, config.data
+    def of(cls, data: DataConfig, rollout: RolloutConfig, seed: int, mixture: Mixture) -> Order:
+        """The order of a run with this seed."""
         size, bound = rollout.prompts_per_batch, rollout.max_staleness
-        return cls(mixture, size, config.run.seed, data.shuffle, data.rest, bound)
+        return cls(mixture, size, seed, data.shuffle, data.rest, bound)
 
     @property
     def waits(self) -> bool:

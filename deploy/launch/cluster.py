@@ -91,14 +91,29 @@ def _attach(run: str, check: Callable[[], None]) -> None:
 def check_agreement(config: Config, url: str) -> None:
     """Wait for a coordinator that runs `config`. Raises RunError if none appears or the coordinator has
     failed, and ConfigError naming every key that differs."""
-    redis, began = connect(url), time.monotonic()
-    keys = Keys(config.run.name)
+    redis, began, run = connect(url), time.monotonic(), config.run.name
+    keys = Keys(run)
+
+    def trouble() -> HoraError | None:
+        theirs, error = redis.get(keys.config), read_state(redis, run).error
+        if theirs and error:
+            return RunError(f"the coordinator stopped: {error}")
+        if not theirs or not _coordinated(redis, keys):
+            return _Absent(
+                f"no coordinator of run {run!r} writes to this Redis: `serve deploy` the same file first "
+                f"(application {APP!r}), or check run.name and queue.url; `serve status` says why an "
+                "application was not deployed"
+            )
+        if changed := differences(read_config(theirs, run), config, below=Scope.PART):
+            return ConfigError(f"the coordinator runs another configuration: {'; '.join(changed)}")
+        return None
+
     if _coordinated(redis, keys):
         redis.hdel(keys.state, "error")  # a failed coordinator restarts and reports again
     with working("waiting for the coordinator"):
-        while (trouble := _disagreement(redis, config)) is not None:
-            if time.monotonic() > began + (WAIT_S if isinstance(trouble, _Absent) else SETTLE_S):
-                raise trouble
+        while (error := trouble()) is not None:
+            if time.monotonic() > began + (WAIT_S if isinstance(error, _Absent) else SETTLE_S):
+                raise error
             time.sleep(1.0)
 
 
@@ -109,19 +124,3 @@ class _Absent(RunError):
 def _coordinated(redis: Redis, keys: Keys) -> bool:
     """Whether a coordinator of this run is alive. Redis may still hold the state of an earlier one."""
     return bool(living(redis.hgetall(keys.parts), "coordinator", time.time()))
-
-
-def _disagreement(redis: Redis, config: Config) -> HoraError | None:
-    keys = Keys(config.run.name)
-    theirs, error = redis.get(keys.config), read_state(redis, config.run.name).error
-    if theirs and error:
-        return RunError(f"the coordinator stopped: {error}")
-    if not theirs or not _coordinated(redis, keys):
-        return _Absent(
-            f"no coordinator of run {config.run.name!r} writes to this Redis: `serve deploy` the same file "
-            f"first (application {APP!r}), or check run.name and queue.url; `serve status` says why an "
-            "application was not deployed"
-        )
-    if changed := differences(read_config(theirs, config.run.name), config, below=Scope.PART):
-        return ConfigError(f"the coordinator runs another configuration: {'; '.join(changed)}")
-    return None

@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -9,10 +10,11 @@ from rich.console import Console
 from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.allocator.planning.plan import LEAST_PROMPTS
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, DataConfig, RewardConfig
 from hora_rl.common.console import say
 from hora_rl.common.data.prompt_order import mixed_rows
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
 from hora_rl.common.types import Prompt
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.machine import check_writable
@@ -20,9 +22,9 @@ from hora_rl.deploy.checks.processors import on_processors
 from hora_rl.deploy.checks.run_checks import require
 from hora_rl.deploy.launch.evaluation import (
     about_sampling,
+    application_calls,
     in_flight,
     sampling_bar,
-    sampling_calls,
     stopped_and_kept,
 )
 from hora_rl.deploy.launch.stack import stack
@@ -30,14 +32,14 @@ from hora_rl.evaluation.plan.collect import collect
 from hora_rl.evaluation.plan.counts import CountsError
 
 
-def count_local(written: Config, number: int, samples: int, out: Path) -> None:
+def count_local(source: str, overrides: Sequence[str], number: int, samples: int, out: Path) -> None:
     """Draw `samples` completions of `number` training prompts on model.path; append counts to `out`.
 
     Raises ConfigError before the start if the numbers do not suffice for a plan.
     """
     console, out = Console(), out.resolve()
     check_writable(out.parent, "--out")
-    config = on_processors(written, trains=False)
+    config = on_processors(load(source, overrides), trains=False)
     require(Target(config, "eval"), console)
     prompts = choose(config, number)
     with (
@@ -46,7 +48,7 @@ def count_local(written: Config, number: int, samples: int, out: Path) -> None:
         stack(config, Path(folder), console),
         sampling_bar("training prompts", len(prompts) * samples, console) as progress,
     ):
-        generate, score = sampling_calls(config, version=0)
+        generate, score = application_calls(config, 0, exact=True)
         asyncio.run(
             collect(
                 prompts,
@@ -54,7 +56,7 @@ def count_local(written: Config, number: int, samples: int, out: Path) -> None:
                 score,
                 samples,
                 out,
-                about={**about_data(config), **about_sampling(config)},
+                about={**about_data(config.data, config.reward), **about_sampling(config)},
                 seed=config.run.seed,
                 samples_per_request=config.rollout.samples_per_request,
                 in_flight=in_flight(config.generator, config.rollout.samples_per_request),
@@ -88,12 +90,11 @@ def choose(config: Config, number: int) -> list[Prompt]:
     return [prompts[row] for _, row in rows]
 
 
-def about_data(config: Config) -> dict[str, object]:
+def about_data(data: DataConfig, reward: RewardConfig) -> dict[str, object]:
     """Data sources and success rules of the counts, for the header of their file."""
-    sources = config.data.sources
-    if not sources:
-        return {"data": config.data.path}
-    judged = [(name, source, config.of(name).reward) for name, source in sources.items()]
+    if not data.sources:
+        return {"data": data.path}
+    judged = [(name, source, source.reward or reward) for name, source in data.sources.items()]
     return {
         "data": {name: [source.path, source.weight, r.success, r.success_at] for name, source, r in judged}
     }

@@ -150,7 +150,7 @@ def sample(
     `step` counts the optimizer steps of the weights; `version` counts those of the current run, 0 for the
     configured model.
     """
-    generate, score = sampling_calls(config, version)
+    generate, score = application_calls(config, version, exact=True)
     total = len(problems) * benchmark.samples
     with sampling_bar(f"{benchmark.title}, step {step}", total, console) as progress:
         counts = drive(
@@ -198,22 +198,16 @@ def samples_file(folder: Path, benchmark: Benchmark, step: int) -> Path:
     return folder / f"{benchmark.name}-step{step}.samples.jsonl"
 
 
-def sampling_calls(config: Config, version: int) -> tuple[Generate, Score]:
-    """Calls to generators and verifiers of the running application. Sampling uses exactly weights `version`
-    and has lower priority than training."""
-    generate, score = application_calls(config, version, weights_come=False)
-    return of_version(generate, version), score
-
-
-def application_calls(config: Config, version: int, *, weights_come: bool = True) -> tuple[Generate, Score]:
-    """Calls to generators, on weights `version` or newer, and to verifiers of the running application."""
+def application_calls(config: Config, version: int, *, exact: bool = False) -> tuple[Generate, Score]:
+    """Calls to generators, on weights `version` or newer, and to verifiers of the running application. With
+    `exact`, sampling uses those weights alone, which nobody publishes any more, after training's."""
     from ray import serve
 
     from hora_rl.actors.coordinator.calls import policy_calls, verifier_calls
 
     policy, verifier = (serve.get_deployment_handle(name, APP) for name in (config.policy, "verifier"))
-    generate = policy_calls(policy, config, version, weights_come=weights_come)
-    return generate, verifier_calls(verifier, config)
+    generate = policy_calls(policy, config, version, weights_come=not exact)
+    return of_version(generate, version) if exact else generate, verifier_calls(verifier, config)
 
 
 def of_version(generate: Generate, version: int) -> Generate:

@@ -38,7 +38,7 @@ def resolve(source: str, overrides: Sequence[str], folder: Folder, console: Cons
     written = with_absolute_folder(load(source, overrides))
     run_dir = written.run.path
     begun = _begun(source, overrides, written, folder)
-    _refuse(run_dir, begun, folder)
+    _refuse(run_dir, new=folder != "fresh" and begun is None)
     learner = written.learner if begun is None else _with_ranks_of(begun.learner, written.learner)
     target = run_target(written.model_copy(update={"learner": learner}))
     if begun is not None:
@@ -75,11 +75,11 @@ def _refuse_moved(file: Path, overrides: Sequence[str], run: RunConfig) -> None:
         )
 
 
-def _refuse(run_dir: Path, begun: Config | None, folder: Folder) -> None:
-    """Raise HoraError if the folder is not writable, or holds another run."""
+def _refuse(run_dir: Path, *, new: bool) -> None:
+    """Raise HoraError if the folder is not writable, has a live run, or has a run and a `new` one starts."""
     check_writable(run_dir, "run.folder")
     RunFile(run_dir).refuse_if_alive()
-    if begun is None and folder != "fresh" and (run_dir / CONFIG).exists():
+    if new and (run_dir / CONFIG).exists():
         raise ConfigError(
             f"{run_dir} holds a run already: add --resume to continue it, --fresh to set it aside, or change "
             "run.name"

@@ -135,7 +135,7 @@ def _prepare(config: Config) -> Parts:
     return Parts(
         config,
         prompts,
-        Order.of(config, Mixture((len(prompts),))),
+        Order.of(config.data, config.rollout, config.run.seed, Mixture((len(prompts),))),
         prior_of(config.allocation, config.run, config.model.path, prompts),
         engine,
         LocalSampler(engine.hf, tokenizer, config, task.form),
@@ -165,7 +165,7 @@ async def _batch(parts: Parts, step: int) -> list[Group]:
     async def sample(draw: Draw) -> list[Rollout]:
         return await parts.sampler.sample(shard.prompts[draw.place], draw)
 
-    divide = partial(allocate_round, config, batch, rows.tolist())
+    divide = partial(allocate_round, config.rollout, config.allocation, batch, rows.tolist())
     plan = await phase_a(shard, sample, divide)
     for _ in range(config.allocation.under(batch.rule).rounds - 1):
         plan = await next_round(shard, plan, sample, divide)

@@ -84,7 +84,8 @@ async def knows(cycles: Cycles, batch: int) -> bool:
 
 
 def shared_out(cycles: Cycles, config: Config, batch: int, shard: int = 0, c: tuple = (0, 1)) -> Allocation:
-    return allocate_round(config, cycles.of(batch), rows(config, batch, shard), (), PhaseCounts(c, ()))
+    order = rows(config, batch, shard)
+    return allocate_round(config.rollout, config.allocation, cycles.of(batch), order, (), PhaseCounts(c, ()))
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])

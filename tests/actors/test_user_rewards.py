@@ -226,7 +226,7 @@ async def test_the_row_goes_to_rewards_that_may_read_it_and_to_nobody_else(tmp_p
         await verifier_calls(handle, config)(asked, [done])  # type: ignore[arg-type]
         assert handle.asked[0] == [Answer("3+4=?", "7", gold, sent, 3, 2, "length")]
         handle = Handle(lambda *asked: [[done]])
-        await generator_calls(handle, config, 0)(SamplingRequest(asked, 1, 0))  # type: ignore[arg-type]
+        await generator_calls(handle, config.rollout, config.weights, 0)(SamplingRequest(asked, 1, 0))  # type: ignore[arg-type]
         assert handle.asked[0][0].prompt.row == {}
 
 

@@ -414,7 +414,7 @@ def test_prompts_of_several_sources_are_chosen_in_proportion_and_counted_apart()
     few, more = choose(config, 100), choose(config, 120)
     assert [p.index for p in few] == [p.index for p in more[:100]]
     assert Counter(p.source for p in few) == {"easy": 75, "hard": 25}
-    assert about_data(config)["data"] == {
+    assert about_data(config.data, config.reward)["data"] == {
         "easy": ["arithmetic:1-2", 3.0, "accuracy", 1.0],
         "hard": ["arithmetic:4-5", 1.0, "accuracy", 0.5],
     }

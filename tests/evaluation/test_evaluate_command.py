@@ -151,7 +151,7 @@ def test_an_evaluation_of_a_run_killed_before_it_was_recorded_is_on_the_views_af
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluation, "sampling_calls", lambda *_: (None, None))
+    monkeypatch.setattr(evaluation, "application_calls", lambda *_, exact: (None, None))
     monkeypatch.setattr(evaluation, "evaluate", drawn)
     config = load("tiny", ["run.name=killed", "evaluation.samples=8", "evaluation.k=[1, 8]"])
     run, client = TrainingRun(config, redis_server.url, tmp_path, console), connect(redis_server.url)
