@@ -92,10 +92,12 @@ class EvaluationConfig(Section):
     def _shares(cls, value: dict[str, float]) -> dict[str, float]:
         for name, number in value.items():
             if name not in UNCUT:
-                raise ValueError(f"{name} is none of {', '.join(UNCUT)}")
+                raise ValueError(f"evaluation.truncation.{name} is none of {', '.join(UNCUT)}")
             top_k = name == "top_k"
             if number < 0 or (number % 1 if top_k else number > 1) or (name == "top_p" and not number):
-                raise ValueError(f"{name} ({number:g}) must be {'a count' if top_k else 'a share'}")
+                raise ValueError(
+                    f"evaluation.truncation.{name} ({number:g}) must be {'a count' if top_k else 'a share'}"
+                )
         return {name: int(n) if name == "top_k" else n for name, n in value.items() if n != UNCUT[name]}
 
     @field_validator("k")
