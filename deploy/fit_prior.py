@@ -20,7 +20,8 @@ from hora_rl.common.console import say, working
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.files import text_override
 from hora_rl.common.load import load
-from hora_rl.deploy.cli import RunFolder, main
+from hora_rl.deploy.cli import main
+from hora_rl.deploy.result_commands import RunFolder
 from hora_rl.evaluation.run_folders import records
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

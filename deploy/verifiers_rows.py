@@ -17,7 +17,8 @@ from hora_rl.common.config import DataConfig
 from hora_rl.common.config.environment import VerifiersConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.deploy.cli import ConfigPath, Overrides, main
+from hora_rl.deploy.cli import main
+from hora_rl.deploy.result_commands import ConfigPath, Overrides
 
 AT_A_TIME = 32
 Opening = list[dict[str, str]]

@@ -14,7 +14,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from hora_rl.common.console import pieces, say, visible
-from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.errors import RunError
 from hora_rl.common.rollout_files import REWARD
 from hora_rl.evaluation.rollout_table import Order, Wanted, read_rollouts, steps_of
 
@@ -38,13 +38,6 @@ class Choice(Wanted):
         ]
         kind = {None: [], True: ["successes"], False: ["failures"]}[self.success]
         return f" of {', '.join(named + kind)}" if named or kind else ""
-
-
-def order_of(*, longest: bool, least_likely: bool) -> Order:
-    """The order to print in. Raises ConfigError if both are set."""
-    if longest and least_likely:
-        raise ConfigError("--longest and --least-likely are two orders: choose one")
-    return "longest" if longest else "least_likely" if least_likely else "newest"
 
 
 def show_rollouts(

@@ -112,7 +112,7 @@ HERE: dict[str, list[tuple[str, str]]] = {
     "check": [("check tiny --elsewhere", "valid. 2000 prompts")],
     "monitor": [("monitor runs/over --once", "finished"), ("monitor runs/over --json", '"step": 3')],
     "runs": [("runs", "finished")],
-    "rollouts": [("rollouts runs/sampled --step 1 --prompt 0 --failure --longest", "step 1")],
+    "rollouts": [("rollouts runs/sampled --step 1 --prompt 0 --failure --order longest", "step 1")],
     "report": [
         ("report runs/reported", "report"),
         ("report runs/one runs/two --over rollouts --out compared", "report.html"),

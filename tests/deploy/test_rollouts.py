@@ -16,13 +16,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hora_rl.common.console import visible
-from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.errors import RunError
 from hora_rl.common.live.state import changed
 from hora_rl.common.load import load
 from hora_rl.common.rollout_files import path_of
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.monitor.web import create_app
-from hora_rl.deploy.runs.rollout_list import Choice, json_line, order_of, rows_of, show_rollouts
+from hora_rl.deploy.runs.rollout_list import Choice, json_line, rows_of, show_rollouts
 from hora_rl.evaluation.audit import RunRecords
 from hora_rl.evaluation.audit_rollouts import rollout_rows
 from hora_rl.evaluation.rollout_table import read_rollouts, steps_of
@@ -65,8 +65,6 @@ def test_what_does_not_exist_is_said_in_a_line(run: Path, tmp_path: Path) -> Non
     assert shown(run, Choice(prompt=77)) == ("no rollouts of prompt 77; there are those of 4 steps, 0 to 3\n")
     with pytest.raises(RunError, match="no such folder"):
         show_rollouts(tmp_path / "none", Choice())
-    with pytest.raises(ConfigError, match="two orders"):
-        order_of(longest=True, least_likely=True)
 
 
 def test_the_command_s_options_choose_as_they_say(run: Path) -> None:
@@ -79,8 +77,8 @@ def test_the_command_s_options_choose_as_they_say(run: Path) -> None:
     assert {r["success"] for r in rows("--success")} == {True}
     assert {r["success"] for r in rows("--failure", "--phase", "B")} == {False}
     assert {r["step"] for r in rows("--step", "1")} == {1}
-    assert [r["length"] for r in rows("--longest", "--limit", "2")] == [8, 8]
-    assert rows("--least-likely", "--limit", "1")[0]["logprob"] == -4.0
+    assert [r["length"] for r in rows("--order", "longest", "--limit", "2")] == [8, 8]
+    assert rows("--order", "least_likely", "--limit", "1")[0]["logprob"] == -4.0
     assert rows("--source", "none") == []
 
 
