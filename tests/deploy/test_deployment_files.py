@@ -20,9 +20,9 @@ import kubernetes_validate
 import pytest
 import redis
 import yaml
-from ray.serve._private import deployment_scheduler as scheduling
 from ray.serve.schema import ServeDeploySchema
 
+from hora_rl.common.config.base import Scope
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.redis import connect, has_password
 from hora_rl.common.live.telemetry import record_step
@@ -63,34 +63,6 @@ def test_every_serve_file_is_valid_for_serve_its_experiment_loads_and_its_page_i
     if count := re.search(r"(\d+)gpu", path.name):
         gpus = config.generator.replicas * config.generator.gpus + config.learner.workers
         assert gpus == int(count[1]), "every one that it is named for"
-
-
-def packed(cpus: int) -> list[scheduling.AvailableNodeResources]:
-    """What is free on eight machines of eight GPUs and so many CPUs once everything that Serve runs is
-    placed, as `_schedule_with_pack_strategy` does it: the largest first, on the fullest node that fits."""
-    config = load(str(DEPLOY / "hora-64gpu.yaml"))
-    gpus, scheduler = config.generator.gpus, scheduling.DeploymentScheduler(None, "head", lambda *_: None)
-    free = {str(i): scheduling.AvailableNodeResources(CPU=cpus, GPU=8) for i in range(8)}
-    requests = [
-        scheduling.RequestedResources(CPU=config.cpus(name), GPU=gpus * (name == "generator"))
-        for name in config.deployments
-        for _ in range(getattr(config, name).replicas)
-    ]
-    placed: dict[str, set[str]] = {}
-    for request in sorted(requests, reverse=True):
-        node = scheduler._find_best_fit_node_for_pack(request, free, placed)
-        assert node is not None
-        free[node] -= request
-        placed.setdefault(node, set()).add(str(len(placed)))
-    return list(free.values())
-
-
-@pytest.mark.parametrize("cpus", [64, 96, 192])
-def test_generators_fill_two_machines_and_the_learner_has_six_to_itself(cpus: int) -> None:
-    free = packed(cpus)
-    assert sorted(node.get("GPU") for node in free) == [0] * 2 + [8] * 6
-    ranks = sum(int(min(node.get("GPU"), node.get("CPU"))) for node in free)  # one of each takes a rank
-    assert ranks == load(str(DEPLOY / "hora-64gpu.yaml")).learner.workers == 48
 
 
 def test_the_lines_for_one_gpu_are_what_one_gpu_needs(tmp_path):
@@ -168,7 +140,7 @@ def assert_kept(client: redis.Redis, port: int, pid: int, password: str) -> None
     assert password not in Path(f"/proc/{pid}/cmdline").read_text()
 
 
-def test_the_cluster_s_redis_gets_its_password_where_no_process_shows_it_nor_any_file_s_command(tmp_path):
+def test_the_cluster_s_redis_gets_its_password_where_no_process_shows_it(tmp_path):
     """The container's own command, run here with the server of this machine in the place of the image's."""
     stateful, *_ = (d for d in kubernetes("redis") if d["kind"] == "StatefulSet")
     container = stateful["spec"]["template"]["spec"]["containers"][0]
@@ -178,8 +150,6 @@ def test_the_cluster_s_redis_gets_its_password_where_no_process_shows_it_nor_any
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "REDIS_PASSWORD": password}
     with served([*container["command"], script], environment, port) as pid:
         assert_kept(connect(f"redis://:{password}@127.0.0.1:{port}"), port, pid, password)
-    files = [*DEPLOY.rglob("*.yaml"), DEPLOY.parent / "README.md"]
-    assert [path for path in files if "--requirepass" in path.read_text()] == []
 
 
 def names_in(expression: str) -> set[str]:
@@ -235,14 +205,11 @@ def test_compose_publishes_on_loopback_alone_and_names_only_what_it_has():
         assert set(described.get("depends_on", {})) <= services.keys() - {name}
 
 
-def test_dashboard_and_alerts_ask_for_exported_names_alone_and_every_alert_is_explained():
+def test_dashboard_and_alerts_ask_for_exported_names_alone():
     panels = json.loads((DEPLOY / "grafana" / "hora.json").read_text())["panels"]
-    assert len({p["id"] for p in panels}) == len(panels)
     asked = set().union(*(names_in(t["expr"]) for p in panels for t in p["targets"]))
     assert asked == EXPORTED, asked ^ EXPORTED
     (group,) = documents("prometheus/alerts.yaml")[0]["groups"]
-    page = (DEPLOY.parent / "docs" / "reference" / "monitoring.md").read_text()
-    assert re.findall(r"^\| (Hora\w+) \|", page, re.MULTILINE) == [r["alert"] for r in group["rules"]]
     for rule in group["rules"]:
         asked = names_in(rule["expr"])
         assert asked, rule
@@ -313,35 +280,17 @@ def pods(document: dict) -> list[dict]:
 
 NAMED = ((name, d) for name in ("redis", "actors", "learner") for d in kubernetes(name))
 ALL_PODS = {f"{name}-{d['kind']}-{i}": pod for name, d in NAMED for i, pod in enumerate(pods(d))}
-OBJECTS = {
-    "network": [("NetworkPolicy", "hora-redis"), ("NetworkPolicy", "hora")],
-    "redis": [("Service", "hora-redis"), ("StatefulSet", "hora-redis")],
-    "runs": [("PersistentVolumeClaim", "hora-runs")],
-    "actors": [("RayService", "hora")],
-    "learner": [("RayJob", "hora-learner")],
-}
+OBJECTS = ("network", "redis", "runs", "actors", "learner")
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("name", OBJECTS)
 def test_the_api_server_would_take_every_object_and_ignore_no_key(name, version):
-    found = kubernetes(name)
-    assert [(d["kind"], d["metadata"]["name"]) for d in found] == OBJECTS[name]
-    for document in found:
+    for document in kubernetes(name):
         validate(document, version)
 
 
-def test_a_worker_has_the_proxy_that_kuberay_asks_whether_it_is_ready():
-    # KubeRay's own probe of a RayService's worker: localhost:8000/-/healthz, unless the pod brings another.
-    spec = kubernetes("actors")[0]["spec"]
-    serve = ServeDeploySchema.model_validate(yaml.safe_load(spec["serveConfigV2"]))
-    assert serve.proxy_location == "EveryNode"
-    assert (serve.http_options.host, serve.http_options.port) == ("0.0.0.0", 8000)
-    (workers,) = spec["rayClusterConfig"]["workerGroupSpecs"]
-    assert all("readinessProbe" not in c for c in workers["template"]["spec"]["containers"])
-
-
-def test_every_mount_has_its_volume_and_every_claim_and_secret_one_name():
+def test_every_mount_has_its_volume_and_every_claim_its_name():
     actors = kubernetes("actors")[0]
     claims = {d["metadata"]["name"] for d in kubernetes("runs")}
     for template in pods(actors):
@@ -349,26 +298,20 @@ def test_every_mount_has_its_volume_and_every_claim_and_secret_one_name():
         volumes = {v["name"]: v for v in pod["volumes"]}
         assert {m["name"] for c in pod["containers"] for m in c["volumeMounts"]} == volumes.keys()
         assert volumes["runs"]["persistentVolumeClaim"]["claimName"] in claims
-    redis, *_ = (d for d in kubernetes("redis") if d["kind"] == "StatefulSet")
-    assert redis["spec"]["serviceName"] == "hora-redis"
-    assert f"@{redis['metadata']['name']}:6379" in json.dumps(actors)
 
 
-def test_the_cluster_s_experiment_is_the_eight_gpu_file_s_and_the_learner_would_accept_it():
-    from hora_rl.common.config.base import Scope
-
-    serve = yaml.safe_load(kubernetes("actors")[0]["spec"]["serveConfigV2"])
-    ServeDeploySchema.model_validate(serve)
+def test_the_cluster_serves_the_experiment_that_its_learner_would_accept_with_the_pinned_ray():
+    spec = kubernetes("actors")[0]["spec"]
+    serve = yaml.safe_load(spec["serveConfigV2"])
+    served = ServeDeploySchema.model_validate(serve)
+    # KubeRay's own probe of a worker asks its proxy: localhost:8000/-/healthz.
+    assert (served.proxy_location, served.http_options.port) == ("EveryNode", 8000)
     entrypoint = kubernetes("learner")[0]["spec"]["entrypoint"].split()
-    assert entrypoint[:2] == ["hora", "train"]
     learner = load(str(DEPLOY / Path(entrypoint[2]).name), [entrypoint[entrypoint.index("--set") + 1]])
     actors = from_args(serve["applications"][0]["args"])
     assert differences(actors, learner, below=Scope.PART) == []
     assert actors.run.folder == learner.run.folder == "/runs"
-
-
-def test_the_cluster_s_ray_is_the_pinned_one_and_takes_jobs_with_its_token_alone():
-    cluster = kubernetes("actors")[0]["spec"]["rayClusterConfig"]
+    cluster = spec["rayClusterConfig"]
     assert cluster["authOptions"] == {"mode": "token"}
     assert f"ray=={cluster['rayVersion']}\n" in (DEPLOY.parent / "requirements" / "cpu.txt").read_text()
 
@@ -394,7 +337,6 @@ def test_every_pod_has_a_network_policy_and_redis_takes_hora_s_alone():
         policy = policies["hora-redis" if name.startswith("redis") else "hora"]
         selected = policy["spec"]["podSelector"]["matchLabels"].items()
         assert selected <= pod["metadata"]["labels"].items(), name
-        assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
     hora = policies["hora"]["spec"]["podSelector"]
     (rule,) = policies["hora-redis"]["spec"]["ingress"]
     assert rule == {"from": [{"podSelector": hora}], "ports": [{"protocol": "TCP", "port": 6379}]}

@@ -1,6 +1,5 @@
-"""The README and docs/ name only pages, sections, files, commands, options and keys that exist. Every command
-has a test that runs it: one here, on folders of ended runs, or the one that is named because the command
-starts a stack or trains."""
+"""The README and docs/ name only files, commands, options and keys that exist. Commands read folders of ended
+runs."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from hora_rl.common.config import Config
 from hora_rl.common.config.base import section_of
 from hora_rl.deploy import reference
 from hora_rl.deploy.cli import app
-from hora_rl.deploy.monitor.run_state import Kind
 from tests.support.jsonl import write_lines
 from tests.support.pages import ROOT
 from tests.support.reported_runs import make_run
@@ -61,23 +59,6 @@ def test_every_named_make_target_file_and_key_exists(page: Path) -> None:
             assert found[1] in KEYS or code == "run.json", code
 
 
-def test_every_kind_of_warning_and_configuration_key_is_explained() -> None:
-    page = (DOCS / "reference" / "monitoring.md").read_text(encoding="utf-8")
-    rows = page.split("## Warnings")[1].split("\n## ")[0]
-    assert re.findall(r"^\| `([a-z_]+)` \|", rows, re.MULTILINE) == [kind.value for kind in Kind]
-    keys = [line for line in reference.configuration().splitlines() if line.startswith("| `")]
-    assert len(keys) > 80
-    assert not [row for row in keys if row.endswith("|  |")]
-
-
-def test_every_page_is_in_the_navigation_and_every_command_in_the_readme() -> None:
-    listed = set(re.findall(r"[\w./-]+\.md", (ROOT / "mkdocs.yml").read_text()))
-    assert listed == {str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS)}
-    assert yaml.safe_load((ROOT / "mkdocs.yml").read_text())["strict"] is True
-    named = {words[0] for words in hora_commands(ROOT / "README.md")}
-    assert set(COMMANDS) <= named
-
-
 def codes(page: Path) -> Iterator[str]:
     """Code spans, and the lines of code blocks, fenced or indented."""
     text = page.read_text(encoding="utf-8")
@@ -119,24 +100,6 @@ HERE: dict[str, list[tuple[str, str]]] = {
     ],
     "plan": [("plan counts.jsonl", "hit_utility")],
 }
-# The test, and a word of it that stands for the command.
-ELSEWHERE = {
-    "run": ("tests/system/test_first_run.py", "hora run"),
-    "stop": ("tests/system/test_interrupt.py", '"stop"'),
-    "eval": ("tests/system/test_evaluation_command.py", '"eval"'),
-    "sample": ("tests/system/test_sample_command.py", '"sample"'),
-    "study": ("research/tests/test_study_command.py", '"study"'),
-    "export": ("tests/system/test_whole_loop.py", '"export"'),
-    "audit": ("tests/system/test_whole_loop.py", '"audit"'),
-    "train": ("tests/system/test_elastic.py", '"train"'),
-    "redis": ("tests/system/test_two_machines.py", "self.redis"),
-}
-
-
-def test_every_command_has_a_test() -> None:
-    assert {*HERE, *ELSEWHERE} == typer.main.get_command(app).commands.keys()
-    for path, word in ELSEWHERE.values():
-        assert word in (ROOT / path).read_text(encoding="utf-8"), (path, word)
 
 
 @pytest.fixture(scope="module")
