@@ -18,7 +18,7 @@ async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel unfinished tasks and wait for all. Errors of these tasks are dropped."""
-    found = list(tasks)
-    for task in found:
+    every = list(tasks)
+    for task in every:
         task.cancel()
-    await asyncio.gather(*found, return_exceptions=True)
+    await asyncio.gather(*every, return_exceptions=True)

@@ -54,7 +54,7 @@ def token_s(*, numbers: bool) -> float:
     from vllm.v1.outputs import LogprobsLists
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-    from hora_rl.actors.generator.timeline import Sequences
+    from hora_rl.actors.generator.engine_records import Sequences
 
     processor = OutputProcessor(None, log_stats=True)
     if numbers:

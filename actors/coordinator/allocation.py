@@ -25,7 +25,7 @@ def allocate_round(
     batch: BatchAllocation,
     prompts: Sequence[int],
     earlier: Sequence[Round],
-    found: PhaseCounts,
+    counts: PhaseCounts,
 ) -> Allocation:
     """Allocate the next round of a shard with `prompts` (n,). `found` holds the results since the `earlier`
     rounds."""
@@ -37,9 +37,9 @@ def allocate_round(
         "max_group_size": allocation.max_group_size,
     }
     trials: list[int | Sequence[int]] = [rollout.pre_rollouts, *(r.extra for r in earlier)]
-    outcomes: Outcomes = list(zip([*(r.successes for r in earlier), found.successes], trials, strict=True))
+    outcomes: Outcomes = list(zip([*(r.successes for r in earlier), counts.successes], trials, strict=True))
     if allocation.budget == "tokens":
-        spent = [*(r.tokens for r in earlier), found.tokens]
+        spent = [*(r.tokens for r in earlier), counts.tokens]
         extra = _by_tokens(rollout, allocation.rounds, batch, outcomes, spent, fixed)
     else:
         budget = len(prompts) * (rollout.group_size - rollout.pre_rollouts)
@@ -53,7 +53,7 @@ def allocate_round(
         priors=tuple((float(a), float(b)) for a, b in zip(*prior, strict=True)),
         sizes_as_if=None
         if earlier
-        else sizes_as_if(rollout, allocation.max_group_size, batch, prompts, found.successes),
+        else sizes_as_if(rollout, allocation.max_group_size, batch, prompts, counts.successes),
     )
 
 
@@ -107,9 +107,9 @@ def fixed_draws(rollout: RolloutConfig, batch: BatchAllocation) -> list[Draw]:
     """All draws of a shard if its rule needs no counts (`uniform`); otherwise empty."""
     if needs_counts(batch.rule):
         return []
-    places = range(rollout.prompts_per_shard)
+    indices = range(rollout.prompts_per_shard)
     extra = rollout.group_size - rollout.pre_rollouts
     return [
-        *(Draw(place, 0, 0, rollout.pre_rollouts) for place in places),
-        *(Draw(place, 1, 0, extra) for place in places),
+        *(Draw(i, 0, 0, rollout.pre_rollouts) for i in indices),
+        *(Draw(i, 1, 0, extra) for i in indices),
     ]

@@ -16,11 +16,10 @@ from typing import TypeVar
 import structlog
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
-from hora_rl.actors.bundles import Bundled
+from hora_rl.actors.coordinator.batched_calls import BatchedCalls
 from hora_rl.actors.coordinator.group_rewards import Rank, ranked, unranked
 from hora_rl.actors.coordinator.sampling import Generate, Score
-from hora_rl.actors.verifier.code.pool import limits_of
-from hora_rl.actors.verifier.code.runner import TRIES
+from hora_rl.actors.verifier.code.pool import longest_s
 from hora_rl.common.config import Config, EnvironmentConfig, RolloutConfig, WeightsConfig
 from hora_rl.common.config.environment import ATTEMPTS
 from hora_rl.common.config.reward import EPISODE, WAIT_LIMIT_S, RewardConfig
@@ -33,9 +32,9 @@ from hora_rl.common.user_code import is_user_function
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
-Asked = tuple[Prompt, Sequence[Completion]]
+Answered = tuple[Prompt, Sequence[Completion]]
 LONGEST_PAUSE_S = 5.0
-STALE = 3  # tries for weights that nobody sends
+STALE = 3  # attempts when no learner publishes weights
 IN_LINE = 4
 
 
@@ -73,7 +72,7 @@ def generator_calls(
         limit = IN_LINE * rollout.time_limit_s + weights.update_limit_s
         return await retry(ask, what, rollout.attempts, limit, patient=weights_come)
 
-    return Bundled(send, lambda request: request.n, together)
+    return BatchedCalls(send, lambda request: request.n, together)
 
 
 def _named(prompts: Iterable[Prompt]) -> str:
@@ -101,10 +100,10 @@ def _episode_calls(
             return method.remote(request, min_version, rollout.temperature, weights_come)
 
         what = f"{request.n} episodes of prompt {request.prompt.index}"
-        found = await retry(ask, what, rollout.attempts, limit, patient=weights_come)
-        if isinstance(found, Failed):
-            raise RunError(found.reason)
-        return found
+        episodes = await retry(ask, what, rollout.attempts, limit, patient=weights_come)
+        if isinstance(episodes, Failed):
+            raise RunError(episodes.reason)
+        return episodes
 
     return generate
 
@@ -142,7 +141,7 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
 
 def _scores(
     handle: DeploymentHandle, reward: RewardConfig, rollout: RolloutConfig
-) -> Bundled[Asked, list[Scored]]:
+) -> BatchedCalls[Answered, list[Scored]]:
     """`verifier_calls` for one source. Concurrent requests share calls of `rollout.samples_per_request`
     answers."""
     method = handle.options(method_name="score")
@@ -151,28 +150,28 @@ def _scores(
     def row_of(prompt: Prompt) -> Mapping[str, object]:
         return prompt.row if needs_row or TASK in prompt.row else {}
 
-    def limit_s(asked: Sequence[Asked]) -> float:
-        limit = reward.time_limit_s * sum(len(c) for _, c in asked) + WAIT_LIMIT_S
+    def limit_s(answered: Sequence[Answered]) -> float:
+        limit = reward.time_limit_s * sum(len(c) for _, c in answered) + WAIT_LIMIT_S
         if "code_tests" in reward.names:
-            runs = sum(tests_of(reward.code_tests, prompt.row).runs * len(c) for prompt, c in asked)
-            limit += TRIES * runs * limits_of(reward.code_tests).wall
+            runs = sum(tests_of(reward.code_tests, prompt.row).runs * len(c) for prompt, c in answered)
+            limit += longest_s(reward.code_tests, runs)
         return limit + rollout.time_limit_s
 
-    async def send(asked: Sequence[Asked]) -> list[list[Scored]]:
+    async def send(answered: Sequence[Answered]) -> list[list[Scored]]:
         items = [
             _answer(prompt, c.text, row_of(prompt), len(c.tokens), c.finish_reason)
-            for prompt, completions in asked
+            for prompt, completions in answered
             for c in completions
         ]
 
-        what = f"verifying {len(items)} completions of {_named(prompt for prompt, _ in asked)}"
+        what = f"verifying {len(items)} completions of {_named(prompt for prompt, _ in answered)}"
         judged: list[dict[str, float]] = [{}] * len(items)
         if reward.judged:
-            judged = await retry(lambda _: method.remote(items), what, rollout.attempts, limit_s(asked))
+            judged = await retry(lambda _: method.remote(items), what, rollout.attempts, limit_s(answered))
         scores = iter(judged)
-        return [[_scored(reward, next(scores), c) for c in completions] for _, completions in asked]
+        return [[_scored(reward, next(scores), c) for c in completions] for _, completions in answered]
 
-    return Bundled(send, lambda one: len(one[1]), rollout.samples_per_request)
+    return BatchedCalls(send, lambda pair: len(pair[1]), rollout.samples_per_request)
 
 
 def _scored(reward: RewardConfig, judged: Mapping[str, float], completion: Completion) -> Scored:
@@ -270,13 +269,13 @@ async def retry(
     raise AssertionError("unreachable: counting has no end")
 
 
-async def _answer_of(asked: Awaitable[T]) -> T:
-    """What was asked for. Ray does not end a request for which nobody waits, so this does."""
+async def _answer_of(response: Awaitable[T]) -> T:
+    """Await the response. On cancellation, cancel it: Ray would let it run."""
     try:
-        return await asked
+        return await response
     except asyncio.CancelledError:
-        if isinstance(asked, DeploymentResponse):
-            asked.cancel()
+        if isinstance(response, DeploymentResponse):
+            response.cancel()
         raise
 
 

@@ -47,8 +47,8 @@ class BatchAllocation:
 
     def priors_of(self, prompts: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """α0 (n,) and β0 (n,) of `prompts` (n,), which belong to this batch."""
-        place = {prompt: i for i, prompt in enumerate(self.prompts.tolist())}
-        here = [place[prompt] for prompt in prompts]
+        index_of = {prompt: i for i, prompt in enumerate(self.prompts.tolist())}
+        here = [index_of[prompt] for prompt in prompts]
         return self.alpha[here], self.beta[here]
 
 
@@ -122,8 +122,8 @@ class Cycles:
     async def _reports(self, batch: int) -> list[ShardReport]:
         """All shard reports of `batch`; an empty list while one is missing."""
         fields = [f"{batch}:{shard}" for shard in range(self._config.rollout.shards)]
-        found = await self._redis.hmget(self._keys.shards, fields)
-        return [json.loads(f) for f in found if f] if all(found) else []
+        stored = await self._redis.hmget(self._keys.shards, fields)
+        return [json.loads(f) for f in stored if f] if all(stored) else []
 
     def _observe(self, reports: list[ShardReport]) -> None:
         """Learn from one cycle. This fixes the allocation of the first batch that needed the cycle."""

@@ -140,12 +140,12 @@ def render_prompts(config: Config, tokenizer: Any = None) -> list[Prompt]:
     prompts: list[Prompt] = []
     rows = vocabulary_rows(config.model)
     for source in config.source_names:
-        own = config.of(source)
-        dataset = load_dataset(own.data, gold_test(own.reward))
+        settings = config.of(source)
+        dataset = load_dataset(settings.data, gold_test(settings.reward))
         for rejected in dataset.rejected:
             log.warning("row left out", place=rejected.location, reason=rejected.reason)
         for row in dataset.rows:
-            prompt = make_prompt(tokenizer, len(prompts), row, own.data, source, own.reads_rows)
+            prompt = make_prompt(tokenizer, len(prompts), row, settings.data, source, settings.reads_rows)
             length, limit = len(prompt.tokens), config.rollout.max_prompt_tokens
             if length > limit:
                 log.warning("prompt left out", place=row.location, tokens=length, limit=limit)

@@ -71,13 +71,13 @@ async def claim_identity(redis: AsyncRedis, config: Config, prompts: Sequence[Pr
 def mixture_of(sources: Mapping[str, SourceConfig], prompts: Sequence[Prompt]) -> Mixture:
     """The number of prompts and the weight of each source. Raises ConfigError for a source without
     prompts."""
-    found = Counter(p.source for p in prompts)
+    counts = Counter(p.source for p in prompts)
     if not sources:
         return Mixture((len(prompts),))
-    empty = [name for name in sources if not found[name]]
+    empty = [name for name in sources if not counts[name]]
     if empty:
         raise ConfigError(f"data.sources.{empty[0]}: none of its rows can be used")
-    return Mixture(tuple(found[name] for name in sources), tuple(s.weight for s in sources.values()))
+    return Mixture(tuple(counts[name] for name in sources), tuple(s.weight for s in sources.values()))
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:

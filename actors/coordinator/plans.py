@@ -15,10 +15,11 @@ from itertools import takewhile
 
 import structlog
 
-from hora_rl.actors.coordinator.shard import Plan, Round
+from hora_rl.actors.coordinator.shard import Plan, Round, Shard
 from hora_rl.common.errors import WireError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis, read_start
+from hora_rl.common.records import ShardReport
 from hora_rl.common.types import Group
 from hora_rl.common.wire import MAX_BYTES, decode_group, encode_extra, encode_pre_rollouts
 
@@ -91,17 +92,17 @@ class Plans:
             groups=(),
         )
         pushed = await self._redis.hmget(self._keys.pushed, ids)
-        found = [
-            await self._group(shard, group, plan.rounds[:-1], place)
-            for place, (group, entry) in enumerate(zip(ids, pushed, strict=True))
+        groups = [
+            await self._group(shard, group, plan.rounds[:-1], index)
+            for index, (group, entry) in enumerate(zip(ids, pushed, strict=True))
             if entry is None
         ]
-        return replace(plan, groups=tuple(group for group in found if group is not None))
+        return replace(plan, groups=tuple(group for group in groups if group is not None))
 
-    async def _group(self, shard: str, group: str, drawn: Sequence[Round], place: int) -> Group | None:
+    async def _group(self, shard: str, group: str, drawn: Sequence[Round], index: int) -> Group | None:
         """The group with its rollouts of Phase A and the `drawn` rounds; None, and logged, when they cannot
         be read."""
-        rounds = [number for number, r in enumerate(drawn, 1) if r.extra[place]]
+        rounds = [number for number, r in enumerate(drawn, 1) if r.extra[index]]
         keys = [self._keys.pre_rollouts(group), *(self._keys.drawn(group, number) for number in rounds)]
         messages = [await read_start(self._redis, key, self._max_bytes + 1) for key in keys]
         try:
@@ -125,3 +126,25 @@ def _facts(plan: Plan) -> str:
     if len(plan.rounds) == 1:
         facts |= {"rule": plan.rule, "priors": plan.priors, "rewards": plan.rewards}
     return json.dumps(facts)
+
+
+def report_of(shard: Shard, plan: Plan, hits: list[int | None], seconds: float) -> ShardReport:
+    """The record of a shard, for audits of its budget and the paper's allocation figure."""
+    return {
+        "batch": shard.batch,
+        "shard": shard.index,
+        "groups": list(shard.ids),
+        "prompts": [p.index for p in shard.prompts],
+        "rule": plan.rule,
+        "priors": [list(prior) for prior in plan.priors],
+        "trials": shard.pre_rollouts,
+        "successes": list(plan.successes),
+        "extra": list(plan.extra),
+        "rounds": [
+            {"successes": list(r.successes), "tokens": list(r.tokens), "extra": list(r.extra)}
+            for r in plan.rounds
+        ],
+        "rewards": plan.rewards,
+        "hits": hits,
+        "seconds": seconds,
+    }

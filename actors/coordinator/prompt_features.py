@@ -80,10 +80,10 @@ def features_of(
         if (kept := _kept(path, origin)) is not None:
             return kept
         with any_error_as(unusable):  # transformers raises a dozen types
-            found = hidden_state_features(model, tokens) if hidden else sentence_features(model, texts)
+            features = hidden_state_features(model, tokens) if hidden else sentence_features(model, texts)
         with replacing(path) as new, new.open("wb") as file:
-            np.savez(file, features=found, origin=np.array(origin))
-    return np.asarray(found)
+            np.savez(file, features=features, origin=np.array(origin))
+    return np.asarray(features)
 
 
 def _kept(path: Path, origin: str) -> NDArray[np.float32] | None:

@@ -34,8 +34,8 @@ class Sampler:
         return [rollout for part in parts for rollout in part]
 
     async def _request(self, draw: Draw, first: int, n: int) -> list[Rollout]:
-        shard, prompt = self.shard, self.shard.prompts[draw.place]
-        seed = sample_seed(shard.seed, shard.epochs[draw.place], prompt.index, draw.phase, first)
+        shard, prompt = self.shard, self.shard.prompts[draw.index]
+        seed = sample_seed(shard.seed, shard.epochs[draw.index], prompt.index, draw.phase, first)
         completions = await self.generate(SamplingRequest(prompt, n, seed, shard.priority))
         if len(completions) != n:
             raise ValueError(f"prompt {prompt.index}: asked for {n} completions, got {len(completions)}")

@@ -24,7 +24,7 @@ from hora_rl.actors.coordinator.cycles import Cycles
 from hora_rl.actors.coordinator.group_rewards import Rank, unranked
 from hora_rl.actors.coordinator.identity import claim_identity
 from hora_rl.actors.coordinator.leases import Leases
-from hora_rl.actors.coordinator.plans import Plans
+from hora_rl.actors.coordinator.plans import Plans, report_of
 from hora_rl.actors.coordinator.sampling import Generate, Sampler, Score, prefetched
 from hora_rl.actors.coordinator.shard import (
     Allocation,
@@ -52,7 +52,16 @@ log = structlog.get_logger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 POLL_S = 0.05
+Lease = tuple[int, int]
+"""A shard that this coordinator has leased: batch and index."""
 IDLE_S = 0.2  # all batches are generated, but a group may have to be sampled again
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """No shard may start. `reason` is empty where the shards in flight are what is waited for."""
+
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -83,14 +92,14 @@ class Coordination:
         self._services = services
         self._tasks: set[asyncio.Task[None]] = set()
         self._again: set[str] = set()
-        self._asked = dict.fromkeys(("generators", "verifiers"), 0)
-        self._blocked = "start"
+        self._requests = dict.fromkeys(("generators", "verifiers"), 0)
+        self._waiting = "start"
 
     @property
     def waiting_for(self) -> str:
         """Why the next shard does not start, else the open requests of the shards in flight."""
-        asked = ", ".join(f"{n} at {part}" for part, n in self._asked.items())
-        return self._blocked or f"requests: {asked}"
+        requests = ", ".join(f"{n} at {part}" for part, n in self._requests.items())
+        return self._waiting or f"requests: {requests}"
 
     async def claim(self) -> None:
         """Raises RunError if the run has begun with other settings or prompts."""
@@ -112,50 +121,42 @@ class Coordination:
         while todo or self._tasks:
             await self._redo()
             self._collect()
-            taken = await self._next(todo)
-            if taken is None:
+            lease = await self._next(todo)
+            if isinstance(lease, Wait):
+                self._waiting = lease.reason
                 await self._pause()
                 continue
-            todo.remove(taken)
-            self._tasks.add(asyncio.create_task(self._run_leased(*taken)))
+            self._waiting = ""
+            todo.remove(lease)
+            self._tasks.add(asyncio.create_task(self._run_leased(*lease)))
         while (await self._state()).step < steps:
             await self._redo()
             self._collect()
-            self._blocked = "" if self._tasks else "nothing: all batches are generated"
+            self._waiting = "" if self._tasks else "nothing: all batches are generated"
             await asyncio.sleep(IDLE_S)
 
-    async def _next(self, todo: list[tuple[int, int]]) -> tuple[int, int] | None:
-        """Lease the oldest shard that may start; None if none may. Sets `waiting_for`."""
+    async def _next(self, todo: list[Lease]) -> Lease | Wait:
+        """Lease the oldest shard that may start."""
         if len(self._tasks) >= self._config.rollout.shards_in_flight:
-            self._blocked = ""
-            return None
-        state = await self._state()
-        version = state.version
+            return Wait()
+        state, bound = await self._state(), self._config.rollout.max_staleness
         if state.paused:
-            self._blocked = "an operator: the run is paused"
-            return None
-        if todo and not may_start(todo[0][0], version, self._config.rollout.max_staleness):
-            # With shards in flight, the learner waits for them, so `waiting_for` reports their requests.
-            wanted = todo[0][0] - self._config.rollout.max_staleness
-            self._blocked = "" if self._tasks else f"weights of version {wanted}"
-            return None
+            return Wait("an operator: the run is paused")
+        if todo and not may_start(todo[0][0], state.version, bound):
+            # The learner waits for shards in flight, so what is waited for are their requests.
+            return Wait("" if self._tasks else f"weights of version {todo[0][0] - bound}")
         if todo and await self._services.producer.depth() >= self._config.capacity:
-            self._blocked = "room in the queue"
-            return None
+            return Wait("room in the queue")
         for batch, shard in list(todo):
-            if not may_start(batch, version, self._config.rollout.max_staleness):
+            if not may_start(batch, state.version, bound):
                 break
             if not await self._known(batch):
-                needed = batch - 1 - self._config.rollout.max_staleness
-                self._blocked = "" if self._tasks else f"the last shard of batch {needed}"
-                return None
+                return Wait("" if self._tasks else f"the last shard of batch {batch - 1 - bound}")
             if await self._redis.hexists(self._keys.shards, f"{batch}:{shard}"):
                 todo.remove((batch, shard))  # Another coordinator finished it.
             elif await self._services.leases.acquire(f"{batch}:{shard}"):
-                self._blocked = ""
                 return batch, shard
-        self._blocked = "" if self._tasks else "shards that another coordinator has leased"
-        return None
+        return Wait("" if self._tasks else "shards that another coordinator has leased")
 
     async def _known(self, batch: int) -> bool:
         cycles = self._services.cycles
@@ -186,7 +187,7 @@ class Coordination:
                 plan = await remember(await next_round(shard, plan, sample, allocate_next))
             await self._push(shard, plan, sample, planned=True)
         hits = [h if h is None else int(h) for h in await self._redis.hmget(self._keys.hits, shard.ids)]
-        await self._services.cycles.complete(_report(shard, plan, hits, time.monotonic() - started))
+        await self._services.cycles.complete(report_of(shard, plan, hits, time.monotonic() - started))
         self._services.telemetry.allocation(plan.rule, plan.successes, plan.extra)
         await self._services.telemetry.flush()
 
@@ -196,8 +197,10 @@ class Coordination:
             if group_id in self._again:
                 continue
             fields = [f"{batch}:{shard}" for shard in range(self._config.rollout.shards)]
-            found = await self._redis.hmget(self._keys.shards, fields)
-            report = next((r for r in (json.loads(f) for f in found if f) if group_id in r["groups"]), None)
+            stored = await self._redis.hmget(self._keys.shards, fields)
+            report = next(
+                (r for r in (json.loads(text) for text in stored if text) if group_id in r["groups"]), None
+            )
             # Without a report the shard is still running, and will push the group.
             if report is not None:
                 self._again.add(group_id)
@@ -210,20 +213,20 @@ class Coordination:
         await self._known(report["batch"])  # observes the reports if this coordinator has not
         shard = self._shard(report["batch"], report["shard"])
         batch = self._services.cycles.of(report["batch"])
-        places, cap = [p.index for p in shard.prompts], self._config.allocation.max_group_size
-        sizes = sizes_as_if(self._config.rollout, cap, batch, places, report["successes"])
+        prompts, cap = [p.index for p in shard.prompts], self._config.allocation.max_group_size
+        sizes = sizes_as_if(self._config.rollout, cap, batch, prompts, report["successes"])
 
-        def as_before(earlier: Sequence[Round], found: PhaseCounts) -> Allocation:
+        def as_before(earlier: Sequence[Round], _: PhaseCounts) -> Allocation:
             extra = np.array([rounds[len(earlier)]], dtype=np.int64)
             alpha, beta = report["priors"][row]
             return Allocation(extra, report["rule"], ((alpha, beta),), sizes and (sizes[row],))
 
-        one = replace(shard, epochs=(shard.epochs[row],), prompts=(shard.prompts[row],))
-        sample = self._sampler(one)
-        plan = await phase_a(one, sample, as_before)
+        alone = replace(shard, epochs=(shard.epochs[row],), prompts=(shard.prompts[row],))
+        sample = self._sampler(alone)
+        plan = await phase_a(alone, sample, as_before)
         while len(plan.rounds) < len(rounds):
-            plan = await next_round(one, plan, sample, as_before)
-        await self._push(one, plan, sample, planned=False)
+            plan = await next_round(alone, plan, sample, as_before)
+        await self._push(alone, plan, sample, planned=False)
         self._again.discard(group_id)
 
     def _sampler(self, shard: Shard) -> Sampler:
@@ -236,11 +239,11 @@ class Coordination:
         """`call`, counted as an open request at `part`."""
 
         async def counted(*args: P.args, **named: P.kwargs) -> T:
-            self._asked[part] += 1
+            self._requests[part] += 1
             try:
                 return await call(*args, **named)
             finally:
-                self._asked[part] -= 1
+                self._requests[part] -= 1
 
         return counted
 
@@ -255,13 +258,13 @@ class Coordination:
 
     def _shard(self, batch: int, index: int) -> Shard:
         rollout, n = self._config.rollout, self._config.rollout.prompts_per_shard
-        places = self._services.cycles.rows(batch)[index * n : (index + 1) * n]
+        rows = self._services.cycles.rows(batch)[index * n : (index + 1) * n]
         return Shard(
             run=self._config.run.name,
             batch=batch,
             index=index,
-            epochs=tuple(epoch for epoch, _ in places),
-            prompts=tuple(self._prompts[row] for _, row in places),
+            epochs=tuple(epoch for epoch, _ in rows),
+            prompts=tuple(self._prompts[row] for _, row in rows),
             pre_rollouts=rollout.pre_rollouts,
             seed=self._config.run.seed,
             tokenizer=self._tokenizer,
@@ -283,25 +286,3 @@ class Coordination:
 
     async def _state(self) -> SharedState:
         return await read_state_async(self._redis, self._config.run.name)
-
-
-def _report(shard: Shard, plan: Plan, hits: list[int | None], seconds: float) -> ShardReport:
-    """The record of a shard, for audits of its budget and the paper's allocation figure."""
-    return {
-        "batch": shard.batch,
-        "shard": shard.index,
-        "groups": list(shard.ids),
-        "prompts": [p.index for p in shard.prompts],
-        "rule": plan.rule,
-        "priors": [list(prior) for prior in plan.priors],
-        "trials": shard.pre_rollouts,
-        "successes": list(plan.successes),
-        "extra": list(plan.extra),
-        "rounds": [
-            {"successes": list(r.successes), "tokens": list(r.tokens), "extra": list(r.extra)}
-            for r in plan.rounds
-        ],
-        "rewards": plan.rewards,
-        "hits": hits,
-        "seconds": seconds,
-    }

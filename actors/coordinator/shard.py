@@ -30,7 +30,7 @@ from hora_rl.common.types import Group, Phase, Prompt, Rollout, group_id
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """Shard `index` of batch `batch`: n prompts, each with its epoch. `priority` is the shard's place in
+    """Shard `index` of batch `batch`: n prompts, each with its epoch. `priority` is the shard's position in
     the run. Engines serve waiting requests of the lowest value first, so shards in flight finish one after
     the other, not all at once."""
 
@@ -103,18 +103,18 @@ class Plan:
         """Δ (n,) of all rounds so far."""
         return tuple(map(sum, zip(*(r.extra for r in self.rounds), strict=True)))
 
-    def draw(self, place: int) -> Draw:
-        """The draw of the last round for the prompt at `place`."""
-        before = sum(r.extra[place] for r in self.rounds[:-1])
-        return Draw(place, len(self.rounds), before, self.rounds[-1].extra[place])
+    def draw(self, index: int) -> Draw:
+        """The draw of the last round for the prompt at `index`."""
+        before = sum(r.extra[index] for r in self.rounds[:-1])
+        return Draw(index, len(self.rounds), before, self.rounds[-1].extra[index])
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """`n` rollouts of the prompt at `place` of the shard in round `round` of Phase B, or in Phase A (round
+    """`n` rollouts of the prompt at `index` of the shard in round `round` of Phase B, or in Phase A (round
     0); the first of them is number `first` of its phase."""
 
-    place: int
+    index: int
     round: int
     first: int
     n: int
@@ -132,13 +132,13 @@ AllocateRound = Callable[
 
 async def phase_a(shard: Shard, sample: Sample, allocate_next: AllocateRound) -> Plan:
     """G0 pre-rollouts for every prompt, then the first division (lines 1-11)."""
-    drawn = await all_of(sample(Draw(place, 0, 0, shard.pre_rollouts)) for place in range(len(shard.prompts)))
-    found = _found(drawn)
-    allocation = allocate_next((), found)
+    drawn = await all_of(sample(Draw(index, 0, 0, shard.pre_rollouts)) for index in range(len(shard.prompts)))
+    counts = _counts(drawn)
+    allocation = allocate_next((), counts)
     return Plan(
         rule=allocation.rule,
         priors=allocation.priors,
-        rounds=(_round(found, allocation),),
+        rounds=(_round(counts, allocation),),
         rewards=_means([r.rewards for rollouts in drawn for r in rollouts]),
         groups=_groups(shard, allocation, drawn),
     )
@@ -149,13 +149,13 @@ async def next_round(shard: Shard, plan: Plan, sample: Sample, allocate_next: Al
 
     A prompt whose group was lost is drawn too: the budget is divided by the counts of all.
     """
-    drawn = await all_of(_sample_some(sample, plan.draw(place)) for place in range(len(shard.prompts)))
-    found = _found(drawn)
-    allocation = allocate_next(plan.rounds, found)
+    drawn = await all_of(_sample_some(sample, plan.draw(index)) for index in range(len(shard.prompts)))
+    counts = _counts(drawn)
+    allocation = allocate_next(plan.rounds, counts)
     more = dict(zip(shard.ids, drawn, strict=True))
     return replace(
         plan,
-        rounds=(*plan.rounds, _round(found, allocation)),
+        rounds=(*plan.rounds, _round(counts, allocation)),
         groups=tuple(replace(g, rollouts=(*g.rollouts, *more[g.id])) for g in plan.groups),
     )
 
@@ -168,12 +168,12 @@ async def phase_b(
 
     An error of any drawing ends the shard and cancels its other drawings.
     """
-    place = {group: i for i, group in enumerate(shard.ids)}
+    index_of = {group: i for i, group in enumerate(shard.ids)}
 
     async def complete(group: Group) -> Group:
-        here = place[group.id]
-        more = await _sample_some(sample, plan.draw(here))
-        return await rank(shard.prompts[here], replace(group, rollouts=(*group.rollouts, *more)))
+        index = index_of[group.id]
+        more = await _sample_some(sample, plan.draw(index))
+        return await rank(shard.prompts[index], replace(group, rollouts=(*group.rollouts, *more)))
 
     tasks = [asyncio.create_task(complete(group)) for group in plan.groups]
     try:
@@ -187,15 +187,15 @@ async def _sample_some(sample: Sample, draw: Draw) -> list[Rollout]:
     return await sample(draw) if draw.n else []
 
 
-def _found(drawn: Sequence[Sequence[Rollout]]) -> PhaseCounts:
+def _counts(drawn: Sequence[Sequence[Rollout]]) -> PhaseCounts:
     return PhaseCounts(
         successes=tuple(sum(r.success for r in rollouts) for rollouts in drawn),
         tokens=tuple(sum(len(r.tokens) for r in rollouts) for rollouts in drawn),
     )
 
 
-def _round(found: PhaseCounts, allocation: Allocation) -> Round:
-    return Round(found.successes, found.tokens, tuple(allocation.extra.tolist()))
+def _round(counts: PhaseCounts, allocation: Allocation) -> Round:
+    return Round(counts.successes, counts.tokens, tuple(allocation.extra.tolist()))
 
 
 def _means(rewards: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from redis.exceptions import RedisError
 
 from hora_rl.actors.concurrency import all_of
-from hora_rl.actors.generator.places import Admission
+from hora_rl.actors.generator.failures import stage_now
 from hora_rl.actors.generator.sleep import keep_watch, wait_for_card
-from hora_rl.actors.generator.starting import stage_shown
 from hora_rl.actors.replica import Replica
-from hora_rl.common.errors import StaleWeights, UnhealthyError
+from hora_rl.common.errors import NoRoom, StaleWeights, UnhealthyError
 from hora_rl.common.live.heartbeats import GeneratorBeat
-from hora_rl.common.types import Completion, SamplingRequest
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
+from hora_rl.common.live.telemetry import ENGINE, HEARTBEAT_S, heartbeat_now
+from hora_rl.common.types import BELOW_TRAINING, Completion, SamplingRequest
 from hora_rl.common.weights.held_weights import HeldWeights
 
 if TYPE_CHECKING:
@@ -28,6 +33,37 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 EXIT_S = 0.2
+
+
+@dataclass(slots=True)
+class Admission:
+    """Admits up to `requests` calls to a replica. Of their completions at most `low_priority` may have lower
+    priority than training: vLLM's priority does not stop running requests, so an evaluation could hold the
+    whole replica when a training batch arrives.
+    """
+
+    name: str
+    requests: int
+    low_priority: int
+    sampling: int = 0
+    sampling_low: int = 0
+
+    @contextmanager
+    def admitted(self, requests: Sequence[SamplingRequest]) -> Iterator[None]:
+        """Admit one call for the block. Raises NoRoom if the replica is full. A single call may exceed
+        `low_priority`."""
+        if self.sampling >= self.requests:
+            raise NoRoom(f"{self.name} has {self.sampling} requests")
+        n = sum(r.n for r in requests if r.priority >= BELOW_TRAINING)
+        if n and self.sampling_low and self.sampling_low + n > self.low_priority:
+            raise NoRoom(f"{self.name} samples {self.sampling_low} completions of an evaluation")
+        self.sampling += 1
+        self.sampling_low += n
+        try:
+            yield
+        finally:
+            self.sampling -= 1
+            self.sampling_low -= n
 
 
 class Generator(Replica):
@@ -53,11 +89,8 @@ class Generator(Replica):
         self._weights = HeldWeights(
             self._config.weights, parallel, self._engine, self._redis, self._run, self._name
         )
-        self._places = Admission(
-            self._name,
-            self._config.generator.max_requests,
-            self._config.evaluation.max_sequences,
-        )
+        most, low_priority = self._config.generator.max_requests, self._config.evaluation.max_sequences
+        self._admission = Admission(self._name, most, low_priority)
         await self._engine.begin()
         envs.enable_envs_cache()  # vLLM would read its environment for every token
         if self._config.weights.transport == "file":
@@ -72,7 +105,7 @@ class Generator(Replica):
         """Sample each request on weights of version `min_version` or newer. Raises StaleWeights if they do
         not arrive in time, and NoRoom if the replica is full."""
         try:
-            with self._places.held(requests):
+            with self._admission.admitted(requests):
                 await self._weights.reach(min_version)
                 return await all_of(
                     self._engine.generate(
@@ -91,23 +124,21 @@ class Generator(Replica):
             exit_soon()
             raise
 
-    # The learner broadcasts these: a roll call, and the calls of vLLM's weight-sync client.
+    # The learner broadcasts these (`common.weights.replica_calls.BroadcastClient`).
 
-    async def answer_roll_call(self) -> dict[str, object]:
+    async def roll_call(self) -> dict[str, Any]:
         """Name and version of this replica. Raises UnhealthyError."""
         await self.check_health()
-        return self._weights.roll_call()
+        return self._weights.confirm(0)
 
-    async def init_weight_transfer_engine(
-        self, info: dict[str, Any], members: tuple[str, ...], group: str
-    ) -> None:
+    async def join(self, info: dict[str, Any], members: tuple[str, ...], group: str) -> None:
         await self._weights.join(info, members, group)
 
-    async def update_weights(self, info: dict[str, Any], version: int, group: str) -> None:
+    async def update(self, info: dict[str, Any], version: int, group: str) -> None:
         await self._weights.update(info, version, group)
 
-    async def finish_weight_update(self, version: str) -> dict[str, Any]:
-        return self._weights.confirm(int(version))
+    async def confirm(self, version: int) -> dict[str, Any]:
+        return self._weights.confirm(version)
 
     async def sleep(self, version: int) -> str:
         """Free the card for a step of the learner from weights `version`. Returns the replica's name."""
@@ -144,3 +175,26 @@ async def check_or_exit(weights: HeldWeights, engine: Engine) -> None:
 def exit_soon() -> None:
     """End this process and its engine shortly after the current call returns."""
     asyncio.get_running_loop().call_later(EXIT_S, os._exit, 1)
+
+
+@contextmanager
+def stage_shown(redis_url: str, run: str, name: str) -> Iterator[None]:
+    """Write heartbeats of the engine `name` with its stage during the block. vLLM loads an engine in one
+    call, so a thread writes them."""
+    client, part, over = connect(redis_url), f"{ENGINE}/{name}", threading.Event()
+
+    def beat() -> None:
+        while not over.wait(HEARTBEAT_S):
+            with suppress(RedisError):  # the next one follows
+                heartbeat_now(client, run, part, {"state": stage_now()})
+
+    beating = threading.Thread(target=beat, name="stage", daemon=True)
+    beating.start()
+    try:
+        yield
+    finally:
+        over.set()
+        beating.join()
+        with suppress(RedisError):
+            client.hdel(Keys(run).parts, part)
+        client.close()

@@ -14,7 +14,6 @@ from vllm.config import WeightTransferConfig
 from vllm.engine import arg_utils
 from vllm.platforms import current_platform
 
-from hora_rl.actors.generator.card_args import card_args, set_card_environment, without_conflicts
 from hora_rl.common.config import Config, GeneratorConfig, LoraConfig, ModelConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.model.adapters import read_adapter
@@ -108,9 +107,9 @@ def check_engine_args(more: Mapping[str, Any]) -> None:
 def _type_of(name: str) -> Any:
     """The type of one argument; Any if its annotation needs names imported only for type checkers."""
     annotation = next(c.__annotations__[name] for c in AsyncEngineArgs.__mro__ if name in c.__annotations__)
-    one = type("One", (), {"__annotations__": {name: annotation}})
+    holder = type("One", (), {"__annotations__": {name: annotation}})
     try:
-        return get_type_hints(one, vars(arg_utils))[name]
+        return get_type_hints(holder, vars(arg_utils))[name]
     except NameError:
         return Any
 
@@ -118,7 +117,7 @@ def _type_of(name: str) -> Any:
 def _own(config: Config) -> dict[str, Any]:
     """The arguments that HORA sets. `generator.engine_args` may override those without a key in `KEYS`."""
     generator, longest, cpu = config.generator, config.longest, current_platform.is_cpu()
-    own = {
+    args = {
         "model": config.model.path,
         "dtype": config.model.dtype,
         "trust_remote_code": config.model.trust_remote_code,
@@ -143,7 +142,7 @@ def _own(config: Config) -> dict[str, Any]:
     adapter = adapter_settings(config.model, config.learner.lora)
     if adapter is not None:
         rank = LoraConfig(rank=int(str(adapter["r"]))).served_rank
-        own |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": rank}
+        args |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": rank}
     if generator.sleep == "step":
         # An engine that cannot sleep would report success and keep its memory.
         if not current_platform.is_sleep_mode_available():
@@ -151,19 +150,19 @@ def _own(config: Config) -> dict[str, Any]:
                 "generator.sleep (step): vLLM cannot free an engine's memory on this machine "
                 f"({current_platform.device_type}): set generator.sleep: none"
             )
-        own["enable_sleep_mode"] = True
+        args["enable_sleep_mode"] = True
     if cpu:
         # Chunked prefill of a seeded sequence crashes the engine ("CPU Generator does not use offset").
-        own |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
-        own["block_size"] = CPU_BLOCK
+        args |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
+        args["block_size"] = CPU_BLOCK
         if _keeps_state(config.model):  # vLLM shares the prompts of such a model only with chunked prefill
-            own["enable_prefix_caching"] = False
+            args["enable_prefix_caching"] = False
     else:
-        own |= card_args(generator)
+        args |= card_args(generator)
     cache = generator.cpu_kv_cache_gib if cpu else generator.kv_cache_gib
     if cache is not None:
-        own["kv_cache_memory_bytes"] = int(cache * 2**30)
-    return own
+        args["kv_cache_memory_bytes"] = int(cache * 2**30)
+    return args
 
 
 def _keeps_state(model: ModelConfig) -> bool:
@@ -171,10 +170,10 @@ def _keeps_state(model: ModelConfig) -> bool:
     return not ATTENTION.issuperset(getattr(own_configuration(model), "layer_types", None) or ())
 
 
-def text_only(whole: PreTrainedConfig) -> PreTrainedConfig:
+def text_only(config: PreTrainedConfig) -> PreTrainedConfig:
     """For vLLM's `hf_overrides`: an engine holds the text part of a model alone, as the learner does."""
-    text = text_part(whole)
-    if text is not whole:
+    text = text_part(config)
+    if text is not config:
         setattr(text, PART, True)
     return text
 
@@ -184,3 +183,33 @@ def adapter_settings(model: ModelConfig, lora: LoraConfig | None) -> dict[str, o
     if model.adapter is not None:
         return read_adapter(model.adapter).settings
     return None if lora is None else lora.adapter_config
+
+
+def set_card_environment() -> None:
+    """Set what vLLM reads when it starts on a GPU. FlashInfer's kernels are in no pinned package. Where there
+    is a CUDA toolkit, it would compile its all-reduce at the start, and its sampler while a run samples."""
+    os.environ["VLLM_ALLREDUCE_USE_FLASHINFER"] = "0"
+    os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+
+
+def card_args(generator: GeneratorConfig) -> dict[str, Any]:
+    """The arguments that HORA sets on GPUs only. Decoding there is bound by processors, not by the card. So
+    the model runs in a process of its own: the next step is planned while the card computes this one."""
+    args: dict[str, Any] = {
+        "distributed_executor_backend": "mp",
+        "max_num_batched_tokens": generator.batched_tokens,
+        "enable_flashinfer_autotune": False,  # in 16 bits nothing here uses its kernels
+    }
+    if not generator.enforce_eager:
+        args["max_cudagraph_capture_size"] = generator.captured
+    if generator.tensor_parallel > 1:
+        args["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
+    return args
+
+
+def without_conflicts(args: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """`own` without the largest graph if `more`, which somebody wrote, says which graphs are captured: vLLM
+    refuses two answers."""
+    if more.keys() & {"cudagraph_capture_sizes", "compilation_config"}:
+        return {name: value for name, value in args.items() if name != "max_cudagraph_capture_size"}
+    return args

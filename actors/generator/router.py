@@ -62,8 +62,8 @@ async def with_room(router: RequestRouter, replicas: Sequence[RunningReplica]) -
         return max(1, replica.max_ongoing_requests - RESERVED)
 
     cache = router.replica_queue_len_cache
-    found = [r for r in replicas if (cache.get(r.replica_id) or 0) < limit(r)]
-    if found:
-        return found
-    asked = await router._probe_queue_lens(list(replicas), PROBE_ATTEMPTS)
-    return [r for r, length in asked if length is not None and length < limit(r)]
+    free = [r for r in replicas if (cache.get(r.replica_id) or 0) < limit(r)]
+    if free:
+        return free
+    lengths = await router._probe_queue_lens(list(replicas), PROBE_ATTEMPTS)
+    return [r for r, length in lengths if length is not None and length < limit(r)]

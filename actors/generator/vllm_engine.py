@@ -28,58 +28,24 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.loggers import StatLoggerBase
 
 from hora_rl.actors.generator.adapter import NOWHERE, POLICY
 from hora_rl.actors.generator.engine_args import adapter_settings, engine_args, set_environment
+from hora_rl.actors.generator.engine_records import Load, Sequences, origin_of, spans_of
 from hora_rl.actors.generator.failures import ELSEWHERE, FailureNotes, Progress, ended_when_still
-from hora_rl.actors.generator.timeline import Sequences, origin_of
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.data.stop_tokens import completed, silent_tokens, stop_texts, stop_tokens
 from hora_rl.common.errors import RunError, UnhealthyError
-from hora_rl.common.types import Completion, FinishReason, Origin, Tokens, VersionSpan
+from hora_rl.common.types import Completion, FinishReason, Origin, Tokens
 from hora_rl.common.weights.held_weights import Installed
 
 if TYPE_CHECKING:
-    from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+    pass
 
 ARRIVAL_S, ALIVE_S = 0.02, 1.0
 ARRIVAL_BETWEEN_STEPS_S = 0.1  # a call to a worker in another process empties the pipeline of steps
 STILL_S = 120.0  # an engine that generates no token, or starts without processor time, for so long is hung
-
-
-class Load(StatLoggerBase):
-    """Newest scheduler figures of one engine: running and waiting sequences, used share of the KV cache, and
-    prompt tokens looked up and found in the prefix cache since the start. Reports generated tokens to
-    `progress`."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self.running = 0
-        self.waiting = 0
-        self.cache = 0.0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
-
-    def record(
-        self,
-        scheduler_stats: SchedulerStats | None,
-        iteration_stats: IterationStats | None,
-        mm_cache_stats: object = None,
-        engine_idx: int = 0,
-    ) -> None:
-        if scheduler_stats is not None:
-            self.running = scheduler_stats.num_running_reqs
-            self.waiting = scheduler_stats.num_waiting_reqs
-            self.cache = scheduler_stats.kv_cache_usage
-            self.prefix_queries += scheduler_stats.prefix_cache_stats.queries
-            self.prefix_hits += scheduler_stats.prefix_cache_stats.hits
-        if iteration_stats is not None and iteration_stats.num_generation_tokens:
-            self._progress.moved()
-
-    def log_engine_initialized(self) -> None:
-        """Required by vLLM; logs nothing."""
 
 
 class Engine:
@@ -332,8 +298,3 @@ def _drop_loggers(llm: AsyncLLM) -> None:
 
 def _joined(digests: list[str]) -> str:
     return hashlib.sha256(";".join(digests).encode()).hexdigest()
-
-
-def spans_of(output: CompletionOutput) -> tuple[VersionSpan, ...]:
-    """The weight version of each span of tokens, as recorded by vLLM."""
-    return tuple(VersionSpan(int(s.version), s.start, s.end) for s in output.weight_versions or ())

@@ -82,13 +82,13 @@ def _compare(file: BinaryIO, info: Mapping[str, Any]) -> None:
         raise DamagedWeights(
             f"weights {info['path']}: {size} bytes are not the announced {info['bytes']}; not loaded"
         )
-    found = digest_of(file)
-    if found != info["digest"]:
+    digest = digest_of(file)
+    if digest != info["digest"]:
         wanted = info["digest"]
         if is_sealed(file.fileno()) and _version_of(file) not in (None, info["version"]):
             raise StaleWeights(f"{info['path']} holds a newer version")
         raise DamagedWeights(
-            f"weights {info['path']}: checksum {found[:12]} is not the announced {wanted[:12]}; not loaded"
+            f"weights {info['path']}: checksum {digest[:12]} is not the announced {wanted[:12]}; not loaded"
         )
 
 

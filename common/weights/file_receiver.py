@@ -117,8 +117,8 @@ class DeviceCopies:
 
 
 def _register(memory: mmap.mmap) -> None:
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)))
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)))
 
 
 def _unregister(memory: mmap.mmap) -> None:

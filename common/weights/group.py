@@ -101,7 +101,7 @@ class PackedGroup:
 
 def address_towards(host: str) -> str:
     """This machine's address on the route to `host`; nothing is sent."""
-    family, kind, _, _, place = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+    family, kind, _, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(place)
+        probe.connect(address)
         return str(probe.getsockname()[0])

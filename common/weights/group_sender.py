@@ -119,13 +119,13 @@ class TransferGroup:
         aside = ThreadPoolExecutor(max_workers=1)
         try:
             # Members receive while rank 0 sends.
-            told = aside.submit(self._broadcast.update, info, weights.version, self._name)
+            update = aside.submit(self._broadcast.update, info, weights.version, self._name)
             if self._nccl:
                 send_packed(weights, self._group)
             else:
                 for _, tensor in weights:
                     self._group.broadcast(tensor.contiguous(), 0).wait()
-            told.result()
+            update.result()
         finally:
             aside.shutdown(wait=False)  # after an error here, members wait until their own limit
         return self._broadcast.confirm(weights.version)
@@ -140,10 +140,15 @@ class TransferGroup:
         join, limit = timedelta(seconds=join_s), timedelta(seconds=limit_s)
         address = ray.util.get_node_ip_address()
         store = _store_at(address, join)
-        place = {"master_address": address, "master_port": store.port, "world_size": world, "rank_offset": 1}
-        place |= {"join_s": join_s, "limit_s": limit_s}
+        rendezvous = {
+            "master_address": address,
+            "master_port": store.port,
+            "world_size": world,
+            "rank_offset": 1,
+        }
+        rendezvous |= {"join_s": join_s, "limit_s": limit_s}
         with ThreadPoolExecutor(max_workers=1) as aside:
-            joined = aside.submit(self._broadcast.join, place, members, self._name)
+            joined = aside.submit(self._broadcast.join, rendezvous, members, self._name)
             with unpinned_nccl_env() if self._nccl else nullcontext():
                 backend: Backend = "nccl" if self._nccl else "gloo"
                 self._group = member_group(backend, store, 0, world, join, limit, address)

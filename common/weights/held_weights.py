@@ -26,7 +26,7 @@ from hora_rl.common.weights.announcement import check_file, mark_of, newest, pat
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
-REACH_S = 5.0  # then the request gives up its place, so that weight updates get through
+REACH_S = 5.0  # then the request is requeued, to make room for weight updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class HeldWeights:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self._name} was busy with an update until the group was given up")
             if self._name in members:
-                place = members.index(self._name) * self._parallel
-                joining = self._engine.init_transfer({**info, "rank_offset": info["rank_offset"] + place})
+                offset = info["rank_offset"] + members.index(self._name) * self._parallel
+                joining = self._engine.init_transfer({**info, "rank_offset": offset})
                 await self._guarded("joining the transfer group", joining, unchanged=True)
                 self._group = group
 
@@ -98,9 +98,9 @@ class HeldWeights:
         """Update to `version` in one call, so that nothing stays open if the learner dies. Over `gloo` and
         `nccl` only members of `group` take part."""
         if self._transport == "file":
-            await self._whole(self._load(info))
+            await self._finished(self._load(info))
         else:
-            await self._whole(self._load_from(group, info, version))
+            await self._finished(self._load_from(group, info, version))
 
     async def reach(self, version: int) -> None:
         """Wait for `version` or a newer one. Raises StaleWeights if it does not arrive in time."""
@@ -121,13 +121,13 @@ class HeldWeights:
         if manifest is None or manifest.version <= self.version or not os.path.exists(manifest.path):
             return
         if self._damaged != (manifest.version, mark_of(manifest.path)):  # skip a file known to be damaged
-            await self._whole(self._load(manifest.update_info()))
+            await self._finished(self._load(manifest.update_info()))
 
     async def sleep(self, version: int) -> None:
         """Reach `version`, then free the engine's memory. So only a newer version wakes the engine, and not a
         late update to `version`. Raises StaleWeights if `version` does not arrive in time."""
         await self.reach(version)
-        await self._whole(self._sleep())
+        await self._finished(self._sleep())
 
     async def wake(self, since: float) -> None:
         """Wake the engine if it has slept since `since`. A later sleep is left alone."""
@@ -135,10 +135,6 @@ class HeldWeights:
             if self.asleep_since == since:
                 await self._guarded("waking", self._engine.wake())
                 self.asleep_since = None
-
-    def roll_call(self) -> dict[str, object]:
-        """Name and version of the replica."""
-        return {"replica": self._name, "version": self.version}
 
     def confirm(self, wanted: int) -> dict[str, Any]:
         """The current version and its `Installed`. Raises StaleWeights for one older than `wanted`."""
@@ -168,7 +164,7 @@ class HeldWeights:
         if self.failure:
             raise UnhealthyError(f"{self._name}: {self.failure}")
 
-    async def _whole(self, update: Coroutine[Any, Any, None]) -> None:
+    async def _finished(self, update: Coroutine[Any, Any, None]) -> None:
         """Finish `update` even if the waiting request is cancelled."""
         task = asyncio.get_running_loop().create_task(update)
         self._updates.add(task)

@@ -26,9 +26,9 @@ class HostBlock:
         self.size, self._at = size, 0
         self._memory = mmap.mmap(descriptor, max(1, size))
         if pinned:
-            whole = torch.frombuffer(self._memory, dtype=torch.uint8)
-            _register(whole)
-            weakref.finalize(self, _unregister, whole).atexit = False
+            block = torch.frombuffer(self._memory, dtype=torch.uint8)
+            _register(block)
+            weakref.finalize(self, _unregister, block).atexit = False
 
     @property
     def raw(self) -> mmap.mmap:
@@ -48,8 +48,8 @@ class HostBlock:
         if not tensor.numel():
             return torch.empty_like(tensor, device="cpu")
         begin, self._at = self._at, _aligned(end)
-        place = torch.frombuffer(self._memory, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
-        return place.view(tensor.shape)
+        view = torch.frombuffer(self._memory, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
+        return view.view(tensor.shape)
 
 
 def _aligned(size: int) -> int:

@@ -35,20 +35,20 @@ class BroadcastClient:
 
     def roll_call(self) -> dict[str, int]:
         """The healthy replicas that answer, with their versions."""
-        return {a["replica"]: a["version"] for a in self._all("answer_roll_call")}
+        return {a["replica"]: a["version"] for a in self._all("roll_call")}
 
     def join(self, info: dict[str, Any], members: tuple[str, ...], group: str) -> None:
         """Make the replicas `members` join the transfer group `group`, each with its index as rank. All other
         replicas leave their group."""
-        self._all("init_weight_transfer_engine", info, members, group)
+        self._all("join", info, members, group)
 
     def update(self, info: dict[str, Any], version: int, group: str = "") -> None:
         """Make the replicas receive and load `version`; over `gloo` and `nccl` the members of `group`."""
-        self._all("update_weights", info, version, group)
+        self._all("update", info, version, group)
 
     def confirm(self, version: int) -> list[Confirmation]:
         """The replicas that hold `version` or a newer one."""
-        answers: list[Confirmation] = self._all("finish_weight_update", str(version))
+        answers: list[Confirmation] = self._all("confirm", version)
         sums = {c["checksum"] for c in answers if c["version"] == version and c["checksum"]}
         if len(sums) > 1:
             log.error(

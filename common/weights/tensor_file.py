@@ -27,7 +27,9 @@ def header_of(shapes: Sequence[Shape], version: int) -> bytes:
     """The start of a file of these tensors. Its length does not depend on `version`, below 10⁸."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "version": f"{version:08d}"}}
     at = 0
-    for name, dtype, shape in sorted(shapes, key=lambda one: -one[1].itemsize):  # each at its own alignment
+    for name, dtype, shape in sorted(
+        shapes, key=lambda shape: -shape[1].itemsize
+    ):  # each at its own alignment
         end = at + dtype.itemsize * math.prod(shape)
         header[name] = {
             "dtype": NAMES[str(dtype).removeprefix("torch.")],
@@ -50,7 +52,7 @@ def tensors_in(raw: torch.Tensor, header: bytes) -> Iterator[tuple[str, torch.Te
     import torch
 
     for name, entry in _entries(header):
-        begin, end = (len(header) + place for place in entry["data_offsets"])
+        begin, end = (len(header) + offset for offset in entry["data_offsets"])
         yield name, raw[begin:end].view(getattr(torch, DTYPES[entry["dtype"]])).view(entry["shape"])
 
 

@@ -86,8 +86,8 @@ def check_loaded(model: torch.nn.Module) -> None:
 
     loaded, left_out = set[str](), dict[str, str]()
     for name, layer in model.named_modules():
-        own, stack = [*layer.parameters(recurse=False)], _stack(name)
-        if not own or stack is None or is_deferred_attention_layer(layer):
+        parameters, stack = [*layer.parameters(recurse=False)], _stack(name)
+        if not parameters or stack is None or is_deferred_attention_layer(layer):
             continue
         info = LAYERWISE_INFO[layer]
         # A completely loaded layer has been processed, and its record reset.

@@ -163,7 +163,7 @@ async def _batch(parts: Parts, step: int) -> list[Group]:
     )
 
     async def sample(draw: Draw) -> list[Rollout]:
-        return await parts.sampler.sample(shard.prompts[draw.place], draw)
+        return await parts.sampler.sample(shard.prompts[draw.index], draw)
 
     divide = partial(allocate_round, config.rollout, config.allocation, batch, rows.tolist())
     plan = await phase_a(shard, sample, divide)

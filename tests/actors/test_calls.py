@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from ray.serve.handle import DeploymentResponse
 
-from hora_rl.actors.bundles import Bundled
 from hora_rl.actors.concurrency import cancel
 from hora_rl.actors.coordinator import calls
+from hora_rl.actors.coordinator.batched_calls import BatchedCalls
 from hora_rl.actors.coordinator.calls import retry
 from hora_rl.common.errors import AwayTooLong, MissingWeights, NoRoom, RunError, StaleWeights
 
@@ -135,7 +135,7 @@ class Sent:
 async def test_calls_of_one_moment_travel_together_and_each_gets_its_own_answer() -> None:
     sent = Sent()
     sent.go.set()
-    ask = Bundled(sent, lambda n: n, most=6)
+    ask = BatchedCalls(sent, lambda n: n, most=6)
     assert await asyncio.gather(*(ask(n) for n in (3, 2, 1, 5, 9, 1))) == [30, 20, 10, 50, 90, 10]
     assert sent.calls == [[3, 2, 1], [5], [9], [1]]
     assert await ask(4) == 40
@@ -145,14 +145,14 @@ async def test_calls_of_one_moment_travel_together_and_each_gets_its_own_answer(
 async def test_the_error_of_a_bundle_is_each_of_its_callers_and_nobody_elses() -> None:
     sent = Sent(fails=frozenset({2}))
     sent.go.set()
-    ask = Bundled(sent, lambda n: 1, most=2)
+    ask = BatchedCalls(sent, lambda n: 1, most=2)
     found = await asyncio.gather(*(ask(n) for n in (1, 2, 3, 4)), return_exceptions=True)
     assert [str(f) for f in found] == ["lost [1, 2]", "lost [1, 2]", "30", "40"]
 
 
 async def test_a_bundle_goes_on_for_those_who_still_wait_and_is_cancelled_when_nobody_does() -> None:
     sent = Sent()
-    ask = Bundled(sent, lambda n: 1, most=2)
+    ask = BatchedCalls(sent, lambda n: 1, most=2)
     one, two, three, four = tasks = [asyncio.create_task(ask(n)) for n in (1, 2, 3, 4)]
     while len(sent.calls) < 2:
         await asyncio.sleep(0)
@@ -171,6 +171,6 @@ async def test_a_call_that_answers_for_too_few_is_an_error_and_leaves_nobody_wai
     async def short(items: Sequence[int]) -> list[int]:
         return [0]
 
-    ask = Bundled(short, lambda n: 1, most=2)
+    ask = BatchedCalls(short, lambda n: 1, most=2)
     with pytest.raises(RuntimeError, match="a call for 2 items was answered for 1"):
         await asyncio.wait_for(asyncio.gather(ask(1), ask(2)), 5)

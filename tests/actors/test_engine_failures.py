@@ -17,8 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hora_rl.actors.generator.engine_records import Sequences
 from hora_rl.actors.generator.failures import FailureNotes, Progress, stage_now
-from hora_rl.actors.generator.timeline import Sequences
 from hora_rl.common.errors import ConfigError, RunError, UnhealthyError
 from hora_rl.common.load import ROOT, load
 from hora_rl.common.model.model_files import not_finite, refuse_not_finite

@@ -21,7 +21,7 @@ def outputs_of(own: bool) -> list[Any]:
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
     from vllm.v1.outputs import LogprobsLists
 
-    from hora_rl.actors.generator.timeline import Sequences
+    from hora_rl.actors.generator.engine_records import Sequences
 
     processor = OutputProcessor(None, log_stats=False)
     if own:

@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from hora_rl.actors.generator.starting import stage_shown
+from hora_rl.actors.generator.deployment import stage_shown
 from hora_rl.common.live.queue import Producer
 from hora_rl.common.live.redis import connect_async
 from hora_rl.common.live.state import changed

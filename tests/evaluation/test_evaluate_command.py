@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hora_rl.actors.generator.places import Admission
+from hora_rl.actors.generator.deployment import Admission
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.keys import Keys
@@ -103,7 +103,7 @@ def test_an_answer_of_other_weights_is_refused() -> None:
         asyncio.run(of_version(generate, 2)(request))
 
 
-def test_an_evaluation_waits_behind_training_without_its_limit_of_places() -> None:
+def test_an_evaluation_waits_behind_training_without_its_limit_of_admission() -> None:
     asked: list[SamplingRequest] = []
 
     async def generate(request: SamplingRequest) -> list[Completion]:
@@ -114,9 +114,9 @@ def test_an_evaluation_waits_behind_training_without_its_limit_of_places() -> No
     asyncio.run(of_version(generate, 0)(request))
     last_shard = 10**6 * load("tiny").rollout.shards
     assert last_shard < asked[0].priority < BELOW_TRAINING
-    places = Admission("generator/a", requests=2, aside=8)
-    with places.held(asked), places.held(asked):
-        assert places.sampling_aside == 0
+    admission = Admission("generator/a", requests=2, low_priority=8)
+    with admission.admitted(asked), admission.admitted(asked):
+        assert admission.sampling_low == 0
 
 
 def test_a_model_that_was_trained_in_place_is_told_from_before(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class Slow:
         self.now -= 1
         return self.now
 
-    async def answer_roll_call(self) -> int:
+    async def roll_call(self) -> int:
         return self.now
 
 
@@ -148,7 +148,7 @@ def test_a_call_to_all_replicas_does_not_wait_for_samples(local_serve: tuple[str
         ]
         await asyncio.sleep(SECONDS / 2)  # all places are taken, the rest waits
         began = time.monotonic()
-        running = await asyncio.to_thread(lambda: handle.broadcast("answer_roll_call").results(timeout_s=10))
+        running = await asyncio.to_thread(lambda: handle.broadcast("roll_call").results(timeout_s=10))
         assert running == [PLACES, PLACES]
         assert time.monotonic() - began < SECONDS / 3
         await asyncio.gather(*asked)

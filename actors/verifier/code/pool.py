@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from hora_rl.actors.verifier.cache import VerdictCache
-from hora_rl.actors.verifier.code.runner import CannotJudge, Runner
+from hora_rl.actors.verifier.code.runner import TRIES, CannotJudge, Runner
 from hora_rl.actors.verifier.sandbox.pool import SandboxPool
 from hora_rl.actors.verifier.sandbox.sandbox import Limits
 from hora_rl.common.config.reward import CodeTestsConfig
@@ -62,6 +62,11 @@ class ProgramPool:
         if verdict.judge_ended:
             _log.warning("code_tests: %s, counted as wrong (%s)", verdict.why, answer.place)
         return float(verdict.right)
+
+
+def longest_s(settings: CodeTestsConfig, runs: int) -> float:
+    """The longest that so many runs of programs take, with all tries."""
+    return TRIES * runs * limits_of(settings).wall
 
 
 def limits_of(settings: CodeTestsConfig) -> Limits:

@@ -1,8 +1,5 @@
-"""Batches small calls made at the same moment into few large ones.
-
-A round of Phase B requests one or two rollouts of many prompts at once. The cost of a call hardly depends on
-its size, so one call per prompt would cost more than the rollouts of a small model.
-"""
+"""Batches small calls made at the same moment into few large ones: a round of Phase B requests one or two
+rollouts of many prompts, and the cost of a call hardly depends on its size."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -13,7 +10,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Bundled(Generic[T, R]):
+class BatchedCalls(Generic[T, R]):
     """Turns `send`, which takes several items, into a call for one item. Items requested in the same turn of
     the event loop share a call, in order. The `size` of a call is at most `most`, unless one item is larger.
 
@@ -40,25 +37,25 @@ class Bundled(Generic[T, R]):
     def _ship(self) -> None:
         waiting, self._waiting = self._waiting, []
         wanted = [(item, answer) for item, answer in waiting if not answer.done()]
-        for bundle in packed(wanted, lambda one: self._size(one[0]), self._most):
-            answers = [answer for _, answer in bundle]
-            call = asyncio.get_running_loop().create_task(self._send([item for item, _ in bundle]))
+        for batch in packed(wanted, lambda pair: self._size(pair[0]), self._most):
+            answers = [answer for _, answer in batch]
+            call = asyncio.get_running_loop().create_task(self._send([item for item, _ in batch]))
             call.add_done_callback(partial(_deliver, answers))
             for answer in answers:
                 answer.add_done_callback(partial(_cancel_unwanted, call, answers))
 
 
 def packed(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """The items in order, in bundles of total `size` at most `most`. A larger item gets a bundle of one."""
-    bundle, held = list[T](), 0
+    """The items in order, in batches of total `size` at most `most`. A larger item is a batch of one."""
+    batch, held = list[T](), 0
     for item in items:
-        if bundle and held + size(item) > most:
-            yield bundle
-            bundle, held = [], 0
-        bundle.append(item)
+        if batch and held + size(item) > most:
+            yield batch
+            batch, held = [], 0
+        batch.append(item)
         held += size(item)
-    if bundle:
-        yield bundle
+    if batch:
+        yield batch
 
 
 def _deliver(answers: Sequence[asyncio.Future[R]], call: asyncio.Task[Sequence[R]]) -> None:
