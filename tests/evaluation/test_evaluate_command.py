@@ -103,7 +103,7 @@ def test_an_answer_of_other_weights_is_refused() -> None:
         asyncio.run(of_version(generate, 2)(request))
 
 
-def test_an_evaluation_waits_behind_training_without_its_limit_of_admission() -> None:
+def test_an_evaluation_waits_behind_training_without_its_limit() -> None:
     asked: list[SamplingRequest] = []
 
     async def generate(request: SamplingRequest) -> list[Completion]:
