@@ -43,11 +43,11 @@ def longest_round(n: int, g: int, rule: str, stop: str, seed: int) -> float:
     while not session.done:
         began = time.process_time()
         extra = session.ask()
-        asked = time.process_time() - began
+        asking_s = time.process_time() - began
         successes = rng.binomial(extra, rates)
         began = time.process_time()
         session.tell(successes, extra)
-        times.append(asked + time.process_time() - began)
+        times.append(asking_s + time.process_time() - began)
     return max(times)
 
 

@@ -62,12 +62,12 @@ def resident_mib() -> float:
 
 def main(messages: int) -> None:
     sample = sample_group()
-    whole, pre_rollouts, extra = (f(sample) for f in (encode_group, encode_pre_rollouts, encode_extra))
+    message, pre_rollouts, extra = (f(sample) for f in (encode_group, encode_pre_rollouts, encode_extra))
     decoded, slowest, early, began = 0, 0.0, 0.0, time.perf_counter()
     for seed in range(messages):
         # A group in one message, and each of the two that the queue holds beside the other.
         parts = (
-            (damage(whole, seed),),
+            (damage(message, seed),),
             (damage(pre_rollouts, seed), extra),
             (pre_rollouts, damage(extra, seed)),
         )[seed % 3]

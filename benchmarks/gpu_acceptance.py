@@ -133,8 +133,8 @@ def generation(sizes: Sizes) -> Iterator[Line]:
             ("256 sequences", 256, [], "1.3 to 1.4 times that"),
             ("512 sequences", 512, [], "1.6 times that"),
         ):
-            found = direct(generating(model, sequences, sizes, more), batches=1)
-            yield Line(f"engine alone, {name}", True, f"{found.rate:,.0f} tokens/s", expected)
+            result = direct(generating(model, sequences, sizes, more), batches=1)
+            yield Line(f"engine alone, {name}", True, f"{result.rate:,.0f} tokens/s", expected)
 
 
 def generating(model: Path, sequences: int, sizes: Sizes, more: Sequence[str] = ()) -> Config:
@@ -197,7 +197,7 @@ def shared_prompts(sizes: Sizes) -> Iterator[Line]:
         prompt = rng.integers(0, shape["vocab_size"], 200)
         answers = (rng.integers(0, shape["vocab_size"], longest // 2) for _ in range(16))
         rows.append([sample(prompt, a, -10.0, float(rng.normal()), 1e-4) for a in answers])
-    found = {}
+    result = {}
     with sizes.engine(shape) as engine:
         for blocks in (engine._policy.blocks, False):
             engine._policy.blocks = blocks
@@ -206,11 +206,11 @@ def shared_prompts(sizes: Sizes) -> Iterator[Line]:
             began = time.perf_counter()
             update = engine.step(micro)
             synchronize()
-            found[blocks] = time.perf_counter() - began, update.grad_norm
-    if len(found) == 1:
+            result[blocks] = time.perf_counter() - began, update.grad_norm
+    if len(result) == 1:
         yield Line("FlexAttention", True, "not on this device")
         return
-    (flex, norm), (dense, other) = found[True], found[False]
+    (flex, norm), (dense, other) = result[True], result[False]
     figure = f"{dense / flex:.2f} times as fast, norms {norm:.4g} and {other:.4g}"
     yield Line("FlexAttention, 16 answers of 512", True, figure, "1.3 times; norms of two successive steps")
 
@@ -297,8 +297,8 @@ def lines_of(question: str, *, small: bool) -> Iterator[Line]:
         if text.startswith(MARK):
             yield Line(**json.loads(text.removeprefix(MARK)))
     if ran.returncode:
-        said = ran.stderr.strip().splitlines() or ["nothing on stderr"]
-        yield Line(question, False, f"status {ran.returncode}: {said[-1][:300]}")
+        output = ran.stderr.strip().splitlines() or ["nothing on stderr"]
+        yield Line(question, False, f"status {ran.returncode}: {output[-1][:300]}")
 
 
 def ask(name: str, sizes: Sizes) -> None:

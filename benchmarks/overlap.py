@@ -86,11 +86,11 @@ def main() -> None:
     options = parser.parse_args()
     table = Table("staleness", "seconds of a step", "over the longer of the two", "target")
     for staleness, target in ((0, "about 2"), (1, "at most 1.1")):
-        found = step_seconds(staleness, options.seconds, options.steps)
-        middle = statistics.median(found)
+        result = step_seconds(staleness, options.seconds, options.steps)
+        middle = statistics.median(result)
         table.add_row(
             str(staleness),
-            f"{middle:.2f} ({min(found):.2f} to {max(found):.2f})",
+            f"{middle:.2f} ({min(result):.2f} to {max(result):.2f})",
             f"{middle / options.seconds:.2f}",
             target,
         )

@@ -72,9 +72,9 @@ def growth(what: str, steps: np.ndarray, values: np.ndarray) -> Growth:
     of eight stretches."""
     stretches = [part for part in np.array_split(np.arange(len(steps)), 8) if len(part)]
     x, y = (np.array([series[part].mean() for part in stretches]) for series in (steps, values))
-    found = stats.linregress(x, y)
-    half = float(np.nan_to_num(stats.t.ppf(0.975, len(x) - 2) * found.stderr))
-    return Growth(what, float(values[0]), float(values[-1]), 1000 * float(found.slope), 1000 * half)
+    fit = stats.linregress(x, y)
+    half = float(np.nan_to_num(stats.t.ppf(0.975, len(x) - 2) * fit.stderr))
+    return Growth(what, float(values[0]), float(values[-1]), 1000 * float(fit.slope), 1000 * half)
 
 
 def config_of(options: argparse.Namespace) -> Config:
@@ -129,16 +129,16 @@ def viewing(url: str) -> None:
 
 def sample(client: Redis, folder: Path, processes: Mapping[str, psutil.Process]) -> dict[str, float]:
     """Every quantity now. Raises psutil.NoSuchProcess once a part has ended."""
-    found: dict[str, float] = {"step": float(read_state(client, "soak").step)}
+    sample: dict[str, float] = {"step": float(read_state(client, "soak").step)}
     for name, process in processes.items():
         with process.oneshot():
-            found[f"{name}: resident memory, MiB"] = process.memory_info().rss / MIB
-            found[f"{name}: open handles"] = process.num_fds()
-            found[f"{name}: threads"] = process.num_threads()
-    found["Redis: memory in use, MiB"] = client.info("memory")["used_memory"] / MIB
-    found["Redis: clients"] = client.info("clients")["connected_clients"]
-    found["disk: Redis' files, MiB"] = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) / MIB
-    return found
+            sample[f"{name}: resident memory, MiB"] = process.memory_info().rss / MIB
+            sample[f"{name}: open handles"] = process.num_fds()
+            sample[f"{name}: threads"] = process.num_threads()
+    sample["Redis: memory in use, MiB"] = client.info("memory")["used_memory"] / MIB
+    sample["Redis: clients"] = client.info("clients")["connected_clients"]
+    sample["disk: Redis' files, MiB"] = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) / MIB
+    return sample
 
 
 def soak(config: Config, tokens: int, console: Console) -> list[Growth]:
@@ -151,7 +151,9 @@ def soak(config: Config, tokens: int, console: Console) -> list[Growth]:
             "learner's feed": (learning, (config, server.url)),
             "views": (viewing, (server.url,)),
         }
-        running = {name: context.Process(target=job, args=given) for name, (job, given) in jobs.items()}
+        running = {
+            name: context.Process(target=job, args=arguments) for name, (job, arguments) in jobs.items()
+        }
         for process in running.values():
             process.start()
         watched = {name: psutil.Process(process.pid) for name, process in running.items()}
@@ -182,9 +184,9 @@ def grown(rows: list[dict[str, float]]) -> list[Growth]:
     return [growth(name, steps, np.array([row[name] for row in late])) for name in names]
 
 
-def table_of(found: Sequence[Growth]) -> Table:
+def table_of(growths: Sequence[Growth]) -> Table:
     table = Table("quantity", "half way", "end", "per 1,000 steps", "")
-    for row in found:
+    for row in growths:
         gain = f"{row.slope:+.2f} ± {row.plus_minus:.2f}"
         table.add_row(row.what, f"{row.first:.1f}", f"{row.last:.1f}", gain, "grows" if row.grows else "")
     return table
@@ -198,8 +200,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="of the longest answer")
     options = parser.parse_args()
     console, began = Console(), time.monotonic()
-    found = soak(config_of(options), options.tokens, console)
-    console.print(table_of(found))
+    growths = soak(config_of(options), options.tokens, console)
+    console.print(table_of(growths))
     rollouts = options.steps * options.prompts * options.group
     console.print(
         f"{options.steps} steps, {rollouts:,} rollouts in {time.monotonic() - began:.0f} s on "

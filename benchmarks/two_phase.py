@@ -137,7 +137,7 @@ def measure(
     from hora_rl.deploy.app import APP
     from hora_rl.deploy.launch.stack import stack
 
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
 
     async def run() -> None:
         handle = serve.get_deployment_handle(config.policy, APP)
@@ -151,14 +151,14 @@ def measure(
             shards = shards_of(config, max(options.in_flight + 1, options.shards), repeat)
             for name in list(runs)[:: -1 if repeat % 2 else 1]:
                 speed = await measure_side(runs[name], shards, options.in_flight, generate)
-                found.setdefault(name, []).append(speed)
+                result.setdefault(name, []).append(speed)
 
     with (
         tempfile.TemporaryDirectory() as folder,
         stack(config, Path(folder), Console(quiet=True), train=False),
     ):
         asyncio.run(run())
-    return found
+    return result
 
 
 def main() -> None:
@@ -184,10 +184,10 @@ def main() -> None:
         )
         for n in options.rounds
     }
-    found = measure(sides, load(options.preset, common), options)
+    result = measure(sides, load(options.preset, common), options)
     table = Table("side", "tokens/s", "ratio of each repeat", "median")
-    for name, speeds in found.items():
-        ratios = [speed / base for speed, base in zip(speeds, found[ONE_PHASE], strict=True)]
+    for name, speeds in result.items():
+        ratios = [speed / base for speed, base in zip(speeds, result[ONE_PHASE], strict=True)]
         table.add_row(
             name,
             f"{statistics.median(speeds):,.0f}",

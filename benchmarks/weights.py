@@ -85,10 +85,10 @@ def new_file_for_each(model: Model, loaded: dict[str, torch.Tensor], times: Time
                     file.write(chunk)
                     digest.update(chunk)
         with times.stage("check"), open(path_of(memory), "rb") as file:
-            found, room = hasher(), memoryview(bytearray(BLOCK))
+            result, room = hasher(), memoryview(bytearray(BLOCK))
             while count := file.readinto(room):  # type: ignore[attr-defined]
-                found.update(room[:count])
-            assert found.digest() == digest.digest()
+                result.update(room[:count])
+            assert result.digest() == digest.digest()
         with times.stage("load"), safe_open(path_of(memory), framework="pt") as opened:  # type: ignore[no-untyped-call]
             for name in opened.keys():  # noqa: SIM118
                 loaded[name].copy_(opened.get_tensor(name))
