@@ -129,16 +129,16 @@ def viewing(url: str) -> None:
 
 def sample(client: Redis, folder: Path, processes: Mapping[str, psutil.Process]) -> dict[str, float]:
     """Every quantity now. Raises psutil.NoSuchProcess once a part has ended."""
-    sample: dict[str, float] = {"step": float(read_state(client, "soak").step)}
+    figures: dict[str, float] = {"step": float(read_state(client, "soak").step)}
     for name, process in processes.items():
         with process.oneshot():
-            sample[f"{name}: resident memory, MiB"] = process.memory_info().rss / MIB
-            sample[f"{name}: open handles"] = process.num_fds()
-            sample[f"{name}: threads"] = process.num_threads()
-    sample["Redis: memory in use, MiB"] = client.info("memory")["used_memory"] / MIB
-    sample["Redis: clients"] = client.info("clients")["connected_clients"]
-    sample["disk: Redis' files, MiB"] = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) / MIB
-    return sample
+            figures[f"{name}: resident memory, MiB"] = process.memory_info().rss / MIB
+            figures[f"{name}: open handles"] = process.num_fds()
+            figures[f"{name}: threads"] = process.num_threads()
+    figures["Redis: memory in use, MiB"] = client.info("memory")["used_memory"] / MIB
+    figures["Redis: clients"] = client.info("clients")["connected_clients"]
+    figures["disk: Redis' files, MiB"] = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) / MIB
+    return figures
 
 
 def soak(config: Config, tokens: int, console: Console) -> list[Growth]:
