@@ -197,7 +197,7 @@ async def test_a_reward_that_is_unavailable_is_waited_for_and_said(own: Path) ->
 async def test_a_reward_that_stays_unavailable_ends_with_the_limit_and_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hora_rl.actors.verifier.own_rewards.WAIT_LIMIT_S", 1.0)
+    monkeypatch.setattr("hora_rl.actors.verifier.user_rewards.WAIT_LIMIT_S", 1.0)
     with pytest.raises(AwayTooLong, match="unavailable for 1 s: the judge restarts"):
         await score("away", answers=[answer()])
 
