@@ -60,7 +60,8 @@ def full_group(own: bool = True) -> Group:
     ranked = [{name: [*values, 0.0, 0.0, 0.0][i] for name, values in RANKS.items()} for i in range(5)]
     pairs = zip((first, sampled(), *later), ranked, strict=True)
     rollouts = tuple(replace(r, rewards=(r.rewards if own else {}) | ranks) for r, ranks in pairs)
-    return replace(whole_group(), source="sums", size_as_if=3, ranked=tuple(RANKS), rollouts=rollouts)
+    more = {"source": "sums", "size_as_if": 3, "ranked": tuple(RANKS), "prior": (np.float64(1), 1.5)}
+    return replace(whole_group(), **more, rollouts=rollouts)
 
 
 def told(group: Group) -> str:
