@@ -10,7 +10,7 @@ from pkgutil import iter_modules
 from hora_rl.common.algorithms.base import Algorithm
 from hora_rl.common.algorithms.shrunken import with_numbers
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.user_code import is_user_function, load_function, load_object
+from hora_rl.common.user_code import is_user_function, load_function, load_object, working_folder
 
 ALGORITHMS: dict[str, Algorithm] = {
     module.name: import_module(f"{__name__}.{module.name}").ALGORITHM
@@ -50,7 +50,8 @@ def _users(part: str, name: str) -> Algorithm:
     """The user's algorithm `name`; a function is its advantage of (rewards, successes, phases), or its token
     loss. Raises ConfigError."""
     key = f"learner.objective.{part}"
-    algorithm = load_object(key, name)
+    with working_folder():
+        algorithm = load_object(key, name)
     if not isinstance(algorithm, Algorithm):
         function = load_function(key, name)
         return Algorithm(user_advantage=function) if part == "advantage" else Algorithm(token_loss=function)

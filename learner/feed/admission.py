@@ -69,7 +69,7 @@ def _check_lengths(group: Group, config: Config) -> None:
     if any(r.turns for r in group.rollouts) and config.environment.path is None:
         raise WireError(f"group {group.id}: it has several turns, and environment.path is null")
     sequences = (s for r in group.rollouts if r.turns for s in sequences_of(group.prompt_tokens, r))
-    if any(len(s.prompt) + len(s.tokens) > config.longest for s in sequences):
+    if any(s.length > config.longest for s in sequences):
         raise WireError(f"group {group.id}: a sequence exceeds {config.longest_in_words} tokens")
 
 

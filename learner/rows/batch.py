@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
-from hora_rl.common.types import Group, Rollout
+from hora_rl.common.types import Group
 from hora_rl.learner.rows.estimator import Estimator
 from hora_rl.learner.rows.prefixes import Row, bins, length
 from hora_rl.learner.rows.sample import Sample, sequences
@@ -62,7 +62,7 @@ def samples_of(
         for rollout, a in zip(group.rollouts, estimator.advantages(group), strict=True):
             if (a != 0.0 or objective.kl) and estimator.trains(rollout):
                 scale = estimator.scale(group, rollout, prompts_per_batch)
-                samples += _samples(group, rollout, float(a), scale, version)
+                samples += sequences(group.prompt_tokens, rollout, float(a), scale, version)
     return samples
 
 
@@ -72,24 +72,13 @@ def measurable(groups: Iterable[Group], version: int, enough: int) -> list[Sampl
     samples: list[Sample] = []
     tokens = 0
     for group, rollout in ((g, r) for g in groups for r in g.rollouts):
-        for sample in _samples(group, rollout, 0.0, 0.0, version):
+        for sample in sequences(group.prompt_tokens, rollout, version=version):
             if tokens >= enough:
                 return samples
             if sample.match.any():
                 samples.append(sample)
                 tokens += int(sample.match.sum())
     return samples
-
-
-def _samples(group: Group, rollout: Rollout, advantage: float, scale: float, version: int) -> list[Sample]:
-    """The sequences of one rollout: one, plus one per turn with a fresh context."""
-    match = np.zeros(len(rollout.tokens), dtype=bool)
-    for span in rollout.spans:
-        match[span.start : span.end] = span.version == version
-    return [
-        Sample(s.prompt, s.tokens, rollout.logprobs[s.span], advantage, scale, match[s.span], s.places)
-        for s in sequences(group.prompt_tokens, rollout)
-    ]
 
 
 def micro_batches(

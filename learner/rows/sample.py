@@ -41,43 +41,37 @@ class Sample:
         return self.tokens if self.places is None else self.tokens[self.places]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sequence:
-    """`tokens` (L,) after `prompt`. `places` (N,) are the indices of the sampled tokens in `tokens`; None:
-    all. `span` are their indices in the rollout."""
-
-    prompt: Tokens
-    tokens: Tokens
-    places: NDArray[np.int64] | None
-    span: slice
-
-
-def sequences(prompt: Tokens, rollout: Rollout) -> Iterator[Sequence]:
-    """The sequences of a rollout, in order: the first after the group's `prompt`, and one per turn with a
-    fresh context."""
+def sequences(
+    prompt: Tokens, rollout: Rollout, advantage: float = 0.0, scale: float = 0.0, version: int = 0
+) -> Iterator[Sample]:
+    """The samples of a rollout, in order: the first after the group's `prompt`, and one per turn with a fresh
+    context. `match` are the tokens of `version`."""
+    match = np.zeros(len(rollout.tokens), dtype=bool)
+    for each in rollout.spans:
+        match[each.start : each.end] = each.version == version
     if not rollout.turns:
-        yield Sequence(prompt, rollout.tokens, None, slice(None))
+        yield Sample(prompt, rollout.tokens, rollout.logprobs, advantage, scale, match)
         return
     starts = accumulate((turn.sampled for turn in rollout.turns), initial=0)
-    part: list[tuple[int, Turn]] = []
-    for start, turn in zip(starts, rollout.turns, strict=False):
-        if turn.anew:
-            yield _sequence(prompt, rollout, part)
-            prompt, part = turn.given, []
-        part.append((start, turn))
-    yield _sequence(prompt, rollout, part)
+    turns = list(zip(starts, rollout.turns, strict=False))
+    fresh = [i for i, (_, turn) in enumerate(turns) if i == 0 or turn.anew]
+    for begin, end in zip(fresh, [*fresh[1:], len(turns)], strict=True):
+        part = turns[begin:end]
+        prompt = part[0][1].given if part[0][1].anew else prompt
+        span = slice(part[0][0], part[-1][0] + part[-1][1].sampled)
+        tokens, places = _joined(rollout, part)
+        yield Sample(prompt, tokens, rollout.logprobs[span], advantage, scale, match[span], places)
 
 
-def _sequence(prompt: Tokens, rollout: Rollout, part: list[tuple[int, Turn]]) -> Sequence:
+def _joined(rollout: Rollout, part: list[tuple[int, Turn]]) -> tuple[Tokens, NDArray[np.int64]]:
+    """The tokens of consecutive turns (L,), and the indices (N,) of the sampled ones. The text of a fresh
+    context is the prompt."""
     pieces: list[Tokens] = []
     places: list[NDArray[np.int64]] = []
     length = 0
     for start, turn in part:
-        context = turn.given[:0] if turn.anew else turn.given  # a fresh context is the prompt
+        context = turn.given[:0] if turn.anew else turn.given
         pieces += [context, rollout.tokens[start : start + turn.sampled]]
-        length += len(context)
-        places.append(np.arange(length, length + turn.sampled))
-        length += turn.sampled
-    start, (last, turn) = part[0][0], part[-1]
-    span = slice(start, last + turn.sampled)
-    return Sequence(prompt, np.concatenate(pieces), np.concatenate(places), span)
+        length += len(context) + turn.sampled
+        places.append(np.arange(length - turn.sampled, length))
+    return np.concatenate(pieces), np.concatenate(places)

@@ -1,13 +1,11 @@
-"""What advantages and weights of groups are made of, and the bias of pooling two phases."""
+"""What advantages and weights of groups are made of."""
 
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import binom
 
-from hora_rl.allocator import Session
 from hora_rl.common.advantages import formula
 from hora_rl.common.algorithms.base import Algorithm, centred
 from hora_rl.common.config import ObjectiveConfig
@@ -19,7 +17,7 @@ from hora_rl.learner.rows.estimator import Estimator, group_weight
 from tests.support.groups import group, rollout
 
 WEIGHTS = {"accuracy": 0.5, "format": 0.25}
-G0, G = 8, 32
+G = 32
 
 
 def rewarded(accuracy: list[float], form: list[float]) -> Group:
@@ -158,39 +156,3 @@ def test_as_if_takes_the_size_that_the_other_rule_would_have_given() -> None:
     assert group_weight(as_98, settings, G) == pytest.approx(math.sqrt(98 / G))
     with pytest.raises(RunError, match="group 0:0"):
         group_weight(with_hits(1, G), settings, G)
-
-
-def sizes_of_phase_b(shards: int) -> np.ndarray:
-    """Δ (shards, G0 + 1) of a prompt with c = 0 .. G0 successes among 15 prompts whose rates are the paper's
-    mix."""
-    rng = np.random.default_rng(0)
-    others = rng.binomial(G0, rng.beta(0.323, 0.143, (shards, 14)))
-
-    def size(counts: np.ndarray, c: int) -> int:
-        session = Session(15, 15 * (G - G0))
-        session.tell(np.array([c, *counts]), G0)
-        return int(session.ask()[0])
-
-    return np.array([[size(counts, c) for c in range(G0 + 1)] for counts in others])
-
-
-SIZES = sizes_of_phase_b(12)
-
-
-def mean_update(p: float, extra: int, c: int) -> float:
-    """E over Phase B of (1/n) Σ_j A_j ∂log π(outcome j)/∂logit, whose true value is p(1 - p)."""
-    total, chance = 0.0, binom.pmf(np.arange(extra + 1), extra, p)
-    for hits in range(extra + 1):
-        rewards = np.concatenate([np.arange(G0) < c, np.arange(extra) < hits]).astype(float)
-        total += float(chance[hits]) * (formula("rloo")(rewards) * (rewards - p)).mean()
-    return total
-
-
-@pytest.mark.parametrize(("p", "ratio"), [(0.03, 1.05), (0.5, 1.00), (0.995, 0.93)])
-def test_pooling_phases_biases_rloo_as_the_page_says(p: float, ratio: float) -> None:
-    chance, total = binom.pmf(np.arange(G0 + 1), G0, p), 0.0
-    for c in range(G0 + 1):
-        sizes, counts = np.unique(SIZES[:, c], return_counts=True)
-        values = [mean_update(p, int(extra), c) for extra in sizes]
-        total += chance[c] * float(np.average(values, weights=counts))
-    assert total / (p * (1 - p)) == pytest.approx(ratio, abs=0.02)
