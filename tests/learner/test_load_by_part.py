@@ -27,9 +27,7 @@ def misfit(config: Config) -> str:
     return _misfit(skeleton(config.model, DTYPE), _Files(config.model.path), DTYPE)
 
 
-@pytest.mark.parametrize(
-    "family", sorted(SETTINGS.keys() - {"bloom", "mamba", "mamba2"})
-)  # these refuse sdpa
+@pytest.mark.parametrize("family", sorted(SETTINGS))
 def test_buffers_are_those_of_from_pretrained_and_parameters_on_meta_too(family: str, tmp_path: Path) -> None:
     config = written(family, tmp_path)
     full = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=DTYPE)
