@@ -113,8 +113,8 @@ def test_a_trainers_mean_over_rollouts_has_the_gradient_of_group_means(objective
     wanted_scale = torch.from_numpy(1 / (3 * np.bincount(OWNER)[OWNER]))
     z = float(lengths.mean()) if average == "tokens" else 7.0
     wanted = (logprobs * (plain * wanted_scale)[row]).sum() / z
-    passed = logprobs * torch.from_numpy(advantages(*arguments, **options(objective)))[row]
-    trainers = passed.mean() if average == "tokens" else passed.sum() / (len(OWNER) * z)
+    weighted = logprobs * torch.from_numpy(advantages(*arguments, **options(objective)))[row]
+    trainers = weighted.mean() if average == "tokens" else weighted.sum() / (len(OWNER) * z)
     ours, theirs = (torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (wanted, trainers))
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
 

@@ -15,8 +15,8 @@ from tests.support.ranks import cases_of, run_ranks
 SHAPES = [((3, 5), torch.float32), ((), torch.int64), ((0, 4), torch.float32), ((7,), torch.bfloat16)]
 
 
-def tensors_in(result: object) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+def tensors_in(state: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
 
 
 class Scaler:
@@ -37,11 +37,11 @@ def state() -> dict[str, Any]:
     }
 
 
-def change(result: dict[str, Any]) -> None:
-    for tensor in tensors_in(result):
+def change(live: dict[str, Any]) -> None:
+    for tensor in tensors_in(live):
         tensor.zero_()
-    result["scaler"].scale, result["groups"][0]["lr"] = 8.0, 0.2
-    result["partitions"].append(torch.ones(3))
+    live["scaler"].scale, live["groups"][0]["lr"] = 8.0, 0.2
+    live["partitions"].append(torch.ones(3))
 
 
 def test_a_copy_is_the_state_when_it_was_taken_whatever_is_changed_later() -> None:

@@ -152,8 +152,8 @@ def test_every_rank_restores_what_rank_0_found(
 
 def test_groups_are_needed_from_the_oldest_kept_checkpoint(checkpoints: Checkpoints, tmp_path: Path) -> None:
     assert [save(checkpoints, step, "s") for step in (2, 4, 6)] == [0, 2, 4]
-    each = begun(tmp_path, "learner.keep_checkpoints=1")
-    assert save(each, 8, "s") == 8
+    last_only = begun(tmp_path, "learner.keep_checkpoints=1")
+    assert save(last_only, 8, "s") == 8
     assert names(tmp_path) == ["step-00000008"]
 
 
@@ -176,8 +176,8 @@ def forge(folder: Path) -> None:
     known = json.loads((folder / "manifest.json").read_text())
     known["files"][TAG] = [len(state), blake3(state.encode()).hexdigest()]
     del known["hmac"]
-    mine = hmac.new(b"guess", json.dumps(known, sort_keys=True).encode(), hashlib.sha256).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps({**known, "hmac": mine}))
+    signature = hmac.new(b"guess", json.dumps(known, sort_keys=True).encode(), hashlib.sha256).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps({**known, "hmac": signature}))
 
 
 def rename_older(folder: Path) -> None:

@@ -35,8 +35,8 @@ def test_only_the_first_measurements_are_held_to_it() -> None:
 def test_twenty_tokens_are_no_measurement_and_count_by_their_number_in_the_next() -> None:
     drift = Drift(0.5)
     assert drift.add(0, sums(5.0, tokens=20.0)) == {"drift": 0.0, "drift_tokens": 0.0, "loss": 0.1}
-    result = drift.add(1, sums(0.0, tokens=380.0))
-    assert result["drift"] / result["drift_tokens"] == pytest.approx(0.25)
+    measured = drift.add(1, sums(0.0, tokens=380.0))
+    assert measured["drift"] / measured["drift_tokens"] == pytest.approx(0.25)
     assert drift.add(2, sums(0.1))["drift_tokens"] == ENOUGH
 
 

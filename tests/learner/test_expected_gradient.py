@@ -85,8 +85,8 @@ def sessions(rule: str, rounds: int, stop: str, tape: Path) -> list[Path]:
     def after(counts: tuple[tuple[int, int], ...]) -> int:
         """Rollouts of the round that follows (successes, rollouts) of the rounds so far."""
         session, read = Session(2, 4, rule=rule, rounds=rounds, stop=stop), 0
-        for target, (hits, n) in enumerate(counts):
-            other = int(session.ask()[1]) if target else G0
+        for number, (hits, n) in enumerate(counts):
+            other = int(session.ask()[1]) if number else G0
             session.tell([hits, sum(tape[read : read + other])], [n, other])
             read += other
         return -1 if session.done else int(session.ask()[0])
@@ -96,8 +96,8 @@ def sessions(rule: str, rounds: int, stop: str, tape: Path) -> list[Path]:
             return [outcomes]
         result = []
         for tail in product(range(3), repeat=more):
-            calls = (*counts, (sum(o < 2 for o in tail), more))
-            result += begun(outcomes + tail, calls, after(calls))
+            known = (*counts, (sum(o < 2 for o in tail), more))
+            result += begun(outcomes + tail, known, after(known))
         return result
 
     return begun((), (), G0)

@@ -26,8 +26,8 @@ LONGEST = 100
 
 def configuration(folder: Path, ratio: float, *more: str) -> Config:
     sizes = ("rollout.group_size=20", f"rollout.max_response_tokens={LONGEST}")
-    mine = ("learner.steps=1", "learner.tokens_per_microbatch=512")
-    return small_run(folder, len(SIZES), *sizes, *mine, *ruler(ratio), *more)
+    fixed = ("learner.steps=1", "learner.tokens_per_microbatch=512")
+    return small_run(folder, len(SIZES), *sizes, *fixed, *ruler(ratio), *more)
 
 
 def groups(config: Config) -> list[Group]:
@@ -108,13 +108,13 @@ def test_rollouts_of_several_turns_have_the_formulas_gradient_too(tmp_path: Path
 def test_updates_on_one_batch_clip_against_the_policy_before(tmp_path: Path, ranks: int, stage: int) -> None:
     # Three quarters of the tokens are clipped after the first update; 3.7e-5 is what float32 itself is off.
     ratio, updates = 0.03, "learner.objective.updates_per_batch=3"
-    mine = f"learner.zero_stage={stage}", f"learner.workers={ranks}", updates
-    config = configuration(tmp_path, ratio, *mine)
+    layout = f"learner.zero_stage={stage}", f"learner.workers={ranks}", updates
+    config = configuration(tmp_path, ratio, *layout)
     error = error_of(trained(config, groups(config), tmp_path), config, ratio, 3)
     print(f"ranks {ranks}, ZeRO {stage}, three updates: {error:.1e}")
     assert error < 1e-4
-    each = {n: t.float() for n, t in descended(3 * ratio, 1).items()}
-    assert error_of(each, config, ratio, 3) > 1e-2, "they differ from one of three times the length"
+    single = {n: t.float() for n, t in descended(3 * ratio, 1).items()}
+    assert error_of(single, config, ratio, 3) > 1e-2, "they differ from one of three times the length"
 
 
 OPTIONS = [
@@ -133,8 +133,8 @@ def test_each_option_has_one_gradient_over_ranks_and_stages(tmp_path: Path, opti
     wanted = trained(alone, groups(alone), tmp_path / "alone")
     for ranks, stage in ((2, 2), (2, 3), (4, 0)):
         folder = tmp_path / f"{ranks}-{stage}"
-        mine = f"learner.zero_stage={stage}", f"learner.workers={ranks}"
-        config = configuration(folder, ratio, *settings, *mine)
+        layout = f"learner.zero_stage={stage}", f"learner.workers={ranks}"
+        config = configuration(folder, ratio, *settings, *layout)
         error = relative(trained(config, groups(config), folder), wanted, initial(config))
         print(f"{options}, ranks {ranks}, ZeRO {stage}: {error:.1e}")
         assert error < 1e-5

@@ -51,8 +51,8 @@ def test_a_learner_that_cannot_go_on_stops_with_its_reason_and_is_not_tried_agai
 
 
 def words(*settings: str) -> list[str]:
-    arguments = [word for setting in settings for word in ("--set", setting)]
-    return ["--config", "tiny", "--redis", "unix:///nowhere", "--no-ray", *arguments]
+    options = [word for setting in settings for word in ("--set", setting)]
+    return ["--config", "tiny", "--redis", "unix:///nowhere", "--no-ray", *options]
 
 
 @pytest.mark.parametrize(

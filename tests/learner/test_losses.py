@@ -80,18 +80,18 @@ def test_the_gradient_is_the_slope_of_the_loss(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", [*OPTIONS, {"loss": "cispo"}], ids=str)
 def test_loss_and_sums_add_up_over_any_cut(options: dict[str, Any]) -> None:
     case, objective = Case(1), ObjectiveConfig.model_validate(options)
-    full, sums, logprobs = case.loss(objective, ALL)
-    full.backward()
+    expected, sums, logprobs = case.loss(objective, ALL)
+    expected.backward()
     for cut in ([[0], [1], [2], [3], [4]], [[4, 1], [0, 2, 3]]):
         parts = [case.loss(objective, which) for which in cut]
         for loss, _, _ in parts:
             loss.backward()
-        assert sum(p[0].item() for p in parts) == pytest.approx(full.item(), rel=1e-9)
+        assert sum(p[0].item() for p in parts) == pytest.approx(expected.item(), rel=1e-9)
         for name, value in sums.items():
             combine = max if name.endswith("max") else sum
             assert combine(p[1][name] for p in parts) == pytest.approx(value, rel=1e-5, abs=1e-6), name
-        for which, (_, _, mine) in zip(cut, parts, strict=True):
-            torch.testing.assert_close(mine.grad, case.part(logprobs.grad.numpy(), which))
+        for which, (_, _, of_part) in zip(cut, parts, strict=True):
+            torch.testing.assert_close(of_part.grad, case.part(logprobs.grad.numpy(), which))
 
 
 def plain(tokens: TokenTerms) -> tuple[torch.Tensor, torch.Tensor]:

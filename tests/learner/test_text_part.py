@@ -39,8 +39,8 @@ def test_the_text_part_computes_what_the_whole_model_does(tmp_path: Path, family
         assert torch.equal(part(input_ids=ids).logits, full(input_ids=ids).logits)
     assert sum(p.numel() for p in part.parameters()) < sum(p.numel() for p in full.parameters())
     read = {text_name(name) for name in load_file(tmp_path / "model.safetensors")}  # as an engine does
-    mine = {name for name, _ in part.named_parameters() if "experts" not in name}  # those are stacked
-    assert mine <= read | {"lm_head.weight"}
+    names = {name for name, _ in part.named_parameters() if "experts" not in name}  # those are stacked
+    assert names <= read | {"lm_head.weight"}
     assert [f.level for f in weight_files(Target(config))] == ["ok"]
     estimate = estimate_of(config)
     assert estimate is not None
