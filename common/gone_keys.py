@@ -61,7 +61,9 @@ GONE = {
     "learner.objective.group_weight.gamma": Gone(_DIFFICULTY, (0.5,)),
     "learner.objective.group_weight.lo": Gone(_DIFFICULTY, (0.7,)),
     "learner.objective.group_weight.hi": Gone(_DIFFICULTY, (3.0,)),
-    "learner.objective.scale": Gone("grpo divides by its group's deviation; dr_grpo does not", (None,)),
+    "learner.objective.scale": Gone(
+        "grpo divides by its group's deviation; dr_grpo does not", (None, "group")
+    ),
     "learner.objective.multi_objective_aggregation": Gone(
         "weighted rewards are added before they are normalised", ("sum_then_normalize",)
     ),
