@@ -15,7 +15,7 @@ ALL = sorted(presets())
 PAPER = {
     "rollout": {"prompts_per_batch": 60, "group_size": 32, "pre_rollouts": 8, "shards": 4, "temperature": 0.7}
     | {"max_prompt_tokens": 2048, "max_response_tokens": 2048},
-    "allocation": {"alpha": 1.0, "beta": 1.0, "rule": "hit_utility"},
+    "allocation": {"prior": "fixed", "rule": "hit_utility"},
     "allocation.warmup": {"format_reward": 0.85, "cycles": 3},
     "reward": {"weights": {"format": 0.5, "accuracy": 0.5}},
     "learner": {"steps": 200},
