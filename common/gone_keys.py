@@ -32,6 +32,7 @@ GONE = {
     "telemetry.stall_s": Gone("five minutes without a step are a stall", (300.0,)),
     "telemetry.rollouts_logprobs": Gone("telemetry.rollouts: logprobs keeps them", (False,)),
     "queue.capacity": Gone("producers wait at (max_staleness + 2)·Γ untrained groups", (None,)),
+    "queue.max_group_bytes": Gone("a message of more than 256 MiB is refused", (256 * 2**20,)),
     "coordinator.lease_s": Gone("a coordinator silent for 30 s loses its shards", (30.0,)),
     "coordinator.cpus": Gone("Ray reserves 0.25 CPUs", (0.25,)),
     "generator.max_requests": Gone("a replica accepts max_sequences requests, at least 256", (256,)),

@@ -88,7 +88,7 @@ class Coordination:
         self._prompts, self._tokenizer = prompts, tokenizer
         self._redis = redis
         self._keys = Keys(config.run.name)
-        self._plans = Plans(redis, config.run.name, config.allocation.rounds, config.queue.max_group_bytes)
+        self._plans = Plans(redis, config.run.name, config.allocation.rounds)
         self._services = services
         self._tasks: set[asyncio.Task[None]] = set()
         self._again: set[str] = set()

@@ -103,4 +103,3 @@ class QueueConfig(Section):
     url: PerPart[str | None] = Field(
         None, description="redis://, rediss:// or unix:// address; none: `hora run` starts a Redis."
     )
-    max_group_bytes: Count = Field(256 * 2**20, description="A larger message is refused, not decoded.")

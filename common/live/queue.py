@@ -20,13 +20,12 @@ from typing import Any
 
 import redis
 
-from hora_rl.common.config import QueueConfig
 from hora_rl.common.errors import WireError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis, text_of
 from hora_rl.common.live.state import changed
 from hora_rl.common.types import Group
-from hora_rl.common.wire import encode_extra, encode_pre_rollouts
+from hora_rl.common.wire import MAX_BYTES, encode_extra, encode_pre_rollouts
 
 GROUP, CONSUMER = "learner", "rank-0"
 DEAD_LETTERS = 10_000  # the newest are kept
@@ -137,10 +136,10 @@ class Producer:
 class Consumer:
     """The learner's side, on rank 0; `read` on every rank. `client` is blocking and returns bytes."""
 
-    def __init__(self, client: redis.Redis, run: str, settings: QueueConfig) -> None:
+    def __init__(self, client: redis.Redis, run: str, max_bytes: int = MAX_BYTES) -> None:
         self._redis: Any = client  # redis-py has one return type for all stream commands
         self._keys = Keys(run)
-        self._max_bytes = settings.max_group_bytes
+        self._max_bytes = max_bytes
         self._bury, self._set_aside = client.register_script(BURY), client.register_script(SET_ASIDE)
         try:
             self._redis.xgroup_create(self._keys.groups, GROUP, id="0", mkstream=True)

@@ -25,7 +25,7 @@ from hora_rl.common.load import check_paths
 from hora_rl.common.model.adapters import check_base, refuse_to_train
 from hora_rl.common.model.model_files import own_configuration
 from hora_rl.common.user_code import function_of, is_user_function, working_folder
-from hora_rl.common.wire import MAX_ROLLOUTS
+from hora_rl.common.wire import MAX_BYTES, MAX_ROLLOUTS
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should
 from hora_rl.deploy.checks.machine import model_gib
 from hora_rl.learner.rows.estimator import estimator_of
@@ -207,20 +207,19 @@ def refuse_untrainable(config: Config) -> None:
 
 
 def group_size(target: Target) -> Iterator[Finding]:
-    """Warn if one prompt can get a group larger than `queue.max_group_bytes` or `MAX_ROLLOUTS`. Such a group
+    """Warn if one prompt can get a group larger than a message or `MAX_ROLLOUTS`. Such a group
     is refused each time it is sampled."""
     if not target.trains:
         return
-    config, limit = target.config, target.config.queue.max_group_bytes
+    config = target.config
     rollouts = largest_group(config.rollout, config.allocation)
     each = TOKEN_BYTES * (config.longest - config.rollout.max_prompt_tokens)
     says = f"{rollouts:,} rollouts of one prompt, at most {rollouts * each / 2**20:,.0f} MiB"
-    most = min(limit // each, MAX_ROLLOUTS)
+    most = min(MAX_BYTES // each, MAX_ROLLOUTS)
     yield should(
         rollouts <= most,
         "largest group",
-        f"{says}; a message may have {limit / 2**20:,.0f} (queue.max_group_bytes) and {MAX_ROLLOUTS:,} "
-        "rollouts",
+        f"{says}; a message may have {MAX_BYTES / 2**20:,.0f} and {MAX_ROLLOUTS:,} rollouts",
         f"a larger one is refused whenever it comes: set allocation.max_group_size to at most {most:,}, or "
         "use more rollout.shards",
     )

@@ -42,7 +42,6 @@ def admitted(
         run=config.run.name,
         tokenizer=vocabulary.fingerprint,
         vocabulary=vocabulary.size,
-        max_bytes=config.queue.max_group_bytes,
     )
     if prompts is not None and group.prompt_index >= prompts:
         raise Foreign(

@@ -47,7 +47,7 @@ class Planner:
     ) -> None:
         self._config, self._cost = config, cost
         self._redis = client
-        self._consumer = Consumer(client, config.run.name, config.queue)
+        self._consumer = Consumer(client, config.run.name)
         self._keys = Keys(config.run.name)
         self._ledger = Ledger(client, config.run.name)
         self._vocabulary = vocabulary
@@ -206,7 +206,7 @@ class Reader:
         self._config, self._rank, self._world, self._kept = config, rank, world, kept
         self._redis = client
         self._ledger = Ledger(client, config.run.name)
-        self._consumer = Consumer(client, config.run.name, config.queue)
+        self._consumer = Consumer(client, config.run.name)
 
     def read(self, step: int, waiting: Callable[[], None] = lambda: None) -> list[Group]:
         """This rank's groups of step `step`. Waits until rank 0 has written the step to the ledger."""
@@ -232,11 +232,7 @@ class Reader:
         return self._groups(self._ledger.step(step) or [])
 
     def _groups(self, rows: Sequence[Row]) -> list[Group]:
-        limit = self._config.queue.max_group_bytes
-        return [
-            self._kept.get(r.entry) or decode_group(*self._consumer.read(r.entry, r.group), max_bytes=limit)
-            for r in rows
-        ]
+        return [self._kept.get(r.entry) or decode_group(*self._consumer.read(r.entry, r.group)) for r in rows]
 
 
 def divide(rows: Sequence[Row], ranks: int) -> list[list[Row]]:

@@ -7,7 +7,6 @@ import pytest
 
 from hora_rl.actors.coordinator.plans import Plans
 from hora_rl.actors.coordinator.shard import Plan, Round
-from hora_rl.common.config import QueueConfig
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Consumer, Producer
 from hora_rl.common.live.redis import AsyncRedis, connect, connect_async
@@ -63,7 +62,7 @@ async def test_a_planned_group_is_whole_for_the_learner_and_closed_for_coordinat
     for one in plan.groups[:2]:
         grown = replace(one, rollouts=(*one.rollouts, sampled("B", 7)))
         assert await producer.push(grown, planned=True)
-    consumer = Consumer(connect(redis_server.url), "p", QueueConfig())
+    consumer = Consumer(connect(redis_server.url), "p")
     entry, *_ = consumer.claim(1.0)
     found = decode_group(*consumer.read(entry.id, entry.group))
     assert [(r.phase, int(r.tokens[0])) for r in found.rollouts] == [("A", 2), ("B", 7)]

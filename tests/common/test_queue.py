@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from hora_rl.actors.coordinator.leases import Leases
-from hora_rl.common.config import QueueConfig
 from hora_rl.common.errors import WireError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Consumer, Ledger, Producer, Row
@@ -48,7 +47,7 @@ def messages(redis_server: RedisServer) -> set[str]:
 
 
 def consumer_of(redis_server: RedisServer) -> Consumer:
-    return Consumer(connect(redis_server.url), "q", QueueConfig())
+    return Consumer(connect(redis_server.url), "q")
 
 
 def rows(entries: list[Any]) -> list[Row]:
@@ -143,7 +142,7 @@ def test_an_unusable_message_is_set_aside_and_asked_for_again(redis_server: Redi
 
 def test_a_message_above_the_limit_is_not_read_to_its_end(redis_server: RedisServer) -> None:
     push(redis_server, 1)
-    consumer = Consumer(connect(redis_server.url), "q", QueueConfig(max_group_bytes=10))
+    consumer = Consumer(connect(redis_server.url), "q", max_bytes=10)
     [entry] = consumer.claim(1.0)
     assert [len(m) for m in consumer.read(entry.id, entry.group)] == [11, 11]
 

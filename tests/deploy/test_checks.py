@@ -10,7 +10,7 @@ import yaml
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT
-from hora_rl.common.wire import MAX_ROLLOUTS
+from hora_rl.common.wire import MAX_BYTES, MAX_ROLLOUTS
 from hora_rl.deploy.checks import configuration, machine, services
 from hora_rl.deploy.checks.configuration import group_size
 from hora_rl.deploy.checks.estimate import Estimate
@@ -225,7 +225,7 @@ def test_a_group_that_no_message_could_hold_is_said(tokens: int, level: str, con
     [found] = group_size(Target(long))
     assert found.level == level
     assert f"1,544 rollouts of one prompt, at most {1544 * tokens * 8 / 2**20:,.0f} MiB" in found.says
-    limit = {"max_group_size": long.queue.max_group_bytes // (8 * tokens)}
+    limit = {"max_group_size": MAX_BYTES // (8 * tokens)}
     [found] = group_size(Target(config(**sections, allocation=limit)))
     assert found.level == "ok"
     many = {**sizes, "prompts_per_batch": 4096, "max_response_tokens": 64}  # 48 MiB in 98,312 rollouts

@@ -120,7 +120,7 @@ def test_a_claim_whose_answer_was_lost_is_found_again(redis_server: RedisServer)
     assert len(lost[0][1]) == GAMMA
     feed.plan(0, lambda: None)
     assert trained(redis_server, 0) == ["0:0", "0:1", "0:2"]
-    assert Consumer(connect(redis_server.url), config().run.name, config().queue).claim(0.01) == []
+    assert Consumer(connect(redis_server.url), config().run.name).claim(0.01) == []
     assert feed.missing(1) == (GAMMA, 1), "nothing is left"
 
 
@@ -263,7 +263,7 @@ def test_what_is_let_go_late_is_let_go_after_a_restart(redis_server: RedisServer
     second.plan(2, lambda: None)
     second.durable(2)
     assert client.xlen(keys.groups) == GAMMA
-    assert Consumer(client, config().run.name, config().queue).claimed() == GAMMA
+    assert Consumer(client, config().run.name).claimed() == GAMMA
 
 
 @pytest.mark.system

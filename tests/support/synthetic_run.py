@@ -52,7 +52,7 @@ class SyntheticRun:
         self._random = np.random.default_rng(0)
         self.redis.set(self.keys.config, config.model_dump_json())
         self.redis.hset(self.keys.state, mapping={"version": 0, "step": 0})
-        self._consumer = Consumer(self.redis, config.run.name, config.queue)
+        self._consumer = Consumer(self.redis, config.run.name)
         self._ledger = Ledger(self.redis, config.run.name)
         self.pushed, self.started = 0, time.time()
 
