@@ -230,7 +230,7 @@ class LiveEvaluation:
             path.rename(aside)
             self._run.say(
                 f"{aside}: samples of version {newest}, and the newest weights are version {version}: they "
-                f"are not of these weights, and step {step} is sampled anew"
+                f"come from newer weights; step {step} is sampled again"
             )
 
     def _samples(self, step: int) -> Path:

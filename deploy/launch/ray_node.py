@@ -61,7 +61,7 @@ def _say(file: RunFile | None, state: State, reason: str, line: str) -> None:
 
 
 def _dead() -> str | None:
-    """A required process of this command's Ray node that has ended, or None. Any process counts once a
-    stop was asked for: all were signalled then, and those without a handler end before the raylet, whose
-    object store takes this process with it."""
+    """A required process of this command's Ray node that has ended, or None. After a request to stop, any
+    process counts: all were signalled, those without a handler exit first, and this process dies with the
+    raylet's object store."""
     return next((kind for kind in dead_processes() if kind in NEEDED or asked_to_stop.is_set()), None)

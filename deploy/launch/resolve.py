@@ -37,7 +37,9 @@ def resolve(source: str, overrides: Sequence[str], folder: Folder, console: Cons
     """Raises HoraError if the configuration is invalid, contradicts the run to resume, or cannot run here."""
     written = with_absolute_folder(load(source, overrides))
     run_dir = written.run.path
-    begun = _begun(source, overrides, written, folder)
+    kept = _file_of_run(Path(source), overrides, written.run, folder)
+    same = kept is not None and Path(source).is_file() and kept.samefile(source) and not overrides
+    begun = written if same else None if kept is None else load(str(kept))
     _refuse(run_dir, new=folder != "fresh" and begun is None)
     learner = written.learner if begun is None else _with_ranks_of(begun.learner, written.learner)
     target = run_target(written.model_copy(update={"learner": learner}))
@@ -51,16 +53,15 @@ def resolve(source: str, overrides: Sequence[str], folder: Folder, console: Cons
     return Resolved(target.config, run_dir, begun, require(target, console))
 
 
-def _begun(source: str, overrides: Sequence[str], written: Config, folder: Folder) -> Config | None:
-    """The configuration of the run to resume; None for a new run."""
-    file, kept = Path(source), written.run.path / CONFIG
+def _file_of_run(file: Path, overrides: Sequence[str], run: RunConfig, folder: Folder) -> Path | None:
+    """The config.yaml of the run to resume; None for a new run."""
+    kept = run.path / CONFIG
     if folder in ("new", "fresh") or (folder == "resume or new" and not kept.is_file()):
         return None
-    _refuse_moved(file, overrides, written.run)
+    _refuse_moved(file, overrides, run)
     if not kept.is_file():
         raise ConfigError(f"{kept.parent}: no run to resume; start it without --resume")
-    same = file.is_file() and file.samefile(kept) and not overrides
-    return written if same else load(str(kept))
+    return kept
 
 
 def _refuse_moved(file: Path, overrides: Sequence[str], run: RunConfig) -> None:
