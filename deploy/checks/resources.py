@@ -74,7 +74,7 @@ def shares_a_card(generator: GeneratorConfig, learner: LearnerConfig) -> bool:
 
 
 def filled(config: Config, **sections: Mapping[str, object]) -> Config:
-    """The configuration with these values, by section, for keys that nobody wrote."""
+    """Set these values, by section, where the user set none."""
     new = {}
     for name, values in sections.items():
         section = getattr(config, name)

@@ -21,9 +21,8 @@ from hora_rl.common.config import ModelConfig
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.model.adapters import WEIGHTS
-from hora_rl.common.model.model_files import own_configuration
 from hora_rl.common.model.text_part import names_in_files
-from hora_rl.deploy.checks.findings import Finding, Target, ok
+from hora_rl.deploy.checks.findings import Finding, Target, configuration_of, ok
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -47,12 +46,8 @@ def weight_files(target: Target) -> Iterator[Finding]:
     tensors = read_headers(folder)
     if not tensors:  # a hub name, or another file format
         return
-    try:
-        settings = own_configuration(config.model)
-    except ConfigError:
-        raise
-    except (OSError, ValueError):
-        return  # the check of the family says why
+    if (settings := configuration_of(config.model)) is None:
+        return
     _compare(
         config.model, settings, {name: tensors[stored] for name, stored in names_in_files(tensors).items()}
     )

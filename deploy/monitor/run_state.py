@@ -157,3 +157,7 @@ class RunState:
 
     def of(self, kind: str) -> list[Part]:
         return [p for p in self.parts if p.kind == kind]
+
+    def alive(self, kind: str) -> list[Part]:
+        """The parts of this kind with a recent heartbeat."""
+        return [p for p in self.of(kind) if p.alive]

@@ -1,7 +1,7 @@
 """Draw one snapshot for a terminal: a screen of at least 80 columns, or a single line. Pure."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -15,14 +15,15 @@ SIDE_BY_SIDE = 110
 """Minimal columns to place replicas and allocation side by side, so that 30 rows suffice."""
 REPLICAS = 8
 """Replicas per kind. Those with problems come first; the rest is summed up."""
-TOLD = 0.01
+SHOWN = 0.01
 """Minimal share of a step's time for a part to be shown."""
 COLOURS = {"running": "green", "finished": "blue", "paused": "yellow", "stopped": "red"}
 
 
 def screen(state: RunState, width: int = 80, problem: str = "") -> RenderableType:
     """The screen of a run. `problem`: why the state is outdated, if it is."""
-    parts: list[RenderableType] = [_head(state, problem), *_warnings(state, problem)]
+    warnings = (problem,) if problem else state.warnings
+    parts: list[RenderableType] = [_head(state, problem), *(Text(f"! {w}", "yellow") for w in warnings)]
     parts += [Text(), _flows(state), Text(), _learner(state)]
     parts += [*_sources(state), *_evaluation(state), Text()]
     if not state.shares:
@@ -63,10 +64,6 @@ def _head(state: RunState, problem: str) -> Text:
     return head
 
 
-def _warnings(state: RunState, problem: str) -> list[Text]:
-    return [Text(f"! {w}", "yellow") for w in ((problem,) if problem else state.warnings)]
-
-
 def _flows(state: RunState) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", width=12, no_wrap=True)
@@ -84,10 +81,8 @@ def _flows(state: RunState) -> Table:
 def _learner(state: RunState) -> RenderableType:
     metrics = state.learner
     if not metrics:
-        parts = state.of("learner")
-        return Text(
-            f"learner: {parts[0].state.get('state', 'alive')}, no step yet" if parts else "learner: not seen"
-        )
+        does = [f"{part.state.get('state', 'alive')}, no step yet" for part in state.of("learner")]
+        return Text(f"learner: {does[0] if does else 'not seen'}")
     shown = [
         f"{label} {metrics[name]:{form}}"
         for label, name, form in (
@@ -99,47 +94,40 @@ def _learner(state: RunState) -> RenderableType:
         )
         if metrics.get(name) is not None
     ]
-    timed = {k: v for k, v in metrics.items() if k.startswith("time/") and v is not None}
-    times = {k.removeprefix("time/"): v for k, v in timed.items()}
-    total = times.pop("step", None) or sum(times.values())
-    shown_parts = sorted(((v, name) for name, v in times.items() if v >= TOLD * total), reverse=True)
-    split = "  ".join(f"{name} {_span(v)}" for v, name in shown_parts)
+    times = {
+        k.removeprefix("time/"): v for k, v in metrics.items() if k.startswith("time/") and v is not None
+    }
+    step = times.pop("step", None) or sum(times.values())
+    longest = sorted(((v, name) for name, v in times.items() if v >= SHOWN * step), reverse=True)
     ago = "" if state.last_step_s is None else f", {_span(state.last_step_s)} ago"
     loss = "" if metrics.get("loss") is None else f"  loss {metrics['loss']:.4f}"
     return Group(
-        Text("learner  " + "  ".join(shown), no_wrap=True, overflow="ellipsis"),
-        Text(f"         last step {_span(total)}{ago}{loss}", "dim"),
-        Text(f"         {split}", "dim", no_wrap=True, overflow="ellipsis"),
+        _line("learner  " + "  ".join(shown)),
+        Text(f"         last step {_span(step)}{ago}{loss}", "dim"),
+        _line("         " + "  ".join(f"{name} {_span(v)}" for v, name in longest), "dim"),
     )
 
 
-def _sources(state: RunState) -> list[Text]:
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
+
+
+def _sources(state: RunState) -> Iterator[Text]:
     """The last step by data source, if there are several."""
     forms = {"reward": ".3f", "success": ".1%", "groups/hit": ".1%"}
-    lines = []
     for source, figures in state.sources.items():
-        shares = "".join(
-            f"  {name} {figures[name]:{form}}" for name, form in forms.items() if name in figures
-        )
-        text = f"{source}: {figures.get('groups', 0):.0f} groups{shares}"
-        lines.append(Text(text, no_wrap=True, overflow="ellipsis"))
-    return lines
+        shares = [f"  {name} {figures[name]:{form}}" for name, form in forms.items() if name in figures]
+        yield _line(f"{source}: {figures.get('groups', 0):.0f} groups{''.join(shares)}")
 
 
-def _evaluation(state: RunState) -> list[Text]:
-    """The newest Pass@K."""
-    if not state.evaluations:
-        return []
-    scores = {k: v for k, v in state.evaluations[max(state.evaluations)].items() if k.startswith("pass@")}
-    line = f"held out {weights_of(state)}  " + "  ".join(f"{k} {v:.1%}" for k, v in scores.items())
-    return [Text(line, no_wrap=True, overflow="ellipsis")]
-
-
-def weights_of(state: RunState) -> str:
-    """Weights of the newest evaluation: `v20`, or `v20 to v23` if they changed during the evaluation."""
-    newest = max(state.evaluations)
-    scores = state.evaluations[newest]
-    return span(int(scores.get("version/min", newest)), int(scores.get("version/max", newest)))
+def _evaluation(state: RunState) -> Iterator[Text]:
+    """The newest Pass@K with its weights: `v20`, or `v20 to v23` if they changed meanwhile."""
+    if state.evaluations:
+        newest = max(state.evaluations)
+        scores = state.evaluations[newest]
+        weights = span(int(scores.get("version/min", newest)), int(scores.get("version/max", newest)))
+        shown = (f"  {k} {v:.1%}" for k, v in scores.items() if k.startswith("pass@"))
+        yield _line(f"held out {weights}{''.join(shown)}")
 
 
 def _replicas(state: RunState) -> RenderableType:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hora_rl.common.live.telemetry import TELEMETRY
 from hora_rl.deploy.monitor.balance import IDLES, LEAST_S
-from hora_rl.deploy.monitor.run_state import Kind, Part, RunState, Warning
+from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
 
 MOST = 0.5
 PATIENCE = 3
@@ -18,8 +18,8 @@ STALL_S = 300.0
 
 
 def warnings(state: RunState, drift_alarm: float) -> list[Warning]:
-    """Warnings about `state`; none for a finished run. A
-    mean log-prob difference above `drift_alarm` means that weights differ."""
+    """Warnings about `state`; none for a finished run. A mean log-prob difference above `drift_alarm` means
+    that weights differ."""
     return [] if state.status == "finished" else list(_all(state, drift_alarm))
 
 
@@ -39,11 +39,11 @@ def _all(state: RunState, drift_alarm: float) -> Iterator[Warning]:
     yield from _drifted(state, drift_alarm)
     yield from _different(state)
     yield from _silent(state)
-    yield from _told(state)
+    yield from _reported(state)
     yield from _idle(state)
     if state.dead_letters:
         yield Warning(Kind.DEAD_LETTERS, f"{state.dead_letters} dead letters")
-    for part in _alive(state, "generator"):
+    for part in state.alive("generator"):
         if part.behind(state.version) > state.max_staleness:
             holds = f"generator {part.name} holds version {part.state.get('version', 0)} of {state.version}"
             yield Warning(Kind.REPLICA_BEHIND, holds)
@@ -85,22 +85,22 @@ def _different(state: RunState) -> Iterator[Warning]:
     """Living replicas whose checksum differs from the majority of their version; all if there is no
     majority."""
     held: dict[int, dict[str, list[str]]] = {}
-    for part in _alive(state, "generator"):
+    for part in state.alive("generator"):
         if checksum := part.state.get("checksum"):  # none at version 0, and while it is computed
             held.setdefault(part.state.get("version", 0), {}).setdefault(checksum, []).append(part.name)
     for version, replicas in sorted(held.items()):
         of = sum(map(len, replicas.values()))
         odd = sorted(name for names in replicas.values() if 2 * len(names) <= of for name in names)
         if odd:
-            on = f"of {of} generators on version {version}, {', '.join(odd)}"
-            yield Warning(Kind.WEIGHTS_DISAGREE, f"weights disagree: {on} hold what no majority holds")
+            text = f"of {of} generators on version {version}, {', '.join(odd)} match no majority"
+            yield Warning(Kind.WEIGHTS_DISAGREE, f"weight checksums differ: {text}")
 
 
 def _silent(state: RunState) -> Iterator[Warning]:
     needed = ("generator", "verifier", "coordinator", "learner")
     for kind in (*needed, "environment") if state.of("environment") else needed:  # only if the run has one
         parts = state.of(kind)
-        if not _alive(state, kind):
+        if not state.alive(kind):
             since = f" for {min(p.silent_s for p in parts):.0f} s" if parts else ""
             yield Warning(Kind.NOT_ALIVE, f"no {kind} is alive{since}")
         elif kind in ("generator", "verifier", "environment"):
@@ -108,16 +108,15 @@ def _silent(state: RunState) -> Iterator[Warning]:
                 yield Warning(Kind.SILENT, f"{kind} {p.name} is silent for {p.silent_s:.0f} s")
 
 
-def _told(state: RunState) -> Iterator[Warning]:
-    """What living parts say of themselves: a reward that is away, a late evaluation, what a learner waits for
-    at its start, and what was repaired or given up."""
+def _reported(state: RunState) -> Iterator[Warning]:
+    """Warnings reported in heartbeats: unavailable rewards, late evaluations, slow starts, notices."""
     away = "a reward is unavailable, the run waits for it up to ten minutes"
-    for why in sorted({p.state["away"] for p in _alive(state, "verifier") if "away" in p.state}):
+    for why in sorted({p.state["away"] for p in state.alive("verifier") if "away" in p.state}):
         yield Warning(Kind.REWARD_AWAY, f"{away}: {why}")
-    for part in _alive(state, "evaluator"):
+    for part in state.alive("evaluator"):
         if "late" in part.state:
             yield Warning(Kind.EVALUATION_LATE, part.state["late"])
-    starting = [p.state for p in _alive(state, "learner") if p.state.get("state") == "starting"]
+    starting = [p.state for p in state.alive("learner") if p.state.get("state") == "starting"]
     slow = [beat for beat in starting if state.time - beat["started"] > SLOW_START_S]
     for seconds, what in sorted((round(state.time - s["started"]), s["waiting_for"]) for s in slow)[:1]:
         yield Warning(Kind.STARTING, f"the learner has been starting for {seconds} s: it waits for {what}")
@@ -146,9 +145,9 @@ def _bottleneck(state: RunState) -> str:
     Verifiers are the bottleneck if answers wait while no generator runs a request, or wait longer than
     BACKLOG_S at the verifiers' rate.
     """
-    running = sum(p.state.get("running", 0) for p in _alive(state, "generator"))
-    answers = sum(p.state.get("waiting", 0) for p in _alive(state, "verifier"))
-    rate = sum(p.state.get("answers_per_s", 0.0) for p in _alive(state, "verifier"))
+    running = sum(p.state.get("running", 0) for p in state.alive("generator"))
+    answers = sum(p.state.get("waiting", 0) for p in state.alive("verifier"))
+    rate = sum(p.state.get("answers_per_s", 0.0) for p in state.alive("verifier"))
     if answers and (not running or answers > BACKLOG_S * rate):
         return f"verifiers are the bottleneck ({answers} answers wait)"
     if running:
@@ -162,13 +161,9 @@ def _lacking(state: RunState) -> str:
     return "".join(
         f"; step {p.state['step']} lacks {p.state['missing']} of {state.prompts_per_batch} groups, the "
         f"oldest of batch {p.state['batch']}"
-        for p in _alive(state, "learner")
+        for p in state.alive("learner")
         if "missing" in p.state
     )
-
-
-def _alive(state: RunState, kind: str) -> list[Part]:
-    return [p for p in state.of(kind) if p.alive]
 
 
 def _waits(state: RunState) -> str:
@@ -178,7 +173,7 @@ def _waits(state: RunState) -> str:
 
 def _starves(state: RunState) -> bool:
     """Whether the learner has waited for longer than two steps take."""
-    waiting = any(p.state.get("state") == "waiting" for p in _alive(state, "learner"))
+    waiting = any(p.state.get("state") == "waiting" for p in state.alive("learner"))
     if not waiting or state.paused or state.last_step_s is None:
         return False
     return (state.idle_s or 0.0) >= max(LEAST_S, 2 * (state.learner.get("time/step") or 0.0))
@@ -210,8 +205,8 @@ def _idle_allocation(state: RunState) -> Iterator[Warning]:
             remedy = f"train on {'harder' if rate >= MOST else 'easier'} problems"
         yield Warning(
             Kind.NO_SIGNAL,
-            f"no signal in {share:.0%} of the groups of {step}: their rollouts earn the same, and teach "
-            f"nothing{what}; {remedy} or raise rollout.group_size",
+            f"no signal in {share:.0%} of the groups of {step}: all their rollouts have equal rewards, "
+            f"so they give no gradient{what}; {remedy} or raise rollout.group_size",
         )
     if (share := learner.get("length/cut") or 0.0) > MOST:
         yield Warning(

@@ -17,7 +17,7 @@ from hora_rl.actors.data.datasets import load_held_out
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer, render
-from hora_rl.common.errors import ConfigError, HoraError
+from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import ROOT, from_args, load
 from hora_rl.deploy.checks import configuration, sources
 from hora_rl.deploy.checks import task as checked_task
@@ -39,9 +39,9 @@ def rows(path: Path, *problems: str) -> str:
 @pytest.mark.parametrize(
     ("problems", "warned"),
     [
-        (("1+0=?",) * 4 + ("2-1=?", "2 - 1 = ?"), ["3 rows of 6 have the problem of an earlier one"]),
-        (("1+0=?", "\ud800", "\N{GRINNING FACE}"), ["left out: {}:2: 'problem' holds U+D800, half of a"]),
-        (("1+0=?", *[" "] * 9), [*["left out: {}:"] * 5, "9 rows are left out"]),
+        (("1+0=?",) * 4 + ("2-1=?", "2 - 1 = ?"), ["3 rows of 6"]),
+        (("1+0=?", "\ud800", "\N{GRINNING FACE}"), ["{}:2: 'problem'"]),
+        (("1+0=?", *[" "] * 9), [*["{}:"] * 5, "9 rows"]),
     ],
 )
 def test_strange_rows_are_named_the_first_few_of_many(
@@ -49,35 +49,31 @@ def test_strange_rows_are_named_the_first_few_of_many(
 ) -> None:
     path = rows(tmp_path / "data.jsonl", *problems)
     settings = config(data={"path": path}, rollout={"prompts_per_batch": 1, "shards": 1})
-    found = [f.says for f in sources.data(Target(settings)) if f.level == "warn"]
-    assert len(found) == len(warned)
-    assert all(says.startswith(line.format(path)) for says, line in zip(found, warned, strict=True)), found
+    says = [f.says for f in sources.data(Target(settings)) if f.level == "warn"]
+    assert len(says) == len(warned)
+    assert all(named.format(path) in text for text, named in zip(says, warned, strict=True)), says
 
 
-def test_the_layouts_of_the_rows_and_of_the_held_out_ones_are_said(config: Make, tmp_path: Path) -> None:
+def test_the_layouts_of_the_rows_and_of_the_held_out_ones_are_named(config: Make, tmp_path: Path) -> None:
     gsm8k = ({"question": f"{n}+1=?", "answer": f"#### {n + 1}"} for n in (1, 2))
     verl = [{"prompt": "3+4=?", "reward_model": {"ground_truth": "7"}}]
     path = str(write_lines(tmp_path / "gsm8k.jsonl", gsm8k))
     held = str(write_lines(tmp_path / "verl.jsonl", verl))
-    settings = config(
-        data={"path": path}, evaluation={"path": held}, rollout={"prompts_per_batch": 1, "shards": 1}
-    )
-    said = [f.says for f in sources.data(Target(settings)) if f.what == "layout"]
-    assert said == [
-        "evaluation: verl, as DAPO-Math-17k; answer or tests in reward_model.ground_truth",
-        "GSM8K; answer behind ####",
-    ]
+    small = {"prompts_per_batch": 1, "shards": 1}
+    settings = config(data={"path": path}, evaluation={"path": held}, rollout=small)
+    evaluation, training = [f.says for f in sources.data(Target(settings)) if f.what == "layout"]
+    assert evaluation.startswith("evaluation: verl")
+    assert training.startswith("GSM8K")
 
 
 def test_tokens_are_counted_over_the_prompts_that_are_used(config: Make, tmp_path: Path) -> None:
     path = rows(tmp_path / "data.jsonl", "1+0=?", "1+" * 30 + "1=?")
     settings = config(data={"path": path}, rollout={"prompts_per_batch": 1, "shards": 1, "group_size": 16})
     *_, warned, used = sources.data(Target(settings))
-    assert warned.says == "left out: 1 prompt longer than rollout.max_prompt_tokens = 32"
-    shortest = used.says.removeprefix("1 prompt of ").split(" to ")
-    assert used.says.startswith("1 prompt of ")
-    assert shortest[0] == shortest[1].removesuffix(" tokens"), "one prompt has one length"
-    with pytest.raises(HoraError, match="1 usable prompt, fewer than"):
+    assert "rollout.max_prompt_tokens = 32" in warned.says
+    shortest, longest = used.says.removeprefix("1 prompt of ").removesuffix(" tokens").split(" to ")
+    assert shortest == longest, "one prompt has one length"
+    with pytest.raises(ConfigError, match=r"rollout\.prompts_per_batch"):
         list(sources.data(Target(config(data={"path": path}))))
 
 
@@ -85,11 +81,10 @@ def test_training_problems_of_a_benchmark_are_a_warning(config: Make) -> None:
     rollout = {"prompts_per_batch": 1, "shards": 1, "max_prompt_tokens": 400, "max_response_tokens": 99}
     settings = config(data={"path": str(ROOT / "evaluation/data/aime25.jsonl")}, rollout=rollout)
     warned = [f.says for f in sources.data(Target(settings)) if f.level == "warn"]
-    leaks = [w for w in warned if w.startswith("training row")]
     place = f"{settings.data.path}:1"
-    assert leaks[0] == f"training row {place} equals {place}"
-    assert len(leaks) == 5
-    assert "30 training rows equal benchmark problems; Pass@K on these measures memory" in warned
+    assert place in warned[0]
+    assert sum(" equals " in text for text in warned) == 5
+    assert any(text.startswith("30 ") for text in warned), "the number of all"
     assert [f.level for f in sources.data(Target(config()))] == ["ok"], "arithmetic is in none"
 
 
@@ -131,18 +126,11 @@ def test_every_command_goes_through_the_one_list(monkeypatch: pytest.MonkeyPatch
         lambda: train_on_cluster(config),
         lambda: evaluate_local(config, ["amc23"], 1, (1,), tmp_path),
     ):
-        with pytest.raises(ConfigError, match="added: a new reason; a new remedy"):
+        with pytest.raises(ConfigError, match="a new reason; a new remedy"):
             start()
     assert checks.check_all("tiny", ()) is False
     assert checks.check_all("deploy/hora.yaml", ()) is False
     assert seen == ["run", "run", "train", "eval", "run", "train"]
-
-
-def test_rounds_that_stop_at_nothing_are_advised_against(config: Make) -> None:
-    for allocation, advised in (({"rounds": 4}, True), ({"rounds": 4, "stop": "hit"}, False), ({}, False)):
-        said = one(configuration.names, Target(config(allocation=allocation))).get("allocation.rounds")
-        assert (said is not None) == advised
-        assert said is None or (said.level, "allocation.stop: hit" in said.fix) == ("warn", True)
 
 
 @pytest.mark.parametrize(("steps", "warned"), [(2, True), (3, False)])
@@ -152,14 +140,13 @@ def test_rests_in_a_run_of_one_epoch_are_a_warning(
     path = rows(tmp_path / "data.jsonl", *(f"{n}+1=?" for n in range(4)))
     data = {"path": path, "rest": ["solved"]}
     shape = {"prompts_per_batch": 2, "shards": 1}
-    found = one(sources.data, Target(config(data=data, rollout=shape, learner={"steps": steps})))
-    assert (found["data"].level == "warn") == warned
-    assert ("data.rest (solved) changes nothing: 2 steps of 2" in found["data"].says) == warned
+    finding = one(sources.data, Target(config(data=data, rollout=shape, learner={"steps": steps})))["data"]
+    assert (finding.level == "warn", "data.rest" in finding.says) == (warned, warned)
 
 
 def test_a_held_out_problem_beyond_the_limit_is_refused_before_a_start(config: Make, tmp_path: Path) -> None:
     path = rows(tmp_path / "held-out.jsonl", "1+0=?", "1+" * 30 + "1=?")
-    with pytest.raises(ConfigError, match=r"1 of 2 prompts are longer than rollout.max_prompt_tokens = 32"):
+    with pytest.raises(ConfigError, match=r"1 of 2 .* rollout\.max_prompt_tokens"):
         list(sources.data(Target(config(evaluation={"path": path}))))
 
 
@@ -186,44 +173,43 @@ def broken(posterior, level):  # type: ignore[no-untyped-def]
         (["allocation.max_group_size=17"], None),
         (["allocation.max_group_size=16", "allocation.rule=uniform"], None),
         (["learner.optimizer.warmup_steps=9", "learner.steps=9"], "learner.optimizer.warmup_steps"),
+        (["allocation.rounds=4"], "allocation.rounds"),
+        (["allocation.rounds=4", "allocation.stop=hit"], None),
     ],
 )
 def test_what_has_no_effect_is_a_warning(settings: list[str], key: str | None) -> None:
-    found = configuration.names(Target(load("tiny", settings)))
-    assert [f.what for f in found if f.level == "warn"] == ([key] if key else [])
+    findings = configuration.names(Target(load("tiny", settings)))
+    assert [f.what for f in findings if f.level == "warn"] == ([key] if key else [])
 
 
 OWN = "tests.learner.test_estimator"
 RULE, ADVANTAGE, WEIGHT = "allocation.rule", "learner.objective.advantage", "learner.objective.group_weight"
 
 
-def checked(key: str, value: str) -> None:
-    list(configuration.names(Target(load("tiny", ["allocation.rule=uniform", f"{key}={value}"]))))
-
-
 @pytest.mark.parametrize(
-    ("key", "value", "reason"),
+    ("key", "value", "named"),
     [
-        (RULE, f"{__name__}:rising", "its marginal gain rises from level 0 to 1"),
-        (RULE, f"first_hit({__name__}:rising)", "its marginal gain rises from level 0 to 1"),
-        (RULE, f"{__name__}:scalar", "must return shape"),
-        (RULE, f"{__name__}:broken", "raised KeyError"),
-        (RULE, f"{__name__}:NO_FUNCTION", "is no function"),
-        (ADVANTAGE, f"{OWN}:nan_without_a_hit", "must be finite"),
-        (ADVANTAGE, "nowhere:f", "cannot load 'nowhere:f'"),
+        (RULE, f"{__name__}:rising", "level 0 to 1"),
+        (RULE, f"first_hit({__name__}:rising)", "level 0 to 1"),
+        (RULE, f"{__name__}:scalar", "shape"),
+        (RULE, f"{__name__}:broken", "KeyError"),
+        (RULE, f"{__name__}:NO_FUNCTION", "NO_FUNCTION"),
+        (ADVANTAGE, f"{OWN}:nan_without_a_hit", "finite"),
+        (ADVANTAGE, "nowhere:f", "nowhere:f"),
+        (ADVANTAGE, f"{OWN}:sum_of_hits", None),
         (WEIGHT, "{as_if: hit_utilty}", r"as_if \(hit_utilty\)"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_what_would_end_a_run_later_is_refused_by_the_check(key: str, value: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason) as caught:
-        checked(key, value)
+def test_what_would_end_a_run_later_is_refused_by_the_check(key: str, value: str, named: str | None) -> None:
+    target = Target(load("tiny", ["allocation.rule=uniform", f"{key}={value}"]))
+    if named is None:
+        assert list(configuration.names(target))
+        return
+    with pytest.raises(ConfigError, match=named) as caught:
+        list(configuration.names(target))
     assert str(caught.value).startswith(key)
     assert "\n" not in str(caught.value)
-
-
-def test_a_function_of_ones_own_that_serves_passes() -> None:
-    checked(ADVANTAGE, f"{OWN}:sum_of_hits")
 
 
 @pytest.fixture
@@ -264,8 +250,8 @@ def test_the_readme_s_minimal_configuration_asks_for_what_it_rewards(
     (folder / "mine.yaml").write_text(yaml.safe_dump(raw))
     check(str(folder / "mine.yaml"), [], elsewhere=True)
     shown = capsys.readouterr().out
-    assert "<think>reasoning process</think><answer>final answer</answer>" in shown
-    assert "stop tokens: <|endoftext|> (256), <|im_end|> (258)" in shown
+    assert "<answer>final answer</answer>" in shown
+    assert "<|im_end|> (258)" in shown
     assert "right answer: format 1, accuracy 1: reward 1, a success" in shown
     assert "wrong answer: format 1, accuracy 0: reward 0.5, no success" in shown
 
@@ -285,12 +271,11 @@ def test_a_right_answer_is_shown_in_the_form_that_is_asked_for_and_earns_everyth
     folder: Path, template: str, reward: dict[str, Any], right: str
 ) -> None:
     save_model(folder / "model", template)
-    found = findings(of_folder(folder, reward=reward))
-    assert "accuracy 1: reward 1, a success" in found["right answer"].says
-    assert right in found["right answer"].says
-    assert found["right answer"].level == found["wrong answer"].level == "ok"
-    assert "accuracy 0" in found["wrong answer"].says
-    assert "no success" in found["wrong answer"].says
+    shown = findings(of_folder(folder, reward=reward))
+    assert "accuracy 1: reward 1, a success" in shown["right answer"].says
+    assert right in shown["right answer"].says
+    assert shown["right answer"].level == shown["wrong answer"].level == "ok"
+    assert "no success" in shown["wrong answer"].says
 
 
 @pytest.mark.parametrize(
@@ -307,23 +292,23 @@ def test_text_without_chat_is_shown_as_its_tokens_and_answered_as_its_extractor_
     few = "1 + 1 = 2\n3 + 4 = 7\n{problem} ="
     data = {"path": str(folder / "problems.jsonl"), "chat": False, "template": few, "system": "Answer."}
     made = of_folder(folder, data=data, reward={"weights": {"accuracy": 1.0}, "answer": answer})
-    found = findings(made)
+    shown = findings(made)
     tokens = render(load_tokenizer(made.model.path), "What is 0 + 1?", made.data)
-    assert f"{len(tokens)} tokens, the last '='" in found["prompt"].says
-    assert found["prompt"].says.endswith("      | 3 + 4 = 7\n      | What is 0 + 1? =")
-    assert found["right answer"].says == f"accuracy 1: reward 1, a success\n      | {right}"
-    assert found["wrong answer"].says.startswith("accuracy 0: reward 0, no success\n      | ")
+    assert f"{len(tokens)} tokens, the last '='" in shown["prompt"].says
+    assert shown["prompt"].says.endswith("      | 3 + 4 = 7\n      | What is 0 + 1? =")
+    assert shown["right answer"].says == f"accuracy 1: reward 1, a success\n      | {right}"
+    assert shown["wrong answer"].says.startswith("accuracy 0: reward 0, no success\n      | ")
 
 
 def test_a_reward_that_gives_a_gold_answer_no_success_or_fails_is_found_before_a_run(folder: Path) -> None:
-    def found_with(own: str) -> dict[str, Finding]:
-        return findings(of_folder(folder, reward={"weights": {own: 1.0}, "success": own}))
+    def with_reward(name: str) -> dict[str, Finding]:
+        return findings(of_folder(folder, reward={"weights": {name: 1.0}, "success": name}))
 
-    right = found_with("tests.system.own_reward:brevity")["right answer"]
+    right = with_reward("tests.system.own_reward:brevity")["right answer"]
     assert right.level == "warn"
-    assert "look at reward.answer, reward.success and reward.success_at" in right.fix
-    with pytest.raises(ConfigError, match="scoring an answer to .*:1 failed: .*broken.* no reward today"):  # noqa: RUF043
-        found_with("tests.system.own_reward:broken")
+    assert "reward.success_at" in right.fix
+    with pytest.raises(ConfigError, match=r":1 failed: .*broken"):
+        with_reward("tests.system.own_reward:broken")
 
 
 def test_what_a_terminal_would_obey_is_shown_and_not_done(folder: Path) -> None:
@@ -345,58 +330,59 @@ def programs(folder: Path, *rows: dict[str, Any], **reward: Any) -> Config:
 
 
 def test_right_and_wrong_programs_are_run_before_a_gpu_is_spent_and_missing_ones_said(folder: Path) -> None:
-    found = findings(programs(folder, {**PLUS, "solution": SOLUTION}))
-    assert found["prompt"].says.startswith(f"{folder / 'problems.jsonl'}:1, 1 test, ")
-    assert "the program, as a code block, in <answer> </answer> tags" in found["prompt"].says
-    right = found["right answer"]
+    shown = findings(programs(folder, {**PLUS, "solution": SOLUTION}))
+    assert shown["prompt"].says.startswith(f"{folder / 'problems.jsonl'}:1, 1 test, ")
+    right = shown["right answer"]
     assert right.says.startswith("format 1, code_tests 1: reward 1, a success\n")
     assert "<think>…</think><answer>```python\n      | print(int(input()) + 1)" in right.says
-    assert found["wrong answer"].says.startswith("format 1, code_tests 0: reward 0.5, no success")
-    assert {f.level for f in found.values()} == {"ok"}
-    assert found["solutions"].says == "1 of the first 1 solution pass their tests"
+    assert shown["wrong answer"].says.startswith("format 1, code_tests 0: reward 0.5, no success")
+    assert {f.level for f in shown.values()} == {"ok"}
     untagged = {"weights": {"code_tests": 1}, "answer": "final"}
-    found = findings(programs(folder, {**PLUS, "solution": SOLUTION}, **untagged))
-    assert "in a code block that starts with ```python" in found["prompt"].says
-    assert "\n      | ```python\n      | print(int(input()) + 1)\n      | ```" in found["right answer"].says
-    found = findings(programs(folder, PLUS))
-    assert found["right answer"].level == "warn", "no program: its tests are not tried"
-    assert "reward.code_tests.columns" in found["right answer"].fix
-    assert "code_tests 0" in found["wrong answer"].says
+    shown = findings(programs(folder, {**PLUS, "solution": SOLUTION}, **untagged))
+    assert "\n      | ```python\n      | print(int(input()) + 1)\n      | ```" in shown["right answer"].says
+    shown = findings(programs(folder, PLUS))
+    assert shown["right answer"].level == "warn", "no program: its tests are not tried"
+    assert "reward.code_tests.columns" in shown["right answer"].fix
+    assert "code_tests 0" in shown["wrong answer"].says
 
 
 def test_rows_whose_own_program_does_not_pass_are_named_with_the_libraries_it_lacks(folder: Path) -> None:
     right, wrong = {**PLUS, "solution": SOLUTION}, {**PLUS, "solution": "print(7)"}
     wanting = {**PLUS, "solution": "import math, numpy.linalg\nfrom pandas import NA\n" + SOLUTION}
-    found = list(task(Target(programs(folder, right, PLUS, wrong, wanting))))
-    solutions = [f for f in found if f.what == "solutions"]
-    places = [f"{folder / 'problems.jsonl'}:{line}: its own" for line in (3, 4)]
-    assert all(f.says.startswith(begin) for f, begin in zip(solutions, [*places, "1 of "], strict=True))
-    assert {f.level for f in solutions} == {"warn"}
-    says = solutions[1].says
-    assert says.endswith("(it imports numpy, pandas: programs have Python's standard library alone)")
+    findings = task(Target(programs(folder, right, PLUS, wrong, wanting)))
+    *broken, total = [f for f in findings if f.what == "solutions"]
+    for line, finding in zip((3, 4), broken, strict=True):
+        assert finding.says.startswith(f"{folder / 'problems.jsonl'}:{line}: ")
+    assert {f.level for f in (*broken, total)} == {"warn"}
+    assert "numpy, pandas" in broken[1].says
 
 
 def test_tests_that_cannot_be_run_stop_before_the_run_does(folder: Path) -> None:
     row = {"problem": "f", "tests": ["assert f(len) == 1"], "solution": "def f(x): return 1"}
     fine = {"problem": "g", "tests": ["assert g(1) == 1"], "solution": "def g(x): return x"}
-    with pytest.raises(ConfigError, match=r"problems.jsonl:2: .*, problem 'f'"):
+    with pytest.raises(ConfigError, match=r"problems\.jsonl:2: "):
         findings(programs(folder, fine, row))
 
 
-def test_the_layers_of_this_machine_are_said_where_programs_are_run_and_too_few_fail_in_one_line(
+def test_the_sandbox_s_layers_are_named_where_programs_are_run_and_too_few_fail(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def checked(*without: str) -> Finding:
         monkeypatch.setattr(checked_task, "Sandbox", lambda: Sandbox(without=without))
-        [found] = examine(Target(programs(folder, PLUS)), [sandbox])
-        return found
+        [finding] = examine(Target(programs(folder, PLUS)), [sandbox])
+        return finding
 
     assert sandbox in CHECKS
     assert not list(sandbox(Target(programs(folder, PLUS, weights={"format": 1.0}, success="format"))))
     assert (checked().level, "seccomp" in checked().says) == ("ok", True)
-    assert "without namespaces: switched off; without uid: switched off" in checked("namespaces", "uid").says
+    partly = checked("namespaces", "uid")
+    assert (partly.level, "without namespaces" in partly.says, "without uid" in partly.says) == (
+        "ok",
+        True,
+        True,
+    )
     failed = checked("seccomp")
-    assert (failed.level, "seccomp does not hold" in failed.line) == ("fail", True)
+    assert (failed.level, "seccomp" in failed.line) == ("fail", True)
 
 
 @pytest.fixture
@@ -413,9 +399,9 @@ def beyond(tmp_path: Path) -> Path:
 def test_a_prompt_with_a_token_that_the_model_has_no_row_for_is_refused_by_row_and_token(
     key: str, beyond: Path, tmp_path: Path
 ) -> None:
-    asked = {"row": 1, "evaluation": 1}
-    says = ["7+8=?", "7+9=? <tool>" if key in asked else "7+9=?"]
-    path, changes = rows(tmp_path / "rows.jsonl", *says), [f"model.path={beyond}"]
+    second = key in ("row", "evaluation")
+    path = rows(tmp_path / "rows.jsonl", "7+8=?", "7+9=? <tool>" if second else "7+9=?")
+    changes = [f"model.path={beyond}"]
     if key == "evaluation":
         changes += ["evaluation.every=1", f"evaluation.path={path}"]
     else:
@@ -428,23 +414,23 @@ def test_a_prompt_with_a_token_that_the_model_has_no_row_for_is_refused_by_row_a
     elif key.startswith("data."):
         changes.append(f"{key}='<tool>{{problem}}'")
     made = load("tiny", changes)
-    with pytest.raises(ConfigError, match=rf"(l:|row ){1 + asked.get(key, 0)}: .*holds '<tool>', token 262"):
+    with pytest.raises(ConfigError, match=rf"(l:|row ){1 + second}: .*'<tool>', token 262"):
         list(sources.data(Target(made)))
     if key == "evaluation":
-        with pytest.raises(ConfigError, match=r"jsonl:2: .*holds '<tool>', token 262"):
+        with pytest.raises(ConfigError, match=r"jsonl:2: .*'<tool>', token 262"):
             prompts(made, made.evaluated.data, load_held_out(made.evaluation, made.evaluated.data), Console())
     else:
-        with pytest.raises(ConfigError, match="holds '<tool>', token 262"):
+        with pytest.raises(ConfigError, match="'<tool>', token 262"):
             render_prompts(made)
 
 
 def test_a_stop_token_that_the_model_has_no_row_for_is_refused(beyond: Path) -> None:
     assert list(stops(Target(load("tiny", [f"model.path={beyond}"]))))
-    with pytest.raises(ConfigError, match="stop tokens holds '<tool>', token 262"):
+    with pytest.raises(ConfigError, match="'<tool>', token 262"):
         list(stops(Target(load("tiny", [f"model.path={beyond}", "rollout.stop=['<tool>']"]))))
 
 
-OFF = "enable_thinking: false} turns thoughts off"
+OFF, ON = "enable_thinking: false}", "enable_thinking: true "
 SWITCH = (
     "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}<think></think>"
     "{% endif %}"
@@ -452,86 +438,80 @@ SWITCH = (
 
 
 @pytest.mark.parametrize(
-    ("template", "settings", "says", "not_said"),
+    ("template", "settings", "named", "absent"),
     [
-        (TEMPLATE, {}, "the tokenizer's, with its defaults", "thought"),
-        (THINKING, {}, "the prompt ends in an open thought ('<think>\\n')", "turns"),
+        (TEMPLATE, {}, "defaults", "thought"),
+        (THINKING, {}, "open thought ('<think>\\n')", "turns"),
         (TEMPLATE + SWITCH, {}, OFF, "ends in"),
-        (TEMPLATE + SWITCH, {"enable_thinking": False}, "the prompt ends in an empty thought", OFF),
-        (TEMPLATE + SWITCH, {"enable_thinking": True}, "with enable_thinking: True", OFF),
-        (
-            TEMPLATE + SWITCH.replace("not enable", "enable"),
-            {},
-            "enable_thinking: true turns thoughts on",
-            OFF,
-        ),
+        (TEMPLATE + SWITCH, {"enable_thinking": False}, "empty thought", OFF),
+        (TEMPLATE + SWITCH, {"enable_thinking": True}, "enable_thinking: True", OFF),
+        (TEMPLATE + SWITCH.replace("not enable", "enable"), {}, ON, OFF),
     ],
 )
-def test_a_template_that_thinks_by_default_is_said_with_the_remedy(
-    folder: Path, template: str, settings: dict[str, Any], says: str, not_said: str
+def test_a_template_that_thinks_by_default_is_named_with_the_remedy(
+    folder: Path, template: str, settings: dict[str, Any], named: str, absent: str
 ) -> None:
     save_model(folder / "model", template)
     data = {"path": str(folder / "problems.jsonl"), "chat_template_kwargs": settings}
     for command in ("run", "eval"):
         made = of_folder(folder, data=data, evaluation={"path": data["path"]})
-        (found,) = (f for f in templates(Target(made, command)) if f.what == "chat template")  # type: ignore[arg-type]
-        assert says in found.says
-        assert not_said not in found.says
+        (finding,) = (f for f in templates(Target(made, command)) if f.what == "chat template")  # type: ignore[arg-type]
+        assert named in finding.says
+        assert absent not in finding.says
 
 
-def test_rows_that_are_rendered_already_or_hold_control_tokens_or_a_system_message_are_said(
-    folder: Path,
+TURN = "<|im_start|>user\n1?<|im_end|>\n"
+BOTH = [{"role": "system", "content": "Own."}, {"role": "user", "content": "1?"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "named"),
+    [
+        ("1?", {}, {}),
+        (TURN, {}, {"warn": "data.chat: false"}),
+        (TURN, {"chat": False, "system": None}, {"ok": "rendered already"}),
+        (TURN, {"chat": False}, {"ok": "rendered already", "warn": "data.system"}),
+        ("1<|im_end|>?", {}, {"ok": "a control token"}),
+        (BOTH, {}, {"warn": "data.system"}),
+        (BOTH, {"system": None}, {}),
+    ],
+)
+def test_rows_that_are_rendered_already_or_hold_control_tokens_or_a_system_message_are_named(
+    folder: Path, row: Any, settings: dict[str, Any], named: dict[str, str]
 ) -> None:
-    def prompts(row: Any, **settings: Any) -> list[tuple[str, str]]:
-        path = folder / "own.jsonl"
-        write_lines(path, [{"problem": row, "answer": "1"}])
-        found = templates(Target(of_folder(folder, data={"path": str(path), **settings})))
-        return [(f.level, f.says) for f in found if f.what == "prompt"]
-
-    turn = "<|im_start|>user\n1?<|im_end|>\n"
-    assert prompts("1?") == []
-    assert prompts(turn) == [
-        ("warn", f"{folder / 'own.jsonl'}:1 begins with a control token and gets the chat template once more")
-    ]
-    assert prompts(turn, chat=False, system=None) == [
-        ("ok", "1 row of the first 1 are rendered already: their control tokens count")
-    ]
-    [(level, says)] = prompts("1<|im_end|>?")
-    assert (level, "a space breaks it" in says) == ("ok", True)
-    both = [{"role": "system", "content": "Own."}, {"role": "user", "content": "1?"}]
-    [(level, says)] = prompts(both)
-    assert (level, "takes the place of data.system" in says) == ("warn", True)
-    assert prompts(both, system=None) == []
-    *_, (level, says) = prompts(turn, chat=False)
-    assert (level, "takes the place of data.system" in says) == ("warn", True)
+    path = folder / "own.jsonl"
+    write_lines(path, [{"problem": row, "answer": "1"}])
+    findings = templates(Target(of_folder(folder, data={"path": str(path), **settings})))
+    lines = {f.level: f.line for f in findings if f.what == "prompt"}
+    assert lines.keys() == named.keys()
+    assert all(words in lines[level] for level, words in named.items())
 
 
-def test_a_message_that_the_chat_template_leaves_out_is_said_with_its_line_of_the_file(folder: Path) -> None:
-    save_model(
-        folder / "model", "{% for m in messages if m.role == 'user' %}{{ m.content | trim }}{% endfor %}"
-    )
-    asked = [{"role": "developer", "content": "Add."}, {"role": "user", "content": " 1<|im_end|>?\n"}]
-    lines = [{"problem": "1?", "answer": None}, {"problem": asked, "answer": "1"}]
+def test_a_message_that_the_chat_template_leaves_out_is_named_with_its_line(folder: Path) -> None:
+    template = "{% for m in messages if m.role == 'user' %}{{ m.content | trim }}{% endfor %}"
+    save_model(folder / "model", template)
+    messages = [{"role": "developer", "content": "Add."}, {"role": "user", "content": " 1<|im_end|>?\n"}]
+    lines = [{"problem": "1?", "answer": None}, {"problem": messages, "answer": "1"}]
     path = write_lines(folder / "own.jsonl", lines)
-    found = list(templates(Target(of_folder(folder, data={"path": str(path), "system": None}))))
-    says = [f.says for f in found if f.level == "warn"]
-    assert says == [f"{path}:2: the chat template leaves out its developer message ('Add.')"]
+    findings = templates(Target(of_folder(folder, data={"path": str(path), "system": None})))
+    [says] = [f.says for f in findings if f.level == "warn"]
+    assert says.startswith(f"{path}:2: ")
+    assert "developer message ('Add.')" in says
 
 
-def test_what_stops_several_checks_is_said_once_and_a_row_whose_messages_are_refused_by_its_line(
+def test_what_stops_several_checks_is_reported_once_and_a_row_by_its_line(
     folder: Path,
 ) -> None:
     save_model(folder / "model", "{{ raise_exception('no') if messages[1:] else messages[0].content }}")
-    asked = [{"role": "user", "content": "1?"}, {"role": "user", "content": "2?"}]
-    path = write_lines(
-        folder / "own.jsonl", [{"problem": "1?", "answer": "1"}, {"problem": asked, "answer": "1"}]
-    )
+    messages = [{"role": "user", "content": "1?"}, {"role": "user", "content": "2?"}]
+    lines = [{"problem": "1?", "answer": "1"}, {"problem": messages, "answer": "1"}]
+    path = write_lines(folder / "own.jsonl", lines)
     made = of_folder(folder, data={"path": str(path), "system": None})
-    with pytest.raises(ConfigError, match=r"own.jsonl:2: the chat template .* refuses the prompt: no"):
+    with pytest.raises(ConfigError, match=r"own\.jsonl:2: .*: no"):
         list(sources.data(Target(made)))
     save_model(folder / "model", "{{ raise_exception('never') }}")
-    found = list(examine(Target(made), (sources.data, templates, task)))
-    assert len([f for f in found if "never" in f.says]) == 1
+    stopped = examine(Target(made), (sources.data, templates, task))
+    assert len([f for f in stopped if "never" in f.says]) == 1
     save_model(folder / "model", "{% if messages is string %}x{% endif %}")
-    with pytest.raises(ConfigError, match=r"own.jsonl:1: the prompt .* has no token"):
+    with pytest.raises(ConfigError, match=r"own\.jsonl:1: "):
         list(sources.data(Target(made)))

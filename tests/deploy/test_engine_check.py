@@ -11,9 +11,8 @@ import pytest
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.checks import engine as checked
-from hora_rl.deploy.checks.engine import AskedEngine, engine
+from hora_rl.deploy.checks.engine import AskedEngine, answer_file, engine
 from hora_rl.deploy.checks.findings import Finding, Target
-from hora_rl.deploy.checks.remembered import place_of
 from hora_rl.deploy.checks.run_checks import examine
 
 pytestmark = pytest.mark.system  # it imports vLLM
@@ -53,21 +52,21 @@ def test_the_class_that_would_run_the_model_is_named_and_asked_for_once(
     ],
 )
 def test_what_an_engine_depends_on_is_another_question(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = place_of(load("tiny"))
-    assert before == place_of(load("tiny"))
-    assert place_of(load("tiny", [change])) != before
+    before = answer_file(load("tiny"))
+    assert before == answer_file(load("tiny"))
+    assert answer_file(load("tiny", [change])) != before
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-    assert place_of(load("tiny")) != before
+    assert answer_file(load("tiny")) != before
 
 
 def test_a_model_that_changes_in_its_folder_is_another_question(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "other"))
-    before = place_of(load("tiny", [f"model.path={folder}"]))
+    before = answer_file(load("tiny", [f"model.path={folder}"]))
     file = folder / "config.json"
     file.write_text(file.read_text() + " ")
-    assert place_of(load("tiny", [f"model.path={folder}"])) != before
+    assert answer_file(load("tiny", [f"model.path={folder}"])) != before
     file.unlink()
-    assert place_of(load("tiny", [f"model.path={folder}"])) is None
+    assert answer_file(load("tiny", [f"model.path={folder}"])) is None
 
 
 def test_a_model_of_no_known_class_and_arguments_that_do_not_fit_are_refused_in_one_line(

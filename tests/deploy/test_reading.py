@@ -166,8 +166,8 @@ def test_living_replicas_of_one_version_whose_checksums_differ_are_named(run, mo
 
     assert told(a=(3, "x"), b=(3, "x"), c=(3, "x"), older=(2, "y"), adding_up=(3, "")) == ""
     late = told(late=(3, "z"))
-    assert late == "weights disagree: of 4 generators on version 3, late hold what no majority holds"
-    assert "of 2 generators on version 2, late, older hold" in told(late=(2, "z"))
+    assert "of 4 generators on version 3, late " in late
+    assert "of 2 generators on version 2, late, older " in told(late=(2, "z"))
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 20)
     assert told(a=(3, "x")) == "", "what the silent once held does not matter"
