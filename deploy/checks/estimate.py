@@ -9,10 +9,9 @@ which a part is divided by n:
               the head's gradient and its float32 sum, with ZeRO-3 the parameters of the layers at work
     update    float32 gradients 4 · A, and without a fused optimizer its temporaries 8 · A
 
-Backward pass and update follow each other, so the larger one counts. Completions of one prompt share rows of
-T tokens (`learner.rows.prefixes`). Such rows have a mask of T numbers per token, and keys and values repeated
-for all query heads of their group. A generator needs weights 2 · P over its tensor-parallel ranks, KV cache,
-activations of `max_batched_tokens`, the sampler's logits, and graphs.
+Completions of one prompt share rows of T tokens (`learner.rows.prefixes`), with a mask of T numbers a token,
+and keys and values repeated for all query heads. A generator needs weights 2 · P over its tensor-parallel
+ranks, KV cache, activations of `max_batched_tokens`, the sampler's logits, and graphs.
 """
 
 from __future__ import annotations
@@ -125,10 +124,10 @@ class Estimate:
         sums = 4 * (shard if stage >= 2 else trained)
         at_once = min(shard, LIVE) if stage == 3 else shard
         several = NCCL_GIB if card and world > 1 else 0.0
-        host = card and learner.offload_optimizer
+        moments = 0 if card and learner.offload_optimizer else 12 if stage else 8
         always = {
             "weights": width * copies,
-            "master weights, moments": 0.0 if host else (12 if stage else 8) * shard,
+            "master weights, moments": float(moments * shard),
             "gradients": sums if stage in (1, 3) else 0.0,
             "communication": (several + self.transfer_gib) * GIB,
             "context": (CONTEXT_GIB if card else RANK_GIB) * GIB,
@@ -215,8 +214,8 @@ class Estimate:
         parallel = generator.tensor_parallel
         layer = generator.batched_tokens * width * (6 * shape.hidden + 3 * shape.intermediate / parallel)
         sampler = LOGIT_BYTES * generator.max_sequences * shape.vocabulary
-        graphs = GRAPHS_GIB * max(1.0, generator.captured / GRAPHS_TOKENS)
-        graphs *= card and not generator.enforce_eager
+        captures = card and not generator.enforce_eager
+        graphs = captures * GRAPHS_GIB * max(1.0, generator.captured / GRAPHS_TOKENS)
         several = NCCL_GIB if card and parallel > 1 else 0.0
         return Need(
             "generator",

@@ -23,18 +23,10 @@ from hora_rl.deploy.machine.record import RunFile
 GIB = 2**30
 SHARED_GIB = 1.0
 OPEN_FILES = 4096
-# Packages whose versions must fit together.
-PINNED = [
-    "ray",
-    "torch",
-    "transformers",
-    "deepspeed",
-    "redis",
-    "msgpack",
-    "math-verify",
-    "safetensors",
-    "pydantic",
-]
+PINNED = (
+    "ray", "torch", "transformers", "deepspeed", "redis", "msgpack", "math-verify", "safetensors", "pydantic",
+)  # fmt: skip
+"""Packages whose versions must fit together."""
 
 
 def python(target: Target) -> Iterator[Finding]:
@@ -93,17 +85,13 @@ def shared_memory(target: Target) -> Iterator[Finding]:
 
 
 def limits(target: Target) -> Iterator[Finding]:
-    soft, hard = (
-        math.inf if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
-    fix = f"Ray wants {OPEN_FILES} and more: ulimit -n {min(hard, 65536)}"
+    unlimited = resource.RLIM_INFINITY
+    soft, hard = (math.inf if n == unlimited else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
+    fix = f"ulimit -n {min(hard, 65536)}"
     if hard < OPEN_FILES:
-        fix = (
-            f"Ray wants {OPEN_FILES} and more, and the hard limit is {hard}: docker --ulimit nofile=65536, "
-            "LimitNOFILE of a service, or /etc/security/limits.conf"
-        )
-    limit = "no limit" if soft == math.inf else f"limit {soft}"
-    yield should(soft >= OPEN_FILES, "open files", limit, fix)
+        fix = "docker --ulimit nofile=65536, LimitNOFILE of a service, or /etc/security/limits.conf"
+    says = f"limit {soft:g}, of at most {hard:g}"
+    yield should(soft >= OPEN_FILES, "open files", says, f"Ray wants {OPEN_FILES} and more: {fix}")
 
 
 def sockets(target: Target) -> Iterator[Finding]:

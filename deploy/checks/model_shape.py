@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Parameters of a model and of its adapter (0: none), and the sizes of activations. `kv_width` counts the
-    key elements of one token and layer, `query_width` its query elements (0: `hidden`). `body` counts the
-    weights without embeddings and head (0: derived). `window`: longest sequence that may share a prompt."""
+    """Parameters of a model and of its adapter (0: none), and the sizes of activations: key elements of a
+    token and layer, its query elements (0: `hidden`), weights without embeddings and head (0: derived), and
+    the longest sequence that may share a prompt."""
 
     parameters: int
     adapter: int

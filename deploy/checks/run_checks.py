@@ -5,7 +5,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
@@ -177,7 +176,7 @@ def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = Fal
     return Target(config.model_copy(update=sections), "train", (options.host, options.port))
 
 
-def _check_applications(applications: list[dict[str, Any]], source: str) -> None:
+def _check_applications(applications: list[dict[str, object]], source: str) -> None:
     """Raise ConfigError for an outdated import path."""
     paths = [str(application.get("import_path")) for application in applications]
     for path in paths:

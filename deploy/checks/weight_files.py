@@ -10,7 +10,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,7 +127,7 @@ def _compare(model: ModelConfig, settings: PreTrainedConfig, tensors: Tensors) -
         )
 
 
-def _more(names: Any) -> str:
+def _more(names: Sized) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
