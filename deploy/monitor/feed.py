@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
 import redis
 import structlog
@@ -25,7 +25,8 @@ log = structlog.get_logger(__name__)
 PERIOD_S = 1.0
 COLUMNS_S = 2.0
 Observer = Callable[[RunState], None]
-Read = Callable[[Any, str], RunState]
+Read = Callable[[Redis, str], RunState]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Feed:
             await self._changed.wait_for(lambda: self.event.number > number)
             return self.event
 
-    async def call(self, work: Callable[[Any], Any]) -> Any:
+    async def call(self, work: Callable[[Redis], T]) -> T:
         """Run `work(client)` with the feed's blocking client in a thread. Raises HoraError if Redis is
         down."""
         return await asyncio.to_thread(self._guarded, work)
@@ -102,7 +103,7 @@ class Feed:
             await asyncio.sleep(PERIOD_S)
 
     async def _look(self) -> RunState:
-        state: RunState = await self.call(self._read)
+        state = await self.call(self._read)
         if self._observer is not None:
             self._observer(state)
         return state
@@ -113,7 +114,7 @@ class Feed:
             state = replace(state, controls=True)
         return state
 
-    def _guarded(self, work: Callable[[Any], Any]) -> Any:
+    def _guarded(self, work: Callable[[Redis], T]) -> T:
         try:
             if self._client is None:
                 self._client = connect(self._url, retries=0)

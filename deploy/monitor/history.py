@@ -99,7 +99,7 @@ class History:
             **{flow: [_short(rate(flow, *pair)) for pair in pairs] for flow in FLOWS},
         }
 
-    def _share_columns(self, buckets: list[tuple[int, int]]) -> dict[str, Any]:
+    def _share_columns(self, buckets: list[tuple[int, int]]) -> dict[str, object]:
         cycles = sorted(self._phase_b.items())
         chosen = counted([rule for _, (rule, _) in cycles])
         shown = [(batch, phase_b) for (batch, (_, phase_b)), yes in zip(cycles, chosen, strict=True) if yes]

@@ -18,7 +18,7 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.processes import background_thread
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.reading import read_run
-from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
+from hora_rl.deploy.monitor.run_state import Kind, RunState
 
 EVERY_S = 1.0
 QUIET_S = 300.0
@@ -82,20 +82,18 @@ def show_bar(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -
     """A progress bar that follows `states`. Bar, step, time left and rate fit into 80 columns; wider
     terminals show more figures."""
     console, column = tell.console, Column(no_wrap=True)
-    columns = (
-        TextColumn("{task.description}", table_column=column),
-        BarColumn(bar_width=12, table_column=column),
-        MofNCompleteColumn(table_column=column),
-        TextColumn("{task.fields[left]}", table_column=column),
-        TextColumn("{task.fields[text]}", table_column=column),
+    what, left, text = (
+        TextColumn(f"{{task.{field}}}", table_column=column)
+        for field in ("description", "fields[left]", "fields[text]")
     )
-    with Progress(*columns, console=console) as bar:
+    bars = BarColumn(bar_width=12, table_column=column), MofNCompleteColumn(table_column=column)
+    with Progress(what, *bars, left, text, console=console) as bar:
         task = bar.add_task("starting", total=steps, left="", text="")
         for state in states:
             tell(state)
-            what = "training" if state.step or state.of("learner") else "starting"
-            text = figures(state, console.width - BESIDE)
-            bar.update(task, completed=state.step, description=what, left=_left(pace), text=text)
+            does = "training" if state.step or state.of("learner") else "starting"
+            shown = figures(state, console.width - BESIDE)
+            bar.update(task, completed=state.step, description=does, left=_left(pace), text=shown)
 
 
 def show_lines(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -> None:
@@ -127,21 +125,18 @@ class Teller:
 
     def __init__(self, console: Console, alerts: Alerts | None = None) -> None:
         self.console, self._alerts = console, alerts
-        self._told: dict[str, float] = {}
+        self._printed: dict[str, float] = {}
 
     def __call__(self, state: RunState) -> None:
         for warning in state.warnings:
             if _starting(state, warning.kind):
                 continue
             key = warning.text if warning.kind == Kind.NOTICE else warning.kind
-            if state.time - self._told.get(key, -QUIET_S) >= QUIET_S:
-                self._say(warning, state.step)
-            self._told[key] = state.time
-
-    def _say(self, warning: Warning, step: int) -> None:
-        say(self.console, f"! {warning}", "yellow")
-        if self._alerts is not None:
-            self._alerts.notify(warning.kind, warning.text, step)
+            if state.time - self._printed.get(key, -QUIET_S) >= QUIET_S:
+                say(self.console, f"! {warning}", "yellow")
+                if self._alerts is not None:
+                    self._alerts.notify(warning.kind, warning.text, state.step)
+            self._printed[key] = state.time
 
 
 def _starting(state: RunState, kind: Kind) -> bool:

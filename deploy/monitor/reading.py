@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import redis
 
-from hora_rl.common.config import GeneratorConfig, LearnerConfig, WarmUpConfig
+from hora_rl.common.config import WarmUpConfig
 from hora_rl.common.live.heartbeats import PartBeat
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import depth_of
 from hora_rl.common.live.state import SharedState, read_config
 from hora_rl.common.live.telemetry import FLOWS
 from hora_rl.common.records import moves
-from hora_rl.deploy.monitor.balance import KEPT, Split, balance, split_of
+from hora_rl.deploy.monitor.balance import KEPT, balance, split_of
 from hora_rl.deploy.monitor.run_state import Gate, Part, RunState
 from hora_rl.deploy.monitor.warnings import warnings
 from hora_rl.evaluation.phase_b import PhaseB, total
@@ -44,7 +44,10 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
     records = [numbers(entry[b"metrics"]) for _, entry in steps]
     learner = records[0] if records else {}
     last_step_s = _age(steps[0][0], now) if steps else None
-    split = _split(config.generator, config.learner, state, parts)
+    alive = sum(p.kind == "generator" and p.alive for p in parts)
+    # The configured split holds only while as many generators live.
+    split = split_of(config.generator, config.learner, state.device)
+    split = split if alive == config.generator.replicas else None
     snapshot = RunState(
         run=run,
         time=now,
@@ -100,15 +103,7 @@ def _fetch(client: redis.Redis, keys: Keys, now: float) -> list[Any]:
         return pipe.execute()
 
 
-def _split(
-    generator: GeneratorConfig, learner: LearnerConfig, state: SharedState, parts: Sequence[Part]
-) -> Split | None:
-    """The split between the sides; None if the number of living generators differs from the configuration."""
-    alive = sum(p.kind == "generator" and p.alive for p in parts)
-    return split_of(generator, learner, state.device) if alive == generator.replicas else None
-
-
-def _full(memory: Mapping[str, Any]) -> str:
+def _full(memory: Mapping[str, int]) -> str:
     """Memory of a Redis at its limit, in words; empty if there is room or no limit."""
     used, most = memory.get("used_memory", 0), memory.get("maxmemory", 0)
     return f"{used >> 20:,} of {most >> 20:,} MiB" if 0 < most <= used else ""

@@ -5,7 +5,6 @@ as text and escapes characters that would move or hide other text.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -43,28 +42,15 @@ class Choice(BaseModel):
     chars: int = Field(4000, ge=200, le=1_000_000)
 
 
-Folder = Callable[[], Awaitable[Path]]
-"""Finds the folder of a run's rollouts."""
+def add_rollouts(app: FastAPI, feed: Feed, known: Path | None, headers: dict[str, str]) -> None:
+    """Add the page (with `headers`) and its rows to `app`. They are in the `known` run folder, else in the
+    learner's, else in that of the configuration."""
+    page, readers = PAGE.read_bytes(), asyncio.Semaphore(READERS)
 
-
-def folder_of(feed: Feed, known: Path | None) -> Folder:
-    """The `known` folder, else the one reported by the learner, else that of the configuration."""
-
-    def ask(client: Redis) -> Path:
+    def folder(client: Redis) -> Path:
         config = read_config(client.get(Keys(feed.run).config), feed.run)
-        named = read_state(client, feed.run).folder
-        return Path(named) if named else config.run.path.absolute()
-
-    async def folder() -> Path:
-        path: Path = known or await feed.call(ask)
-        return path
-
-    return folder
-
-
-def add_rollouts(app: FastAPI, folder: Folder, headers: dict[str, str]) -> None:
-    """Add the page (with `headers`) and its rows to `app`."""
-    page, places = PAGE.read_bytes(), asyncio.Semaphore(READERS)
+        reported = read_state(client, feed.run).folder
+        return Path(reported) if reported else config.run.path.absolute()
 
     @app.get("/rollouts", include_in_schema=False)
     async def index() -> Response:
@@ -73,16 +59,15 @@ def add_rollouts(app: FastAPI, folder: Folder, headers: dict[str, str]) -> None:
     @app.get("/rollouts/rows")
     async def rows(choice: Annotated[Choice, Query()]) -> Response:
         """Rollouts of the run. 404 if there are none on this machine."""
-        where = await folder()
+        run_folder = await feed.call(folder) if known is None else known
         try:
-            async with places:
-                table = await asyncio.to_thread(read, where, choice)
+            async with readers:
+                return JSONResponse(await asyncio.to_thread(read, run_folder, choice))
         except RunFolderError as error:
             raise HTTPException(404, str(error)) from None
-        return JSONResponse(table)
 
 
-def read(run: Path, choice: Choice) -> dict[str, Any]:
+def read(run: Path, choice: Choice) -> dict[str, object]:
     """The rows of `choice`, with the number of `steps` on disk, the `first` and the `last` one, the names of
     rewards, and whether `more` rows follow. Raises RunFolderError if files cannot be read."""
     steps, columns = steps_of(run), [name for name in columns_of(run) if name not in ARRAYS]

@@ -126,7 +126,7 @@ class RunState:
     phase_a: dict[int, int]
     phase_b: dict[int, int]
     shares: tuple[Share, ...]
-    learner: dict[str, Any]
+    learner: dict[str, float | None]
     balance: Balance | None
     moved: str
     evaluations: dict[int, dict[str, float]]

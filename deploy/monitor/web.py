@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -28,7 +28,7 @@ from hora_rl.common.live.state import changed, read_state
 from hora_rl.deploy.monitor.feed import Feed, Observer, Read
 from hora_rl.deploy.monitor.hosts import Guard
 from hora_rl.deploy.monitor.reading import read_run
-from hora_rl.deploy.monitor.rollouts_page import add_rollouts, folder_of
+from hora_rl.deploy.monitor.rollouts_page import add_rollouts
 from hora_rl.deploy.monitor.run_state import RunState
 
 STREAMS = 200
@@ -71,7 +71,7 @@ def create_app(
     app = FastAPI(title=f"HORA run {run}", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, names=names)
     _add_reading(app, feed)
-    add_rollouts(app, folder_of(feed, folder), PAGE_HEADERS)
+    add_rollouts(app, feed, folder, PAGE_HEADERS)
     _add_controls(app, feed)
     _add_problems(app)
     return app
@@ -186,7 +186,7 @@ def _current(feed: Feed) -> RunState:
 def _add_problems(app: FastAPI) -> None:
     """Errors as problem JSON (RFC 9457)."""
 
-    def problem(status: int, detail: str, headers: Any = None) -> JSONResponse:
+    def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
         body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
         return JSONResponse(body, status, headers, media_type="application/problem+json")
 

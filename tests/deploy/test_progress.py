@@ -82,7 +82,7 @@ def test_bar_step_time_left_and_rate_are_seen_at_80_columns(state, width):
 def test_the_first_minute_says_what_is_starting_and_no_more_is_a_warning(state):
     missing = Warning(Kind.NOT_ALIVE, "no learner is alive")
     begun = replace(state, step=0, last_step_s=None, learner={}, parts=(), warnings=(missing,))
-    assert progress_of.figures(begun) == ("waiting for generator, verifier, coordinator, learner")
+    assert "generator, verifier, coordinator, learner" in progress_of.figures(begun)
     pipe = io.StringIO()
     progress_of.Teller(Console(file=pipe))(begun)
     assert pipe.getvalue() == ""
@@ -108,9 +108,9 @@ def test_a_pipe_is_told_soon_what_takes_long_and_then_again(monkeypatch):
         begin("Redis")
         begin("replicas")
         sleep(0.5)
-    said = pipe.getvalue().splitlines()
-    assert said[0].startswith("starting: replicas 1/2")
-    assert len(said) >= 2
+    lines = pipe.getvalue().splitlines()
+    assert lines[0].startswith("starting: replicas 1/2")
+    assert len(lines) >= 2
     assert "Redis" not in pipe.getvalue()
 
 
@@ -164,10 +164,10 @@ def test_a_run_ends_with_problems_and_completions_before_and_after(tmp_path: Pat
             lines += [{**usual, "problem": i, "sample": number, "text": t} for i, t in enumerate(said)]
         write_lines(tmp_path / "evaluation" / f"arithmetic-step{step}.samples.jsonl", lines)
     text = told(config_with(), tmp_path)
-    found = json.loads((tmp_path / "summary.json").read_text())["examples"]
-    assert [(e["problem"], e["answer"]) for e in found] == [(r.problem, r.answer) for r in rows]
-    assert [e["before"]["hits"] for e in found] == [0, 1]
-    assert found[0]["after"] == {"text": "x" * 300 + "right", "success": True, "hits": 2, "samples": 2}
+    examples = json.loads((tmp_path / "summary.json").read_text())["examples"]
+    assert [(e["problem"], e["answer"]) for e in examples] == [(r.problem, r.answer) for r in rows]
+    assert [e["before"]["hits"] for e in examples] == [0, 1]
+    assert examples[0]["after"] == {"text": "x" * 300 + "right", "success": True, "hits": 2, "samples": 2}
     assert "[red]" in text
     assert "another" not in text
     assert "x" * 101 not in text

