@@ -75,7 +75,7 @@ def _version(package: str) -> str:
         return ""
 
 
-class AskedEngine:
+class EngineProcess:
     """The process that answers for `target`. It ends with the block."""
 
     def __init__(self, target: Target) -> None:
@@ -148,5 +148,5 @@ class AskedEngine:
 def engine(target: Target) -> Iterator[Finding]:
     """Whether vLLM takes the model and its arguments. A cluster's engines run on other machines."""
     if not target.on_cluster:
-        with AskedEngine(target) as process:
+        with EngineProcess(target) as process:
             yield from process.engine(target)

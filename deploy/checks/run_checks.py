@@ -15,7 +15,7 @@ from hora_rl.common.files import read_yaml
 from hora_rl.common.load import load
 from hora_rl.common.model.pretrained import obtain
 from hora_rl.deploy.checks import configuration, disk, machine, processors, services, sources, task, templates
-from hora_rl.deploy.checks.engine import AskedEngine, engine
+from hora_rl.deploy.checks.engine import EngineProcess, engine
 from hora_rl.deploy.checks.findings import Check, Finding, Target
 from hora_rl.deploy.checks.gpu_software import driver, mps_daemon, precision, triton_build
 from hora_rl.deploy.checks.memory import estimate_of, estimated, memory, run_target, step_table
@@ -83,7 +83,7 @@ def examine(target: Target, checks: Sequence[Check] | None = None) -> Iterator[F
     stopped: set[str] = set()
     with ExitStack() as held, working("checking", len(checks)) as begin:
         if engine in checks and not target.on_cluster:  # it answers while the other checks run
-            process = held.enter_context(AskedEngine(target))
+            process = held.enter_context(EngineProcess(target))
             checks = [process.engine if check is engine else check for check in checks]
         for check in checks:
             name = check.__name__.replace("_", " ")

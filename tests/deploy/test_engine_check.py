@@ -11,7 +11,7 @@ import pytest
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.checks import engine as checked
-from hora_rl.deploy.checks.engine import AskedEngine, answer_file, engine
+from hora_rl.deploy.checks.engine import EngineProcess, answer_file, engine
 from hora_rl.deploy.checks.findings import Finding, Target
 from hora_rl.deploy.checks.run_checks import examine
 
@@ -91,13 +91,13 @@ def test_a_process_that_ends_or_hangs_is_a_finding_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load("tiny", [])
-    with AskedEngine(Target(config)) as held:
+    with EngineProcess(Target(config)) as held:
         held._process.kill()
         [found] = held.engine(Target(config))
     assert (found.level, "status -9" in found.says) == ("fail", True)
     monkeypatch.setattr(checked, "ANSWER_S", 0.1)
     began = time.monotonic()
-    with AskedEngine(Target(config)) as held:
+    with EngineProcess(Target(config)) as held:
         [found] = held.engine(Target(config))
     assert found.level == "warn"
     assert time.monotonic() - began < 5
