@@ -46,14 +46,9 @@ def mps_daemon(target: Target) -> Iterator[Finding]:
     """Whether processes that share a card can use it at the same time. No finding where none do."""
     if target.on_cluster or not machine.gpus() or not mps.wanted_by(target.config.generator):
         return
-    if mps.installed():
-        yield ok("MPS", f"{mps.CONTROL} starts with the run; processes on the card work at the same time")
-    else:
-        yield ok(
-            "MPS",
-            f"off: {mps.CONTROL}, a part of NVIDIA's driver, is not installed, so processes on the "
-            "card take turns",
-        )
+    on = f"{mps.CONTROL} starts with the run; processes on the card work at the same time"
+    off = f"off: {mps.CONTROL}, a part of NVIDIA's driver, is not installed: processes on the card take turns"
+    yield ok("MPS", on if mps.installed() else off)
 
 
 def precision(target: Target) -> Iterator[Finding]:

@@ -33,7 +33,7 @@ from hora_rl.common.errors import ConfigError, VerifierUnavailable
 from hora_rl.common.model.model_files import vocabulary_rows
 from hora_rl.common.user_code import working_folder
 from hora_rl.deploy.checks.configuration import OWN_FAULTS
-from hora_rl.deploy.checks.findings import Finding, Target, ok, plural
+from hora_rl.deploy.checks.findings import Finding, Target, ok, plural, should
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -123,20 +123,13 @@ class _Judged:
 
 def _shown(reward: RewardConfig, right: _Judged, wrong: _Judged) -> Iterator[Finding]:
     """Findings for the rewards of a right and a wrong answer."""
-    says = f"{_earned(reward, right)}\n{_quoted(right.text)}"
-    if right.success or reward.success is None:
-        yield ok("right answer", says)
-    else:
-        yield Finding(
-            "warn",
-            "right answer",
-            says,
-            "made from the gold answer, and no success: unless your rewards ask for another form, no "
-            "completion will be one; look at reward.answer, reward.success and reward.success_at",
-        )
-    yield Finding(
-        "warn" if wrong.success else "ok", "wrong answer", f"{_earned(reward, wrong)}\n{_quoted(wrong.text)}"
+    earned, unearned = (f"{_earned(reward, each)}\n{_quoted(each.text)}" for each in (right, wrong))
+    fix = (
+        "made from the gold answer, and no success: unless your rewards ask for another form, no completion "
+        "will be one; look at reward.answer, reward.success and reward.success_at"
     )
+    yield should(right.success or reward.success is None, "right answer", earned, fix)
+    yield should(not wrong.success, "wrong answer", unearned, "")
 
 
 def _judge(reward: RewardConfig, row: Row, opened: str, texts: Sequence[Sequence[str]]) -> list[_Judged]:
