@@ -21,9 +21,8 @@ def next_evaluation(
 ) -> Next:
     """`version`: newest published. `done`: steps with a result. `begun`: steps with samples but no result.
 
-    The last step is excluded: it is evaluated after training. So is the initial policy once training has
-    started, because a baseline needs the initial weights, and what is older than a finished evaluation: a
-    resumed run does not know what was left out before.
+    The last step is excluded: it is evaluated after training. Also excluded: step 0 after training starts,
+    and steps before the last finished evaluation.
     """
     newest = max((s for s in done if s <= version), default=-1)
     due = [s for s in range(0, min(version, steps - 1) + 1, every) if s > newest]

@@ -66,7 +66,7 @@ def _replace(inner: Any, model: Any) -> None:
 
 
 def _check_layers(inner: Any, loras: Mapping[str, Any]) -> None:
-    """Raise ValueError for layers that the model lacks: vLLM silently drops them."""
+    """Raise ValueError for unknown layers, which vLLM would ignore."""
     packed = {name for names in inner.packed_modules.values() for name in names}
     known = packed | set(inner.modules)
     unknown = sorted(set(loras) - known)

@@ -38,7 +38,7 @@ VALUE = Marginal("knapsack_value", _table, _exact)
 
 
 def needed(sampled: Sampled, room: Int) -> int:
-    """Rollouts with which mixed prompts are mixed again at 90%, each rounded down and capped."""
+    """Rollouts needed to see both outcomes with probability 0.9, rounded down and capped."""
     rate = sampled.successes / sampled.trials
     cost = np.log(1 - CONFIDENCE) / np.log(np.maximum(rate, 1 - rate))
     return int(np.floor(np.minimum(cost, sampled.trials + room)).sum())

@@ -135,7 +135,7 @@ def test_a_bank_of_ones_own_has_the_prompts_and_completions_of_hora_eval(tmp_pat
     )
     assert len(bank.kept(bank_, design)) == 2
     (tmp_path / "other.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
-    with pytest.raises(ConfigError, match=r"its prompts are not those of .*other\.jsonl under tiny"):
+    with pytest.raises(ConfigError, match=r"other\.jsonl"):
         bank.of_samples(file, config, str(tmp_path / "other.jsonl"))
 
 

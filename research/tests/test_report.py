@@ -154,7 +154,7 @@ def test_a_cell_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
     for each in cells:
         faults.get(each.name, lambda _: None)(each.config.run.path)
     (cells[0].config.run.path / "steps.jsonl").write_text('{"step": 0}\n')
-    with pytest.raises(RunFolderError, match=r"in common.*\n.*\n.*\nMissing cells: grpo-seed0 \(KeyError"):
+    with pytest.raises(RunFolderError, match=r"grpo-seed0 \(KeyError"):
         sampled_report(tmp_path, cells)
     text, _ = sampled_report(tmp_path, [cell(tmp_path, "grpo", 3), *cells[1:], cell(tmp_path, "hora", 3)])
     assert "| hora | grpo | 1 | +" in text

@@ -148,14 +148,14 @@ def test_a_study_that_compares_nothing_is_refused_in_one_line(
     ],
 )
 def test_an_arm_keeps_model_data_budget_and_evaluation(tmp_path: Path, key: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"arms a and b cannot be compared: {key}: "):
+    with pytest.raises(ConfigError, match=key):
         made(tmp_path, arms={"a": {}, "b": {key: value}})
 
 
 def test_an_arm_may_divide_the_rollouts_of_a_batch_otherwise(tmp_path: Path) -> None:
     twice = {"rollout.prompts_per_batch": 32, "rollout.group_size": 16}
     made(tmp_path, arms={"a": {"rollout.prompts_per_batch": 64, "rollout.group_size": 8}, "b": twice})
-    with pytest.raises(ConfigError, match=r"arms a and b cannot be compared: Γ·G: \d+, 512"):
+    with pytest.raises(ConfigError, match=r"Γ·G: \d+, 512"):
         made(tmp_path, arms={"a": {"rollout.prompts_per_batch": 8, "rollout.group_size": 8}, "b": twice})
 
 

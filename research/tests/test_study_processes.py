@@ -182,7 +182,7 @@ def test_a_finished_cell_may_have_been_moved_and_one_that_goes_on_may_not(tmp_pa
         if state == "finished":
             assert is_finished(cell, there)
         else:
-            with pytest.raises(ConfigError, match=r"was run with other settings \(run.folder: "):
+            with pytest.raises(ConfigError, match=r"run.folder: "):
                 is_finished(cell, there)
 
 

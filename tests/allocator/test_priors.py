@@ -159,25 +159,25 @@ def test_a_prior_that_turns_nan_stops_with_its_name(name: str) -> None:
     if name == "gp-pooled":
         state = {"count": np.ones(N), "sum": np.full(N, np.nan)}
     prior.load_state_dict(state)
-    with pytest.raises(ValueError, match=f"prior {name}: predicts Beta"):
+    with pytest.raises(ValueError, match=name):
         prior.predict(np.arange(3))
 
 
 def test_missing_or_foreign_features_are_refused_with_the_priors_name() -> None:
-    with pytest.raises(ValueError, match="hidden-dual: needs features"):
+    with pytest.raises(ValueError, match="hidden-dual"):
         make_prior("hidden-dual", N)
-    with pytest.raises(ValueError, match=r"gp: features must have shape \(80, d\)"):
+    with pytest.raises(ValueError, match=r"gp: features.*\(80, d\)"):
         make_prior("gp", N, features=np.zeros((3, 4), dtype=np.float32))
-    with pytest.raises(ValueError, match="features of prompt 2 are not finite"):
+    with pytest.raises(ValueError, match="prompt 2"):
         make_prior("gp", 3, features=np.array([[1.0], [2.0], [np.nan]]))
-    with pytest.raises(ValueError, match="none of fixed, empirical, hidden-static"):
+    with pytest.raises(ValueError, match="fixed, empirical"):
         make_prior("hidden", N)
 
 
 def test_log_loss_of_known_counts() -> None:
     successes, trials = np.array([0, 8]), np.full(2, 8)
     np.testing.assert_allclose(log_loss(np.full(2, 0.5), successes, trials), np.log(2))
-    with pytest.raises(ValueError, match="strictly between 0 and 1"):
+    with pytest.raises(ValueError, match="rate"):
         log_loss(np.array([0.5, 1.0]), successes, trials)
 
 
@@ -189,9 +189,9 @@ def test_a_fit_from_a_runs_records_is_judged_on_prompts_it_has_not_seen(name: st
     found = fit_prior(prior, *outcomes(records), held_out=0.25)
     assert (found.fitted_on, found.held_out) == (60, 20)
     assert found.log_loss < found.mean_rate_log_loss
-    with pytest.raises(ValueError, match="fixed: has nothing to fit"):
+    with pytest.raises(ValueError, match="fixed"):
         fit_prior(make_prior("fixed", N), *outcomes(records))
-    with pytest.raises(ValueError, match="records: there are none"):
+    with pytest.raises(ValueError, match="records"):
         outcomes([])
 
 

@@ -25,7 +25,7 @@ def test_both_sides_get_the_same_prompts_rewards_and_settings(tmp_path: Path) ->
     ids = [tokenizer(text)["input_ids"] for text in texts]
     judged = [f(completion_ids=ids, gold=["7"] * 3) for f in _rewards(config, tokenizer)]
     assert judged == [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
-    with pytest.raises(SystemExit, match="has its settings already"):
+    with pytest.raises(SystemExit, match="out"):
         prepare(tmp_path / "out", "tiny", ["learner.steps=4"])
 
 

@@ -99,7 +99,7 @@ def test_an_answer_of_other_weights_is_refused() -> None:
         return [Completion("x", np.zeros(2, np.int32), np.zeros(2, np.float32), "stop", spans)]
 
     request = SamplingRequest(Prompt(0, "p", "1", np.zeros(1, np.int32)), 1, 0)
-    with pytest.raises(RunError, match="an evaluation of version 2 was answered by version 3"):
+    with pytest.raises(RunError, match=r"version 2 .*version 3"):
         asyncio.run(of_version(generate, 2)(request))
 
 

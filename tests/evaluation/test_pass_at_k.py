@@ -46,7 +46,7 @@ def test_impossible_counts_and_k_are_refused(counts: list[float], message: str) 
     with pytest.raises(ValueError, match=message):
         pass_at_k(counts, 8, 1)
     for k in (0, -1, 9):
-        with pytest.raises(ValueError, match=rf"Pass@{k} needs K between 1 and N = 8"):
+        with pytest.raises(ValueError, match=f"Pass@{k} .*8"):
             pass_at_k([1], 8, k)
 
 
