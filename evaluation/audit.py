@@ -4,44 +4,19 @@ Compares shard reports (the coordinator's: generated groups), the ledger (rank 0
 group records (what each rank trained on, in steps that survived), and the order of prompts.
 """
 
-import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Sequence
+from pathlib import Path
 
 from hora_rl.common.config import AllocationConfig, Config, RolloutConfig
 from hora_rl.common.data.prompt_order import Mixture
 from hora_rl.common.data.resting import Counts, Order
-from hora_rl.common.errors import RunError
-from hora_rl.common.live.keys import Keys
-from hora_rl.common.live.redis import Redis
-from hora_rl.common.live.state import SharedState, read_state
-from hora_rl.common.records import GroupRecord, ShardReport
+from hora_rl.common.records import ShardReport
+from hora_rl.common.rollout_files import files_of
 from hora_rl.common.types import group_id
 from hora_rl.evaluation.audit_divisions import divisions
-
-NEEDED = {"step", "group_id", "batch", "size", "version_min", "version_max"}
-"""Fields that every check needs in a group's record."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunRecords:
-    """The records of a run.
-
-    `reports`: one per complete shard. `ledger[step]`: (group id, batch) of planned groups. `records`: one per
-    trained group, as in groups.jsonl. `waiting`: ids in the queue or requested again, not yet in a step.
-    `durable`: the number of steps in the checkpoint that entries were released for. `prompts`: number of
-    prompts, and `rows` per source if there are several; None for older runs.
-    """
-
-    reports: Sequence[ShardReport]
-    ledger: Mapping[int, Sequence[tuple[str, int]]]
-    records: Sequence[GroupRecord]
-    waiting: frozenset[str]
-    durable: int = 0
-    prompts: int | None = None
-    rows: tuple[int, ...] = ()
+from hora_rl.evaluation.audit_records import RunRecords
+from hora_rl.evaluation.rollout_table import read_rollouts
 
 
 def audit(config: Config, facts: RunRecords) -> list[str]:
@@ -60,52 +35,6 @@ def audit(config: Config, facts: RunRecords) -> list[str]:
         *_sizes(facts),
         *_staleness(config.rollout.max_staleness, facts),
     ]
-
-
-def gather(client: Redis, run: str, read: Callable[[], Sequence[Mapping[str, Any]]]) -> RunRecords:
-    """The records of `run` from Redis and those of groups.jsonl, which `read` returns.
-
-    `client` blocks and returns bytes. A live run writes ledger, then records, then checkpoint. Reading in
-    reverse order finds all data that earlier reads refer to. Raises RunError for a record without a key.
-    """
-    keys = Keys(run)
-    durable = read_state(client, run).durable_step
-    records = [cast(GroupRecord, record) for record in read()]
-    for number, record in enumerate(records, start=1):
-        if missing := NEEDED - record.keys():
-            raise RunError(f"groups.jsonl:{number}: no {', '.join(sorted(missing))}: delete this line")
-    with client.pipeline(transaction=True) as pipe:  # one snapshot, so a live run can be audited
-        pipe.hvals(keys.shards)
-        pipe.hgetall(keys.ledger)
-        pipe.xrange(keys.groups)
-        pipe.hkeys(keys.redo)
-        pipe.hgetall(keys.state)
-        reports, planned, stream, redo, state = pipe.execute()
-    ledger = {
-        int(step): [(row[0], int(row[2])) for row in json.loads(text)] for step, text in planned.items()
-    }
-    taken = {group for rows in ledger.values() for group, _ in rows}
-    queued = {fields.get(b"id", b"") for _, fields in stream}
-    return RunRecords(
-        reports=[json.loads(text) for text in reports],
-        ledger=ledger,
-        records=_complete(records, ledger, durable),
-        waiting=frozenset(group.decode(errors="replace") for group in {*queued, *redo}) - taken,
-        durable=durable,
-        prompts=used.n if (used := SharedState.parse(state).prompts) else None,
-        rows=used.rows if used else (),
-    )
-
-
-def _complete(
-    records: list[GroupRecord], ledger: dict[int, list[tuple[str, int]]], durable: int
-) -> list[GroupRecord]:
-    """Drop a last step with missing lines: it is being written, or will be repeated."""
-    newest = max((r["step"] for r in records), default=-1)
-    lines = sum(r["step"] == newest for r in records)
-    if newest >= durable and lines < len(ledger.get(newest, ())):
-        return [r for r in records if r["step"] != newest]
-    return records
 
 
 def _finished(steps: int, facts: RunRecords) -> bool:
@@ -302,3 +231,38 @@ def _staleness(bound: int, facts: RunRecords) -> list[str]:
                 f"max_staleness = {batch - bound}"
             )
     return wrong
+
+
+def rollout_rows(facts: RunRecords, run: Path) -> list[str]:
+    """Missing, doubled and foreign rollouts, as sentences.
+
+    A step after the newest checkpoint may have no file: it is repeated. telemetry.rollouts_gib may remove the
+    oldest files. Raises RunFolderError for a damaged file.
+    """
+    files = files_of(run)
+    trained: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    for record in facts.records:
+        trained[record["step"]][record["group_id"]] = record["size"]
+    expected = range(min(files), min(facts.durable, max(files) + 1)) if files else ()
+    wrong = [
+        f"step {step} is in a checkpoint and has no rollouts in {run}"
+        for step in expected
+        if step in trained and step not in files
+    ]
+    for step in sorted(set(files) & set(trained)):
+        wrong += _of_step(run, step, trained[step])
+    return wrong
+
+
+def _of_step(run: Path, step: int, sizes: dict[str, int]) -> list[str]:
+    table = read_rollouts(run, step=step, columns=("group", "number"))
+    rows = Counter(zip(table["group"].to_pylist(), table["number"].to_pylist(), strict=True))
+    twice = [(group, number) for (group, number), n in rows.items() if n > 1]
+    doubled = [f"rollout {i} of group {g} of step {step} is written more than once" for g, i in twice]
+    counts = Counter(group for group, _ in rows)
+    return doubled + [
+        f"group {group} of step {step} has {counts[group]} rollouts in {run}, and was trained with "
+        f"{sizes.get(group, 0)}"
+        for group in sorted({*counts, *sizes})
+        if counts[group] != sizes.get(group, 0)
+    ]

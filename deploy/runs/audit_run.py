@@ -11,8 +11,8 @@ from hora_rl.common.load import load
 from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.machine.run_redis import redis_url
-from hora_rl.evaluation.audit import audit, gather
-from hora_rl.evaluation.audit_rollouts import rollout_rows
+from hora_rl.evaluation.audit import audit, rollout_rows
+from hora_rl.evaluation.audit_records import gather
 from hora_rl.evaluation.run_folders import records
 
 

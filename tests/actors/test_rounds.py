@@ -14,8 +14,9 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.types import Completion, SamplingRequest
 from hora_rl.deploy.monitor.reading import read_run
-from hora_rl.evaluation.audit import audit, gather
+from hora_rl.evaluation.audit import audit
 from hora_rl.evaluation.audit_divisions import divisions as divided
+from hora_rl.evaluation.audit_records import gather
 from tests.support.coordination import PROMPTS as GAMMA
 from tests.support.coordination import begun, killed, payloads_of, to_the_end, until
 from tests.support.coordination import config_of as small_run

@@ -33,7 +33,8 @@ from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.monitor.prometheus import gauges
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.screen import screen
-from hora_rl.evaluation.audit import audit, gather
+from hora_rl.evaluation.audit import audit
+from hora_rl.evaluation.audit_records import gather
 from hora_rl.learner.feed.admission import Vocabulary, admitted
 from hora_rl.learner.records.metrics import step_metrics
 from hora_rl.learner.records.step_records import group_record

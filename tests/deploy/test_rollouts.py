@@ -23,8 +23,8 @@ from hora_rl.common.rollout_files import path_of
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.monitor.web import create_app
 from hora_rl.deploy.runs.rollout_list import Choice, json_line, rows_of, show_rollouts
-from hora_rl.evaluation.audit import RunRecords
-from hora_rl.evaluation.audit_rollouts import rollout_rows
+from hora_rl.evaluation.audit import rollout_rows
+from hora_rl.evaluation.audit_records import RunRecords
 from hora_rl.evaluation.rollout_table import read_rollouts, steps_of
 from hora_rl.evaluation.run_folders import RunFolderError
 from hora_rl.learner.records.rollout_writer import Texts

@@ -18,7 +18,8 @@ from hora_rl.common.records import GroupRecord
 from hora_rl.deploy.machine.record import RunFile, write_config
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.runs.audit_run import audit_run
-from hora_rl.evaluation.audit import RunRecords, audit, gather
+from hora_rl.evaluation.audit import audit
+from hora_rl.evaluation.audit_records import RunRecords, gather
 from tests.support.synthetic_run import config_of
 
 SIZES = {"prompts_per_batch": 4, "shards": 2, "group_size": 8, "pre_rollouts": 2}

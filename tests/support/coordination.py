@@ -20,7 +20,8 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
 from hora_rl.common.records import GroupRecord
 from hora_rl.common.types import Group, Prompt
-from hora_rl.evaluation.audit import audit, gather
+from hora_rl.evaluation.audit import audit
+from hora_rl.evaluation.audit_records import gather
 from hora_rl.learner.feed.reader import Reader
 from tests.support.groups import rollouts_held
 from tests.support.simulated import Fleet, Learner, Stopped, coordinate, prompts

@@ -1,0 +1,80 @@
+"""The records of a run that an audit compares, from Redis and groups.jsonl."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from hora_rl.common.errors import RunError
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import Redis
+from hora_rl.common.live.state import SharedState, read_state
+from hora_rl.common.records import GroupRecord, ShardReport
+
+NEEDED = {"step", "group_id", "batch", "size", "version_min", "version_max"}
+"""Fields that every check needs in a group's record."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecords:
+    """The records of a run.
+
+    `reports`: one per complete shard. `ledger[step]`: (group id, batch) of planned groups. `records`: one per
+    trained group, as in groups.jsonl. `waiting`: ids in the queue or requested again, not yet in a step.
+    `durable`: the number of steps in the checkpoint that entries were released for. `prompts`: number of
+    prompts, and `rows` per source if there are several; None for older runs.
+    """
+
+    reports: Sequence[ShardReport]
+    ledger: Mapping[int, Sequence[tuple[str, int]]]
+    records: Sequence[GroupRecord]
+    waiting: frozenset[str]
+    durable: int = 0
+    prompts: int | None = None
+    rows: tuple[int, ...] = ()
+
+
+def gather(client: Redis, run: str, read: Callable[[], Sequence[Mapping[str, Any]]]) -> RunRecords:
+    """The records of `run` from Redis and those of groups.jsonl, which `read` returns.
+
+    `client` blocks and returns bytes. A live run writes ledger, then records, then checkpoint. Reading in
+    reverse order finds all data that earlier reads refer to. Raises RunError for a record without a key.
+    """
+    keys = Keys(run)
+    durable = read_state(client, run).durable_step
+    records = [cast(GroupRecord, record) for record in read()]
+    for number, record in enumerate(records, start=1):
+        if missing := NEEDED - record.keys():
+            raise RunError(f"groups.jsonl:{number}: no {', '.join(sorted(missing))}: delete this line")
+    with client.pipeline(transaction=True) as pipe:  # one snapshot, so a live run can be audited
+        pipe.hvals(keys.shards)
+        pipe.hgetall(keys.ledger)
+        pipe.xrange(keys.groups)
+        pipe.hkeys(keys.redo)
+        pipe.hgetall(keys.state)
+        reports, planned, stream, redo, state = pipe.execute()
+    ledger = {
+        int(step): [(row[0], int(row[2])) for row in json.loads(text)] for step, text in planned.items()
+    }
+    taken = {group for rows in ledger.values() for group, _ in rows}
+    queued = {fields.get(b"id", b"") for _, fields in stream}
+    return RunRecords(
+        reports=[json.loads(text) for text in reports],
+        ledger=ledger,
+        records=_complete(records, ledger, durable),
+        waiting=frozenset(group.decode(errors="replace") for group in {*queued, *redo}) - taken,
+        durable=durable,
+        prompts=used.n if (used := SharedState.parse(state).prompts) else None,
+        rows=used.rows if used else (),
+    )
+
+
+def _complete(
+    records: list[GroupRecord], ledger: dict[int, list[tuple[str, int]]], durable: int
+) -> list[GroupRecord]:
+    """Drop a last step with missing lines: it is being written, or will be repeated."""
+    newest = max((r["step"] for r in records), default=-1)
+    lines = sum(r["step"] == newest for r in records)
+    if newest >= durable and lines < len(ledger.get(newest, ())):
+        return [r for r in records if r["step"] != newest]
+    return records
