@@ -42,7 +42,9 @@ class OwnPath:
         hidden: torch.Tensor = getattr(self._hf, self._backbone)(**inputs, use_cache=False).last_hidden_state
         return hidden
 
-    def logits(self, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def logits(
+        self, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Logits (N, V) of hidden states (N, H)."""
         parts: dict[str, object] = {
             self._backbone: _Given(
@@ -94,7 +96,7 @@ class Head(torch.nn.Module):
 
     def __init__(self, path: OwnPath) -> None:
         super().__init__()
-        self._path = path
+        self.path = path
         self.weight, self.bias = path.head.weight, path.head.bias
         self.scored, self.log_probs = scored, log_probs  # compiled on a card
 
@@ -120,19 +122,8 @@ class Head(torch.nn.Module):
         bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Like `forward`, with all logits at once."""
-        logits = self._path.logits(states, weight, bias)
+        logits = self.path.logits(states, weight, bias)
         return self.scored(logits, targets, temperature)
-
-    def differentiable(
-        self,
-        states: torch.Tensor,
-        targets: torch.Tensor,
-        temperature: float,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """The log-probs of `score`; the entropy, without a gradient, costs as much."""
-        return self.log_probs(self._path.logits(states, weight, bias), targets, temperature)[0]
 
     # Parameters are saved and loaded as those of the model's head.
     def _save_to_state_dict(self, *args: object, **kwargs: object) -> None:
@@ -175,7 +166,9 @@ class _Chunks(torch.autograd.Function):
             part = slice(at, at + ctx.chunk)
             chunk = states[part].detach().requires_grad_()
             with torch.enable_grad():
-                logprobs = head.differentiable(chunk, targets[part], ctx.temperature, *leaves)
+                logits = head.path.logits(chunk, *leaves)
+                # The entropy, without a gradient, would cost as much.
+                logprobs = head.log_probs(logits, targets[part], ctx.temperature)[0]
             of_states[part], *of_leaves = torch.autograd.grad(logprobs, [chunk, *trained], gradient[part])
             for total, of_leaf in zip(sums, of_leaves, strict=True):
                 total += of_leaf
