@@ -47,7 +47,7 @@ class HostCopy:
         return Snapshot(version, [*tensors.items()], device, memory)
 
     def _shapes(self) -> list[Shape]:
-        """What `Engine.whole` yields, without gathering it."""
+        """What `Engine.published` yields, without gathering it."""
         named = dict(self._engine.hf.named_parameters())
         adapter = {published_name(name): p for name, p in named.items() if PARAMETER.match(name)}
         published = (adapter or named).items()
