@@ -197,7 +197,7 @@ def test_samples_of_weights_that_are_no_more_are_set_aside(live) -> None:
     assert run.result(2).versions == [2, 2]
     assert len(run.requests) == PROBLEMS * SAMPLES // 4
     assert (folder / "arithmetic-step2.samples.jsonl.older").exists()
-    assert "step 2 is sampled anew" in run.said.getvalue()
+    assert "step 2 is sampled again" in run.said.getvalue()
 
 
 def test_an_evaluation_that_fails_is_one_line_and_the_next_one_is_tried(live) -> None:
