@@ -53,7 +53,7 @@ short on a busy machine: Ray gives its workers the lowest priority."""
 
 @dataclass(slots=True)
 class Application:
-    """The deployed Serve application of `config`. Replicas may still be loading."""
+    """The deployed Serve application. Replicas may still be loading."""
 
     url: str
     """URL of Redis."""
@@ -67,18 +67,15 @@ class Application:
     _stages: Callable[[], set[str]] = set
     """Returns the stages of the engines that are still loading."""
     _shown: str = field(default="", init=False)
-    _counted: dict[str, int] = field(default_factory=dict, init=False)
+    _counted: int = field(default=0, init=False)
     is_up: bool = field(default=False, init=False)
 
     def wait(self, stopped: threading.Event | None = None) -> bool:
         """Wait until all replicas are up. False if `stopped` is set first. Raises RunError with the reason if
         a replica cannot start."""
-        from hora_rl.deploy.app import APP
-
-        stopped = stopped or threading.Event()
         if self.is_up:
             return True
-        if not self._are_up(APP, stopped):
+        if not self._are_up(stopped or threading.Event()):
             return False
         self._bar.close()
         self.is_up = True
@@ -89,16 +86,16 @@ class Application:
 
     def wait_for_all_but(self, name: str) -> None:
         """Wait until the replicas of all other deployments are up. Raises RunError like `wait`."""
-        from hora_rl.deploy.app import APP
+        self._are_up(threading.Event(), name)
 
-        self._are_up(APP, threading.Event(), name)
-
-    def _are_up(self, app: str, stopped: threading.Event, but: str | None = None) -> bool:
-        """Wait until application `app`, except deployment `but`, is up. False if `stopped` is set first."""
+    def _are_up(self, stopped: threading.Event, but: str | None = None) -> bool:
+        """Wait until the application, except deployment `but`, is up. False if `stopped` is set first."""
         from ray.serve.schema import ApplicationStatus
 
-        while (overview := _look_at(app, stopped)) is not None:
-            self._count(app, overview)
+        from hora_rl.deploy.app import APP
+
+        while (overview := _look_at(APP, stopped)) is not None:
+            self._count(overview)
             self._say_stages()
             if overview.status is ApplicationStatus.DEPLOY_FAILED:
                 raise RunError(_reason(overview))
@@ -108,13 +105,13 @@ class Application:
                 break
         return False
 
-    def _count(self, app: str, overview: ApplicationStatusOverview) -> None:
+    def _count(self, overview: ApplicationStatusOverview) -> None:
         """Advance the progress bar by the replicas that came up."""
         states = [d.replica_states for d in overview.deployments.values()]
         up = 1 + sum(count for s in states for state, count in s.items() if state == "RUNNING")
-        for _ in range(self._counted.get(app, 0), up):
+        for _ in range(self._counted, up):
             self._begin("replicas")
-        self._counted[app] = max(self._counted.get(app, 0), up)
+        self._counted = max(self._counted, up)
 
     def _say_stages(self) -> None:
         """Show the stages of the engines that are still loading."""
