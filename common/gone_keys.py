@@ -44,6 +44,7 @@ GONE = {
     ),
     "allocation.alpha": Gone("the fixed prior is Beta(1, 1)", (1.0,)),
     "allocation.beta": Gone("the fixed prior is Beta(1, 1)", (1.0,)),
+    "evaluation.source": Gone("held-out problems are as those of the first of data.sources", (None,)),
     "evaluation.top_p": Gone("evaluation.truncation holds it", (1.0,)),
     "evaluation.top_k": Gone("evaluation.truncation holds it", (0,)),
     "evaluation.min_p": Gone("evaluation.truncation holds it", (0.0,)),

@@ -89,14 +89,6 @@ class Config(Section):
             raise ValueError(f"allocation.max_group_size ({cap}) must be at least {least}")
         return self
 
-    @model_validator(mode="after")
-    def _evaluated_source(self) -> Self:
-        named = self.evaluation.source
-        if named is not None and named not in self.data.sources:
-            there = ", ".join(self.data.sources) or "none: the run has one data set"
-            raise ValueError(f"evaluation.source ({named}) is none of data.sources ({there})")
-        return self
-
     @property
     def source_names(self) -> tuple[str, ...]:
         """Names of the run's data sources; a single empty name for one data set."""
@@ -126,8 +118,8 @@ class Config(Section):
 
     @property
     def evaluated_source(self) -> str:
-        named = self.evaluation.source
-        return named if named in self.data.sources else self.source_names[0]
+        """The first source: its columns, messages and rewards are those of held-out problems."""
+        return self.source_names[0]
 
     @property
     def reward_names(self) -> tuple[str, ...]:

@@ -48,7 +48,8 @@ class EvaluationConfig(Section):
 
     path: str | None = Field(
         None,
-        description="Held-out JSONL file, Hugging Face data set or `arithmetic`; none: no evaluation.",
+        description="Held-out JSONL file, Hugging Face data set or `arithmetic`; none: no evaluation. The "
+        "first of data.sources gives its columns, messages and rewards.",
     )
     name: str | None = Field(
         None,
@@ -58,10 +59,6 @@ class EvaluationConfig(Section):
         None, description="Its branch, tag or commit. none: data.revision, if the path is data.path."
     )
     split: str | None = Field(None, description="Its split. none: test.")
-    source: str | None = Field(
-        None,
-        description="One of data.sources, whose columns, messages and rewards are used. none: the first.",
-    )
     every: Count | None = Field(
         None,
         description="Optimizer steps between evaluations during training, in `hora run` and `hora train`, on "

@@ -242,7 +242,6 @@ def test_check_counts_what_a_batch_takes_of_each_source_and_refuses_one_too_smal
         ({"data": {"sources": {"a": {"path": "arithmetic", "weight": 0}}}}, "data.sources.a.weight (0)"),
         ({"data": {"sources": {"a": {"path": "arithmetic", "wieght": 1}}}}, "data.sources.a.wieght:"),
         (NO_SUCCESS, "allocation.rule (hit_utility) counts successes, and no reward says what a success is"),
-        ({"evaluation": {"source": "others"}}, "evaluation.source (others) is none of data.sources (sums,"),
         ({"allocation": {"warmup": {"reward": "x:y"}}}, "is not computed for every source (rewards:"),
     ],
 )

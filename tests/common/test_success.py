@@ -55,9 +55,9 @@ def test_own_rewards_alone_define_no_success_and_what_needs_one_is_refused_with_
 
 def test_pass_at_k_needs_a_success_only_of_the_source_that_is_evaluated() -> None:
     sources = {"a": {"path": "a.jsonl"}, "b": {"path": "b.jsonl", "reward": {"weights": {OWN: 1.0}}}}
-    plain = {"data": {"sources": sources}, "allocation": {"rule": "uniform"}}
-    config(**plain, evaluation={"path": "held.jsonl", "source": "a"})
-    assert "evaluation.path" in refused(**plain, evaluation={"path": "held.jsonl", "source": "b"})
+    plain: dict[str, Any] = {"allocation": {"rule": "uniform"}, "evaluation": {"path": "held.jsonl"}}
+    config(data={"sources": sources}, **plain)
+    assert "evaluation.path" in refused(data={"sources": dict(reversed(sources.items()))}, **plain)
 
 
 def test_what_was_decided_survives_the_way_to_the_replicas() -> None:
