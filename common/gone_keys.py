@@ -42,8 +42,8 @@ GONE = {
     "environment.max_replicas": Gone(
         "autoscaling_config under `deployments:` of a Serve file adds replicas", (None,)
     ),
-    "allocation.alpha": Gone("the fixed prior is Beta(1, 1)", (1.0,)),
-    "allocation.beta": Gone("the fixed prior is Beta(1, 1)", (1.0,)),
+    "allocation.alpha": Gone("`prior: fixed(ALPHA0, BETA0)` has both numbers", (1.0,)),
+    "allocation.beta": Gone("`prior: fixed(ALPHA0, BETA0)` has both numbers", (1.0,)),
     "evaluation.source": Gone("held-out problems are as those of the first of data.sources", (None,)),
     "evaluation.top_p": Gone("evaluation.truncation holds it", (1.0,)),
     "evaluation.top_k": Gone("evaluation.truncation holds it", (0,)),

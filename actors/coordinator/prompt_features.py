@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hora_rl.allocator.priors import Prior, make_prior
 from hora_rl.allocator.priors.base import load_state
 from hora_rl.allocator.priors.features import hidden_state_features, sentence_features
-from hora_rl.allocator.priors.make import UNCONDITIONED
+from hora_rl.allocator.priors.make import UNCONDITIONED, kind_of
 from hora_rl.common.config import AllocationConfig, RunConfig
 from hora_rl.common.errors import ConfigError, any_error_as, one_line
 from hora_rl.common.files import alone, replacing
@@ -32,14 +32,15 @@ def prior_of(allocation: AllocationConfig, run: RunConfig, model: str, prompts: 
 
     Raises ConfigError for the state of another prior and for unusable features.
     """
-    unconditioned = allocation.prior in UNCONDITIONED
+    unconditioned = allocation.prior.startswith(UNCONDITIONED)
     features = None if unconditioned else features_of(allocation, run, model, prompts)
     try:
+        saved = allocation.prior_state and load_state(allocation.prior_state, kind_of(allocation.prior))
         return make_prior(
             allocation.prior,
             n=len(prompts),
             features=features,
-            state=load_state(allocation.prior_state, allocation.prior) if allocation.prior_state else None,
+            state=saved or None,
             seed=run.seed,
         )
     except (OSError, ValueError, BadZipFile) as error:

@@ -1,6 +1,9 @@
-"""Priors by name."""
+"""Priors by name. `fixed(2, 5)` is Beta(2, 5) for all prompts, `fixed` Beta(1, 1); `empirical(2, 5)` begins
+with Beta(2, 5)."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,34 +28,48 @@ NAMES = (*UNCONDITIONED, *PROBES, *PROCESSES)
 def make_prior(
     name: str,
     n: int,
-    alpha: float = 1.0,
-    beta: float = 1.0,
     features: NDArray | None = None,
     state: State | None = None,
     seed: int = 0,
 ) -> Prior:
     """The prior `name` for a data set of n prompts.
 
-    alpha, beta: parameters of the fixed prior, and of the empirical one before its first cycle. features:
-    (n, d), one row per prompt, for learned priors (see `features`). state: arrays of an earlier
+    features: (n, d), one row per prompt, for learned priors (see `features`). state: arrays of an earlier
     `state_dict()`. Raises ValueError for an unknown name, and for features that are missing, not finite or of
     another number of prompts.
     """
-    if name not in NAMES:
-        raise ValueError(f"prior: {name!r} is none of {', '.join(NAMES)}")
-    if name == "fixed":
+    kind, (alpha, beta) = kind_of(name), beta_of(name)
+    if kind == "fixed":
         return FixedPrior(alpha, beta)
-    prior = _learned(name, n, alpha, beta, features, seed)
+    prior = EmpiricalPrior(alpha, beta) if kind == "empirical" else _conditioned(name, n, features, seed)
     if state is not None:
         prior.load_state_dict(state)
     return prior
 
 
-def _learned(
-    name: str, n: int, alpha: float, beta: float, features: NDArray | None, seed: int
-) -> LearnedPrior:
-    if name == "empirical":
-        return EmpiricalPrior(alpha, beta)
+def kind_of(name: str) -> str:
+    """The name without its numbers. Raises ValueError for an unknown one."""
+    kind, parenthesis, _ = name.partition("(")
+    if kind not in NAMES or (parenthesis and kind not in UNCONDITIONED):
+        raise ValueError(f"prior: {name!r} is none of {', '.join(NAMES)}")
+    return kind
+
+
+def beta_of(name: str) -> tuple[float, float]:
+    """(α0, β0) in the parentheses of `name`; (1, 1) without them. Raises ValueError."""
+    _, parenthesis, numbers = name.partition("(")
+    if not parenthesis:
+        return 1.0, 1.0
+    try:
+        alpha, beta = map(float, numbers.removesuffix(")").split(","))
+    except ValueError:
+        raise ValueError(f"prior: {name!r}: give two numbers, as in fixed(2, 5)") from None
+    if not (0 < alpha < math.inf and 0 < beta < math.inf):
+        raise ValueError(f"prior: {name!r}: both numbers must be positive")
+    return alpha, beta
+
+
+def _conditioned(name: str, n: int, features: NDArray | None, seed: int) -> LearnedPrior:
     checked = _features(name, n, features)
     return PROCESSES[name](checked, seed) if name in PROCESSES else _probe(name, checked, seed)
 

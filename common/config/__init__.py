@@ -181,7 +181,7 @@ class Config(Section):
             weight = objective.group_weight.kind
             counting = [
                 ("allocation.rule", rule, UNIFORM, needs_counts(rule)),
-                ("allocation.prior", prior, "fixed", prior != "fixed"),
+                ("allocation.prior", prior, "fixed", not prior.startswith("fixed")),
                 ("data.rest", ", ".join(self.data.rest), "[]", bool(self.data.rest)),
                 ("learner.objective.advantage", objective.advantage, "grpo", objective.counts),
                 ("learner.objective.group_weight", weight, "none", weight in ("difficulty", "as_if")),

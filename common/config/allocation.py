@@ -39,8 +39,8 @@ class AllocationConfig(Section):
     )
     prior: str = Field(
         "fixed",
-        description="fixed (Beta(1, 1)), empirical, hidden-static, hidden-online, hidden-dual, mpnet-dual, "
-        "gp or gp-pooled.",
+        description="fixed (Beta(1, 1)), fixed(ALPHA0, BETA0), empirical, hidden-static, hidden-online, "
+        "hidden-dual, mpnet-dual, gp or gp-pooled.",
     )
     rounds: Count = Field(
         1,

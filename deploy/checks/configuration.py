@@ -16,7 +16,7 @@ from hora_rl.actors.data.datasets import usable_held_out
 from hora_rl.actors.environment.registry import environment_of, load_environment
 from hora_rl.actors.verifier.answers import load_extract
 from hora_rl.allocator import allocate
-from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
+from hora_rl.allocator.priors.make import UNCONDITIONED, beta_of, kind_of
 from hora_rl.common.config import AllocationConfig, Config, RewardConfig, RolloutConfig
 from hora_rl.common.config.environment import LIBRARY
 from hora_rl.common.data.rewards import group_functions, load_reward
@@ -75,9 +75,12 @@ def names(target: Target) -> Iterator[Finding]:
             raise ConfigError(str(error)) from None
         if is_user_function(config.learner.objective.advantage):
             estimator_of(config).try_advantage(config.rollout.pre_rollouts)
-    if allocation.prior not in NAMES:
-        raise ConfigError(f"allocation.prior ({allocation.prior}): none of {', '.join(NAMES)}")
-    if allocation.prior not in UNCONDITIONED:
+    try:
+        beta_of(allocation.prior)
+        unconditioned = kind_of(allocation.prior) in UNCONDITIONED
+    except ValueError as error:
+        raise ConfigError(f"allocation.{error}") from None
+    if not unconditioned:
         feature_model(allocation, config.model.path)
     success = "; ".join(_success(config.of(source).reward, source) for source in config.source_names)
     gate = f"warm-up: uniform until the mean {config.gate} reward is {allocation.warmup.format_reward}"

@@ -1,6 +1,7 @@
 """Learned priors against the paper's losses, schedule and formulas; the empirical prior is the maximum."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -170,8 +171,19 @@ def test_missing_or_foreign_features_are_refused_with_the_priors_name() -> None:
         make_prior("gp", N, features=np.zeros((3, 4), dtype=np.float32))
     with pytest.raises(ValueError, match="prompt 2"):
         make_prior("gp", 3, features=np.array([[1.0], [2.0], [np.nan]]))
-    with pytest.raises(ValueError, match="fixed, empirical"):
-        make_prior("hidden", N)
+
+
+def test_the_fixed_prior_takes_its_numbers() -> None:
+    alpha, beta = make_prior("fixed(2, 0.5)", 3).predict(np.arange(3))
+    np.testing.assert_array_equal([alpha, beta], [[2.0] * 3, [0.5] * 3])
+
+
+@pytest.mark.parametrize(
+    "name", ["hidden", "gp(1, 2)", "fixed(1)", "fixed(0, 1)", "fixed(1, inf)", "fixed(a, b)"]
+)
+def test_a_prior_of_no_name_or_other_numbers_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(name)):
+        make_prior(name, N)
 
 
 def test_log_loss_of_known_counts() -> None:
@@ -270,7 +282,7 @@ def test_no_alpha_and_beta_within_the_bounds_are_likelier(successes: np.ndarray,
 
 def test_it_is_the_given_prior_until_the_first_cycle_and_then_that_of_the_last_ten() -> None:
     rng = np.random.default_rng(3)
-    prior = make_prior("empirical", 60, alpha=0.7, beta=2.0)
+    prior = make_prior("empirical(0.7, 2)", 60)
     alpha, beta = prior.predict(np.arange(60))
     assert set(zip(alpha.tolist(), beta.tolist(), strict=True)) == {(0.7, 2.0)}
     cycles = [rng.binomial(G0, rng.beta(0.323 + k / 10, 0.5, 60)) for k in range(CYCLES + 3)]
