@@ -187,12 +187,12 @@ async def test_the_audit_finds_a_round_that_was_divided_otherwise(redis_url: str
     config = config_of(f"forged-{budget}", **{"allocation.budget": budget})
     await run(config, redis_url)
     facts = gather(connect(redis_url), config.run.name, list)
-    assert divided(config, facts.reports) == []
+    assert divided(config.allocation, config.rollout, facts.reports) == []
     report = json.loads(json.dumps(next(r for r in facts.reports if r["batch"] == 2)))
     extra = report["rounds"][2]["extra"]
     most, least = int(np.argmax(extra)), int(np.argmin(extra))
     for counts in (extra, report["extra"]):
         counts[most], counts[least] = counts[most] - 1, counts[least] + 1
     forged = [r for r in facts.reports if (r["batch"], r["shard"]) != (2, report["shard"])]
-    (found,) = divided(config, [*forged, report])
+    (found,) = divided(config.allocation, config.rollout, [*forged, report])
     assert found.startswith(f"shard 2:{report['shard']} divided round 3 as {extra}")
