@@ -17,7 +17,7 @@ from hora_rl.actors.environment.registry import environment_of, load_environment
 from hora_rl.actors.verifier.answers import load_extract
 from hora_rl.allocator import allocate
 from hora_rl.allocator.priors.make import UNCONDITIONED, beta_of, kind_of
-from hora_rl.common.config import AllocationConfig, Config, RewardConfig, RolloutConfig
+from hora_rl.common.config import AllocationConfig, Config, EnvironmentConfig, RewardConfig, RolloutConfig
 from hora_rl.common.config.environment import LIBRARY
 from hora_rl.common.data.rewards import group_functions, load_reward
 from hora_rl.common.errors import ConfigError
@@ -66,9 +66,9 @@ def names(target: Target) -> Iterator[Finding]:
             _try_rule(allocation, config.rollout, "learner.objective.group_weight.as_if", as_if)
         try:
             for source in config.source_names:
-                _load_rewards(config.of(source))
+                _load_rewards(config.of(source).reward, config.of(source).gate)
             if config.environment.path == LIBRARY:
-                asyncio.run(_start_library(config))
+                asyncio.run(_start_library(config.environment, config.run.name))
             elif config.environment.path is not None:
                 load_environment(config.environment.path)
         except ValueError as error:
@@ -118,18 +118,18 @@ def _success(reward: RewardConfig, source: str) -> str:
     return named + (f"{reward.success} of at least {reward.success_at:g}" if reward.success else "none")
 
 
-async def _start_library(config: Config) -> None:
-    async with environment_of(config.environment, config.run.name):
+async def _start_library(environment: EnvironmentConfig, run: str) -> None:
+    async with environment_of(environment, run):
         pass
 
 
-def _load_rewards(config: Config) -> None:
+def _load_rewards(reward: RewardConfig, gate: str | None) -> None:
     """Load the reward functions. Raises ValueError if one is missing or has the wrong signature."""
-    for name in config.reward.names:
+    for name in reward.names:
         if is_user_function(name):
             load_reward(function_of(name))
-    group_functions(config.reward, config.gate)
-    load_extract(config.reward.answer)
+    group_functions(reward, gate)
+    load_extract(reward.answer)
 
 
 def _try_rule(allocation: AllocationConfig, rollout: RolloutConfig, key: str, rule: str) -> None:

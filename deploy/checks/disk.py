@@ -1,7 +1,7 @@
 """Disk space that a run takes at most, per part with the key that bounds it."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +66,9 @@ def disk(target: Target) -> Iterator[Finding]:
     config, path = target.config, Path(target.config.run.folder).absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
     free, estimate = shutil.disk_usage(existing).free / GIB, estimate_of(config)
-    need, words = sum(use.gib for use in uses(config, estimate)) + SPARE_GIB, in_words(config, estimate)
+    parts = uses(config, estimate)
+    need = sum(use.gib for use in parts) + SPARE_GIB
+    words = in_words(config.learner.steps, parts, complete=estimate is not None)
     says = f"{words}; {size(SPARE_GIB)} must remain, and {size(free)} are free in {existing}"
     fix = "lower learner.keep_checkpoints or telemetry.rollouts_gib, or set run.folder to a larger disk"
     yield must(free >= need * target.trains, "disk", says, fix)
@@ -75,15 +77,16 @@ def disk(target: Target) -> Iterator[Finding]:
 def forecast(target: Target) -> Iterator[Finding]:
     """Disk space of a run that is meant for another machine."""
     if target.trains:
-        yield ok("disk", in_words(target.config, estimate_of(target.config)))
+        estimate = estimate_of(target.config)
+        parts = uses(target.config, estimate)
+        yield ok("disk", in_words(target.config.learner.steps, parts, complete=estimate is not None))
 
 
-def in_words(config: Config, estimate: Estimate | None) -> str:
+def in_words(steps: int, parts: Sequence[Use], *, complete: bool) -> str:
     """`200 steps take about 221 GiB at most: checkpoints 159 GiB (learner.keep_checkpoints), …`."""
-    parts = uses(config, estimate)
     total = size(sum(use.gib for use in parts))
-    unknown = "" if estimate else "; the model's size is not known here, and comes on top"
-    return f"{config.learner.steps} steps take about {total} at most: {', '.join(map(str, parts))}{unknown}"
+    unknown = "" if complete else "; the model's size is not known here, and comes on top"
+    return f"{steps} steps take about {total} at most: {', '.join(map(str, parts))}{unknown}"
 
 
 def expected_gib(rollout: RolloutConfig, telemetry: TelemetryConfig, steps: int) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hora_rl.actors.data.datasets import Dataset, load_dataset, usable_held_out
 from hora_rl.actors.data.gold_answers import gold_test
-from hora_rl.common.config import Config, DataConfig, RolloutConfig
+from hora_rl.common.config import Config, DataConfig, ModelConfig, RolloutConfig
 from hora_rl.common.data.prompt_order import Mixture, counts_of, mixed_rows
 from hora_rl.common.data.prompts import load_tokenizer, prompt_of, refuse_unknown, render
 from hora_rl.common.errors import ConfigError
@@ -42,7 +42,7 @@ def data(target: Target) -> Iterator[Finding]:
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     if config.evaluation.path:
         problems = usable_held_out(config)
-        rendered = list(_lengths(config, tokenizer, problems, config.evaluated.data))
+        rendered = list(_lengths(config.model, tokenizer, problems, config.evaluated.data))
         refuse_long(problems.name, rendered, config.rollout.max_prompt_tokens)
         yield from (ok("layout", f"evaluation: {layout}") for layout in problems.layouts)
     parts = [_usable(config, source, tokenizer) for source in config.source_names]
@@ -110,7 +110,7 @@ def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> 
     """The rows of one source. Raises ConfigError if none is usable."""
     settings, limit = config.of(source), config.rollout.max_prompt_tokens
     dataset = load_dataset(settings.data, gold_test(settings.reward))
-    lengths = list(_lengths(config, tokenizer, dataset, settings.data))
+    lengths = list(_lengths(config.model, tokenizer, dataset, settings.data))
     usable = [n for n in lengths if n <= limit]
     left_out = [f"left out: {row.location}: {row.reason}" for row in dataset.rejected]
     known = known_leaks(config, dataset.rows)
@@ -135,10 +135,10 @@ def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def _lengths(
-    config: Config, tokenizer: PreTrainedTokenizerBase, dataset: Dataset, data: DataConfig
+    model: ModelConfig, tokenizer: PreTrainedTokenizerBase, dataset: Dataset, data: DataConfig
 ) -> Iterator[int]:
     """Tokens of each prompt. Raises ConfigError for one with a token that the model has no row for."""
-    rows = vocabulary_rows(config.model)
+    rows = vocabulary_rows(model)
     for row in dataset.rows:
         try:
             tokens = render(tokenizer, row.problem, data, row.messages)

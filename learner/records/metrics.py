@@ -63,11 +63,12 @@ def step_metrics(
 
 
 def cost_metrics(
-    sums: Mapping[str, float], seconds: float, config: Config, *, device: str, ranks: int
+    sums: Mapping[str, float], seconds: float, updates: int, dtype: str, *, device: str, ranks: int
 ) -> dict[str, float]:
-    """FLOPs of a step of `seconds`, and their share of the peak of all devices, NaN if that is unknown."""
-    flops = config.learner.objective.updates_per_batch * sums["packing/flops"]
-    peak = peak_flops(device, config.model.dtype)
+    """FLOPs of a step of `seconds` with `updates` updates, and their share of the peak of all devices, NaN if
+    that is unknown."""
+    flops = updates * sums["packing/flops"]
+    peak = peak_flops(device, dtype)
     return {
         "flops": flops,
         "micro_batches": sums["packing/micro_batches_max"],

@@ -113,7 +113,14 @@ class Recorder:
         metrics |= times | {"time/forward_backward": update.seconds, "applied": float(update.applied)}
         seconds = max(1e-9, update.seconds)
         metrics["tokens_per_second"] = metrics["tokens"] / seconds
-        metrics |= cost_metrics(sums, seconds, config, device=engine.device_name, ranks=engine.world)
+        metrics |= cost_metrics(
+            sums,
+            seconds,
+            config.learner.objective.updates_per_batch,
+            config.model.dtype,
+            device=engine.device_name,
+            ranks=engine.world,
+        )
         metrics |= self._records.idle()
         known = {name: value for name, value in metrics.items() if not math.isnan(value)}
         if known.get("drift", 0.0) > config.weights.drift_alarm:
