@@ -103,7 +103,7 @@ def _samplers(
     config: Config, arguments: tuple[dict[str, object], str], *, drain: bool
 ) -> tuple[Application, Application]:
     """The deployment `config.policy`, which is generators or an environment with its generators, and the
-    verifiers. `given` are their first arguments: configuration and Redis URL."""
+    verifiers. `arguments` are their first: configuration and Redis URL."""
     rollout, leaving_s = config.rollout, LEAVING_S
     if drain:
         leaving_s = rollout.time_limit_s + config.weights.update_limit_s

@@ -208,7 +208,7 @@ def card_args(generator: GeneratorConfig) -> dict[str, Any]:
 
 
 def without_conflicts(args: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """`own` without the largest graph if `more`, which somebody wrote, says which graphs are captured: vLLM
+    """`args` without the largest graph if `more`, which somebody wrote, says which graphs are captured: vLLM
     refuses two answers."""
     if more.keys() & {"cudagraph_capture_sizes", "compilation_config"}:
         return {name: value for name, value in args.items() if name != "max_cudagraph_capture_size"}

@@ -221,7 +221,7 @@ def part_of(name: str) -> str | None:
 
 
 def taken(names: Sequence[str], value: Value, where: str) -> dict[str, float]:
-    """The rewards `names` from `value`, the return value of one function. `place` names the row.
+    """The rewards `names` from `value`, the return value of one function. `where` names the row.
 
     Raises ValueError if a name does not match the value."""
     return {name: _one(name, value, where) for name in names}

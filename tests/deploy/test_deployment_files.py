@@ -337,6 +337,7 @@ def test_every_pod_has_a_network_policy_and_redis_takes_hora_s_alone():
         policy = policies["hora-redis" if name.startswith("redis") else "hora"]
         selected = policy["spec"]["podSelector"]["matchLabels"].items()
         assert selected <= pod["metadata"]["labels"].items(), name
+        assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"], name
     hora = policies["hora"]["spec"]["podSelector"]
     (rule,) = policies["hora-redis"]["spec"]["ingress"]
     assert rule == {"from": [{"podSelector": hora}], "ports": [{"protocol": "TCP", "port": 6379}]}
