@@ -3,8 +3,8 @@
     import hora_rl
 
     config = hora_rl.configure("tiny", {"learner.steps": 10, "run.name": "mine"})
-    found = hora_rl.run(config)
-    found.steps.plot(x="step", y="success")
+    results = hora_rl.run(config)
+    results.steps.plot(x="step", y="success")
 
 `run` starts `hora run` as a separate process, so a notebook holds neither Ray nor a model.
 """

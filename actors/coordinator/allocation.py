@@ -27,7 +27,7 @@ def allocate_round(
     earlier: Sequence[Round],
     counts: PhaseCounts,
 ) -> Allocation:
-    """Allocate the next round of a shard with `prompts` (n,). `found` holds the results since the `earlier`
+    """Allocate the next round of a shard with `prompts` (n,). `counts` holds the results since the `earlier`
     rounds."""
     prior, allocation = batch.priors_of(prompts), settings.under(batch.rule)
     fixed: dict[str, Any] = {
