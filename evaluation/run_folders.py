@@ -16,6 +16,7 @@ from hora_rl.common.config import ObjectiveConfig
 from hora_rl.common.config.allocation import needs_counts
 from hora_rl.common.errors import HoraError
 from hora_rl.common.files import check_regular
+from hora_rl.common.gone_keys import GONE
 from hora_rl.evaluation.phase_b import counted
 from hora_rl.evaluation.results import Result, read_result
 
@@ -106,7 +107,11 @@ class Run:
         loss = objective.get("loss", "clip")
         defaults = ObjectiveConfig.model_validate({"loss": loss} if loss in LOSSES else {}).model_dump()
         defaults |= {"advantage": objective.get("advantage"), "group_weight": "none", "loss": "clip"}
-        return [f"{key}={value}" for key, value in objective.items() if defaults.get(key, value) != value]
+        usual: dict[str, tuple[object, ...]] = {key: (value,) for key, value in defaults.items()}
+        for key in objective.keys() - usual.keys():  # of an older run
+            gone = GONE.get(f"learner.objective.{key}")
+            usual[key] = gone.same if gone else (objective[key],)
+        return [f"{key}={value}" for key, value in objective.items() if value not in usual[key]]
 
     def latest(self) -> list[Result]:
         """The newest result per benchmark on trained weights."""

@@ -39,7 +39,7 @@ def test_a_report_is_one_page_with_its_figures_inside_and_beside_it(runs: list[P
     page = write_report(runs, tmp_path / "report")
     html = page.read_text()
     titles = re.findall(r'<figure role="img" aria-label="([^"]+)">\s*<svg', html)
-    assert len(titles) == len(set(titles)) == 6
+    assert len(titles) == len(set(titles)) == 5
     assert len(list(page.parent.glob("*.png"))) == len(list(page.parent.glob("*.svg"))) == len(titles)
     assert not re.search(r'(src|href)="(?![#])', html)
 
@@ -219,6 +219,13 @@ def test_runs_of_other_objectives_are_other_methods(
         name, _, remarks = replace(run, config=config).method.partition(" (")
         wanted, _, of = method.partition(" (")
         assert (name, set(remarks.rstrip(")").split(", "))) == (wanted, set(of.rstrip(")").split(", ")))
+
+
+def test_an_older_run_is_named_by_keys_that_are_gone(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path / "run", "hit_utility", 0, steps=1, evaluated=False))
+    older = {"advantage": "grpo", "ratio": "sequence", "aggregate": "group", "scale": None}
+    config = {**run.config, "learner": {"objective": older}}
+    assert replace(run, config=config).method == "GRPO + HORA (ratio=sequence)"
 
 
 @pytest.mark.parametrize(
