@@ -33,7 +33,7 @@ class Policy(torch.nn.Module):
         self.hf = hf
         self._path = OwnPath(hf)
         self.head = Head(self._path)
-        self.blocks = False  # see block_mask.use_block_masks
+        self.blocks = False  # see cuda_kernels.use_block_masks
 
     def forward(
         self, micro: MicroBatch, temperature: float, chunk: int, by_model: bool = False
