@@ -76,7 +76,7 @@ GONE = {
         "both phases are one group; likelihood is exact under every allocation", ("pooled",)
     ),
     "learner.objective.aggregate": Gone(
-        "`normalisation: token` weighs all tokens of a batch alike", ("group",)
+        "`normalisation: token` stands for `aggregate: token` and its `normalisation: none`", ("group",)
     ),
     "learner.objective.overlong_cache": Gone(
         "the soft penalty grows over the last fifth of max_response_tokens", (None,)

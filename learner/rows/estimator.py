@@ -72,6 +72,11 @@ class Estimator:
         """Compute a user's advantage of groups that every run meets: no hit, one hit, all hits, with and
         without Phase B. Raises ConfigError."""
         algorithm = advantage_of(self.objective.advantage)
+        if algorithm.counts and self.success is None:
+            raise ConfigError(
+                f"learner.objective.advantage ({self.objective.advantage}) counts successes, and no reward says "
+                "what a success is: name one in reward.success"
+            )
         for size in (pre_rollouts, self.group_size):
             phases = np.array(["A"] * pre_rollouts + ["B"] * (size - pre_rollouts))
             for hits in (0, 1, size):

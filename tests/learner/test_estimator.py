@@ -121,6 +121,13 @@ def test_a_users_function_that_cannot_serve_is_refused_before_a_run(function: st
     assert "\n" not in str(caught.value)
 
 
+def test_a_users_algorithm_that_counts_needs_a_success() -> None:
+    objective = ObjectiveConfig(advantage=f"{__name__}:OWN")
+    Estimator(objective, WEIGHTS, "accuracy", 8, 10).try_advantage(2)
+    with pytest.raises(ConfigError, match=r"reward\.success"):
+        Estimator(objective, WEIGHTS, None, 8, 10).try_advantage(2)
+
+
 def test_a_users_function_is_checked_on_every_group() -> None:
     with pytest.raises(ConfigError):
         estimate(rewarded([0.0] * 3, [1.0] * 3), advantage=f"{__name__}:nan_without_a_hit")
