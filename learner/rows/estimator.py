@@ -74,8 +74,8 @@ class Estimator:
         algorithm = advantage_of(self.objective.advantage)
         if algorithm.counts and self.success is None:
             raise ConfigError(
-                f"learner.objective.advantage ({self.objective.advantage}) counts successes, and no reward says "
-                "what a success is: name one in reward.success"
+                f"learner.objective.advantage ({self.objective.advantage}) counts successes, and no reward "
+                "says what a success is: name one in reward.success"
             )
         for size in (pre_rollouts, self.group_size):
             phases = np.array(["A"] * pre_rollouts + ["B"] * (size - pre_rollouts))
