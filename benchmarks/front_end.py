@@ -34,14 +34,14 @@ def main() -> None:
         "log-probs as numbers": (read_always, True),
         "both, as a replica does": (read_once, True),
     }
-    found: dict[str, list[float]] = {name: [] for name in rows}
+    times: dict[str, list[float]] = {name: [] for name in rows}
     for _ in range(RUNS):
         for name, (prepare, numbers) in rows.items():
             prepare()
-            found[name].append(token_s(numbers=numbers))
-    for name, seconds in found.items():
-        took, own = statistics.median(seconds), statistics.median(found["vLLM's own"])
-        print(f"{name:<26}{took * 1e6:6.2f} µs a token, {took / own:4.0%}")
+            times[name].append(token_s(numbers=numbers))
+    for name, seconds in times.items():
+        took, of_vllm = statistics.median(seconds), statistics.median(times["vLLM's own"])
+        print(f"{name:<26}{took * 1e6:6.2f} µs a token, {took / of_vllm:4.0%}")
 
 
 def token_s(*, numbers: bool) -> float:
@@ -60,17 +60,17 @@ def token_s(*, numbers: bool) -> float:
     if numbers:
         processor.request_states = Sequences(processor.request_states)
     kind = RequestOutputKind.FINAL_ONLY
-    asked = SamplingParams(logprobs=0, flat_logprobs=True, detokenize=False, output_kind=kind)
+    sampling = SamplingParams(logprobs=0, flat_logprobs=True, detokenize=False, output_kind=kind)
     for i in range(SEQUENCES):
-        request = core_request(str(i), asked, 60)
+        request = core_request(str(i), sampling, 60)
         processor.add_request(request, None, None, 0, RequestOutputCollector(kind, request_id=str(i)))
     encoder, decoder = MsgpackEncoder(), MsgpackDecoder(EngineCoreOutputs)
     source, took = np.random.default_rng(0), []
     for _ in range(STEPS):
-        one = np.ones((1, 1), np.int32)
+        rank = np.ones((1, 1), np.int32)
         values = -source.exponential(size=(SEQUENCES, 1, 1)).astype(np.float32)
         made = [
-            EngineCoreOutput(str(i), [5], new_logprobs=LogprobsLists(one, values[i], one[0], None))
+            EngineCoreOutput(str(i), [5], new_logprobs=LogprobsLists(rank, values[i], rank[0], None))
             for i in range(SEQUENCES)
         ]
         sent = encoder.encode(EngineCoreOutputs(outputs=made, timestamp=time.monotonic(), weight_version="3"))

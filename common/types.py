@@ -194,8 +194,8 @@ class Group:
     @property
     def round_hits(self) -> tuple[int, ...]:
         """Successful rollouts in each of `rounds`."""
-        found = Counter(r.round for r in self.rollouts if r.success and r.phase == "B")
-        return tuple(found[number] for number in range(1, len(self.rounds) + 1))
+        hits = Counter(r.round for r in self.rollouts if r.success and r.phase == "B")
+        return tuple(hits[number] for number in range(1, len(self.rounds) + 1))
 
     @property
     def hits(self) -> int:
