@@ -49,7 +49,7 @@ weights: {transport: gloo}
 learner:
   {tokens_per_microbatch: 8192, checkpoint_every: 2, keep_best: pass@4,
    optimizer: {learning_rate: 0.0001, schedule: constant}}
-evaluation: {path: arithmetic, source: short, every: 2, prompts: 4, samples: 4, k: [1, 4]}
+evaluation: {path: arithmetic, every: 2, prompts: 4, samples: 4, k: [1, 4]}
 """
 TOOLS = {".git", ".venv", ".venv-verifiers", ".hypothesis", ".pytest_cache", "__pycache__", "runs"}
 """Folders of a checkout that tools write to, and the user's own runs."""
