@@ -193,7 +193,6 @@ def main() -> None:
             "allocation.warmup.enabled=false",
             "rollout.max_staleness=1",
             "telemetry.http_port=0",
-            "queue.capacity=100000",
             f"learner.steps={options.batches + 1}",
             f"generator.max_sequences={sequences}",
         ]
