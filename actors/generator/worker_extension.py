@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from hora_rl.actors.generator.adapter import adapter_tensors, put_adapter, put_zero_adapter
 from hora_rl.common.model.adapters import WEIGHTS
-from hora_rl.common.weights.digests import TensorHash
+from hora_rl.common.weights.tensor_hash import TensorHash
 
 Part = Literal["model", "adapter"]
 

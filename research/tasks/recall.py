@@ -138,7 +138,8 @@ class SampledSuccess:
         gold = ("|".join(self._task.right[i]) for i in self._of for _ in range(SAMPLES))
         right = [is_right(text, answer, self._task.form) for text, answer in zip(texts, gold, strict=True)]
         counts = np.reshape(right, (-1, SAMPLES)).sum(axis=1)
-        return {f"pass@{k}": float(pass_at_k(counts, SAMPLES, k).mean()) for k in self._task.ks}
+        ks = (k for k in KS if k <= SAMPLES)
+        return {f"pass@{k}": float(pass_at_k(counts, SAMPLES, k).mean()) for k in ks}
 
 
 def logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:

@@ -70,7 +70,7 @@ async def test_an_answer_that_is_python_reaches_nothing_and_ends_in_time(tmp_pat
 
 
 def test_a_row_whose_answer_is_too_long_to_be_given_is_left_out(monkeypatch):
-    monkeypatch.setattr("hora_rl.common.data.rewards.MAX_ANSWER_CHARS", 100)
+    monkeypatch.setattr("hora_rl.actors.data.gold_answers.MAX_ANSWER_CHARS", 100)
     found = load_dataset(
         DataConfig(path="reasoning_gym:palindrome_partitioning", limit=20), gold_test(REWARD)
     )
