@@ -70,7 +70,8 @@ def main() -> None:
         return
     folder = model_folder(design.model)
     obtain(folder)
-    dtype = torch.bfloat16 if options.step == "bank" else torch.float32  # a run samples in bfloat16
+    sampled = getattr(design, "dtype", "bfloat16")  # as the run that the bank stands for
+    dtype = getattr(torch, sampled) if options.step == "bank" else torch.float32
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     if options.step == "bank":
         bank.fill(options.out, design, model, AutoTokenizer.from_pretrained(folder))
