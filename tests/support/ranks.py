@@ -10,11 +10,15 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 ALONE = {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 END = """
+import os, sys
 import torch
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)
 """
-"""Python's exit beside Gloo's threads ends a rank in an abort, rarely."""
+"""Engines and groups of a script live to its end, and C++ may abort in their threads when Python ends: on a busy
+machine often. What a script has to say is said."""
 
 
 def run_ranks(script: str, folder: Path, *args: str, ranks: int = 2, limit_s: float = 280.0) -> str:
