@@ -11,8 +11,8 @@ from blake3 import blake3
 from hora_rl.common.errors import DamagedWeights, StaleWeights
 from hora_rl.common.live.redis import connect
 from hora_rl.common.weights.announcement import Manifest, announce, available, check_file, path_of
-from hora_rl.common.weights.tensor_hash import CHUNK, TensorHash
 from hora_rl.common.weights.group import address_towards
+from hora_rl.common.weights.tensor_hash import CHUNK, TensorHash
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.machines import private_network, why_not
 
