@@ -17,8 +17,8 @@ if torch.distributed.is_initialized():
 sys.stdout.flush()
 os._exit(0)
 """
-"""Engines and groups of a script live to its end, where C++ may abort in their threads, on a busy machine often.
-Everything has been printed then."""
+"""Engines and groups of a script live to its end, where C++ may abort in their threads, on a busy machine
+often. Everything has been printed then."""
 
 
 def run_ranks(script: str, folder: Path, *args: str, ranks: int = 2, limit_s: float = 280.0) -> str:
