@@ -4,6 +4,7 @@
 user's algorithm is such a file elsewhere, as `package.module:NAME` of an `Algorithm` or of a function.
 """
 
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -46,6 +47,7 @@ def loss_of(name: str) -> Algorithm:
     return ALGORITHMS[name]
 
 
+@cache  # asked for every group
 def _users(part: str, name: str) -> Algorithm:
     """The user's algorithm `name`; a function is its advantage of (rewards, successes, phases), or its token
     loss. Raises ConfigError."""

@@ -6,6 +6,7 @@ r is the variance of one hit's score over |∇log p|², ρ the overlap of two pr
 """
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -39,4 +40,4 @@ def with_numbers(numbers: str) -> Algorithm:
             "needs a hit's noise r from 0, and may have an overlap ρ from 0 to below 1: shrunken(10) or "
             "shrunken(10, 0.75)"
         )
-    return Algorithm(advantage=partial(advantage, noise=r, overlap=overlap), counts=True, per_group=True)
+    return replace(ALGORITHM, advantage=partial(advantage, noise=r, overlap=overlap))
