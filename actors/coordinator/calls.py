@@ -251,7 +251,7 @@ async def retry(
         # retried.
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            if task is not None and task.cancelling():  # also where the call failed in the same moment
                 raise
             stale = isinstance(error, StaleWeights)
             if stale and not patient and attempt >= min(STALE, attempts):

@@ -161,6 +161,8 @@ async def _within_limit(
         if not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=GRACE_S)
+        if task.done() and not task.cancelled():
+            task.exception()  # read once, also where this call is cancelled in the moment of the error
     if task.cancelled():  # it awaited something that was
         raise EnvironmentFault("raises CancelledError")
     error = task.exception()

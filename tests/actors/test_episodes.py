@@ -1,6 +1,7 @@
 """Episodes are sampled again where their environment made none; whoever dies, none is lost or doubled."""
 
 import asyncio
+import gc
 import random
 import re
 import time
@@ -130,6 +131,27 @@ async def test_an_environment_that_awaits_what_it_cancelled_has_failed() -> None
     assert isinstance(found, Failed)
     assert "in 5 tries; last: the environment raises CancelledError" in found.reason
     assert counts["episodes_lost:raises"] >= 2
+
+
+@pytest.mark.parametrize("moment", range(5))
+async def test_a_turn_lost_in_the_moment_its_episode_is_cancelled_leaves_no_unread_error(moment: int) -> None:
+    loop, unread = asyncio.get_running_loop(), list[Any]()
+    gone: asyncio.Future[list[Completion]] = loop.create_future()
+    loop.set_exception_handler(lambda _, context: unread.append(context))
+
+    async def turn(request: SamplingRequest) -> list[Completion]:
+        return await gone
+
+    making = asyncio.create_task(made(guess, lambda version, episode: turn, n=1))
+    await asyncio.sleep(0.05)
+    gone.set_exception(ConnectionError("the replica is gone"))
+    for _ in range(moment):
+        await asyncio.sleep(0)
+    making.cancel()
+    await asyncio.wait([making])
+    del making
+    gc.collect()
+    assert not unread
 
 
 def failing(error: Exception) -> Any:
