@@ -134,10 +134,10 @@ def monitor(
     set_: Overrides = None,
     json: Annotated[bool, typer.Option("--json", help="One snapshot as JSON.")] = False,
     once: Annotated[bool, typer.Option(help="One screen, then exit.")] = False,
-    page: Annotated[bool, typer.Option("--page", help="Serve the web page instead, without Serve.")] = False,
-    host: Annotated[str, typer.Option(help="Address of --page.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of --page.")] = 8080,
-    name: Annotated[list[str] | None, typer.Option(help="Another host name of --page.")] = None,
+    page: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Serve the web page on this port of telemetry.http_host."),
+    ] = None,
 ) -> None:
     """Watch a run live: queue, rates, replicas and their weight versions, learner. A run folder also shows
     the final state of a run that has ended."""
@@ -145,13 +145,12 @@ def monitor(
     from hora_rl.deploy.runs.ended_run import source_of
 
     with source_of(config, set_ or ()) as source:
-        if not page:
+        if page is None:
             terminal.monitor(
                 source.url, source.run, json_=json, once=once, file=source.file, read=source.read
             )
-            return
-        folder = source.file.folder if source.file.folder.is_dir() else None
-        terminal.serve_page(source.url, source.run, host, port, source.read, name or (), folder)
+        else:
+            terminal.serve_page(source.url, source.run, source.telemetry, page, source.read)
 
 
 @app.command()

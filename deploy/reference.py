@@ -97,7 +97,8 @@ that is of use where it has a card of its own. {SPARE:.0%} of a card is left fre
 
 def commands() -> str:
     """The commands with their arguments and options, in the order of `hora --help`."""
-    root = typer.main.get_command(app)
+    root = typer.main.get_group(app)
+    root.commands.pop("study", None)  # of a checkout alone: research/README.md
     page = get_docs_for_click(obj=root, ctx=typer.Context(root), name="hora", title="Commands")
     title, _, rest = page.rstrip().partition("\n\n")
     return f"{title}\n\n{COMMANDS}{rest}\n"

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from hora_rl.common.errors import HoraError
-
 app = typer.Typer()
+CHECKOUT = Path(__file__).resolve().parents[1]
+"""The folder of the rooms: a checkout, or the installed package."""
 ConfigPath = Annotated[str, typer.Argument(help="A YAML file, a Serve file, or the name of a preset.")]
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a run, e.g. runs/tiny.")]
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
@@ -30,9 +30,6 @@ def evaluate(
         typer.Option(help="Prompts, limits, replicas; by default the run's of RUN/model, or tiny."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of samples and results.")] = Path("evaluations"),
-    step: Annotated[
-        int | None, typer.Option(min=0, help="Optimizer steps of the weights; by default the recorded ones.")
-    ] = None,
     set_: Overrides = None,
 ) -> None:
     """Pass@K of a model on benchmarks. Samples are saved; the same command resumes after an interruption."""
@@ -54,42 +51,18 @@ def evaluate(
             "configuration"
         )
     with stopped_by_signals():
-        evaluate_local(chosen, benchmark.split(","), samples, ks, out, step)
-
-
-@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
-def study(words: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Compare arms of an experiment over seeds. Needs `research/` of a checkout; see `hora study --help`."""
-    from hora_rl.common.load import ROOT
-
-    if not (ROOT / "research").is_dir():
-        raise HoraError(f"{ROOT} has no research/: `hora study` needs a checkout")
-    paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "research", *(words or ())], environment)
-
-
-@app.command()
-def sample(
-    config: ConfigPath,
-    prompts: Annotated[int, typer.Option(help="Training prompts, drawn at random.")] = 300,
-    samples: Annotated[
-        int, typer.Option(min=1, help="Completions per prompt: the largest G that can be planned.")
-    ] = 64,
-    out: Annotated[Path, typer.Option(help="File of counts, one line a prompt.")] = Path("counts.jsonl"),
-    set_: Overrides = None,
-) -> None:
-    """Count successes of training prompts for `hora plan`. The same command resumes after an interruption."""
-    from hora_rl.deploy.launch.counting import count_local
-    from hora_rl.deploy.machine.signals import stopped_by_signals
-
-    with stopped_by_signals():
-        count_local(config, set_ or (), prompts, samples, out)
+        evaluate_local(chosen, benchmark.split(","), samples, ks, out)
 
 
 @app.command()
 def plan(
-    source: Annotated[Path, typer.Argument(help="Counts (JSONL), a run folder, or a result of `hora eval`.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A configuration, whose training prompts are counted first, or counts: a JSONL file, a run "
+            "folder, or a result of `hora eval`."
+        ),
+    ],
     group_size: Annotated[str | None, typer.Option(help="G, several with commas.")] = None,
     pre_rollouts: Annotated[str | None, typer.Option(help="G0, several with commas; 4,8 by default.")] = None,
     rules: Annotated[
@@ -105,11 +78,26 @@ def plan(
         typer.Option(help="r,OVERLAP,PROMPTS: a hit's noise, prompts' shared gradient, Γ; for the verdict."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    prompts: Annotated[int, typer.Option(help="Training prompts to count, drawn at random.")] = 300,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Completions counted per prompt: the largest G of the plan.")
+    ] = 64,
+    out: Annotated[Path, typer.Option(help="File of the counts, one line a prompt.")] = Path("counts.jsonl"),
+    set_: Overrides = None,
 ) -> None:
-    """Predict from recorded pass counts what each allocation rule would find, and recommend a rule."""
+    """Predict from pass counts what each allocation rule would find, and recommend a rule. Counts of a
+    configuration are kept; the same command resumes after an interruption."""
     from hora_rl.evaluation.plan.command import plan as make_plan
 
-    make_plan(source, group_size, pre_rollouts, rules, rounds, json, shard, gradients)
+    counts = Path(source)
+    if not counts.is_dir() and counts.suffix not in (".json", ".jsonl"):
+        from hora_rl.deploy.launch.counting import count_local
+        from hora_rl.deploy.machine.signals import stopped_by_signals
+
+        with stopped_by_signals():
+            count_local(source, set_ or (), prompts, samples, out)
+        counts = out
+    make_plan(counts, group_size, pre_rollouts, rules, rounds, json, shard, gradients)
 
 
 @app.command()
@@ -148,21 +136,18 @@ def rollouts(
     step: Annotated[int | None, typer.Option(min=0, help="Only those of this step.")] = None,
     prompt: Annotated[int | None, typer.Option(min=0, help="Only those of the prompt of this index.")] = None,
     success: Annotated[bool | None, typer.Option("--success/--failure", help="Only hits, or misses.")] = None,
-    phase: Annotated[Literal["A", "B"] | None, typer.Option(help="Only those of phase A or B.")] = None,
-    source: Annotated[str | None, typer.Option(help="Only those of this data set.")] = None,
     order: Annotated[
         Literal["newest", "oldest", "longest", "least_likely"],
         typer.Option(help="least_likely: lowest mean log-prob per token first."),
     ] = "newest",
     limit: Annotated[int, typer.Option(min=1, help="Number of rollouts to show.")] = 10,
-    full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:
     """Read the rollouts of a run: prompts, completions, rewards."""
-    from hora_rl.deploy.runs.rollout_list import Choice, show_rollouts
+    from hora_rl.deploy.runs.rollout_list import show_rollouts
+    from hora_rl.evaluation.rollout_table import Wanted
 
-    choice = Choice(step, prompt, success, phase, source, order, limit)
-    show_rollouts(run, choice, as_json=json, full=full)
+    show_rollouts(run, Wanted(step, prompt, success), order, limit, as_json=json)
 
 
 @app.command()
@@ -185,3 +170,13 @@ def audit(run: RunFolder) -> None:
 
     if not audit_run(run):
         raise typer.Exit(1)
+
+
+if (CHECKOUT / "research").is_dir():
+
+    @app.command(hidden=True, add_help_option=False, context_settings={"ignore_unknown_options": True})
+    def study(words: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+        """Compare arms of an experiment over seeds. Only in a checkout; see `hora study --help`."""
+        paths = filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH")))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        os.execve(sys.executable, [sys.executable, "-P", "-m", "research", *(words or ())], environment)

@@ -79,13 +79,6 @@ def steps_of(run: Path | str) -> list[int]:
     return list(_files(Path(run), Wanted()))
 
 
-def columns_of(run: Path | str) -> list[str]:
-    """Columns of the newest step. Raises RunFolderError if there are no rollouts."""
-    files = _files(Path(run), Wanted())
-    with _reading(files[max(files)]):
-        return list(pq.read_schema(files[max(files)]).names)
-
-
 def _files(run: Path, wanted: Wanted) -> dict[int, Path]:
     files = files_of(run)
     if not files:

@@ -1,4 +1,4 @@
-"""The sampling loop of evaluation and `hora sample`.
+"""The sampling loop of evaluation and `hora plan CONFIG`.
 
     requests (prompt, first sample, number) ─► generate ─► score ─► take
 

@@ -1,6 +1,6 @@
 """Plan an allocation from Python: pass counts in, what each rule would find at each group size out.
 
-python -m examples.plan_a_run [COUNTS.jsonl]     counts as `hora sample` writes them; else made-up ones
+python -m examples.plan_a_run [COUNTS.jsonl]     counts as `hora plan CONFIG` writes them; else made-up ones
 """
 
 import json

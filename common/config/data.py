@@ -51,7 +51,7 @@ class ModelConfig(Section):
     )
     adapter: str | None = Field(
         None,
-        description="Folder of a LoRA adapter (peft) served with the model in `hora eval` and `hora sample`; "
+        description="Folder of a LoRA adapter (peft) served with the model in `hora eval` and `hora plan`; "
         "training starts from a merged model.",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(

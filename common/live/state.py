@@ -67,8 +67,6 @@ class SharedState:
     """Written once, by the first coordinator."""
     unplaced: str = ""
     """Parts that do not fit on the cluster, as text; written by the launcher of the learner."""
-    folder: str = ""
-    """Absolute folder of the run's records; written by learner rank 0 on its machine."""
     device: str = ""
     """Name of the learner's GPU, or `cpu`; written by learner rank 0."""
 

@@ -97,7 +97,7 @@ def refuse_to_train(model: ModelConfig) -> None:
     """Raise ConfigError if a training run starts from an adapter."""
     if model.adapter is not None:
         raise ConfigError(
-            f"model.adapter ({model.adapter}) is for `hora eval` and `hora sample`: training starts "
+            f"model.adapter ({model.adapter}) is for `hora eval` and `hora plan`: training starts "
             "from a whole model; merge it into its base and name that in model.path"
         )
 

@@ -1,4 +1,4 @@
-"""`hora sample`: count successes of training prompts for `hora plan` on this machine."""
+"""Count successes of training prompts for `hora plan CONFIG` on this machine."""
 
 import asyncio
 import tempfile
@@ -37,7 +37,7 @@ def count_local(source: str, overrides: Sequence[str], number: int, samples: int
 
     Raises ConfigError before the start if the numbers do not suffice for a plan.
     """
-    console, out = Console(), out.resolve()
+    console, out = Console(stderr=True), out.resolve()
     check_writable(out.parent, "--out")
     config = on_processors(load(source, overrides), trains=False)
     require(Target(config, "eval"), console)
@@ -63,7 +63,7 @@ def count_local(source: str, overrides: Sequence[str], number: int, samples: int
                 progress=progress,
             )
         )
-    say(console, f"{out}: next, hora plan {out}")
+    say(console, f"{out}: `hora plan {out}` plans from these counts again")
 
 
 def choose(config: Config, number: int) -> list[Prompt]:

@@ -83,25 +83,24 @@ def evaluate_local(
     samples: int | None,
     ks: tuple[int, ...] | None,
     out: Path,
-    step: int | None = None,
 ) -> None:
     """`hora eval`: evaluate the named benchmarks on model.path on this machine.
 
-    `step` labels the results; by default the step recorded in the model folder, or 0.
+    The step recorded in the model folder, or 0, labels the results.
     """
     console = Console()
     chosen = [benchmark.sized(samples, ks) for benchmark in find_benchmarks(names)]
     check_writable(out, "--out")
     config = on_processors(written, trains=False)
     require(Target(config, "eval"), console)
-    label = (step_of(config.model.adapter or config.model.path) or 0) if step is None else step
+    step = step_of(config.model.adapter or config.model.path) or 0
     problems = [load_benchmark(config, benchmark, console) for benchmark in chosen]
     with (
         stopped_and_kept(f"every sample drawn is kept in {out}", console),
         stack(config, out.resolve(), console),
     ):
         for benchmark, its_problems in zip(chosen, problems, strict=True):
-            result = sample(config, benchmark, its_problems, out.resolve(), label, console, version=0)
+            result = sample(config, benchmark, its_problems, out.resolve(), step, console, version=0)
             write_result(out, result)
             console.print(Markdown(result_page(result)))
 

@@ -11,7 +11,7 @@ from typing import cast
 
 import redis
 
-from hora_rl.common.config import QueueConfig
+from hora_rl.common.config import Config, QueueConfig
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.files import kept_secret
 from hora_rl.common.live.keys import Keys
@@ -87,11 +87,12 @@ def redis_url(queue: QueueConfig) -> str:
     return url
 
 
-def folder_of(source: str, overrides: Sequence[str] = ()) -> Path:
-    """The run folder `source`, or the run folder of the configuration `source`."""
-    if Path(source).is_dir():
-        return Path(source)
-    return load(source, overrides).run.path
+def configured(source: str, overrides: Sequence[str] = ()) -> Config | None:
+    """The configuration `source`, or that of the run folder `source`; None for a folder without one."""
+    if not Path(source).is_dir():
+        return load(source, overrides)
+    file = Path(source) / CONFIG
+    return load(str(file), overrides) if file.exists() else None
 
 
 def redis_of(source: str, overrides: Sequence[str] = ()) -> tuple[str, str]:
@@ -99,13 +100,9 @@ def redis_of(source: str, overrides: Sequence[str] = ()) -> tuple[str, str]:
 
     A live `hora run` uses only its embedded Redis. Otherwise HORA_REDIS_URL precedes queue.url.
     """
-    folder, config = Path(source), None
-    if not folder.is_dir():
-        config = load(source, overrides)
-    elif (folder / CONFIG).exists():
-        config = load(str(folder / CONFIG), overrides)
-    file = RunFile(folder_of(source, overrides))
-    name = config.run.name if config and not folder.is_dir() else file.read().run
+    config, is_folder = configured(source, overrides), Path(source).is_dir()
+    file = RunFile(Path(source) if config is None or is_folder else config.run.path)
+    name = file.read().run if config is None or is_folder else config.run.name
     if file.embeds_redis():
         return file.redis_url(), name
     url = named_redis(config.queue) if config else os.environ.get("HORA_REDIS_URL")

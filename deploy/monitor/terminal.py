@@ -3,14 +3,14 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import redis
 from rich.console import Console
 from rich.live import Live
 
+from hora_rl.common.config import TelemetryConfig
 from hora_rl.common.console import say
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.redis import Redis, connect, hidden
@@ -57,23 +57,16 @@ def monitor(
 
 
 def serve_page(
-    redis_url: str,
-    run: str,
-    host: str,
-    port: int,
-    read: Read = read_run,
-    names: Sequence[str] = (),
-    folder: Path | None = None,
+    redis_url: str, run: str, telemetry: TelemetryConfig, port: int, read: Read = read_run
 ) -> None:
-    """Serve the live page and its endpoints without Ray Serve. `folder` is the run folder if it is on this
-    machine."""
+    """Serve the live page and its endpoints without Ray Serve."""
     import uvicorn
 
     from hora_rl.deploy.monitor.web import create_app
 
     uvicorn.run(
-        create_app(redis_url, run, names=(host, *names), read=read, folder=folder),
-        host=host,
+        create_app(redis_url, run, names=(telemetry.http_host, *telemetry.http_names), read=read),
+        host=telemetry.http_host,
         port=port,
         limit_concurrency=1000,
         log_level="warning",

@@ -28,7 +28,6 @@ from hora_rl.common.live.state import changed, read_state
 from hora_rl.deploy.monitor.feed import Feed, Observer, Read
 from hora_rl.deploy.monitor.hosts import Guard
 from hora_rl.deploy.monitor.reading import read_run
-from hora_rl.deploy.monitor.rollouts_page import add_rollouts
 from hora_rl.deploy.monitor.run_state import RunState
 
 STREAMS = 200
@@ -41,7 +40,7 @@ POLICY = (
 )
 PAGE_HEADERS = {"Content-Security-Policy": POLICY}
 STATIC = Path(__file__).with_name("static")
-"""The pages' style sheet, and unmodified files of uPlot's npm package, which draws the charts, with its MIT
+"""The page's style sheet, and unmodified files of uPlot's npm package, which draws the charts, with its MIT
 licence."""
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     code: {"content": {"application/problem+json": {}}} for code in (401, 403, 503)
@@ -54,11 +53,9 @@ def create_app(
     observer: Observer | None = None,
     names: Sequence[str] = (),
     read: Read = read_run,
-    folder: Path | None = None,
 ) -> FastAPI:
     """The web application of one run. `observer` is called with every state (Prometheus). `names` are
-    accepted host names in addition to addresses and localhost. `folder` is the run folder for rollouts; None
-    uses the folder that the learner reports."""
+    accepted host names in addition to addresses and localhost."""
     feed = Feed(redis_url, run, observer, read)
 
     @asynccontextmanager
@@ -71,7 +68,6 @@ def create_app(
     app = FastAPI(title=f"HORA run {run}", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, names=names)
     _add_reading(app, feed)
-    add_rollouts(app, feed, folder, PAGE_HEADERS)
     _add_controls(app, feed)
     _add_problems(app)
     return app

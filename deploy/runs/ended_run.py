@@ -9,12 +9,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from hora_rl.common.config import TelemetryConfig
 from hora_rl.common.console import working
 from hora_rl.common.errors import RunError
 from hora_rl.common.load import load
 from hora_rl.deploy.machine.record import RunFile, RunRecord
 from hora_rl.deploy.machine.redis_server import RedisServer
-from hora_rl.deploy.machine.run_redis import folder_of, redis_of
+from hora_rl.deploy.machine.run_redis import configured, redis_of
 from hora_rl.deploy.monitor.feed import Read
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
@@ -22,12 +23,13 @@ from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Redis URL, name and reader of one run. `file` is its record, if any."""
+    """Redis URL, name and reader of one run, its record, if any, and where its page listens."""
 
     url: str
     run: str
     read: Read
     file: RunFile
+    telemetry: TelemetryConfig
 
 
 @contextmanager
@@ -37,9 +39,11 @@ def source_of(source: str, overrides: Sequence[str] = ()) -> Iterator[Source]:
 
     Raises RunError if there is no run or it kept no data.
     """
-    file = RunFile(folder_of(source, overrides))
+    config = configured(source, overrides)
+    telemetry = config.telemetry if config else TelemetryConfig()
+    file = RunFile(Path(source) if Path(source).is_dir() or config is None else config.run.path)
     if not _kept(file):
-        yield Source(*redis_of(source, overrides), read_run, file)
+        yield Source(*redis_of(source, overrides), read_run, file, telemetry)
         return
     record = file.read()
     with TemporaryDirectory(prefix="hora-") as copy, ExitStack() as serving:
@@ -47,7 +51,7 @@ def source_of(source: str, overrides: Sequence[str] = ()) -> Iterator[Source]:
             files = shutil.ignore_patterns("redis.sock", "lock", "pid", "url", "redis.log")
             shutil.copytree(file.folder / "redis", Path(copy) / "redis", ignore=files)
             server = serving.enter_context(RedisServer(Path(copy) / "redis"))
-        yield Source(server.url, record.run, partial(_as_it_was, record=record), file)
+        yield Source(server.url, record.run, partial(_as_it_was, record=record), file, telemetry)
 
 
 def _kept(file: RunFile) -> bool:

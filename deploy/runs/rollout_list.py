@@ -3,73 +3,50 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
-from hora_rl.common.console import pieces, say, visible
+from hora_rl.common.console import pieces, visible
 from hora_rl.common.errors import RunError
 from hora_rl.common.rollout_files import REWARD
-from hora_rl.evaluation.rollout_table import Order, Wanted, read_rollouts, steps_of
+from hora_rl.evaluation.rollout_table import Order, Wanted, read_rollouts
 
 HEAD, TAIL = 1000, 500
 """Characters to print of a long text: its beginning, and its end, which holds the answer."""
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice(Wanted):
-    """Selection of rollouts: the arguments of `read_rollouts`."""
-
-    order: Order = "newest"
-    limit: int = 10
-
-    @property
-    def in_words(self) -> str:
-        """` of step 3, prompt 7, failures`; empty without a filter."""
-        named = [
-            f"{n} {v}" for n in ("step", "prompt", "phase", "source") if (v := getattr(self, n)) is not None
-        ]
-        kind = {None: [], True: ["successes"], False: ["failures"]}[self.success]
-        return f" of {', '.join(named + kind)}" if named or kind else ""
-
-
 def show_rollouts(
-    run: Path, choice: Choice, *, as_json: bool = False, full: bool = False, console: Console | None = None
+    run: Path,
+    wanted: Wanted,
+    order: Order = "newest",
+    limit: int = 10,
+    *,
+    as_json: bool = False,
+    console: Console | None = None,
 ) -> None:
     """Print the selected rollouts. Raises RunError if the folder does not exist, and RunFolderError if files
     cannot be read."""
     if not run.is_dir():
         raise RunError(f"{run}: no such folder; `hora runs` lists the runs there are")
     console = console or Console()
-    rows = rows_of(run, choice)
+    rows: list[Row] = read_rollouts(run, **asdict(wanted), order=order, limit=limit).to_pylist()
     if as_json:
         for row in rows:
             console.file.write(json_line(row) + "\n")
         return
-    if not rows:
-        steps = steps_of(run)
-        say(
-            console,
-            f"no rollouts{choice.in_words}; there are those of {len(steps)} steps, {steps[0]} to {steps[-1]}",
-        )
-        return
     width = min(console.width, 120)
     for _, group in groupby(rows, key=lambda row: (row["step"], row["group"])):
-        _show_group(list(group), console, width, full)
-    console.print(Text(_footer(len(rows), choice), style="dim"), soft_wrap=True)
-
-
-def rows_of(run: Path, choice: Choice) -> list[dict[str, Any]]:
-    """The selected rows as dicts."""
-    table = read_rollouts(run, **asdict(choice))
-    return cast("list[dict[str, Any]]", table.to_pylist())
+        _show_group(list(group), console, width)
+    more = "; --limit N shows more" if len(rows) == limit else ""
+    console.print(Text(f"{len(rows)} rollout{'s' * (len(rows) != 1)}{more}", style="dim"))
 
 
 def json_line(row: Row) -> str:
@@ -77,28 +54,17 @@ def json_line(row: Row) -> str:
     return json.dumps(row, separators=(",", ":")).replace("\x7f", "\\u007f")
 
 
-def _footer(n: int, choice: Choice) -> str:
-    order = {
-        "newest": "newest step first",
-        "oldest": "oldest step first",
-        "longest": "longest first",
-        "least_likely": "lowest mean log-prob per token first",
-    }[choice.order]
-    more = "; --limit N shows more" if n == choice.limit else ""
-    return f"{n} rollout{'s' * (n != 1)}{choice.in_words}, {order}{more}"
-
-
-def _show_group(rows: Sequence[Row], console: Console, width: int, full: bool) -> None:
+def _show_group(rows: Sequence[Row], console: Console, width: int) -> None:
     first = rows[0]
     source = f" · {first['source']}" if first["source"] else ""
     title = f"step {first['step']} · prompt {first['prompt']} · epoch {first['epoch']}{source}"
     console.print(Rule(Text.assemble(*styled(title, "bold")), align="left", style="dim"), width=width)
-    console.print(Padding(_text(first["prompt_text"], full, "cyan"), (0, 0, 0, 2)), width=width)
+    console.print(Padding(_text(first["prompt_text"], "cyan"), (0, 0, 0, 2)), width=width)
     for row in rows:
         console.print()
         console.print(headline(row), width=width)
         console.print(Text(timeline(row), style="dim"), width=width)
-        console.print(Padding(_text(row["completion"], full), (0, 0, 0, 2)), width=width)
+        console.print(Padding(_text(row["completion"]), (0, 0, 0, 2)), width=width)
     console.print()
 
 
@@ -137,11 +103,11 @@ def styled(text: str, style: str = "") -> Iterable[tuple[str, str]]:
     return [(piece, "reverse dim" if out else style) for piece, out in pieces(text)]
 
 
-def _text(text: str, full: bool, style: str = "") -> Text:
+def _text(text: str, style: str = "") -> Text:
     text = text.strip("\n")
-    if not full and len(text) > HEAD + TAIL + 200:
+    if len(text) > HEAD + TAIL + 200:
         left = len(text) - HEAD - TAIL
-        cut = (f"\n… {left:,} characters left out; --full shows them …\n", "dim italic")
+        cut = (f"\n… {left:,} characters left out; --json has them …\n", "dim italic")
         return Text.assemble(*styled(text[:HEAD], style), cut, *styled(text[-TAIL:], style))
     return Text.assemble(*styled(text, style)) if text else Text("(empty)", "dim italic")
 

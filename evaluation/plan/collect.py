@@ -73,7 +73,9 @@ def _held(out: Path, expected: Mapping[int, Mapping[str, Any]], identity: Mappin
             record = json.loads(line)
             index, held_about = int(record["id"]), dict(record["about"])
         except (ValueError, KeyError, TypeError):
-            raise CountsError(f"{out}:{number}: not a line of `hora sample`; choose another --out") from None
+            raise CountsError(
+                f"{out}:{number}: not a line of `hora plan CONFIG`; choose another --out"
+            ) from None
         wanted = expected.get(index, {**identity, "prompt": held_about.get("prompt")})
         if difference := first_difference(held_about, wanted):
             raise CountsError(

@@ -81,8 +81,7 @@ class Recorder:
             rollouts = RolloutFiles(config, tokenizer, run_dir, start)
             device = engine.device_name
             replace_text(run_dir / "learner.json", json.dumps({"device": device, "ranks": engine.world}))
-            begun = changed(step=start, folder=str(run_dir.resolve()), device=device)
-            client.hset(Keys(config.run.name).state, mapping=begun)
+            client.hset(Keys(config.run.name).state, mapping=changed(step=start, device=device))
             self._records = Records(config, client, run_dir, start, rollouts)
 
     def over_ranks(self, step: int, sums: dict[str, float]) -> dict[str, float]:

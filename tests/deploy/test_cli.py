@@ -232,7 +232,7 @@ def test_a_disk_that_takes_no_file_is_one_line(
 
 def test_a_terminal_without_unicode_gets_a_question_mark() -> None:
     command = [sys.executable, "-m", "hora_rl.deploy", "plan", "--help"]
-    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "COLUMNS": "200"}
     done = subprocess.run(command, capture_output=True, env=environment, check=True)
     assert b"(? over" in done.stdout
 

@@ -1,9 +1,8 @@
-"""`hora rollouts` and the rows behind the page show what was sampled, as it is chosen, sorted and bounded. It
-moves no terminal, and what cannot be read is one line."""
+"""`hora rollouts` shows what was sampled, as it is chosen, sorted and bounded. It moves no terminal, and what
+cannot be read is one line."""
 
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,26 +10,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fastapi.testclient import TestClient
 from rich.console import Console
 from typer.testing import CliRunner
 
 from hora_rl.common.console import visible
 from hora_rl.common.errors import RunError
-from hora_rl.common.live.state import changed
 from hora_rl.common.load import load
 from hora_rl.common.rollout_files import path_of
 from hora_rl.deploy.cli import app
-from hora_rl.deploy.monitor.web import create_app
-from hora_rl.deploy.runs.rollout_list import Choice, json_line, rows_of, show_rollouts
+from hora_rl.deploy.runs.rollout_list import json_line, show_rollouts
 from hora_rl.evaluation.audit import rollout_rows
 from hora_rl.evaluation.audit_records import RunRecords
-from hora_rl.evaluation.rollout_table import read_rollouts, steps_of
+from hora_rl.evaluation.rollout_table import Wanted, read_rollouts, steps_of
 from hora_rl.evaluation.run_folders import RunFolderError
 from hora_rl.learner.records.rollout_writer import Texts
 from hora_rl.learner.records.step_records import group_record
 from tests.support.rollouts import SOURCES, write_rollouts
-from tests.support.synthetic_run import SyntheticRun, config_of
 
 HOSTILE = (
     "\x1b[2J\x1b]0;owned\x07\x1b]8;;http://evil\x07click\x1b]8;;\x07\r\x08\x7f\x9b31m"
@@ -46,15 +41,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shown(run: Path, choice: Choice, *, full: bool = False, coloured: bool = False) -> str:
+def shown(run: Path, width: int = 100, coloured: bool = False, **wanted: Any) -> str:
     out = io.StringIO()
-    console = Console(file=out, width=400 if full else 100, force_terminal=coloured)
-    show_rollouts(run, choice, full=full, console=console)
+    console = Console(file=out, width=width, force_terminal=coloured)
+    show_rollouts(run, Wanted(**wanted), console=console)
     return out.getvalue()
 
 
 def test_prompt_completion_rewards_and_times_are_shown(run: Path) -> None:
-    text = shown(run, Choice(step=2, prompt=1))
+    text = shown(run, step=2, prompt=1)
     drawn = ("step 2 · prompt 1 · epoch 2", "format 1, accuracy 1", "log-prob -0.1", "#1 B miss", "7 tokens")
     for part in (*drawn, "first token after 500 ms", "by a1b2c3", "<answer>1"):
         assert part in text, part
@@ -62,13 +57,13 @@ def test_prompt_completion_rewards_and_times_are_shown(run: Path) -> None:
 
 
 def test_what_does_not_exist_is_one_line(run: Path, tmp_path: Path) -> None:
-    assert "prompt 77" in shown(run, Choice(prompt=77))
+    assert shown(run, prompt=77) == "0 rollouts\n"
     for folder, choice, named in ((tmp_path, {}, tmp_path), (run, {"step": 9}, "step 9")):
         with pytest.raises(RunFolderError, match=str(named)) as error:
             read_rollouts(folder, **choice)
         assert "\n" not in str(error.value)
     with pytest.raises(RunError, match="none"):
-        show_rollouts(tmp_path / "none", Choice())
+        show_rollouts(tmp_path / "none", Wanted())
 
 
 def test_the_command_s_options_choose_as_they_say(run: Path) -> None:
@@ -79,17 +74,10 @@ def test_the_command_s_options_choose_as_they_say(run: Path) -> None:
 
     assert len(rows("--limit", "50")) == 32
     assert {r["success"] for r in rows("--success")} == {True}
-    assert {r["success"] for r in rows("--failure", "--phase", "B")} == {False}
+    assert {r["success"] for r in rows("--failure")} == {False}
     assert {r["step"] for r in rows("--step", "1")} == {1}
     assert [r["length"] for r in rows("--order", "longest", "--limit", "2")] == [8, 8]
     assert rows("--order", "least_likely", "--limit", "1")[0]["logprob"] == -4.0
-    assert rows("--source", "none") == []
-
-
-def test_rollouts_of_one_data_source_are_chosen_by_its_name(tmp_path: Path) -> None:
-    write_rollouts(tmp_path, SOURCES, steps=2, prompts=4)
-    chosen = rows_of(tmp_path, Choice(source="hard", limit=50))
-    assert [(r["source"], r["prompt"]) for r in chosen] == 2 * [("hard", p) for p in (1, 1, 3, 3)]
 
 
 @pytest.fixture
@@ -103,13 +91,13 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_hostile_output_stays_text_in_the_terminal_and_ascii_in_json(hostile: Path) -> None:
     assert read_rollouts(hostile)["completion"].to_pylist()[0] == HOSTILE  # kept as it was sampled
-    text = shown(hostile, Choice(), full=True)
+    text = shown(hostile, 400)
     forbidden = [c for c in HOSTILE if not c.isprintable()]
     assert not [c for c in text if c in forbidden]
     for written in ("\\x1b[2J", "\\x1b]0;owned\\x07", "\\u202egnp.exe", "\\u2028", "\\U000e0041", "\\x9b31m"):
         assert written in "".join(text.split()), written  # wherever a line was wrapped
     assert "[boldred]markup[/]" in "".join(text.split())
-    coloured = shown(hostile, Choice(), full=True, coloured=True)
+    coloured = shown(hostile, 400, coloured=True)
     assert [sign for sign in ("\x1b[2J", "\x1b]", "\u202e") if sign in coloured] == []
     (row, _) = read_rollouts(hostile).to_pylist()
     line = json_line(row)
@@ -123,61 +111,11 @@ def test_ordinary_text_of_any_script_is_left_alone() -> None:
         assert visible(text) == text
 
 
-@pytest.fixture(scope="module")
-def client(redis_url: str, run: Path) -> Iterator[TestClient]:
-    with TestClient(create_app(redis_url, "r", folder=run), base_url="http://127.0.0.1") as client:
-        yield client
-
-
-def listed(client: TestClient, **query: Any) -> dict:
-    answer = client.get("/rollouts/rows", params=query)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
-
-
-def test_rows_are_chosen_and_paged_and_a_step_that_was_not_trained_is_not_found(client: TestClient) -> None:
-    newest = listed(client, limit=5)
-    assert (newest["steps"], newest["first"], newest["last"], newest["more"]) == (4, 0, 3, True)
-    assert newest["rewards"] == ["format", "accuracy"]
-    assert {r["step"] for r in newest["rows"]} == {3}
-    rest = listed(client, limit=100, offset=5)
-    assert (len(rest["rows"]), rest["more"]) == (27, False)
-    misses = listed(client, prompt=1, success="false", order="oldest")["rows"]
-    assert [(r["step"], r["prompt"], r["success"]) for r in misses] == [(s, 1, False) for s in range(4)]
-    assert "logprobs" not in misses[0]
-    assert listed(client, prompt=50)["rows"] == []
-    assert client.get("/rollouts/rows?step=9").status_code == 404
-
-
-@pytest.mark.parametrize("query", ["limit=0", "limit=401", "step=-1", "order=best", "phase=C", "chars=1e9"])
-def test_what_is_out_of_bounds_is_refused(client: TestClient, query: str) -> None:
-    assert client.get(f"/rollouts/rows?{query}").status_code == 422
-
-
-def test_long_texts_lose_the_middle(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "b" * 600 + "m" * 100_000 + "e" * 300
-    monkeypatch.setattr(Texts, "completion", lambda self, rollout: text)
-    write_rollouts(tmp_path, steps=1, prompts=1)
-    with TestClient(create_app(redis_url, "r", folder=tmp_path), base_url="http://127.0.0.1") as client:
-        row = listed(client, chars=900)["rows"][0]
-        assert row["completion"] == "b" * 600 + "e" * 300
-        assert row["left_out"] == {"completion": {"at": 600, "characters": 100_000}}
-        assert listed(client, chars=1_000_000, limit=1)["rows"][0]["completion"] == text
-
-
-def test_without_a_folder_the_one_that_the_learner_named_is_read(redis_url: str, run: Path) -> None:
-    live = SyntheticRun(redis_url, config_of("live"))
-    with TestClient(create_app(redis_url, "live"), base_url="http://127.0.0.1") as client:
-        assert "runs/live" in client.get("/rollouts/rows").json()["detail"]
-        live.redis.hset(live.keys.state, mapping=changed(folder=str(run)))
-        assert listed(client)["folder"] == str(run)
-
-
 def names(table) -> list[tuple[int, int, int]]:
     return list(zip(*(table[n].to_pylist() for n in ("step", "prompt", "number")), strict=True))
 
 
-def test_filters_leave_what_fits_and_the_newest_comes_first(run: Path) -> None:
+def test_filters_leave_what_fits_and_the_newest_comes_first(run: Path, tmp_path: Path) -> None:
     assert read_rollouts(run).num_rows == 32
     assert names(read_rollouts(run, limit=3)) == [(3, 0, 0), (3, 0, 1), (3, 1, 0)]
     assert names(read_rollouts(run, limit=2, offset=3)) == [(3, 1, 1), (3, 2, 0)]
@@ -185,6 +123,9 @@ def test_filters_leave_what_fits_and_the_newest_comes_first(run: Path) -> None:
     assert names(read_rollouts(run, prompt=2, phase="A", order="oldest")) == [(s, 2, 0) for s in range(4)]
     assert read_rollouts(run, prompt=99, limit=5).num_rows == 0
     assert steps_of(run) == [0, 1, 2, 3]
+    write_rollouts(tmp_path, SOURCES, steps=2, prompts=4)
+    rows = read_rollouts(tmp_path, source="hard").to_pylist()
+    assert [(r["source"], r["prompt"]) for r in rows] == 2 * [("hard", p) for p in (1, 1, 3, 3)]
 
 
 def test_the_longest_and_the_least_likely_of_all_steps(run: Path) -> None:

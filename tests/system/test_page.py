@@ -27,10 +27,11 @@ pytestmark = [pytest.mark.system, needs_chromium]
 SERVER = """
 import sys
 from pathlib import Path
+from hora_rl.common.config import TelemetryConfig
 from hora_rl.deploy.monitor import web
 from hora_rl.deploy.monitor.terminal import serve_page
 web.PAGE = Path(sys.argv[4])
-serve_page(sys.argv[1], sys.argv[2], '127.0.0.1', int(sys.argv[3]))
+serve_page(sys.argv[1], sys.argv[2], TelemetryConfig(), int(sys.argv[3]))
 """
 
 
