@@ -41,7 +41,7 @@ from hora_rl.deploy.machine.ports import port_of
 from hora_rl.deploy.machine.record import CONFIG, RunFile, write_config
 from hora_rl.deploy.machine.run_redis import refuse_leftovers
 from hora_rl.deploy.monitor.alerts import Alerts
-from hora_rl.deploy.monitor.progress import Pace, progress
+from hora_rl.deploy.monitor.progress import progress
 from hora_rl.evaluation.benchmarks import find_benchmarks
 from hora_rl.evaluation.report.result_files import result_page, write_result
 from hora_rl.evaluation.results import model_digest
@@ -70,11 +70,11 @@ def run_local(source: str, overrides: Sequence[str] = (), folder: Folder = "new"
     with file.recorded(config.run.name, again, console, http_port=port, weights=weights):
         with starting(config, run_dir, console, port, file=file) as application:
             run = TrainingRun(config, application.url, run_dir, console)
-            pace = _train(run, application, alerts)
+            _train(run, application, alerts)
             application.wait()  # a resumed run without remaining steps ends before a replica is loaded
             _evaluate_last(run)
             promote_last(run)
-        summarise(run, pace)
+        summarise(run)
 
 
 def evaluate_local(
@@ -125,7 +125,7 @@ def _evaluate_last(run: TrainingRun) -> None:
         evaluate_run(run, config.learner.steps)
 
 
-def _train(run: TrainingRun, application: Application, alerts: Alerts) -> Pace:
+def _train(run: TrainingRun, application: Application, alerts: Alerts) -> None:
     from hora_rl.learner import launch
 
     config, url, stop = run.config, run.url, Stop()
@@ -136,13 +136,12 @@ def _train(run: TrainingRun, application: Application, alerts: Alerts) -> Pace:
         application.wait_for_all_but("generator")
     with (
         evaluating_first(run, application.wait, stop) as first,
-        progress(config.run.name, config.learner.steps, url, run.console, alerts, first.run) as pace,
+        progress(config.run.name, config.learner.steps, url, run.console, alerts, first.run),
         reports_unplaced(run),
         evaluating(run, first.wait),
         closing(first),
     ):
         launch.run(config, url, str(run.folder), stop)
-    return pace
 
 
 def _loads_alone(generator: GeneratorConfig, learner: LearnerConfig) -> bool:

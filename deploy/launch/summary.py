@@ -25,7 +25,6 @@ from hora_rl.common.records import GroupRecord
 from hora_rl.deploy.launch.best import read_best
 from hora_rl.deploy.launch.evaluation import TrainingRun, read_run_results, samples_file
 from hora_rl.deploy.monitor.balance import KEPT, Metrics, balance, split_of
-from hora_rl.deploy.monitor.progress import Pace
 from hora_rl.evaluation.benchmarks import Benchmark, held_out
 from hora_rl.evaluation.phase_b import PhaseB, counted
 from hora_rl.evaluation.results import Result
@@ -53,9 +52,9 @@ class Example(TypedDict):
     after: First
 
 
-def summarise(run: TrainingRun, pace: Pace) -> dict[str, object]:
-    """Read the run's records, write RUN/summary.json and print tables. Rates are those of this start
-    (`pace`)."""
+def summarise(run: TrainingRun) -> dict[str, object]:
+    """Read the run's records, write RUN/summary.json and print tables. Rates leave the first step out, whose
+    rollouts were sampled while the learner started."""
     config, run_dir = run.config, run.folder
     groups = cast(list[GroupRecord], records(run_dir / "groups.jsonl"))
     steps = records(run_dir / "steps.jsonl")
@@ -66,8 +65,8 @@ def summarise(run: TrainingRun, pace: Pace) -> dict[str, object]:
         "rollouts": sum(g["size"] for g in groups),
         "tokens": sum(g["tokens"] for g in groups),
         "seconds": sum(s["time/step"] for s in steps),
-        "rollouts_per_second": pace.per_second("rollouts_out"),
-        "tokens_per_second": pace.per_second("tokens_out"),
+        "rollouts_per_second": _rate(steps[1:], "rollouts"),
+        "tokens_per_second": _rate(steps[1:], "tokens"),
         "evaluation": [_evaluation(r) for r in results],
         "examples": read_examples(run, results),
         "best": read_best(run_dir),
@@ -79,6 +78,11 @@ def summarise(run: TrainingRun, pace: Pace) -> dict[str, object]:
     replace_text(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
     _show(summary, run.console)
     return summary
+
+
+def _rate(steps: Sequence[Metrics], name: str) -> float | None:
+    seconds = sum(s["time/step"] or 0.0 for s in steps)
+    return sum(s[name] or 0.0 for s in steps) / seconds if seconds else None
 
 
 def _idle_side(run: TrainingRun, steps: Sequence[Metrics]) -> str:
@@ -151,7 +155,7 @@ def _show(summary: dict[str, Any], console: Console) -> None:
     rate = ""
     if summary["rollouts_per_second"] is not None:
         rate = (
-            f"; from the first step on {summary['rollouts_per_second']:.0f} rollouts/s, "
+            f"; after the first step {summary['rollouts_per_second']:.0f} rollouts/s, "
             f"{summary['tokens_per_second']:.0f} tokens/s, training included"
         )
     say(console, f"{summary['steps']} steps, {summary['rollouts']} rollouts{rate}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 from rich.console import Console
@@ -27,35 +26,6 @@ BESIDE = 46
 """Columns taken by state, bar, step and time left of the longest runs."""
 
 
-@dataclass(slots=True)
-class Pace:
-    """Receives every state through `see`. Excludes the first step with its rollouts and its time."""
-
-    seen: RunState | None = None
-    first: RunState | None = None
-    last: RunState | None = None
-
-    def see(self, state: RunState) -> None:
-        if self.seen is not None and state.step > self.seen.step:
-            self.first = self.first or state
-            self.last = state
-        self.seen = state
-
-    def per_second(self, flow: str) -> float | None:
-        """Mean rate of `flow` (`rollouts_out`, …) from the end of the first to the end of the last step, or
-        None."""
-        if self.first is None or self.last is None or self.last.time <= self.first.time:
-            return None
-        return (self.last.totals[flow] - self.first.totals[flow]) / (self.last.time - self.first.time)
-
-    def left_s(self) -> float | None:
-        """Seconds until the last step at the current pace; None before two steps."""
-        if self.first is None or self.last is None or self.last.step <= self.first.step:
-            return None
-        each = (self.last.time - self.first.time) / (self.last.step - self.first.step)
-        return max(0.0, each * (self.last.steps - self.last.step))
-
-
 @contextmanager
 def progress(
     name: str,
@@ -64,21 +34,21 @@ def progress(
     console: Console,
     alerts: Alerts | None = None,
     first: Callable[[], object] = lambda: None,
-) -> Iterator[Pace]:
-    """Show the progress of run `name` while the block runs: a bar in a terminal, else a line per step. Yields
-    the pace. `alerts` receives every shown warning. Calls `first` before."""
-    pace, tell = Pace(), Teller(console, alerts)
+) -> Iterator[None]:
+    """Show the progress of run `name` while the block runs: a bar in a terminal, else a line per step.
+    `alerts` receives every shown warning. Calls `first` before."""
+    tell = Teller(console, alerts)
     show = show_bar if console.is_terminal else show_lines
 
     def run(done: threading.Event) -> None:
         first()
-        show(_snapshots(name, url, done, pace), steps, tell, pace)
+        show(_snapshots(name, url, done), steps, tell)
 
     with background_thread("progress", run, END_S):
-        yield pace
+        yield
 
 
-def show_bar(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -> None:
+def show_bar(states: Iterable[RunState], steps: int, tell: Teller) -> None:
     """A progress bar that follows `states`. Bar, step, time left and rate fit into 80 columns; wider
     terminals show more figures."""
     console, column = tell.console, Column(no_wrap=True)
@@ -93,30 +63,28 @@ def show_bar(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -
             tell(state)
             does = "training" if state.step or state.of("learner") else "starting"
             shown = figures(state, console.width - BESIDE)
-            bar.update(task, completed=state.step, description=does, left=_left(pace), text=shown)
+            bar.update(task, completed=state.step, description=does, left=_left(state), text=shown)
 
 
-def show_lines(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -> None:
+def show_lines(states: Iterable[RunState], steps: int, tell: Teller) -> None:
     """One line per step, and every LONG_S during a long step."""
     last, due, console = -1, 0.0, tell.console
     for state in states:
         tell(state)
         if state.step != last or state.time >= due:
             last, due = state.step, state.time + LONG_S
-            say(console, f"step {state.step}/{steps} {_left(pace)}  {figures(state)}")
+            say(console, f"step {state.step}/{steps} {_left(state)}  {figures(state)}")
 
 
-def _snapshots(name: str, url: str, done: threading.Event, pace: Pace) -> Iterator[RunState]:
+def _snapshots(name: str, url: str, done: threading.Event) -> Iterator[RunState]:
     """One state per second, and one at the end. Skipped while Redis is down."""
     client, last_look = connect(url), False
     while not last_look:
         last_look = done.wait(EVERY_S)
         try:
-            state = read_run(client, name)
+            yield read_run(client, name)
         except (RedisError, RunError):
             continue
-        pace.see(state)
-        yield state
 
 
 class Teller:
@@ -144,11 +112,12 @@ def _starting(state: RunState, kind: Kind) -> bool:
     return kind is Kind.NOT_ALIVE and state.last_step_s is None and not state.warns(Kind.STALLED)
 
 
-def _left(pace: Pace) -> str:
-    seconds = pace.left_s()
-    if seconds is None:
+def _left(state: RunState) -> str:
+    """The time until the last step, if each takes as long as the newest."""
+    seconds = state.learner.get("time/step")
+    if not seconds:
         return "-:-- left"
-    minutes, seconds = divmod(round(seconds), 60)
+    minutes, seconds = divmod(round(seconds * (state.steps - state.step)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d} left" if hours else f"{minutes}:{seconds:02d} left"
 

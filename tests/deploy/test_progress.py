@@ -14,11 +14,9 @@ from hora_rl.actors.data.datasets import load_held_out
 from hora_rl.common import console as console_of
 from hora_rl.common.config import Config
 from hora_rl.common.console import working
-from hora_rl.common.live.telemetry import FLOWS
 from hora_rl.deploy.launch.evaluation import TrainingRun
 from hora_rl.deploy.launch.summary import summarise
 from hora_rl.deploy.monitor import progress as progress_of
-from hora_rl.deploy.monitor.progress import Pace
 from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
 from hora_rl.evaluation.report.result_files import result_page, write_result
 from hora_rl.evaluation.results import Result
@@ -30,45 +28,17 @@ def state(run) -> RunState:
     return run.read()
 
 
-def at(state: RunState, time: float, step: int, rollouts: int) -> RunState:
-    return replace(state, time=time, step=step, totals={**dict.fromkeys(FLOWS, 0), "rollouts_in": rollouts})
-
-
-@pytest.mark.parametrize(
-    "moments",
-    [
-        # Two batches of 100 are generated while the learner starts; then one takes ten seconds.
-        [(0, 0, 0), (50, 0, 200), (60, 1, 200), (65, 1, 250), (70, 2, 300), (80, 3, 400), (99, 3, 400)],
-        [(0, 7, 700), (10, 8, 900), (20, 9, 1000)],  # a resumed run
-    ],
-)
-def test_the_rate_leaves_out_what_was_generated_before_the_first_step(state, moments):
-    pace = Pace()
-    for moment in moments:
-        pace.see(at(state, *moment))
-    assert pace.per_second("rollouts_in") == pytest.approx(10.0)
-    assert pace.left_s() == pytest.approx(10.0 * (state.steps - moments[-1][1]))
-
-
 @pytest.mark.parametrize("width", [80, 120])
 def test_bar_step_time_left_and_rate_are_seen_at_80_columns(state, width):
     """The last screen of a long run whose numbers and warnings are as wide as they get."""
     wide = {**state.rates, "rollouts_in": 12345.0}
     long = (Warning(Kind.STALLED, "no optimizer step for 4000 s; " + "the coordinator waits " * 8),)
     learner = {**state.learner, "time/step": 10.0, "time/wait": 4.0}
-    states = [at(state, 10.0 * i, 97 + i, 100 * i) for i in range(4)]
-    states = [replace(s, steps=200, rates=wide, warnings=long, learner=learner) for s in states]
-
-    pace = Pace()
-
-    def seen():
-        for snapshot in states:
-            pace.see(snapshot)
-            yield snapshot
-
+    last = replace(state, steps=200, rates=wide, warnings=long, learner=learner)
+    states = [replace(last, time=10.0 * i, step=97 + i) for i in range(4)]
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=width, color_system=None)
-    progress_of.show_bar(seen(), 200, progress_of.Teller(console), pace)
+    progress_of.show_bar(states, 200, progress_of.Teller(console))
     lines = [line.split("\r")[-1] for line in screen.getvalue().splitlines()]
     bar = next(line for line in reversed(lines) if "training" in line)
     assert "100/200" in bar
@@ -127,7 +97,7 @@ def config_with(**reward: object) -> Config:
 
 def told(config: Config, folder: Path) -> str:
     console = Console(width=300, record=True, file=io.StringIO())
-    summarise(TrainingRun(config, "", folder, console), Pace())
+    summarise(TrainingRun(config, "", folder, console))
     return console.export_text()
 
 
