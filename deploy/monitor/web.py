@@ -2,13 +2,17 @@
 
 Everyone who reaches the address may read (loopback unless telemetry.http_host differs). Changes need the
 run's token: HORA_TOKEN of the server, or the token whose SHA-256 the launcher stored in Redis.
+
+With DNS rebinding, a foreign web page can point its name to this machine and read the run. Such requests
+carry that name as `Host`, so only addresses, `localhost` and configured names are answered.
 """
 
 import hashlib
 import hmac
+import ipaddress
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -26,7 +30,6 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Redis
 from hora_rl.common.live.state import changed, read_state
 from hora_rl.deploy.monitor.feed import Feed, Observer, Read
-from hora_rl.deploy.monitor.hosts import Guard
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import RunState
 
@@ -38,7 +41,12 @@ POLICY = (
     "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; connect-src "
     "'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-PAGE_HEADERS = {"Content-Security-Policy": POLICY}
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 STATIC = Path(__file__).with_name("static")
 """The page's style sheet, and unmodified files of uPlot's npm package, which draws the charts, with its MIT
 licence."""
@@ -66,11 +74,41 @@ def create_app(
 
     # Swagger and ReDoc would load scripts from other servers.
     app = FastAPI(title=f"HORA run {run}", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, names=names)
+    _add_guard(app, names)
     _add_reading(app, feed)
     _add_controls(app, feed)
     _add_problems(app)
     return app
+
+
+def known_host(host: str, names: Sequence[str]) -> bool:
+    """Whether a `Host` header names this server: an address, `localhost` or one of `names`, with any port."""
+    if host.startswith("["):
+        name = host[1:].partition("]")[0]
+    else:
+        name = host.rpartition(":")[0] if host.count(":") == 1 else host
+    name = name.lower().rstrip(".")
+    if name in ("localhost", *(known.lower() for known in names)):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _add_guard(app: FastAPI, names: Sequence[str]) -> None:
+    """Refuse other hosts with 421, and add security headers to every response."""
+
+    @app.middleware("http")
+    async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        host = ",".join(request.headers.getlist("host"))
+        if not known_host(host, names):
+            ask = "ask for it by address or as localhost, or name it in telemetry.http_names"
+            return _problem(421, f"this server is not {host[:100]!r}: {ask}", {"connection": "close"})
+        response = await answer(request)
+        response.headers.update(HEADERS)
+        return response
 
 
 def _add_reading(app: FastAPI, feed: Feed) -> None:
@@ -79,7 +117,9 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
 
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
-        return Response(page, media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
+        return Response(
+            page, media_type="text/html; charset=utf-8", headers={"Content-Security-Policy": POLICY}
+        )
 
     app.mount("/static", StaticFiles(directory=STATIC))
 
@@ -179,22 +219,23 @@ def _current(feed: Feed) -> RunState:
     return event.state
 
 
-def _add_problems(app: FastAPI) -> None:
-    """Errors as problem JSON (RFC 9457)."""
+def _problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """An error as problem JSON (RFC 9457)."""
+    body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+    return JSONResponse(body, status, headers, media_type="application/problem+json")
 
-    def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-        body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
-        return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+def _add_problems(app: FastAPI) -> None:
 
     @app.exception_handler(StarletteHTTPException)
     async def http(_request: Request, error: StarletteHTTPException) -> JSONResponse:
-        return problem(error.status_code, str(error.detail), error.headers)
+        return _problem(error.status_code, str(error.detail), error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
         lines = [f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors()]
-        return problem(422, "; ".join(lines))
+        return _problem(422, "; ".join(lines))
 
     @app.exception_handler(HoraError)
     async def away(_request: Request, error: HoraError) -> JSONResponse:
-        return problem(503, str(error))
+        return _problem(503, str(error))
