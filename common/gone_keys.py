@@ -42,6 +42,7 @@ GONE = {
     "environment.max_replicas": Gone(
         "autoscaling_config under `deployments:` of a Serve file adds replicas", (None,)
     ),
+    "allocation.budget": Gone("a batch has Γ·G rollouts", ("rollouts",)),
     "allocation.alpha": Gone("`prior: fixed(ALPHA0, BETA0)` has both numbers", (1.0,)),
     "allocation.beta": Gone("`prior: fixed(ALPHA0, BETA0)` has both numbers", (1.0,)),
     "evaluation.source": Gone("held-out problems are as those of the first of data.sources", (None,)),

@@ -21,11 +21,10 @@ REMEDY = (
 
 
 class RoundReport(TypedDict):
-    """One allocation round over the n prompts of a shard. `successes` and `tokens` (n,) count rollouts since
-    the previous allocation, in the first round those of Phase A. `extra` (n,) is this round's Δ."""
+    """One allocation round over the n prompts of a shard. `successes` (n,) are those since the previous
+    allocation, in the first round of Phase A. `extra` (n,) is this round's Δ."""
 
     successes: list[int]
-    tokens: list[int]
     extra: list[int]
 
 

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from hora_rl.common.config import AllocationConfig, Config, RolloutConfig
+from hora_rl.common.config import Config, RolloutConfig
 from hora_rl.common.data.prompt_order import Mixture
 from hora_rl.common.data.resting import Counts, Order
 from hora_rl.common.records import ShardReport
@@ -30,7 +30,7 @@ def audit(config: Config, facts: RunRecords) -> list[str]:
         *_none_missing(config.learner.steps, facts),
         *_batches(facts),
         *_order(config, facts),
-        *_budgets(config.learner.steps, config.rollout, config.allocation, facts),
+        *_budgets(config.learner.steps, config.rollout, facts),
         *divisions(config.allocation, config.rollout, facts.reports),
         *_sizes(facts),
         *_staleness(config.rollout.max_staleness, facts),
@@ -153,13 +153,8 @@ def _complete_cycles(shards: int, facts: RunRecords) -> list[list[ShardReport]]:
     return cycles
 
 
-def _budgets(
-    steps: int, rollout: RolloutConfig, allocation: AllocationConfig, facts: RunRecords
-) -> list[str]:
-    """Every shard spent (Γ/shards)·G rollouts, so every complete batch Γ·G, under every rule.
-
-    Budgets in tokens are checked by `divisions`.
-    """
+def _budgets(steps: int, rollout: RolloutConfig, facts: RunRecords) -> list[str]:
+    """Every shard spent (Γ/shards)·G rollouts, so every complete batch Γ·G, under every rule."""
     wrong = []
     batches: Counter[int] = Counter()
     for report in facts.reports:
@@ -168,8 +163,7 @@ def _budgets(
         batches[report["batch"]] += 1
         if n != rollout.prompts_per_shard or len(report["extra"]) != n:
             wrong.append(f"{name} has {n} groups, not Γ/shards = {rollout.prompts_per_shard}")
-        in_rollouts = allocation.under(report["rule"]).budget == "rollouts"
-        if in_rollouts and spent != rollout.prompts_per_shard * rollout.group_size:
+        if spent != rollout.prompts_per_shard * rollout.group_size:
             product = f"{rollout.prompts_per_shard}·{rollout.group_size}"
             wrong.append(f"{name} spent {spent} rollouts, not Γ/shards·G = {product}")
     if _finished(steps, facts):

@@ -93,11 +93,9 @@ class Run:
         return _named(f"{advantage} + {name}", remarks + self._objective_remarks())
 
     def _rounds(self) -> list[str]:
-        """Rounds, stop and budget if not the paper's."""
+        """Rounds and stop if not the paper's."""
         rounds, stop = self.setting("allocation.rounds", 1), self.setting("allocation.stop", "none")
-        by_tokens = self.setting("allocation.budget", "rollouts") == "tokens"
-        parts = [f"R={rounds}"] * (rounds != 1) + [f"stop {stop}"] * (stop != "none")
-        return parts + ["tokens"] * by_tokens
+        return [f"R={rounds}"] * (rounds != 1) + [f"stop {stop}"] * (stop != "none")
 
     def _objective_remarks(self) -> list[str]:
         """`key=value` of every non-default objective setting except the advantage."""

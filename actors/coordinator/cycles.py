@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hora_rl.allocator.lengths import Lengths, RunningLengths
 from hora_rl.allocator.priors import Prior
 from hora_rl.allocator.warmup import WarmUpGate
 from hora_rl.common.config import Config
@@ -31,8 +30,7 @@ from hora_rl.common.records import ShardReport
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchAllocation:
-    """Rule, per-prompt prior and expected lengths used to allocate one batch: α0 (Γ,) and β0 (Γ,) of its
-    prompts (Γ,).
+    """Rule and per-prompt prior used to allocate one batch: α0 (Γ,) and β0 (Γ,) of its prompts (Γ,).
 
     `as_if` is the rule that weights groups by its sizes (`learner.objective.group_weight.as_if`). It is
     `uniform` while the gate is shut.
@@ -43,7 +41,6 @@ class BatchAllocation:
     alpha: NDArray[np.float64]
     beta: NDArray[np.float64]
     as_if: str | None = None
-    lengths: Lengths | None = None  # of the observed cycles, where the budget is in tokens
 
     def priors_of(self, prompts: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """α0 (n,) and β0 (n,) of `prompts` (n,), which belong to this batch."""
@@ -66,7 +63,6 @@ class Cycles:
             cycles=config.allocation.warmup.cycles,
             enabled=config.gate is not None,
         )
-        self._lengths = RunningLengths(config.rollout.pre_rollouts)
         self._gate_mean: float | None = None
         self._observed = 0
         self._here = asyncio.Lock()  # several shards of this process may complete at once
@@ -116,8 +112,7 @@ class Cycles:
     @property
     def _settled(self) -> bool:
         """Whether no further cycle can change the allocation. Then every batch may start."""
-        learns = self._prior.learns or self._config.allocation.budget == "tokens"
-        return self._gate.open and not learns and not self._order.waits
+        return self._gate.open and not self._prior.learns and not self._order.waits
 
     async def _reports(self, batch: int) -> list[ShardReport]:
         """All shard reports of `batch`; an empty list while one is missing."""
@@ -130,14 +125,11 @@ class Cycles:
         if self._config.gate is not None:
             self._gate_mean = float(np.mean([r["rewards"][self._config.gate] for r in reports]))
             self._gate.observe(self._gate_mean)
-        successes = [c for r in reports for c in r["successes"]]
         self._prior.update(
             np.array([prompt for r in reports for prompt in r["prompts"]], dtype=np.int64),
-            np.array(successes, dtype=np.int64),
+            np.array([c for r in reports for c in r["successes"]], dtype=np.int64),
             self._config.rollout.pre_rollouts,
         )
-        if self._config.allocation.budget == "tokens":
-            self._lengths.observe(successes, [n for r in reports for n in r["rounds"][0]["tokens"]])
         if self._order.waits:
             self._order.observe(Counts.of(reports))
         self._observed += 1
@@ -150,4 +142,4 @@ class Cycles:
         rule, as_if = self._config.allocation.rule, self._config.learner.objective.group_weight.as_if
         if not self._gate.open:
             rule, as_if = UNIFORM, as_if and UNIFORM
-        return BatchAllocation(rule, prompts, *self._prior.predict(prompts), as_if, self._lengths.now)
+        return BatchAllocation(rule, prompts, *self._prior.predict(prompts), as_if)

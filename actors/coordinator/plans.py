@@ -140,10 +140,7 @@ def report_of(shard: Shard, plan: Plan, hits: list[int | None], seconds: float) 
         "trials": shard.pre_rollouts,
         "successes": list(plan.successes),
         "extra": list(plan.extra),
-        "rounds": [
-            {"successes": list(r.successes), "tokens": list(r.tokens), "extra": list(r.extra)}
-            for r in plan.rounds
-        ],
+        "rounds": [{"successes": list(r.successes), "extra": list(r.extra)} for r in plan.rounds],
         "rewards": plan.rewards,
         "hits": hits,
         "seconds": seconds,

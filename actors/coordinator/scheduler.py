@@ -28,7 +28,6 @@ from hora_rl.actors.coordinator.plans import Plans, report_of
 from hora_rl.actors.coordinator.sampling import Generate, Sampler, Score, prefetched
 from hora_rl.actors.coordinator.shard import (
     Allocation,
-    PhaseCounts,
     Plan,
     Round,
     Sample,
@@ -216,7 +215,7 @@ class Coordination:
         prompts, cap = [p.index for p in shard.prompts], self._config.allocation.max_group_size
         sizes = sizes_as_if(self._config.rollout, cap, batch, prompts, report["successes"])
 
-        def as_before(earlier: Sequence[Round], _: PhaseCounts) -> Allocation:
+        def as_before(earlier: Sequence[Round], _: Sequence[int]) -> Allocation:
             extra = np.array([rounds[len(earlier)]], dtype=np.int64)
             alpha, beta = report["priors"][row]
             return Allocation(extra, report["rule"], ((alpha, beta),), sizes and (sizes[row],))

@@ -52,21 +52,11 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseCounts:
-    """The results of a shard's n prompts since the last division: successes (n,), and completion tokens
-    (n,)."""
-
-    successes: tuple[int, ...]
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Round:
-    """One division of a shard's budget over its n prompts. `successes` and `tokens` (n,) are those since the
-    division before (in the first round: of Phase A); `extra` (n,) is this round's Δ."""
+    """One division of a shard's budget over its n prompts. `successes` (n,) are those since the division
+    before (in the first round: of Phase A); `extra` (n,) is this round's Δ."""
 
     successes: tuple[int, ...]
-    tokens: tuple[int, ...]
     extra: tuple[int, ...]
 
 
@@ -125,20 +115,19 @@ class Draw:
 
 
 Sample = Callable[[Draw], Coroutine[None, None, list[Rollout]]]
-AllocateRound = Callable[
-    [Sequence[Round], PhaseCounts], Allocation
-]  # earlier rounds and the results since -> the next one
+AllocateRound = Callable[[Sequence[Round], Sequence[int]], Allocation]
+"""Earlier rounds and the successes (n,) since -> the next one."""
 
 
 async def phase_a(shard: Shard, sample: Sample, allocate_next: AllocateRound) -> Plan:
     """G0 pre-rollouts for every prompt, then the first division (lines 1-11)."""
     drawn = await all_of(sample(Draw(index, 0, 0, shard.pre_rollouts)) for index in range(len(shard.prompts)))
-    counts = _counts(drawn)
-    allocation = allocate_next((), counts)
+    successes = _successes(drawn)
+    allocation = allocate_next((), successes)
     return Plan(
         rule=allocation.rule,
         priors=allocation.priors,
-        rounds=(_round(counts, allocation),),
+        rounds=(Round(successes, tuple(allocation.extra.tolist())),),
         rewards=_means([r.rewards for rollouts in drawn for r in rollouts]),
         groups=_groups(shard, allocation, drawn),
     )
@@ -150,12 +139,12 @@ async def next_round(shard: Shard, plan: Plan, sample: Sample, allocate_next: Al
     A prompt whose group was lost is drawn too: the budget is divided by the counts of all.
     """
     drawn = await all_of(_sample_some(sample, plan.draw(index)) for index in range(len(shard.prompts)))
-    counts = _counts(drawn)
-    allocation = allocate_next(plan.rounds, counts)
+    successes = _successes(drawn)
+    allocation = allocate_next(plan.rounds, successes)
     more = dict(zip(shard.ids, drawn, strict=True))
     return replace(
         plan,
-        rounds=(*plan.rounds, _round(counts, allocation)),
+        rounds=(*plan.rounds, Round(successes, tuple(allocation.extra.tolist()))),
         groups=tuple(replace(g, rollouts=(*g.rollouts, *more[g.id])) for g in plan.groups),
     )
 
@@ -187,15 +176,8 @@ async def _sample_some(sample: Sample, draw: Draw) -> list[Rollout]:
     return await sample(draw) if draw.n else []
 
 
-def _counts(drawn: Sequence[Sequence[Rollout]]) -> PhaseCounts:
-    return PhaseCounts(
-        successes=tuple(sum(r.success for r in rollouts) for rollouts in drawn),
-        tokens=tuple(sum(len(r.tokens) for r in rollouts) for rollouts in drawn),
-    )
-
-
-def _round(counts: PhaseCounts, allocation: Allocation) -> Round:
-    return Round(counts.successes, counts.tokens, tuple(allocation.extra.tolist()))
+def _successes(drawn: Sequence[Sequence[Rollout]]) -> tuple[int, ...]:
+    return tuple(sum(r.success for r in rollouts) for rollouts in drawn)
 
 
 def _means(rewards: Sequence[dict[str, float]]) -> dict[str, float]:

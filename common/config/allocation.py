@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from hora_rl.common.config.base import Count, Section
 
 UNIFORM = "uniform"
-PLAIN = {"rounds": 1, "stop": "none", "budget": "rollouts"}
+PLAIN = {"rounds": 1, "stop": "none"}
 """The division under a rule that uses no results."""
 
 
@@ -53,11 +53,6 @@ class AllocationConfig(Section):
         "failure get none. Leftover budget goes to all-right prompts until a failure, then by the rule's "
         "gain.",
     )
-    budget: Literal["rollouts", "tokens"] = Field(
-        "rollouts",
-        description="tokens: a batch spends Γ·G times the mean length of recent Phase A rollouts, and gains "
-        "count per token, so it holds about Γ·G rollouts.",
-    )
     max_group_size: Count | None = Field(None, description="Cap on G_i; none by default.")
     prior_state: str | None = Field(None, description="File that `python -m hora_rl.deploy.fit_prior` wrote.")
     features: str | None = Field(
@@ -83,5 +78,5 @@ class AllocationConfig(Section):
 
     def under(self, rule: str) -> AllocationConfig:
         """These settings under `rule`, which is `uniform` before the warm-up gate opens. A rule without
-        counts has one round, a budget in rollouts, and no stop."""
+        counts has one round and no stop."""
         return self.model_copy(update={"rule": rule, **({} if needs_counts(rule) else PLAIN)})

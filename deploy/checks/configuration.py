@@ -106,7 +106,7 @@ def names(target: Target) -> Iterator[Finding]:
 
 def _evening(allocation: AllocationConfig, rollout: RolloutConfig) -> Iterator[tuple[str, str]]:
     """The keys that leave nothing to divide, with their remedy."""
-    if allocation.needs_counts and allocation.budget == "rollouts":
+    if allocation.needs_counts:
         if rollout.prompts_per_shard == 1:
             yield "rollout.shards", "lower it: a shard of one prompt gives that its whole budget"
         if allocation.max_group_size == rollout.group_size:

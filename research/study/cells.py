@@ -23,7 +23,7 @@ STUDIES, PRESETS = HERE / "studies", HERE / "presets"
 # measured. Of `data.` all but `data.rest`.
 COMMON = (
     *("rollout.max_prompt_tokens", "rollout.max_response_tokens", "rollout.time_limit_s"),
-    *("rollout.temperature", "allocation.budget", "learner.steps", "learner.objective.updates_per_batch"),
+    *("rollout.temperature", "learner.steps", "learner.objective.updates_per_batch"),
     *("reward.time_limit_s", "model.", "data.", "evaluation."),
 )
 

@@ -103,7 +103,6 @@ def run_cell(config: Config, every: int, *, dynamic: bool = False) -> Path:
 def check(config: Config) -> None:
     """Refuse settings that would silently mean something else here."""
     unlike = {
-        "allocation.budget": (config.allocation.budget, "rollouts"),
         "allocation.warmup.enabled": (config.allocation.warmup.enabled and config.gate is not None, False),
         "rollout.max_staleness": (config.rollout.max_staleness, 0),
         "rollout.shards": (config.rollout.shards, 1),

@@ -237,7 +237,6 @@ def test_a_cell_whose_right_answers_have_many_texts_is_evaluated_by_samples(
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("allocation.budget", "tokens"),
         ("rollout.max_staleness", 1),
         ("rollout.shards", 2),
         ("learner.workers", 2),

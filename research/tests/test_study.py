@@ -142,8 +142,8 @@ def test_a_study_that_compares_nothing_is_refused_in_one_line(
     ("key", "value"),
     [
         *(("rollout.temperature", 0.9), ("rollout.max_prompt_tokens", 16)),
-        *(("allocation.budget", "tokens"), ("learner.objective.updates_per_batch", 2)),
-        *(("data.limit", 10), ("data.split", "held-out"), ("model.dtype", "bfloat16")),
+        *(("learner.objective.updates_per_batch", 2), ("model.dtype", "bfloat16")),
+        *(("data.limit", 10), ("data.split", "held-out")),
         *(("evaluation.samples", 128), ("reward.time_limit_s", 9)),
     ],
 )

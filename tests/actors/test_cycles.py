@@ -14,7 +14,7 @@ import pytest
 from hora_rl.actors.coordinator.allocation import allocate_round
 from hora_rl.actors.coordinator.cycles import Cycles
 from hora_rl.actors.coordinator.leases import Leases
-from hora_rl.actors.coordinator.shard import Allocation, PhaseCounts
+from hora_rl.actors.coordinator.shard import Allocation
 from hora_rl.allocator import allocate
 from hora_rl.allocator.posterior import Float, Int
 from hora_rl.allocator.priors import FixedPrior
@@ -85,7 +85,7 @@ async def knows(cycles: Cycles, batch: int) -> bool:
 
 def shared_out(cycles: Cycles, config: Config, batch: int, shard: int = 0, c: tuple = (0, 1)) -> Allocation:
     order = rows(config, batch, shard)
-    return allocate_round(config.rollout, config.allocation, cycles.of(batch), order, (), PhaseCounts(c, ()))
+    return allocate_round(config.rollout, config.allocation, cycles.of(batch), order, (), c)
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
@@ -268,23 +268,3 @@ async def test_the_first_batch_of_the_rule_depends_on_no_timing(redis_url: str, 
     fleet = Fleet(lambda request, lengths: chance.random() * 0.02)
     await to_the_end(config, redis_url, fleet, data=prompts(N))
     assert rules_by_batch(redis_url, config) == [{"uniform"}] * 3 + [{"hit_utility"}] * 3
-
-
-async def test_a_budget_in_tokens_goes_by_the_lengths_of_known_cycles(redis_url: str) -> None:
-    config = config_of("lengths", **{"allocation.budget": "tokens", "allocation.warmup.enabled": "false"})
-
-    def with_tokens(cycle: int, shard: int, each: int) -> dict[str, Any]:
-        told = report(config, cycle, shard)
-        return told | {"rounds": [{"successes": told["successes"], "tokens": [each, each], "extra": [4, 4]}]}
-
-    async with coordinators(redis_url, config) as coordinator:
-        one, two = coordinator(), coordinator()
-        assert await knows(one, 0)
-        assert not await knows(one, 1), "lengths change, so a batch waits for the cycle before it"
-        for cycle, each in enumerate((20, 40)):
-            for shard in range(SHARDS):
-                await one.complete(with_tokens(cycle, shard, each))
-        await two.observe()
-        for cycles in (one, two):
-            means = [lengths and lengths.mean for lengths in (cycles.of(b).lengths for b in range(3))]
-            assert means == [None, 10.0, 15.0], "tokens of a prompt's two pre-rollouts"

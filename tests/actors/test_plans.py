@@ -24,7 +24,7 @@ def sampled(phase: Phase, token: int) -> Rollout:
 
 def plan_of(token: int) -> Plan:
     groups = tuple(group(i, [sampled("A", token)], run="p", prior=(1.0, 2.0), prompt=[1]) for i in range(3))
-    rounds = (Round((1, 1, 1), (3, 3, 3), (token, 0, 1)),)
+    rounds = (Round((1, 1, 1), (token, 0, 1)),)
     return Plan("uniform", ((1.0, 2.0),) * 3, rounds, {"format": 0.5, "accuracy": 1.0}, groups)
 
 
@@ -92,7 +92,7 @@ def second_round(plan: Plan, token: int) -> Plan:
     drawn = [(replace(sampled("B", token), round=1),) * n for n in plan.extra]
     pairs = zip(plan.groups, drawn, strict=True)
     groups = tuple(replace(g, rollouts=(*g.rollouts, *more)) for g, more in pairs)
-    return replace(plan, rounds=(*plan.rounds, Round(plan.extra, (6, 0, 3), (0, 0, 3))), groups=groups)
+    return replace(plan, rounds=(*plan.rounds, Round(plan.extra, (0, 0, 3))), groups=groups)
 
 
 async def test_the_first_plan_of_a_round_counts_with_its_own_rollouts(client: AsyncRedis) -> None:

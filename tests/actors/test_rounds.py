@@ -3,7 +3,6 @@
 import json
 import random
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
-from hora_rl.common.types import Completion, SamplingRequest
+from hora_rl.common.types import SamplingRequest
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.evaluation.audit import audit
 from hora_rl.evaluation.audit_divisions import divisions as divided
@@ -21,7 +20,7 @@ from tests.support.coordination import PROMPTS as GAMMA
 from tests.support.coordination import begun, killed, payloads_of, to_the_end, until
 from tests.support.coordination import config_of as small_run
 from tests.support.groups import rollouts_held
-from tests.support.simulated import RATES, Fleet, score_by_chance
+from tests.support.simulated import Fleet, score_by_chance
 
 G, G0, SHARDS, STEPS = 10, 2, 2, 3
 
@@ -32,21 +31,10 @@ def config_of(name: str, **more: Any) -> Config:
     return small_run(name, 0, STEPS, **{**shape, **rounds, **more})
 
 
-class HardIsLong(Fleet):
-    """Completions of prompts with a low rate are up to five times as long, as the request decides."""
-
-    async def __call__(self, request: SamplingRequest, version: int) -> list[Completion]:
-        rate = RATES[request.prompt.index % len(RATES)]
-        chance = np.random.default_rng(request.seed)
-        lengths = chance.integers(8, 13, request.n) * (1 if rate > 0.5 else 3 if rate > 0.05 else 5)
-        fixed = replace(self, lengths_of=lambda n: lengths)
-        return await Fleet.__call__(fixed, request, version)
-
-
 def fleet_of(seconds: float, asked: list[SamplingRequest] | None = None) -> Fleet:
     """Requests are noted in `asked` when they are answered."""
     note = (lambda request: None) if asked is None else asked.append
-    return HardIsLong(lambda request, _: seconds * random.random(), fault=note)
+    return Fleet(lambda request, _: seconds * random.random(), fault=note)
 
 
 async def run(config: Config, redis_url: str, fleet: Fleet | None = None, owner: str = "one") -> None:
@@ -96,13 +84,12 @@ async def test_views_count_all_rounds_under_the_successes_of_phase_a(redis_url: 
     assert sum(phase_b.values()) == STEPS * GAMMA * (G - G0)
 
 
-@pytest.mark.parametrize(("budget", "number"), [*(("rollouts", n) for n in (1, 2, 3, 4)), ("tokens", 3)])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
 async def test_a_coordinator_killed_in_a_round_leaves_all_that_the_next_one_needs(
-    redis_url: str, budget: str, number: int
+    redis_url: str, number: int
 ) -> None:
     """Shards of a run that is repeated, and of one that is continued, are divided as before."""
-    names = (f"{kind}-{budget}-{number}" for kind in ("whole", "broken"))
-    whole, broken = (config_of(name, **{"allocation.budget": budget}) for name in names)
+    whole, broken = config_of(f"whole-{number}"), config_of(f"broken-{number}")
     await run(whole, redis_url, fleet_of(0.01))
     shard = await killed_in_round(broken, redis_url, fleet_of(0.05), number)
     number = newest_round(redis_url, broken, shard)
@@ -160,31 +147,8 @@ async def test_while_the_gate_is_shut_a_shard_has_one_round(redis_url: str) -> N
     assert {rounds[2, s] for s in range(SHARDS)} == {("hit_utility", 4)}
 
 
-def tokens_over_budget(redis_url: str, config: Config) -> float:
-    """Tokens of the run over Γ·G times the mean length of Phase A, batch by batch."""
-    phase_a = [t for r in reports(redis_url, config).values() for t in r["rounds"][0]["tokens"]]
-    rollout, batches = config.rollout, config.learner.steps
-    budget = batches * rollout.prompts_per_batch * rollout.group_size * sum(phase_a) / (len(phase_a) * G0)
-    return int(connect(redis_url).hget(Keys(config.run.name).counters, "tokens_in")) / budget
-
-
-@pytest.mark.system
-async def test_a_budget_in_tokens_is_spent_however_long_hard_answers_are(redis_url: str) -> None:
-    more = {"allocation.stop": "none", "rollout.group_size": 20, "learner.steps": 20}
-    spent = {}
-    for budget in ("rollouts", "tokens"):
-        config = config_of(f"budget-{budget}", **{**more, "allocation.budget": budget})
-        await run(config, redis_url)
-        spent[budget] = tokens_over_budget(redis_url, config)
-        left = audit(config, gather(connect(redis_url), config.run.name, list))
-        assert [f for f in left if "records" not in f] == []
-    assert spent["tokens"] == pytest.approx(1.0, abs=0.06)
-    assert spent["rollouts"] > 1.1, "hard prompts get more rollouts, and theirs are long"
-
-
-@pytest.mark.parametrize("budget", ["rollouts", "tokens"])
-async def test_the_audit_finds_a_round_that_was_divided_otherwise(redis_url: str, budget: str) -> None:
-    config = config_of(f"forged-{budget}", **{"allocation.budget": budget})
+async def test_the_audit_finds_a_round_that_was_divided_otherwise(redis_url: str) -> None:
+    config = config_of("forged")
     await run(config, redis_url)
     facts = gather(connect(redis_url), config.run.name, list)
     assert divided(config.allocation, config.rollout, facts.reports) == []

@@ -7,7 +7,7 @@ import pytest
 
 from hora_rl.actors.coordinator import shard as phases
 from hora_rl.actors.coordinator.sampling import Sampler, prefetched, sample_seed
-from hora_rl.actors.coordinator.shard import Allocation, Draw, PhaseCounts, Plan, Round, Shard, next_round
+from hora_rl.actors.coordinator.shard import Allocation, Draw, Plan, Round, Shard, next_round
 from hora_rl.common.types import Completion, Group, Prompt, SamplingRequest, Scored
 from tests.support.groups import completion
 
@@ -38,7 +38,7 @@ class World:
         right = [c.text == "right" for c in completions]
         return [Scored({"accuracy": float(r), "format": float(j % 4 > 0)}, r) for j, r in enumerate(right)]
 
-    def divide(self, earlier: Sequence[Round], found: PhaseCounts) -> Allocation:
+    def divide(self, earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
         return Allocation(np.array([7, 2, 0]), "hit_utility", ((1.0, 1.0),) * 3)
 
     def sampler(self, shard: Shard) -> Sampler:
@@ -114,8 +114,8 @@ def even(n: int, g0: int, extra: int) -> list[Draw]:
 
 
 class TwoEach(World):
-    def divide(self, earlier: Sequence[Round], found: PhaseCounts) -> Allocation:
-        return replace(super().divide(earlier, found), extra=np.full(3, 2))
+    def divide(self, earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
+        return replace(super().divide(earlier, successes), extra=np.full(3, 2))
 
 
 async def test_rollouts_begun_before_the_plan_are_those_that_two_phases_ask_for() -> None:
@@ -168,9 +168,9 @@ class InRounds(World):
 
     by_round = ([2, 1, 0], [0, 3, 1], [4, 0, 0])
 
-    def divide(self, earlier: Sequence[Round], found: PhaseCounts) -> Allocation:
-        self.told = [*(r.successes for r in earlier), found.successes]
-        return replace(super().divide(earlier, found), extra=np.array(self.by_round[len(earlier)]))
+    def divide(self, earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
+        self.told = [*(r.successes for r in earlier), successes]
+        return replace(super().divide(earlier, successes), extra=np.array(self.by_round[len(earlier)]))
 
 
 async def test_each_round_is_divided_by_what_was_found_before_it_and_pooled_into_the_group() -> None:

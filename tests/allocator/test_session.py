@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from hora_rl.allocator import Session, allocate
-from hora_rl.allocator.lengths import Lengths, per_token
 from hora_rl.allocator.posterior import Float, Int, Posterior
-from hora_rl.allocator.rules import get_rule
 from hora_rl.allocator.rules.base import Gain
 from tests.allocator.one_by_one import GAINS, one_by_one
 
@@ -192,12 +190,12 @@ class Weighted:
 @pytest.mark.parametrize("rule", [weighted, f"{__name__}:weighted", Weighted()])
 def test_a_users_rule_divides_by_what_it_is_now(rule: str | Gain, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it has divided the same counts before."""
-    session, by_token = Session(3, 24, rule), per_token(get_rule(rule), Lengths(1.0, (1.0,) * 9))
+    session = Session(3, 24, rule)
     session.tell([0, 3, 6], 8)
     divisions = []
     for weight in (0.1, 6.0):
         monkeypatch.setattr(sys.modules[__name__], "WEIGHT", weight)
-        ways = [session.ask(), *(allocate([0, 3, 6], 8, 24, rule=way) for way in (rule, by_token))]
+        ways = [session.ask(), allocate([0, 3, 6], 8, 24, rule=rule)]
         divisions.append({tuple(extra.tolist()) for extra in ways})
     (before,), (after,) = divisions
     assert after[0] < before[0]

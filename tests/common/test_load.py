@@ -162,7 +162,7 @@ KEYS = [
 SEVERAL = [
     *(
         (f"allocation.rule=uniform allocation.{key}={value}", f"allocation.{key} ({value}) goes by results")
-        for key, value in (("rounds", 4), ("stop", "hit"), ("budget", "tokens"))
+        for key, value in (("rounds", 4), ("stop", "hit"))
     ),
     ("learner.keep_best=pass@16", "learner.keep_best (pass@16) compares evaluations during training:"),
     ("evaluation.every=5 learner.keep_best=pass@3", "learner.keep_best (pass@3) is not measured:"),
