@@ -1,21 +1,19 @@
 """Groups as msgpack: plain values and little-endian buffers, with a schema version and size limits.
 
 A group is one or two messages: the group with its Phase A rollouts, and the extra rollouts of Phase B.
-Decoding never executes data. An oversized, malformed or inconsistent message raises WireError with the field
-and, if readable, the group's id."""
+Decoding creates declared fields of declared lengths alone, so a hostile message takes at most five times its
+size in memory. An oversized, malformed or inconsistent message raises WireError with the field."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import astuple, replace
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-import msgpack
 import msgspec
 import numpy as np
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from hora_rl.common.errors import WireError
-from hora_rl.common.msgpack_count import count_objects
 from hora_rl.common.types import (
     FinishReason,
     Group,
@@ -28,11 +26,13 @@ from hora_rl.common.types import (
     VersionSpan,
 )
 
-SCHEMA = 4
+SCHEMA: Literal[4] = 4
 MAX_BYTES = 256 * 2**20
-MAX_OBJECTS = 4 * 2**20  # per message: below 400 MiB in memory; 256 MiB of empty maps would be 20 GiB
 MAX_ROLLOUTS = 65_536
-MAX_TURNS = 4_096
+MAX_TURNS = MAX_SPANS = 4_096
+MAX_PARTS = (
+    2**20
+)  # spans, turns and rewards of a message: the smallest has four bytes, and takes 200 in memory
 MAX_TEXT = 1_024
 MAX_REWARDS = 64
 TOKENS, LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
@@ -56,14 +56,18 @@ class _Rollout(Struct, omit_defaults=True):
     phase: Phase
     rewards: Annotated[dict[Text, Finite], Meta(max_length=MAX_REWARDS)]
     success: bool
-    spans: list[tuple[Whole, Whole, Whole]]
+    spans: Annotated[list[tuple[Whole, Whole, Whole]], Meta(max_length=MAX_SPANS)]
     round: Annotated[int, Meta(ge=1, le=MAX_ROLLOUTS)] = 1  # a round has at least one rollout
     turns: Annotated[list[tuple[Whole, bytes, bool]], Meta(min_length=2, max_length=MAX_TURNS)] = []
     origin: tuple[Text, Finite, Finite, Finite, Finite] | UnsetType = UNSET
 
 
+Rollouts = Annotated[list[Raw], Meta(max_length=MAX_ROLLOUTS)]
+"""Each is decoded alone, so that their parts are counted."""
+
+
 class _Group(Struct, omit_defaults=True):
-    schema: int
+    schema: Literal[4]
     run: Text
     epoch: Whole
     prompt_index: Whole
@@ -75,7 +79,7 @@ class _Group(Struct, omit_defaults=True):
     pre_rollouts: Annotated[int, Meta(ge=1, le=MAX_ROLLOUTS)]
     sampling: AnyText
     prompt: bytes
-    rollouts: list[_Rollout]
+    rollouts: Rollouts
     size_as_if: Whole = 0
     source: AnyText = ""
 
@@ -83,11 +87,14 @@ class _Group(Struct, omit_defaults=True):
 class _Extra(Struct, omit_defaults=True):
     """Phase B of a group. `ranked` has rewards of the pre-rollouts that rank the group, by name."""
 
-    schema: int
+    schema: Literal[4]
     group: Text
     sampling: AnyText
-    rollouts: list[_Rollout]
-    ranked: Annotated[dict[Text, list[Finite]], Meta(min_length=1, max_length=MAX_REWARDS)] = {}
+    rollouts: Rollouts
+    ranked: Annotated[
+        dict[Text, Annotated[list[Finite], Meta(max_length=MAX_ROLLOUTS)]],
+        Meta(min_length=1, max_length=MAX_REWARDS),
+    ] = {}
 
 
 def encode_group(group: Group) -> bytes:
@@ -146,12 +153,9 @@ def decode_group(
     size = len(data) + sum(map(len, additional))
     if size > max_bytes:
         raise WireError(f"message of {size} bytes exceeds the limit of {max_bytes}")
-    raw, *parts = map(_unpack, (data, *additional))
-    identity = raw.get("epoch"), raw.get("prompt_index")
-    where = "group {}:{}".format(*identity) if all(isinstance(n, int) for n in identity) else "group"
-    parsed = _converted(raw, _Group, where)
-    extra = [_converted(part, _Extra, where) for part in parts]
-    group = _group_in(parsed, extra, where)
+    raw = _decoded(data, _Group, "group")
+    where = f"group {raw.epoch}:{raw.prompt_index}"
+    group = _group_in(raw, [_decoded(part, _Extra, where) for part in additional], where)
     if run is not None and group.run != run:
         raise WireError(f"{where}: is of run {group.run!r}, not {run!r}")
     if tokenizer is not None and group.tokenizer != tokenizer:
@@ -165,29 +169,8 @@ def decode_group(
     return group
 
 
-def _unpack(data: bytes) -> dict[str, object]:
-    # Every object takes at least one byte, so short messages need no count.
-    if len(data) > MAX_OBJECTS and count_objects(data, MAX_OBJECTS) > MAX_OBJECTS:
-        raise WireError(f"message of {len(data)} bytes holds more than {MAX_OBJECTS} objects")
-    try:
-        # unpackb limits every length to that of the message. Lists are allocated before they are read, and
-        # one wide character makes a text take four times the memory.
-        limits = {"max_array_len": MAX_ROLLOUTS, "max_str_len": 4 * MAX_TEXT}
-        raw = msgpack.unpackb(data, raw=False, strict_map_key=True, **limits)
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError, UnicodeDecodeError) as error:
-        raise WireError(f"not a message: {type(error).__name__}: {error}"[:300]) from None
-    if not isinstance(raw, dict):
-        raise WireError(f"not a message: a {type(raw).__name__}, not a map")
-    if (schema := raw.get("schema")) != SCHEMA:
-        shown = schema if isinstance(schema, int | None) else f"a {type(schema).__name__}"  # it may be deep
-        raise WireError(
-            f"schema version {shown}, this reader knows {SCHEMA}: use one version of hora in all parts"
-        )
-    return raw
-
-
-def _rollout_out(r: Rollout) -> _Rollout:
-    return _Rollout(
+def _rollout_out(r: Rollout) -> Raw:
+    message = _Rollout(
         tokens=_buffer(r.tokens, TOKENS),
         logprobs=_buffer(r.logprobs, LOGPROBS),
         finish=r.finish_reason,
@@ -199,17 +182,29 @@ def _rollout_out(r: Rollout) -> _Rollout:
         turns=[(t.sampled, _buffer(t.given, TOKENS), t.anew) for t in r.turns],
         origin=UNSET if r.origin is None else astuple(r.origin),
     )
+    return Raw(msgspec.msgpack.encode(message))
 
 
 def _buffer(array: Tokens | LogProbs, dtype: np.dtype) -> bytes:
     return np.asarray(array, dtype=dtype).tobytes()
 
 
-def _converted(raw: dict[str, object], kind: type[T], where: str) -> T:
+def _decoded(data: bytes | Raw, kind: type[T], where: str) -> T:
     try:
-        return msgspec.convert(raw, kind, builtin_types=(bytes,))
-    except msgspec.ValidationError as error:
-        raise WireError(f"{where}: {error}"[:300]) from None
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        old = ": use one version of hora in all parts" if "schema`" in str(error) else ""
+        raise WireError(f"{where}: {error}"[:200] + old) from None
+
+
+def _rollouts_in(messages: Sequence[Raw], where: str) -> list[_Rollout]:
+    rollouts, parts = list[_Rollout](), 0
+    for number, message in enumerate(messages):
+        rollouts.append(raw := _decoded(message, _Rollout, f"{where} rollout {number}"))
+        parts += len(raw.spans) + len(raw.turns) + len(raw.rewards)
+        if parts > MAX_PARTS:
+            raise WireError(f"{where}: more than {MAX_PARTS} spans, turns and rewards")
+    return rollouts
 
 
 def _group_in(raw: _Group, extra: Sequence[_Extra], where: str) -> Group:
@@ -218,7 +213,7 @@ def _group_in(raw: _Group, extra: Sequence[_Extra], where: str) -> Group:
             raise WireError(f"{where}: its extra rollouts are of group {part.group!r:.60}")
         if part.sampling != raw.sampling:
             raise WireError(f"{where}: its extra rollouts were drawn to other pre-rollouts")
-    rollouts = [*raw.rollouts, *(r for part in extra for r in part.rollouts)]
+    rollouts = _rollouts_in([*raw.rollouts, *(r for part in extra for r in part.rollouts)], where)
     if not raw.pre_rollouts <= len(rollouts) <= MAX_ROLLOUTS:
         sizes = f"{len(rollouts)} rollouts, G0 = {raw.pre_rollouts}"
         raise WireError(f"{where}: {sizes}: 1 <= G0 <= G_i <= {MAX_ROLLOUTS} is needed")

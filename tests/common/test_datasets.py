@@ -13,7 +13,6 @@ from hora_rl.common.config import DataConfig, EvaluationConfig
 from hora_rl.common.config.reward import RewardConfig
 from hora_rl.common.data import table_files
 from hora_rl.common.data.arithmetic import DEFAULT_DIGITS, generate, split_of, stream
-from hora_rl.common.data.table_files import DataError
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from tests.support.jsonl import write_table
@@ -25,14 +24,23 @@ def written(folder, rows, name="rows.jsonl"):
     return str(path)
 
 
+def refusal(load_rows):
+    """The one line of the refusal."""
+    with pytest.raises(ConfigError) as refused:
+        load_rows()
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 500
+    return str(refused.value)
+
+
 def row(answer, problem="1+1"):
     return {"problem": problem, "answer": answer}
 
 
-NUMBERS = [(27.0, "27"), (-3.0, "-3"), (5e-05, "0.00005"), (-1.5e-7, "-0.00000015"), (7, "7")]
-
-
-@pytest.mark.parametrize(("value", "text"), [*NUMBERS, (" x ", "x"), ("27.0", "27.0")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(27.0, "27"), (-3.0, "-3"), (5e-05, "0.00005"), (-1.5e-7, "-0.00000015"), (7, "7"), (" x ", "x")],
+)
 def test_numbers_and_texts_are_answers_as_text_and_other_json_as_it_is(value, text):
     assert gold_answer(value) == text
     for other in (None, True, [1, "a"], {"cases": [[1.5, 2]], "any": False}, []):
@@ -92,20 +100,6 @@ def test_a_limit_counts_usable_rows_and_a_line_ends_only_at_its_end(tmp_path):
     assert [r.problem for r in found.rows] == ["a\u2028b"] * 2
 
 
-@pytest.mark.parametrize(
-    ("lines", "field", "message"),
-    [
-        ([row(1)], "gold", "no column 'gold'; it has answer, problem: set data.answer_field"),
-        ([row(None), row("")], "answer", "none of its 2 rows can be used; the first, .*rows.jsonl:1"),
-        ([], "answer", "holds no rows"),
-    ],
-)
-def test_a_file_without_a_row_that_can_be_used_is_refused_in_one_line(tmp_path, lines, field, message):
-    with pytest.raises(DataError, match=message) as refused:
-        load_dataset(DataConfig(path=written(tmp_path, lines), answer_field=field), gold_test(RewardConfig()))
-    assert "\n" not in str(refused.value)
-
-
 def test_a_hugging_face_data_set_is_read_by_name_and_split(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     folder = tmp_path / "set"
@@ -115,8 +109,6 @@ def test_a_hugging_face_data_set_is_read_by_name_and_split(tmp_path, monkeypatch
     found = load_dataset(data, gold_test(RewardConfig()))
     assert [(r.problem, r.answer) for r in found.rows] == [("1+2", "3")]
     assert found.rejected[0].location == f"{folder}[test] row 2"
-    with pytest.raises(DataError, match=r"splits test and no 'valid': name one in data\.split"):
-        load_dataset(data.model_copy(update={"split": "valid"}))
 
 
 @pytest.fixture
@@ -145,26 +137,17 @@ def test_a_configuration_of_a_hugging_face_data_set_is_named(two_configurations)
 
 
 @pytest.mark.parametrize(
-    ("keys", "remedy"),
-    [
-        ({}, r"configurations main, socratic: name one in data\.name"),
-        ({"name": "x"}, r"configurations main, socratic and no 'x': name one in data\.name"),
-        ({"name": "main", "split": "valid"}, r"splits train and no 'valid': name one in data\.split"),
-    ],
+    ("keys", "named"),
+    [({}, "data.name"), ({"name": "x"}, "data.name"), ({"name": "main", "split": "valid"}, "data.split")],
 )
-def test_a_name_that_is_missing_or_wrong_is_answered_with_those_there_are(two_configurations, keys, remedy):
-    with pytest.raises(DataError, match=remedy) as refused:
-        load_dataset(DataConfig(path=two_configurations, **keys))
-    assert "\n" not in str(refused.value)
-    with pytest.raises(DataError, match=remedy.replace("data", "evaluation")):
-        load_held_out(
-            EvaluationConfig(path=two_configurations, **({"split": "train"} | keys)), DataConfig(path="other")
-        )
-
-
-def test_a_file_has_no_configurations(tmp_path):
-    with pytest.raises(DataError, match=r"data\.name: .*rows\.jsonl is a file"):
-        load_dataset(DataConfig(path=written(tmp_path, [row("2")]), name="main"))
+def test_a_name_that_is_missing_or_wrong_is_answered_with_those_there_are(two_configurations, keys, named):
+    there = "train" if named == "data.split" else "main, socratic"
+    held = EvaluationConfig(path=two_configurations, **({"split": "train"} | keys))
+    for load_rows, key in (
+        (lambda: load_dataset(DataConfig(path=two_configurations, **keys)), named),
+        (lambda: load_held_out(held, DataConfig(path="other")), named.replace("data", "evaluation")),
+    ):
+        assert all(word in refusal(load_rows) for word in (there, key))
 
 
 def test_columns_are_reached_by_path_in_objects_lists_and_json_text(tmp_path):
@@ -192,23 +175,11 @@ def test_columns_are_reached_by_path_in_objects_lists_and_json_text(tmp_path):
         "top",
         "braces.0",
     ):
-        with pytest.raises(
-            DataError, match=rf"no column '{field}'; it has .*extra\.question.*data\.answer_field"
-        ):
-            gold(field)
-
-
-def test_a_data_set_that_cannot_be_reached_names_itself_and_the_remedy(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for path in ("nobody/nothing", "/nowhere/none.jsonl"):
-        with pytest.raises(DataError, match=path) as refused:
-            load_dataset(DataConfig(path=path))
-        assert "\n" not in str(refused.value)
+        said = refusal(lambda field=field: gold(field))
+        assert all(word in said for word in (f"no column '{field}'", "extra.question", "data.answer_field"))
 
 
 def test_arithmetic_of_chosen_digits_with_spaces_is_the_same_sums():
-    with pytest.raises(DataError, match=r"no column 'tests'"):
-        load_dataset(DataConfig(path="arithmetic"), gold_test(RewardConfig(weights={"code_tests": 1.0})))
     rows = load_dataset(DataConfig(path="arithmetic:2-3", limit=200)).rows
     assert {len(r.problem.split("+")[0]) for r in rows} == {2, 3}
     paths = "arithmetic:2-3", "arithmetic:2-3:spaced"
@@ -219,16 +190,34 @@ def test_arithmetic_of_chosen_digits_with_spaces_is_the_same_sums():
 
 
 @pytest.mark.parametrize(
-    ("path", "split", "message"),
+    ("keys", "named"),
     [
-        ("arithmetic", "test", "must be one of train, held-out"),
-        ("arithmetic:x", "train", "write arithmetic, or"),
-        ("arithmetic:1-7", "train", "7 digits"),
+        ({"path": "arithmetic", "split": "test"}, "train, held-out"),
+        ({"path": "arithmetic:x"}, "arithmetic:x"),
+        ({"path": "arithmetic:1-7"}, "7 digits"),
+        ({"path": "/nowhere/none.jsonl"}, "/nowhere/none.jsonl"),
+        ({"path": "nobody/nothing"}, "nobody/nothing"),
+        ({"path": "rows.jsonl", "name": "main"}, "data.name"),
+        ({"path": "rows.jsonl", "answer_field": "gold"}, "data.answer_field"),
+        ({"path": "none.jsonl"}, "none.jsonl:1"),
+        ({"path": "empty.jsonl"}, "holds no rows"),
+        ({"path": "script"}, "data.revision"),
+        ({"path": "folder.jsonl"}, "is a folder"),
+        ({"path": "many"}, "more than 10 files"),
     ],
 )
-def test_arithmetic_that_does_not_exist_is_refused(path, split, message):
-    with pytest.raises(DataError, match=message):
-        load_dataset(DataConfig(path=path, split=split))
+def test_a_data_set_that_cannot_be_used_is_one_line_with_its_name(tmp_path, monkeypatch, keys, named):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(files, "MOST_FILES", 10)
+    monkeypatch.chdir(tmp_path)
+    for name, rows in (("rows", [row(1)]), ("none", [row(None), row("")]), ("empty", [])):
+        written(tmp_path, rows, f"{name}.jsonl")
+    for folder in ("script", "folder.jsonl", "many"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "script" / "script.py").touch()
+    for number in range(11):
+        (tmp_path / "many" / f"{number}.txt").touch()
+    assert named in refusal(lambda: load_dataset(DataConfig(**keys), gold_test(RewardConfig())))
 
 
 def test_evaluation_takes_the_held_out_side(tmp_path):
@@ -239,8 +228,7 @@ def test_evaluation_takes_the_held_out_side(tmp_path):
     assert not trained & {r.problem for r in found.rows}
     path = written(tmp_path, [row("2")])
     assert len(load_held_out(EvaluationConfig(path=path), data)) == 1
-    with pytest.raises(DataError, match=r"evaluation\.path is not set"):
-        load_held_out(EvaluationConfig(), data)
+    assert "evaluation.path" in refusal(lambda: load_held_out(EvaluationConfig(), data))
 
 
 def expects(answer):
@@ -275,12 +263,6 @@ def test_a_file_gives_the_same_rows_in_each_form(tmp_path, ending):
     assert [(r.problem, r.answer) for r in found.rows] == [(r["problem"], r["answer"]) for r in ROWS]
 
 
-def test_columns_of_parquet_keep_their_types(tmp_path):
-    rows = [{"problem": "a", "answer": 27.0, "tests": ROWS[0]["tests"]}]
-    (row,) = load_dataset(DataConfig(path=str(write_table(tmp_path / "rows.parquet", rows)))).rows
-    assert (row.answer, row.columns["tests"]) == ("27", ROWS[0]["tests"])
-
-
 def test_an_empty_cell_of_csv_and_thousands_of_digits_are_no_answer(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text(f"problem,answer\n1 + 1,\n2 + 2,4\n3 + 3,{'9' * 6000}\n")
@@ -295,55 +277,37 @@ def test_an_empty_cell_of_csv_and_thousands_of_digits_are_no_answer(tmp_path):
         ("x.jsonl", '{"problem": ' + "[" * 50_000 + "]" * 50_000 + "}", "x.jsonl:1"),
         ("x.jsonl", '{"problem": "p", "answer": ' + "9" * 6_000 + "}", "x.jsonl:1"),
         ("x.jsonl", '{"problem": "p", "answer": "1"}\n\udcff', "UTF-8"),
-        ("x.jsonl", '{"problem": "p", "answer": "1"}\n{oops', "x.jsonl:2: not JSON"),
-        ("x.jsonl", "[1]", "x.jsonl:1: a list, not an object"),
+        ("x.jsonl", '{"problem": "p", "answer": "1"}\n{oops', "x.jsonl:2"),
+        ("x.jsonl", "[1]", "x.jsonl:1"),
         ("x.csv", "problem,answer\n1,2,3\n", "x.csv:2"),
         ("x.csv", 'problem,answer\n"1,2\n', "x.csv"),
-        ("x.csv", "problem,answer,answer\n1,2,3\n", "x.csv: has 2 columns 'answer'"),
+        ("x.csv", "problem,answer,answer\n1,2,3\n", "2 columns 'answer'"),
         ("x.parquet", "PAR1 this is none PAR1", "x.parquet"),
         ("d.jsonl.gz", "\x1f\udc8b", "unpack it"),
-        ("d.csv", "problem,answer\n\udce9,1\n", "write it as UTF-8"),
-        ("d.json", '[{"problem": "a"}, 3]', "row 2: a int, not an object"),
+        ("d.csv", "problem,answer\n\udce9,1\n", "UTF-8"),
+        ("d.json", '[{"problem": "a"}, 3]', "row 2"),
         ("d.json", '[{"problem": "a"}', "not JSON"),
+        ("x.parquet", ("other", pyarrow.array([2**62], pyarrow.timestamp("us"))), "OverflowError"),
+        ("x.parquet", ("other", pyarrow.array([b"\xff"]).cast("string", safe=False)), "UnicodeDecodeError"),
+        ("x.parquet", ("problem", pyarrow.array(["2"])), "2 columns 'problem'"),
     ],
 )
 def test_what_cannot_be_read_is_one_line_with_the_place(tmp_path, name, content, named):
     path = tmp_path / name
-    path.write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ConfigError, match=named) as refused:
-        load_dataset(DataConfig(path=str(path)), gold_test(RewardConfig()))
-    assert "\n" not in str(refused.value)
-    assert len(str(refused.value)) < 500
-
-
-@pytest.mark.parametrize(
-    ("name", "column", "named"),
-    [
-        ("other", pyarrow.array([2**62], pyarrow.timestamp("us")), "OverflowError"),
-        ("other", pyarrow.array([b"\xff"]).cast(pyarrow.string(), safe=False), "UnicodeDecodeError"),
-        ("problem", pyarrow.array(["2"]), "has 2 columns 'problem'"),
-    ],
-)
-def test_a_parquet_column_that_no_row_can_hold_is_one_line(tmp_path, name, column, named):
-    path = tmp_path / "x.parquet"
-    rows = pyarrow.Table.from_arrays([pyarrow.array(["1+1"]), column], names=["problem", name])
-    pyarrow.parquet.write_table(rows, path)
-    with pytest.raises(DataError, match=named):
-        load_dataset(DataConfig(path=str(path)))
-
-
-def test_a_hub_data_set_that_is_a_script_is_one_line(tmp_path):
-    (tmp_path / f"{tmp_path.name}.py").touch()
-    with pytest.raises(DataError, match=r"made by a script, .* data\.revision"):
-        load_dataset(DataConfig(path=str(tmp_path)))
+    if isinstance(content, str):
+        path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    else:
+        column, values = content
+        rows = pyarrow.Table.from_arrays([pyarrow.array(["1+1"]), values], names=["problem", column])
+        pyarrow.parquet.write_table(rows, path)
+    assert named in refusal(lambda: load_dataset(DataConfig(path=str(path)), gold_test(RewardConfig())))
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv"])
 def test_rows_beyond_the_bound_are_refused_before_they_are_held(tmp_path, monkeypatch, ending):
     path = write_table(tmp_path / f"rows.{ending}", ROWS * 100)
     monkeypatch.setattr(table_files, "MOST_BYTES", 200)
-    with pytest.raises(ConfigError, match=rf"rows\.{ending}: more than"):
-        load_dataset(DataConfig(path=str(path)))
+    assert "more than" in refusal(lambda: load_dataset(DataConfig(path=str(path))))
 
 
 @pytest.mark.timeout(20)
@@ -352,28 +316,14 @@ def test_nothing_waits_for_a_pipe(tmp_path, name):
     path = tmp_path / name
     os.mkfifo(path)
     for read in (load, lambda path: load_dataset(DataConfig(path=path))):
-        with pytest.raises(ConfigError, match=f"{name}: is neither a file nor a folder"):
-            read(str(path))
-    with pytest.raises(ConfigError, match=f"{name}: is neither a file nor a folder"):
-        load_dataset(DataConfig(path=str(tmp_path)))
-
-
-def test_a_folder_is_no_file_and_is_walked_up_to_a_bound(tmp_path, monkeypatch):
-    (tmp_path / "x.jsonl").mkdir()
-    with pytest.raises(ConfigError, match=r"x\.jsonl: is a folder"):
-        load_dataset(DataConfig(path=str(tmp_path / "x.jsonl")))
-    monkeypatch.setattr(files, "MOST_FILES", 10)
-    for number in range(11):
-        (tmp_path / f"{number}.txt").touch()
-    with pytest.raises(ConfigError, match="more than 10 files"):
-        load_dataset(DataConfig(path=str(tmp_path)))
-
-
-def pairs(problems):
-    return {tuple(sorted((p.a, p.b))) for p in problems}
+        assert f"{name}: is neither" in refusal(lambda read=read: read(str(path)))
+    assert f"{name}: is neither" in refusal(lambda: load_dataset(DataConfig(path=str(tmp_path))))
 
 
 def test_training_and_held_out_problems_never_meet_whatever_the_seeds():
+    def pairs(problems):
+        return {tuple(sorted((p.a, p.b))) for p in problems}
+
     train = pairs(generate(0, "train", 1500)) | pairs(islice(stream(7, "train", {1: 1, 2: 1}), 5000))
     held_out = pairs(generate(1, "held-out", 800)) | pairs(islice(stream(7, "held-out", {1: 1, 2: 1}), 5000))
     assert train
@@ -381,27 +331,19 @@ def test_training_and_held_out_problems_never_meet_whatever_the_seeds():
     assert not train & held_out
 
 
-def test_every_problem_of_one_and_two_digits_is_on_exactly_one_side_and_so_is_its_mirror_image():
-    shares = []
-    for low, high in ((0, 10), (10, 100)):
-        sides = {(a, b): split_of(a, b) for a in range(low, high) for b in range(low, high)}
-        assert all(sides[a, b] == sides[b, a] for a, b in sides)
-        shares.append(sum(side == "held-out" for side in sides.values()) / len(sides))
-    assert 0.1 < shares[0] < 0.3
-    assert 0.18 < shares[1] < 0.22
+@pytest.mark.parametrize(("low", "high", "least", "most"), [(0, 10, 0.1, 0.3), (10, 100, 0.18, 0.22)])
+def test_a_fifth_of_the_problems_is_held_out_with_its_mirror_images(low, high, least, most):
+    sides = {(a, b): split_of(a, b) for a in range(low, high) for b in range(low, high)}
+    assert all(sides[a, b] == sides[b, a] for a, b in sides)
+    assert least < sum(side == "held-out" for side in sides.values()) / len(sides) < most
 
 
-def test_a_seed_gives_the_same_problems_a_larger_set_begins_with_the_smaller_one_and_nothing_repeats():
+def test_digits_come_in_the_shares_asked_for_and_nothing_repeats():
     small, large = generate(0, "train", 100), generate(0, "train", 1000)
     assert large[:100] == small != generate(4, "train", 100)
     assert len(set(large)) == 1000
-
-
-def test_digits_come_in_the_shares_asked_for():
-    rows = generate(0, "train", 1000)
     for n, weight in DEFAULT_DIGITS.items():
-        share = sum(p.digits == n for p in rows) / len(rows)
-        assert abs(share - weight) < 0.04, (n, share, weight)
+        assert sum(p.digits == n for p in large) / len(large) == pytest.approx(weight, abs=0.04)
     assert {p.digits for p in generate(0, "train", 100, {3: 1.0, 5: 0.0})} == {3}
     rows = generate(0, "train", 300, {1: 1.0, 2: 1.0})
     assert len(set(rows)) == 300, "a class that runs out leaves its share to the others"
