@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -107,20 +106,6 @@ def divide(rule: Rule, problem: Problem, budget: int) -> Int:
     everyone = np.ones(len(problem.sampled), dtype=np.bool_)
     gains = replace(rule, useful=None, rest=None)
     return serve(problem, [(rule.useful(problem.sampled), gains), (everyone, rule.rest)], budget)
-
-
-def divide_at_least(least: int, rule: Rule, problem: Problem, budget: int) -> Int:
-    """The optimum with Δ >= `least` for every prompt; `budget` must hold that.
-
-    The optimum of a smaller budget is part of that of a larger one. So the answer is the optimum of some
-    smaller budget b, raised to `least` where it is below, and b is found by bisection.
-    """
-
-    def raised(b: int) -> Int:
-        return np.maximum(divide(rule, problem, b), least) if b else np.full(len(problem.sampled), least)
-
-    b = bisect_right(range(budget + 1), budget, key=lambda b: int(raised(b).sum())) - 1
-    return raised(b)
 
 
 def _by_parts(rule: Split, problem: Problem, budget: int) -> Int:

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hora_rl.allocator.checks import check_budget, check_counts, check_prior, check_trials, check_whole
-from hora_rl.allocator.divide import Problem, Tier, check_least_trials, divide_at_least, serve
+from hora_rl.allocator.divide import Problem, Tier, check_least_trials, serve
 from hora_rl.allocator.posterior import Int
 from hora_rl.allocator.rules import get_rule
-from hora_rl.allocator.rules.base import Gain, Marginal, Mask, Rule, Sampled
+from hora_rl.allocator.rules.base import Gain, Mask, Rule, Sampled
 from hora_rl.allocator.rules.outcomes import FIRST_MISS, no_failure, no_success, one_kind
 
 STOPS: dict[str, Callable[[Sampled], Mask] | None] = {"none": None, "hit": no_success, "mixed": one_kind}
@@ -33,8 +33,6 @@ class Session:
     prompts: n. budget: Phase B rollouts of all prompts, e.g. n·(G - G0). rule: as for `allocate`. prior:
     (α0, β0), numbers or arrays (n,). rounds: R; 1 is the paper's single division. stop: `hit` stops prompts
     with a success, `mixed` those with a success and a failure, `none` stops none. max_group_size: cap on G_i.
-    least_extra: minimum Phase B rollouts per prompt, all in the first round; needs a marginal gain and stop
-    `none`.
 
     If rounds do not divide the budget, later rounds get one more. Rollouts that active prompts cannot take go
     to prompts without a failure, by the probability of their first failure, then to all others by the rule's
@@ -63,7 +61,6 @@ class Session:
         rounds: int = 1,
         stop: str = "none",
         max_group_size: int | None = None,
-        least_extra: int = 0,
     ) -> None:
         check_whole("prompts", prompts, 1)
         check_whole("budget", budget, 0)
@@ -76,8 +73,6 @@ class Session:
             raise ValueError(f"stop: {stop!r} is none of {', '.join(STOPS)}")
         self._budget, self._rounds, self._cap = int(budget), int(rounds), max_group_size
         self._rule, self._stop = get_rule(rule), stop
-        self._least = least_extra
-        _check_least(least_extra, self._rule, stop, prompts, self._budget // self._rounds)
         self._prior = check_prior(prior, prompts)
         self._rounds_told = 0
         zeros = np.zeros(prompts, dtype=np.int64)
@@ -112,8 +107,6 @@ class Session:
         over = max(self._rounds_told - 1, ((self.spent + 1) * self._rounds - 1) // self._budget)
         share = max(1, left // max(1, self._rounds - over))
         problem = Problem(self._sampled, self._prior, self._cap)
-        if self._least and self._rounds_told == 1:
-            return divide_at_least(self._least, self._rule, problem, share)
         return serve(problem, tiers(self._rule, self._stop, self._sampled), share)
 
     @property
@@ -143,16 +136,3 @@ def tiers(rule: Rule, stop: str, sampled: Sampled) -> list[Tier]:
     if serves is None:
         return [(everyone, rule)]
     return [(serves(sampled), rule), (no_failure(sampled), FIRST_MISS), (everyone, rule)]
-
-
-def _check_least(least: int, rule: Rule, stop: str, prompts: int, first_round: int) -> None:
-    check_whole("least_extra", least, 0)
-    if least and not (isinstance(rule, Marginal) and stop == "none"):
-        raise ValueError(
-            f"least_extra ({least}) needs a rule that is a marginal gain and stop none, not rule {rule.name} "
-            f"with stop {stop}"
-        )
-    if least * prompts > first_round:
-        raise ValueError(
-            f"least_extra ({least}) for {prompts} prompts exceeds the first round's {first_round} rollouts"
-        )

@@ -26,7 +26,7 @@ from hora_rl.evaluation.run_folders import records
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Features = Annotated[str | None, typer.Option(help="Sentence-embedding model of mpnet-dual and gp.")]
-SENTENCE = ("mpnet-dual", "gp", "gp-pooled")
+SENTENCE = ("mpnet-dual", "gp")
 """Priors with features of a sentence-embedding model. Other priors use features of the policy."""
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hora_rl.allocator.priors.base import FixedPrior, LearnedPrior, Prior, State
 from hora_rl.allocator.priors.empirical import EmpiricalPrior
-from hora_rl.allocator.priors.gp import GaussianProcessPrior, PooledGaussianProcessPrior
+from hora_rl.allocator.priors.gp import GaussianProcessPrior
 
 # name: (two heads, learns during training)
 PROBES = {
@@ -21,8 +21,7 @@ PROBES = {
 }
 UNCONDITIONED = ("fixed", "empirical")
 """Priors without features: all prompts have the same one."""
-PROCESSES = {process.name: process for process in (GaussianProcessPrior, PooledGaussianProcessPrior)}
-NAMES = (*UNCONDITIONED, *PROBES, *PROCESSES)
+NAMES = (*UNCONDITIONED, *PROBES, GaussianProcessPrior.name)
 
 
 def make_prior(
@@ -71,14 +70,12 @@ def beta_of(name: str) -> tuple[float, float]:
 
 def _conditioned(name: str, n: int, features: NDArray | None, seed: int) -> LearnedPrior:
     checked = _features(name, n, features)
-    return PROCESSES[name](checked, seed) if name in PROCESSES else _probe(name, checked, seed)
-
-
-def _probe(name: str, features: NDArray, seed: int) -> LearnedPrior:
+    if name == GaussianProcessPrior.name:
+        return GaussianProcessPrior(checked, seed)
     # Imports torch; the rest of the allocator needs only numpy.
     from hora_rl.allocator.priors.probe import ProbePrior
 
-    return ProbePrior(name, features, *PROBES[name], seed)
+    return ProbePrior(name, checked, *PROBES[name], seed)
 
 
 def _features(name: str, n: int, features: NDArray | None) -> NDArray:

@@ -40,7 +40,7 @@ class AllocationConfig(Section):
     prior: str = Field(
         "fixed",
         description="fixed (Beta(1, 1)), fixed(ALPHA0, BETA0), empirical, hidden-static, hidden-online, "
-        "hidden-dual, mpnet-dual, gp or gp-pooled.",
+        "hidden-dual, mpnet-dual or gp.",
     )
     rounds: Count = Field(
         1,

@@ -84,10 +84,9 @@ def one_by_one(
     budget: int,
     stop: str = "none",
     cap: int | None = None,
-    least: int = 0,
 ) -> list[int]:
-    """Δ (n,) of one round; every prompt gets `least` first."""
-    given = [least] * len(successes)
+    """Δ (n,) of one round."""
+    given = [0] * len(successes)
 
     def place(i: int) -> tuple[int, int, Fraction, int, int]:
         c, n = successes[i], trials[i]
@@ -100,7 +99,7 @@ def one_by_one(
         return tier, line, -worth, c, i
 
     places = [place(i) for i in range(len(successes))]
-    for _ in range(budget - sum(given)):
+    for _ in range(budget):
         i = min(p for p in places if cap is None or trials[p[-1]] + given[p[-1]] < cap)[-1]
         given[i] += 1
         places[i] = place(i)

@@ -18,7 +18,6 @@ from hora_rl.allocator.priors.base import load_state, save_state
 from hora_rl.allocator.priors.empirical import CYCLES, LEAST, MOST, fit_beta
 from hora_rl.allocator.priors.features import sentence_features
 from hora_rl.allocator.priors.fit import fit_prior, log_loss, outcomes
-from hora_rl.allocator.priors.gp import NOISE, PooledGaussianProcessPrior
 from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
 from hora_rl.allocator.priors.probe import Probe, ProbePrior
 from hora_rl.common.load import load
@@ -131,34 +130,11 @@ def test_the_process_is_that_of_its_authors() -> None:
     assert beta[7] == pytest.approx(2e-6)
 
 
-def test_the_pooled_process_updated_by_cycles_equals_conditioning_on_everything_at_once() -> None:
-    prior = make_prior("gp-pooled", N, features=FEATURES)
-    assert isinstance(prior, PooledGaussianProcessPrior)
-    alpha, beta = prior.predict(np.arange(N))
-    np.testing.assert_allclose(alpha / (alpha + beta), 1 / (1 + np.e))
-    np.testing.assert_allclose(alpha + beta, 2)
-    rows, values = [], []
-    for prompts, successes in cycles(9):
-        prior.update(prompts, successes, G0)
-        p = np.clip(successes / G0, 0.5 / G0, 1 - 0.5 / G0)
-        rows.append(prompts)
-        values.append(np.log(p / (1 - p)))
-    x, y = np.concatenate(rows), np.concatenate(values)
-    assert len(set(x.tolist())) < len(x)  # some prompts were observed again
-    everything = np.arange(N)
-    covariance = prior._kernel(x, x) + NOISE * np.eye(len(x))
-    mean = -1 + prior._kernel(everything, x) @ np.linalg.solve(covariance, y + 1)
-    alpha, _ = prior.predict(everything)
-    np.testing.assert_allclose(alpha / 2, 1 / (1 + np.exp(-mean)), rtol=1e-8)
-
-
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_prior_that_turns_nan_stops_with_its_name(name: str) -> None:
     prior = make_prior(name, N, features=FEATURES)
     prior.update(*cycles(1)[0], G0)
     state = {k: np.full_like(v, np.nan) if v.dtype.kind == "f" else v for k, v in prior.state_dict().items()}
-    if name == "gp-pooled":
-        state = {"count": np.ones(N), "sum": np.full(N, np.nan)}
     prior.load_state_dict(state)
     with pytest.raises(ValueError, match=name):
         prior.predict(np.arange(3))

@@ -63,29 +63,6 @@ def test_one_round_without_a_stop_is_allocate_bit_for_bit(rule: str) -> None:
         np.testing.assert_array_equal(session.ask(), allocate(c, 8, budget, prior, rule, cap))
 
 
-@pytest.mark.parametrize("rule", ["hit_utility", "first_hit", "mixed", "hit_or_miss(0.75)"])
-def test_a_least_share_leaves_the_optimum_of_the_rest(rule: str) -> None:
-    rng = np.random.default_rng(3)
-    starved = 0
-    for case in range(40):
-        n, rounds, least = int(rng.integers(1, 9)), int(rng.integers(1, 3)), int(rng.integers(1, 3))
-        rates, c, g0 = phase_a(rng, n)
-        budget = rounds * n * least + int(rng.integers(0, 8 * n))
-        each = (rng.uniform(0.2, 3, n), rng.uniform(0.2, 3, n))
-        prior = each if case % 2 else (np.ones(n), np.ones(n))
-        session = Session(n, budget, rule, prior if case % 2 else (1.0, 1.0), rounds, least_extra=least)
-        session.tell(c, g0)
-        first = session.ask()
-        counts = c.tolist(), g0.tolist(), [0] * n
-        assert first.tolist() == one_by_one(rule, *counts, prior, budget // rounds, least=least)
-        starved += min(one_by_one(rule, *counts, prior, budget // rounds)) < least
-        while not session.done:
-            extra = session.ask()
-            session.tell(rng.binomial(extra, rates), extra)
-        assert (session.trials - g0).min() >= least
-    assert starved, "no case in which the rule alone gives a prompt less"
-
-
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("rule", RULES)
 def test_equal_rounds_spend_the_budget_exactly_and_replays_go_on_alike(rule: str, stop: str) -> None:
@@ -137,10 +114,6 @@ def test_lost_rollouts_are_given_again() -> None:
         ({"rule": "expected_worth(1, 1)"}, "overlap.* 1"),
         ({"rule": "expected_worth(1, 0, 0)"}, "1, 0, 0"),
         ({"rule": "first_hit(0)"}, "first_hit"),
-        ({"least_extra": 1, "rule": "knapsack"}, "least_extra.*knapsack"),
-        ({"least_extra": 1, "stop": "hit"}, "least_extra.*stop hit"),
-        ({"least_extra": 2, "rounds": 3}, "least_extra.* 2 .* 3"),
-        ({"least_extra": -1}, "least_extra.* -1"),
         ({"rule": "hit_or_miss(-1)"}, "hit_or_miss.* -1"),
         ({"budget": -1}, "budget.* -1"),
         ({"prompts": 0}, "prompts.* 0"),
