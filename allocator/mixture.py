@@ -38,12 +38,6 @@ def resampled_mixtures(successes: Int, trials: Int, samples: int, seed: int = 0)
     return _weights(pairs, drawn.astype(np.float64))
 
 
-def responsibilities(successes: Int, trials: Int, weights: Float) -> Float:
-    """(m, K) posterior probability of each rate of GRID for each prompt."""
-    joint = _likelihood(successes, trials) * weights
-    return np.asarray(joint / joint.sum(1, keepdims=True))
-
-
 def _likelihood(successes: Int, trials: Int) -> Float:
     """(m, K), scaled to a row maximum of 1 against underflow."""
     log = log_binomial(trials[:, None], successes[:, None], GRID[None, :])

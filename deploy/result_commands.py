@@ -69,10 +69,6 @@ def plan(
         str | None, typer.Option(help="Rules with commas, with a stop: hit_utility,hit_utility/hit.")
     ] = None,
     rounds: Annotated[str, typer.Option(help="Rounds of Phase B, several with commas.")] = "1,4",
-    shard: Annotated[
-        int | None,
-        typer.Option(min=1, help="Prompts allocated together (Γ over shards); by default a large batch."),
-    ] = None,
     gradients: Annotated[
         str | None,
         typer.Option(help="r,OVERLAP,PROMPTS: a hit's noise, prompts' shared gradient, Γ; for the verdict."),
@@ -97,7 +93,7 @@ def plan(
         with stopped_by_signals():
             count_local(source, set_ or (), prompts, samples, out)
         counts = out
-    make_plan(counts, group_size, pre_rollouts, rules, rounds, json, shard, gradients)
+    make_plan(counts, group_size, pre_rollouts, rules, rounds, json, gradients)
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 The distribution F of success rates is fitted to the counts, and `outcome` computes each arm on F. Intervals
 resample prompts and refit F. On another F', an arm's outcome by rate is reweighted and corrected by its
-marginal worth of a rollout times the missing budget. That is exact to first order, without a new simulation.
+marginal worth of a rollout times the missing budget. That is exact to first order.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from hora_rl.allocator.mixture import GRID, fit_mixture, resampled_mixtures, responsibilities
+from hora_rl.allocator.mixture import GRID, fit_mixture, resampled_mixtures
 from hora_rl.allocator.planning.outcome import Arm, Outcome, outcome, phase_a
-from hora_rl.allocator.planning.table import Class, Plan, Rest, Row
+from hora_rl.allocator.planning.table import Plan, Row
 from hora_rl.allocator.posterior import Float, Int
 from hora_rl.allocator.rules import needs_counts
 from hora_rl.allocator.session import Session
@@ -24,13 +24,7 @@ SAMPLES = 120
 WIDEN = 1.25
 """The bootstrap alone is too narrow: its deviations are multiplied by WIDEN, then PAD is added."""
 PAD = 0.003
-EPOCHS = (3, 10)
-"""Lengths of a run for which the plan says what rests would spare."""
 ENDS = ("", "_low", "_high")
-DIFFICULTY = (0.01, 0.05, 0.2, 0.8, 1.0)
-"""Upper ends of the difficulty classes, in success rate."""
-PROMPTS = 6000
-"""Simulated for an arm in shards: a standard error of about 0.3 points."""
 
 
 def reach(trials: Int) -> int:
@@ -40,11 +34,10 @@ def reach(trials: Int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Basis:
-    """Weights (K,) of F and (B, K) of its resamples, tokens per completion (K,), uniform's outcome by G."""
+    """Weights (K,) of F and (B, K) of its resamples, and uniform's outcome by G."""
 
     weights: Float
     resampled: Float
-    lengths: Float | None
     uniform: dict[int, Outcome]
     reach: int
 
@@ -53,33 +46,22 @@ def forecast(
     successes: Int,
     trials: Int,
     chosen: Sequence[Arm],
-    shard: int | None = None,
-    tokens: Float | None = None,
     notes: tuple[str, ...] = (),
     gradients: tuple[float, float, int] | None = None,
 ) -> Plan:
-    """The plan of these arms for a large batch or shards of `shard` prompts, from counts (m,)."""
+    """The plan of these arms for a large batch, from counts (m,)."""
     weights = fit_mixture(successes, trials)
     basis = Basis(
         weights,
         resampled_mixtures(successes, trials, SAMPLES),
-        None if tokens is None else _lengths(successes, trials, tokens, weights),
         {g: outcome(Arm("uniform", "none", 1, 1, g), weights) for g in {a.group_size for a in chosen}},
         reach(trials),
     )
     outcomes = {arm: outcome(arm, weights) for arm in chosen}
-    rows = []
-    for arm, result in outcomes.items():
-        shifted = (0.0, 0.0)
-        if shard is not None and needs_counts(arm.rule):
-            shifted = shift(arm, result, weights, shard)
-        rows.append(_row(arm, result, _worth(arm, outcomes, weights), basis, shifted))
+    rows = tuple(_row(arm, result, _worth(arm, outcomes, weights), basis) for arm, result in outcomes.items())
     best = recommend(rows)
     leverage = None if gradients is None else _leverage(weights, best.group_size, *gradients)
-    rests = tuple(
-        Rest(epochs, *_interval(spared(GRID, best.pre_rollouts, epochs), basis)) for epochs in EPOCHS
-    )
-    return Plan(tuple(rows), best, notes, leverage, rests)
+    return Plan(rows, best, notes, leverage)
 
 
 def _leverage(weights: Float, size: int, noise: float, overlap: float, prompts: int) -> float:
@@ -109,20 +91,17 @@ def _worth(arm: Arm, outcomes: dict[Arm, Outcome], weights: Float) -> tuple[floa
     return hits / size, signal / size
 
 
-def _row(
-    arm: Arm, result: Outcome, worth: tuple[float, float], basis: Basis, shifted: tuple[float, float]
-) -> Row:
-    weights, lengths, size = basis.weights, basis.lengths, arm.group_size
+def _row(arm: Arm, result: Outcome, worth: tuple[float, float], basis: Basis) -> Row:
+    size = arm.group_size
     uniform, over = basis.uniform[size], result.size - size
-    hits = result.hits - worth[0] * over + shifted[0]
-    signal = result.signal - worth[1] * over + shifted[1]
+    hits, signal = result.hits - worth[0] * over, result.signal - worth[1] * over
     intervals: dict[str, Any] = {
         name + end: share
         for name, value in (("hits", hits), ("gain", hits - uniform.hits), ("signal", signal))
         for end, share in zip(ENDS, _interval(value, basis), strict=True)
     }
     for end in ENDS:
-        same = _same_as_uniform(float(weights @ uniform.hits) + intervals[f"gain{end}"], basis)
+        same = _same_as_uniform(float(basis.weights @ uniform.hits) + intervals[f"gain{end}"], basis)
         intervals[f"uniform_group_size{end}"] = same if needs_counts(arm.rule) else size
     return Row(
         rule=arm.rule,
@@ -130,9 +109,6 @@ def _row(
         stop=arm.stop,
         group_size=size,
         pre_rollouts=arm.pre_rollouts,
-        rollouts=float(size),
-        tokens=None if lengths is None else float(weights @ ((result.size - weights @ over) * lengths)),
-        by_difficulty=_classes(result, uniform, weights),
         **intervals,
     )
 
@@ -156,30 +132,6 @@ def _same_as_uniform(hits: float, basis: Basis) -> int | None:
     return int(sizes[enough[0]]) if enough.size else None
 
 
-def _lengths(successes: Int, trials: Int, tokens: Float, weights: Float) -> Float:
-    """(K,) expected tokens per completion at each rate, weighted by each prompt's posterior."""
-    belongs = responsibilities(successes, trials, weights)
-    mean = tokens / trials
-    total = belongs.sum(0)
-    return np.asarray(np.where(total > 0, belongs.T @ mean / np.maximum(total, 1e-12), mean.mean()))
-
-
-def _classes(result: Outcome, uniform: Outcome, weights: Float) -> tuple[Class, ...]:
-    classes, below = [], -1.0
-    for up_to in DIFFICULTY:
-        here = weights * ((below < GRID) & (up_to >= GRID))
-        below = up_to
-        share = float(here.sum())
-        if share > 1e-6:
-            moved = float(here @ result.update) / max(float(here @ uniform.update), 1e-12)
-            classes.append(
-                Class(
-                    up_to, share, float(here @ result.hits) / share, float(here @ result.size) / share, moved
-                )
-            )
-    return tuple(classes)
-
-
 def recommend(rows: Sequence[Row]) -> Row:
     """The best row of the largest G.
 
@@ -193,26 +145,6 @@ def recommend(rows: Sequence[Row]) -> Row:
     return min((row for row in fit if row.hits >= best - 0.001), key=lambda r: (r.rounds, -r.hits))
 
 
-def shift(arm: Arm, result: Outcome, weights: Float, shard: int, seed: int = 0) -> tuple[float, float]:
-    """Difference in hits and mixed groups between shards of `shard` prompts and a large batch (`found`).
-
-    Simulates the allocator on rates drawn from the mixture `weights` (K,). The large batch is evaluated at
-    the same rates.
-    """
-    rng = np.random.default_rng(seed)
-    drawn = rng.choice(len(GRID), size=(max(1, PROMPTS // shard), shard), p=weights)
-    budget, hits, signal = shard * (arm.group_size - arm.pre_rollouts), 0, 0
-    for rates in GRID[drawn]:
-        session = Session(shard, budget, arm.rule, rounds=arm.rounds, stop=arm.stop)
-        c, n = simulate(session, rates, arm.pre_rollouts, rng)
-        hits += int((c > 0).sum())
-        signal += int(((c > 0) & (c < n)).sum())
-    return (
-        hits / drawn.size - float(result.hits[drawn].mean()),
-        signal / drawn.size - float(result.signal[drawn].mean()),
-    )
-
-
 def simulate(session: Session, rates: Float, pre_rollouts: int, rng: np.random.Generator) -> tuple[Int, Int]:
     """Sample all rollouts of a session from prompts with these success `rates` (n,); returns successes and
     group sizes, both (n,)."""
@@ -221,20 +153,3 @@ def simulate(session: Session, rates: Float, pre_rollouts: int, rng: np.random.G
         extra = session.ask()
         session.tell(rng.binomial(extra, rates), extra)
     return session.successes, session.trials
-
-
-def spared(rates: Float, pre_rollouts: int, epochs: int) -> Float:
-    """Expected share of a run of `epochs` epochs that a prompt of each rate (K,) rests.
-
-    A visit with all `pre_rollouts` right, the k-th in a row, is followed by a rest of 2^(k-1) epochs.
-    """
-    solved = rates**pre_rollouts
-    visits = np.zeros((epochs, epochs + 1, len(rates)))  # probability of one, by epoch and series before it
-    visits[0, 0] = 1.0
-    for epoch in range(epochs - 1):
-        visits[epoch + 1, 0] += visits[epoch].sum(0) * (1 - solved)
-        for times in range(epoch + 1):
-            back = epoch + 1 + 2**times
-            if back < epochs:
-                visits[back, times + 1] += visits[epoch, times] * solved
-    return np.asarray(1 - visits.sum((0, 1)) / epochs)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hora_rl.allocator.divide import Problem, serve
 from hora_rl.allocator.mixture import GRID, log_binomial
@@ -26,7 +25,7 @@ RARE = 1e-6
 """States of a smaller share of prompts get the mean of a round: where the others want nothing more, those few
 would take a whole batch."""
 LARGEST = 32
-"""The largest group, in G: no shard has a budget for more, and all its states would fill the memory."""
+"""The largest group, in G: more is not to be had in a batch, and all its states would fill the memory."""
 PRUNED = 3e-5  # states below this probability at every rate are dropped: costs 0.02 points of hits
 
 
@@ -43,16 +42,11 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """Per rate of GRID, all (K,): P(hit), P(mixed group), mean group size, expected GRPO update.
-
-    The update is E[√(q(1-q)(n-1)/n)], q the group's share of successes. With advantages divided by their
-    deviation, a group of n moves the logit of its success rate that far.
-    """
+    """Per rate of GRID, all (K,): P(hit), P(mixed group), mean group size."""
 
     hits: Float
     signal: Float
     size: Float
-    update: Float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,11 +121,7 @@ def _merged(successes: Int, trials: Int, probability: Float) -> States:
 
 def _summary(states: States) -> Outcome:
     c, n, probability = states.successes, states.trials, states.probability
-    mixed: NDArray[np.bool_] = (c > 0) & (c < n)
-    q = c / n
-    update = np.sqrt(q * (1 - q) * (n - 1) / n)
     total = probability.sum(axis=1)  # 1 without pruning
-    hits, signal, size, moved = (
-        probability @ v / total for v in ((c > 0) * 1.0, mixed * 1.0, n * 1.0, update)
-    )
-    return Outcome(hits, signal, size, moved)
+    mixed = (c > 0) & (c < n)
+    hits, signal, size = (probability @ v / total for v in ((c > 0) * 1.0, mixed * 1.0, n * 1.0))
+    return Outcome(hits, signal, size)

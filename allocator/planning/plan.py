@@ -11,7 +11,7 @@ from hora_rl.allocator.checks import check_counts, check_trials, check_whole
 from hora_rl.allocator.planning.forecast import forecast, reach
 from hora_rl.allocator.planning.outcome import Arm
 from hora_rl.allocator.planning.table import Plan
-from hora_rl.allocator.posterior import Float, Int
+from hora_rl.allocator.posterior import Int
 from hora_rl.allocator.rules import get_rule, needs_counts
 from hora_rl.allocator.rules.base import Division
 from hora_rl.allocator.session import STOPS
@@ -31,16 +31,13 @@ def plan(
     pre_rollouts: Sequence[int] | None = None,
     rules: Sequence[str] = ARMS,
     rounds: Sequence[int] = (1, 4),
-    tokens: ArrayLike | None = None,
-    shard: int | None = None,
     gradients: tuple[float, float, int] | None = None,
 ) -> Plan:
     """Forecast each rule on prompts like these; `print` shows the plan.
 
     successes: (m,) among `trials`, an int or (m,), of m >= 100 prompts, better 300. group_sizes: G, by
     default every power of two from 16 that the trials reach. pre_rollouts: G0, by default 4 and 8. rules: as
-    for `allocate`, with a stop after a slash: `first_hit/hit`. rounds: R. tokens: (m,) of all trials of each
-    prompt. shard: prompts that are allocated together; None: a large batch. gradients: the noise r of a hit,
+    for `allocate`, with a stop after a slash: `first_hit/hit`. rounds: R. gradients: the noise r of a hit,
     the overlap ρ of two prompts' gradients and Γ, which give the leverage 1/(1 + ρA) of a gain
     (docs/explanation/method.md, Rules).
 
@@ -51,7 +48,7 @@ def plan(
 
     Raises ValueError naming the argument and the first offending index, or a group size beyond the trials.
     """
-    c, n, lengths = _counts(successes, trials, tokens)
+    c, n = _counts(successes, trials)
     sizes = _sizes(group_sizes, n)
     pre = (
         [g for g in (4, 8) if g < max(sizes)]
@@ -60,13 +57,11 @@ def plan(
     )
     chosen = arms([_rule(i, rule) for i, rule in enumerate(rules)], _whole("rounds", rounds), pre, sizes)
     few = f"{len(c)} prompts are few; {ENOUGH_PROMPTS} make intervals that a plan can be built on"
-    _check(reach(n), chosen, shard)
-    return forecast(c, n, chosen, shard, lengths, (few,) if len(c) < ENOUGH_PROMPTS else (), gradients)
+    _check(reach(n), chosen)
+    return forecast(c, n, chosen, (few,) if len(c) < ENOUGH_PROMPTS else (), gradients)
 
 
-def _counts(
-    successes: ArrayLike, trials: ArrayLike, tokens: ArrayLike | None
-) -> tuple[Int, Int, Float | None]:
+def _counts(successes: ArrayLike, trials: ArrayLike) -> tuple[Int, Int]:
     c = check_counts(successes)
     n = np.broadcast_to(check_trials(trials, c), c.shape)
     if not n.all():
@@ -76,15 +71,7 @@ def _counts(
             f"successes: {len(c)} prompts say too little about how rates are distributed: a plan needs "
             f"{LEAST_PROMPTS}, better {ENOUGH_PROMPTS}, training prompts"
         )
-    if tokens is None:
-        return c, n, None
-    lengths = np.asarray(tokens, dtype=np.float64)
-    if lengths.shape != c.shape:
-        raise ValueError(f"tokens must be of shape {c.shape}, not {lengths.shape}")
-    bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths >= 0)))
-    if bad.size:
-        raise ValueError(f"tokens[{bad[0]}] = {lengths[bad[0]]} must be finite and not negative")
-    return c, n, lengths
+    return c, n
 
 
 def _sizes(numbers: Sequence[int] | None, trials: Int) -> list[int]:
@@ -134,7 +121,7 @@ def arms(
     ]
 
 
-def _check(most: int, chosen: Sequence[Arm], shard: int | None) -> None:
+def _check(most: int, chosen: Sequence[Arm]) -> None:
     """Raise ValueError for an arm that is impossible, or beyond `most` trials per prompt."""
     if not chosen:
         raise ValueError("no arm to plan: every pre_rollouts must leave some group_sizes above it")
@@ -143,11 +130,6 @@ def _check(most: int, chosen: Sequence[Arm], shard: int | None) -> None:
             raise ValueError(
                 f"group size {arm.group_size} is beyond these counts: of {most} trials a prompt nothing is "
                 f"known beyond {most}; sample more, or ask for group size {most}"
-            )
-        budget = None if shard is None else shard * (arm.group_size - arm.pre_rollouts)
-        if budget is not None and arm.rounds > budget:
-            raise ValueError(
-                f"rounds ({arm.rounds}) exceed Phase B's {budget} rollouts of a shard of {shard} prompts"
             )
         rule = get_rule(arm.rule)
         if not isinstance(rule, Division) and arm.pre_rollouts < rule.least_trials:

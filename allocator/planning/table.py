@@ -11,23 +11,8 @@ SHOWN = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Class:
-    """Prompts with a rate up to `up_to`: their share, hits, mean group size, and GRPO update over uniform's
-    at equal G.
-
-    `hits` is also the realised share of the likelihood's gradient Σ ∇log p of these prompts.
-    """
-
-    up_to: float
-    prompts: float
-    hits: float
-    size: float
-    update: float
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
-    """One arm: shares of prompts with a hit and of groups with signal, with 90% intervals; cost per prompt.
+    """One arm: shares of prompts with a hit and of groups with signal, with 90% intervals.
 
     `gain`: hits minus those of uniform sampling at equal G.
     `uniform_group_size`: the G at which uniform sampling has as many prompts with a hit, with its interval;
@@ -48,12 +33,9 @@ class Row:
     signal: float
     signal_low: float
     signal_high: float
-    rollouts: float
-    tokens: float | None
     uniform_group_size: int | None
     uniform_group_size_low: int | None
     uniform_group_size_high: int | None
-    by_difficulty: tuple[Class, ...]
 
     @property
     def name(self) -> str:
@@ -63,29 +45,16 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
-    """Share of a run of `epochs` epochs that prompts rest under `data.rest: [solved]`, with its 90% interval,
-    if success rates stay."""
-
-    epochs: int
-    share: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """All arms and the best one; `str` is the output of `hora plan`.
 
-    `rests`: what `data.rest: [solved]` would spare with the best arm's G0. `leverage`: the share of a gain
-    that counts where prompts share their gradient (see `plan`); else None.
+    `leverage`: the share of a gain that counts where prompts share their gradient (see `plan`); else None.
     """
 
     rows: tuple[Row, ...]
     recommended: Row
     notes: tuple[str, ...]
     leverage: float | None = None
-    rests: tuple[Rest, ...] = ()
 
     @property
     def worthwhile(self) -> bool:
@@ -107,42 +76,28 @@ class Plan:
         return f"stay uniform: {gain}; no run shows less than {100 * SHOWN:g}."
 
     def __str__(self) -> str:
-        best, most = self.recommended, max(self.rows, key=lambda row: (row.group_size, row.hits))
-        heads = ["rule", "G", "G0", "equals uniform G", "prompts with a hit", "over uniform"]
-        heads += ["groups with signal", *(["tokens"] if best.tokens is not None else [])]
-        by_rate = [
-            (
-                f"{c.up_to:g}",
-                f"{100 * c.prompts:.1f}",
-                f"{100 * c.hits:.1f}",
-                f"{c.size:.1f}",
-                f"{c.update:.2f}",
-            )
-            for c in best.by_difficulty
-        ]
+        most = max(self.rows, key=lambda row: (row.group_size, row.hits))
+        heads = (
+            "rule",
+            "G",
+            "G0",
+            "equals uniform G",
+            "prompts with a hit",
+            "over uniform",
+            "groups with signal",
+        )
         lines = [
             f"Verdict: {self.verdict}",
             f"Most hits: {most.name} at G = {most.group_size} equals uniform sampling at G {_same(most)}.",
             "Shares in %, with 90% intervals:",
             *_columns([heads, *map(_cells, self.rows)]),
-            "",
-            f"{best.name}, G = {best.group_size}, G0 = {best.pre_rollouts}, by success rate:",
-            *_columns(
-                [("rate up to", "prompts", "with a hit", "mean group", "GRPO update / uniform's"), *by_rate]
-            ),
-            *self._spared(),
             *(f"note: {note}" for note in self.notes),
         ]
         return "\n".join(lines)
 
-    def _spared(self) -> list[str]:
-        parts = [f"{_share(r.share, max(0.0, r.low), r.high)} of {r.epochs} epochs" for r in self.rests]
-        what = "data.rest: [solved] spares, in % while rates stay"
-        return ["", f"{what}: {', '.join(parts)}."] if parts else []
-
 
 def _cells(row: Row) -> tuple[str, ...]:
-    cells = (
+    return (
         row.name,
         str(row.group_size),
         str(row.pre_rollouts),
@@ -151,7 +106,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         _share(row.gain, row.gain_low, row.gain_high, "+"),
         _share(row.signal, row.signal_low, row.signal_high),
     )
-    return cells if row.tokens is None else (*cells, f"{row.tokens:.0f}")
 
 
 def _same(row: Row) -> str:

@@ -17,7 +17,6 @@ def plan(
     rules: str | None,
     rounds: str,
     json_: bool,
-    shard: int | None = None,
     gradients: str | None = None,
 ) -> Plan:
     """Read counts, make the plan, and print it (as JSON with `json_`).
@@ -30,9 +29,7 @@ def plan(
     names, times = rules.split(",") if rules else ARMS, _numbers("--rounds", rounds)
     shared = _gradients(gradients) if gradients else None
     try:
-        made = plan_of(
-            counts.successes, counts.trials, sizes, pre, names, times, counts.tokens, shard, shared
-        )
+        made = plan_of(counts.successes, counts.trials, sizes, pre, names, times, shared)
     except ValueError as error:
         raise CountsError(f"{source}: {error}") from error
     made = replace(made, notes=(*counts.notes, *made.notes))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hora_rl.allocator.posterior import Float, Int
+from hora_rl.allocator.posterior import Int
 from hora_rl.common.errors import ConfigError
 from hora_rl.evaluation.results import read_result
 from hora_rl.evaluation.run_folders import records
@@ -20,11 +20,10 @@ class CountsError(ConfigError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """`successes` (m,) among `trials` (m,) of m prompts, and `tokens` (m,) of all trials if recorded."""
+    """`successes` (m,) among `trials` (m,) of m prompts."""
 
     successes: Int
     trials: Int
-    tokens: Float | None
     notes: tuple[str, ...] = ()
 
 
@@ -41,14 +40,13 @@ def read_counts(source: Path) -> Counts:
 
 
 class _Line(BaseModel):
-    """One line of a file of counts; `tokens` of all trials."""
+    """One line of a file of counts; it may say more."""
 
     model_config = ConfigDict(strict=True)
 
     id: str | int | None = None
     successes: int = Field(ge=0)
     trials: int = Field(gt=0)
-    tokens: float | None = Field(None, ge=0)
 
     @model_validator(mode="after")
     def _check(self) -> "_Line":
@@ -58,7 +56,7 @@ class _Line(BaseModel):
 
 
 def _of_lines(path: Path) -> Counts:
-    rows: list[tuple[int, int, float | None]] = []
+    rows: list[tuple[int, int]] = []
     seen: dict[str, int] = {}
     for number, text in enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines(), start=1):
         try:
@@ -66,23 +64,17 @@ def _of_lines(path: Path) -> Counts:
         except ValidationError as error:
             mistakes = [f"{'.'.join(map(str, e['loc'])) or 'line'}: {e['msg']}" for e in error.errors()]
             raise CountsError(f"{path}:{number}: {'; '.join(mistakes)}") from error
-        rows.append((line.successes, line.trials, line.tokens))
+        rows.append((line.successes, line.trials))
         name = str(number if line.id is None else line.id)
         if name in seen:
             raise CountsError(f"{path}:{number}: id {name!r} is on line {seen[name]} too; one line a prompt")
         seen[name] = number
-    return _counts(path, rows)
+    return _counts(rows)
 
 
-def _counts(path: Path, rows: Sequence[tuple[int, int, float | None]], notes: tuple[str, ...] = ()) -> Counts:
-    lengths = [tokens for _, _, tokens in rows if tokens is not None]
-    if lengths and len(lengths) < len(rows):
-        raise CountsError(
-            f"{path}: {len(rows) - len(lengths)} of {len(rows)} lines have no tokens: "
-            "give them for all prompts or for none"
-        )
-    counts = np.array([row[:2] for row in rows], dtype=np.int64).reshape(-1, 2)
-    return Counts(counts[:, 0], counts[:, 1], np.array(lengths) if lengths else None, notes)
+def _counts(rows: Sequence[tuple[int, int]], notes: tuple[str, ...] = ()) -> Counts:
+    successes, trials = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+    return Counts(successes, trials, notes)
 
 
 def _of_run(folder: Path) -> Counts:
@@ -90,12 +82,11 @@ def _of_run(folder: Path) -> Counts:
     path, newest = folder / "groups.jsonl", {}
     for number, record in enumerate(records(path), start=1):
         try:
-            counts = int(record["hits"]), int(record["size"]), float(record["tokens"])
-            newest[record["prompt_index"]] = counts
+            newest[record["prompt_index"]] = int(record["hits"]), int(record["size"])
         except (ValueError, KeyError, TypeError) as error:
             raise CountsError(f"{path}:{number}: not a group's record ({error})") from error
     note = "rates moved while this run trained: the newest group of every prompt counts"
-    return _counts(path, list(newest.values()), (note,))
+    return _counts(list(newest.values()), (note,))
 
 
 def _only_result(folder: Path) -> Path:
@@ -114,5 +105,4 @@ def _of_result(path: Path) -> Counts:
         f"these are counts of {result.title}: held-out problems are not training prompts, and what they "
         "foretell is not what training will meet"
     )
-    rows = [(correct, result.samples, None) for correct in result.correct]
-    return _counts(path, rows, (note,))
+    return _counts([(correct, result.samples) for correct in result.correct], (note,))
