@@ -24,8 +24,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.console import say, working
 from hora_rl.common.errors import RunError, any_error_as
 from hora_rl.common.live.keys import Keys
-from hora_rl.common.live.redis import Redis, connect
-from hora_rl.common.live.telemetry import ENGINE, living
+from hora_rl.common.live.redis import connect
 from hora_rl.common.root_cause import root_cause
 from hora_rl.deploy.launch.ray_node import LOGS_OF_RAY, watched_node
 from hora_rl.deploy.machine import mps
@@ -62,11 +61,8 @@ class Application:
     _console: Console
     _bar: ExitStack
     """Closing it ends the progress bar of the start."""
-    _begin: Callable[..., None]
+    _begin: Callable[[str], None]
     _began: float
-    _stages: Callable[[], set[str]] = set
-    """Returns the stages of the engines that are still loading."""
-    _shown: str = field(default="", init=False)
     _counted: int = field(default=0, init=False)
     is_up: bool = field(default=False, init=False)
 
@@ -96,7 +92,6 @@ class Application:
 
         while (overview := _look_at(APP, stopped)) is not None:
             self._count(overview)
-            self._say_stages()
             if overview.status is ApplicationStatus.DEPLOY_FAILED:
                 raise RunError(_reason(overview))
             if overview.status is ApplicationStatus.RUNNING or (but and _all_but(but, overview)):
@@ -112,17 +107,6 @@ class Application:
         for _ in range(self._counted, up):
             self._begin("replicas")
         self._counted = max(self._counted, up)
-
-    def _say_stages(self) -> None:
-        """Show the stages of the engines that are still loading."""
-        shown = ", ".join(sorted(self._stages()))
-        if shown and shown != self._shown:
-            self._begin(f"replicas, an engine: {shown}", again=True)
-        self._shown = shown
-
-
-def _stages_of_engines(client: Redis, keys: Keys) -> set[str]:
-    return {beat["state"] for beat in living(client.hgetall(keys.parts), ENGINE, time.time())}
 
 
 @contextmanager
@@ -149,15 +133,8 @@ def starting(
     Without `train` the application only samples and verifies. `file` records the reason if a Ray process
     dies.
     """
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    for setting in (PATIENCE, *LOGS_OF_RAY.items(), *on_loopback().items()):
-        os.environ.setdefault(*setting)
-    import ray
+    _prepare_ray()
     from ray import serve
-
-    # Ray's messages would break the progress display; its logs are in RUN/logs.
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it warns of briefly busy replicas
 
     from hora_rl.deploy.app import APP, build_run, build_sampler
 
@@ -170,14 +147,12 @@ def starting(
         begin("Redis")
         url = exits.enter_context(run_redis(config.queue, run_dir, named=train))
         issue_token(url, config.run.name, run_dir)
-        client, keys = connect(url), Keys(config.run.name)
-        client.delete(keys.parts)  # of an earlier start
+        connect(url).delete(Keys(config.run.name).parts)  # of an earlier start
         begin("Ray")
         if why := exits.enter_context(mps.sharing(wanted=mps.wanted_by(config.generator))):
             say(console, f"MPS is off ({why}): processes on one card take turns")
         # Parts share CPUs, so Ray must have as many as they reserve.
-        _start_ray(max(os.cpu_count() or 1, int(config.reserved_cpus + 2)))
-        exits.callback(ray.shutdown)
+        exits.enter_context(_ray(max(os.cpu_count() or 1, int(config.reserved_cpus + 2))))
         exits.enter_context(watched_node(file))
         _link_logs(run_dir)
         begin("Serve")
@@ -188,15 +163,24 @@ def starting(
             )
         served = build_run(config, drain=False) if train else build_sampler(config)
         _deploy(served, APP, "/" if train else None)
-        stages = partial(_stages_of_engines, client, keys)
         page = f"http://{config.telemetry.http_host}:{port}" if train else ""
-        application = Application(url, page, console, bar, begin, began, stages)
+        application = Application(url, page, console, bar, begin, began)
         # Replicas that are still loading cannot shut down in time; stopping Ray kills them.
         exits.callback(lambda: serve.shutdown() if application.is_up else None)
         # Registered last, so these run first.
         exits.callback(_show_stopping, stopping)
         exits.callback(bar.close)
         yield application
+
+
+def _prepare_ray() -> None:
+    """Set what Ray reads when it is imported, and quiet its messages, which would break the progress display;
+    its logs are in RUN/logs."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for setting in (PATIENCE, *LOGS_OF_RAY.items(), *on_loopback().items()):
+        os.environ.setdefault(*setting)
+    for name in ("ray", "ray.serve"):  # Serve warns of briefly busy replicas
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _deploy(application: ServeApplication, name: str, route: str | None) -> None:
@@ -248,7 +232,9 @@ def _show_stopping(exits: ExitStack) -> None:
     exits.enter_context(redirect_stdout(io.StringIO()))
 
 
-def _start_ray(cpus: int) -> None:
+@contextmanager
+def _ray(cpus: int) -> Iterator[None]:
+    """A Ray of this machine while the block runs."""
     import ray
 
     check_sockets()
@@ -263,6 +249,10 @@ def _start_ray(cpus: int) -> None:
             configure_logging=False,
             object_store_memory=256 * 2**20,
         )
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _not_started(part: str, reason: str) -> RunError:
