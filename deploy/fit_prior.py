@@ -25,7 +25,6 @@ from hora_rl.deploy.result_commands import RunFolder
 from hora_rl.evaluation.run_folders import records
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-Features = Annotated[str | None, typer.Option(help="Sentence-embedding model of mpnet-dual and gp.")]
 SENTENCE = ("mpnet-dual", "gp")
 """Priors with features of a sentence-embedding model. Other priors use features of the policy."""
 
@@ -34,7 +33,9 @@ SENTENCE = ("mpnet-dual", "gp")
 def fit(
     run: RunFolder,
     name: Annotated[str, typer.Option(help="Any learned prior (docs/explanation/method.md).")],
-    features: Features = None,
+    features: Annotated[
+        str | None, typer.Option(help="Sentence-embedding model of mpnet-dual and gp.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; by default in the run folder.")] = None,
 ) -> Path:
     """Fit prior `name` offline on the Phase A outcomes of a run. Returns the file for
@@ -42,15 +43,15 @@ def fit(
     if name == "fixed":
         raise ConfigError(f"prior fixed learns nothing: fit {', '.join(n for n in NAMES if n != name)}")
     config = _configured(run, name, features)
-    groups = _records(run)
-    with working(f"fitting {name}", 3) as begin:
-        begin("prompts")
+    file = run / "groups.jsonl"
+    groups = records(file) if file.exists() else []
+    if not groups:
+        raise RunError(f"{file}: no groups; a run writes them from its first step on")
+    with working(f"fitting {name}"):
         prompts = render_prompts(config)
-        begin(f"features of {len(prompts)} prompts")
         sections = config.allocation, config.run, config.model.path
         known = None if name in UNCONDITIONED else features_of(*sections, prompts)
         prior = make_prior(name, n=len(prompts), features=known, seed=config.run.seed)
-        begin(f"{len(groups)} outcomes")
         fit = fit_prior(prior, *outcomes(groups), seed=config.run.seed)
     path = out or run / f"prior-{name}.npz"
     save_state(path, name, prior.state_dict())
@@ -66,11 +67,6 @@ def fit(
 
 def _configured(run: Path, name: str, features: str | None) -> Config:
     """The run's configuration with prior `name`."""
-    if name in SENTENCE and not (features or load(str(run / "config.yaml")).allocation.features):
-        raise ConfigError(
-            f"prior {name} sees prompts through a sentence-embedding model: name one, by folder or hub name, "
-            "with --features (the paper's: --features sentence-transformers/all-mpnet-base-v2)"
-        )
     overrides = [
         f"allocation.prior={name}",
         text_override("run.folder", str(run.resolve().parent)),
@@ -78,17 +74,13 @@ def _configured(run: Path, name: str, features: str | None) -> Config:
     ]
     if features:
         overrides.append(text_override("allocation.features", features))
-    return load(str(run / "config.yaml"), overrides)
-
-
-def _records(run: Path) -> list[dict]:
-    path = run / "groups.jsonl"
-    if not path.exists():
-        raise RunError(f"{path}: no such file; a run writes it from its first step on")
-    groups = records(path)
-    if not groups:
-        raise RunError(f"{path} is empty: the run has not trained a step yet")
-    return groups
+    config = load(str(run / "config.yaml"), overrides)
+    if name in SENTENCE and not config.allocation.features:
+        raise ConfigError(
+            f"prior {name} sees prompts through a sentence-embedding model: name one, by folder or hub name, "
+            "with --features (the paper's: --features sentence-transformers/all-mpnet-base-v2)"
+        )
+    return config
 
 
 if __name__ == "__main__":

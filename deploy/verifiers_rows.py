@@ -6,7 +6,6 @@ python -m hora_rl.deploy.verifiers_rows CONFIG [-s KEY=VALUE] [--limit N]
 import asyncio
 import json
 from collections.abc import Sequence
-from itertools import count, islice
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +20,6 @@ from hora_rl.deploy.cli import main
 from hora_rl.deploy.result_commands import ConfigPath, Overrides
 
 AT_A_TIME = 32
-Opening = list[dict[str, str]]
 
 
 def write_rows(data: DataConfig, environment: VerifiersConfig | None, run: str, limit: int) -> int:
@@ -34,34 +32,32 @@ def write_rows(data: DataConfig, environment: VerifiersConfig | None, run: str, 
     file = Path(data.path)
     if environment is None:
         raise ConfigError("environment.verifiers is not set, and rows are written for its tasks alone")
-    if file.suffix != ".jsonl":
-        raise ConfigError(f"data.path ({file}): name the .jsonl file that is to be written")
-    if file.exists():
-        raise ConfigError(f"{file} is there already (data.path): remove it, or name another file")
+    if file.suffix != ".jsonl" or file.exists():
+        raise ConfigError(f"data.path ({file}): name a new .jsonl file, which is to be written")
     if data.template != "{problem}":
         raise ConfigError(
             f"data.template ({data.template!r}) must be {{problem}}: the environment writes all"
         )
-    library = VerifiersEnvironment(environment, run)
-    openings = asyncio.run(_openings(library, limit))
+    openings = asyncio.run(_openings(VerifiersEnvironment(environment, run), limit))
     if not openings:
         raise ConfigError(f"environment.verifiers: {environment.taskset} has no tasks")
-    rows = [
+    rows = (
         {"problem": problem_of(opening, data.system, number), "answer": "", TASK: number}
         for number, opening in enumerate(openings)
-    ]
+    )
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return len(rows)
+    file.write_text(text, encoding="utf-8")
+    return len(openings)
 
 
-async def _openings(library: VerifiersEnvironment, limit: int) -> list[Opening]:
-    openings: list[Opening] = []
+async def _openings(library: VerifiersEnvironment, limit: int) -> list[list[dict[str, str]]]:
+    openings: list[list[dict[str, str]]] = []
     try:
         await library.start()
-        numbers = count()
-        while some := list(islice(numbers, min(AT_A_TIME, limit - len(openings)))):
-            made = await asyncio.gather(*(library.opening(number) for number in some))
+        while len(openings) < limit:
+            numbers = range(len(openings), min(len(openings) + AT_A_TIME, limit))
+            made = await asyncio.gather(*map(library.opening, numbers))
             openings += [opening for opening in made if opening is not None]
             if None in made:
                 break

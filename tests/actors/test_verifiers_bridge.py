@@ -205,5 +205,5 @@ class TestWithTheLibrary:
         assert write_rows(config.data, config.environment.verifiers, "r", 40) == 40
         rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
         assert rows == [{"problem": "n=", "answer": "", "task": i} for i in range(40)]
-        with pytest.raises(ConfigError, match="is there already"):
+        with pytest.raises(ConfigError, match=r"rows\.jsonl"):
             write_rows(config.data, config.environment.verifiers, "r", 40)

@@ -1,34 +1,34 @@
-"""The README and docs/ name only files, commands, options and keys that exist. Commands read folders of ended
-runs."""
+"""The README and docs/ have code that runs, configurations that load, and commands that exist. Commands read
+folders of ended runs."""
 
+import asyncio
 import re
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import typer
 import yaml
-from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from hora_rl.common.config import Config
-from hora_rl.common.config.base import section_of
+from hora_rl.common.errors import Unavailable
 from hora_rl.deploy import reference
 from hora_rl.deploy.cli import app
 from tests.support.jsonl import write_lines
-from tests.support.pages import ROOT
+from tests.support.pages import ROOT, Block, blocks
 from tests.support.reported_runs import make_run
 from tests.support.rollouts import write_rollouts
 from tests.support.synthetic_run import write_ended
 
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
-COMMANDS = typer.main.get_command(app).commands
-SECTIONS = "|".join(Config.model_fields)
-ROOM = "actors|allocator|common|deploy|learner|evaluation|hora_rl|tests|examples|benchmarks|requirements|docs"
-MADE = {"deploy/demo/model", "common/algorithms/NAME.py", "common/algorithms/signed.py"}
-
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in DOCS.rglob("*.md"))]
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+CONFIGURATIONS = [
+    b for b in BLOCKS if b.kind == "yaml" and set(yaml.safe_load(b.text)) <= Config.model_fields.keys()
+]
 
 
 @pytest.mark.parametrize("page", reference.PAGES)
@@ -37,69 +37,68 @@ def test_the_reference_is_current(page: str) -> None:
     assert text == reference.PAGES[page](), "run: make reference"
 
 
-@each_page
-def test_every_command_and_option_exists(page: Path) -> None:
-    for words in hora_commands(page):
-        name = words[0]
-        assert name in COMMANDS, f"`hora {' '.join(words)}`: no such command"
-        known = {o for p in COMMANDS[name].params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
-        used = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
-        assert used <= known, f"`hora {' '.join(words)}`: no option {', '.join(sorted(used - known))}"
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_and_option_exists(page: str) -> None:
+    known = typer.main.get_group(app).commands
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for command, rest in re.findall(r"(?:`|^ *|bin/)hora ([a-z]+\b)([^`\n#]*)", text, re.MULTILINE):
+        options = {o for p in known[command].params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
+        assert set(re.findall(r"(?<= )--?[a-z][a-z-]*", rest)) <= options, f"hora {command}{rest}"
 
 
-@each_page
-def test_every_named_make_target_file_and_key_exists(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for code in codes(page):
-        if found := re.match(r"make ([a-z-]+)\b", code):
-            assert found[1] in targets, code
-        if re.fullmatch(rf"(?:{ROOM})/[\w./-]*", code) and code not in MADE:
-            assert (ROOT / code).exists(), code
-        if found := re.match(rf"((?:{SECTIONS})(?:\.[a-z_]+)+)(?::|=|$)", code):
-            assert found[1] in KEYS or code == "run.json", code
+@pytest.mark.parametrize("block", CONFIGURATIONS, ids=lambda b: b.name)
+def test_the_configuration_of_a_page_is_valid(block: Block) -> None:
+    shown = yaml.safe_load(block.text)
+    source = {} if "sources" in shown.get("data", {}) else {"path": "problems.jsonl"}
+    least: dict[str, dict[str, Any]] = {"model": {"path": "m"}, "data": source}
+    Config.model_validate({k: {**least.get(k, {}), **shown.get(k, {})} for k in least | shown})
 
 
-def codes(page: Path) -> Iterator[str]:
-    """Code spans, and the lines of code blocks, fenced or indented."""
-    text = page.read_text(encoding="utf-8")
-    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        yield from block.splitlines()
-    rest = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    yield from (line.strip() for line in re.findall(r"^ {4,}(\S.*)$", rest, re.MULTILINE))
-    yield from re.findall(r"`([^`\n]+)`", rest)
+def names_of(block: Block, **known: Any) -> dict[str, Any]:
+    """What a reader has after running it."""
+    exec(compile(block.text, block.name, "exec"), known)
+    return known
 
 
-def hora_commands(page: Path) -> Iterator[list[str]]:
-    """Every `hora …` as its words, without a comment behind it."""
-    for code in codes(page):
-        if found := re.match(r"(?:\$ )?(?:\.venv/bin/)?hora ([a-z].*)", code):
-            yield found[1].split(" #")[0].split()
+def python_of(page: str) -> list[Block]:
+    return [block for block in blocks(page) if block.kind == "python"]
 
 
-def keys(model: type[BaseModel], path: str) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        here = f"{path}.{field.alias or name}" if path else name
-        yield here
-        if (section := section_of(field.annotation)) is not None:
-            yield from keys(section, here)
+def test_the_python_of_the_readme_divides_as_it_says() -> None:
+    (block,) = python_of("README.md")
+    [call] = [line.partition("  #")[0] for line in block.text.splitlines() if "budget=72" in line]
+    assert sum(eval(call, names_of(block))) == 72
 
 
-KEYS = set(keys(Config, ""))
+def test_an_environment_opens_its_door() -> None:
+    [block] = python_of("docs/how-to/write-an-environment.md")
+    names = names_of(block)
+    doors = iter(["door 1", "door 2", "door 3"])
+
+    class Policy:
+        async def generate(self, *messages: Any) -> SimpleNamespace:
+            for text in doors:
+                return SimpleNamespace(text=text)
+            raise names["EpisodeOver"]
+
+    row = SimpleNamespace(answer="3")
+    assert asyncio.run(names["escape"](row, Policy(), None)).rewards == {"solved": 1.0}
+    assert asyncio.run(names["escape"](row, Policy(), None)).rewards == {"solved": 0.0}
 
 
-# Commands in one folder, in this order, with what each must say.
-HERE: dict[str, list[tuple[str, str]]] = {
-    "init": [("init named.yaml --task code --model smollm2", "named.yaml")],
-    "check": [("check tiny --elsewhere", "valid. 2000 prompts")],
-    "monitor": [("monitor runs/over --once", "finished"), ("monitor runs/over --json", '"step": 3')],
-    "runs": [("runs", "finished")],
-    "rollouts": [("rollouts runs/sampled --step 1 --prompt 0 --failure --order longest", "step 1")],
-    "report": [
-        ("report runs/reported", "report"),
-        ("report runs/one runs/two --over rollouts --out compared", "report.html"),
-    ],
-    "plan": [("plan counts.jsonl", "hit_utility")],
-}
+def test_the_rewards_of_the_page_reward() -> None:
+    block, *_ = python_of("docs/how-to/add-a-reward.md")
+    service = Mock(grade=AsyncMock(side_effect=[0.25, ConnectionError("away")]))
+    names = names_of(block, my_service=service)
+    judged = {"problem": "p", "completion": "it is 4", "finish_reason": "stop", "tokens": 5}
+    answer = SimpleNamespace(**judged, gold="4", row={"expected": "4"})
+    assert names["brevity"]("p", "abc", "4") == 0.25
+    assert names["passes"](answer) == 1.0
+    assert names["shortest"]([answer, SimpleNamespace(tokens=9)]) == [1.0, 0.0]
+    assert names["parts"](answer) == {"right": True, "words": 3}
+    assert asyncio.run(names["judge"](answer)) == 0.25
+    with pytest.raises(Unavailable):
+        asyncio.run(names["judge"](answer))
 
 
 @pytest.fixture(scope="module")
@@ -122,12 +121,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("command", "says"), [pair for pairs in HERE.values() for pair in pairs])
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("init named.yaml --task code --model smollm2", "named.yaml"),
+        ("check tiny --elsewhere", "valid. 2000 prompts"),
+        ("monitor runs/over --once", "finished"),
+        ("monitor runs/over --json", '"step": 3'),
+        ("runs", "finished"),
+        ("rollouts runs/sampled --step 1 --prompt 0 --failure --order longest", "step 1"),
+        ("report runs/reported", "report"),
+        ("report runs/one runs/two --over rollouts --out compared", "report.html"),
+        ("plan counts.jsonl", "hit_utility"),
+    ],
+)
 def test_a_command_does_what_it_says_on_ended_runs(
     command: str, says: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, command.split(), catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    print(done.output)
     assert says in done.output
