@@ -12,48 +12,18 @@ from hora_rl.common.config.reward import RewardConfig
 from hora_rl.common.data.code import Call, Pair, RowTests, code_blocks, continuation, read_tests, same_output
 
 PAIRS = RowTests(pairs=(Pair("1\n", "2\n"), Pair("", "0")))
-WELL_FORMED = [
-    "<think>a</think><answer>b</answer>",
-    "<think>a\n\nb</think>\n \t<answer>1\n2</answer>",
-    "<think></think><answer></answer>",
-    "<think>1 < 2 > 0</think><answer>x</answer>",
-    " \n<think>a</think><answer>b</answer>\n",
-]
-MALFORMED = [
-    "",
-    "<answer>b</answer>",
-    "<think>a</think>so<answer>b</answer>",
-    "<think>a</think><answer>b</answer>.",
-    "<think>a</think><answer>b</answer><answer>c</answer>",
-    "<think>a<think>b</think><answer>c</answer>",
-    "<answer>b</answer><think>a</think>",
-    "<think>a<answer>b</think></answer>",
-]
-
-
-@pytest.mark.parametrize(
-    ("completion", "mode", "reward"),
-    [
-        *((completion, "tags", 1.0) for completion in WELL_FORMED),
-        *((completion, "tags", 0.0) for completion in MALFORMED),
-        (r"<think>a</think> so \boxed{1}", "boxed", 1.0),
-        (r" so \boxed{1} ", "boxed", 1.0),
-        (r"<think>a \boxed{1}</think> so", "boxed", 0.0),
-        (r"<think>a <think> b</think> \boxed{1}", "boxed", 0.0),
-        (r"hm <think>a</think> \boxed{1}", "boxed", 0.0),
-        (r"a</think> \boxed{1}", "boxed", 0.0),
-        ("<think>a</think> 1", "final", 1.0),
-        ("<think>a</think>", "final", 0.0),
-        ("<think>a</think>", "my.module:answer", 1.0),
-        ("<think>a", "my.module:answer", 0.0),
-    ],
+CASES, PROGRAMS = (
+    yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text("utf-8"))
+    for name in ("answers", "programs")
 )
+CASES["final"] += [(sentence, "42") for sentence in CASES.pop("in_languages")]
+
+
+@pytest.mark.parametrize(("completion", "mode", "reward"), PROGRAMS["format"])
 def test_the_format_is_a_thought_and_its_modes_answer(completion: str, mode: str, reward: float) -> None:
     assert format_reward(completion, mode) == reward
 
 
-CASES = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text("utf-8"))
-CASES["final"] += [(sentence, "42") for sentence in CASES.pop("in_languages")]
 ALONE = [r"\frac{1}{2}", r"x^2 + 2x", "(3, 4)", r"\text{Evelyn}", r"5\text{ red apples}"]
 
 
@@ -71,7 +41,7 @@ def test_lenient_leaves_an_answer_without_words_around_it_as_it_is(form: str, an
 
 
 @pytest.mark.parametrize(
-    ("prompt", "found"),
+    ("prompt", "opened"),
     [
         ("<|im_start|>assistant\n<think>\n", "<think>\n"),
         ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n"),
@@ -79,11 +49,11 @@ def test_lenient_leaves_an_answer_without_words_around_it_as_it_is(form: str, an
         ("What does <think> mean?", ""),
     ],
 )
-def test_a_thought_that_the_template_opens_belongs_to_the_completion(prompt: str, found: str) -> None:
-    assert prefill(prompt) == found
-    told = r"I add.</think> \boxed{3}" if found == "<think>\n" else r"\boxed{3}"
-    assert format_reward(found + told, "boxed") == 1.0
-    assert ANSWERS["boxed"](found + told) == "3"
+def test_a_thought_that_the_template_opens_belongs_to_the_completion(prompt: str, opened: str) -> None:
+    assert prefill(prompt) == opened
+    answer = r"I add.</think> \boxed{3}" if opened == "<think>\n" else r"\boxed{3}"
+    assert format_reward(opened + answer, "boxed") == 1.0
+    assert ANSWERS["boxed"](opened + answer) == "3"
 
 
 @pytest.mark.parametrize("mode", ANSWERS)
@@ -125,50 +95,18 @@ def broken(completion: str) -> object:
 def test_an_answer_found_by_a_users_function_is_checked() -> None:
     assert user_answer(f"{__name__}:last_word", "it is 5") == "5"
     assert user_answer(f"{__name__}:last_word", "") is None
-    with pytest.raises(ValueError, match="must return text, or None for no answer"):
+    with pytest.raises(ValueError, match="broken"):
         user_answer(f"{__name__}:broken", "x")
-    with pytest.raises(ValueError, match=r"cannot load 'no\.such:fn'"):
+    with pytest.raises(ValueError, match=r"no\.such:fn"):
         load_extract("no.such:fn")
 
 
-@pytest.mark.parametrize(
-    ("completion", "blocks"),
-    [
-        ("```python\nprint(1)\n```", ["print(1)"]),
-        ("first\n```py\n1\n```\nbetter:\n```python\n2\n```\ndone", ["1", "2"]),
-        ("<think>```\n1\n```</think><answer>```python\n2\n```</answer>", ["2"]),
-        ("<think>```\n1\n```</think> none", []),
-        ("<think>```\n1\n```", []),
-        ("…</think>\n```\n2\n  ```", ["2"]),
-        ("```python\nprint(1)\n", []),
-        ("```python\nprint(1)\n```\n```python\ncut", ["print(1)"]),
-        ("```print(1)```", []),
-        ("```\n```\n```\n \n```", []),
-        ("s = `x` ```\n1\n```", ["1"]),
-        ("~~~python\n```\n~~~~", ["```"]),
-        ("````\n```\n1\n```\n````", ["```\n1\n```"]),
-        ("```markdown\n```python\n1\n```\n", ["1"]),
-        ("```python\ncut\n```python\n1\n```", ["1"]),
-        ("1. So:\n   ```python\n   def f():\n       '''a\n   b'''\n   ```", ["def f():\n    '''a\nb'''"]),
-        ("- ```py\n  if 1:\n    2\n  ```", ["if 1:\n  2"]),
-        ("> ```py\n> if 1:\n>   2\n>\n> ```\nThen\n```\n3\n```", ["if 1:\n  2\n", "3"]),
-        ("```text\n1\n```\n```output\n2\n```\n``` bash\n3\n```\n```Python3\n4\n```", ["4"]),
-        ("", []),
-    ],
-)
+@pytest.mark.parametrize(("completion", "blocks"), PROGRAMS["blocks"])
 def test_code_blocks_are_closed_dedented_and_no_text_or_shell(completion: str, blocks: list[str]) -> None:
     assert code_blocks(completion) == blocks
 
 
-@pytest.mark.parametrize(
-    ("completion", "program"),
-    [
-        ("    x = 1\n\n    return x\n\nprint(f())", "x = 1\n\nreturn x\n"),
-        ("\nimport math\n\ndef f():\n    return 1\n", "import math\n\ndef f():\n    return 1\n"),
-        ("Sure:\n    return 1", ""),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("completion", "program"), PROGRAMS["continued"])
 def test_a_completion_without_blocks_continues_the_text_before_it(completion: str, program: str) -> None:
     assert continuation(completion) == program
 
@@ -183,18 +121,7 @@ def test_finding_it_takes_linear_time_on_hostile_text(text: str) -> None:
     assert time.process_time() - began < 2
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        [{"input": "1\n", "output": "2\n"}, {"input": "", "output": "0"}],
-        {"inputs": ["1\n", ""], "outputs": ["2\n", "0"]},
-        {"stdin": ["1\n", ""], "stdout": ["2\n", "0"]},
-        [{"stdin": "1\n", "stdout": "2\n"}, {"stdin": "", "stdout": "0", "input": None, "output": None}],
-        {"fn_name": None, "inputs": ["1\n", ""], "outputs": ["2\n", "0"]},
-        '{"inputs": ["1\\n", ""], "outputs": ["2\\n", "0"]}',
-        ' [{"input": "1\\n", "output": "2\\n"}, {"input": "", "output": "0", "kind": "hidden"}]',
-    ],
-)
+@pytest.mark.parametrize("value", PROGRAMS["pairs"])
 def test_pairs_are_read_in_every_form(value: object) -> None:
     assert read_tests(value) == PAIRS
     assert read_tests(value).runs == 2
@@ -203,17 +130,7 @@ def test_pairs_are_read_in_every_form(value: object) -> None:
 CALLS = (Call("[[1, 2], 3]", ("[4]",)),)
 
 
-@pytest.mark.parametrize(
-    ("value", "entry"),
-    [
-        ([{"input": "[1, 2]\n3", "output": "[4]", "testtype": "functional"}], "Solution().f"),
-        ('[{"input": "[1, 2]\\n3\\n", "output": "[4]", "testtype": "functional"}]', ""),
-        (
-            [{"input": "[1, 2]\n3", "output": [4], "testtype": "functional", "metadata": {"func_name": "f"}}],
-            "f",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("value", "entry"), PROGRAMS["calls"])
 def test_calls_are_read_in_every_form(value: object, entry: str) -> None:
     given = entry if entry.startswith("Solution") else None
     assert read_tests(value, given) == RowTests(calls=CALLS, entry=entry)
@@ -232,43 +149,15 @@ def test_assertions_are_one_text() -> None:
     assert read_tests("[check(x) for x in (1, 2)]").asserts
 
 
-@pytest.mark.parametrize(
-    ("value", "why"),
-    [
-        (None, "holds no tests"),
-        ([], "holds no tests"),
-        ("x = 1", "nothing in it can fail"),
-        ("assert f(1) =", "is neither JSON nor Python"),
-        ({"inputs": ["1"], "outputs": []}, "lists of equal length"),
-        ({"inputs": [], "outputs": []}, "inputs is empty"),
-        ({"fn_name": "f x", "inputs": [[1]], "outputs": [[2]]}, "entry point is not a name"),
-        ([{"input": "[1", "output": "1", "testtype": "functional"}], "is no functional test"),
-        ([{"input": "1", "output": "1", "testtype": "functional"}, {"input": "", "output": ""}], "mixes"),
-        ([{"input": 1, "output": 2}], "must be texts"),
-        ([{"stdin": "1"}], "is no test"),
-        ([["1", "2"]], "is no test"),
-    ],
-)
-def test_tests_that_cannot_be_used_say_why(value: object, why: str) -> None:
-    with pytest.raises(ValueError, match=why) as error:
+@pytest.mark.parametrize("value", PROGRAMS["no_tests"])
+def test_tests_that_cannot_be_used_are_refused_in_one_line(value: object) -> None:
+    with pytest.raises(ValueError, match=r"\A[^\n]*\Z"):
         read_tests(value)
-    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("expected", "found", "same"),
-    [
-        ("1 2\n3\n", "1 2 \n3\n\n", True),
-        ("", "\n", True),
-        ("1", "1\r\n", True),
-        ("1\n2", "1 2", False),
-        (" 1", "1", False),
-        ("1", "1.0", False),
-        ("1\n\n2", "1\n2", False),
-    ],
-)
-def test_outputs_are_equal_but_for_white_space_at_their_ends(expected: str, found: str, same: bool) -> None:
-    assert same_output(expected, found) is same
+@pytest.mark.parametrize(("expected", "output", "same"), PROGRAMS["outputs"])
+def test_outputs_are_equal_but_for_white_space_at_their_ends(expected: str, output: str, same: bool) -> None:
+    assert same_output(expected, output) is same
 
 
 def test_it_is_the_success_where_it_has_a_weight_and_accuracy_has_none() -> None:

@@ -59,7 +59,7 @@ def test_every_json_line_names_run_and_part_even_from_another_thread(capsys):
         assert line["timestamp"].endswith("Z")
 
 
-def test_shard_and_group_stay_with_the_task_that_bound_them(capsys):
+async def test_shard_and_group_stay_with_the_task_that_bound_them(capsys):
     logs.configure("json", run="r1")
     log = structlog.get_logger("x")
 
@@ -69,10 +69,7 @@ def test_shard_and_group_stay_with_the_task_that_bound_them(capsys):
             log.info("inside")
         log.info("outside")
 
-    async def both() -> None:
-        await asyncio.gather(work("1"), work("2"))
-
-    asyncio.run(both())
+    await asyncio.gather(work("1"), work("2"))
     seen = lines(capsys)
     assert {(x["shard"], x["group"]) for x in seen if x["event"] == "inside"} == {("1", "0:1"), ("2", "0:2")}
     assert all("shard" not in x for x in seen if x["event"] == "outside")

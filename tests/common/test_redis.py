@@ -65,7 +65,7 @@ def test_what_is_shown_of_an_address_has_no_password(password):
 
 @pytest.mark.parametrize("query", ["pasword_file=/x", "db=first"])
 def test_an_option_that_redis_does_not_know_is_one_line(query):
-    with pytest.raises(ConfigError, match=r"queue\.url \(redis://host\).*(pasword_file|db)"):
+    with pytest.raises(ConfigError, match=query.partition("=")[0]):
         connect(f"redis://:hush@host?{query}")
 
 

@@ -1,6 +1,5 @@
 """What a reward adds up to, and what counts as success: named by the user, refused where it is missing."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,19 +34,15 @@ def test_accuracy_is_success_by_default_also_without_a_weight() -> None:
 
 def test_own_rewards_alone_define_no_success_and_what_needs_one_is_refused_with_the_remedy() -> None:
     reward, likelihood = {"weights": {OWN: 1.0}}, {"objective": {"advantage": "likelihood"}}
-    for sections, what in (
+    uniform = {"allocation": {"rule": "uniform"}}
+    for sections, named in (
         ({}, "allocation.rule (hit_utility)"),
         ({"allocation": {"rule": "my.module:rule"}}, "allocation.rule (my.module:rule)"),
         ({"allocation": {"rule": "uniform", "prior": "hidden-online"}}, "allocation.prior (hidden-online)"),
-        (
-            {"allocation": {"rule": "uniform"}, "learner": likelihood},
-            "learner.objective.advantage (likelihood)",
-        ),
-        ({"allocation": {"rule": "uniform"}, "evaluation": {"path": "held.jsonl"}}, "evaluation.path"),
+        (uniform | {"learner": likelihood}, "learner.objective.advantage (likelihood)"),
+        (uniform | {"evaluation": {"path": "held.jsonl"}}, "evaluation.path"),
     ):
-        message = refused(reward=reward, **sections)
-        assert what in message
-        assert f"name one in reward.success (rewards with a weight: {OWN})" in message
+        assert all(word in refused(reward=reward, **sections) for word in (named, "reward.success", OWN))
     plain = config(reward=reward, allocation={"rule": "uniform"})
     assert plain.reward.success is None
     assert not plain.reward.succeeded({OWN: 1.0})
@@ -75,26 +70,27 @@ def test_the_gate_is_off_where_format_is_not_in_use_and_watches_the_reward_that_
     assert config(reward={"weights": {"accuracy": 1.0}}).gate is None
     assert config(allocation={"warmup": {"reward": "accuracy"}}).gate == "accuracy"
     assert config(allocation={"warmup": {"enabled": False}}).gate is None
-    message = refused(allocation={"warmup": {"reward": OWN}})
-    assert f"allocation.warmup.reward ({OWN}) is not computed (rewards: format, accuracy)" in message
+    assert f"allocation.warmup.reward ({OWN})" in refused(allocation={"warmup": {"reward": OWN}})
 
 
 def test_a_model_is_asked_for_what_its_rewards_look_for_unless_the_user_says_something() -> None:
-    own = {"path": "d.jsonl"}
     assert config().data.system == FORMAT_INSTRUCTIONS
     for reward, word in (
         ({"answer": "boxed"}, r"\boxed{}"),
         ({"weights": {"accuracy": 1.0}}, "<answer>"),
         ({"weights": {"accuracy": 1.0}, "answer": "lenient"}, "The answer is"),
     ):
-        told = config(reward=reward).data.system or ""
-        assert (word in told, "<think>" in told) == (True, False)
-    assert config(reward={"weights": {"accuracy": 1.0}, "answer": "my.module:answer"}).data.system is None
-    assert config(data=own | {"system": None}).data.system is None
-    assert config(data=own | {"system": "Add."}).data.system == "Add."
-    assert config(data=own | {"template": "Add {problem}."}).data.system is None
-    assert config(data={"path": "arithmetic:2-3"}).data.system is None
-    assert config(reward={"weights": {OWN: 1.0}, "success": OWN}).data.system is None
+        system = config(reward=reward).data.system or ""
+        assert (word in system, "<think>" in system) == (True, False)
+    for sections, expected in (
+        ({"reward": {"weights": {"accuracy": 1.0}, "answer": "my.module:answer"}}, None),
+        ({"reward": {"weights": {OWN: 1.0}, "success": OWN}}, None),
+        ({"data": {"path": "d.jsonl", "system": None}}, None),
+        ({"data": {"path": "d.jsonl", "system": "Add."}}, "Add."),
+        ({"data": {"path": "d.jsonl", "template": "Add {problem}."}}, None),
+        ({"data": {"path": "arithmetic:2-3"}}, None),
+    ):
+        assert config(**sections).data.system == expected
 
 
 def test_the_total_is_the_weighted_sum_and_names_what_is_missing() -> None:
@@ -103,25 +99,21 @@ def test_the_total_is_the_weighted_sum_and_names_what_is_missing() -> None:
         rewards.total({"format": 1.0}, {"format": 0.5, "style:short": 1.0})
 
 
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_rewards.py").write_text(
-        "def brief(problem, completion, gold): return 1 / len(completion)\n"
-        "def broken(problem, completion, gold): return float('nan')\n"
-        "number = 3\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
+def half(problem: str, completion: str, gold: str) -> float:
+    return 1 / len(completion)
 
 
-@pytest.mark.usefixtures("own")
+def broken(problem: str, completion: str, gold: str) -> float:
+    return float("nan")
+
+
 def test_a_users_reward_is_loaded_by_name_and_must_be_finite() -> None:
-    assert user_reward("own_rewards:brief", Answer("q", "abcd", "g")) == 0.25
-    with pytest.raises(ValueError, match=r"own_rewards:broken.* returned nan"):
-        user_reward("own_rewards:broken", Answer("q", "abcd", "g"))
+    assert user_reward(f"{__name__}:half", Answer("q", "abcd", "g")) == 0.25
+    with pytest.raises(ValueError, match=r":broken.* nan"):
+        user_reward(f"{__name__}:broken", Answer("q", "abcd", "g"))
 
 
-@pytest.mark.usefixtures("own")
-@pytest.mark.parametrize("name", [*(f"own_rewards:{f}" for f in ("absent", "number", "")), "absent:f", ":"])
+@pytest.mark.parametrize("name", [*(f"{__name__}:{f}" for f in ("absent", "OWN", "")), "absent:f", ":"])
 def test_a_reward_that_cannot_be_loaded_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name!r}"):
         load_reward(name)
