@@ -108,21 +108,15 @@ def runs(folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")]
 def report(
     runs: Runs,
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
-    metric: Annotated[
-        list[str] | None, typer.Option(help="Draw this metric of steps.jsonl; may be repeated.")
-    ] = None,
-    over: Annotated[str, typer.Option(help="Draw it over step, rollouts, tokens or hours.")] = "step",
 ) -> None:
     """The paper's tables and figures for any set of runs, live or ended: one HTML file and PNGs; of several
     runs also the differences of their configurations."""
-    from rich.console import Console
-
     from hora_rl.common.console import working
 
     with working(f"report of {len(runs)} runs"):
         from hora_rl.evaluation.report.runs_report import write_report
 
-        page = write_report(runs, out, metric or (), over, Console())
+        page = write_report(runs, out)
     print(page)
 
 

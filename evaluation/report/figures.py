@@ -26,13 +26,6 @@ Array = NDArray[np.float64]
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
 BASE = "#808080"
-OVER = {
-    "step": ("step", "optimizer step", 1.0),
-    "rollouts": ("rollouts", "rollouts", 1.0),
-    "tokens": ("tokens", "tokens", 1.0),
-    "hours": ("time/step", "hours of training", 3600.0),
-}
-"""Axis -> column of steps.jsonl, label, units of the column in one of the axis."""
 
 
 def pass_at_k_figure(panels: Mapping[str, Mapping[str, Sequence[Estimate]]]) -> Figure:
@@ -101,31 +94,6 @@ def _dynamics_panel(
     axis.set_ylim(bottom=0)
 
 
-def metrics_figure(runs: Mapping[str, Run], metrics: Sequence[str], over: str = "step") -> Figure:
-    """Step metrics over training, one panel per metric, one line per run.
-
-    Smoothed as in the paper's appendix: centred average of window max(5, n/30), shrinking at the ends.
-    """
-    figure, axes = _grid(len(metrics), width=4.6, height=3.2)
-    styles = _styles(sorted(runs, key=lambda name: "HORA" not in runs[name].method))
-    for axis, metric in zip(axes, metrics, strict=True):
-        for name, run in runs.items():
-            if metric in run.steps:
-                x, values, color = spent(run, over), run.steps[metric], styles[name]["color"]
-                axis.plot(x, values, color=color, alpha=0.2, linewidth=0.8)
-                axis.plot(x, smoothed(values), label=name, color=color)
-        _finish(axis, title=metric, xlabel=OVER[over][1])
-    return figure
-
-
-def spent(run: Run, over: str) -> Array:
-    """x of each step: the step, or the sum of the column of `over` up to and including it."""
-    column, _, scale = OVER[over]
-    if over != "step":
-        return np.cumsum(np.nan_to_num(run.steps[column])) / scale
-    return run.steps.get("step", np.arange(len(next(iter(run.steps.values()))), dtype=np.float64))
-
-
 def during_training_figure(name: str, results: Sequence[Result]) -> Figure:
     """Pass@K by step of run `name`, one panel per benchmark, a line per K with its interval as a band."""
     series: dict[str, dict[int, list[Estimate]]] = {}
@@ -180,11 +148,6 @@ def _grid(panels: int, width: float, height: float) -> tuple[Figure, list[Axes]]
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
     return figure, axes[:panels]
-
-
-def smoothed(values: Array) -> Array:
-    """`values` (n,) averaged over max(5, n/30) points, the window of the paper's training curves."""
-    return moving_average(values, max(5, len(values) // 30))
 
 
 def moving_average(values: Array, window: int) -> Array:
