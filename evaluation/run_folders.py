@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hora_rl.common.config import ObjectiveConfig
 from hora_rl.common.config.allocation import needs_counts
 from hora_rl.common.errors import HoraError
 from hora_rl.common.files import check_regular
-from hora_rl.common.gone_keys import GONE
+from hora_rl.common.load import differing
 from hora_rl.evaluation.phase_b import counted
 from hora_rl.evaluation.results import Result, read_result
 
@@ -37,12 +38,18 @@ ADVANTAGES = {
     "pkpo": "PKPO",
     "weighted_reinforce": "W-REINFORCE",
 }
+OF_ALLOCATION: dict[str, Any] = {
+    "allocation.prior": "fixed",
+    "rollout.pre_rollouts": 8,
+    "allocation.rounds": 1,
+    "allocation.stop": "none",
+}
+"""Keys that a method's name shows if they have other values than the paper's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One run. `groups` and `steps` are columns of equal length, in training order. Each group has its prior
-    (α0, β0) in `priors` and the (Δ, hits) of each Phase B round in `rounds`.
+    """One run. `groups` and `steps` are columns of equal length, in training order.
 
     `config`: plain values, {} if the folder has none. `results`: evaluations by ascending step. `weights`:
     fingerprint of the initial policy; `started`: first day. Both are empty if not recorded.
@@ -52,8 +59,6 @@ class Run:
     config: dict[str, Any]
     groups: dict[str, Array]
     rules: NDArray[np.str_]
-    priors: tuple[tuple[float, float], ...]
-    rounds: tuple[tuple[tuple[int, int], ...], ...]
     steps: dict[str, Array]
     results: tuple[Result, ...]
     weights: str = ""
@@ -82,34 +87,27 @@ class Run:
         if not self.config:
             return self.name
         estimator = str(self.setting("learner.objective.advantage", "grpo"))
-        advantage = ADVANTAGES.get(estimator, estimator)
+        name = ADVANTAGES.get(estimator, estimator)
         rule = self.setting("allocation.rule", "hit_utility")
-        if not needs_counts(rule):
-            return _named(advantage, self._objective_remarks())
-        name = {"hit_utility": "HORA", "hard_first": "hard-first"}.get(rule, rule)
-        prior = self.setting("allocation.prior", "fixed")
-        trials = self.setting("rollout.pre_rollouts", 8)
-        remarks = [prior] * (prior != "fixed") + [f"G0={trials}"] * (trials != 8) + self._rounds()
-        return _named(f"{advantage} + {name}", remarks + self._objective_remarks())
+        if needs_counts(rule):
+            name += " + " + {"hit_utility": "HORA", "hard_first": "hard-first"}.get(rule, rule)
+        remarks = ", ".join(self._remarks(*(OF_ALLOCATION if needs_counts(rule) else ())))
+        return f"{name} ({remarks})" if remarks else name
 
-    def _rounds(self) -> list[str]:
-        """Rounds and stop if not the paper's."""
-        rounds, stop = self.setting("allocation.rounds", 1), self.setting("allocation.stop", "none")
-        return [f"R={rounds}"] * (rounds != 1) + [f"stop {stop}"] * (stop != "none")
-
-    def _objective_remarks(self) -> list[str]:
-        """`key=value` of every non-default objective setting except the advantage."""
-        objective = dict(self.setting("learner.objective", {}))
-        if isinstance(weight := objective.get("group_weight"), dict):
-            objective["group_weight"] = weight.get("as_if") or weight.get("kind", "none")
+    def _remarks(self, *allocation: str) -> list[str]:
+        """`key=value` of the keys of `allocation` and of the objective that are not the default."""
+        objective = self.setting("learner.objective", {})
+        with suppress(ValueError):  # an older run may have other keys
+            objective = ObjectiveConfig.model_validate(objective).model_dump(mode="json")
         loss = objective.get("loss", "clip")
-        defaults = ObjectiveConfig.model_validate({"loss": loss} if loss in LOSSES else {}).model_dump()
-        defaults |= {"advantage": objective.get("advantage"), "group_weight": "none", "loss": "clip"}
-        usual: dict[str, tuple[object, ...]] = {key: (value,) for key, value in defaults.items()}
-        for key in objective.keys() - usual.keys():  # of an older run
-            gone = GONE.get(f"learner.objective.{key}")
-            usual[key] = gone.same if gone else (objective[key],)
-        return [f"{key}={value}" for key, value in objective.items() if value not in usual[key]]
+        usual = ObjectiveConfig.model_validate({"loss": loss} if loss in LOSSES else {}).model_dump()
+        usual |= {"advantage": objective.get("advantage"), "loss": "clip"}
+        chosen = {key: self.setting(key) for key in allocation}
+        differ = differing([objective | chosen, usual | OF_ALLOCATION])
+        named = (
+            (key.removeprefix("allocation.").removeprefix("rollout."), value) for key, (value, _) in differ
+        )
+        return [f"{key}={value}" for key, value in named if value is not None]
 
     def latest(self) -> list[Result]:
         """The newest result per benchmark on trained weights."""
@@ -151,24 +149,11 @@ def load_run(folder: Path) -> Run:
         config=_mapping(folder / "config.yaml", yaml.safe_load),
         groups={name: _column(folder / "groups.jsonl", groups, name) for name in GROUP_FIELDS},
         rules=np.array([str(g.get("rule", "")) for g in groups]),
-        priors=tuple((float(g.get("prior_alpha", 1.0)), float(g.get("prior_beta", 1.0))) for g in groups),
-        rounds=tuple(_rounds(g) for g in groups),
         steps=_metrics(steps),
         results=tuple(sorted(results, key=lambda r: r.step)),
         weights=str(record.get("weights", "")),
         started=time.strftime("%Y-%m-%d", time.localtime(record["started"])) if "started" in record else "",
     )
-
-
-def _named(method: str, remarks: Sequence[str]) -> str:
-    return f"{method} ({', '.join(remarks)})" if remarks else method
-
-
-def _rounds(group: dict[str, Any]) -> tuple[tuple[int, int], ...]:
-    """(Δ, hits) of each round; older records have a single round."""
-    if "round_hits" in group:
-        return tuple(zip(group["rounds"], group["round_hits"], strict=True))
-    return ((int(group["extra"]), int(group["hits"] - group["successes"])),)
 
 
 def short_names(paths: Iterable[str]) -> dict[str, str]:

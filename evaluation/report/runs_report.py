@@ -24,7 +24,7 @@ from hora_rl.evaluation.report.figures import (
     save,
 )
 from hora_rl.evaluation.report.result_files import csv_table
-from hora_rl.evaluation.report.summaries import hits_by_difficulty, summarise
+from hora_rl.evaluation.report.summaries import summarise
 from hora_rl.evaluation.report.tables import curves, latex, table_1
 from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
@@ -60,7 +60,6 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         overview=overview,
         summaries=[summarise(n, r) for n, r in runs.items()],
         settings=differing_settings(runs),
-        hits={name: rows for name, run in runs.items() if (rows := hits_by_difficulty(run))},
         figures=figures,
         date=time.strftime("%Y-%m-%d %H:%M"),
         runs=runs,

@@ -186,44 +186,34 @@ def test_results_of_other_problems_or_temperatures_are_neither_averaged_nor_comp
 
 
 @pytest.mark.parametrize(
-    ("objective", "method"),
+    ("objective", "allocation", "method"),
     [
-        ({"advantage": "likelihood"}, "likelihood + HORA"),
-        ({"advantage": "likelihood", "baseline": "wald"}, "likelihood + HORA (baseline=wald)"),
-        ({"advantage": "max_rl"}, "MaxRL + HORA"),
-        ({"advantage": "grpo"}, "GRPO + HORA"),
-        ({"advantage": "pkpo", "k": 4}, "PKPO + HORA (k=4)"),
-        ({"group_weight": "difficulty"}, "GRPO + HORA (group_weight=difficulty)"),
-        ({"loss": "dapo"}, "GRPO + HORA (loss=dapo)"),
-        ({"loss": "dapo", "clip_high": 0.3}, "GRPO + HORA (clip_high=0.3, loss=dapo)"),
+        ({}, {"rule": "uniform"}, "GRPO"),
+        ({"advantage": "rloo"}, {"rule": "uniform"}, "RLOO"),
+        ({}, {"rule": "hard_first"}, "GRPO + hard-first"),
+        ({}, {"rounds": 4, "stop": "hit"}, "GRPO + HORA (rounds=4, stop=hit)"),
+        ({"advantage": "likelihood"}, {}, "likelihood + HORA"),
+        ({"advantage": "likelihood", "baseline": "wald"}, {}, "likelihood + HORA (baseline=wald)"),
+        ({"advantage": "max_rl"}, {}, "MaxRL + HORA"),
+        ({"advantage": "pkpo", "k": 4}, {}, "PKPO + HORA (k=4)"),
+        ({"group_weight": "difficulty"}, {}, "GRPO + HORA (group_weight.kind=difficulty)"),
+        ({"loss": "dapo"}, {}, "GRPO + HORA (loss=dapo)"),
+        ({"loss": "dapo", "clip_high": 0.3}, {}, "GRPO + HORA (loss=dapo, clip_high=0.3)"),
+        # Of an older run, whose keys are gone.
+        ({"ratio": "sequence", "scale": None}, {}, "GRPO + HORA (ratio=sequence)"),
     ],
 )
-def test_runs_of_other_objectives_are_other_methods(
-    tmp_path: Path, objective: dict[str, object], method: str
+def test_a_method_bears_the_papers_name_and_what_is_not_the_papers(
+    tmp_path: Path, objective: dict[str, object], allocation: dict[str, object], method: str
 ) -> None:
-    run = load_run(make_run(tmp_path / "run", "hit_utility", 0, steps=1, evaluated=False))
-    complete = ObjectiveConfig.model_validate(objective).model_dump(mode="json")
-    for written in (objective, complete):
-        config = {**run.config, "learner": {"objective": written}}
+    run, forms = small_run(tmp_path / "run", MODEL, result("amc23", [1], 0)), [objective]
+    if "ratio" not in objective:
+        forms.append(ObjectiveConfig.model_validate(objective).model_dump(mode="json"))
+    for written in forms:
+        config = {"allocation": allocation, "learner": {"objective": written}}
         name, _, remarks = replace(run, config=config).method.partition(" (")
         wanted, _, of = method.partition(" (")
         assert (name, set(remarks.rstrip(")").split(", "))) == (wanted, set(of.rstrip(")").split(", ")))
-
-
-def test_an_older_run_is_named_by_keys_that_are_gone(tmp_path: Path) -> None:
-    run = load_run(make_run(tmp_path / "run", "hit_utility", 0, steps=1, evaluated=False))
-    older = {"advantage": "grpo", "ratio": "sequence", "aggregate": "group", "scale": None}
-    config = {**run.config, "learner": {"objective": older}}
-    assert replace(run, config=config).method == "GRPO + HORA (ratio=sequence)"
-
-
-@pytest.mark.parametrize(
-    ("rule", "advantage", "method"),
-    [("uniform", "grpo", "GRPO"), ("uniform", "rloo", "RLOO"), ("hard_first", "grpo", "GRPO + hard-first")],
-)
-def test_methods_bear_the_papers_names(tmp_path: Path, rule: str, advantage: str, method: str) -> None:
-    run = load_run(make_run(tmp_path / "run", rule, 0, steps=1, advantage=advantage, evaluated=False))
-    assert run.method == method
 
 
 @pytest.mark.system
