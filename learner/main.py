@@ -8,6 +8,7 @@ writes files for replicas to pull.
 """
 
 import argparse
+import logging
 import os
 import sys
 from pathlib import Path
@@ -89,7 +90,15 @@ def _run(config: Config, redis_url: str, rank: int, world: int, *, with_ray: boo
         train(config, redis_url, run_dir, rank, world)
     finally:
         torch.distributed.destroy_process_group()
+    if rank == 0 and with_ray:
+        ray.shutdown()
 
 
 if __name__ == "__main__":
     main()
+    # All is saved and closed. The interpreter's end would destroy C++ objects under running threads, which
+    # aborts now and then on a busy machine, so that a launcher would report a finished run as failed.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
