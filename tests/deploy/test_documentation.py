@@ -131,7 +131,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("runs", "finished"),
         ("rollouts runs/sampled --step 1 --prompt 0 --failure --order longest", "step 1"),
         ("report runs/reported", "report"),
-        ("report runs/one runs/two --over rollouts --out compared", "report.html"),
+        ("report runs/one runs/two --out compared", "report.html"),
         ("plan counts.jsonl", "hit_utility"),
     ],
 )
