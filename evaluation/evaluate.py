@@ -1,18 +1,25 @@
 """Sample every problem N times and count correct samples: streaming, resumable, one JSON line per sample.
 
-missing samples ─► hora_rl.evaluation.sample_loop.draw ─► one JSON line per sample ─► counts c(q)
+    missing samples ─► generate ─► score ─► one JSON line per sample ─► counts c(q)
+
+Imports neither Ray nor vLLM: `actors/coordinator/calls.py` makes both callables from Serve handles. A
+request's seed is its prompt's seed plus its first sample's number; vLLM adds the index within the request.
+So sample j of a prompt does not depend on how samples are grouped into requests, and a resumed call repeats
+lost samples exactly.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hora_rl.actors.concurrency import all_of
 from hora_rl.actors.coordinator.sampling import Generate, Score
-from hora_rl.common.types import Completion, Prompt, Scored
-from hora_rl.evaluation.sample_loop import Meter, Progress, Request, draw, request_seed
+from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored
 from hora_rl.evaluation.samples import Sample, append, open_samples
 
 
@@ -28,6 +35,18 @@ class Counts:
     tokens: NDArray[np.int64]
     cut: NDArray[np.int64]
     versions: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Samples `done` of `total`; `tokens` and `seconds` of this call only; `left_s` is None before the first
+    result."""
+
+    done: int
+    total: int
+    tokens: int
+    seconds: float
+    left_s: float | None
 
 
 async def evaluate(
@@ -55,21 +74,30 @@ async def evaluate(
     cut = truncation or {}
     for sample in open_samples(out, {**about, **cut, "seed": seed}, problems):
         tally.add(sample)
-    meter = Meter(tally.done, tally.total, progress)
+    left = iter(_missing(problems, samples, samples_per_request, tally))
+    held, tokens, began = tally.done, 0, time.monotonic()
 
-    def record(request: Request, completions: Sequence[Completion], scored: Sequence[Scored]) -> None:
-        drawn = [
-            _sample(request, index, c, r)
-            for index, (c, r) in enumerate(zip(completions, scored, strict=True))
-        ]
-        new = [s for s in drawn if not tally.has(s.problem, s.sample)]
-        append(out, map(asdict, new))
-        for sample in new:
-            tally.add(sample)
-        meter.add(len(new), sum(s.length for s in drawn))
+    async def work() -> None:
+        nonlocal tokens
+        for prompt, first, n in left:
+            request = SamplingRequest(prompt, n, _seed(seed, prompt.index, first), truncation=cut)
+            completions = await generate(request)
+            scored = await score(prompt, completions)
+            drawn = [
+                _sample(request, first + index, c, r)
+                for index, (c, r) in enumerate(zip(completions, scored, strict=True))
+            ]
+            new = [s for s in drawn if not tally.has(s.problem, s.sample)]
+            append(out, map(asdict, new))
+            for sample in new:
+                tally.add(sample)
+            tokens += sum(s.length for s in drawn)
+            if progress is not None:
+                seconds, fresh = time.monotonic() - began, tally.done - held
+                left_s = (tally.total - tally.done) * seconds / fresh if fresh else None
+                progress(Progress(tally.done, tally.total, tokens, seconds, left_s))
 
-    missing = _missing(problems, samples, samples_per_request, seed, tally, cut)
-    await draw(missing, generate, score, record, in_flight)
+    await all_of(work() for _ in range(in_flight))
     return tally.counts()
 
 
@@ -111,22 +139,28 @@ class _Tally:
 
 
 def _missing(
-    problems: Sequence[Prompt], samples: int, size: int, seed: int, tally: _Tally, cut: Mapping[str, float]
-) -> list[Request]:
-    """Requests with a missing sample. Problems take turns, so an interrupted run covers all of them."""
-    return [
-        Request(prompt, first, min(size, samples - first), request_seed(seed, prompt.index, first), cut)
-        for first in range(0, samples, size)
-        for prompt in problems
-        if not all(tally.has(prompt.index, j) for j in range(first, min(first + size, samples)))
-    ]
+    problems: Sequence[Prompt], samples: int, size: int, tally: _Tally
+) -> Iterator[tuple[Prompt, int, int]]:
+    """(problem, first sample, number) of requests with a missing sample. Problems take turns, so an
+    interrupted run covers all of them."""
+    for first in range(0, samples, size):
+        n = min(size, samples - first)
+        for prompt in problems:
+            if not all(tally.has(prompt.index, j) for j in range(first, first + n)):
+                yield prompt, first, n
 
 
-def _sample(request: Request, index: int, c: Completion, scored: Scored) -> Sample:
+def _seed(seed: int, prompt: int, first: int) -> int:
+    """Seed of the request from sample `first` of a prompt on. Each sample of a prompt gets another seed."""
+    digest = hashlib.blake2b(f"{seed}:{prompt}".encode(), digest_size=4).digest()
+    return (int.from_bytes(digest, "big") >> 2) + first
+
+
+def _sample(request: SamplingRequest, number: int, c: Completion, scored: Scored) -> Sample:
     versions = [span.version for span in c.spans]
     return Sample(
         problem=request.prompt.index,
-        sample=request.first + index,
+        sample=number,
         seed=request.seed,
         text=c.text,
         length=len(c.tokens),

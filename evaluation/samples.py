@@ -105,14 +105,14 @@ def _compare(path: Path, first_line: object, expected: Mapping[str, object]) -> 
         {"problems": first_line.get("problems"), **first_line["about"]},
         json.loads(json.dumps(expected)),
     )
-    if difference := first_difference(old, {"problems": new["problems"], **new["about"]}):
+    if difference := _first_difference(old, {"problems": new["problems"], **new["about"]}):
         raise SampleFileError(
             f"{path}: was sampled with {difference}: choose another output folder, or delete the file to "
             "start again"
         )
 
 
-def first_difference(old: Mapping[str, object], new: Mapping[str, object]) -> str:
+def _first_difference(old: Mapping[str, object], new: Mapping[str, object]) -> str:
     """`key = was, now it is …` of the first key with different values; empty if there is none."""
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):

@@ -28,34 +28,36 @@ from hora_rl.deploy.launch.evaluation import (
     stopped_and_kept,
 )
 from hora_rl.deploy.launch.stack import stack
-from hora_rl.evaluation.plan.collect import collect
-from hora_rl.evaluation.plan.counts import CountsError
+from hora_rl.evaluation.evaluate import evaluate
+from hora_rl.evaluation.plan.counts import CountsError, write_counts
 
 
 def count_local(source: str, overrides: Sequence[str], number: int, samples: int, out: Path) -> None:
-    """Draw `samples` completions of `number` training prompts on model.path; append counts to `out`.
+    """Draw `samples` completions of `number` training prompts on model.path; write counts to `out`. The
+    samples are beside it.
 
     Raises ConfigError before the start if the numbers do not suffice for a plan.
     """
     console, out = Console(stderr=True), out.resolve()
+    drawn = out.with_suffix(".samples.jsonl")
     check_writable(out.parent, "--out")
     config = on_processors(load(source, overrides), trains=False)
     require(Target(config, "eval"), console)
     prompts = choose(config, number)
     with (
-        stopped_and_kept(f"every prompt that was finished is kept in {out}", console),
+        stopped_and_kept(f"every sample is kept in {drawn}", console),
         tempfile.TemporaryDirectory(prefix="hora-sample-") as folder,
         stack(config, Path(folder), console),
         sampling_bar("training prompts", len(prompts) * samples, console) as progress,
     ):
         generate, score = application_calls(config, 0, exact=True)
-        asyncio.run(
-            collect(
+        counts = asyncio.run(
+            evaluate(
                 prompts,
                 generate,
                 score,
                 samples,
-                out,
+                drawn,
                 about={**about_data(config.data, config.reward), **about_sampling(config)},
                 seed=config.run.seed,
                 samples_per_request=config.rollout.samples_per_request,
@@ -63,6 +65,7 @@ def count_local(source: str, overrides: Sequence[str], number: int, samples: int
                 progress=progress,
             )
         )
+    write_counts(out, counts)
     say(console, f"{out}: `hora plan {out}` plans from these counts again")
 
 

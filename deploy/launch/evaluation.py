@@ -27,9 +27,9 @@ from hora_rl.common.weights.announcement import newest_now
 from hora_rl.deploy.app import APP
 from hora_rl.evaluation.benchmarks import Benchmark, held_out, refuse_long
 from hora_rl.evaluation.evaluate import Counts, evaluate
+from hora_rl.evaluation.evaluate import Progress as Reading
 from hora_rl.evaluation.report.result_files import write_result
 from hora_rl.evaluation.results import Result, make_result, model_digest, read_result
-from hora_rl.evaluation.sample_loop import Progress as Reading
 from hora_rl.learner.records.step_records import log_evaluation
 
 JUDGING = {"answer", "time_limit_s", "code_tests"}

@@ -39,9 +39,8 @@ from hora_rl.deploy.launch.evaluation import (
 )
 from hora_rl.deploy.launch.first_evaluation import Cancellable
 from hora_rl.evaluation.benchmarks import held_out
-from hora_rl.evaluation.evaluate import Counts, evaluate
+from hora_rl.evaluation.evaluate import Counts, Progress, evaluate
 from hora_rl.evaluation.results import Result
-from hora_rl.evaluation.sample_loop import Progress
 from hora_rl.evaluation.samples import newest_version
 from hora_rl.evaluation.schedule import is_late, next_evaluation
 from hora_rl.learner.checkpoints.origin import candidates_in

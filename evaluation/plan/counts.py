@@ -1,6 +1,7 @@
 """Recorded counts of successes: a file of counts, a run's records or a result of `hora eval`."""
 
 import codecs
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hora_rl.allocator.posterior import Int
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.files import replace_text
+from hora_rl.evaluation.evaluate import Counts as SampleCounts
 from hora_rl.evaluation.results import read_result
 from hora_rl.evaluation.run_folders import records
 
@@ -37,6 +40,13 @@ def read_counts(source: Path) -> Counts:
     if source.is_dir():
         return _of_run(source) if (source / "groups.jsonl").exists() else _of_result(_only_result(source))
     return _of_result(source) if source.suffix == ".json" else _of_lines(source)
+
+
+def write_counts(path: Path, counts: SampleCounts) -> None:
+    """Write the counts of an evaluation, one line a problem."""
+    pairs = zip(counts.problems.tolist(), counts.correct.tolist(), strict=True)
+    rows = ({"id": i, "successes": correct, "trials": counts.samples} for i, correct in pairs)
+    replace_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 class _Line(BaseModel):

@@ -9,9 +9,7 @@ import resource
 import signal
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,10 +24,8 @@ from hora_rl.deploy.cli import app
 from hora_rl.deploy.launch.counting import about_data, choose
 from hora_rl.evaluation import benchmarks
 from hora_rl.evaluation.benchmarks import BENCHMARKS, find_benchmark, find_benchmarks, held_out
-from hora_rl.evaluation.evaluate import Counts, evaluate
-from hora_rl.evaluation.plan.collect import collect
-from hora_rl.evaluation.plan.counts import CountsError, read_counts
-from hora_rl.evaluation.sample_loop import Progress
+from hora_rl.evaluation.evaluate import Counts, Progress, evaluate
+from hora_rl.evaluation.plan.counts import CountsError, read_counts, write_counts
 from hora_rl.evaluation.samples import SampleFileError
 from hora_rl.evaluation.schedule import Next, is_late, next_evaluation
 from tests.support.groups import completion
@@ -47,17 +43,13 @@ class Dice:
 
     def __init__(self, fail_after: int | None = None) -> None:
         self.asked: list[tuple[int, int]] = []
-        self.waiting = self.most_waiting = 0
         self._fail_after = fail_after
 
     async def generate(self, request: SamplingRequest) -> list[Completion]:
         if self._fail_after is not None and len(self.asked) >= self._fail_after:
             raise ConnectionError("the generator is gone")
         self.asked.append((request.prompt.index, request.n))
-        self.waiting += 1
-        self.most_waiting = max(self.most_waiting, self.waiting)
         await asyncio.sleep(0.001)
-        self.waiting -= 1
         return [self._throw(request.prompt.index, request.seed + j) for j in range(request.n)]
 
     def _throw(self, prompt: int, seed: int) -> Completion:
@@ -309,81 +301,15 @@ def test_an_evaluation_is_late_when_the_next_one_is_due():
     assert [is_late(5, 10, version) for version in (10, 14, 15)] == [False, False, True]
 
 
-SAMPLES = 20
-
-
-def count(out: Path, dice: Dice, n: int = 100, **changed: Any) -> None:
-    settings = {"samples": SAMPLES, "about": ABOUT, "samples_per_request": 8, "in_flight": 12, **changed}
-    asyncio.run(collect(prompts(n), dice.generate, score, out=out, **settings))
-
-
-def counts_in(path: Path) -> dict[int, dict[str, Any]]:
-    read = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len({record["id"] for record in read}) == len(read)
-    return {record["id"]: record for record in read}
-
-
-def test_the_counts_are_those_of_the_samples_and_a_plan_reads_them(tmp_path: Path) -> None:
-    out, dice, seen = tmp_path / "new" / "counts.jsonl", Dice(), list[Progress]()
-    count(out, dice, progress=seen.append)
-    found = counts_in(out)
-    assert sorted(found) == list(range(100))
-    assert sorted(n for index, n in dice.asked if index == 3) == [4, 8, 8]
-    assert {(r["trials"], r["successes"]) for i, r in found.items() if i % 7 == 6} == {(SAMPLES, SAMPLES)}
-    assert {r["successes"] for i, r in found.items() if i % 7 == 0} == {0}
-    halves = [r["successes"] for i, r in found.items() if i % 7 == 3]
-    assert abs(np.mean(halves) - SAMPLES / 2) < 3
-    assert 6 < dice.most_waiting <= 12
-    assert (seen[-1].done, seen[-1].total) == (100 * SAMPLES, 100 * SAMPLES)
-    assert seen[-1].tokens == sum(r["tokens"] for r in found.values())
-    counts = read_counts(out)
-    assert counts.successes.tolist() == [r["successes"] for r in found.values()]
-    assert set(counts.trials.tolist()) == {SAMPLES}
+def test_a_plan_reads_the_counts_of_samples(tmp_path: Path) -> None:
+    counts, out = run(tmp_path / "s.jsonl", Dice(), samples=20, n=100), tmp_path / "counts.jsonl"
+    write_counts(out, counts)
+    read = read_counts(out)
+    assert read.successes.tolist() == counts.correct.tolist()
+    assert set(read.trials.tolist()) == {20}
     made = CliRunner().invoke(app, ["plan", str(out), "--group-size", "16", "--rounds", "1", "--json"])
     assert made.exit_code == 0, made.output
     assert len(json.loads(made.stdout)["rows"]) > 1
-
-
-def test_an_interrupted_call_goes_on_with_what_is_missing_and_draws_the_same(tmp_path: Path) -> None:
-    whole, out = tmp_path / "whole.jsonl", tmp_path / "counts.jsonl"
-    count(whole, Dice())
-    with pytest.raises(ConnectionError):
-        count(out, Dice(fail_after=60))
-    kept = counts_in(out)
-    assert 10 <= len(kept) <= 20
-    with out.open("a") as file:
-        file.write('{"id":99,"succ')  # torn by a crash
-    dice = Dice()
-    count(out, dice)
-    assert not kept.keys() & {index for index, _ in dice.asked}
-    assert counts_in(out) == counts_in(whole)
-    again = Dice()
-    count(out, again)
-    assert again.asked == []
-    count(out, again, n=110)
-    assert {index for index, _ in again.asked} == set(range(100, 110))
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"samples": 64}, "samples = 20, now it is 64"),
-        ({"seed": 1}, "seed = 0, now it is 1"),
-        ({"about": {**ABOUT, "model": "coin"}}, "model = 'dice', now it is 'coin'"),
-    ],
-)
-def test_counts_of_two_things_never_meet(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
-    count(tmp_path / "counts.jsonl", Dice(), n=3)
-    dice = Dice()
-    with pytest.raises(CountsError, match=f"counts.jsonl:1: .*{says}"):
-        count(tmp_path / "counts.jsonl", dice, **changed)
-    assert dice.asked == []
-    other = [replace(p, text="other") for p in prompts(3)]
-    with pytest.raises(CountsError, match="prompt = "):
-        asyncio.run(collect(other, dice.generate, score, SAMPLES, tmp_path / "counts.jsonl", about=ABOUT))
-    (tmp_path / "counts.jsonl").write_text('{"id": 1, "successes": 2, "trials": 3}\n')
-    with pytest.raises(CountsError, match=r"counts.jsonl:1: "):
-        count(tmp_path / "counts.jsonl", dice)
 
 
 def test_training_prompts_are_chosen_at_random_as_a_prefix_and_too_few_are_refused() -> None:

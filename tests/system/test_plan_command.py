@@ -21,8 +21,6 @@ def test_counts_of_this_machine_become_a_plan(tmp_path: Path) -> None:
     assert len({r["id"] for r in counts}) == PROMPTS
     assert {r["trials"] for r in counts} == {SAMPLES}
     assert 0 < sum(r["successes"] for r in counts) < PROMPTS * SAMPLES
-    assert all(r["tokens"] >= SAMPLES for r in counts)
-    assert list(tmp_path.iterdir()) == [out]
 
     rows = json.loads(planned.stdout)["rows"]
     uniform = next(r for r in rows if r["rule"] == "uniform")
