@@ -18,12 +18,10 @@ def sums(drift: float, tokens: float = float(ENOUGH)) -> dict[str, float]:
     return {"drift": drift * tokens, "drift_tokens": tokens, "loss": 0.1}
 
 
-def test_drift_above_the_limit_stops_with_both_values_the_count_and_the_remedy() -> None:
+def test_drift_above_the_limit_stops_the_first_measurements_alone() -> None:
     with pytest.raises(RunError, match=r"step 3: .* 0\.51 .* 200 tokens.*weights\.drift_limit is 0\.5"):
         Drift(0.5).add(3, sums(0.51))
-
-
-def test_only_the_first_measurements_are_held_to_it() -> None:
+    assert Drift(None).add(0, sums(9.0)) == sums(9.0)
     drift = Drift(0.5)
     for step in range(20):
         drift.add(step, sums(0.0, tokens=0.0))  # nothing of the step's own version: not measured
@@ -38,10 +36,6 @@ def test_twenty_tokens_are_no_measurement_and_count_by_their_number_in_the_next(
     measured = drift.add(1, sums(0.0, tokens=380.0))
     assert measured["drift"] / measured["drift_tokens"] == pytest.approx(0.25)
     assert drift.add(2, sums(0.1))["drift_tokens"] == ENOUGH
-
-
-def test_without_a_limit_nothing_stops_the_run() -> None:
-    assert Drift(None).add(0, sums(9.0)) == sums(9.0)
 
 
 @pytest.mark.system

@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -142,37 +143,27 @@ def dying(times: int, error: Exception) -> tuple[Callable[[], Any], list[int]]:
     return Trainer, started
 
 
-def test_a_controller_that_dies_again_and_again_is_given_up() -> None:
-    make, started = dying(2, CONTROLLER)
-    launch.fit(make, lambda: 0)
-    assert len(started) == 3
-    make, started = dying(9, CONTROLLER)
-    with pytest.raises(RunError, match="TrainController"):
-        launch.fit(make, lambda: 0)
-    assert len(started) == launch.CONTROLLERS
-
-
-def test_ranks_that_die_without_a_step_are_given_up_at_once() -> None:
-    make, started = dying(9, RANKS)
-    with pytest.raises(WorkerGroupError):
-        launch.fit(make, lambda: 0)
-    assert len(started) == 1
-
-
-@pytest.mark.parametrize("error", [CONTROLLER, RANKS])
-def test_deaths_with_steps_between_them_end_no_run(error: Exception) -> None:
-    make, started = dying(99, error)
-    launch.fit(make, iter(range(1000)).__next__)
-    assert len(started) == 100
-
-
-@pytest.mark.parametrize("error", [CONTROLLER, RANKS])
-def test_deaths_that_never_get_further_end_the_run(error: Exception) -> None:
-    """Every start goes back to the checkpoint of step 20, and dies before the next one, here or there."""
-    make, started = dying(99, error)
-    with pytest.raises((RunError, WorkerGroupError)):
-        launch.fit(make, itertools.cycle([25, 27, 24, 26]).__next__)
-    assert len(started) < 10
+@pytest.mark.parametrize(
+    ("error", "deaths", "steps", "starts", "ends"),
+    [
+        (CONTROLLER, 2, itertools.repeat(0), 3, None),
+        (CONTROLLER, 9, itertools.repeat(0), launch.CONTROLLERS, RunError),
+        (RANKS, 9, itertools.repeat(0), 1, WorkerGroupError),
+        # A step between any two deaths.
+        (CONTROLLER, 99, itertools.count(), 100, None),
+        (RANKS, 99, itertools.count(), 100, None),
+        # Every start goes back to the checkpoint of step 20, and dies before the next, here or there.
+        (CONTROLLER, 99, itertools.cycle([25, 27, 24, 26]), 4, RunError),
+        (RANKS, 99, itertools.cycle([25, 27, 24, 26]), 2, WorkerGroupError),
+    ],
+)
+def test_deaths_end_a_run_only_without_new_steps(
+    error: Exception, deaths: int, steps: Iterator[int], starts: int, ends: type[Exception] | None
+) -> None:
+    make, started = dying(deaths, error)
+    with pytest.raises(ends) if ends else nullcontext():
+        launch.fit(make, steps.__next__)
+    assert len(started) == starts
 
 
 @pytest.fixture
