@@ -19,7 +19,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from hora_rl.actors.coordinator.batched_calls import BatchedCalls
 from hora_rl.actors.coordinator.group_rewards import Rank, ranked, unranked
 from hora_rl.actors.coordinator.sampling import Generate, Score
-from hora_rl.actors.verifier.code.pool import longest_s
+from hora_rl.actors.verifier.code.runner import longest_s
 from hora_rl.common.config import Config, EnvironmentConfig, RolloutConfig, WeightsConfig
 from hora_rl.common.config.environment import ATTEMPTS
 from hora_rl.common.config.reward import EPISODE, WAIT_LIMIT_S, RewardConfig

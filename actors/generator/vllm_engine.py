@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 from vllm import SamplingParams
@@ -29,19 +29,16 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from hora_rl.actors.generator.adapter import NOWHERE, POLICY
 from hora_rl.actors.generator.engine_args import adapter_settings, engine_args, set_environment
 from hora_rl.actors.generator.engine_records import Load, Sequences, origin_of, spans_of
 from hora_rl.actors.generator.failures import ELSEWHERE, FailureNotes, Progress, ended_when_still
+from hora_rl.actors.generator.worker_extension import NOWHERE, POLICY
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.data.stop_tokens import completed, silent_tokens, stop_texts, stop_tokens
 from hora_rl.common.errors import RunError, UnhealthyError
 from hora_rl.common.types import Completion, FinishReason, Origin, Tokens
 from hora_rl.common.weights.held_weights import Installed
-
-if TYPE_CHECKING:
-    pass
 
 ARRIVAL_S, ALIVE_S = 0.02, 1.0
 ARRIVAL_BETWEEN_STEPS_S = 0.1  # a call to a worker in another process empties the pipeline of steps

@@ -10,7 +10,7 @@ All functions take linear time, also on hostile text."""
 import re
 from collections.abc import Callable
 
-from hora_rl.actors.verifier.equality.languages import behind_answer_is
+from hora_rl.actors.verifier.equality.texts import behind_answer_is
 from hora_rl.actors.verifier.last_expression import last_expression
 from hora_rl.common.answer_format import CLOSING, OPENING, TAGS, after_thought, unclosed, whole_thought
 from hora_rl.common.user_code import failures_named, load_function

@@ -1,6 +1,6 @@
 """Scores completions: accuracy in worker processes with a time limit, cheap rewards directly.
 
-    score_batch ─► format reward, answer tag; programs and their tests (`code/pool.py`)
+    score_batch ─► format reward, answer tag; programs and their tests (`code/runner.py`)
                    ├─ plain text decides ──────────────► verdict
                    ├─ (gold, answer) seen before ──────► verdict
                    ├─ math-verify in a worker process ─► verdict, or killed: wrong
@@ -27,7 +27,7 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from hora_rl.actors.verifier import answers, equality
-from hora_rl.actors.verifier.cache import VerdictCache
+from hora_rl.actors.verifier.sandbox.pool import VerdictCache
 from hora_rl.actors.verifier.task_scorer import ScorerPool
 from hora_rl.actors.verifier.user_rewards import UserRewards
 from hora_rl.common.config import RewardConfig
@@ -78,7 +78,7 @@ class VerifierPool:
             dict.fromkeys(name for rewards in self._rewards for name in rewards.in_workers)
         )
         self._scorers = ScorerPool(processes)
-        self._verdicts = VerdictCache[bool]()
+        self._verdicts = VerdictCache()
         self.waiting = 0  # completions in unfinished batches
         self._counts = {"scored": 0, "plain": 0, "cached": 0, "verified": 0, "killed": 0, "rebuilt": 0}
         # Only a few calls are in the pool at a time. If it breaks, the rest start on the next pool.
@@ -162,41 +162,27 @@ class VerifierPool:
         if verdict is not None:
             self._counts["plain"] += 1
         else:
-            verdict = await self._remembered(gold, answer, seconds)
-        return 1.0 if verdict else 0.0
-
-    async def _remembered(self, gold: str, answer: str, seconds: float) -> bool:
-        key = (equality.bare(gold), equality.bare(answer), seconds)
-        self._counts["cached"] += key in self._verdicts
-        return await self._verdicts.of(key, partial(self._verify, *key))
+            key = (equality.bare(gold), equality.bare(answer), seconds)
+            self._counts["cached"] += key in self._verdicts
+            verdict = bool(await self._verdicts.of(key, partial(self._verify, *key)))
+        return float(verdict)
 
     async def _verify(self, gold: str, answer: str, seconds: float) -> bool:
-        try:
-            verdict = await self._equal(gold, answer, seconds)
-        except ProcessExpired:
-            # Retry once, because another process may have taken the memory. An answer that ends two workers
-            # is wrong.
-            try:
-                verdict = await self._equal(gold, answer, seconds)
-            except ProcessExpired:
-                verdict = self._killed(gold, "ended its process twice")
         self._counts["verified"] += 1
-        return verdict
-
-    async def _equal(self, gold: str, answer: str, seconds: float) -> bool:
-        try:
-            return bool(await self._run(_judge, seconds, gold, answer, limit_s=STALLED * seconds))
-        except (MemoryError, RecursionError) as error:
-            return self._killed(gold, f"ended by {type(error).__name__}")
-        except ProcessExpired as error:
-            if error.exitcode != -signal.SIGPROF:
-                raise
-            return self._killed(gold, f"over its {seconds:g} s of processor time")
-        except TimeoutError as error:
-            raise VerifierUnavailable(
-                f"an answer did not get {seconds:g} s of processor time within {STALLED * seconds:g} s: the "
-                "machine is overloaded; lower verifier.processes"
-            ) from error
+        for _ in range(2):  # another process may have taken the memory
+            try:
+                return bool(await self._run(_judge, seconds, gold, answer, limit_s=STALLED * seconds))
+            except (MemoryError, RecursionError) as error:
+                return self._killed(gold, f"ended by {type(error).__name__}")
+            except ProcessExpired as error:
+                if error.exitcode == -signal.SIGPROF:
+                    return self._killed(gold, f"over its {seconds:g} s of processor time")
+            except TimeoutError as error:
+                raise VerifierUnavailable(
+                    f"an answer did not get {seconds:g} s of processor time within {STALLED * seconds:g} s: "
+                    "the machine is overloaded; lower verifier.processes"
+                ) from error
+        return self._killed(gold, "ended its process twice")
 
     def _killed(self, gold: str, why: str) -> bool:
         self._counts["killed"] += 1

@@ -12,7 +12,6 @@ import secrets
 from functools import partial
 from typing import Any
 
-from hora_rl.actors.verifier.cache import VerdictCache
 from hora_rl.actors.verifier.code.runner import TRIES, ended
 from hora_rl.actors.verifier.sandbox.pool import SandboxPool
 from hora_rl.actors.verifier.sandbox.sandbox import Limits, Sandbox
@@ -27,27 +26,22 @@ MEMORY = 2 << 30
 _log = logging.getLogger(__name__)
 
 
-class ScorerPool:
+class ScorerPool(SandboxPool[Sandbox]):
     """Scores up to `processes` answers at a time. Use from one event loop; `close()` ends the pool."""
 
     def __init__(self, processes: int) -> None:
-        self._boxes = SandboxPool(_box, processes)
-        self._scores = VerdictCache[float]()
+        super().__init__(_box, processes)
 
     async def score(self, answer: Answer, text: str, seconds: float) -> float:
         """The score of `text`, the answer of a completion, within `seconds` of processor time. Raises
         SandboxError if this machine has no sandbox, and VerifierUnavailable."""
         key = answer.row, text, seconds
-        return await self._scores.of(key, partial(self._score, answer, text, seconds))
-
-    def close(self) -> None:
-        self._scores.cancel()
-        self._boxes.close()
+        return await self.verdicts.of(key, partial(self._score, answer, text, seconds))
 
     async def _score(self, answer: Answer, text: str, seconds: float) -> float:
         entry = {name: value for name, value in answer.row.items() if name != TASK}
         task: dict[str, Any] = {**answer.row[TASK], "entry": entry, "answer": text}
-        score, why = await self._boxes.use(lambda box: _ask(box, task, seconds))
+        score, why = await self.use(lambda box: _ask(box, task, seconds))
         if why:
             _log.warning("the scorer of %s: %s, counted as wrong (%s)", task["task"], why, answer.place)
         return score

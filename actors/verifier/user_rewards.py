@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pebble import ProcessExpired
 
 from hora_rl.actors.verifier import answers
-from hora_rl.actors.verifier.code.pool import ProgramPool
+from hora_rl.actors.verifier.code.runner import ProgramPool
 from hora_rl.common.config import RewardConfig
 from hora_rl.common.config.reward import WAIT_LIMIT_S
 from hora_rl.common.data.rewards import (

@@ -2,9 +2,8 @@
 
 Some of its generators depend on set order, on Python's global random numbers, and on earlier rows. So the
 hash seed is fixed, the global seed is set for each row, and rows are drawn in order. Reads `{"task",
-"settings"}` as JSON from stdin; writes pickled messages until the reader closes its end: `("row", entry)`,
-`("failed", reason)` for a row that could not be made, and finally `("refused", reason)` for an invalid
-task."""
+"settings", "split", "wanted"}` as JSON from stdin. Writes a pickle of `{"rows", "questions"}`: the rows of the
+split with different questions, and the number of questions of both splits; or of `{"refused": reason}`."""
 
 import difflib
 import json
@@ -22,6 +21,8 @@ CHUNK = 500
 """Rows per data set of the library; the next one has another seed."""
 APART = 1_000_003
 """Distance between user seeds. The library's row i of seed s equals row 0 of seed s + i."""
+DRY = 500
+"""A task is exhausted after this many draws without a new question."""
 SECONDS = 120
 """Processor time limit."""
 MEMORY = 4 << 30
@@ -52,37 +53,44 @@ class Empty(ModuleType):
 def main() -> None:
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)  # the library prints
-
-        def say(kind: str, content: object) -> None:
-            out.write(pickle.dumps((kind, content)))
-            out.flush()
-
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        request = json.load(sys.stdin)
-        factory = library()
-        if why := _unknown(factory, request["task"], request["settings"]):
-            say("refused", why)
-            return
-        _generate(factory, request["task"], dict(request["settings"]), say)
+        out.write(pickle.dumps(_answer(**json.load(sys.stdin))))
 
 
-def _generate(factory: Any, task: str, settings: dict[str, Any], say: Any) -> None:
-    first = settings.pop("seed", 0) * APART
-    for chunk in count():
-        try:
-            rows = factory.create_dataset(task, **settings, seed=first + chunk * CHUNK, size=CHUNK)
-        except Exception as error:  # noqa: BLE001  its checks raise any error
-            say("refused", f"it refuses these settings: {type(error).__name__}: {error}")
-            return
-        for number in range(CHUNK):
-            random.seed(number)
+def _answer(task: str, settings: dict[str, Any], split: str, wanted: int) -> dict[str, Any]:
+    from hora_rl.common.data.arithmetic import split_of_text
+    from hora_rl.common.data.gym import normalised
+
+    factory = library()
+    if why := _unknown(factory, task, settings):
+        return {"refused": why}
+    first, since, failure = settings.pop("seed", 0) * APART, 0, ""
+    seen, rows = set[str](), list[dict[str, Any]]()
+    for number in count():
+        place = number % CHUNK
+        if not place:
             try:
-                entry = rows[number]
-            except Exception as error:  # noqa: BLE001  generators raise any error
-                say("failed", f"{type(error).__name__}: {error}")
-            else:
-                say("row", entry)
+                drawn = factory.create_dataset(task, **settings, seed=first + number, size=CHUNK)
+            except Exception as error:  # noqa: BLE001  its checks raise any error
+                return {"refused": f"it refuses these settings: {type(error).__name__}: {error}"}
+        random.seed(place)
+        since += 1
+        try:
+            entry = drawn[place]
+        except Exception as error:  # noqa: BLE001  generators raise any error
+            failure = f"{type(error).__name__}: {error}"
+        else:
+            if entry["question"] not in seen:
+                since = 0
+                seen.add(entry["question"])
+                if split_of_text(normalised(entry["question"])) == split:
+                    rows.append(entry)
+        if since == DRY and not seen:
+            return {"refused": f"none of {DRY} rows could be made: {failure}"}
+        if len(rows) == wanted or since == DRY:
+            break
+    return {"rows": rows, "questions": len(seen)}
 
 
 def _unknown(factory: Any, task: str, settings: dict[str, Any]) -> str:
@@ -106,7 +114,4 @@ def _unknown(factory: Any, task: str, settings: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BrokenPipeError:
-        os._exit(0)  # the reader has enough rows
+    main()

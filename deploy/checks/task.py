@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hora_rl.actors.data.datasets import load_dataset
 from hora_rl.actors.data.gold_answers import gold_test
 from hora_rl.actors.verifier.answers import ANSWERS, example, example_program
-from hora_rl.actors.verifier.code.pool import ProgramPool
+from hora_rl.actors.verifier.code.runner import ProgramPool
 from hora_rl.actors.verifier.equality import equal
 from hora_rl.actors.verifier.pool import VerifierPool, default_processes
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from hora_rl.actors.coordinator.calls import retry
-from hora_rl.actors.environment.built_in import guess
 from hora_rl.actors.environment.episodes import Episodes
 from hora_rl.actors.environment.protocol import Episode
+from hora_rl.actors.environment.registry import guess
 from hora_rl.actors.environment.watchdog import Watchdog
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt

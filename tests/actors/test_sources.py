@@ -116,7 +116,7 @@ async def test_a_judge_has_the_time_of_its_source(folder: Path, monkeypatch: pyt
         return True
 
     with closing(pool_of(config)) as pool:
-        monkeypatch.setattr(pool, "_equal", equal)
+        monkeypatch.setattr(pool, "_verify", equal)
         said = "<answer>\\frac{1}{2}</answer>"  # not equal to the gold answer letter by letter
         for source in config.source_names:
             await pool.score_batch([Answer("1/2=?", said, "0.5", source=source)])

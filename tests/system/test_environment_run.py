@@ -148,7 +148,7 @@ def test_an_environment_that_blocks_stops_the_run_with_its_line(
 
 TWICE = """
 from hora_rl.actors.environment.protocol import Episode, EpisodeOver
-from hora_rl.actors.environment.built_in import python_tool
+from hora_rl.actors.environment.registry import python_tool
 
 class Asks:
     # The demo model calls no tool by itself: its first turn is read as if it had.

@@ -9,7 +9,8 @@ import asyncio
 import json
 import os
 from asyncio.subprocess import PIPE, Process
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -54,21 +55,14 @@ class VerifiersEnvironment:
     async def episode(self, row: Row, policy: Speaker, sandbox: Tools) -> Episode:
         """One episode of the row's task. The rewards are those of the library's rubric by name, and `reward`,
         their weighted sum."""
-        number, over = next(self._numbers), False
-        await self.start()
-        lines = self._heard[number] = asyncio.Queue()
-        try:
-            self._say({"id": number, "task": task_of(row)})
+        over = False
+        async with self._begun(task_of(row)) as (number, lines):
             while True:
                 line = await lines.get()
                 if "rewards" in line:
-                    del self._heard[number]
                     return Episode(line["rewards"])
-                if "fault" in line:
-                    del self._heard[number]
-                    if over:  # at a limit, the library reports a fault
-                        raise EpisodeOver(line["fault"])
-                    raise EnvironmentFault(line["fault"])
+                if "fault" in line:  # also at a limit
+                    raise EpisodeOver(line["fault"]) if over else EnvironmentFault(line["fault"])
                 try:
                     turn = await policy.reply(line["ask"])
                     answer = {"said": turn.text, "tokens": len(turn.tokens), "finish": turn.finish_reason}
@@ -76,26 +70,31 @@ class VerifiersEnvironment:
                 except EpisodeOver:
                     over = True
                     self._say({"id": number, "over": True})
-        finally:
-            if self._heard.pop(number, None) is not None:
-                self._say({"id": number, "cancel": True})
 
     async def opening(self, task: int) -> list[dict[str, str]] | None:
         """The opening messages of an episode of `task`; None if the environment has no such task. Raises
         ConfigError with the reason if the episode does not start."""
-        number = next(self._numbers)
-        await self.start()
-        lines = self._heard[number] = asyncio.Queue()
-        self._say({"id": number, "task": task})
-        line = await lines.get()
-        del self._heard[number]
+        async with self._begun(task) as (_, lines):
+            line = await lines.get()
         if "ask" in line:
-            self._say({"id": number, "cancel": True})
             messages: list[dict[str, str]] = line["ask"]
             return messages
         if str(line.get("fault")).startswith("has no task"):
             return None
         raise ConfigError(f"environment.verifiers: task {task}: the environment {line.get('fault', line)}")
+
+    @asynccontextmanager
+    async def _begun(self, task: int) -> AsyncIterator[tuple[int, asyncio.Queue[Line]]]:
+        """An episode of `task`: its number, and the lines about it. It ends with the block."""
+        await self.start()
+        number, lines = next(self._numbers), asyncio.Queue[Line]()
+        self._heard[number] = lines
+        try:
+            self._say({"id": number, "task": task})
+            yield number, lines
+        finally:
+            del self._heard[number]
+            self._say({"id": number, "cancel": True})
 
     async def close(self) -> None:
         if self._reading is not None:
@@ -175,15 +174,10 @@ def _loaded(line: bytes, python: str, taskset: str) -> None:
         first = json.loads(line)
     if "failed" in first:
         raise ConfigError(f"environment.verifiers: cannot load {taskset!r}: {first['failed']}")
-    if "ready" not in first:
+    if first.get("ready") != PINNED:
         raise ConfigError(
             f"environment.verifiers.python ({python}) has no verifiers {PINNED}: install "
             "requirements/verifiers.txt into a virtual environment of its own and name its python"
-        )
-    if first["ready"] != PINNED:
-        raise ConfigError(
-            f"environment.verifiers.python ({python}) has verifiers {first['ready']}, not {PINNED}: "
-            "install requirements/verifiers.txt"
         )
 
 

@@ -1,4 +1,11 @@
-"""Judges one program against one row's tests, in separate sandboxes.
+"""The reward `code_tests`: 1.0 if a completion's program passes all tests of its row, else 0.0.
+
+    completion ─► code blocks ─► seen before ───────────────────► verdict
+                                 └─ a free runner, in a thread ─► verdict
+
+A completion is wrong if it has no code block, or if its program fails a test, crashes or exceeds a limit.
+Tests that cannot run raise an error that names the row. After a failure of the sandbox the caller retries
+(`VerifierUnavailable`).
 
 Pairs of stdin and stdout: one process for each pair, until one fails. Expected outputs stay in this process.
 Assertions and calls: two processes, one for the program and one for the tests, connected by pipes
@@ -6,13 +13,21 @@ Assertions and calls: two processes, one for the program and one for the tests, 
 """
 
 import json
+import logging
 import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from hora_rl.actors.verifier.sandbox.pool import SandboxPool
 from hora_rl.actors.verifier.sandbox.sandbox import Limits, Outcome, Sandbox
-from hora_rl.common.data.code import RowTests, same_output
+from hora_rl.common.config.reward import CodeTestsConfig
+from hora_rl.common.data.code import RowTests, candidates, same_output
+from hora_rl.common.data.layouts import tests_of
+from hora_rl.common.data.rewards import Answer
+
+_log = logging.getLogger(__name__)
 
 PRELOAD = (f"{__package__}.judge", f"{__package__}.program", f"{__package__}.choice")
 JUDGE, PROGRAM, CHOICE = (f"from {module} import main; main()" for module in PRELOAD)
@@ -130,3 +145,46 @@ def _parsed(out: bytes) -> list | None:
     except ValueError:
         return None
     return message if isinstance(message, list) and len(message) == 3 else None
+
+
+class ProgramPool(SandboxPool[Runner]):
+    """Judges up to `processes` programs at a time. Use from one event loop; `close()` ends the pool."""
+
+    def __init__(self, settings: CodeTestsConfig, processes: int) -> None:
+        limits = limits_of(settings)
+        super().__init__(lambda: Runner(limits), processes)
+        self._settings, self.judged = settings, 0
+
+    async def score(self, answer: Answer) -> float:
+        """The reward of one completion. Raises ValueError if the row's tests cannot run, SandboxError if this
+        machine has no sandbox, and VerifierUnavailable if a sandbox failed: retry."""
+        try:
+            tests = tests_of(self._settings, answer.row)
+        except ValueError as error:
+            raise ValueError(f"reward 'code_tests': {error} ({answer.place})") from None
+        blocks = candidates(answer.completion, tests)
+        if not blocks:
+            return 0.0
+        return await self.verdicts.of((blocks, tests), partial(self._judge, blocks, tests, answer))
+
+    async def _judge(self, blocks: Sequence[str], tests: RowTests, answer: Answer) -> float:
+        try:
+            verdict = await self.use(lambda runner: runner.judge(blocks, tests))
+        except CannotJudge as error:
+            raise ValueError(
+                f"reward 'code_tests' cannot run the tests in {self._settings.column('tests')!r}: {error} "
+                f"({answer.place})"
+            ) from None
+        self.judged += 1
+        if verdict.judge_ended:
+            _log.warning("code_tests: %s, counted as wrong (%s)", verdict.why, answer.place)
+        return float(verdict.right)
+
+
+def longest_s(settings: CodeTestsConfig, runs: int) -> float:
+    """The longest that so many runs of programs take, with all tries."""
+    return TRIES * runs * limits_of(settings).wall
+
+
+def limits_of(settings: CodeTestsConfig) -> Limits:
+    return Limits(seconds=settings.seconds, memory=settings.memory_mib << 20)

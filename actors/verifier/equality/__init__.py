@@ -2,7 +2,7 @@
 
 notation    Unicode mathematics, scripts and plain names as LaTeX (symbols.yaml)
 typeface    removes typeface, colour and size (typeface.yaml)
-texts       removes the wrapping of an answer; languages: "the answer is" (languages.yaml)
+texts       removes the wrapping of an answer, as "the answer is" (languages.yaml)
 numerals    plain numbers, thousands, other bases
 words       answers in words
 claims      the value that an answer claims, if any

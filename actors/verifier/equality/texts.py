@@ -1,13 +1,41 @@
-"""Removes the wrapping of an answer, and splits and measures its text.
+"""Removes the wrapping of an answer, with the words for "the answer is" in the most used languages
+(`languages.yaml`), and splits and measures its text.
 
 All functions take linear time and are safe on hostile text."""
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 
-from hora_rl.actors.verifier.equality.languages import ANSWER_IS, IN_ALL
-from hora_rl.actors.verifier.equality.notation import TEXT, symbols
+from hora_rl.actors.verifier.equality.notation import TEXT, symbols, table
 from hora_rl.actors.verifier.equality.typeface import untypeset
+
+_LANGUAGES: dict[str, dict[str, str]] = table("languages.yaml")
+_EMPHASIS = r"[\s*_`]*"
+_NUMBER_NEXT = r"(?=\s+[-−$\\(\[*]*\d)"
+"""`उत्तर 42 है`: the verb comes last."""
+
+
+def _nouns(words: dict[str, str]) -> list[str]:
+    return [noun.replace("_", " ") for noun in words["nouns"].split()]
+
+
+def _pattern(words: dict[str, str]) -> str:
+    noun = f"(?<![A-Za-z])(?:{'|'.join(_nouns(words))})"
+    noun += rf"(?:\s+(?:{words['more']}))?" if "more" in words else ""
+    sentence = rf"{noun}{_EMPHASIS}(?:{words.get('link', '')}|[:=：】]){_EMPHASIS}[:：]?"
+    return rf"{sentence}|{noun}{_NUMBER_NEXT}" if "verb" in words else sentence
+
+
+ANSWER_IS = "|".join(map(_pattern, _LANGUAGES.values()))
+"""Pattern of "answer is", from the noun on. Case is to be ignored."""
+
+IN_ALL = "一?共计?|總?共計|[总總]共|合[计計]|全部で"
+"""Pattern of "in all" in front of a number, in Chinese and Japanese."""
+
+_ANSWERS_ARE = [(_nouns(words), re.compile(_pattern(words), re.I)) for words in _LANGUAGES.values()]
+_VERBS = "|".join(words["verb"] for words in _LANGUAGES.values() if "verb" in words)
+_CLOSING = re.compile(rf"(?:{_VERBS}|\.\s*I hope it is correct)[\s.。।۔]*\Z", re.I)
 
 BOXED = "\\boxed{"
 SPACE = r"(?:\\[,;:! ]|\\(?:q?quad|(?:thin|med|thick)space)(?![A-Za-z])|~|\s)"
@@ -117,6 +145,17 @@ def letters(text: str) -> set[str]:
     text = re.sub(TEXT + r"\{[^{}]*\}", "", text)
     greek = set(re.findall(rf"\\(?:{GREEK})\b", text))
     return greek | set(re.findall(r"[A-Za-z]", _COMMAND.sub(" ", text))) - {"e", "i"}
+
+
+def behind_answer_is(lines: list[str]) -> Iterator[str]:
+    """The text after the last "answer is" of each line that has it, the last line first, without the verb at
+    its end."""
+    text = "\n".join(lines).lower()
+    patterns = [pattern for nouns, pattern in _ANSWERS_ARE if any(noun in text for noun in nouns)]
+    for line in reversed(lines if patterns else []):
+        ends = [match.end() for pattern in patterns for match in pattern.finditer(line)]
+        if ends:
+            yield _CLOSING.sub("", line[max(ends) :])
 
 
 GREEK = (

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hora_rl.actors.verifier.code import pool as module
-from hora_rl.actors.verifier.code.pool import ProgramPool
+from hora_rl.actors.verifier.code import runner as module
+from hora_rl.actors.verifier.code.runner import ProgramPool
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.actors.verifier.sandbox.sandbox import SandboxError
 from hora_rl.common.config.reward import CodeTestsConfig, RewardConfig
