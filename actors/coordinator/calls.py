@@ -20,7 +20,7 @@ from hora_rl.actors.coordinator.batched_calls import BatchedCalls
 from hora_rl.actors.coordinator.group_rewards import Rank, ranked, unranked
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.actors.verifier.code.runner import longest_s
-from hora_rl.common.config import Config, EnvironmentConfig, RolloutConfig, WeightsConfig
+from hora_rl.common.config import Config, RolloutConfig, WeightsConfig
 from hora_rl.common.config.environment import ATTEMPTS
 from hora_rl.common.config.reward import EPISODE, WAIT_LIMIT_S, RewardConfig
 from hora_rl.common.data.gym import TASK
@@ -80,16 +80,21 @@ def _named(prompts: Iterable[Prompt]) -> str:
     return f"prompt{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
 
 
-def _episode_calls(
+def policy_calls(
     handle: DeploymentHandle,
-    environment: EnvironmentConfig,
-    rollout: RolloutConfig,
-    weights: WeightsConfig,
+    config: Config,
     min_version: int,
     *,
     weights_come: bool = True,
+    together: int = 1,
 ) -> Generate:
-    """`generate` that returns episodes of the environment. Like `generator_calls` otherwise."""
+    """`generate` for this configuration: episodes if it names an environment, else completions in calls of at
+    most `together`. `handle` is the deployment `config.policy`."""
+    environment, rollout, weights = config.environment, config.rollout, config.weights
+    if environment.path is None:
+        return generator_calls(
+            handle, rollout, weights, min_version, weights_come=weights_come, together=together
+        )
     method = handle.options(method_name="sample")
     # Covers failures that no replica detects: long enough for all turns and tries of an episode.
     turn_s = IN_LINE * rollout.time_limit_s + weights.update_limit_s
@@ -106,25 +111,6 @@ def _episode_calls(
         return episodes
 
     return generate
-
-
-def policy_calls(
-    handle: DeploymentHandle,
-    config: Config,
-    min_version: int,
-    *,
-    weights_come: bool = True,
-    together: int = 1,
-) -> Generate:
-    """`generate` for this configuration: episodes if it names an environment, else completions in calls of at
-    most `together`. `handle` is the deployment `config.policy`."""
-    if config.environment.path is not None:
-        return _episode_calls(
-            handle, config.environment, config.rollout, config.weights, min_version, weights_come=weights_come
-        )
-    return generator_calls(
-        handle, config.rollout, config.weights, min_version, weights_come=weights_come, together=together
-    )
 
 
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:

@@ -14,14 +14,13 @@ from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.actors.coordinator.scheduler import Coordination
 from hora_rl.allocator import allocate
 from hora_rl.common.data.prompt_order import Mixture, mixed_rows
-from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.types import Completion, Group, Prompt, SamplingRequest, Scored
 from tests.support import coordination
 from tests.support.coordination import GROUP, PROMPTS, begun, config_of, payloads_of, trained, until
 from tests.support.groups import rollouts_held
-from tests.support.simulated import Fleet, coordinate, prompts, score, score_by_chance
+from tests.support.simulated import Fleet, score, score_by_chance
 
 IN_ROUNDS = {"rollout.group_size": 10, "allocation.rounds": 4, "rollout.samples_per_request": 2}
 RANK = "own:by_length"
@@ -202,20 +201,6 @@ async def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_p
     assert client.xlen(keys.dead) == 1
     assert client.hlen(keys.redo) == 0
     assert rollouts_held(client, config.run.name) == set()
-
-
-async def test_a_coordinator_with_other_data_gives_up_before_it_asks_for_anything(redis_url: str) -> None:
-    config = config_of("other-data", staleness=1, steps=2)
-    first = begun(config, redis_url)
-    await until(lambda: connect(redis_url).exists(Keys("other-data").plans))
-    other = coordination.fleet_of(random.Random(0), 0.001)
-    with pytest.raises(RunError, match="begun with 17 prompts"):
-        await coordinate(config, redis_url, prompts(16), other, "two")
-    changed = config_of("other-data", staleness=1, steps=2, **{"rollout.temperature": 0.5})
-    with pytest.raises(RunError, match=r"rollout\.temperature: 1\.0 != 0\.5"):
-        await coordinate(changed, redis_url, prompts(17), other, "two")
-    assert other.requests == 0
-    await trained(config, redis_url, first)
 
 
 async def test_requests_of_the_oldest_shard_come_first(redis_url: str) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +22,7 @@ from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect, connect_async
 from hora_rl.common.live.state import read_state
-from tests.support.coordination import begun, killed, to_the_end
+from tests.support.coordination import begun, killed
 from tests.support.coordination import config_of as small_run
 from tests.support.simulated import Fleet, Learner, coordinate, prompts
 
@@ -108,22 +107,6 @@ async def test_a_batch_knows_exactly_the_cycles_up_to_its_bound(redis_url: str, 
             assert [alpha for alpha, _ in found.priors] == expected.tolist()
             if batch >= staleness:
                 met[rows(config, batch - staleness, 0) + rows(config, batch - staleness, 1)] += 1
-
-
-async def test_every_coordinator_and_one_that_starts_late_goes_by_the_same_terms(redis_url: str) -> None:
-    config = config_of("same", **{"allocation.warmup.cycles": 1})
-    async with coordinators(redis_url, config, Counting) as coordinator:
-        one, two = coordinator(), coordinator()
-        for cycle in range(3):
-            await asyncio.gather(*(c.complete(report(config, cycle, s)) for s, c in enumerate((one, two))))
-        late = coordinator()
-        for batch in range(4):
-            found = []
-            for cycles in (one, two, late):
-                assert await knows(cycles, batch)
-                found.append(shared_out(cycles, config, batch))
-            assert found[0].priors == found[1].priors == found[2].priors
-            assert [f.rule for f in found] == ["uniform" if batch == 0 else "hit_utility"] * 3
 
 
 async def test_a_learned_prior_shapes_the_allocation(redis_url: str) -> None:
@@ -259,12 +242,3 @@ async def test_a_coordinator_killed_at_the_end_of_a_cycle_changes_no_rule(
         await coordinate(config, redis_url, prompts(N), FLEET, "two")
         await asyncio.to_thread(learner.join)
     assert rules_by_batch(redis_url, config) == [{"uniform"}, {"hit_utility"}, {"hit_utility"}]
-
-
-@pytest.mark.parametrize("seed", range(2))
-async def test_the_first_batch_of_the_rule_depends_on_no_timing(redis_url: str, seed: int) -> None:
-    config = config_of(f"timing-{seed}", staleness=1)
-    chance = random.Random(seed)
-    fleet = Fleet(lambda request, lengths: chance.random() * 0.02)
-    await to_the_end(config, redis_url, fleet, data=prompts(N))
-    assert rules_by_batch(redis_url, config) == [{"uniform"}] * 3 + [{"hit_utility"}] * 3

@@ -1,6 +1,7 @@
 """What a worker does with a published file: it frees the learner's memory, and a GPU gets it in one piece."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -179,6 +180,25 @@ def test_a_worker_keeps_no_tensor_of_the_memory_that_it_loaded(tmp_path: Path) -
         assert files._memory._files[manifest.path].claim()
         files._memory._files[manifest.path].finish(version)
     assert len(places) == 2
+
+
+@pytest.mark.system
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("left_out", ["layers.1.weight", ""])
+def test_over_nccl_a_version_that_lacks_a_layer_is_refused(left_out: str) -> None:
+    from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+
+    from hora_rl.common.weights.vllm_transfer import NcclEngine
+
+    model, engine = Model(), NcclEngine.__new__(NcclEngine)
+    record_metadata_for_reloading(model)
+    engine.model, engine.model_config = cast(Any, model), cast(Any, None)
+    engine.start_weight_update()
+    names = [name for name, _ in model.named_parameters() if name != left_out]
+    model.load_weights((name, torch.full((25, 40), 7.0)) for name in names)
+    with pytest.raises(RuntimeError, match=r"layers\.1") if left_out else nullcontext():
+        engine.finish_weight_update()
+    assert left_out or all((p == 7.0).all() for p in model.parameters())
 
 
 @pytest.mark.system

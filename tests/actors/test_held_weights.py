@@ -2,19 +2,21 @@
 
 import asyncio
 import time
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from blake3 import blake3
 
 from hora_rl.actors.generator import deployment, sleep
 from hora_rl.actors.generator.sleep import DEAD_S, is_left, keep_watch, wait_for_card
-from hora_rl.common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
+from hora_rl.common.errors import UNREACHED, DamagedWeights, NoRoom, StaleWeights, UnhealthyError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect, connect_async
 from hora_rl.common.live.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP, heartbeat_now
+from hora_rl.common.types import BELOW_TRAINING, Prompt, SamplingRequest
 from hora_rl.common.weights import held_weights
 from hora_rl.common.weights.announcement import Manifest, check_file, mark_of
 from hora_rl.common.weights.held_weights import HeldWeights
@@ -73,6 +75,24 @@ async def test_an_unhealthy_replica_ends_by_itself(
         await deployment.check_or_exit(weights, engine)  # type: ignore[arg-type]
     await asyncio.sleep(0.01)
     assert ended == [1]
+
+
+def test_evaluations_hold_so_many_places_of_a_replica_and_training_the_others() -> None:
+    def request(n: int, priority: int = BELOW_TRAINING) -> SamplingRequest:
+        return SamplingRequest(Prompt(0, "1+1", "2", np.zeros(3, np.int32)), n, 0, priority)
+
+    admission = deployment.Admission("generator/a", requests=8, low_priority=8)
+    with ExitStack() as inside:
+        for each in (request(4), request(4), *(request(16, priority=i) for i in range(6))):
+            inside.enter_context(admission.admitted([each]))
+            if admission.sampling == 7:
+                with pytest.raises(NoRoom), admission.admitted([request(1)]):
+                    pass
+        with pytest.raises(NoRoom), admission.admitted([request(16, priority=6)]):
+            pass
+    assert admission.sampling == admission.sampling_low == 0
+    with admission.admitted([request(16)]):  # alone it may be larger
+        pass
 
 
 async def test_a_member_that_holds_the_version_meanwhile_takes_part_and_none_goes_back() -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Lfm2MoeConfig, MixtralConfig, PreTrainedModel, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, MixtralConfig, PreTrainedModel, Qwen3MoeConfig
 
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer, render
@@ -25,12 +25,6 @@ def mixtral(**also: Any) -> MixtralConfig:
 
 def qwen3_moe(**also: Any) -> Qwen3MoeConfig:
     return Qwen3MoeConfig(**SHAPE, **also, moe_intermediate_size=64, num_experts=4, head_dim=32)
-
-
-def lfm2_moe(**also: Any) -> Lfm2MoeConfig:
-    layers = {"layer_types": ["full_attention"] * 3, "num_dense_layers": 1}
-    sizes = {"intermediate_size": 64, "moe_intermediate_size": 64, "num_experts": 4}
-    return Lfm2MoeConfig(**SHAPE, **also, **sizes, **layers)
 
 
 def saved(folder: Path, config_of: Callable[..., Any]) -> tuple[Config, PreTrainedModel]:
@@ -119,18 +113,3 @@ async def test_experts_of_one_tensor_reach_the_engine(tmp_path: Path, family: Ca
             await engine.receive(update)
             await engine.install(version)
             assert await differences(engine, config, hf) < 1e-4
-
-
-@pytest.mark.system
-@pytest.mark.slow
-@pytest.mark.timeout(280)
-async def test_names_that_vllm_drops_are_an_error(tmp_path: Path) -> None:
-    from hora_rl.common.weights.memory_files import Snapshot
-
-    config, hf = saved(tmp_path / "model", lfm2_moe)
-    in_memory = [(name, p.detach()) for name, p in hf.named_parameters()]
-    weights = Snapshot(1, in_memory, torch.device("cpu"))
-    async with engine_of(config) as engine:
-        await engine.receive(file_of(config, tmp_path / "weights", weights))
-        with pytest.raises(Exception, match="got no weights of the learner's"):
-            await engine.install(1)

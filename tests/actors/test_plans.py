@@ -8,10 +8,8 @@ import pytest
 from hora_rl.actors.coordinator.plans import Plans
 from hora_rl.actors.coordinator.shard import Plan, Round
 from hora_rl.common.live.keys import Keys
-from hora_rl.common.live.queue import Consumer, Producer
-from hora_rl.common.live.redis import AsyncRedis, connect, connect_async
+from hora_rl.common.live.redis import AsyncRedis, connect_async
 from hora_rl.common.types import Phase, Rollout
-from hora_rl.common.wire import decode_group
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.groups import group, rollout
 
@@ -45,43 +43,6 @@ def same(one: Plan | None, other: Plan) -> bool:
     return facts[0] == facts[1] and tokens[0] == tokens[1]
 
 
-async def test_the_first_plan_of_a_shard_counts_and_nothing_is_left_of_another(client: AsyncRedis) -> None:
-    plans = Plans(client, "p")
-    assert await plans.load("0:0", IDS) is None
-    assert same(await plans.remember("0:0", IDS, plan_of(2)), plan_of(2))
-    assert same(await plans.remember("0:0", IDS, plan_of(5)), plan_of(2))
-    assert same(await plans.load("0:0", IDS), plan_of(2))
-    assert await keys_of(client) == {Keys("p").plans, *(Keys("p").pre_rollouts(i) for i in IDS)}
-
-
-async def test_a_planned_group_is_whole_for_the_learner_and_closed_for_coordinators(
-    client: AsyncRedis, redis_server: RedisServer
-) -> None:
-    plans, producer = Plans(client, "p"), Producer(client, "p", 1)
-    plan = await plans.remember("0:0", IDS, plan_of(2))
-    for one in plan.groups[:2]:
-        grown = replace(one, rollouts=(*one.rollouts, sampled("B", 7)))
-        assert await producer.push(grown, planned=True)
-    consumer = Consumer(connect(redis_server.url), "p")
-    entry, *_ = consumer.claim(1.0)
-    found = decode_group(*consumer.read(entry.id, entry.group))
-    assert [(r.phase, int(r.tokens[0])) for r in found.rollouts] == [("A", 2), ("B", 7)]
-    consumer.acknowledge({entry.id: entry.group}, 1)
-    left = await plans.load("0:0", IDS)
-    assert (left.extra, [g.id for g in left.groups]) == ((2, 0, 1), ["0:2"])
-
-
-@pytest.mark.parametrize("damaged", [None, b"\x00damaged"])
-async def test_lost_pre_rollouts_are_asked_for_again(client: AsyncRedis, damaged: bytes | None) -> None:
-    plans, key = Plans(client, "p"), Keys("p").pre_rollouts("0:1")
-    await plans.remember("4:0", IDS, plan_of(2))
-    await (client.delete(key) if damaged is None else client.set(key, damaged))
-    plan = await plans.load("4:0", IDS)
-    assert [g.id for g in plan.groups] == ["0:0", "0:2"]
-    assert plan.extra == (2, 0, 1), "the plan still says how much the group is due"
-    assert await Producer(client, "p", 1).redo() == {"0:1": 4}
-
-
 async def test_pre_rollouts_longer_than_the_limit_are_not_read_to_their_end(client: AsyncRedis) -> None:
     await Plans(client, "p").remember("0:0", IDS, plan_of(2))
     assert (await Plans(client, "p", max_bytes=100).load("0:0", IDS)).groups == ()
@@ -97,7 +58,10 @@ def second_round(plan: Plan, token: int) -> Plan:
 
 async def test_the_first_plan_of_a_round_counts_with_its_own_rollouts(client: AsyncRedis) -> None:
     plans = Plans(client, "p", rounds=3)
+    assert await plans.load("0:0", IDS) is None
     first = await plans.remember("0:0", IDS, plan_of(2))
+    assert same(await plans.remember("0:0", IDS, plan_of(5)), plan_of(2))
+    assert await keys_of(client) == {Keys("p").plans, *(Keys("p").pre_rollouts(i) for i in IDS)}
     mine, other = second_round(first, 4), second_round(first, 9)
     assert same(await plans.remember("0:0", IDS, mine), mine)
     assert same(await plans.remember("0:0", IDS, other), mine)

@@ -1,13 +1,12 @@
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hora_rl.actors.coordinator import shard as phases
 from hora_rl.actors.coordinator.sampling import Sampler, prefetched, sample_seed
-from hora_rl.actors.coordinator.shard import Allocation, Draw, Plan, Round, Shard, next_round
+from hora_rl.actors.coordinator.shard import Allocation, Draw, Plan, Round, Shard
 from hora_rl.common.types import Completion, Group, Prompt, SamplingRequest, Scored
 from tests.support.groups import completion
 
@@ -113,25 +112,6 @@ def even(n: int, g0: int, extra: int) -> list[Draw]:
     return [Draw(i, round_, 0, size) for round_, size in ((0, g0), (1, extra)) for i in range(n)]
 
 
-class TwoEach(World):
-    def divide(self, earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
-        return replace(super().divide(earlier, successes), extra=np.full(3, 2))
-
-
-async def test_rollouts_begun_before_the_plan_are_those_that_two_phases_ask_for() -> None:
-    barrier, at_once = TwoEach(), TwoEach()
-    expected, shard = await collect(make_shard(), barrier), make_shard()
-    async with prefetched(at_once.sampler(shard), even(3, 4, 2)) as sample:
-        plan = await phases.phase_a(shard, sample, at_once.divide)
-        found = [g async for g in phases.phase_b(shard, plan, sample)]
-    asked = [sorted((r.prompt.index, r.n, r.seed) for r in w.requests) for w in (barrier, at_once)]
-    assert asked[0] == asked[1]
-    assert len(asked[1]) == 6, "each once"
-    told = [sorted((g.id, g.size, g.successes, g.hits) for g in groups) for groups in (expected, found)]
-    assert told[0] == told[1]
-    assert [r.phase for r in found[0].rollouts] == ["A"] * 4 + ["B"] * 2
-
-
 class FirstPromptAlone(World):
     """Answers prompt 0; the others' answers never come."""
 
@@ -161,25 +141,3 @@ class OneShort(World):
 async def test_too_few_completions_are_an_error_and_never_wrong_answers() -> None:
     with pytest.raises(ValueError, match="asked for 4 completions, got 3"):
         await collect(make_shard(), OneShort())
-
-
-class InRounds(World):
-    """Δ of three prompts in each of three rounds."""
-
-    by_round = ([2, 1, 0], [0, 3, 1], [4, 0, 0])
-
-    def divide(self, earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
-        self.told = [*(r.successes for r in earlier), successes]
-        return replace(super().divide(earlier, successes), extra=np.array(self.by_round[len(earlier)]))
-
-
-async def test_each_round_is_divided_by_what_was_found_before_it_and_pooled_into_the_group() -> None:
-    world, shard = InRounds(), make_shard()
-    plan = await planned(shard, world)
-    while len(plan.rounds) < len(world.by_round):
-        plan = await next_round(shard, plan, world.sampler(shard), world.divide)
-    groups = await finish(shard, world, plan)
-    assert world.told == [(0, 1, 2), (0, 1, 0), (0, 1, 1)], "found in Phase A and in rounds 1 and 2"
-    pooled = {g.prompt_index: (g.rounds, g.extra, g.successes, g.hits) for g in groups}
-    assert pooled == {0: ((2, 0, 4), 6, 0, 0), 1: ((1, 3), 4, 1, 3), 2: ((0, 1), 1, 2, 3)}
-    assert len({r.seed for r in world.requests}) == len(world.requests), "no samples are drawn twice"
