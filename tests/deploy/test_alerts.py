@@ -55,11 +55,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    found = Server()
-    threading.Thread(target=found.serve_forever, daemon=True).start()
-    yield found
-    found.shutdown()
-    found.server_close()
+    server = Server()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
 
 
 def console() -> Console:

@@ -9,16 +9,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hora_rl.actors.data.datasets import load_dataset, load_held_out
-from hora_rl.actors.data.gold_answers import gold_test
 from hora_rl.actors.verifier.answers import format_reward
 from hora_rl.actors.verifier.code.runner import Runner
 from hora_rl.actors.verifier.sandbox.sandbox import Limits
 from hora_rl.common.data.arithmetic import generate
 from hora_rl.common.data.code import code_blocks, read_tests
-from hora_rl.common.load import ROOT, load
-from hora_rl.deploy.demo.build import build, demonstration, make_model, make_tokenizer, warm_start
-from hora_rl.deploy.demo.programs_task import Chain, chains, completion, rows, write
+from hora_rl.common.load import ROOT
+from hora_rl.deploy.demo.build import demonstration, make_model, make_tokenizer, warm_start
+from hora_rl.deploy.demo.programs_task import chains, rows, write
 
 FOLDER, PROGRAMS = ROOT / "deploy/demo/model", ROOT / "deploy/demo/programs"
 
@@ -97,12 +95,6 @@ def test_the_warm_start_learns_and_repeats_itself_exactly():
     assert all(torch.equal(twice[0][name], twice[1][name]) for name in twice[0])
 
 
-def test_building_never_overwrites_a_folder(tmp_path):
-    (tmp_path / "kept").touch()
-    with pytest.raises(FileExistsError, match="not empty"):
-        build(tmp_path)
-
-
 def test_no_problem_is_on_both_sides_and_the_shipped_data_is_what_the_code_makes(tmp_path: Path) -> None:
     found = rows(0)
     assert found != rows(1)
@@ -113,15 +105,6 @@ def test_no_problem_is_on_both_sides_and_the_shipped_data_is_what_the_code_makes
     write(tmp_path, 0)
     for file in tmp_path.iterdir():
         assert (PROGRAMS / file.name).read_text() == file.read_text()
-
-
-def test_every_row_of_the_preset_can_be_used_and_none_needs_a_gold_answer() -> None:
-    config = load("tiny-code")
-    assert (config.reward.success, config.gate) == ("code_tests", None)
-    held_out = load_held_out(config.evaluation, config.evaluated.data)
-    for found in (load_dataset(config.data, gold_test(config.reward)), held_out):
-        assert not found.rejected
-        assert {row.answer for row in found.rows} == {None}
 
 
 def test_solutions_pass_and_what_is_misremembered_mostly_does_not() -> None:
@@ -136,15 +119,6 @@ def test_solutions_pass_and_what_is_misremembered_mostly_does_not() -> None:
     source, author = chains(0), random.Random(0)
     forgot = [c for c in (next(source) for _ in range(400)) if c.misremembered(author) != c]
     assert 0.2 < len(forgot) / 400 < 0.6
-
-
-def test_a_chain_says_what_its_program_does() -> None:
-    chain = Chain((("a", 4), ("m", 3), ("d", 5), ("r", 4)))
-    assert chain.problem == "a4m3d5r4"
-    assert chain.program == "x=int(input())\nx+=4\nx*=3\nx//=5\nx%=4\nprint(x)"
-    assert chain.value(20) == 72 // 5 % 4
-    assert "multiply it by 3" in chain.words
-    assert code_blocks(completion(chain.program)) == [chain.program]
 
 
 @pytest.mark.system

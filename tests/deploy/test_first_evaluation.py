@@ -90,16 +90,12 @@ def test_the_learner_goes_on_when_the_evaluation_is_over(during: During, redis_u
         time.sleep(0.6)
         over.append(time.monotonic())
 
-    heart = Mock()
-
     def learn() -> None:
-        wait_while_held(connect(redis_url), "held", heart)
+        wait_while_held(connect(redis_url), "held", Mock())
         assert over
         assert time.monotonic() - over[0] < 2.0
 
     during(evaluate, learn)
-    told = {call.kwargs["waiting_for"] for call in heart.update.call_args_list}
-    assert told == {"the evaluation of the initial policy"}
     assert connect(redis_url).exists(Keys("held").hold) == 0
 
 
@@ -134,14 +130,6 @@ def test_the_end_of_a_run_breaks_the_evaluation_off(during: During, redis_url: s
     assert 0 < left_s <= first_evaluation.HOLD_S, "a resumed run completes it"
 
 
-def test_an_evaluation_that_fails_ends_the_run_with_its_reason(
-    during: During, redis_url: str, learner: Do
-) -> None:
-    with pytest.raises(RunError, match="no verifier answers"):
-        during(Mock(side_effect=RunError("no verifier answers")), learner)
-    assert connect(redis_url).exists(Keys("held").hold), "a learner that still lives publishes nothing"
-
-
 def test_replicas_load_beside_the_learner_and_are_waited_for_before_the_evaluation(during: During) -> None:
     loaded, evaluated = threading.Event(), threading.Event()
 
@@ -153,14 +141,15 @@ def test_replicas_load_beside_the_learner_and_are_waited_for_before_the_evaluati
     during(lambda *_: evaluated.set(), learn, lambda _: loaded.wait(10.0))
 
 
-def test_a_replica_that_does_not_start_ends_the_run_with_its_reason(
-    during: During, redis_url: str, learner: Do
+@pytest.mark.parametrize("part", ["evaluation", "replicas"])
+def test_an_evaluation_or_replica_that_fails_ends_the_run_with_its_reason(
+    during: During, redis_url: str, learner: Do, part: str
 ) -> None:
-    evaluate = Mock()
-    with pytest.raises(RunError, match="no start"):
-        during(evaluate, learner, Mock(side_effect=RunError("no start")))
+    evaluate, failing = Mock(), Mock(side_effect=RunError("no verifier answers"))
+    with pytest.raises(RunError, match="no verifier answers"):
+        during(*((failing, learner) if part == "evaluation" else (evaluate, learner, failing)))
     assert not evaluate.called
-    assert connect(redis_url).exists(Keys("held").hold), "a resumed run completes it"
+    assert connect(redis_url).exists(Keys("held").hold), "nothing is published, a resumed run completes it"
 
 
 def test_a_learner_that_fails_before_the_replicas_are_up_ends_the_run_at_once(during: During) -> None:
@@ -205,19 +194,14 @@ def test_the_best_evaluation_s_weights_are_kept_and_the_others_go(tmp_path: Path
     assert candidates_in(tmp_path) == {}
 
 
-def test_what_is_under_way_or_due_is_kept_and_what_no_evaluation_will_measure_is_not(tmp_path: Path) -> None:
-    for step in (10, 20, 30, 40):
-        write(tmp_path, step)
-    promote_best("pass@16", tmp_path, [], newest_due=40, under_way=10)
-    assert set(candidates_in(tmp_path)) == {10, 40}
-
-
-def test_weights_that_come_after_their_evaluation_are_taken_when_they_come(tmp_path: Path) -> None:
+def test_what_is_under_way_or_due_is_kept_and_taken_when_it_comes(tmp_path: Path) -> None:
     results = [result(0, 3)]
     assert promote_best("pass@16", tmp_path, results, newest_due=0) is None
-    write(tmp_path, 0)
-    assert promote_best("pass@16", tmp_path, results, newest_due=0)
+    for step in (0, 10, 20, 30, 40):
+        write(tmp_path, step)
+    assert promote_best("pass@16", tmp_path, results, newest_due=40, under_way=10)
     assert best_step(tmp_path) == 0
+    assert set(candidates_in(tmp_path)) == {10, 40}
 
 
 @pytest.mark.parametrize("cut", ["before the rename", "between the two renames", "after them"])

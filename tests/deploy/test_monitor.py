@@ -2,7 +2,6 @@
 looked at as it was, from its folder alone, in which nothing changes."""
 
 import io
-import json
 import os
 import pty
 import re
@@ -122,14 +121,6 @@ def test_a_replica_that_died_runs_nothing_in_prometheus(run, monkeypatch):
     run.redis.hdel(run.keys.parts, "generator/died")
     export(run.read())
     assert kept[series] == 0
-
-
-def test_json_is_the_reading(redis_url, run, capsys):
-    monitor(redis_url, run.name, json_=True)
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["step"] == 5
-    assert shown["totals"]["rollouts_in"] == 5 * 8 * 16
-    assert shown["phase_a"].keys() <= {str(c) for c in range(9)}
 
 
 def test_a_pipe_gets_plain_lines_until_the_run_ends(redis_url, run):

@@ -52,33 +52,26 @@ def launcher(tmp_path):
     process.wait()
 
 
-def test_a_run_is_listed_with_its_last_whole_step_reward_and_reason(tmp_path, capsys):
-    folder = tmp_path / "demo.1"
-    RunFile(folder).start("demo", os.getpid())
+def test_runs_are_listed_newest_first_with_last_whole_step_reward_and_reason(tmp_path, capsys):
+    for name in ("old", "demo.1", "odd"):
+        RunFile(tmp_path / name).start(name.removesuffix(".1"), os.getpid())
+        time.sleep(0.01)
     steps = '{"step": 0, "reward": 0.1}\n{"step": 1, "reward": 0.25}\n{"step": 2, "rew'
-    (folder / "steps.jsonl").write_text(steps)
-    RunFile(folder).end("failed", "the disk is [full]")
+    (tmp_path / "demo.1" / "steps.jsonl").write_text(steps)
+    RunFile(tmp_path / "demo.1").end("failed", "the disk is [full]")
     (tmp_path / "not-a-run").mkdir()
-    show_runs(list_runs(tmp_path))
+    (tmp_path / "odd" / "run.json").write_text('{"run": "odd", "colour": 3}')
+    (tmp_path / "old" / "steps.jsonl").write_text("\0\0\0\n")  # after a power failure
+    runs = list_runs(tmp_path)
+    assert [(r.run, r.state) for r in runs] == [("demo", "failed"), ("old", "running"), ("odd", "unreadable")]
+    assert "steps.jsonl" in runs[1].reason
+    assert "colour" in runs[2].reason
+    show_runs(runs)
     shown = " ".join(capsys.readouterr().out.split())
     assert "demo (demo.1) failed 2 0.250" in shown
     assert "[full]" in shown
     show_runs([])
     assert "no runs yet" in capsys.readouterr().out
-
-
-def test_runs_are_listed_newest_first_and_an_unreadable_one_says_why(tmp_path):
-    for name in ("old", "new"):
-        RunFile(tmp_path / name).start(name, os.getpid())
-        time.sleep(0.01)
-    (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / "run.json").write_text('{"run": "odd", "colour": 3}')
-    (tmp_path / "old" / "steps.jsonl").write_text("\0\0\0\n")  # after a power failure
-    runs = list_runs(tmp_path)
-    assert [r.run for r in runs] == ["new", "old", "odd"]
-    assert "steps.jsonl cannot be read" in runs[1].reason
-    assert runs[2].state == "unreadable"
-    assert "colour" in runs[2].reason
 
 
 def started(folder: Path, pid: int) -> tuple[RunFile, dict]:

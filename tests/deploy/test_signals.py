@@ -20,20 +20,24 @@ from hora_rl.deploy.machine.signals import heard_afterwards, stopped_by_signals,
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_second_signal_is_not_heard_while_a_command_stops(number: signal.Signals) -> None:
-    ended = []
+@pytest.mark.parametrize("delayed", [True, False])
+def test_a_signal_during_a_start_is_heard_afterwards_and_during_a_stop_never(
+    number: signal.Signals, delayed: bool
+) -> None:
+    reached = []
 
-    def interrupted_twice() -> None:
+    def interrupted() -> None:
         try:
-            os.kill(os.getpid(), signal.SIGINT)
+            if not delayed:
+                os.kill(os.getpid(), signal.SIGINT)
         finally:
-            with undisturbed():
+            with heard_afterwards() if delayed else undisturbed():
                 os.kill(os.getpid(), number)
-                ended.append(True)
+                reached.append(True)
 
     with pytest.raises(KeyboardInterrupt), stopped_by_signals():
-        interrupted_twice()
-    assert ended
+        interrupted()
+    assert reached
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -57,20 +61,6 @@ def test_in_another_thread_nothing_changes() -> None:
     thread.start()
     thread.join()
     assert seen == [signal.default_int_handler]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_while_a_process_starts_is_heard_when_it_is_known(number: signal.Signals) -> None:
-    known = []
-
-    def started() -> None:
-        with heard_afterwards():
-            os.kill(os.getpid(), number)
-            known.append("process")
-
-    with pytest.raises(KeyboardInterrupt), stopped_by_signals():
-        started()
-    assert known == ["process"]
 
 
 def test_what_is_ignored_stays_ignored_for_what_is_started() -> None:

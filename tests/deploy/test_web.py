@@ -148,16 +148,16 @@ def test_pause_and_resume_take_the_run_s_token_and_nothing_less(redis_url, serve
     def post(path: str, token: str | None = None) -> httpx.Response:
         return client.post(path, headers={"Authorization": f"Bearer {token}"} if token else {})
 
-    def told(controls: bool) -> None:
+    def shown(controls: bool) -> None:
         """The page shows the button only where it can work."""
         until(lambda: events(client, 1)[0]["state"]["controls"] is controls)
 
-    told(controls=False)
+    shown(controls=False)
     refused = post("/pause", "anything")
     assert refused.status_code == 403
     assert "HORA_TOKEN" in refused.json()["detail"]
     run.redis.hset(run.keys.state, "token_sha256", hashlib.sha256(b"right").hexdigest())
-    told(controls=True)
+    shown(controls=True)
     for wrong in (None, "wrong", ""):
         answer = post("/pause", wrong)
         assert answer.status_code == 401
@@ -171,9 +171,9 @@ def test_pause_and_resume_take_the_run_s_token_and_nothing_less(redis_url, serve
     assert run.redis.hget(run.keys.state, "paused") == b"0"
     assert abs(float(run.redis.hget(run.keys.state, "unpaused")) - time.time()) < 10
     run.redis.hdel(run.keys.state, "token_sha256")
-    told(controls=False)
+    shown(controls=False)
     monkeypatch.setenv("HORA_TOKEN", "of the server")
-    told(controls=True)
+    shown(controls=True)
 
 
 PROBLEMS = {"wrong password": "refuses the password", "missing": "knows no run 'missing'"}

@@ -135,19 +135,19 @@ def test_a_family_that_one_side_cannot_do_is_refused_by_the_check(tmp_path: Path
     assert "\n" not in failed.line
 
 
-def test_quantized_weights_are_refused_by_the_check(tmp_path: Path) -> None:
-    file = write_published("ministral-3", tmp_path) / "config.json"
-    settings = json.loads(file.read_text()) | {"quantization_config": {"quant_method": "fp8"}}
-    file.write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match=r"quantized \(fp8\)"):
-        list(configuration.family(Target(config_of(tmp_path))))
-
-
-def test_a_model_that_judges_texts_is_refused_by_the_check(tmp_path: Path) -> None:
-    file = write_published("qwen3", tmp_path) / "config.json"
-    settings = json.loads(file.read_text()) | {"architectures": ["Qwen3ForSequenceClassification"]}
-    file.write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match=r"Qwen3ForSequenceClassification .* writes no text"):
+@pytest.mark.parametrize(
+    ("family", "settings", "says"),
+    [
+        ("ministral-3", {"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ("qwen3", {"architectures": ["Qwen3ForSequenceClassification"]}, "Qwen3ForSequenceClassification"),
+    ],
+)
+def test_quantized_weights_and_judges_of_texts_are_refused_by_the_check(
+    tmp_path: Path, family: str, settings: dict[str, Any], says: str
+) -> None:
+    file = write_published(family, tmp_path) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    with pytest.raises(ConfigError, match=says):
         list(configuration.family(Target(config_of(tmp_path))))
 
 
