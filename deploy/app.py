@@ -21,7 +21,7 @@ from hora_rl.actors.coordinator.deployment import Coordinator
 from hora_rl.actors.environment.deployment import Environment
 from hora_rl.actors.generator.router import RESERVED, BalanceRouter
 from hora_rl.actors.verifier.deployment import Verifier
-from hora_rl.common.config import LIGHT_CPUS, Config, GeneratorConfig
+from hora_rl.common.config import LIGHT_CPUS, Config
 from hora_rl.common.config.environment import EPISODES
 from hora_rl.common.load import from_args
 from hora_rl.common.processes import KEEP_FREED_MEMORY
@@ -104,31 +104,13 @@ def _samplers(
 ) -> tuple[Application, Application]:
     """The deployment `config.policy`, which is generators or an environment with its generators, and the
     verifiers. `arguments` are their first: configuration and Redis URL."""
-    rollout, leaving_s = config.rollout, LEAVING_S
-    if drain:
-        leaving_s = rollout.time_limit_s + config.weights.update_limit_s
-    policy = _generator(config.generator, leaving_s).bind(*arguments)
-    if config.environment.path is not None:
-        policy = _environment(config.environment.replicas).bind(*arguments, policy)
-    verifier = _deployment(
-        Verifier,
-        "verifier",
-        num_replicas=config.verifier.replicas,
-        max_ongoing_requests=256,
-        ray_actor_options={"num_cpus": config.verifier.cpus},
-        health_check_period_s=5.0,
-        graceful_shutdown_timeout_s=10.0,
-        graceful_shutdown_wait_loop_s=1.0,
-    )
-    return policy, verifier.bind(*arguments)
-
-
-def _generator(generator: GeneratorConfig, leaving_s: float) -> serve.Deployment:
     # Only the replicas import vLLM, so the rest of the application starts without it.
     from hora_rl.actors.generator.deployment import Generator
 
+    rollout, generator = config.rollout, config.generator
     gpus = generator.gpus if generator.gpus is not None else float(_has_gpu()) * generator.tensor_parallel
-    return _deployment(
+    drained_s = rollout.time_limit_s + config.weights.update_limit_s
+    policy = _deployment(
         Generator,
         "generator",
         num_replicas=generator.replicas,
@@ -136,28 +118,31 @@ def _generator(generator: GeneratorConfig, leaving_s: float) -> serve.Deployment
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         ray_actor_options={"num_cpus": generator.cpus, "num_gpus": gpus},
         health_check_period_s=2.0,
-        health_check_timeout_s=30.0,
-        graceful_shutdown_timeout_s=leaving_s,
-        graceful_shutdown_wait_loop_s=1.0,
+        graceful_shutdown_timeout_s=drained_s if drain else LEAVING_S,
+    ).bind(*arguments)
+    if config.environment.path is not None:
+        policy = _deployment(
+            Environment,
+            "environment",
+            num_replicas=config.environment.replicas,
+            max_ongoing_requests=EPISODES,
+            ray_actor_options={"num_cpus": LIGHT_CPUS},
+            health_check_period_s=2.0,
+        ).bind(*arguments, policy)
+    verifier = _deployment(
+        Verifier,
+        "verifier",
+        num_replicas=config.verifier.replicas,
+        max_ongoing_requests=256,
+        ray_actor_options={"num_cpus": config.verifier.cpus},
+        health_check_period_s=5.0,
     )
-
-
-def _environment(replicas: int) -> serve.Deployment:
-    return _deployment(
-        Environment,
-        "environment",
-        num_replicas=replicas,
-        max_ongoing_requests=EPISODES,
-        ray_actor_options={"num_cpus": LIGHT_CPUS},
-        health_check_period_s=2.0,
-        health_check_timeout_s=30.0,
-        graceful_shutdown_timeout_s=LEAVING_S,
-        graceful_shutdown_wait_loop_s=1.0,
-    )
+    return policy, verifier.bind(*arguments)
 
 
 def _deployment(served: type, name: str, **options: Any) -> serve.Deployment:
     """One deployment, without Serve's access log, which would grow with the run."""
+    options = {"graceful_shutdown_timeout_s": LEAVING_S, "graceful_shutdown_wait_loop_s": 1.0, **options}
     return serve.deployment(served, name=name, logging_config={"enable_access_log": False}, **options)
 
 

@@ -200,19 +200,17 @@ def _first_of(benchmark: Benchmark, run_dir: Path, result: Result) -> dict[int, 
 def show_examples(examples: list[Example], console: Console) -> None:
     """Print each problem on a line, followed by its two completions."""
     for example in examples:
-        console.print(Text(f"{_start(example['problem'])}   (answer {_start(str(example['answer']))})"))
+        console.print(Text(f"{_cut(example['problem'])}   (answer {_cut(str(example['answer']))})"))
         for when, sample in (("before", example["before"]), ("after", example["after"])):
             mark, colour = ("hit", "green") if sample["success"] else ("miss", "red")
             line = Text(f"  {when:<8}")
             line.append(f"{mark:<6}", colour).append(f"{sample['hits']:>3} of {sample['samples']}   ")
-            console.print(line.append(_end(sample["text"])), soft_wrap=True)
+            console.print(line.append(_cut(sample["text"], end=True)), soft_wrap=True)
 
 
-def _start(text: str) -> str:
+def _cut(text: str, *, end: bool = False) -> str:
+    """Start or end of a text, on one line."""
     line = " ".join(text.split())
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
-
-
-def _end(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= LONGEST else f"…{line[1 - LONGEST :]}"
+    if len(line) <= LONGEST:
+        return line
+    return f"…{line[1 - LONGEST :]}" if end else f"{line[: LONGEST - 1]}…"
