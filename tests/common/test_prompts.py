@@ -54,16 +54,13 @@ def test_a_plain_prompt_is_the_text_alone_and_keeps_the_braces_of_latex(tokenize
 def test_a_folder_without_template_or_tokenizer_or_none_is_refused_in_one_line(tmp_path):
     shutil.copytree(MODEL, tmp_path / "m", ignore=shutil.ignore_patterns("*.jinja", "*.safetensors"))
     bare = load_tokenizer(str(tmp_path / "m"))
-    with pytest.raises(ConfigError, match=r"has no chat template: set data\.chat: false"):
+    with pytest.raises(ConfigError, match=r"data\.chat"):
         render(bare, "1+2=?", DataConfig(path="arithmetic"))
     assert len(render(bare, "1+2=?", DataConfig(path="arithmetic", chat=False)))
-
-    with pytest.raises(ConfigError, match="none"):
-        load_tokenizer(str(tmp_path / "none"))
     (tmp_path / "config.json").write_text((MODEL / "config.json").read_text())
-    with pytest.raises(ConfigError, match="no usable tokenizer") as refused:
-        load_tokenizer(str(tmp_path))
-    assert "\n" not in str(refused.value)
+    for folder in (tmp_path / "none", tmp_path):
+        with pytest.raises(ConfigError, match=rf"\A.*{folder}.*\Z"):
+            load_tokenizer(str(folder))
 
 
 def test_a_template_that_refuses_the_system_message_is_one_line_with_the_remedy(tokenizer):
@@ -73,9 +70,8 @@ def test_a_template_that_refuses_the_system_message_is_one_line_with_the_remedy(
         "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
         "{% endif %}{{ messages[0]['content'] }}"
     )
-    with pytest.raises(ConfigError, match=r"System role not supported: set data\.system: null") as refused:
+    with pytest.raises(ConfigError, match=r"\A.*System role not supported.* data\.system.*\Z"):
         render(strict, "1+2=?", DataConfig(path="x", system="Add."))
-    assert "\n" not in str(refused.value)
     assert render_text(strict, "1+2=?", DataConfig(path="x")) == "1+2=?"
 
 
@@ -120,7 +116,7 @@ def test_all_ends_of_a_generation_configuration_count_or_those_of_the_model_s_ow
     GenerationConfig(eos_token_id=both).save_pretrained(tmp_path)
     assert ends(tokenizer, config(tmp_path, data=PLAIN)) == [TURN_END, TURN, END]
     tokenizer.eos_token = None
-    with pytest.raises(ConfigError, match=r"a token that ends a completion: name one in rollout\.stop"):
+    with pytest.raises(ConfigError, match=r"rollout\.stop"):
         stop_tokens(config(tmp_path / "none", data=PLAIN), tokenizer)
 
 
@@ -148,10 +144,8 @@ def test_the_user_s_own_end_is_a_token_or_a_text(tmp_path: Path) -> None:
     ],
 )
 def test_a_template_whose_turns_end_with_no_token_of_their_own_names_none(of_turn: str) -> None:
-    assert (
-        turn_end(chat_tokenizer(f"{{% for m in messages %}}{of_turn}{{% endfor %}}"), DataConfig(path="x"))
-        is None
-    )
+    template = f"{{% for m in messages %}}{of_turn}{{% endfor %}}"
+    assert turn_end(chat_tokenizer(template), DataConfig(path="x")) is None
 
 
 @pytest.mark.parametrize("tags", [(), TAGS])

@@ -46,36 +46,35 @@ def test_one_flipped_bit_is_seen_wherever_it_is(dtype: torch.dtype, name: str) -
     before = own.digest(tensors.items())
     raw = tensors[name].view(-1).view(torch.uint8)
     places = {0, min(1, len(raw) - 1), len(raw) // 2, len(raw) - 1}
-    found = set()
+    digests = set()
     for place in places:
         for bit in (1, 128):
             raw[place] ^= bit
-            found.add(own.digest(tensors.items()))
+            digests.add(own.digest(tensors.items()))
             raw[place] ^= bit
-    assert len(found - {before}) == 2 * len(places)
+    assert len(digests - {before}) == 2 * len(places)
     assert own.digest(tensors.items()) == before
 
 
+def exchanged(tensor: torch.Tensor, first: object, second: object) -> torch.Tensor:
+    """A copy with two of its parts exchanged."""
+    new = tensor.clone()
+    new[first], new[second] = tensor[second], tensor[first]
+    return new
+
+
 def test_what_changed_places_is_seen() -> None:
-    tensors = weights()
-    swapped = {**tensors, "a": tensors["b"], "b": tensors["a"]}
-    assert digest(tensors) != digest(swapped), "two tensors of one shape"
-    long = tensors["long"].clone()
-    long[[4, 8]] = long[[8, 4]]
-    assert digest(tensors) != digest({**tensors, "long": long}), "two words of one chunk"
-    long = tensors["long"].clone()
-    words = 2 * CHUNK
-    long[:words], long[words : 2 * words] = tensors["long"][words : 2 * words], tensors["long"][:words]
-    assert digest(tensors) != digest({**tensors, "long": long}), "two chunks"
-    halves = tensors["a"].clone()
-    halves[0, :2] = halves[0, :2].flip(0)
-    assert digest(tensors) != digest({**tensors, "a": halves}), "the halves of one word"
-
-
-def test_names_shapes_and_types_count() -> None:
-    tensors = {"a": torch.zeros(4)}
+    tensors, words = weights(), 2 * CHUNK
+    a, b, long = tensors["a"], tensors["b"], tensors["long"]
+    for changed in (
+        {"a": b, "b": a},
+        {"long": exchanged(long, 4, 8)},  # words of one chunk
+        {"long": exchanged(long, slice(words), slice(words, 2 * words))},  # chunks
+        {"a": exchanged(a, (0, 0), (0, 1))},  # the halves of one word
+    ):
+        assert digest(tensors) != digest({**tensors, **changed})
     others = [{"b": torch.zeros(4)}, {"a": torch.zeros(2, 2)}, {"a": torch.zeros(4, dtype=torch.int32)}, {}]
-    assert len({digest(t) for t in [tensors, *others]}) == 5
+    assert len({digest(t) for t in [{"a": torch.zeros(4)}, *others]}) == 5, "names, shapes and types count"
 
 
 def test_only_an_announced_whole_file_spares_publishing(tmp_path: Path, redis_server: RedisServer) -> None:
@@ -93,14 +92,13 @@ def test_only_an_announced_whole_file_spares_publishing(tmp_path: Path, redis_se
 
 def test_a_file_that_is_gone_another_or_cannot_be_read_is_told_apart(tmp_path: Path) -> None:
     info = {"version": 1, "path": str(tmp_path / "w"), "digest": blake3(b"w").hexdigest(), "bytes": 1}
-    with pytest.raises(StaleWeights, match="is gone") as gone:
+    with pytest.raises(StaleWeights) as gone:
         check_file(info)
     assert not isinstance(gone.value, DamagedWeights)
     (tmp_path / "w").write_bytes(b"v")
-    with pytest.raises(DamagedWeights, match="is not the announced"):
-        check_file(info)
-    with pytest.raises(DamagedWeights, match="cannot be read: Is a directory"):
-        check_file({**info, "path": str(tmp_path)})
+    for path in (tmp_path / "w", tmp_path):
+        with pytest.raises(DamagedWeights, match=str(path)):
+            check_file({**info, "path": str(path)})
     (tmp_path / "w").write_bytes(b"w")
     with check_file(info) as file:
         assert Path(path_of(file.fileno())).read_bytes() == b"w"
