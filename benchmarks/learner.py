@@ -2,6 +2,7 @@
 on CPU.
 
     python -m benchmarks.learner [--samples 64] [--rounds 3]
+    python -m benchmarks.learner --shared MODEL [--prompt 42] [--completion 5] [--samples 64]
 
 Same model (random Qwen2 weights, float32), same threads, same completions; forward and backward of the whole
 batch on either side, no optimizer. TRL pads its generation batch to the longest completion and cuts it into
@@ -10,6 +11,9 @@ advantages carry the factor N/(Γ G_i), with which its `dr_grpo` loss is our obj
 compared before anything is timed. The batch is drawn from a seed: long-tailed lengths, group sizes such as an
 adaptive rule gives. Every group has signal; groups without it are left out of the computation by our side and
 would only raise the ratio.
+
+With `--shared` both sides are ours, on the model of a folder: each prompt computed once, against each rollout
+with its prompt; groups of 16 completions of about that many tokens.
 """
 
 import argparse
@@ -23,17 +27,20 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from hora_rl.common.config import ObjectiveConfig
 from hora_rl.common.types import Group
+from hora_rl.learner.model.flops import Shape
 from hora_rl.learner.model.logprobs import Policy
 from hora_rl.learner.model.objective import policy_loss
 from hora_rl.learner.rows.batch import MicroBatch, micro_batches, samples_of
 from hora_rl.learner.rows.estimator import Estimator
+from hora_rl.learner.rows.prefixes import Sharing, rows_of, window_of
 from hora_rl.learner.rows.sample import Sample
 from tests.support.formula import flat
 from tests.support.groups import group, rollout
+from tests.support.samples import sample
 from tests.support.tiny_qwen2 import shape_of
 
 WEIGHTS = {"accuracy": 0.5, "format": 0.5}
@@ -191,6 +198,46 @@ def compare(args: argparse.Namespace, out: Console) -> None:
     )
 
 
+def shared(args: argparse.Namespace, out: Console) -> None:
+    """Print tokens and seconds of forward and backward with shared prompts and without, in turns."""
+    model = AutoModelForCausalLM.from_pretrained(args.shared, dtype=getattr(torch, args.dtype)).train()
+    policy, objective = Policy(model), ObjectiveConfig(importance="none")
+    samples = grouped(args.samples, args.prompt, args.completion, model.config.vocab_size)
+    sharing = Sharing(Shape.of(model).even, window_of(model.config))
+    sides = {name: rows_of(samples, args.budget, s) for name, s in (("alone", None), ("shared", sharing))}
+    micro = {name: micro_batches(rows, args.budget)[0] for name, rows in sides.items()}
+    gradients = {}
+    for name, side in micro.items():
+        timed(partial(our_pass, policy, side, objective, 1024), model)
+        gradients[name] = flat(model).double()
+    norm = gradients["alone"].norm()
+    out.print(f"gradients differ by {float((gradients['alone'] - gradients['shared']).norm() / norm):.1e}")
+    seconds: dict[str, list[float]] = {name: [] for name in micro}
+    for _ in range(args.rounds):
+        for name, side in micro.items():
+            seconds[name].append(timed(partial(our_pass, policy, side, objective, 1024), model))
+    for name, rows in sides.items():
+        widest = max(len(row) for row in rows)
+        out.print(
+            f"{name:6} {sum(m.input_ids.numel() for m in micro[name]):7} tokens in {len(micro[name])} "
+            f"micro-batches, up to {widest} completions a row: {min(seconds[name]):.2f} s at best"
+        )
+    ratios = [a / b for a, b in zip(seconds["alone"], seconds["shared"], strict=True)]
+    out.print(f"ratio {statistics.median(ratios):.2f} (rounds {', '.join(f'{x:.2f}' for x in ratios)})")
+
+
+def grouped(count: int, prompt: int, completion: int, vocabulary: int) -> list[Sample]:
+    """Samples of prompts of `prompt` tokens, 16 each; lengths from half to one and a half of `completion`."""
+    rng, samples = np.random.default_rng(0), []
+    for i in range(count):
+        if i % 16 == 0:
+            ids = rng.integers(2, vocabulary, prompt)
+        n = int(rng.integers(completion // 2, completion * 3 // 2 + 1))
+        tokens = rng.integers(2, vocabulary, max(1, n))
+        samples.append(sample(ids, tokens, advantage=(-1.0) ** i, scale=1.0 / count))
+    return samples
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=64)
@@ -198,9 +245,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="completions of one TRL micro-batch")
     parser.add_argument("--max-response", type=int, default=512)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--shared", metavar="MODEL", help="compare shared prompts with repeated ones")
+    parser.add_argument("--prompt", type=int, default=42, help="tokens of a prompt")
+    parser.add_argument("--completion", type=int, default=5, help="tokens of a completion, about")
+    parser.add_argument("--budget", type=int, default=4096, help="tokens of one micro-batch")
+    parser.add_argument("--dtype", default="float32")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    compare(args, Console(soft_wrap=True))
+    (shared if args.shared else compare)(args, Console(soft_wrap=True))
 
 
 if __name__ == "__main__":
