@@ -9,7 +9,7 @@ from pathlib import Path
 from hora_rl.actors.data.datasets import load_dataset, load_held_out, on_the_hub
 from hora_rl.common.config import Config, DataConfig, EvaluationConfig
 from hora_rl.common.config.data import is_generated
-from hora_rl.common.data.gym import normalised
+from hora_rl.common.data.arithmetic import normalised
 from hora_rl.common.data.rows import Row
 from hora_rl.common.data.table_files import READERS, DataError
 from hora_rl.common.errors import ConfigError

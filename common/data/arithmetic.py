@@ -5,6 +5,8 @@ pair of numbers: no seed, size or mix moves a held-out problem, or its mirror im
 
 import hashlib
 import random
+import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -48,6 +50,12 @@ def split_of(a: int, b: int) -> Split:
     """`held-out` for one unordered pair in five, decided by a hash."""
     low, high = sorted((a, b))
     return split_of_text(f"{low}+{high}")
+
+
+def normalised(question: str) -> str:
+    """The text by which questions are compared."""
+    text = unicodedata.normalize("NFKC", question).casefold()
+    return re.sub(r"\s+", "", text).strip(".,:;?!")
 
 
 def split_of_text(text: str) -> Split:

@@ -7,10 +7,8 @@ import importlib.util
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
-import unicodedata
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -34,12 +32,6 @@ def packages() -> str | None:
     """The folder in which the library is installed; None without it."""
     spec = importlib.util.find_spec("reasoning_gym")
     return str(Path(spec.origin).parent.parent) if spec and spec.origin else None
-
-
-def normalised(question: str) -> str:
-    """The text by which questions are compared."""
-    text = unicodedata.normalize("NFKC", question).casefold()
-    return re.sub(r"\s+", "", text).strip(".,:;?!")
 
 
 def entries(path: str, settings: Mapping[str, Any], split: Split, limit: int | None) -> tuple[Entry, ...]:

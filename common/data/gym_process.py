@@ -2,8 +2,8 @@
 
 Some of its generators depend on set order, on Python's global random numbers, and on earlier rows. So the
 hash seed is fixed, the global seed is set for each row, and rows are drawn in order. Reads `{"task",
-"settings", "split", "wanted"}` as JSON from stdin. Writes a pickle of `{"rows", "questions"}`: the rows of the
-split with different questions, and the number of questions of both splits; or of `{"refused": reason}`."""
+"settings", "split", "wanted"}` as JSON from stdin. Pickles `{"rows", "questions"}`: the rows of the
+split with different questions, and the number of questions of both; or of `{"refused": reason}`."""
 
 import difflib
 import json
@@ -59,8 +59,7 @@ def main() -> None:
 
 
 def _answer(task: str, settings: dict[str, Any], split: str, wanted: int) -> dict[str, Any]:
-    from hora_rl.common.data.arithmetic import split_of_text
-    from hora_rl.common.data.gym import normalised
+    from hora_rl.common.data.arithmetic import normalised, split_of_text
 
     factory = library()
     if why := _unknown(factory, task, settings):

@@ -4,6 +4,7 @@ from pydantic import ValidationError
 from hora_rl.actors.data.datasets import load_dataset, load_held_out
 from hora_rl.common.config import Config, DataConfig, EvaluationConfig
 from hora_rl.common.data import gym
+from hora_rl.common.data.arithmetic import normalised
 from hora_rl.common.data.table_files import DataError
 from hora_rl.common.errors import ConfigError
 
@@ -35,7 +36,7 @@ def test_no_seed_and_no_number_of_rows_brings_a_held_out_question_into_training(
     held = entries(task, "held-out", 30, **settings)
     train = [e for seed in (0, 7) for e in entries(task, limit=150, seed=seed, **settings)]
     assert len(train) == 300
-    of_train, of_held = ({gym.normalised(e["question"]) for e in side} for side in (train, held))
+    of_train, of_held = ({normalised(e["question"]) for e in side} for side in (train, held))
     assert of_held.isdisjoint(of_train)
 
 
