@@ -1,6 +1,5 @@
 """What is written aside, while the next step trains, is the state when it was taken, in the same files."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,12 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from hora_rl.common.load import load
 from hora_rl.common.weights.pinned_buffer import ALIGNED, HostBlock, size_of
+from hora_rl.learner.checkpoints.checkpoint import Checkpoints
 from hora_rl.learner.model.async_checkpoint import HostState
-from tests.support.ranks import cases_of, run_ranks
+from hora_rl.learner.model.engine import Engine, Update
+from tests.support.samples import random_micro_batch
 
 SHAPES = [((3, 5), torch.float32), ((), torch.int64), ((0, 4), torch.float32), ((7,), torch.bfloat16)]
 
@@ -108,117 +110,58 @@ def test_a_block_for_a_gpu_is_pinned_and_can_be_made_again() -> None:
         del block, copy
 
 
-CASES = """
-import json, sys
-from pathlib import Path
-import torch
-from hora_rl.common.load import load
-from hora_rl.learner.checkpoints.checkpoint import Checkpoints
-from hora_rl.learner.ranks import set_device
-from hora_rl.learner.model.engine import Engine
-from tests.support.samples import random_micro_batch
-
-folder = Path(sys.argv[1])
+def step(engine: Engine, seed: int) -> Update:
+    return engine.step([random_micro_batch(40, s, 60) for s in (seed, seed + 100)])
 
 
-def step(engine, seed):
-    return engine.step([random_micro_batch(40, s, 60) for s in (seed, seed + 100)]).grad_norm
-
-
-def weights(engine):
+def weights(engine: Engine) -> dict[str, torch.Tensor]:
     return {name: t.clone() for name, t in engine.gathered()}
 
 
-for stage, lora, aside in json.loads(sys.argv[2]):
+def sizes(folder: Path) -> dict[str, int]:
+    return {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("stage", "lora"), [(0, False), (2, True), (3, False)])
+def test_a_checkpoint_that_is_written_aside_is_the_state_when_it_was_taken(
+    process_group: None, tmp_path: Path, stage: int, lora: bool
+) -> None:
     adapter = ["learner.lora.rank=4", "learner.objective.kl=0.01"] if lora else []
-    config = load("tiny", [
-        "run.name=c", f"learner.zero_stage={stage}", f"learner.async_checkpoint={str(aside).lower()}",
-        "learner.optimizer.learning_rate=0.01", *adapter,
-    ])
-    if not torch.distributed.is_initialized():
-        backend = set_device(config.learner, config.run.seed, 0)
-        torch.distributed.init_process_group(
-            backend, init_method=f"file://{folder / 'store'}", rank=0, world_size=1
-        )
-    place = folder / f"{stage}-{lora}-{aside}"
-    place.mkdir()
-    engine, checkpoints = Engine(config, 0, 1), Checkpoints(config, place, 0, 1)
-    step(engine, 1)
-    step(engine, 2)
-    checkpoints.begin(engine, 2)
-    norm, after = step(engine, 3), weights(engine)
-    checkpoints.finished(wait=True)
-    again = Engine(config, 0, 1)
-    assert Checkpoints(config, place, 0, 1).restore(again) == 2
-    same = step(again, 3) == norm
-    found = weights(again)
-    same = same and all(torch.equal(found[name], after[name]) for name in after)
-    files = {str(p.relative_to(place)): p.stat().st_size for p in place.rglob("*") if p.is_file()}
-    print(json.dumps([[stage, lora, aside], [same, files]]), flush=True)
-"""
+    for aside in ("true", "false"):
+        settings = [f"learner.zero_stage={stage}", f"learner.async_checkpoint={aside}", *adapter]
+        config = load("tiny", ["run.name=c", "learner.optimizer.learning_rate=0.01", *settings])
+        folder = tmp_path / aside
+        folder.mkdir()
+        engine, checkpoints = Engine(config, 0, 1), Checkpoints(config, folder, 0, 1)
+        for seed in (1, 2):
+            step(engine, seed)
+        checkpoints.begin(engine, 2)
+        norm, after = step(engine, 3).grad_norm, weights(engine)
+        checkpoints.finished(wait=True)
+        again = Engine(config, 0, 1)
+        assert Checkpoints(config, folder, 0, 1).restore(again) == 2
+        assert step(again, 3).grad_norm == norm
+        assert all(torch.equal(tensor, after[name]) for name, tensor in weights(again).items())
+    aside_sizes, within = sizes(tmp_path / "true"), sizes(tmp_path / "false")
+    assert aside_sizes.keys() == within.keys()
+    states = {name: size for name, size in aside_sizes.items() if name.endswith(".pt")}
+    assert all(size <= 1.1 * within[name] + 4096 for name, size in states.items()), (states, within)
 
 
 @pytest.mark.system
 @pytest.mark.timeout(300)
-def test_a_checkpoint_that_is_written_aside_is_the_state_when_it_was_taken(tmp_path: Path) -> None:
-    kinds = ((0, False), (2, True), (3, False))
-    cases = [(*kind, aside) for kind in kinds for aside in (True, False)]
-    lines = cases_of(run_ranks(CASES, tmp_path, str(tmp_path), json.dumps(cases), ranks=1))
-    values = {tuple(case): result for case, result in lines}
-    assert set(values) == set(cases)
-    assert all(same for same, _ in values.values()), values
-    for stage, lora in kinds:
-        aside, within = (values[stage, lora, way][1] for way in (True, False))
-        assert aside.keys() == within.keys()
-        sizes = {name: size for name, size in aside.items() if name.endswith(".pt")}
-        larger = {n: (size, within[n]) for n, size in sizes.items() if size > 1.1 * within[n] + 4096}
-        assert not larger
-
-
-LONGER = """
-import json, sys
-from pathlib import Path
-import torch
-from hora_rl.common.load import load
-from hora_rl.learner.ranks import set_device
-from hora_rl.learner.model.engine import Engine
-from tests.support.samples import random_micro_batch
-
-folder = Path(sys.argv[1])
-
-
-def engine_of(case, steps):
-    stage, dtype = case
-    config = load("tiny", [
-        f"learner.zero_stage={stage}", f"model.dtype={dtype}", f"learner.steps={steps}",
-        "learner.optimizer.learning_rate=0.01", "learner.optimizer.schedule=linear",
-        "learner.objective.updates_per_batch=2",
-    ])
-    if not torch.distributed.is_initialized():
-        backend = set_device(config.learner, config.run.seed, 0)
-        torch.distributed.init_process_group(
-            backend, init_method=f"file://{folder / 'store'}", rank=0, world_size=1
-        )
-    return Engine(config, 0, 1)
-
-
-for number, case in enumerate(json.loads(sys.argv[2])):
-    ended, place = engine_of(case, 2), folder / str(number)
-    rates = [ended.step([random_micro_batch(40, seed, 60)]).learning_rate for seed in (1, 2)]
-    ended.save(place, "state")()
-    longer = engine_of(case, 8)
-    longer.load(place, "state")
-    rates += [longer.step([random_micro_batch(40, seed, 60)]).learning_rate for seed in (3, 4)]
-    print(json.dumps([case, rates]), flush=True)
-"""
-
-
-@pytest.mark.system
-@pytest.mark.timeout(300)
-def test_the_first_step_of_a_longer_run_has_the_rate_of_its_schedule(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stage", "dtype"), [(0, "float32"), (2, "bfloat16"), (3, "float32")])
+def test_the_first_step_of_a_longer_run_has_the_rate_of_its_schedule(
+    process_group: None, tmp_path: Path, stage: int, dtype: str
+) -> None:
     """The schedule of the shorter run, linear, ended at 0."""
-    cases = [[0, "float32"], [2, "bfloat16"], [3, "float32"]]
-    lines = cases_of(run_ranks(LONGER, tmp_path, str(tmp_path), json.dumps(cases), ranks=1))
-    assert [case for case, _ in lines] == cases
-    for _, rates in lines:
-        assert rates == pytest.approx([0.01, 0.005, 0.0075, 0.00625])
+    settings = [f"learner.zero_stage={stage}", f"model.dtype={dtype}", "learner.optimizer.schedule=linear"]
+    settings += ["learner.optimizer.learning_rate=0.01", "learner.objective.updates_per_batch=2"]
+    ended, longer = (Engine(load("tiny", [*settings, f"learner.steps={n}"]), 0, 1) for n in (2, 8))
+    rates = [step(ended, seed).learning_rate for seed in (1, 2)]
+    ended.save(tmp_path, "state")()
+    longer.load(tmp_path, "state")
+    rates += [step(longer, seed).learning_rate for seed in (3, 4)]
+    assert rates == pytest.approx([0.01, 0.005, 0.0075, 0.00625])

@@ -1,54 +1,42 @@
 """A rank's device, its threads, its learning rate, and steps on the host (`learner.offload_optimizer`)."""
 
 import os
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hora_rl.common.load import load
+from hora_rl.learner.model.engine import Engine
 from hora_rl.learner.model.optimizer import schedule
 from hora_rl.learner.ranks import expand_segments, set_device
-from tests.support.ranks import run_ranks
-
-RANK = """
-import sys, torch
-from hora_rl.common.load import load
-from hora_rl.learner.model.engine import Engine
 from tests.learner.test_bad_input import micro_batch
-
-store = f"file://{sys.argv[1]}/store"
-torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-fused, stepped = torch._fused_adamw_, []
-
-def spy(params, *args, **more):
-    stepped.extend(params)
-    fused(params, *args, **more)
-
-torch._fused_adamw_ = spy
-for dtype in ("float32", "bfloat16"):
-    for stage in (1, 2, 3):
-        found = []
-        for offload in ("true", "false"):
-            stepped.clear()
-            settings = {"model.dtype": dtype, "learner.zero_stage": stage}
-            settings |= {"learner.offload_optimizer": offload, "learner.optimizer.learning_rate": 0.01}
-            engine = Engine(load("tiny", [f"{key}={value}" for key, value in settings.items()]), 0, 1)
-            assert all(engine.step([micro_batch(1.0, -1.0)]).applied for _ in range(2))
-            assert stepped, "another optimizer stepped"
-            assert {(p.device.type, p.dtype) for p in stepped} == {("cpu", torch.float32)}
-            found.append({name: tensor.float() for name, tensor in engine.gathered()})
-        offloaded, kept = found
-        for name, tensor in kept.items():
-            torch.testing.assert_close(offloaded[name], tensor, rtol=1e-2, atol=1e-3, msg=name)
-        print("equal", dtype, stage, flush=True)
-"""
 
 
 @pytest.mark.system
 @pytest.mark.timeout(300)
-def test_two_steps_run_the_fused_kernel_and_give_the_weights_of_a_run_without_it(tmp_path: Path) -> None:
-    assert run_ranks(RANK, tmp_path, str(tmp_path), ranks=1).count("equal") == 6
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_two_steps_run_the_fused_kernel_and_give_the_weights_of_a_run_without_it(
+    process_group: None, monkeypatch: pytest.MonkeyPatch, dtype: str, stage: int
+) -> None:
+    fused, stepped, weights = torch._fused_adamw_, [], []
+
+    def spy(params: list[torch.Tensor], *args: Any, **more: Any) -> None:
+        stepped.extend(params)
+        fused(params, *args, **more)
+
+    monkeypatch.setattr(torch, "_fused_adamw_", spy)
+    settings = [f"model.dtype={dtype}", f"learner.zero_stage={stage}", "learner.optimizer.learning_rate=0.01"]
+    for offload in ("true", "false"):
+        stepped.clear()
+        engine = Engine(load("tiny", [*settings, f"learner.offload_optimizer={offload}"]), 0, 1)
+        assert all(engine.step([micro_batch(1.0, -1.0)]).applied for _ in range(2))
+        assert {(p.device.type, p.dtype) for p in stepped} == {("cpu", torch.float32)}
+        weights.append({name: tensor.float() for name, tensor in engine.gathered()})
+    offloaded, kept = weights
+    for name, tensor in kept.items():
+        torch.testing.assert_close(offloaded[name], tensor, rtol=1e-2, atol=1e-3, msg=name)
 
 
 def test_a_rank_on_a_card_steps_on_its_share_of_the_host_s_cores(monkeypatch: pytest.MonkeyPatch) -> None:
