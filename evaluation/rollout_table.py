@@ -3,8 +3,8 @@
     from hora_rl.evaluation.rollout_table import read_rollouts
     failures = read_rollouts("runs/tiny", success=False, order="least_likely", limit=20).to_pandas()
 
-`common/rollout_files.py` lists the columns. Filters and sorting read a few narrow columns of each file. Texts
-are read for selected rows only, so memory does not grow with the run.
+`common/rollout_files.py` lists the columns. Sorting reads a few narrow columns of each file, and texts of the
+selected rows only, so memory does not grow with the run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,26 +57,25 @@ def read_rollouts(
     source: str | None = None,
     order: Order = "newest",
     limit: int | None = None,
-    offset: int = 0,
     columns: Sequence[str] | None = None,
 ) -> pa.Table:
-    """Matching rows, at most `limit` after the first `offset`, in `order`.
+    """Matching rows, at most `limit`, in `order`.
 
     Orders: newest step first, oldest first, longest, or lowest mean log-prob per token. `columns`: all by
     default; columns that no file has are left out. Raises RunFolderError for a folder without rollouts, a
     missing step, or a damaged file.
     """
-    wanted, folder = Wanted(step, prompt, success, phase, source), Path(run)
-    files = _files(folder, wanted)
-    if limit is None and not offset and order in ("newest", "oldest"):
-        return _joined([_read(path, columns, wanted.expression) for path in _in_order(files, order)])
-    keys = _chosen(files, wanted, order, limit, offset)
-    return _rows(files, keys, columns)
-
-
-def steps_of(run: Path | str) -> list[int]:
-    """Steps with rollouts, ascending. Raises RunFolderError if there are none."""
-    return list(_files(Path(run), Wanted()))
+    wanted = Wanted(step, prompt, success, phase, source)
+    files = _files(Path(run), wanted)
+    if order in SORTS:
+        return _rows(files, _sorted_keys(files, wanted, SORTS[order], limit), columns)
+    tables, count = [], 0
+    for number in sorted(files, reverse=order == "newest"):
+        tables.append(_read(files[number], columns, wanted.expression))
+        count += tables[-1].num_rows
+        if limit is not None and count >= limit:
+            break
+    return _joined(tables).slice(0, limit)
 
 
 def _files(run: Path, wanted: Wanted) -> dict[int, Path]:
@@ -97,26 +96,16 @@ def _files(run: Path, wanted: Wanted) -> dict[int, Path]:
     return {wanted.step: files[wanted.step]}
 
 
-def _in_order(files: dict[int, Path], order: Order) -> Iterator[Path]:
-    return (files[step] for step in sorted(files, reverse=order != "oldest"))
-
-
-def _chosen(
-    files: dict[int, Path], wanted: Wanted, order: Order, limit: int | None, offset: int
+def _sorted_keys(
+    files: dict[int, Path], wanted: Wanted, by: tuple[str, str], limit: int | None
 ) -> list[tuple[int, str, int]]:
-    """Keys of the selected rows, in order."""
-    by = SORTS.get(order)
-    columns, tables, rows = [*KEYS, *([by[0]] if by else [])], [], 0
-    for path in _in_order(files, order):
-        tables.append(_read(path, columns, wanted.expression))
-        rows += tables[-1].num_rows
-        if by is None and limit is not None and rows >= offset + limit:
-            break
-    table = _joined(tables)
-    if by is not None and table.num_rows:
-        table = table.take(pc.sort_indices(table, sort_keys=[by, ("step", "descending")]))
-    table = table.slice(offset, limit)
-    return list(zip(*(table[name].to_pylist() for name in KEYS), strict=True)) if table.num_rows else []
+    """Keys of the selected rows, sorted by a column and, where equal, newest first."""
+    table = _joined([_read(path, [*KEYS, by[0]], wanted.expression) for path in files.values()])
+    if not table.num_rows:
+        return []
+    order = pc.sort_indices(table, sort_keys=[by, ("step", "descending")])
+    table = table.take(order).slice(0, limit)
+    return list(zip(*(table[name].to_pylist() for name in KEYS), strict=True))
 
 
 def _rows(
