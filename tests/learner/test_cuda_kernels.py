@@ -18,8 +18,8 @@ from hora_rl.learner.model.logprobs import Policy
 from hora_rl.learner.rows.batch import make_micro_batch
 from hora_rl.learner.rows.prefixes import Sharing, divide, mask_of, rows_of
 from tests.learner.test_exactness import TEMPERATURE, batch, estimator, policy
+from tests.learner.test_logprobs import Waiting
 from tests.learner.test_logprobs import rows as several_rows
-from tests.learner.test_no_waiting import Waiting
 from tests.support.formula import apart, by_cut, by_formula
 from tests.support.samples import ALWAYS, sample
 from tests.support.tiny_qwen2 import tiny_qwen2

@@ -1,5 +1,7 @@
-"""RUN/rollouts holds every rollout of every trained group, once, whatever is killed."""
+"""RUN/rollouts holds every rollout of every trained group, once, whatever is killed; W&B without a
+network."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +14,8 @@ from hora_rl.common.rollout_files import FOLDER, files_of, path_of
 from hora_rl.common.types import Rollout
 from hora_rl.evaluation.rollout_table import read_rollouts
 from hora_rl.learner.records.rollout_writer import RolloutFiles
+from hora_rl.learner.records.step_records import log_evaluation
+from hora_rl.learner.records.trackers import trackers
 from tests.support.rollouts import hit_and_miss, tokenizer, write_rollouts
 
 
@@ -85,3 +89,28 @@ def test_a_reward_that_gives_further_numbers_has_a_column_for_each(tmp_path: Pat
     chosen = read_rollouts(tmp_path, columns=columns, order="oldest", limit=2)
     assert chosen.column_names == ["step"], "no file that was read has it"
     assert read_rollouts(tmp_path, order="longest", limit=4)["reward/mine/depth"].null_count == 2
+
+
+STEPS = [{"reward": 0.25, "reward/rewards:score": 0.5}, {"reward": 0.75, "reward/rewards:score": math.nan}]
+
+
+@pytest.mark.system
+def test_wandb_offline_keeps_a_run_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    secret = "queue.url=redis://:secret-word@127.0.0.1:1"
+    chosen = load("tiny", ["run.name=tracked", secret, "learner.wandb=sums"])
+    for tracker in trackers(chosen, tmp_path):
+        for step, values in enumerate(STEPS):
+            tracker.log(values, step)
+        tracker.close()
+    log_evaluation(chosen, tmp_path, 2, {"pass@8": 0.5})
+    wandb.teardown()
+    names = "tracked", "tracked-evaluation"
+    [steps], [judged] = (list(tmp_path.glob(f"wandb/offline-run-*/run-{name}.wandb")) for name in names)
+    for word in (b"reward/rewards:score", b"0.25", b"0.75", b"NaN"):
+        assert word in steps.read_bytes(), word
+    assert b"pass@8" in judged.read_bytes()
+    assert b"secret-word" not in steps.read_bytes()
