@@ -49,7 +49,9 @@ async def write_sample(client: redis.asyncio.Redis, run: str, per_step: int, now
     async with client.pipeline(transaction=True) as pipe:
         pipe.xadd(keys.history, {"sample": json.dumps(sample)}, maxlen=HISTORY, approximate=True)
         # A paused run does not count as idle.
-        for counter, n in zip(LOOKS, (0, 0) if state.paused else looked_at(parts, now), strict=True):
+        load = [b.get("running", 0) + b.get("waiting", 0) for b in living(parts, "generator", now)]
+        looks = (0, 0) if state.paused else (len(load), load.count(0))  # generators, and those that idle
+        for counter, n in zip(LOOKS, looks, strict=True):
             pipe.hincrby(keys.counters, counter, n)
         await pipe.execute()
     if gone := long_gone(parts, now):
@@ -66,9 +68,3 @@ def long_gone(parts: Mapping[Answer, Answer], now: float) -> list[Answer]:
 def oldest_replica(parts: Mapping[Answer, Answer], now: float) -> int | None:
     """The oldest weight version of the living generators. None without one."""
     return min((beat.get("version", 0) for beat in living(parts, "generator", now)), default=None)
-
-
-def looked_at(parts: Mapping[Answer, Answer], now: float) -> tuple[int, int]:
-    """The number of living generators, and of those without a request."""
-    load = [beat.get("running", 0) + beat.get("waiting", 0) for beat in living(parts, "generator", now)]
-    return len(load), load.count(0)

@@ -123,7 +123,10 @@ class Coordination:
             lease = await self._next(todo)
             if isinstance(lease, Wait):
                 self._waiting = lease.reason
-                await self._pause()
+                if self._tasks:
+                    await asyncio.wait(self._tasks, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    await asyncio.sleep(POLL_S)
                 continue
             self._waiting = ""
             todo.remove(lease)
@@ -276,12 +279,6 @@ class Coordination:
         for task in [t for t in self._tasks if t.done()]:
             self._tasks.discard(task)
             task.result()
-
-    async def _pause(self) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
-        else:
-            await asyncio.sleep(POLL_S)
 
     async def _state(self) -> SharedState:
         return await read_state_async(self._redis, self._config.run.name)

@@ -128,7 +128,7 @@ def gold_test(reward: RewardConfig) -> Callable[[Candidate], str | None]:
             return str(error)
         gold = None
         if "accuracy" in reward.names:
-            gold = row.trouble or (_too_long(row) if TASK in row.columns else _not_verifiable(row))
+            gold = row.trouble or _not_verifiable(row)
         return gold or next(filter(None, (_lacks(name, row) for name in functions)), None)
 
     return unusable
@@ -151,14 +151,10 @@ def _needed(name: str) -> tuple[str, ...] | None:
     return None
 
 
-def _too_long(row: Candidate) -> str | None:
-    """For a task with a scorer, which needs no gold answer."""
-    most = MAX_ANSWER_CHARS
-    longer = isinstance(row.answer, str) and len(row.answer) > most
-    return f"{row.field!r} is longer than {most} characters" if longer else None
-
-
 def _not_verifiable(row: Candidate) -> str | None:
+    if TASK in row.columns:  # the task's scorer needs no gold answer
+        longer = isinstance(row.answer, str) and len(row.answer) > MAX_ANSWER_CHARS
+        return f"{row.field!r} is longer than {MAX_ANSWER_CHARS} characters" if longer else None
     if isinstance(row.answer, list) and len(row.answer) > 1:
         says = f"holds {len(row.answer)} answers, of which one can be named, as {row.field}.0"
         return f"{row.field!r} {says} (data.answer_field): {repr(row.answer)[:60]}"

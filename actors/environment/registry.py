@@ -34,7 +34,8 @@ async def guess(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
     try:
         turn = await policy.generate()
         while (number := _number(turn.text)) != secret:
-            turn = await policy.generate({"role": "user", "content": _hint(number, secret, row.problem)})
+            hint = "no number" if number is None else "higher" if number < secret else "lower"
+            turn = await policy.generate({"role": "user", "content": f"\n{hint}\n{row.problem}"})
     except EpisodeOver:
         return Episode({"solved": 0.0, "speed": 0.0})
     return Episode({"solved": 1.0, "speed": (policy.turns_left + 1) / turns})
@@ -44,12 +45,6 @@ def _number(text: str) -> int | None:
     """The first number in `text`; None if missing or longer than LONGEST digits."""
     match = NUMBER.search(text)
     return None if match is None or len(match.group()) > LONGEST else int(match.group())
-
-
-def _hint(number: int | None, secret: int, problem: str) -> str:
-    """The hint, followed by the problem."""
-    word = "no number" if number is None else "higher" if number < secret else "lower"
-    return f"\n{word}\n{problem}"
 
 
 async def python_tool(row: Row, policy: Speaker, sandbox: Tools) -> Episode:

@@ -34,7 +34,7 @@ blocks of their prompt, so with vLLM's default of 128 each rollout would compute
 FORMAT = "hora"
 """Load format of the loader that refuses NaN and infinite weights (`actors.generator.vllm_plugin`)."""
 ATTENTION = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
-"""Kinds of layers that keep keys and values of tokens."""
+"""Kinds of layers that keep keys and values of tokens, unlike linear attention, short convolutions, Mamba."""
 PART = "hora_part"
 """Set in the configuration of a text part: its files have the names of the whole model."""
 BACKENDS = {"file": "file", "gloo": "gloo", "nccl": "hora-nccl"}
@@ -67,7 +67,10 @@ def set_environment(generator: GeneratorConfig) -> None:
     # The logits of a step are one block of many MiB. By default glibc returns the block after each step.
     os.environ.update(KEEP_FREED_MEMORY)
     if not current_platform.is_cpu():
-        set_card_environment()
+        # FlashInfer's kernels are in no pinned package. Where there is a CUDA toolkit, vLLM would compile its
+        # all-reduce at the start, and its sampler while a run samples.
+        os.environ["VLLM_ALLREDUCE_USE_FLASHINFER"] = "0"
+        os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
         return
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # with `auto` two replicas bind to the same core
     os.environ["OMP_NUM_THREADS"] = str(generator.threads)
@@ -83,7 +86,11 @@ def engine_args(config: Config) -> AsyncEngineArgs:
     `generator.sleep` is set on a machine where engines cannot sleep."""
     more = config.generator.engine_args
     check_engine_args(more)
-    return AsyncEngineArgs(**(without_conflicts(_own(config), more) | more))
+    args = _own(config)
+    # vLLM refuses two answers about the graphs to capture.
+    if more.keys() & {"cudagraph_capture_sizes", "compilation_config"}:
+        args.pop("max_cudagraph_capture_size", None)
+    return AsyncEngineArgs(**(args | more))
 
 
 def check_engine_args(more: Mapping[str, Any]) -> None:
@@ -155,7 +162,9 @@ def _own(config: Config) -> dict[str, Any]:
         # Chunked prefill of a seeded sequence crashes the engine ("CPU Generator does not use offset").
         args |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
         args["block_size"] = CPU_BLOCK
-        if _keeps_state(config.model):  # vLLM shares the prompts of such a model only with chunked prefill
+        layers = getattr(own_configuration(config.model), "layer_types", None) or ()
+        # Others carry a state through all tokens: vLLM shares their prompts only with chunked prefill.
+        if not ATTENTION.issuperset(layers):
             args["enable_prefix_caching"] = False
     else:
         args |= card_args(generator)
@@ -163,11 +172,6 @@ def _own(config: Config) -> dict[str, Any]:
     if cache is not None:
         args["kv_cache_memory_bytes"] = int(cache * 2**30)
     return args
-
-
-def _keeps_state(model: ModelConfig) -> bool:
-    """Whether layers carry a state through all tokens: linear attention, a short convolution, Mamba."""
-    return not ATTENTION.issuperset(getattr(own_configuration(model), "layer_types", None) or ())
 
 
 def text_only(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -185,13 +189,6 @@ def adapter_settings(model: ModelConfig, lora: LoraConfig | None) -> dict[str, o
     return None if lora is None else lora.adapter_config
 
 
-def set_card_environment() -> None:
-    """Set what vLLM reads when it starts on a GPU. FlashInfer's kernels are in no pinned package. Where there
-    is a CUDA toolkit, it would compile its all-reduce at the start, and its sampler while a run samples."""
-    os.environ["VLLM_ALLREDUCE_USE_FLASHINFER"] = "0"
-    os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-
-
 def card_args(generator: GeneratorConfig) -> dict[str, Any]:
     """The arguments that HORA sets on GPUs only. Decoding there is bound by processors, not by the card. So
     the model runs in a process of its own: the next step is planned while the card computes this one."""
@@ -204,12 +201,4 @@ def card_args(generator: GeneratorConfig) -> dict[str, Any]:
         args["max_cudagraph_capture_size"] = generator.captured
     if generator.tensor_parallel > 1:
         args["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
-    return args
-
-
-def without_conflicts(args: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """`args` without the largest graph if `more`, which somebody wrote, says which graphs are captured: vLLM
-    refuses two answers."""
-    if more.keys() & {"cudagraph_capture_sizes", "compilation_config"}:
-        return {name: value for name, value in args.items() if name != "max_cudagraph_capture_size"}
     return args

@@ -53,8 +53,10 @@ class WorkerExtension:
         put_adapter(self.model_runner.lora_manager, load_file(Path(folder) / WEIGHTS), settings)
 
     def clear_adapter(self) -> None:
-        """Install an adapter of zeros."""
-        put_zero_adapter(self.model_runner.lora_manager)
+        """Install an adapter of zeros, so that the policy equals its base. A running sequence cannot get an
+        adapter later."""
+        inner = self.model_runner.lora_manager._adapter_manager
+        _replace(inner, inner.create_dummy_lora(POLICY, 1, self.model_runner.lora_manager.embedding_modules))
 
     def hash_weights(self, part: Part) -> str:
         """Digest of this worker's model weights or adapter."""
@@ -96,13 +98,6 @@ def put_adapter(lora: Any, tensors: Mapping[str, torch.Tensor], settings: Mappin
     )
     _check_layers(inner, model.loras)
     _replace(inner, model)
-
-
-def put_zero_adapter(lora: Any) -> None:
-    """Install an adapter of zeros, so that the policy equals its base. A running sequence cannot get an
-    adapter later."""
-    inner = lora._adapter_manager
-    _replace(inner, inner.create_dummy_lora(POLICY, 1, lora.embedding_modules))
 
 
 def adapter_tensors(lora: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -157,33 +157,6 @@ class Model(torch.nn.Module):
 
 @pytest.mark.system
 @pytest.mark.timeout(120)
-def test_a_worker_keeps_no_tensor_of_the_memory_that_it_loaded(tmp_path: Path) -> None:
-    from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
-
-    from hora_rl.common.weights.vllm_transfer import FileWeightTransferEngine
-
-    model, files, places = Model(), transport(tmp_path), set[int]()
-    record_metadata_for_reloading(model)
-    worker = FileWeightTransferEngine.__new__(FileWeightTransferEngine)
-    worker.model, worker.model_config, worker.device = cast(Any, model), cast(Any, None), CPU
-    for version in range(1, 7):
-        tensors = [(name, torch.full(p.shape, float(version))) for name, p in model.named_parameters()]
-        manifest = files.write(Snapshot(version, tensors, CPU))
-        files.announce(manifest)
-        places.add(os.stat(manifest.path).st_ino)
-        with check_file(manifest.update_info()) as file:
-            worker.update_weights({"version": version, "path": path_of(file.fileno())})
-            assert worker.arrived()
-        assert not files._memory._files[manifest.path].claim(), "it is being read"
-        worker.finish_weight_update()
-        assert all((p == version).all() for p in model.parameters())
-        assert files._memory._files[manifest.path].claim()
-        files._memory._files[manifest.path].finish(version)
-    assert len(places) == 2
-
-
-@pytest.mark.system
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("left_out", ["layers.1.weight", ""])
 def test_over_nccl_a_version_that_lacks_a_layer_is_refused(left_out: str) -> None:
     from vllm.model_executor.model_loader.reload import record_metadata_for_reloading

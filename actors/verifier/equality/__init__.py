@@ -8,7 +8,7 @@ words       answers in words
 claims      the value that an answer claims, if any
 units       units, compound quantities, scale words; unit_table: their sizes (units.yaml)
 sizes       refuses answers that are too expensive to parse
-expressions calls math-verify, with nearness (relative tolerance) and regions (inequalities)
+expressions calls math-verify, with nearness (relative tolerance); inequalities as sets of real numbers
 verdict     combines all of these
 gold        gold answers that cannot be judged; misreadings: those that parse as something else
 """

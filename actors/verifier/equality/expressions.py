@@ -9,16 +9,19 @@ import re
 from typing import Any
 
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
+from latex2sympy2_extended.logic import And
 from math_verify import verify
-from sympy import Add, Basic, Derivative, I, Interval, Mul, Pow, Rational, S
+from sympy import Add, Basic, Derivative, I, Mul, Pow, Rational, S, oo
 from sympy.core.expr import Expr
+from sympy.core.relational import Ne, Relational
 from sympy.logic.boolalg import Boolean
+from sympy.sets import Complement, FiniteSet, Intersection, Interval, Set, Union
 
 from hora_rl.actors.verifier.equality.claims import DOTS
 from hora_rl.actors.verifier.equality.nearness import same_value
-from hora_rl.actors.verifier.equality.notation import intervals
+from hora_rl.actors.verifier.equality.notation import TEXT, intervals
 from hora_rl.actors.verifier.equality.numerals import ungrouped
-from hora_rl.actors.verifier.equality.regions import is_relation, region, variable
+from hora_rl.actors.verifier.equality.texts import SPACE, split_outside
 from hora_rl.actors.verifier.equality.units import Total
 from hora_rl.common.errors import any_error_as
 
@@ -28,6 +31,15 @@ _NORMAL = NormalizationConfig(
 _EMPTY = re.compile(r"\\varnothing\b|\\\{\s*\\\}|\\left\s*\\\{\s*\\right\s*\\\}")
 _MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)/(\d+)")
 _LAST_DOTS = re.compile(rf"[,\s]*(?:{DOTS.pattern})\s*(?=\\?\}}?$)")
+
+_BUILDER = re.compile(
+    r"(?:\\left\s*)?\\\{\s*[A-Za-z]\s*(?:\\in\s*(?:\\mathbb\s*\{?R\}?|\\R)\s*)?(?:\\mid|:|\||\\vert)(.*?)(?:\\right\s*)?\\\}"
+)
+_OR = re.compile(rf"{TEXT}\{{[\s,]*or\s*\}}|\bor\b|\\lor\b|\\vee\b")
+_AND = re.compile(rf"{TEXT}\{{[\s,]*and\s*\}}|\band\b|\\land\b|\\wedge\b|,")
+_RELATION = re.compile(r"<|>|\\[lg]e(?:q|qslant)?\b|\\[lg]t\b|\\neq?\b|\\not")
+_ELEMENT = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])")
+_EDGE = re.compile(rf"^(?:{SPACE}|,)+|(?:{SPACE}|,)+$")
 
 logging.getLogger("math_verify.grader").setLevel(logging.ERROR)  # no warning that time limits are off
 
@@ -59,16 +71,13 @@ def parse(text: str) -> Basic | None:
             if not isinstance(parsed, Basic) and not hasattr(parsed, "shape"):
                 return None
             compares = isinstance(parsed, Boolean) and not isinstance(parsed, Expr)
-            return parsed if compares else _plain_powers(_with_i(parsed))
+            if compares:
+                return parsed
+            if not isinstance(parsed, Interval):  # an interval or a pair needs an order
+                parsed = parsed.subs({symbol: I for symbol in parsed.free_symbols if symbol.name == "i"})
+            return _plain_powers(parsed)
     except ValueError:
         return None
-
-
-def _with_i(parsed: Any) -> Any:
-    """`i` as the imaginary unit, except in an interval or a pair, which need an order."""
-    if isinstance(parsed, Interval):
-        return parsed
-    return parsed.subs({symbol: I for symbol in parsed.free_symbols if symbol.name == "i"})
 
 
 def _plain_powers(parsed: Any) -> Any:
@@ -98,16 +107,68 @@ def _same(gold: Basic, answer: Basic) -> bool:
 
 def _same_sets(gold: str, answer: str) -> bool:
     """Compares an inequality with an interval, or two inequalities in one variable."""
-    if not is_relation(gold) and not is_relation(answer):
+    if not _is_relation(gold) and not _is_relation(answer):
         return False
-    if is_relation(gold) and is_relation(answer):
-        names = {variable(gold, parse), variable(answer, parse)} - {None}  # None: `\{x : x>2\}`
+    if _is_relation(gold) and _is_relation(answer):
+        names = {_variable(gold), _variable(answer)} - {None}  # None: `\{x : x>2\}`
         if len(names) > 1:
             return False
-    left, right = region(gold, parse), region(answer, parse)
+    left, right = _region(gold), _region(answer)
     if left is None or right is None:
         return False
     return left == right or left.symmetric_difference(right) is S.EmptySet
+
+
+def _is_relation(text: str) -> bool:
+    """Whether a text may be an inequality."""
+    return _RELATION.search(text) is not None
+
+
+def _region(text: str) -> Set | None:
+    """The set of real numbers described by a text; None if it does not parse as one."""
+    if built := _BUILDER.fullmatch(text.strip()):
+        text = built.group(1)
+    text = _ELEMENT.sub("", text)
+    if not _is_relation(text):
+        parsed = parse(text)
+        return parsed if isinstance(parsed, Set) else None
+    pieces = [[_relation(part) for part in split_outside(piece, _AND)] for piece in split_outside(text, _OR)]
+    sets = [_intersection(piece) for piece in pieces]
+    known = [item for item in sets if item is not None]
+    return Union(*known) if len(known) == len(sets) else None
+
+
+def _variable(text: str) -> str | None:
+    """The only variable of an inequality's first relation; None otherwise."""
+    first = split_outside(split_outside(text, _OR)[0], _AND)[0]
+    parsed = parse(_EDGE.sub("", first))
+    names = {s.name for s in parsed.free_symbols} if isinstance(parsed, Relational | And) else set()
+    return names.pop() if len(names) == 1 else None
+
+
+def _intersection(parts: list[Set | None]) -> Set | None:
+    known = [part for part in parts if part is not None]
+    return Intersection(*known) if len(known) == len(parts) else None
+
+
+def _relation(text: str) -> Set | None:
+    parsed = parse(_EDGE.sub("", text))
+    relations = parsed._unsorted_args if isinstance(parsed, And) else [parsed]
+    return _intersection([_interval(item) if isinstance(item, Relational) else None for item in relations])
+
+
+def _interval(relation: Relational) -> Set | None:
+    """`x < 2` as an interval. None unless it compares a variable with a number."""
+    if relation.rhs.is_Symbol:
+        relation = relation.reversed
+    symbol, end = relation.lhs, relation.rhs
+    if not symbol.is_Symbol or end.free_symbols or not end.is_extended_real:
+        return None
+    if isinstance(relation, Ne):
+        return Complement(S.Reals, FiniteSet(end))
+    below = {"<": Interval.open(-oo, end), "<=": Interval(-oo, end)}
+    above = {">": Interval.open(end, oo), ">=": Interval(end, oo)}
+    return {**below, **above}.get(relation.rel_op)
 
 
 def _added(total: Total) -> Expr | None:

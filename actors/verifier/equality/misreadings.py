@@ -29,7 +29,7 @@ def misreading(gold: str, values: Iterable[str]) -> str | None:
             continue
         if (number := _python_number(gold)) is not None and not _agrees(parsed, number):
             return f"is read as {parsed}, not as {number:g}"
-        if symbol := next((s for s in parsed.atoms(Symbol) if _has_numeral(s)), None):
+        if symbol := next(filter(_has_numeral, parsed.atoms(Symbol)), None):
             return f"is read with {symbol.name!r} as a variable"
         if lost := _lost_numeral(value, parsed):
             return f"is read without its {lost}"

@@ -26,17 +26,11 @@ def same_value(gold: object, answer: object) -> bool | None:
     an infinity (`\infty+1`), and a list of sets from a set."""
     if any(_differ(left, right) for left, right in _pairs(gold, answer)) or _nested(gold) != _nested(answer):
         return False
-    return (
-        True if isinstance(gold, Expr) and isinstance(answer, Expr) and _same_number(gold, answer) else None
-    )
-
-
-def _same_number(left: Expr, right: Expr) -> bool:
-    """Whether two exact numbers agree in all computed digits."""
-    if left.free_symbols or left.has(Float, UnevaluatedExpr) or right.has(Float, UnevaluatedExpr):
-        return False
-    a, b = _value(left), _value(right)
-    return a is not None and b is not None and _near(a, b, _SAME)
+    exact = (isinstance(e, Expr) and not e.has(Float, UnevaluatedExpr) for e in (gold, answer))
+    if not all(exact) or not isinstance(gold, Expr) or gold.free_symbols:
+        return None
+    a, b = _value(gold), _value(answer)
+    return True if a is not None and b is not None and _near(a, b, _SAME) else None
 
 
 def _computes_infinity(expression: Basic) -> bool:
@@ -44,11 +38,6 @@ def _computes_infinity(expression: Basic) -> bool:
     return expression in (oo, -oo) or (
         isinstance(expression, Add | Mul | Pow) and any(map(_computes_infinity, expression.args))
     )
-
-
-def _is_infinity(expression: Expr) -> bool:
-    r"""Whether an expression is literally `\infty` or `-\infty`."""
-    return expression in (oo, -oo) or (expression.is_Mul and set(expression.args) == {oo, -1})
 
 
 def _nested(parsed: object) -> bool:
@@ -90,7 +79,8 @@ def _place(value: Expr) -> tuple[float, float]:
 def _differ(left: Expr, right: Expr) -> bool:
     if left == right or left.has(UnevaluatedExpr) or right.has(UnevaluatedExpr):  # a percentage
         return False
-    if _computes_infinity(right) and not _is_infinity(right):
+    literal = right in (oo, -oo) or (right.is_Mul and set(right.args) == {oo, -1})  # `\infty` itself
+    if _computes_infinity(right) and not literal:
         return True
     if right.free_symbols and not left.free_symbols:
         return True

@@ -110,7 +110,10 @@ def symbols(text: str) -> str:
     `\frac{1}{2}`, `0.\bar3` -> `\frac{3}{9}`."""
     text = _OVERLINED.sub(lambda match: rf"\overline{{{re.sub(r'[^0-9]', '', match[0])}}}", text)
     if not text.isascii():
-        text = _SMALL_FRACTION.sub(_small_fraction, text)
+        text = _SMALL_FRACTION.sub(
+            lambda match: r"\frac{{{}}}{{{}}}".format(*(normalize("NFKC", part) for part in match.groups())),
+            text,
+        )
         text = _UNICODE_ROOT.sub(lambda match: rf"\sqrt[{'34'['∛∜'.index(match[1])]}]{{{match[2]}}}", text)
         text = _SUPERSCRIPT.sub(_exponent, text.translate(_SYMBOLS))
         text = _SUBSCRIPT.sub(lambda match: f"_{{{normalize('NFKC', match[0])}}}", text)
@@ -146,11 +149,6 @@ def intervals(text: str) -> str:
         for match in matches
         if match
     )
-
-
-def _small_fraction(match: re.Match[str]) -> str:
-    top, bottom = (normalize("NFKC", part) for part in match.groups())
-    return rf"\frac{{{top}}}{{{bottom}}}"
 
 
 def _fraction(match: re.Match[str]) -> str:

@@ -9,7 +9,7 @@ import os
 import struct
 import sys
 
-from hora_rl.actors.verifier.sandbox.syscalls import call
+from hora_rl.actors.verifier.sandbox.seccomp import call
 
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}

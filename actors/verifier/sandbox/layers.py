@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 
 from hora_rl.actors.verifier.sandbox import landlock, seccomp
-from hora_rl.actors.verifier.sandbox.syscalls import LIBC, MACHINES, call
+from hora_rl.actors.verifier.sandbox.seccomp import LIBC, MACHINES, call
 
 PDEATHSIG, NO_NEW_PRIVS = 1, 38  # prctl
 NEW_USER, NEW_PID, NEW_NET, NEW_IPC, NEW_UTS = 0x10000000, 0x20000000, 0x40000000, 0x08000000, 0x04000000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hora_rl.actors.verifier.sandbox import seccomp
-from hora_rl.actors.verifier.sandbox.syscalls import ALLOWED, AUDIT_ARCH, MACHINES, SPECIAL
+from hora_rl.actors.verifier.sandbox.seccomp import ALLOWED, AUDIT_ARCH, MACHINES, SPECIAL
 
 PID = 4321
 HEADERS = {"x86_64": "x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "asm-generic/unistd.h"}
