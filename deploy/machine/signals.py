@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 GRACE_S = 30.0
@@ -35,9 +36,14 @@ handlers run up to a second later where the main thread waits for Ray."""
 def stopped_by_signals() -> Iterator[None]:
     """Raise SIGINT on SIGTERM and SIGHUP while the block runs. An ignored SIGHUP stays ignored (`nohup`). An
     ignored SIGINT is enabled, because scripts ignore it for background jobs."""
-    heard: dict[signal.Signals, Handler] = {s: _interrupt for s in _listened_to() if s in STOPPING}
+    over = threading.Event()
+    interrupt = partial(_interrupt, over)
+    heard: dict[signal.Signals, Handler] = {s: interrupt for s in _listened_to() if s in STOPPING}
     with _handled({signal.SIGINT: _Once(), **heard}), _heard_at_once():
-        yield
+        try:
+            yield
+        finally:
+            over.set()
 
 
 @contextmanager
@@ -115,23 +121,21 @@ class _Once:
             raise KeyboardInterrupt
 
 
-def _interrupt(number: int, _frame: FrameType | None) -> None:
+def _interrupt(over: threading.Event, number: int, _frame: FrameType | None) -> None:
     asked_to_stop.set()  # the thread may not have run yet
     for other in STOPPING:
         signal.signal(other, signal.SIG_IGN)
     if number == signal.SIGHUP:
         _leave_terminal()
     time.sleep(SETTLE_S)
-    threading.Thread(target=_insist, name="insist", daemon=True).start()
+    threading.Thread(target=_insist, args=(over,), name="insist", daemon=True).start()
     signal.raise_signal(signal.SIGINT)
 
 
-def _insist() -> None:
+def _insist(over: threading.Event) -> None:
     """Repeat the interrupt until the main thread leaves `stopped_by_signals`. `undisturbed` ignores it."""
-    time.sleep(AGAIN_S)
-    while asked_to_stop.is_set():
+    while not over.wait(AGAIN_S):
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(AGAIN_S)
 
 
 def _leave_terminal() -> None:
