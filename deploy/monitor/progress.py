@@ -22,8 +22,6 @@ from hora_rl.deploy.monitor.run_state import Kind, RunState
 EVERY_S = 1.0
 QUIET_S = 300.0
 END_S = 5.0
-BESIDE = 46
-"""Columns taken by state, bar, step and time left of the longest runs."""
 
 
 @contextmanager
@@ -51,19 +49,19 @@ def progress(
 def show_bar(states: Iterable[RunState], steps: int, tell: Teller) -> None:
     """A progress bar that follows `states`. Bar, step, time left and rate fit into 80 columns; wider
     terminals show more figures."""
-    console, column = tell.console, Column(no_wrap=True)
-    what, left, text = (
-        TextColumn(f"{{task.{field}}}", table_column=column)
-        for field in ("description", "fields[left]", "fields[text]")
+    bars = BarColumn(bar_width=12), MofNCompleteColumn(table_column=Column(no_wrap=True))
+    what, left = (
+        TextColumn(f"{{task.{f}}}", table_column=Column(no_wrap=True))
+        for f in ("description", "fields[left]")
     )
-    bars = BarColumn(bar_width=12, table_column=column), MofNCompleteColumn(table_column=column)
-    with Progress(what, *bars, left, text, console=console) as bar:
+    rest = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    text = TextColumn("{task.fields[text]}", table_column=rest)
+    with Progress(what, *bars, left, text, console=tell.console, expand=True) as bar:
         task = bar.add_task("starting", total=steps, left="", text="")
         for state in states:
             tell(state)
             does = "training" if state.step or state.of("learner") else "starting"
-            shown = figures(state, console.width - BESIDE)
-            bar.update(task, completed=state.step, description=does, left=_left(state), text=shown)
+            bar.update(task, completed=state.step, description=does, left=_left(state), text=figures(state))
 
 
 def show_lines(states: Iterable[RunState], steps: int, tell: Teller) -> None:
@@ -122,21 +120,15 @@ def _left(state: RunState) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d} left" if hours else f"{minutes}:{seconds:02d} left"
 
 
-def figures(state: RunState, room: int = 1000) -> str:
-    """Figures of the run that fit into `room` columns, the rate first. Before the first step, the missing
-    parts."""
+def figures(state: RunState) -> str:
+    """Figures of the run, the rate first. Before the first step, the missing parts."""
     if not state.learner:
         missing = [kind for kind in ("generator", "verifier", "coordinator", "learner") if not state.of(kind)]
-        waits = f"waiting for {', '.join(missing)}" if missing else "waiting for the first groups"
-        return waits[:room]
+        return f"waiting for {', '.join(missing)}" if missing else "waiting for the first groups"
     parts = [f"{state.rates['rollouts_in']:.0f} rollouts/s"]
     if "reward" in state.learner:
         parts.append(f"reward {state.learner['reward']:.2f}")
     step, wait = state.learner.get("time/step") or 0.0, state.learner.get("time/wait") or 0.0
     if step:
         parts.append(f"learner waits {wait / step:.0%}")
-    text, *more = [*parts, f"lag {state.lag['mean']:.1f}"]
-    for part in more:
-        if len(text) + 2 + len(part) <= room:
-            text += f"  {part}"
-    return text
+    return "  ".join([*parts, f"lag {state.lag['mean']:.1f}"])
