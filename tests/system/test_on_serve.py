@@ -81,12 +81,6 @@ def test_page_status_events_and_problems_are_at_the_application_s_root(
     assert refused.headers["content-type"] == "application/problem+json"
 
 
-def test_a_foreign_name_is_refused(stage: tuple[SyntheticRun, str]) -> None:
-    _, url = stage
-    assert httpx.get(f"{url}/status", headers={"Host": "rebound.example"}).status_code == 421
-    assert httpx.get(f"{url}/status").status_code == 200
-
-
 def test_ray_exports_every_metric_under_the_name_that_dashboards_use(
     stage: tuple[SyntheticRun, str], local_serve: tuple[str, str]
 ) -> None:

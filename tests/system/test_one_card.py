@@ -1,12 +1,11 @@
 """`hora run` on a machine with one card, which generator and learner share or use in turn.
 
-Without a card Ray is told of one: placement and order are real, and everything computes on the CPU. What
-needs a real one is of `make test-gpu`, and says why it is skipped.
+Without a card Ray is told of one: placement and order are real, and everything computes on the CPU. On a real
+one `benchmarks/gpu_acceptance.py` lets them take turns.
 """
 
 import asyncio
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from hora_rl.deploy.runs.audit_run import audit_run
 from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.support.jsonl import lines
 from tests.support.programs import run_well
-from tests.system.conftest import SMALL, LiveRun
+from tests.system.conftest import SMALL
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 TURNS = {"generator.sleep": "step", "rollout.max_staleness": 0, "model.dtype": "bfloat16"}
@@ -90,20 +89,3 @@ def test_an_engine_that_sleeps_frees_its_memory_and_wakes_with_its_weights() -> 
             engine.shutdown()
 
     asyncio.run(run())
-
-
-@pytest.mark.gpu
-@needs_gpu
-@pytest.mark.skipif(
-    torch.cuda.device_count() > 1,
-    reason=f"needs one NVIDIA GPU alone, of {torch.cuda.device_count()} each part would get some of its own",
-)
-@pytest.mark.parametrize("more", [{}, {"learner.lora.rank": 8}], ids=["full", "lora"])
-def test_generator_and_learner_take_turns(live_run: Callable[..., LiveRun], more: dict[str, object]) -> None:
-    live = live_run(4, **TURNS, **more)
-    live.finish(1100.0)
-    steps = lines(live.run / "steps.jsonl")
-    assert len(steps) == 4
-    assert all(s["time/sleep"] > 0 for s in steps)
-    assert max(s["drift"] for s in steps if "drift" in s) < 0.02
-    assert audit_run(live.run)
