@@ -23,6 +23,7 @@ import redis
 from hora_rl.common.errors import WireError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis, text_of
+from hora_rl.common.live.staleness import Entry
 from hora_rl.common.live.state import changed
 from hora_rl.common.types import Group
 from hora_rl.common.wire import MAX_BYTES, encode_extra, encode_pre_rollouts
@@ -74,15 +75,6 @@ if gone == 0 then return end
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[2], '*', 'reason', ARGV[3])
 redis.call('HINCRBY', KEYS[3], 'dead_letters', gone)
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A claimed stream entry: its id, and its group's id and batch."""
-
-    id: str
-    group: str
-    batch: int
 
 
 def depth_of(length: int, steps: int, durable_step: int, per_step: int) -> int:

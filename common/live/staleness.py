@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A complete group that no step has taken. Lists of these are in order of completion."""
+class Entry:
+    """A complete group in the queue: the id of its stream entry, and its group's id and batch. Lists of these
+    are in order of completion."""
 
-    entry: str
+    id: str
     group: str
     batch: int
 
@@ -29,8 +30,8 @@ def may_start(batch: int, version: int, max_staleness: int) -> bool:
 
 
 def select_for_step(
-    step: int, ready: Sequence[Ready], prompts_per_batch: int, max_staleness: int, overdue_trained: int
-) -> list[Ready] | None:
+    step: int, ready: Sequence[Entry], prompts_per_batch: int, max_staleness: int, overdue_trained: int
+) -> list[Entry] | None:
     """The Γ groups of step `step`, or None if it cannot be determined yet.
 
     `overdue_trained` counts groups of batches <= step - max_staleness in earlier steps. The step waits until

@@ -13,8 +13,7 @@ import redis
 from hora_rl.common.errors import DamagedWeights, StaleWeights
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis
-from hora_rl.common.weights.digests import digest_of
-from hora_rl.common.weights.sealed import is_sealed, private, share
+from hora_rl.common.weights.sealed import digest_of, is_sealed, private, share
 from hora_rl.common.weights.tensor_file import header_in, version_in
 
 MEMORY = "/proc/"

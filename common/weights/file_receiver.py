@@ -15,6 +15,7 @@ from typing import BinaryIO
 import structlog
 import torch
 
+from hora_rl.common.weights.pinned_buffer import register, unregister
 from hora_rl.common.weights.sealed import is_sealed, private, share
 from hora_rl.common.weights.tensor_file import header_in, tensors_in
 
@@ -103,7 +104,7 @@ class DeviceCopies:
             with open(path, "r+b") as writable:
                 memory = mmap.mmap(writable.fileno(), 0)
             try:
-                _register(memory)
+                register(torch.frombuffer(memory, dtype=torch.uint8))
             except RuntimeError as error:
                 log.warning("weights are copied without registered memory, more slowly", reason=str(error))
                 return memory
@@ -113,13 +114,4 @@ class DeviceCopies:
     def _free(self, left: int) -> None:
         """Keep only the newest `left` mappings."""
         for inode in [*self._registered][: len(self._registered) - left]:
-            _unregister(self._registered.pop(inode))
-
-
-def _register(memory: mmap.mmap) -> None:
-    tensor = torch.frombuffer(memory, dtype=torch.uint8)
-    torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)))
-
-
-def _unregister(memory: mmap.mmap) -> None:
-    torch.cuda.cudart().cudaHostUnregister(torch.frombuffer(memory, dtype=torch.uint8).data_ptr())
+            unregister(torch.frombuffer(self._registered.pop(inode), dtype=torch.uint8))

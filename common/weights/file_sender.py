@@ -15,9 +15,9 @@ from pathlib import Path
 from hora_rl.common.files import replacing
 from hora_rl.common.processes import free_memory
 from hora_rl.common.weights.announcement import Manifest
-from hora_rl.common.weights.digests import hasher
 from hora_rl.common.weights.memory_files import MemoryFile, MemoryFiles, Snapshot
 from hora_rl.common.weights.replica_calls import BroadcastClient, Confirmation
+from hora_rl.common.weights.sealed import hasher
 from hora_rl.common.weights.tensor_file import Shape
 
 ASK_S = 5.0

@@ -3,7 +3,6 @@
 import mmap
 import weakref
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -27,8 +26,8 @@ class HostBlock:
         self._memory = mmap.mmap(descriptor, max(1, size))
         if pinned:
             block = torch.frombuffer(self._memory, dtype=torch.uint8)
-            _register(block)
-            weakref.finalize(self, _unregister, block).atexit = False
+            register(block)
+            weakref.finalize(self, unregister, block).atexit = False
 
     @property
     def raw(self) -> mmap.mmap:
@@ -56,11 +55,10 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
-def _register(memory: torch.Tensor) -> None:
-    runtime: Any = torch.cuda.cudart()
-    torch.cuda.check_error(int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))
+def register(memory: torch.Tensor) -> None:
+    """Pin host memory. Raises RuntimeError if CUDA refuses it."""
+    torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))
 
 
-def _unregister(memory: torch.Tensor) -> None:
-    runtime: Any = torch.cuda.cudart()
-    runtime.cudaHostUnregister(memory.data_ptr())
+def unregister(memory: torch.Tensor) -> None:
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

@@ -1,4 +1,5 @@
-"""Sealed memory files that the learner writes again and replicas read: a version is read whole or not at all.
+"""Sealed memory files that the learner writes again and replicas read: a version is read whole or not at all;
+and digests of files: BLAKE3 on all cores, on one core several times as fast as SHA-256.
 
 The proof is the kernel's. A file in anonymous memory never shrinks or grows after it is sealed, so a mapping
 never raises SIGBUS. A reader opens it under a shared lock, the writer overwrites it under an exclusive one,
@@ -10,9 +11,13 @@ reader never gets memory that is being written.
 import fcntl
 import mmap
 import os
+from typing import BinaryIO
+
+from blake3 import blake3
 
 from hora_rl.common.errors import StaleWeights
 
+BLOCK = 2**23
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -60,3 +65,21 @@ def share(descriptor: int) -> None:
 def private(descriptor: int) -> mmap.mmap:
     """The file as memory of this process, from which it is read; writes to it change no file."""
     return mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
+
+
+def hasher() -> blake3:
+    """An empty digest; `update` takes bytes in order, `hexdigest` returns 64 digits."""
+    return blake3(max_threads=blake3.AUTO)
+
+
+def digest_of(file: BinaryIO) -> str:
+    """The digest of the whole `file`. Sealed memory is mapped, and all cores read it. Any other file is read
+    in blocks: one that shrinks while it is mapped, as on a network, would crash the process."""
+    digest = hasher()
+    if is_sealed(file.fileno()):
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
+            return str(digest.update(memory).hexdigest())
+    block = memoryview(bytearray(BLOCK))
+    while count := file.readinto(block):  # type: ignore[attr-defined]
+        digest.update(block[:count])
+    return digest.hexdigest()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hora_rl.common.errors import RunError
 from hora_rl.common.files import kept_secret, replace_text
-from hora_rl.common.weights.digests import digest_of
+from hora_rl.common.weights.sealed import digest_of
 
 NAME, SECRET = "manifest.json", "secret"
 SECRET_BYTES = 32

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hora_rl.common.config import Config
 from hora_rl.common.config.reward import BUILT_IN, RewardConfig
 from hora_rl.common.errors import WireError
-from hora_rl.common.live.queue import Entry
+from hora_rl.common.live.staleness import Entry
 from hora_rl.common.types import Group
 from hora_rl.common.wire import decode_group
 from hora_rl.learner.rows.sample import sequences as sequences_of

@@ -18,8 +18,8 @@ import redis
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError, WireError
 from hora_rl.common.live.keys import Keys
-from hora_rl.common.live.queue import Consumer, Entry, Ledger, Row
-from hora_rl.common.live.staleness import Ready, select_for_step
+from hora_rl.common.live.queue import Consumer, Ledger, Row
+from hora_rl.common.live.staleness import Entry, select_for_step
 from hora_rl.common.live.state import read_state
 from hora_rl.common.live.telemetry import LEADER, Heartbeat
 from hora_rl.common.types import Group
@@ -55,7 +55,7 @@ class Planner:
         self._dead_in_a_row = 0
         self.kept: dict[str, Group] = {}  # validated groups by entry, until their step has ended
         self._training: list[Row] = []  # the step planned last
-        self._ready: dict[str, tuple[Ready, int]] = {}
+        self._ready: dict[str, tuple[Entry, int]] = {}
         self._planned = self._ledger.steps()
         self._trained: Counter[int] = Counter(r.batch for rows in self._planned.values() for r in rows)
         self._durable = read_state(client, config.run.name).durable_step
@@ -113,7 +113,7 @@ class Planner:
                 self._admit(entry)
             if entries or self._check(step, time.monotonic() - heard):
                 heard = time.monotonic()
-        rows = [Row(r.group, r.entry, r.batch, self._ready.pop(r.entry)[1]) for r in chosen]
+        rows = [Row(r.group, r.id, r.batch, self._ready.pop(r.id)[1]) for r in chosen]
         self._ledger.record(step, rows)
         self._planned[step] = self._training = rows
         self._trained.update(r.batch for r in rows)
@@ -166,7 +166,7 @@ class Planner:
                 ) from error
             return
         self._dead_in_a_row = 0
-        self._ready[entry.id] = (Ready(entry.id, group.id, group.batch), self._cost(group))
+        self._ready[entry.id] = (Entry(entry.id, group.id, group.batch), self._cost(group))
         self.kept[entry.id] = group
 
     def _prompts(self) -> int | None:

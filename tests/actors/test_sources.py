@@ -22,8 +22,8 @@ from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.data.rewards import Answer
 from hora_rl.common.errors import ConfigError, RunError, WireError
 from hora_rl.common.live.keys import Keys
-from hora_rl.common.live.queue import Entry
 from hora_rl.common.live.redis import connect
+from hora_rl.common.live.staleness import Entry
 from hora_rl.common.live.telemetry import record_step
 from hora_rl.common.load import from_args
 from hora_rl.common.types import Completion, Group, Prompt, Scored

@@ -5,16 +5,16 @@ import random
 
 import pytest
 
-from hora_rl.common.live.staleness import Ready, may_start, select_for_step
+from hora_rl.common.live.staleness import Entry, may_start, select_for_step
 
 
-def simulate(rng: random.Random, gamma: int, shards: int, staleness: int, steps: int) -> list[list[Ready]]:
+def simulate(rng: random.Random, gamma: int, shards: int, staleness: int, steps: int) -> list[list[Entry]]:
     """Producers with several shards in flight and a learner, of random speed; the groups of each step."""
     per_shard, in_flight = gamma // shards, rng.randint(1, 2 * shards)
     todo = [(b, s) for b in range(steps) for s in range(shards)]
     events: list[tuple[float, int, str, object]] = []
-    ready: list[Ready] = []
-    trained: list[list[Ready]] = []
+    ready: list[Entry] = []
+    trained: list[list[Entry]] = []
     version, step, busy, running, clock, serial = 0, 0, False, 0, 0.0, 0
 
     def after(seconds: float, kind: str, what: object) -> None:
@@ -27,7 +27,7 @@ def simulate(rng: random.Random, gamma: int, shards: int, staleness: int, steps:
             batch, shard = todo.pop(0)
             running += 1
             for i in range(per_shard):
-                after(rng.expovariate(1.0), "group", Ready(f"{serial}", f"{batch}:{shard}:{i}", batch))
+                after(rng.expovariate(1.0), "group", Entry(f"{serial}", f"{batch}:{shard}:{i}", batch))
             after(8.0 * rng.random(), "shard", None)
         if not busy:
             overdue = sum(r.batch <= step - staleness for groups in trained for r in groups)
@@ -42,7 +42,7 @@ def simulate(rng: random.Random, gamma: int, shards: int, staleness: int, steps:
             break
         clock, _, kind, what = heapq.heappop(events)
         if kind == "group":
-            assert isinstance(what, Ready)
+            assert isinstance(what, Entry)
             ready.append(what)
         elif kind == "shard":
             running -= 1

@@ -13,7 +13,7 @@ import torch
 from hora_rl.common.algorithms import LOSSES
 from hora_rl.common.config import ObjectiveConfig
 from hora_rl.common.errors import WireError
-from hora_rl.common.live.queue import Entry
+from hora_rl.common.live.staleness import Entry
 from hora_rl.common.load import load
 from hora_rl.common.types import Group, Turn
 from hora_rl.common.wire import encode_extra, encode_pre_rollouts
