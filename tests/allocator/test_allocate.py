@@ -2,7 +2,7 @@
 formulas written down as they stand there."""
 
 from fractions import Fraction
-from itertools import accumulate, pairwise, product
+from itertools import pairwise, product
 from math import log
 from typing import Any
 
@@ -54,14 +54,6 @@ def test_no_allocation_is_better(shared: bool, capped: bool) -> None:
         tables = [utilities(int(k), trials, pair, most) for k, pair in zip(c, pairs, strict=True)]
         assert extra.sum() == budget
         assert sum(table[d] for table, d in zip(tables, extra, strict=True)) == best(tables, budget)
-
-
-def test_both_ways_to_the_optimum_agree_to_the_last_tie() -> None:
-    rng = np.random.default_rng(5)
-    for _ in range(250):
-        n, trials = int(rng.integers(1, 40)), int(rng.integers(1, 12))
-        c, budget, ones = rng.integers(0, trials + 1, n), int(rng.integers(0, 20 * n)), np.ones(n)
-        np.testing.assert_array_equal(allocate(c, trials, budget), allocate(c, trials, budget, (ones, ones)))
 
 
 def test_shards_of_the_papers_mix_spend_as_the_paper_measured() -> None:
@@ -164,14 +156,6 @@ def test_worked_figures() -> None:
     # Four probes: B(2, 9)/B(1, 5) after four misses, B(6, 5)/B(5, 1) after four hits.
     assert gains("probe_aware", 0, 4, 1) == [Fraction(1, 18)]
     assert gains("probe_aware", 4, 4, 1) == [Fraction(1, 252)]
-
-
-@pytest.mark.parametrize("rule", ["expected_worth(3)", "first_hit(2)", "probe_aware"])
-def test_no_division_is_worth_more(rule: str) -> None:
-    counts, budget = [0, 1, 4], 9
-    tables = [[Fraction(0), *accumulate(gains(rule, c, 4, budget))] for c in counts]
-    extra = allocate(counts, 4, budget, rule=rule)
-    assert sum(table[d] for table, d in zip(tables, extra, strict=True)) == best(tables, budget)
 
 
 def test_without_noise_the_worth_is_a_first_hit_and_with_much_the_number_of_hits() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.linalg import cho_solve, cholesky
-from scipy.optimize import minimize
 from scipy.special import betaln, gammaln
 from scipy.stats import betabinom, binom
 from transformers import AutoTokenizer, BertConfig, BertModel
@@ -193,22 +192,6 @@ def test_a_text_is_cut_as_sentence_transformers_does(own_limit: int, same: bool,
     start = "1+2=?" * 4
     one, other = sentence_features(str(tmp_path), [start, start + "987"])
     assert np.allclose(one, other, atol=1e-6) == same
-
-
-def by_scipy(successes: np.ndarray, trials: np.ndarray) -> tuple[float, float]:
-    def loss(log: np.ndarray) -> float:
-        return -float(betabinom.logpmf(successes, trials, *np.exp(log)).sum())
-
-    found = minimize(loss, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-11})
-    return tuple(np.exp(found.x))
-
-
-@pytest.mark.parametrize("truth", [(0.323, 0.143), (1.0, 1.0), (0.5, 4.0), (6.0, 2.0)])
-def test_it_is_the_maximum_that_a_general_optimiser_finds(truth: tuple[float, float]) -> None:
-    rng = np.random.default_rng(1)
-    for trials in (np.full(400, G0), rng.integers(1, 40, 400)):
-        successes = rng.binomial(trials, rng.beta(*truth, 400))
-        np.testing.assert_allclose(fit_beta(successes, trials), by_scipy(successes, trials), rtol=2e-4)
 
 
 def drawn(rates: np.ndarray, seed: int = 6) -> tuple[np.ndarray, np.ndarray]:
