@@ -83,7 +83,7 @@ def plan(
 ) -> None:
     """Predict from pass counts what each allocation rule would find, and recommend a rule. Counts of a
     configuration are kept; the same command resumes after an interruption."""
-    from hora_rl.evaluation.plan.command import plan as make_plan
+    from hora_rl.evaluation.plan import plan as make_plan
 
     counts = Path(source)
     if not counts.is_dir() and counts.suffix not in (".json", ".jsonl"):

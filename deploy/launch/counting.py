@@ -29,7 +29,7 @@ from hora_rl.deploy.launch.evaluation import (
 )
 from hora_rl.deploy.launch.stack import stack
 from hora_rl.evaluation.evaluate import evaluate
-from hora_rl.evaluation.plan.counts import CountsError, write_counts
+from hora_rl.evaluation.plan import CountsError, write_counts
 
 
 def count_local(source: str, overrides: Sequence[str], number: int, samples: int, out: Path) -> None:

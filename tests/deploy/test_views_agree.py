@@ -22,7 +22,7 @@ from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.web import PAGE
 from hora_rl.evaluation.phase_b import PhaseB, classes, counted, total
 from hora_rl.evaluation.report.figures import allocation_figure
-from hora_rl.evaluation.report.summaries import summarise
+from hora_rl.evaluation.report.runs_report import summarise
 from hora_rl.evaluation.run_folders import Run, load_run
 from hora_rl.learner.records.metrics import step_metrics
 from hora_rl.learner.records.step_records import Records, group_record, log_evaluation

@@ -20,8 +20,7 @@ from hora_rl.allocator.planning.plan import plan as plan_of
 from hora_rl.allocator.planning.table import Row
 from hora_rl.allocator.posterior import Float
 from hora_rl.deploy.cli import app
-from hora_rl.evaluation.plan.command import plan
-from hora_rl.evaluation.plan.counts import CountsError, read_counts
+from hora_rl.evaluation.plan import CountsError, plan, read_counts
 from hora_rl.evaluation.report.result_files import write_result
 from tests.support.jsonl import write_lines
 from tests.support.reported_runs import result

@@ -1,1 +1,0 @@
-"""`hora plan`: what each allocation rule would do on the prompts whose counts were recorded."""
