@@ -1,7 +1,6 @@
 """The verifier against the 600 gold answers of the shipped benchmarks. Decisions:
 docs/reference/rewards.md."""
 
-import asyncio
 import itertools
 import random
 import re
@@ -13,8 +12,7 @@ import pytest
 from hora_rl.actors.data.datasets import load_dataset
 from hora_rl.actors.verifier.equality import bare, equal, expressions, gold_fault
 from hora_rl.actors.verifier.equality.numerals import canonical_number
-from hora_rl.actors.verifier.pool import VerifierPool
-from hora_rl.common.config import DataConfig, RewardConfig
+from hora_rl.common.config import DataConfig
 from hora_rl.evaluation.benchmarks import BENCHMARKS
 
 pytestmark = pytest.mark.system
@@ -71,18 +69,8 @@ def same(one: str, other: str) -> bool:
 
 
 def wrongly_equal(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Pairs (gold, answer) of different meaning that the running verifier calls right."""
-
-    async def score() -> list[dict[str, float]]:
-        pool = VerifierPool(RewardConfig(time_limit_s=20.0))
-        try:
-            return await pool.score_batch([("q", f"<answer>{a}</answer>", g) for g, a in pairs])
-        finally:
-            pool.close()
-
-    scored = asyncio.run(score())
-    equal = [pair for pair, s in zip(pairs, scored, strict=True) if s["accuracy"]]
-    return [pair for pair in equal if pair not in ACCEPTED and not same(*pair)]
+    """Pairs (gold, answer) of different meaning that are called right."""
+    return [pair for pair in pairs if judged(*pair) and pair not in ACCEPTED and not same(*pair)]
 
 
 def near_pairs() -> list[tuple[str, str]]:

@@ -73,11 +73,12 @@ def names(folder: Path) -> list[str]:
 
 def test_the_newest_two_are_kept_and_the_newest_is_restored(checkpoints: Checkpoints, tmp_path: Path) -> None:
     assert restored(checkpoints) == (0, "")
-    for step in (2, 4, 6):
-        save(checkpoints, step, f"after {step}")
+    needed_from = [save(checkpoints, step, f"after {step}") for step in (2, 4, 6)]
+    assert needed_from == [0, 2, 4], "groups are needed from the oldest kept checkpoint"
     (tmp_path / "checkpoints" / "step-00000006.copy").mkdir()  # somebody's own
     assert names(tmp_path) == ["step-00000004", "step-00000006", "step-00000006.copy"]
     assert restored(checkpoints) == (6, "after 6")
+    assert save(begun(tmp_path, "learner.keep_checkpoints=1"), 8, "s") == 8
 
 
 def test_the_step_waits_for_the_copy_and_nothing_is_acknowledged_before_the_disk_has_it(
@@ -148,13 +149,6 @@ def test_every_rank_restores_what_rank_0_found(
     monkeypatch.setattr("hora_rl.learner.checkpoints.checkpoint.SEEN_S", 0.1)
     with pytest.raises(RunError, match=r"step-00000006.*must lie on a disk"):
         other_rank.restore(weights)
-
-
-def test_groups_are_needed_from_the_oldest_kept_checkpoint(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    assert [save(checkpoints, step, "s") for step in (2, 4, 6)] == [0, 2, 4]
-    last_only = begun(tmp_path, "learner.keep_checkpoints=1")
-    assert save(last_only, 8, "s") == 8
-    assert names(tmp_path) == ["step-00000008"]
 
 
 def noise(folder: Path) -> None:

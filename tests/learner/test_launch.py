@@ -24,9 +24,9 @@ from hora_rl.common.load import load
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.learner import launch, ranks, train
 from hora_rl.learner import main as program
-from tests.support.ranks import cases_of, run_ranks
 
 LINE = "evaluation.every (5) is kept by `hora run` and `hora train`"
+UNREADABLE = "redis://127.0.0.1:1?password_file=/no/such/file"
 EVALUATED = ("evaluation.every=5", "learner.keep_best=pass@4")
 
 
@@ -227,33 +227,12 @@ def test_a_redis_that_is_gone_hides_no_reason_and_ends_the_next_attempt(
     assert trained == ["a"]
 
 
-AGREE = """
-import json, os, sys, torch.distributed as dist
-from hora_rl.learner.launch import StopReason
-
-dist.init_process_group("gloo")
-rank, url = dist.get_rank(), sys.argv[1]
-first = StopReason(url, "ranks", "1").agree()
-if rank == 1:
-    StopReason(url, "ranks", "1").write("one line")
-dist.barrier()
-lacking = "redis://127.0.0.1:1?password_file=/no/such/file"
-found = [
-    first,
-    StopReason(url, "ranks", "1").agree(),
-    StopReason(lacking if rank == 1 else url, "ranks", "2").agree(),
-]
-every = [None, None]
-dist.all_gather_object(every, found)
-if rank == 0:
-    print(json.dumps(every), flush=True)
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_all_ranks_return_when_one_of_them_has_a_reason(redis_url: str, tmp_path: Path) -> None:
-    [[zero, each]] = cases_of(run_ranks(AGREE, tmp_path, redis_url))
-    assert zero == each
-    assert zero[:2] == [None, "one line"]
-    assert "password_file /no/such/file cannot be read" in zero[2]
+def test_all_ranks_return_when_one_of_them_has_a_reason(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, lacking = (launch.StopReason(url, "ranks", "1") for url in (redis_url, UNREADABLE))
+    assert stop.agree() is None
+    monkeypatch.setattr(launch, "gathered", lambda mine: [mine, lacking._read()])
+    assert "password_file /no/such/file cannot be read" in stop.agree()
+    stop.write("one line")
+    assert stop.agree() == "one line"
