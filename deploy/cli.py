@@ -112,9 +112,6 @@ def check(
     elsewhere: Annotated[
         bool, typer.Option(help="Check only configuration, model and data, for another machine.")
     ] = False,
-    estimate: Annotated[
-        bool, typer.Option("--estimate", help="Also print the tokens, FLOPs and bytes of a step.")
-    ] = False,
     all_: Annotated[bool, typer.Option("--all", help="Print every finding with its fix.")] = False,
 ) -> None:
     """Print what a run would use, or the first problem that would stop it, without starting anything."""
@@ -125,7 +122,7 @@ def check(
         if not check_all(config, set_ or ()):
             raise typer.Exit(1)
         return
-    run_check(config, set_ or (), elsewhere=elsewhere, estimate=estimate)
+    run_check(config, set_ or (), elsewhere=elsewhere)
 
 
 @app.command()

@@ -15,12 +15,11 @@ from hora_rl.common.config import DataConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import from_args
 from hora_rl.common.model.pretrained import obtain
-from hora_rl.deploy.checks.estimate import Estimate
+from hora_rl.deploy.checks.estimate import Estimate, ModelShape
 from hora_rl.deploy.checks.findings import plural
 from hora_rl.deploy.checks.gpu_software import without_bfloat16
 from hora_rl.deploy.checks.machine import check_writable, gpus
-from hora_rl.deploy.checks.memory import estimate_of, holds
-from hora_rl.deploy.checks.model_shape import ModelShape
+from hora_rl.deploy.checks.memory import estimate_of, fits_cards
 from hora_rl.deploy.checks.processors import fastest_dtype
 from hora_rl.deploy.checks.resources import Card, choose, filled, read_cards
 from hora_rl.deploy.demo import programs_task as programs
@@ -134,7 +133,7 @@ class Plan:
             raise ConfigError(
                 f"--model {self.model}: no language model can be read there; name a folder or a hub name"
             )
-        return holds(choose(estimate, cards), cards).level == "ok"
+        return fits_cards(choose(estimate, cards), cards).level == "ok"
 
 
 LORA = """\
@@ -145,16 +144,12 @@ LORA = """\
 LORA_RATE = "1.0e-5   # adapters usually take about ten times the rate of full weights"
 FEW_LOGITS = "  logit_chunk: 64         # tokens whose logits exist at a time: fewer take less memory\n"
 BIG, SMALL = "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"
+QWEN_BIG = ModelShape(1_543_714_304, 0, 28, 1536, 8960, 256, 1536, 151_936)
+QWEN_SMALL = ModelShape(494_032_768, 8_798_208, 24, 896, 4864, 128, 896, 151_936)
 PLANS = (
-    Plan(BIG, ModelShape(1_543_714_304, 0, 28, 1536, 8960, 256, 151_936), 8192, "1.0e-6"),
-    Plan(BIG, ModelShape(1_543_714_304, 18_464_768, 28, 1536, 8960, 256, 151_936), 8192, LORA_RATE, LORA),
-    Plan(
-        SMALL,
-        ModelShape(494_032_768, 8_798_208, 24, 896, 4864, 128, 151_936),
-        4096,
-        LORA_RATE,
-        FEW_LOGITS + LORA,
-    ),
+    Plan(BIG, QWEN_BIG, 8192, "1.0e-6"),
+    Plan(BIG, replace(QWEN_BIG, adapter=18_464_768), 8192, LORA_RATE, LORA),
+    Plan(SMALL, QWEN_SMALL, 4096, LORA_RATE, FEW_LOGITS + LORA),
 )
 """In order of decreasing memory."""
 SUMS = """\

@@ -20,9 +20,8 @@ from hora_rl.common.config import Config
 from hora_rl.common.config.base import Scope, scope_of, section_of
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.deploy.checks.estimate import Estimate
-from hora_rl.deploy.checks.memory import holds
-from hora_rl.deploy.checks.model_shape import ModelShape
+from hora_rl.deploy.checks.estimate import Estimate, ModelShape, total
+from hora_rl.deploy.checks.memory import fits_cards
 from hora_rl.deploy.checks.resources import SPARE, Card, choose
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.monitor.prometheus import COUNTERS, GAUGES
@@ -184,14 +183,13 @@ def _cell(architecture: PretrainedConfig, lora: bool, count: int) -> str:
         chosen = choose(Estimate(config, shape), cards)
     except ConfigError:
         return "does not fit"
-    rank, generator = chosen.rank(), chosen.generator()
-    if holds(chosen, cards).level == "fail":
-        need = chosen.shared_gib(generator) if count == 1 else rank.gib
-        return f"does not fit: {need:.0f}"
+    rank, generator = total(chosen.rank()), total(chosen.generator())
+    if fits_cards(chosen, cards).level == "fail":
+        return f"does not fit: {chosen.card_gib:.0f}"
     replicas, learner = chosen.config.generator.replicas, chosen.config.learner
     stage = learner.zero_stage or 2
     split = "shared" if count == 1 else f"{replicas} + {learner.workers}"
-    return f"{split}, ZeRO-{stage} · {rank.gib:.0f} · {generator.gib:.0f}"
+    return f"{split}, ZeRO-{stage} · {rank:.0f} · {generator:.0f}"
 
 
 PAGES: dict[str, Callable[[], str]] = {

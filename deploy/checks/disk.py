@@ -1,8 +1,7 @@
 """Disk space that a run takes at most, per part with the key that bounds it."""
 
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 from hora_rl.common.config import Config, RolloutConfig, TelemetryConfig
@@ -23,70 +22,67 @@ REWRITE_GIB = 2.0
 (`deploy/machine/redis_server.py`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """A part of the run folder, its maximal size in GiB, and the key that bounds it, if any."""
-
-    what: str
-    gib: float
-    key: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.what} {size(self.gib)}" + (f" ({self.key})" if self.key else "")
+LIMITS = {
+    "rollouts": "telemetry.rollouts_gib",
+    "Redis": "learner.checkpoint_every",
+    "checkpoints": "learner.keep_checkpoints",
+    "best weights": "learner.keep_best",
+}
+"""The keys that bound parts of the run folder."""
 
 
-def uses(config: Config, estimate: Estimate | None) -> list[Use]:
-    """Parts that the run writes, largest first. Without an estimate, only those independent of the model."""
+def uses(config: Config, estimate: Estimate | None) -> dict[str, float]:
+    """GiB that the run writes at most, by part. Without an estimate, only parts independent of the model."""
     learner, rollout = config.learner, config.rollout
     batch_gib = rollout.batch_size * rollout.max_response_tokens * QUEUED_TOKEN / GIB
     kept_steps = learner.checkpoint_every * learner.keep_checkpoints + rollout.max_staleness + 1
     held = min(kept_steps, learner.steps) * batch_gib
-    queue = min(learner.steps * batch_gib, max(REWRITE_GIB, 2 * held)) + held
-    records = learner.steps * (rollout.prompts_per_batch * OF_GROUP + OF_STEP) / GIB
-    rollouts = expected_gib(rollout, config.telemetry, learner.steps)
-    parts = [("rollouts", rollouts, "telemetry.rollouts_gib"), ("records", records, "")]
-    parts.append(("Redis", queue, "learner.checkpoint_every"))
+    parts = {
+        "rollouts": expected_gib(rollout, config.telemetry, learner.steps),
+        "records": learner.steps * (rollout.prompts_per_batch * OF_GROUP + OF_STEP) / GIB,
+        "Redis": min(learner.steps * batch_gib, max(REWRITE_GIB, 2 * held)) + held,
+    }
     if estimate is not None:
-        weights = estimate.weights_gib
         # The kept checkpoints and the one being written; the best weights, those under evaluation, the next
         # ones, and those being written.
-        checkpoints = (learner.keep_checkpoints + 1) * estimate.checkpoint_gib
-        best = 4 * weights * (learner.keep_best is not None)
-        parts += [
-            ("checkpoints", checkpoints, "learner.keep_checkpoints"),
-            ("published weights", 2 * estimate.published_gib, ""),
-            ("model", weights, ""),
-            ("best weights", best, "learner.keep_best"),
-        ]
-    return sorted((Use(*part) for part in parts if part[1]), key=lambda use: -use.gib)
+        parts |= {
+            "checkpoints": (learner.keep_checkpoints + 1) * estimate.checkpoint_gib,
+            "published weights": 2 * estimate.published_gib,
+            "model": estimate.weights_gib,
+            "best weights": 4 * estimate.weights_gib * (learner.keep_best is not None),
+        }
+    return {part: gib for part, gib in parts.items() if gib}
 
 
 def disk(target: Target) -> Iterator[Finding]:
     """Whether the disk has room for the run."""
-    config, path = target.config, Path(target.config.run.folder).absolute()
+    path = Path(target.config.run.folder).absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
-    free, estimate = shutil.disk_usage(existing).free / GIB, estimate_of(config)
-    parts = uses(config, estimate)
-    need = sum(use.gib for use in parts) + SPARE_GIB
-    words = in_words(config.learner.steps, parts, complete=estimate is not None)
-    says = f"{words}; {size(SPARE_GIB)} must remain, and {size(free)} are free in {existing}"
+    need, says = _forecast(target.config)
+    free = shutil.disk_usage(existing).free / GIB
+    says += f"; {size(SPARE_GIB)} must remain, and {size(free)} are free in {existing}"
     fix = "lower learner.keep_checkpoints or telemetry.rollouts_gib, or set run.folder to a larger disk"
-    yield must(free >= need * target.trains, "disk", says, fix)
+    yield must(not target.trains or free >= need + SPARE_GIB, "disk", says, fix)
 
 
 def forecast(target: Target) -> Iterator[Finding]:
     """Disk space of a run that is meant for another machine."""
     if target.trains:
-        estimate = estimate_of(target.config)
-        parts = uses(target.config, estimate)
-        yield ok("disk", in_words(target.config.learner.steps, parts, complete=estimate is not None))
+        yield ok("disk", _forecast(target.config)[1])
 
 
-def in_words(steps: int, parts: Sequence[Use], *, complete: bool) -> str:
-    """`200 steps take about 221 GiB at most: checkpoints 159 GiB (learner.keep_checkpoints), …`."""
-    total = size(sum(use.gib for use in parts))
-    unknown = "" if complete else "; the model's size is not known here, and comes on top"
-    return f"{steps} steps take about {total} at most: {', '.join(map(str, parts))}{unknown}"
+def _forecast(config: Config) -> tuple[float, str]:
+    """GiB in all, and `200 steps take about 221 GiB at most: checkpoints 159 GiB (learner.keep_checkpoints),
+    …`."""
+    estimate = estimate_of(config)
+    parts = uses(config, estimate)
+    largest = sorted(parts.items(), key=lambda item: -item[1])
+    named = (
+        f"{part} {size(gib)}" + (f" ({LIMITS[part]})" if part in LIMITS else "") for part, gib in largest
+    )
+    need = sum(parts.values())
+    unknown = "" if estimate else "; the model's size is not known here, and comes on top"
+    return need, f"{config.learner.steps} steps take about {size(need)} at most: {', '.join(named)}{unknown}"
 
 
 def expected_gib(rollout: RolloutConfig, telemetry: TelemetryConfig, steps: int) -> float:

@@ -56,14 +56,18 @@ def ok(what: str, says: str) -> Finding:
     return Finding("ok", what, says)
 
 
+def warn(what: str, says: str, fix: str = "") -> Finding:
+    return Finding("warn", what, says, fix)
+
+
 def must(good: bool, what: str, says: str, fix: str) -> Finding:
     """A failure with its remedy unless `good`."""
-    return Finding("ok", what, says) if good else Finding("fail", what, says, fix)
+    return ok(what, says) if good else Finding("fail", what, says, fix)
 
 
 def should(good: bool, what: str, says: str, fix: str) -> Finding:
     """A warning with its remedy unless `good`."""
-    return Finding("ok", what, says) if good else Finding("warn", what, says, fix)
+    return ok(what, says) if good else warn(what, says, fix)
 
 
 def configuration_of(model: ModelConfig) -> PreTrainedConfig | None:

@@ -49,15 +49,11 @@ def versions(target: Target) -> Iterator[Finding]:
 
 
 def gpu_count(target: Target) -> Iterator[Finding]:
-    """Compare this machine's GPUs with those of replicas and ranks. `ray_cluster` checks a cluster."""
+    """Compare this machine's GPUs with the configuration. `ray_cluster` checks a cluster."""
     if target.on_cluster:
         return
     yield enough_gpus(target, len(gpus()), "this machine has")
-
-
-def engine_sleep(target: Target) -> Iterator[Finding]:
-    """Whether vLLM's engine can free memory on this machine."""
-    if target.config.generator.sleep == "step" and not target.on_cluster:
+    if target.config.generator.sleep == "step":
         fix = "vLLM frees an engine's memory on GPUs alone, and this machine has none: generator.sleep: none"
         yield must(bool(gpus()), "generator.sleep", "step", fix)
 
@@ -87,9 +83,8 @@ def shared_memory(target: Target) -> Iterator[Finding]:
 def limits(target: Target) -> Iterator[Finding]:
     unlimited = resource.RLIM_INFINITY
     soft, hard = (math.inf if n == unlimited else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
-    fix = f"ulimit -n {min(hard, 65536)}"
-    if hard < OPEN_FILES:
-        fix = "docker --ulimit nofile=65536, LimitNOFILE of a service, or /etc/security/limits.conf"
+    raised = f"ulimit -n {min(hard, 65536)}"
+    fix = raised if hard >= OPEN_FILES else "docker --ulimit nofile=65536, or /etc/security/limits.conf"
     says = f"limit {soft:g}, of at most {hard:g}"
     yield should(soft >= OPEN_FILES, "open files", says, f"Ray wants {OPEN_FILES} and more: {fix}")
 

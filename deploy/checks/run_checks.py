@@ -18,7 +18,7 @@ from hora_rl.deploy.checks import configuration, disk, machine, processors, serv
 from hora_rl.deploy.checks.engine import EngineProcess, engine
 from hora_rl.deploy.checks.findings import Check, Finding, Target
 from hora_rl.deploy.checks.gpu_software import driver, mps_daemon, precision, triton_build
-from hora_rl.deploy.checks.memory import estimate_of, estimated, memory, run_target, step_table
+from hora_rl.deploy.checks.memory import estimated, memory, run_target
 from hora_rl.deploy.checks.weight_files import weight_files
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
@@ -50,7 +50,6 @@ CHECKS: tuple[Check, ...] = (
     triton_build,
     mps_daemon,
     machine.gpu_count,
-    machine.engine_sleep,
     processors.threads,
     processors.precision,
     processors.heads,
@@ -70,9 +69,10 @@ CHECKS: tuple[Check, ...] = (
     engine,
 )
 SHOWN_BY_RUN = ("evaluation", "disk", "resources")
-OF_TASK = ("layout", "stop tokens", "chat template", "prompt", "right answer", "wrong answer", "solutions")
-OF_MACHINE = ("GPU driver", "MPS", "sandbox", "threads", "model.dtype", "memory per part")
-SHOWN_BY_CHECK = (*SHOWN_BY_RUN, *OF_TASK, *OF_MACHINE, "allocation")
+SHOWN_BY_CHECK = (
+    *SHOWN_BY_RUN, "layout", "stop tokens", "chat template", "prompt", "right answer", "wrong answer",
+    "solutions", "GPU driver", "MPS", "sandbox", "threads", "model.dtype", "memory per part", "allocation",
+)  # fmt: skip
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
@@ -116,11 +116,11 @@ def show(findings: Sequence[Finding], names: Sequence[str], console: Console) ->
         say(console, f"{finding.what}: {finding.says}")
 
 
-def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, estimate: bool = False) -> None:
+def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> None:
     """`hora check`: print what a run of this configuration would use. Raises ConfigError at the first
     failure.
 
-    `elsewhere` skips the checks of this machine and its servers. `estimate` adds the arithmetic of a step.
+    `elsewhere` skips the checks of this machine and its servers.
     """
     console = Console()
     target = target_of(source, overrides)
@@ -134,8 +134,6 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, est
         f"{rollout.batch_size} rollouts, rule {config.allocation.rule}.",
     )
     show(findings, SHOWN_BY_CHECK, console)
-    if estimate and (numbers := estimate_of(config)) is not None:
-        say(console, step_table(numbers))
 
 
 def check_all(source: str, overrides: Sequence[str]) -> bool:
@@ -163,7 +161,6 @@ def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = Fal
         return Target(config, "train") if trained else run_target(config)
     from ray.serve.schema import HTTPOptionsSchema
 
-    _check_applications(raw["applications"], source)
     try:
         options = HTTPOptionsSchema.model_validate(raw.get("http_options") or {})
     except ValidationError as error:
@@ -174,11 +171,3 @@ def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = Fal
         if name in config.deployments and isinstance(replicas, int):
             sections[name] = getattr(config, name).model_copy(update={"replicas": replicas})
     return Target(config.model_copy(update=sections), "train", (options.host, options.port))
-
-
-def _check_applications(applications: list[dict[str, object]], source: str) -> None:
-    """Raise ConfigError for an outdated import path."""
-    paths = [str(application.get("import_path")) for application in applications]
-    for path in paths:
-        if path.startswith("deploy."):
-            raise ConfigError(f"{source}: import_path: {path} is called hora_rl.{path} now")

@@ -1,13 +1,11 @@
-"""Tokens and FLOPs of one optimizer step, and the model of its seconds that decides how `run.resources: auto`
-divides cards. Seconds are compared with each other, never shown."""
+"""The model of a step's seconds that decides how `run.resources: auto` divides cards. Seconds are compared
+with each other, never shown."""
 
-from dataclasses import dataclass
-
-from hora_rl.deploy.checks.estimate import GIB, Estimate
+from hora_rl.deploy.checks.estimate import Estimate, total
 from hora_rl.learner.model.flops import PEAK_BF16, peak_flops
 
 MEAN = 0.5
-"""Assumed mean response length relative to the limit."""
+"""Assumed mean prompt and response length relative to the limits."""
 MFU = 0.27
 """Share of a card's peak in training with recomputed activations, measured: 1.5B on one H200. Kept ones save
 the second forward pass, a quarter of the FLOPs."""
@@ -31,32 +29,16 @@ BANDWIDTH = {
 """Bytes per second of a card's memory, from data sheets. The first name in the card's name counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepArithmetic:
-    """Totals of one step over all ranks and replicas. `responses` counts the sampled tokens of `tokens`.
-    `computed` counts the learner's tokens, with one prompt per row. `flops` are the learner's model FLOPs
-    (`learner/model/flops.py`)."""
-
-    rollouts: int
-    responses: float
-    tokens: float
-    computed: float
-    flops: float
-
-
-def arithmetic(estimate: Estimate) -> StepArithmetic:
-    """A step with prompts of half the limit and responses of `MEAN` times the limit."""
+def training_flops(estimate: Estimate) -> float:
+    """Model FLOPs of the learner in one step (`learner/model/flops.py`), with one prompt per group."""
     rollout, learner, shape = estimate.config.rollout, estimate.config.learner, estimate.shape
-    rollouts = rollout.batch_size
-    response, prompt = MEAN * rollout.max_response_tokens, rollout.max_prompt_tokens / 2
-    length = prompt + response
-    rows = estimate.shared_rows(int(prompt), int(response))
-    shared = rollout.prompts_per_batch * (rollout.group_size - len(rows))  # prompts saved by sharing rows
-    computed = rollouts * length - shared * prompt
-    pairs = shape.layers * shape.queries * (rollouts * length**2 - shared * prompt**2)
+    prompt, response = MEAN * rollout.max_prompt_tokens, MEAN * rollout.max_response_tokens
+    size, length = rollout.group_size, prompt + response
+    tokens = rollout.prompts_per_batch * (prompt + size * response)
+    pairs = rollout.prompts_per_batch * (size * length**2 - (size - 1) * prompt**2)
     per_weight = 4 * shape.parameters + 6 * shape.adapter if shape.adapter else 6 * shape.parameters
-    flops = learner.objective.updates_per_batch * (per_weight * computed + 6 * pairs)
-    return StepArithmetic(rollouts, rollouts * response, rollouts * length, computed, flops)
+    attention = 6 * shape.layers * shape.query_width * pairs
+    return learner.objective.updates_per_batch * (per_weight * tokens + attention)
 
 
 def card_flops(device: str, *, again: bool = True) -> float:
@@ -76,33 +58,33 @@ def decoding(estimate: Estimate, device: str, gib: float) -> tuple[float, float]
         card       engines · max((W + B · L · K) / bandwidth, 2 · P · B / flops)
         processors max(STEP_S + SEQUENCE_S · B, TOKEN_S · B)
 
-    `max_sequences`, the batch and the KV cache limit B. A prompt is computed once for its group.
+    `max_sequences`, the batch and the KV cache limit B, which it holds of the longest sequences. A prompt is
+    computed once for its group.
     """
     shape, generator, rollout = estimate.shape, estimate.config.generator, estimate.config.rollout
-    batch, entry, flops = arithmetic(estimate), estimate.kv_token_bytes, card_flops(device)
+    entry, flops, batch = estimate.kv_token_bytes, card_flops(device), rollout.batch_size
     bandwidth = REACHED * next((b for name, b in BANDWIDTH.items() if name in device), BANDWIDTH[UNKNOWN])
     weights, parallel = 2 * (shape.parameters + shape.adapter), generator.tensor_parallel
-    context = (batch.tokens - batch.responses / 2) / batch.rollouts
-    cache = generator.kv_cache_gib or gib * 0.9 / estimate.engines - estimate.generator(0.0).gib
-    room = cache * GIB / (entry * context)
-    running = max(1.0, min(generator.max_sequences, batch.rollouts / generator.replicas, room))
+    prompt, response = MEAN * rollout.max_prompt_tokens, MEAN * rollout.max_response_tokens
+    context = prompt + response / 2
+    cache = generator.kv_cache_gib or gib * 0.9 / estimate.engines - total(estimate.generator(0.0))
+    held = cache / estimate.longest_kv_gib
+    running = max(1.0, min(generator.max_sequences, batch / generator.replicas, held))
     read = (weights / parallel + running * context * entry) / bandwidth
     step_s = max(read, weights * running / parallel / flops)
-    prompts = rollout.prompts_per_batch * rollout.max_prompt_tokens / 2
-    prefill_s = weights * prompts / flops / parallel / generator.replicas
-    steps = batch.responses / generator.replicas / running
+    prefill_s = weights * rollout.prompts_per_batch * prompt / flops / parallel / generator.replicas
+    steps = batch * response / generator.replicas / running
     processors_s = max(STEP_S + SEQUENCE_S * running, TOKEN_S * running)
     return estimate.engines * (steps * step_s + prefill_s), steps * processors_s
 
 
 def step_seconds(estimate: Estimate, device: str, gib: float) -> float:
-    """Seconds of a step: the slower side, or the sum of both if `rollout.max_staleness` is 0. On a card that
-    both use, the learner also waits for the engines' share of it."""
+    """Seconds of a step: the slower side, or the sum of both if they share a card or `rollout.max_staleness`
+    is 0."""
     learner = estimate.config.learner
     per_rank = card_flops(device, again=learner.gradient_checkpointing)
-    learner_s = arithmetic(estimate).flops / per_rank / learner.workers
-    card_s, processors_s = decoding(estimate, device, gib)
-    if not estimate.config.rollout.max_staleness:
-        return learner_s + max(card_s, processors_s)
-    shared_s = card_s if (learner.gpus or 1.0) < 1 else 0.0
-    return max(learner_s + shared_s, card_s, processors_s)
+    learner_s = training_flops(estimate) / per_rank / learner.workers
+    generation_s = max(decoding(estimate, device, gib))
+    if not estimate.config.rollout.max_staleness or (learner.gpus or 1.0) < 1:
+        return learner_s + generation_s
+    return max(learner_s, generation_s)

@@ -21,7 +21,6 @@ from hora_rl.common.errors import MissingWeights
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.machine import check_writable
 from hora_rl.deploy.checks.processors import on_processors
-from hora_rl.deploy.checks.resources import shares_a_card
 from hora_rl.deploy.checks.run_checks import SHOWN_BY_RUN, require, show
 from hora_rl.deploy.launch.best import promote_last
 from hora_rl.deploy.launch.evaluation import (
@@ -147,5 +146,5 @@ def _train(run: TrainingRun, application: Application, alerts: Alerts) -> None:
 def _loads_alone(generator: GeneratorConfig, learner: LearnerConfig) -> bool:
     """Whether the learner waits until the engine has loaded: one that sleeps needs the whole card, and one
     that shares a card measures its free memory, unless the size of its KV cache is fixed."""
-    measures = shares_a_card(generator, learner) and generator.kv_cache_gib is None
-    return measures or generator.sleep != "none"
+    shares = (generator.gpus or 1.0) < 1 and (learner.gpus or 1.0) < 1
+    return (shares and generator.kv_cache_gib is None) or generator.sleep != "none"

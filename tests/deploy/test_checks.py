@@ -12,11 +12,11 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT
 from hora_rl.common.wire import MAX_BYTES, MAX_ROLLOUTS
 from hora_rl.deploy.checks import configuration, machine, services
+from hora_rl.deploy.checks import memory as checks_memory
 from hora_rl.deploy.checks.configuration import group_size
-from hora_rl.deploy.checks.estimate import Estimate
+from hora_rl.deploy.checks.estimate import Estimate, ModelShape, total
 from hora_rl.deploy.checks.findings import Finding, Target
-from hora_rl.deploy.checks.memory import fits_host, memory
-from hora_rl.deploy.checks.model_shape import ModelShape
+from hora_rl.deploy.checks.memory import memory
 from hora_rl.deploy.checks.run_checks import target_of
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.checks import Make, by_name, one
@@ -118,7 +118,7 @@ def served(folder: Path, content: object) -> Target:
     return target_of(str(folder / "serve.yaml"))
 
 
-SHAPE = ModelShape(1_000_000_000, 0, 16, 2048, 8192, 512, 128_000)
+SHAPE = ModelShape(1_000_000_000, 0, 16, 2048, 8192, 512, 2048, 128_000)
 
 
 def test_memory_of_the_host_is_counted_where_it_is_needed(config: Make) -> None:
@@ -126,28 +126,29 @@ def test_memory_of_the_host_is_counted_where_it_is_needed(config: Make) -> None:
     settings = config(model={"dtype": "bfloat16"}, generator=generator, learner=learner)
     estimate = Estimate(settings, SHAPE)
     cpu, gpu = (estimate.host(cards=cards) for cards in (False, True))
-    assert cpu["learner rank, 3 of"] == pytest.approx(3 * estimate.rank(card=False).gib)
+    assert cpu["learner rank, 3 of"] == pytest.approx(3 * total(estimate.rank(card=False)))
     assert cpu["generator, 2 of"] > 2 * (5 + 2e9 / 2**30)
     assert cpu["checkpoint's copy"] == gpu["checkpoint's copy"] == estimate.checkpoint_gib
     assert gpu["learner rank, 3 of"] == 3.0, "weights and activations are on the cards"
     assert gpu["offloaded optimizer"] == pytest.approx(16e9 / 2**30)
     assert cpu["offloaded optimizer"] == 0, "it is in the ranks"
     sampling = estimate.host(cards=False, trains=False)
-    assert not any(name.startswith("learner") for name in sampling)
+    assert not any(gib for name, gib in sampling.items() if name.startswith("learner"))
 
 
 def test_activations_the_host_cannot_hold_are_refused(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """SmolLM2's shape: what a micro-batch needs decides, and not the weights of 0.25 GiB."""
-    shape = ModelShape(134_515_008, 0, 30, 576, 1536, 192, 49_152)
+    shape = ModelShape(134_515_008, 0, 30, 576, 1536, 192, 576, 49_152)
     lengths = {"max_prompt_tokens": 512, "max_response_tokens": 512}
-    monkeypatch.setattr("hora_rl.deploy.checks.memory.free_memory", lambda: 24 * 2**30)
+    monkeypatch.setattr(checks_memory, "free_memory", lambda: 24 * 2**30)
     levels = {}
     for tokens in (4096, 32_768):
         learner = {"tokens_per_microbatch": tokens}
         settings = config(model={"dtype": "bfloat16"}, rollout=lengths, learner=learner)
-        finding = fits_host(Estimate(settings, shape), cards=False)
+        monkeypatch.setattr(checks_memory, "estimate_of", lambda config: Estimate(config, shape))
+        finding = one(memory, Target(settings))["memory"]
         levels[tokens] = finding.level
-        assert ("learner.tokens_per_microbatch" in finding.line) == (finding.level == "fail")
+        assert ("tokens_per_microbatch" in finding.line) == (finding.level == "fail")
     assert levels == {4096: "ok", 32_768: "fail"}
 
 

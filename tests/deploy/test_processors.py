@@ -12,17 +12,16 @@ from hora_rl.common.config import Config
 from hora_rl.common.load import load
 from hora_rl.deploy.checks import gpu_software, machine, processors
 from hora_rl.deploy.checks import memory as checks_memory
-from hora_rl.deploy.checks.estimate import Estimate
+from hora_rl.deploy.checks.estimate import Estimate, ModelShape
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.gpu_software import driver, judge_compiler, judge_driver, precision, triton_build
 from hora_rl.deploy.checks.memory import run_target
-from hora_rl.deploy.checks.model_shape import ModelShape
 from hora_rl.deploy.checks.run_checks import CHECKS
 from tests.support.checks import H200
 from tests.support.published import write_published
 
-SMOLLM2 = ModelShape(134_515_008, 0, 30, 576, 1536, 192, 49_152)
-DEMO = ModelShape(800_000, 0, 4, 128, 512, 64, 80)
+SMOLLM2 = ModelShape(134_515_008, 0, 30, 576, 1536, 192, 576, 49_152)
+DEMO = ModelShape(800_000, 0, 4, 128, 512, 64, 128, 80)
 BASE = "model: {path: some/model}\ndata: {path: arithmetic}\n"
 
 

@@ -16,8 +16,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from benchmarks.gpu_step import SHAPE_1_5B, engine_of, join_alone, micro_batches, ragged_samples
-from hora_rl.deploy.checks.estimate import GIB, RANK_GIB, Estimate
-from hora_rl.deploy.checks.model_shape import ModelShape
+from hora_rl.deploy.checks.estimate import GIB, RANK_GIB, Estimate, ModelShape, total
 import hora_rl.learner.model.engine
 from hora_rl.learner.ranks import set_device
 from hora_rl.learner.rows.prefixes import rows_of
@@ -67,8 +66,9 @@ with engine_of(shape, dtype, 900, zero_stage=stage, tokens_per_microbatch=2048, 
         now += event.nbytes()
         peak = max(peak, now)
     shape = ModelShape.of(engine.hf, engine._config.learner.lora)
-    need = Estimate(engine._config, shape).rank(card=False)
-    whole = need.gib - RANK_GIB - need.backward["bucket"]
+    estimate = Estimate(engine._config, shape)
+    bucket = estimate.weights_gib * (dtype != "float32")
+    whole = total(estimate.rank(card=False)) - RANK_GIB - bucket
     print(json.dumps({"measured": (kept + peak) / GIB, "estimated": whole}))
 """
 

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Qwen3Mo
 
 from hora_rl.common.config import Config
 from hora_rl.common.types import Group, Phase, VersionSpan
-from hora_rl.deploy.checks.model_shape import ModelShape
+from hora_rl.deploy.checks.estimate import ModelShape
 from hora_rl.learner.model.flops import Shape, peak_flops
 from hora_rl.learner.records.metrics import step_metrics
 from hora_rl.learner.rows.batch import measurable
@@ -167,4 +167,4 @@ def test_layers_of_two_head_sizes_each_count_with_their_own() -> None:
         hf = AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma4_text", **sizes, **heads, **kinds))
     assert Shape.of(hf).width == 2 * (2 * 8) + 2 * 16
     estimated = ModelShape.of(hf, None)
-    assert (estimated.kv_width, estimated.queries) == (16, 64 // 3)
+    assert (estimated.kv_width, estimated.query_width) == (16, 64 // 3)
