@@ -25,7 +25,7 @@ from hora_rl.common.load import check_paths
 from hora_rl.common.model.adapters import check_base, refuse_to_train
 from hora_rl.common.user_code import function_of, is_user_function, working_folder
 from hora_rl.common.wire import MAX_BYTES, MAX_ROLLOUTS
-from hora_rl.deploy.checks.findings import Finding, Target, configuration_of, must, ok, plural, should
+from hora_rl.deploy.checks.findings import Finding, Target, configuration_of, must, ok, plural, should, warn
 from hora_rl.deploy.checks.machine import model_gib
 from hora_rl.learner.rows.estimator import estimator_of
 
@@ -57,23 +57,24 @@ def model(target: Target) -> Iterator[Finding]:
 
 def names(target: Target) -> Iterator[Finding]:
     """Rule, rounds, prior, rewards, warm-ups. A replica that met these errors would be restarted for ever."""
-    config, allocation = target.config, target.config.allocation
+    config, allocation, objective = target.config, target.config.allocation, target.config.learner.objective
     if not target.trains:
         return
+    rewards = {source: config.of(source).reward for source in config.source_names}
     with working_folder():
         _try_rule(allocation, config.rollout, "allocation.rule", allocation.rule)
-        if (as_if := config.learner.objective.group_weight.as_if) is not None:
+        if (as_if := objective.group_weight.as_if) is not None:
             _try_rule(allocation, config.rollout, "learner.objective.group_weight.as_if", as_if)
         try:
-            for source in config.source_names:
-                _load_rewards(config.of(source).reward, config.of(source).gate)
+            for source, reward in rewards.items():
+                _load_rewards(reward, config.of(source).gate)
             if config.environment.path == LIBRARY:
                 asyncio.run(_start_library(config.environment, config.run.name))
             elif config.environment.path is not None:
                 load_environment(config.environment.path)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        if is_user_function(config.learner.objective.advantage):
+        if is_user_function(objective.advantage):
             estimator_of(config).try_advantage(config.rollout.pre_rollouts)
     try:
         beta_of(allocation.prior)
@@ -82,40 +83,36 @@ def names(target: Target) -> Iterator[Finding]:
         raise ConfigError(f"allocation.{error}") from None
     if not unconditioned:
         feature_model(allocation, config.model.path)
-    success = "; ".join(_success(config.of(source).reward, source) for source in config.source_names)
+    success = "; ".join(
+        (f"{source}: " if source else "")
+        + (f"{reward.success} of at least {reward.success_at:g}" if reward.success else "none")
+        for source, reward in rewards.items()
+    )
     gate = f"warm-up: uniform until the mean {config.gate} reward is {allocation.warmup.format_reward}"
     yield ok(
         "allocation",
         f"rule {allocation.rule}, prior {allocation.prior}; {gate if config.gate else 'no warm-up'}; "
         f"success: {success}",
     )
+    yield from _without_effect(config)
+
+
+def _without_effect(config: Config) -> Iterator[Finding]:
+    """Warnings of settings that leave nothing to divide, or nothing to gain."""
+    allocation, rollout, learner = config.allocation, config.rollout, config.learner
     if allocation.rounds > 1 and allocation.stop == "none" and allocation.rule == "hit_utility":
-        yield should(
-            False,
-            "allocation.rounds",
-            f"{allocation.rounds} rounds, stop none: prompts with a hit get more too; one round finds more",
-            "allocation.stop: hit (`hora plan` compares), or allocation.rounds: 1",
-        )
-    warmup, steps = config.learner.optimizer.warmup_steps, config.learner.steps
-    if warmup >= steps:
-        says = f"{warmup} steps, of a run of {steps}: the learning rate only rises"
-        yield should(False, "learner.optimizer.warmup_steps", says, "lower it")
-    for key, fix in _evening(allocation, config.rollout):
-        yield should(False, key, f"every group has G rollouts, whatever rule {allocation.rule} finds", fix)
-
-
-def _evening(allocation: AllocationConfig, rollout: RolloutConfig) -> Iterator[tuple[str, str]]:
-    """The keys that leave nothing to divide, with their remedy."""
+        says = f"{allocation.rounds} rounds, stop none: prompts with a hit get more too; one round finds more"
+        fix = "allocation.stop: hit (`hora plan` compares), or allocation.rounds: 1"
+        yield warn("allocation.rounds", says, fix)
+    if (warmup := learner.optimizer.warmup_steps) >= learner.steps:
+        says = f"{warmup} steps, of a run of {learner.steps}: the learning rate only rises"
+        yield warn("learner.optimizer.warmup_steps", says, "lower it")
     if allocation.needs_counts:
+        even = f"every group has G rollouts, whatever rule {allocation.rule} finds"
         if rollout.prompts_per_shard == 1:
-            yield "rollout.shards", "lower it: a shard of one prompt gives that its whole budget"
+            yield warn("rollout.shards", even, "lower it: a shard of one prompt gives that its whole budget")
         if allocation.max_group_size == rollout.group_size:
-            yield "allocation.max_group_size", "raise it above rollout.group_size"
-
-
-def _success(reward: RewardConfig, source: str) -> str:
-    named = f"{source}: " if source else ""
-    return named + (f"{reward.success} of at least {reward.success_at:g}" if reward.success else "none")
+            yield warn("allocation.max_group_size", even, "raise it above rollout.group_size")
 
 
 async def _start_library(environment: EnvironmentConfig, run: str) -> None:
@@ -175,56 +172,44 @@ def family(target: Target) -> Iterator[Finding]:
 def refuse_untrainable(config: Config) -> None:
     """Raise ConfigError for quantized weights, for a class that writes no text, and for one that vLLM cannot
     update."""
-    path = config.model.path
     if (settings := configuration_of(config.model)) is None:
         return
-    name = (settings.architectures or [""])[0]
-    if NO_WRITER.search(name):
-        raise ConfigError(
-            f"model.path ({path}): {name} (architectures in its config.json) writes no text: use the "
-            "family's language model"
-        )
-    if name in NOT_UPDATED and config.learner.lora is None:
-        raise ConfigError(
-            f"model.path ({path}): vLLM cannot replace the weights of a running {name}, so the generators "
-            "cannot follow the learner: use another model"
-        )
-    quantization = getattr(settings, "quantization_config", None)
-    if quantization is not None:
-        method = (
-            quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
-        )
-        raise ConfigError(
-            f"model.path ({path}): its weights are quantized ({method}), which the learner does not "
-            "train: use the family's bfloat16 checkpoint"
-        )
+    name, quantization = (settings.architectures or [""])[0], getattr(settings, "quantization_config", None)
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    reasons = {
+        f"{name} (architectures in its config.json) writes no text: use the family's language model": (
+            NO_WRITER.search(name)
+        ),
+        f"vLLM cannot replace the weights of a running {name}, so the generators cannot follow the learner: "
+        "use another model": name in NOT_UPDATED and config.learner.lora is None,
+        f"its weights are quantized ({getattr(method, 'quant_method', method)}), which the learner does not "
+        "train: use the family's bfloat16 checkpoint": quantization is not None,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ConfigError(f"model.path ({config.model.path}): {reason}")
 
 
 def group_size(target: Target) -> Iterator[Finding]:
-    """Warn if one prompt can get a group larger than a message or `MAX_ROLLOUTS`. Such a group
-    is refused each time it is sampled."""
+    """Warn if one prompt can get a group larger than a message or `MAX_ROLLOUTS`: G0 and all of its shard's
+    Phase B, up to `max_group_size`. Such a group is refused each time it is sampled."""
+    config, rollout, allocation = target.config, target.config.rollout, target.config.allocation
     if not target.trains:
         return
-    config = target.config
-    rollouts = largest_group(config.rollout, config.allocation)
-    each = TOKEN_BYTES * (config.longest - config.rollout.max_prompt_tokens)
-    says = f"{rollouts:,} rollouts of one prompt, at most {rollouts * each / 2**20:,.0f} MiB"
+    rollouts = rollout.group_size
+    if allocation.needs_counts:
+        rollouts = rollout.pre_rollouts + rollout.shard_budget
+        rollouts = min(rollouts, allocation.max_group_size or rollouts)
+    each = TOKEN_BYTES * (config.longest - rollout.max_prompt_tokens)
     most = min(MAX_BYTES // each, MAX_ROLLOUTS)
     yield should(
         rollouts <= most,
         "largest group",
-        f"{says}; a message may have {MAX_BYTES / 2**20:,.0f} and {MAX_ROLLOUTS:,} rollouts",
+        f"{rollouts:,} rollouts of one prompt, at most {rollouts * each / 2**20:,.0f} MiB; a message may "
+        f"have {MAX_BYTES / 2**20:,.0f} and {MAX_ROLLOUTS:,} rollouts",
         f"a larger one is refused whenever it comes: set allocation.max_group_size to at most {most:,}, or "
         "use more rollout.shards",
     )
-
-
-def largest_group(rollout: RolloutConfig, allocation: AllocationConfig) -> int:
-    """The most rollouts of one prompt: G0 and all of its shard's Phase B, up to `max_group_size`."""
-    if not allocation.needs_counts:
-        return rollout.group_size
-    most = rollout.pre_rollouts + rollout.shard_budget
-    return min(most, allocation.max_group_size or most)
 
 
 def packages(target: Target) -> Iterator[Finding]:
@@ -250,23 +235,15 @@ def evaluation(target: Target) -> Iterator[Finding]:
     config, settings = target.config, target.config.evaluation
     if settings.every is None or not target.trains:
         return
-    longest, rollout = config.rollout.max_response_tokens, config.rollout
-    problems = usable_held_out(config)
-    mine = min(settings.prompts, len(problems)) * settings.samples
-    theirs = settings.every * rollout.batch_size
-    metric = config.learner.keep_best
+    longest, metric = config.rollout.max_response_tokens, config.learner.keep_best
+    mine = min(settings.prompts, len(usable_held_out(config))) * settings.samples
+    theirs = settings.every * config.rollout.batch_size
     best = f"; the weights of the best {metric} are kept" if metric else ""
-    yield ok(
-        "evaluation",
+    says = (
         f"every {plural(settings.every, 'step')} {mine:,} completions (at most {mine * longest:,} tokens), "
-        f"{mine / theirs:.0%} of the {theirs:,} rollouts ({theirs * longest:,} tokens) trained meanwhile, "
-        f"by weights that may change meanwhile{best}",
+        f"{mine / theirs:.0%} of the {theirs:,} rollouts trained meanwhile{best}"
     )
+    yield ok("evaluation", says)
     if mine > theirs:
-        yield Finding(
-            "warn",
-            "evaluation",
-            f"it samples more than is trained in evaluation.every = {settings.every} steps, so it may take "
-            "longer than the time between two, and some will be left out",
-            "raise evaluation.every, or lower evaluation.prompts or evaluation.samples",
-        )
+        says = "more than is trained meanwhile: it may take longer, and some evaluations will be left out"
+        yield warn("evaluation", says, "raise evaluation.every, or lower evaluation.prompts or samples")

@@ -23,7 +23,7 @@ from hora_rl.common.errors import ConfigError
 from hora_rl.common.files import replacing
 from hora_rl.common.root_cause import root_cause
 from hora_rl.deploy.checks import machine
-from hora_rl.deploy.checks.findings import Finding, Target, ok
+from hora_rl.deploy.checks.findings import Finding, Target, ok, warn
 
 ANSWER_S = 180.0
 """Seconds to wait for an answer after all other checks. The import takes 5 to 15, on a busy machine more."""
@@ -119,7 +119,7 @@ class EngineProcess:
             output, _ = self._process.communicate(timeout=ANSWER_S)
         except subprocess.TimeoutExpired:
             says = f"vLLM did not say within {ANSWER_S:.0f} s whether it takes {model}"
-            yield Finding("warn", "engine", says, "look what keeps this machine busy")
+            yield warn("engine", says, "look what keeps this machine busy")
             return
         if not output:
             self._log.seek(0)

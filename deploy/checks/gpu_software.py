@@ -33,13 +33,11 @@ def judge_driver(version: str, cuda: str, *, works: bool) -> Finding:
     """Judge a driver `version` such as 535.104.05. An old driver fails unless torch finds the cards, which
     NVIDIA's forward-compatibility packages allow on some cards."""
     oldest, branch = OLDEST.get(_major(cuda)), _major(version)
-    if oldest is None or not branch:
-        says = f"{version or 'unknown'}, torch's CUDA is {cuda or 'unknown'}"
-        return should(False, "GPU driver", says, "not compared: see whether torch.cuda.is_available()")
-    says = f"{version}; torch's CUDA {cuda} needs {oldest} or newer"
-    if works:
-        return should(branch >= oldest, "GPU driver", says, "torch finds the cards all the same; update it")
-    return must(branch >= oldest, "GPU driver", says, f"install a driver of branch {oldest} or newer")
+    known = oldest is not None and branch > 0
+    says = f"{version or 'unknown'}; torch's CUDA {cuda or 'unknown'} needs {oldest or 'unknown'} or newer"
+    fix = f"install a driver of branch {oldest}, or see whether torch.cuda.is_available()"
+    recent = known and branch >= (oldest or 0)
+    return (should if works or not known else must)(recent, "GPU driver", says, fix)
 
 
 def mps_daemon(target: Target) -> Iterator[Finding]:

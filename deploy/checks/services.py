@@ -3,9 +3,9 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import cast
 
-import redis
 from redis.exceptions import ResponseError
 
 from hora_rl.common.errors import RunError
@@ -32,20 +32,16 @@ def redis_server(target: Target) -> Iterator[Finding]:
     recent = tuple(int(n) for n in version.split(".")[:2]) >= (6, 2)
     says = f"{hidden(url)}, version {version}"
     yield must(recent, "Redis", says, "streams need 6.2: install a newer Redis")
-    appends, synced = "yes" if info.get("aof_enabled") else "no", _synced(client)
+    appends, synced = "yes" if info.get("aof_enabled") else "no", "hidden"
+    with suppress(ResponseError):  # managed servers refuse CONFIG
+        settings = cast(dict[str, str], client.config_get("appendfsync"))
+        synced = settings.get("appendfsync", synced)
     says = f"appendonly is {appends}, appendfsync is {synced}"
     fix = "a failure may lose groups: redis-cli CONFIG SET appendonly yes, appendfsync always; redis.conf too"
     yield should(appends == "yes" and synced in ("always", "hidden"), "Redis persistence", says, fix)
     policy = str(info.get("maxmemory_policy")) if info.get("maxmemory") else "noeviction"
     fix = "Redis would drop the run's data: CONFIG SET maxmemory-policy noeviction"
     yield must(policy == "noeviction", "Redis eviction", policy, fix)
-
-
-def _synced(client: redis.Redis) -> str:
-    try:
-        return cast(dict[str, str], client.config_get("appendfsync")).get("appendfsync", "hidden")
-    except ResponseError:  # managed servers refuse CONFIG
-        return "hidden"
 
 
 def ray_token(target: Target) -> Iterator[Finding]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hora_rl.actors.data.datasets import Dataset, load_dataset, usable_held_out
 from hora_rl.actors.data.gold_answers import gold_test
-from hora_rl.common.config import Config, DataConfig, ModelConfig, RolloutConfig
+from hora_rl.common.config import Config, DataConfig, ModelConfig
 from hora_rl.common.data.prompt_order import Mixture, counts_of, mixed_rows
 from hora_rl.common.data.prompts import load_tokenizer, prompt_of, refuse_unknown, render
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.model.model_files import vocabulary_rows
-from hora_rl.deploy.checks.findings import Finding, Target, ok, plural
+from hora_rl.deploy.checks.findings import Finding, Target, ok, plural, warn
 from hora_rl.evaluation.benchmarks import known_leaks, refuse_long
 
 if TYPE_CHECKING:
@@ -23,15 +22,6 @@ SHOWN = 5
 """Rows listed by name per problem; more are only counted."""
 BATCHES = 200
 """Batches over which rows per source are counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Usable:
-    """Usable prompts of a source: their lengths in tokens, and findings about its rows."""
-
-    source: str
-    lengths: Sequence[int]
-    findings: Sequence[Finding]
 
 
 def data(target: Target) -> Iterator[Finding]:
@@ -45,93 +35,67 @@ def data(target: Target) -> Iterator[Finding]:
         rendered = list(_lengths(config.model, tokenizer, problems, config.evaluated.data))
         refuse_long(problems.name, rendered, config.rollout.max_prompt_tokens)
         yield from (ok("layout", f"evaluation: {layout}") for layout in problems.layouts)
-    parts = [_usable(config, source, tokenizer) for source in config.source_names]
-    for usable in parts:
-        yield from usable.findings
-    mixture = Mixture(tuple(len(usable.lengths) for usable in parts), config.weights_of_sources)
-    if config.data.sources:
-        yield ok("data", "; ".join(_parts(config, mixture, parts)))
-    else:
-        yield _whole(config.data.path, config.rollout, parts[0])
-    if config.data.rest and not _comes_again(config, mixture):
-        yield Finding(
-            "warn",
-            "data",
-            f"data.rest ({', '.join(config.data.rest)}) changes nothing: {config.learner.steps} steps of "
-            f"{config.rollout.prompts_per_batch} prompts end in the first epoch",
-            "train for more steps, or leave it out",
-        )
+    lengths: list[list[int]] = []
+    for source in config.source_names:
+        lengths.append([])
+        yield from _usable(config, source, tokenizer, lengths[-1])
+    mixture = Mixture(tuple(map(len, lengths)), config.weights_of_sources)
+    yield ok("data", "; ".join(_parts(config, mixture, lengths)))
+    if config.data.rest:
+        steps, gamma = config.learner.steps, config.rollout.prompts_per_batch
+        last = mixed_rows(steps - 1, gamma, mixture, config.run.seed, config.data.shuffle)
+        if not any(epoch for epoch, _ in last):
+            says = f"data.rest changes nothing: {steps} steps of {gamma} prompts end in the first epoch"
+            yield warn("data", says, "train for more steps, or leave it out")
 
 
-def _comes_again(config: Config, mixture: Mixture) -> bool:
-    """Whether a source's second epoch begins within the run, without rests."""
-    gamma, last = config.rollout.prompts_per_batch, config.learner.steps - 1
-    return any(epoch for epoch, _ in mixed_rows(last, gamma, mixture, config.run.seed, config.data.shuffle))
-
-
-def _whole(path: str, rollout: RolloutConfig, usable: _Usable) -> Finding:
-    lengths = usable.lengths
-    if len(lengths) < rollout.prompts_per_batch:
-        raise ConfigError(
-            f"data.path {path}: {plural(len(lengths), 'usable prompt')}, fewer than "
-            f"rollout.prompts_per_batch = {rollout.prompts_per_batch}; use more rows or a smaller batch"
-        )
-    return ok("data", f"{plural(len(lengths), 'prompt')} of {min(lengths)} to {max(lengths)} tokens")
-
-
-def _parts(config: Config, mixture: Mixture, parts: Sequence[_Usable]) -> Iterator[str]:
-    """Prompts of each source and its part of a batch. Raises ConfigError for a source that is too small for
-    its weight."""
-    gamma, seen = config.rollout.prompts_per_batch, range(min(config.learner.steps, BATCHES))
-    counts: list[list[int]] = []
-    for batch in seen:
-        counts.append(counts_of(batch, gamma, mixture))
-        for usable, due in zip(parts, counts[-1], strict=True):
-            if due > len(usable.lengths):
-                raise ConfigError(
-                    f"data.sources.{usable.source}: {plural(len(usable.lengths), 'usable prompt')}, and a "
-                    f"batch takes {due} of it (its share of rollout.prompts_per_batch = {gamma}): lower "
-                    "its weight, use more rows or a smaller batch"
-                )
+def _parts(config: Config, mixture: Mixture, lengths: Sequence[Sequence[int]]) -> Iterator[str]:
+    """Prompts of each source and its part of a batch. Raises ConfigError for a source with too few."""
+    gamma, batches = config.rollout.prompts_per_batch, range(min(config.learner.steps, BATCHES))
+    counts = [counts_of(batch, gamma, mixture) for batch in batches]
+    for k, (source, tokens) in enumerate(zip(config.source_names, lengths, strict=True)):
+        least, most = min(c[k] for c in counts), max(c[k] for c in counts)
+        key = f"data.sources.{source}" if source else f"data.path {config.data.path}"
+        if most > len(tokens):
+            raise ConfigError(
+                f"{key}: {plural(len(tokens), 'usable prompt')}, and a batch takes {most} of it (of "
+                f"rollout.prompts_per_batch = {gamma}): use more rows, a smaller batch or a lower weight"
+            )
+        says = f"{plural(len(tokens), 'prompt')} of {min(tokens)} to {max(tokens)} tokens"
+        if source:
+            share = mixture.weights[k] / sum(mixture.weights)
+            takes = str(least) if least == most else f"{least} to {most}"
+            says = (
+                f"{source}: {says}, {share:.0%}: {takes} of the {gamma} prompts of a batch, an epoch every "
+                f"{len(tokens) / (share * gamma):,.1f} batches"
+            )
+        yield says
     mixed_rows(0, gamma, mixture, config.run.seed, config.data.shuffle)
-    for k, usable in enumerate(parts):
-        due_of = [count[k] for count in counts]
-        least, most = min(due_of), max(due_of)
-        share = mixture.weights[k] / sum(mixture.weights)
-        takes = str(least) if least == most else f"{least} to {most}"
-        yield (
-            f"{usable.source}: {plural(len(usable.lengths), 'prompt')} of {min(usable.lengths)} to "
-            f"{max(usable.lengths)} tokens, {share:.0%}: {takes} of the {gamma} prompts of a batch, an epoch "
-            f"every {len(usable.lengths) / (share * gamma):,.1f} batches"
-        )
 
 
-def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> _Usable:
-    """The rows of one source. Raises ConfigError if none is usable."""
+def _usable(
+    config: Config, source: str, tokenizer: PreTrainedTokenizerBase, usable: list[int]
+) -> Iterator[Finding]:
+    """Findings about the rows of one source. Appends the tokens of its usable prompts to `usable`. Raises
+    ConfigError if there is none."""
     settings, limit = config.of(source), config.rollout.max_prompt_tokens
     dataset = load_dataset(settings.data, gold_test(settings.reward))
     lengths = list(_lengths(config.model, tokenizer, dataset, settings.data))
-    usable = [n for n in lengths if n <= limit]
-    left_out = [f"left out: {row.location}: {row.reason}" for row in dataset.rejected]
-    known = known_leaks(config, dataset.rows)
-    leaks = [f"training row {x.location} equals {x.known}" for x in known]
-    of = f"{source}: " if source else ""
-    findings = [
-        *(ok("layout", f"{of}{layout}") for layout in dataset.layouts),
-        *_some(left_out, "rows are left out"),
-        *_some(leaks, "training rows equal benchmark problems; Pass@K on these measures memory"),
-    ]
+    usable += [n for n in lengths if n <= limit]
+    yield from (ok("layout", f"{source}: {each}" if source else each) for each in dataset.layouts)
+    rejected = [f"left out: {row.location}: {row.reason}" for row in dataset.rejected]
+    yield from _some(rejected, "rows are left out")
+    leaks = [f"training row {x.location} equals {x.known}" for x in known_leaks(config, dataset.rows)]
+    yield from _some(leaks, "training rows equal benchmark problems; Pass@K on these measures memory")
     if again := len(dataset) - len({(row.problem, str(row.messages)) for row in dataset.rows}):
-        says = (
-            f"{plural(again, 'row')} of {len(dataset)} have the problem of an earlier one: each is a prompt"
-        )
-        findings.append(Finding("warn", "data", says))
+        says = f"{plural(again, 'row')} of {len(dataset)} repeat an earlier problem: each is a prompt"
+        yield warn("data", says)
     if too_long := len(lengths) - len(usable):
-        longer = f"left out: {plural(too_long, 'prompt')} longer than rollout.max_prompt_tokens = {limit}"
-        findings.append(Finding("warn", "data", longer))
-    if not usable and source:
-        raise ConfigError(f"data.sources.{source}: none of its rows can be used")
-    return _Usable(source, usable, findings)
+        says = f"left out: {plural(too_long, 'prompt')} longer than rollout.max_prompt_tokens = {limit}"
+        yield warn("data", says)
+    if not usable:
+        key = f"data.sources.{source}" if source else f"data.path {settings.data.path}"
+        raise ConfigError(f"{key}: none of its rows can be used")
 
 
 def _lengths(
@@ -153,4 +117,4 @@ def _lengths(
 def _some(lines: list[str], summary: str) -> Iterator[Finding]:
     """The first few lines as warnings, and their total number."""
     more = [f"{len(lines)} {summary}"] * (len(lines) > SHOWN)
-    yield from (Finding("warn", "data", line) for line in (*lines[:SHOWN], *more))
+    yield from (warn("data", line) for line in (*lines[:SHOWN], *more))

@@ -8,7 +8,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hora_rl.actors.data.datasets import load_dataset
@@ -33,7 +33,7 @@ from hora_rl.common.errors import ConfigError, VerifierUnavailable
 from hora_rl.common.model.model_files import vocabulary_rows
 from hora_rl.common.user_code import working_folder
 from hora_rl.deploy.checks.configuration import OWN_FAULTS
-from hora_rl.deploy.checks.findings import Finding, Target, ok, plural, should
+from hora_rl.deploy.checks.findings import Finding, Target, ok, plural, should, warn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,22 +69,41 @@ def task(target: Target) -> Iterator[Finding]:
 
 def _task(config: Config) -> Iterator[Finding]:
     """The task of one source."""
-    rows = load_dataset(config.data.model_copy(update={"limit": ROWS}), gold_test(config.reward)).rows
+    data, reward = config.data, config.reward
+    rows = load_dataset(data.model_copy(update={"limit": ROWS}), gold_test(reward)).rows
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    if "code_tests" in config.reward.names:
-        yield from _programs(config.data, config.reward, rows, tokenizer)
-        return
-    row, prompt = rows[0], render_text(tokenizer, rows[0].problem, config.data, rows[0].messages)
-    read = _as_read(tokenizer, row, config.data)
-    yield ok("prompt", f"{row.location}, gold answer {_text(row.answer)!r:.200}, {read}")
-    if config.reward.judged != config.reward.names:
+    settings, programs = reward.code_tests, "code_tests" in reward.names
+    solved = [row for row in rows if programs and solution_of(settings, row.columns) is not None]
+    row = (solved or rows)[0]
+    opened = prefill(render_text(tokenizer, row.problem, data, row.messages))
+    gold = f"gold answer {_text(row.answer)!r:.200}"
+    if programs:
+        tests = tests_of(settings, row.columns)
+        gold = "assertions" if tests.asserts else plural(len(tests.pairs or tests.calls), "test")
+    yield ok("prompt", f"{row.location}, {gold}, {_as_read(tokenizer, row, data)}")
+    if programs:
+        pair = (solution_of(settings, row.columns) or IDLE, IDLE)
+        forms = [[example_program(reward.answer, code_block(program), opened) for program in pair]]
+    elif reward.judged != reward.names:
         yield ok("right answer", f"environment {config.environment.path} says what an episode earned")
         return
-    opened, wrong_answer = prefill(prompt), _wrong(row, rows)
-    forms = _forms(config.data, config.reward, opened, [_text(row.answer), wrong_answer])
-    right, wrong = _judge(config.reward, row, opened, forms)
-    findings = list(_shown(config.reward, right, wrong))
-    yield from findings if row.answer is not None or TASK not in row.columns else findings[1:]
+    else:
+        forms = _forms(data, reward, opened, [_text(row.answer), _wrong(row, rows)])
+    (earned, success), (unearned, mistaken) = _judge(reward, row, opened, forms)
+    if programs and not solved:
+        field = settings.column("solution")
+        says = f"no row has a program in {field!r}, and from tests alone none can be made: they are not tried"
+        fix = f"add the column {field!r} to some rows, or name yours in reward.code_tests.columns"
+        yield warn("right answer", says, fix)
+    elif programs or row.answer is not None or TASK not in row.columns:
+        fix = (
+            "made from the gold answer, and no success: unless your rewards ask for another form, no "
+            "completion will be one; look at reward.answer, reward.success and reward.success_at"
+        )
+        yield should(success or reward.success is None, "right answer", earned, fix)
+    yield should(not mistaken, "wrong answer", unearned, "")
+    if solved:
+        yield from _solutions(settings, solved)
 
 
 def _forms(data: DataConfig, reward: RewardConfig, opened: str, answers: Sequence[str]) -> list[list[str]]:
@@ -112,43 +131,29 @@ def _text(answer: Json) -> str:
     return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """An example completion with its rewards."""
-
-    text: str
-    rewards: dict[str, float]
-    success: bool
-
-
-def _shown(reward: RewardConfig, right: _Judged, wrong: _Judged) -> Iterator[Finding]:
-    """Findings for the rewards of a right and a wrong answer."""
-    earned, unearned = (f"{_earned(reward, each)}\n{_quoted(each.text)}" for each in (right, wrong))
-    fix = (
-        "made from the gold answer, and no success: unless your rewards ask for another form, no completion "
-        "will be one; look at reward.answer, reward.success and reward.success_at"
-    )
-    yield should(right.success or reward.success is None, "right answer", earned, fix)
-    yield should(not wrong.success, "wrong answer", unearned, "")
-
-
-def _judge(reward: RewardConfig, row: Row, opened: str, texts: Sequence[Sequence[str]]) -> list[_Judged]:
-    """Score the lists of completions. Returns the first list whose first completion is a success, else the
-    first list. Raises ConfigError if a reward fails."""
-    forms = [
+def _judge(
+    reward: RewardConfig, row: Row, opened: str, forms: Sequence[Sequence[str]]
+) -> list[tuple[str, bool]]:
+    """What the completions of a form earn, in words, and whether each is a success: of the first form whose
+    first completion is one, else of the first form. Raises ConfigError if a reward fails."""
+    groups = [
         [Answer(row.problem, opened + text, row.answer, row.columns, row.index) for text in form]
-        for form in texts
+        for form in forms
     ]
     try:
         with working_folder():
-            scored = asyncio.run(_score(reward, forms))
+            scores = asyncio.run(_score(reward, groups))
     except (*OWN_FAULTS, VerifierUnavailable) as error:
         raise ConfigError(f"reward: scoring an answer to {row.location} failed: {error}") from None
-    judged = [
-        [_Judged(text, r, reward.succeeded(r)) for text, r in zip(form, rewards, strict=True)]
-        for form, rewards in zip(texts, scored, strict=True)
-    ]
-    return next((form for form in judged if form[0].success), judged[0])
+    best = next((i for i, rewards in enumerate(scores) if reward.succeeded(rewards[0])), 0)
+    judged = []
+    for text, rewards in zip(forms[best], scores[best], strict=True):
+        success = reward.succeeded(rewards)
+        parts = ", ".join(f"{name} {value:g}" for name, value in rewards.items())
+        verdict = "" if reward.success is None else ", a success" if success else ", no success"
+        says = f"{parts}: reward {total(rewards, reward.weights):g}{verdict}\n{_quoted(text)}"
+        judged.append((says, success))
+    return judged
 
 
 async def _score(reward: RewardConfig, groups: Sequence[Sequence[Answer]]) -> list[list[dict[str, float]]]:
@@ -161,12 +166,6 @@ async def _score(reward: RewardConfig, groups: Sequence[Sequence[Answer]]) -> li
         return scores
     finally:
         pool.close()
-
-
-def _earned(reward: RewardConfig, judged: _Judged) -> str:
-    parts = ", ".join(f"{name} {value:g}" for name, value in judged.rewards.items())
-    success = "" if reward.success is None else ", a success" if judged.success else ", no success"
-    return f"{parts}: reward {total(judged.rewards, reward.weights):g}{success}"
 
 
 def _as_read(tokenizer: PreTrainedTokenizerBase, row: Row, data: DataConfig) -> str:
@@ -184,33 +183,6 @@ def _quoted(text: str) -> str:
     return "\n".join(f"      | {line}" for line in visible(text).split("\n"))
 
 
-def _programs(
-    data: DataConfig, reward: RewardConfig, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
-) -> Iterator[Finding]:
-    """Findings of a task whose completions are programs."""
-    field = reward.code_tests.column("solution")
-    solved = [row for row in rows if solution_of(reward.code_tests, row.columns) is not None]
-    row = (solved or rows)[0]
-    prompt = render_text(tokenizer, row.problem, data, row.messages)
-    read = _as_read(tokenizer, row, data)
-    tests = tests_of(reward.code_tests, row.columns)
-    counted = "assertions" if tests.asserts else plural(len(tests.pairs or tests.calls), "test")
-    yield ok("prompt", f"{row.location}, {counted}, {read}")
-    texts = [
-        example_program(reward.answer, code_block(program), prefill(prompt))
-        for program in (solution_of(reward.code_tests, row.columns) or IDLE, IDLE)
-    ]
-    right, wrong = _judge(reward, row, prefill(prompt), [texts])
-    if solved:
-        yield from _shown(reward, right, wrong)
-        yield from _solutions(reward.code_tests, solved)
-        return
-    yield list(_shown(reward, right, wrong))[1]
-    fix = f"add the column {field!r} to some rows, or name yours in reward.code_tests.columns"
-    says = f"no row has a program in {field!r}, and from tests alone none can be made: they are not tried"
-    yield Finding("warn", "right answer", says, fix)
-
-
 def _solutions(settings: CodeTestsConfig, rows: Sequence[Row]) -> Iterator[Finding]:
     """Whether the rows' solutions pass. Raises ConfigError if tests cannot be run, because a run would stop
     at them."""
@@ -226,7 +198,7 @@ def _solutions(settings: CodeTestsConfig, rows: Sequence[Row]) -> Iterator[Findi
         says = f"{row.location}: its own program does not pass its tests: {row.problem!r:.60}"
         if missing := _missing(solution_of(settings, row.columns) or ""):
             says += f" (it imports {', '.join(missing)}: programs have Python's standard library alone)"
-        yield Finding("warn", "solutions", says, "correct the tests or the program")
+        yield warn("solutions", says, "correct the tests or the program")
     passed = f"{len(rows) - len(failed)} of the first {plural(len(rows), 'solution')} pass their tests"
     yield Finding("warn" if failed else "ok", "solutions", passed)
 

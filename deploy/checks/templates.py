@@ -22,7 +22,7 @@ from hora_rl.common.data.prompts import (
     render_text,
 )
 from hora_rl.common.data.rows import Row
-from hora_rl.deploy.checks.findings import Finding, Target, ok, plural
+from hora_rl.deploy.checks.findings import Finding, Target, ok, plural, warn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,34 +60,34 @@ def rendering(config: Config, *, trains: bool) -> Iterator[Finding]:
 
 def _template(tokenizer: PreTrainedTokenizerBase, row: Row, data: DataConfig) -> Finding:
     """Whose template it is, its settings, and whether it asks for a thought."""
-    source = template_of(tokenizer, data)
-    whose = "data.chat_template" if data.chat_template else "the tokenizer's"
     settings = [f"{name}: {value!r:.60}" for name, value in data.chat_template_kwargs.items()]
-    left = [name for name in settings_of(source) if name not in data.chat_template_kwargs]
-    says = f"{whose}, with {', '.join(settings) if settings else 'its defaults'}"
-    says += f"; it also reads {', '.join(left)}" if left else ""
-    text = render_text(tokenizer, row.problem, data, row.messages)
-    begins = begin_tokens(tokenizer)[:1]
+    left = [n for n in settings_of(template_of(tokenizer, data)) if n not in data.chat_template_kwargs]
+    whose = "data.chat_template" if data.chat_template else "the tokenizer's"
+    parts = [f"{whose}, with {', '.join(settings) if settings else 'its defaults'}"]
+    if left:
+        parts.append(f"it also reads {', '.join(left)}")
+    text, begins = render_text(tokenizer, row.problem, data, row.messages), begin_tokens(tokenizer)[:1]
     if begins and render(tokenizer, row.problem, data, row.messages)[:1].tolist() != begins:
         begin = tokenizer.convert_ids_to_tokens(begins[0])
-        says += f"; it writes no begin token ({begin}), which the tokenizer puts before other texts"
-    for switch in SWITCHES:
-        if switch in left:
-            off, on = (_with(tokenizer, row, data, {switch: value}) for value in (False, True))
-            if text != off:
-                remedy = f"data.chat_template_kwargs: {{{switch}: false}} turns thoughts off"
-                says += f"; it thinks by default: {remedy}"
-            elif text != on:
-                says += f"; it does not think by default: {switch}: true turns thoughts on"
+        parts.append(f"it writes no begin token ({begin}), which the tokenizer puts before other texts")
+    for switch in (name for name in SWITCHES if name in left):
+        off, on = (
+            render_text(
+                tokenizer,
+                row.problem,
+                data.model_copy(update={"chat_template_kwargs": data.chat_template_kwargs | {switch: value}}),
+                row.messages,
+            )
+            for value in (False, True)
+        )
+        if text != off:
+            remedy = f"data.chat_template_kwargs: {{{switch}: false}} turns thoughts off"
+            parts.append(f"it thinks by default: {remedy}")
+        elif text != on:
+            parts.append(f"it does not think by default: {switch}: true turns thoughts on")
     if opened := prefill(text):
-        says += f"; the prompt ends in an {'open' if unclosed(opened) else 'empty'} thought ({opened!r})"
-    return ok("chat template", says)
-
-
-def _with(tokenizer: PreTrainedTokenizerBase, row: Row, data: DataConfig, more: dict[str, bool]) -> str:
-    settings = {**data.chat_template_kwargs, **more}
-    changed = data.model_copy(update={"chat_template_kwargs": settings})
-    return render_text(tokenizer, row.problem, changed, row.messages)
+        parts.append(f"the prompt ends in an {'open' if unclosed(opened) else 'empty'} thought ({opened!r})")
+    return ok("chat template", "; ".join(parts))
 
 
 def _left_out(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: DataConfig) -> Iterator[Finding]:
@@ -100,9 +100,7 @@ def _left_out(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: Dat
             written = content in text or plain(content) in text
             if role not in ("assistant", "tool") and not written:
                 says = f"{row.location}: the chat template leaves out its {role} message ({content!r:.60})"
-                yield Finding(
-                    "warn", "prompt", says, "use a role that the template knows, or another template"
-                )
+                yield warn("prompt", says, "use a role that the template knows, or another template")
                 return
 
 
@@ -114,27 +112,18 @@ def _control_tokens(
     started = [row for row in rows if not row.messages and plain.starts(row.problem)]
     if started and data.chat:
         says = f"{started[0].location} begins with a control token and gets the chat template once more"
-        yield Finding("warn", "prompt", says, "set data.chat: false for rows that are rendered already")
-    elif started:
-        again = [row for row in started if _begins(tokenizer, row, data)]
-        begins = ", and get no second begin token" if again else ""
-        says = f"{plural(len(started), 'row')} of the first {len(rows)} are rendered already: their control"
-        says += f" tokens count{begins}"
-        yield ok("prompt", says)
-    held = [
+        yield warn("prompt", says, "set data.chat: false for rows that are rendered already")
+        return
+    if started:
+        count = plural(len(started), "row")
+        yield ok("prompt", f"{count} of the first {len(rows)} are rendered already: control tokens count")
+    held = (
         row
         for row in rows
         if not is_rendered(tokenizer, row.problem, data) and plain.holds(f"{row.problem}{row.messages}")
-    ]
-    if held and not (started and data.chat):
-        says = f"{held[0].location} holds the text of a control token: a space breaks it, so it is no token"
-        yield ok("prompt", says)
-
-
-def _begins(tokenizer: PreTrainedTokenizerBase, row: Row, data: DataConfig) -> bool:
-    begins = begin_tokens(tokenizer)[:1]
-    text = render_text(tokenizer, row.problem, data)
-    return bool(begins) and tokenizer.encode(text, add_special_tokens=False)[:1] == begins
+    )
+    if (row := next(held, None)) is not None:
+        yield ok("prompt", f"{row.location} holds the text of a control token: a space breaks it")
 
 
 def _system(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: DataConfig) -> Iterator[Finding]:
@@ -146,8 +135,7 @@ def _system(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: DataC
         or (not row.messages and is_rendered(tokenizer, row.problem, data))
     ]
     if replaced and data.system is not None:
-        yield Finding(
-            "warn",
+        yield warn(
             "prompt",
             f"{plural(len(replaced), 'row')} of the first {len(rows)} have a system message, or are rendered "
             f"already: that takes the place of data.system ({data.system!r:.60})",
