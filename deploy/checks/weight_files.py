@@ -10,7 +10,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from hora_rl.common.config import ModelConfig
-from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.model.adapters import WEIGHTS
 from hora_rl.common.model.text_part import names_in_files
@@ -44,14 +43,11 @@ def weight_files(target: Target) -> Iterator[Finding]:
         read_header(Path(config.model.adapter) / WEIGHTS)
     folder = Path(config.model.path)
     tensors = read_headers(folder)
-    if not tensors:  # a hub name, or another file format
+    settings = configuration_of(config.model) if tensors else None  # none of a hub name or another format
+    if settings is None:
         return
-    if (settings := configuration_of(config.model)) is None:
-        return
-    _compare(
-        config.model, settings, {name: tensors[stored] for name, stored in names_in_files(tensors).items()}
-    )
-    _check_tokenizer(config.model, settings)
+    named = {name: tensors[stored] for name, stored in names_in_files(tensors).items()}
+    _compare(config.model, settings, named)
     files = {path.name for path, _, _ in tensors.values()}
     yield ok("weight files", f"{len(tensors)} tensors in {len(files)} files are those of the model")
 
@@ -110,29 +106,22 @@ def _compare(model: ModelConfig, settings: PreTrainedConfig, tensors: Tensors) -
         if dtype not in DTYPES:
             raise ConfigError(f"{file}: {name} has type {dtype}, which are no weights of 16, 32 or 64 bits")
     info = _loaded(settings, tensors, model.trust_remote_code)
-    if info is None:
-        return
-    for name, there, wanted in sorted(info["mismatched_keys"]):
+    for name, there, wanted in sorted(info.get("mismatched_keys", ())):
         file = tensors[name][0] if name in tensors else path
         raise ConfigError(
             f"{file}: {name} has shape {list(there)}, and by {path / 'config.json'} the model's has "
-            f"{list(wanted)}{_more(info['mismatched_keys'])}: the two are not of one model"
+            f"{list(wanted)}: the two are not of one model"
         )
-    for name in sorted(info["missing_keys"]):
-        strange = sorted(info["unexpected_keys"])
-        instead = f"; they hold {strange[0]}, which the model does not have" if strange else ""
+    for name in sorted(info.get("missing_keys", ())):
+        strange = next(iter(sorted(info["unexpected_keys"])), None)
+        instead = f"; they hold {strange}, which the model does not have" if strange else ""
         raise ConfigError(
-            f"{path}: no file holds {name}{_more(info['missing_keys'])}, which the model has by its "
-            f"config.json{instead}; {DAMAGE}"
+            f"{path}: no file holds {name}, which the model has by its config.json{instead}; {DAMAGE}"
         )
 
 
-def _more(names: Sized) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-
-
-def _loaded(settings: PreTrainedConfig, headers: Tensors, trusted: bool) -> dict[str, Any] | None:
-    """transformers' loading report for tensors like these; None if it cannot build the model."""
+def _loaded(settings: PreTrainedConfig, headers: Tensors, trusted: bool) -> dict[str, Any]:
+    """transformers' loading report for tensors like these; empty if it cannot build the model."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -152,8 +141,9 @@ def _loaded(settings: PreTrainedConfig, headers: Tensors, trusted: bool) -> dict
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
+        return dict(info)
     except (OSError, ValueError, ImportError):
-        return None
+        return {}
     except RuntimeError:
         # Several tensors form one parameter, such as the experts of a layer, and one is missing.
         where = next(iter(CONVERSION.findall(report.getvalue())), "one of the model's parameters")
@@ -161,7 +151,6 @@ def _loaded(settings: PreTrainedConfig, headers: Tensors, trusted: bool) -> dict
             f"{settings.name_or_path}: {where} cannot be made of the tensors in the files: one is missing, "
             f"or has another shape than the others; {DAMAGE}"
         ) from None
-    return dict(info)
 
 
 @contextmanager
@@ -178,19 +167,3 @@ def _report() -> Iterator[io.StringIO]:
         root.handlers = printing
         if bar:
             its.enable_progress_bar()
-
-
-def _check_tokenizer(model: ModelConfig, settings: PreTrainedConfig) -> None:
-    """Raise ConfigError if the tokenizer's ids exceed the model's vocabulary. Added tokens that no text
-    contains may exceed it."""
-    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
-    added = set(tokenizer.added_tokens_decoder) - {tokenizer.eos_token_id, tokenizer.bos_token_id}
-    rows = settings.get_text_config().vocab_size
-    word, largest = max(
-        ((word, i) for word, i in tokenizer.get_vocab().items() if i not in added), key=lambda pair: pair[1]
-    )
-    if largest >= rows:
-        raise ConfigError(
-            f"{model.path}: its tokenizer has {word!r} as number {largest}, and the model a "
-            f"vocabulary of {rows} (config.json): they are not of one model"
-        )

@@ -121,9 +121,12 @@ def test_decoding_is_bound_by_what_a_card_reads_or_by_an_engine_s_processors() -
     assert several[1] == pytest.approx(TOKEN_S * 1024 * 60 * 32), "the replica's process is full"
 
 
+SHARED = ("generator.kv_cache_gib=20", "learner.gpus=0.5")
+
+
 def test_engines_of_one_card_take_turns_there_and_each_has_its_own_processors() -> None:
     single, four = (
-        sampled(SEVEN, "generator.kv_cache_gib=20", f"generator.replicas={n}", f"generator.gpus={gpus}")
+        sampled(SEVEN, *SHARED, f"generator.replicas={n}", f"generator.gpus={gpus}")
         for n, gpus in ((1, 0.5), (4, 0.125))
     )
     assert four == pytest.approx((single[0], single[1] / 4))

@@ -132,14 +132,6 @@ def test_a_missing_shard_and_a_broken_index_are_named(sharded: Path) -> None:
     refused(sharded, str(shards[0]))
 
 
-def test_a_tokenizer_with_more_words_than_the_vocabulary_is_refused(single: Path) -> None:
-    file = single / "tokenizer.json"
-    settings = json.loads(file.read_text())
-    settings["model"]["vocab"]["zebra"] = 5000
-    file.write_text(json.dumps(settings))
-    refused(single, "zebra", "5000")
-
-
 def test_a_cut_adapter_is_named(single: Path, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
