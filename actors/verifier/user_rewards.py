@@ -181,22 +181,16 @@ def _called(reward: UserReward, judged: Answer | Sequence[Answer]) -> Any:
 
 
 def _checked(name: str, judged: Answer | Sequence[Answer], value: object) -> Value | list[Value]:
-    return _value(name, judged, value) if isinstance(judged, Answer) else _values(name, judged, value)
-
-
-def _values(name: str, answers: Sequence[Answer], values: object) -> list[Value]:
-    if not isinstance(values, Iterable) or isinstance(values, str | Mapping):
+    if isinstance(judged, Answer):
+        return _value(name, judged, value)
+    listed = None if not isinstance(value, Iterable) or isinstance(value, str | Mapping) else list(value)
+    if listed is None or len(listed) != len(judged):
+        returned = f"{value!r:.80}" if listed is None else f"{len(listed)} values"
         raise ValueError(
-            f"reward {name!r} returned {values!r:.80} ({answers[0].place}): a reward of a group returns a "
-            f"list, here of {len(answers)} values"
+            f"reward {name!r} returned {returned} ({judged[0].place}): a reward of a group returns a list, "
+            f"here of {len(judged)} values, one for each completion in their order"
         )
-    listed = list(values)
-    if len(listed) != len(answers):
-        raise ValueError(
-            f"reward {name!r} returned {len(listed)} values for the {len(answers)} completions of a group "
-            f"({answers[0].place}): it must return one for each, in their order"
-        )
-    return [_value(name, answer, value) for answer, value in zip(answers, listed, strict=True)]
+    return [_value(name, answer, value) for answer, value in zip(judged, listed, strict=True)]
 
 
 def _value(name: str, answer: Answer, value: object) -> Value:
@@ -214,21 +208,16 @@ def _number(name: str, answer: Answer, value: object) -> float:
     )
 
 
-def part_of(name: str) -> str | None:
-    """The part in brackets; None without one."""
-    _, bracket, rest = name.partition("[")
-    return rest.removesuffix("]") if bracket else None
-
-
 def taken(names: Sequence[str], value: Value, where: str) -> dict[str, float]:
     """The rewards `names` from `value`, the return value of one function. `where` names the row.
 
     Raises ValueError if a name does not match the value."""
-    return {name: _one(name, value, where) for name in names}
+    return {name: _part(name, value, where) for name in names}
 
 
-def _one(name: str, value: Value, where: str) -> float:
-    part, function = part_of(name), function_of(name)
+def _part(name: str, value: Value, where: str) -> float:
+    function, bracket, rest = name.partition("[")
+    part = rest.removesuffix("]")
     if isinstance(value, Mapping):
         if part in value:
             return value[part]
@@ -237,7 +226,7 @@ def _one(name: str, value: Value, where: str) -> float:
             f"reward {function!r} returned named numbers without {name!r} ({where}): name {there} in "
             "reward.weights or reward.success"
         )
-    if part is not None:
+    if bracket:
         raise ValueError(
             f"reward {function!r} returned {value:g}, not numbers by name ({where}): it has no part {part!r}"
         )

@@ -151,7 +151,7 @@ async def test_named_numbers_are_rewards_each_and_only_those_that_are_asked_for_
         ("lost", "lost' raised KeyError: 'verdict' (prompt 5, problem '3+4=?')"),
         ("sleeps", "sleeps' took over 0.5 s"),
         ("hangs", "hangs' took over 0.5 s"),
-        ("too_few", "returned 1 values for the 3 completions of a group (prompt 5, problem '3+4=?')"),
+        ("too_few", "returned 1 values (prompt 5, problem '3+4=?'): a reward of a group"),
         ("no_list", "(prompt 5, problem '3+4=?'): a reward of a group returns a list, here of 3"),
         ("vast", "(prompt 5, problem '3+4=?'): it must return one finite number"),
         ("raises", "raised KeyError: 'nobody' (prompt 5, problem '3+4=?')"),
