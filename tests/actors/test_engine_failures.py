@@ -155,15 +155,9 @@ def test_each_sequence_of_a_request_leaves_its_record() -> None:
         assert table.pop("0_a", None) is None
         assert of_a == {0: "first", 1: "second"}
         assert of_b == {0: "third"}
-
-
-def test_a_sequence_that_ends_after_its_request_leaves_nothing() -> None:
-    """vLLM aborts the sequences of a stream that its reader left in a task of their own, and a request that
-    is cancelled while its sequences are added leaves the first ones running."""
-    table = Sequences({"0_a": sequence("a", 0, "first"), "x": sequence("served", 0, "second")})
-    with table.ended("a"):
-        pass
-    table.pop("0_a")
+        # A request that is cancelled while its sequences are added leaves the first ones running.
+        table["2_a"], table["x"] = sequence("a", 2, "late"), sequence("served", 0, "second")
+    table.pop("2_a")
     table.pop("x")
     assert not table
     assert not table._ended
