@@ -10,10 +10,9 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
-
-from tests.support.core_requests import core_request
 
 SEQUENCES, STEPS, RUNS = 256, 60, 5
 
@@ -42,6 +41,25 @@ def main() -> None:
     for name, seconds in times.items():
         took, of_vllm = statistics.median(seconds), statistics.median(times["vLLM's own"])
         print(f"{name:<26}{took * 1e6:6.2f} µs a token, {took / of_vllm:4.0%}")
+
+
+def core_request(name: str, params: Any, prompt_tokens: int) -> Any:
+    """A request called `name`, with a prompt of so many tokens. `params` are vLLM's `SamplingParams`."""
+    from vllm.v1.engine import EngineCoreRequest
+
+    request = EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=[1] * prompt_tokens,
+        mm_features=None,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+    request.external_req_id = name
+    return request
 
 
 def token_s(*, numbers: bool) -> float:
