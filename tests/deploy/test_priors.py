@@ -56,16 +56,6 @@ def test_a_prior_fitted_on_a_run_tells_its_easy_prompts_from_its_hard_ones(run: 
     assert rate[~short].mean() < 0.3
 
 
-def test_features_are_computed_once_and_kept_with_the_run(run: Path) -> None:
-    config = load(str(run / "config.yaml"), ["allocation.prior=hidden-static"])
-    prompts = render_prompts(config, load_tokenizer(config.model.path))
-    first = features_of(*own(config), prompts)
-    assert first.shape == (200, 128)
-    stamp = (run / "features-hidden.npz").stat().st_mtime_ns
-    np.testing.assert_array_equal(features_of(*own(config), prompts), first)
-    assert (run / "features-hidden.npz").stat().st_mtime_ns == stamp
-
-
 def test_features_of_other_models_or_prompts_are_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def embedded(model: str, texts: list[str]) -> np.ndarray:
         return np.array([[len(model), len(text)] for text in texts], dtype=np.float32)

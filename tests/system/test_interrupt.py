@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -152,21 +151,6 @@ def test_a_signal_to_the_whole_group_stops_a_run_in_order(
     terminal: Callable[..., Terminal], how: str, when: str
 ) -> None:
     check_stop(terminal(), how, when)
-
-
-@pytest.mark.slow
-def test_a_terminal_stops_hora_while_it_measures_its_first_policy(terminal: Callable[..., Terminal]) -> None:
-    """The learner's processes are starting then."""
-    longer = {"evaluation.path": "arithmetic", "evaluation.prompts": 100, "evaluation.samples": 1000}
-    run = terminal(**longer)
-    run.start()
-    samples = run.run / "evaluation" / "arithmetic-step0.samples.jsonl"
-    run.wait_for(lambda: samples.exists() and samples.stat().st_size > 0, "samples of step 0")
-    time.sleep(5.0)
-    run.processes()
-    run.stop("^C")
-    assert "Traceback" not in run.stopped()
-    assert run.trained() <= 1, "the first new version waits for this evaluation"
 
 
 def test_a_stop_while_generators_and_learner_load_ends_both(live_run: Callable[..., LiveRun]) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -147,15 +146,3 @@ def test_generators_and_learner_agree_on_every_version(
     assert max(measured) < 0.02
     assert max(s["time/checksum"] for s in steps) < 0.2
     assert audit_run(live.run)
-
-
-@pytest.mark.gpu
-@needs_two
-def test_a_replica_that_is_killed_about_a_broadcast_costs_nothing(live_run: Callable[..., LiveRun]) -> None:
-    """Several times, because a broadcast is short."""
-    run = live_run(20, **{"weights.transport": "nccl", "model.dtype": "bfloat16"})
-    for step in (2, 6, 10):
-        run.until(step)
-        run.kill("generator", random.Random(step))
-    run.finish()
-    run.assert_exact()
