@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from hora_rl.common.answer_format import instructions
 from hora_rl.common.config import Config, RewardConfig
@@ -52,7 +53,7 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
     return from_args(experiment, source)
 
 
-def from_args(args: Mapping[str, Any], source: str = "arguments") -> Config:
+def from_args(args: Mapping[str, object], source: str = "arguments") -> Config:
     """The configuration in a plain mapping. Paths to local and shipped files become absolute, and a data set
     without a system message gets the one that asks for the form of its rewards."""
     known = without_gone(args, source)
@@ -85,7 +86,7 @@ def check_paths(config: Config) -> None:
 
 
 def differences(
-    a: Config | Mapping[str, Any], b: Config | Mapping[str, Any], *, below: Scope | None = None
+    a: Config | Mapping[str, object], b: Config | Mapping[str, object], *, below: Scope | None = None
 ) -> list[str]:
     """`section.key: one != other` for every value that differs between two configurations. `below`: only keys
     of a scope narrower than this."""
@@ -97,7 +98,7 @@ def differences(
     ]
 
 
-def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+def differing(configs: Sequence[Mapping[str, object]]) -> list[tuple[str, list[object]]]:
     """(key, values) for every section.key whose value is not the same in all configurations."""
     flat = [_flat(_plain(config)) for config in configs]
     keys = dict.fromkeys(key for each in flat for key in each)
@@ -112,7 +113,7 @@ def dump_yaml(config: Config, *, written: bool = False) -> str:
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
-def _experiment(raw: Any, source: str) -> dict[str, Any]:
+def _experiment(raw: object, source: str) -> dict[str, object]:
     if not isinstance(raw, dict):
         raise ConfigError(
             f"{source}: must hold sections such as model: and rollout:, not {type(raw).__name__}"
@@ -128,7 +129,7 @@ def _experiment(raw: Any, source: str) -> dict[str, Any]:
     return args
 
 
-def _override(experiment: dict[str, Any], text: str) -> None:
+def _override(experiment: dict[str, object], text: str) -> None:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ConfigError(f"override {text!r}: write section.key=value, e.g. rollout.group_size=16")
@@ -146,7 +147,7 @@ def _override(experiment: dict[str, Any], text: str) -> None:
         raise ConfigError(f"override {text!r:.80}: {value!r:.80} is not a YAML value") from None
 
 
-def _find_templates(data: Any, folder: Path) -> None:
+def _find_templates(data: object, folder: Path) -> None:
     """Make paths of chat templates that are in the configuration's `folder` absolute."""
     sources = data.get("sources") if isinstance(data, dict) else None
     for rows in (data, *(sources.values() if isinstance(sources, dict) else ())):
@@ -159,7 +160,7 @@ RENAMED = {"checkpoint_aside": "async_checkpoint"}
 """Keys whose earlier names are not close to their new ones."""
 
 
-def _line(source: str, error: Any) -> str:
+def _line(source: str, error: ErrorDetails) -> str:
     path = ".".join(str(p) for p in error["loc"]) or "configuration"
     if error["type"] == "extra_forbidden":
         key = str(error["loc"][-1])
@@ -174,10 +175,10 @@ def _line(source: str, error: Any) -> str:
     return f"{source}: {path} ({error['input']!r}): {reason}"
 
 
-def _known(location: Sequence[Any]) -> list[str]:
+def _known(location: Sequence[int | str]) -> list[str]:
     model: type[BaseModel] | None = Config
     for part in location:
-        field = model.model_fields.get(part) if model is not None else None
+        field = model.model_fields.get(str(part)) if model is not None else None
         model = section_of(field.annotation) if field is not None else None
     return [] if model is None else list(model.model_fields)
 
@@ -186,7 +187,7 @@ def _resolved(config: Config) -> Config:
     """Make local paths absolute, because workers run in other folders, and resolve shipped files. Add the
     system messages."""
     model = _with_path(_with_path(config.model), "adapter")
-    sections: dict[str, Any] = {
+    sections: dict[str, object] = {
         "model": model.model_copy(update={"path": model_folder(model.path)}),
         "data": _with_message(_with_path(config.data), config.reward),
         "evaluation": _with_path(config.evaluation),
@@ -236,12 +237,12 @@ def _looks_local(path: str) -> bool:
     )
 
 
-def _plain(config: Config | Mapping[str, Any]) -> dict[str, Any]:
+def _plain(config: Config | Mapping[str, object]) -> dict[str, object]:
     return config.model_dump(mode="json") if isinstance(config, Config) else json.loads(json.dumps(config))
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             flat |= _flat(value, f"{prefix}{key}.")

@@ -36,7 +36,7 @@ class Prompt:
     row: Mapping[str, object] = field(default_factory=dict)
     source: str = ""
     reads_row: bool = False
-    messages: tuple[Mapping[str, Any], ...] = ()
+    messages: tuple[Mapping[str, object], ...] = ()
 
     @property
     def judged_by(self) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
@@ -116,7 +116,7 @@ class RowsConfig(Section):
         """Whether the prompt is only the problem: no user template, and not the demo's fixed format."""
         return self.template == "{problem}" and self.path.split(":")[0] != "arithmetic"
 
-    def held_out(self, path: str) -> Mapping[str, Any]:
+    def held_out(self, path: str) -> Mapping[str, object]:
         """The fields that change for held-out problems from `path`."""
         same = path == self.path
         return {
@@ -137,7 +137,7 @@ class RowsConfig(Section):
 
     @field_validator("chat_template_kwargs", mode="before")
     @classmethod
-    def _dates_as_text(cls, value: Any) -> Any:
+    def _dates_as_text(cls, value: object) -> object:
         """YAML reads `2026-01-31` as a date; a template writes a text."""
         if not isinstance(value, dict):
             return value

@@ -1,6 +1,6 @@
 """Sampling: batch, groups, limits."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -44,7 +44,7 @@ class RolloutConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _whole_distribution(cls, values: Any) -> Any:
+    def _whole_distribution(cls, values: object) -> object:
         for name in ("top_p", "top_k", "min_p"):
             if isinstance(values, dict) and name in values:
                 raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hora_rl.common.config import DataConfig
 from hora_rl.common.errors import ConfigError, one_line
@@ -71,7 +71,7 @@ def _variables(source: str) -> tuple[frozenset[str], tuple[str, ...]]:
 
 def templated(
     tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, object]],
     data: DataConfig,
     refused: Refused,
     *,
@@ -86,7 +86,7 @@ def templated(
     faults = TemplateError, TypeError, KeyError, ValueError, ArithmeticError, AttributeError
     source = template_of(tokenizer, data)
 
-    def written(contents: Sequence[Any]) -> str:
+    def written(contents: Sequence[object]) -> str:
         pairs = zip(messages, contents, strict=True)
         return str(
             tokenizer.apply_chat_template(

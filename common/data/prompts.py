@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -97,11 +97,11 @@ def is_rendered(tokenizer: PreTrainedTokenizerBase, problem: str, data: DataConf
     return not data.chat and PlainTexts(tokenizer, data).starts(problem)
 
 
-def opening(problem: str, data: DataConfig, messages: Messages = ()) -> list[dict[str, Any]]:
+def opening(problem: str, data: DataConfig, messages: Messages = ()) -> list[dict[str, object]]:
     """The messages from which a prompt is rendered. A system message of the row takes the place of
     `data.system`."""
     # Not str.format: problems and templates contain LaTeX braces.
-    user = {"role": "user", "content": data.template.replace("{problem}", problem)}
+    user: dict[str, object] = {"role": "user", "content": data.template.replace("{problem}", problem)}
     opened = [dict(message) for message in messages] or [user]
     if messages:
         opened[last_of_user(messages)].update(user)

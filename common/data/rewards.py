@@ -20,7 +20,7 @@ from hora_rl.common.config import RewardConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.user_code import function_of, is_user_function, load_function
 
-UserReward = Callable[..., Any]
+UserReward = Callable[..., object]
 GROUP = "answers"
 """Parameter name of functions that take a group."""
 

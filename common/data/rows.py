@@ -20,7 +20,7 @@ from typing import Any
 
 DEPTH, ITEMS = 4, 2
 """How far `names` looks into a column, and how many items of a list it names."""
-Message = Mapping[str, Any]
+Message = Mapping[str, object]
 """`role` and `content`, both texts, and what else the row has for the template (`tool_calls`)."""
 Messages = tuple[Message, ...]
 
@@ -115,7 +115,7 @@ def read_prompt(value: object) -> tuple[str, Messages]:
         problem = value
     else:
         messages = tuple(_message(message) for message in _listed(value))
-        problem = messages[last_of_user(messages)]["content"]
+        problem = str(messages[last_of_user(messages)]["content"])
         if messages[-1]["role"] == "assistant":
             raise ValueError("ends with a turn of the assistant, whose next turn is to be sampled")
     if not problem.strip():

@@ -7,7 +7,6 @@ folder."""
 import os
 import re
 import socket
-from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 import redis
@@ -45,7 +44,7 @@ AWAY = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.e
 CONNECTIONS = 2**16
 """Commands of one client at a time. A replica's requests may all ask at once; redis-py's default refuses more
 than 100."""
-PATIENCE: dict[str, Any] = {
+PATIENCE: dict[str, object] = {
     "retry_on_error": list(AWAY),
     "socket_timeout": 60.0,
     "health_check_interval": 15,

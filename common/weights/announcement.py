@@ -3,16 +3,15 @@
 import errno
 import json
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO, TypedDict
 
 import redis
 
 from hora_rl.common.errors import DamagedWeights, StaleWeights
 from hora_rl.common.live.keys import Keys
-from hora_rl.common.live.redis import AsyncRedis
+from hora_rl.common.live.redis import Answer, AsyncRedis
 from hora_rl.common.weights.sealed import digest_of, is_sealed, private, share
 from hora_rl.common.weights.tensor_file import header_in, version_in
 
@@ -29,6 +28,15 @@ return math.max(old, tonumber(ARGV[1]))
 """
 
 
+class FileUpdate(TypedDict):
+    """What a replica is sent of a version: its file, with digest and size in bytes."""
+
+    version: int
+    path: str
+    digest: str
+    bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """Version `version` of run `run`: a safetensors file at `path`, its digest and size in bytes."""
@@ -39,7 +47,7 @@ class Manifest:
     digest: str
     bytes: int
 
-    def update_info(self) -> dict[str, Any]:
+    def update_info(self) -> FileUpdate:
         """The update sent to a replica, which verifies it before loading."""
         return {"version": self.version, "path": self.path, "digest": self.digest, "bytes": self.bytes}
 
@@ -49,7 +57,7 @@ def announce(client: redis.Redis, manifest: Manifest) -> None:
     client.set(Keys(manifest.run).weights, json.dumps(asdict(manifest)))
 
 
-def check_file(info: Mapping[str, Any]) -> BinaryIO:
+def check_file(info: FileUpdate) -> BinaryIO:
     """Open and verify the file of an update by reading it in full. The caller closes it; memory keeps its
     content until then (`common.weights.sealed`).
 
@@ -75,7 +83,7 @@ def _open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _compare(file: BinaryIO, info: Mapping[str, Any]) -> None:
+def _compare(file: BinaryIO, info: FileUpdate) -> None:
     size = os.fstat(file.fileno()).st_size
     if size != info["bytes"]:
         raise DamagedWeights(
@@ -141,5 +149,5 @@ def available(client: redis.Redis, run: str, transport: str) -> int:
     return manifest.version
 
 
-def _manifest(text: Any) -> Manifest | None:
+def _manifest(text: Answer | None) -> Manifest | None:
     return Manifest(**json.loads(text)) if text else None

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import structlog
 
@@ -22,9 +22,10 @@ from hora_rl.common.config import WeightsConfig
 from hora_rl.common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
 from hora_rl.common.live.heartbeats import GeneratorBeat
 from hora_rl.common.live.redis import AsyncRedis
-from hora_rl.common.weights.announcement import check_file, mark_of, newest, path_of
+from hora_rl.common.weights.announcement import FileUpdate, check_file, mark_of, newest, path_of
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 POLL_S = 0.05
 REACH_S = 5.0  # then the request is requeued, to make room for weight updates
 
@@ -94,7 +95,7 @@ class HeldWeights:
                 await self._guarded("joining the transfer group", joining, unchanged=True)
                 self._group = group
 
-    async def update(self, info: Mapping[str, Any], version: int, group: str) -> None:
+    async def update(self, info: Any, version: int, group: str) -> None:
         """Update to `version` in one call, so that nothing stays open if the learner dies. Over `gloo` and
         `nccl` only members of `group` take part."""
         if self._transport == "file":
@@ -136,7 +137,7 @@ class HeldWeights:
                 await self._guarded("waking", self._engine.wake())
                 self.asleep_since = None
 
-    def confirm(self, wanted: int) -> dict[str, Any]:
+    def confirm(self, wanted: int) -> dict[str, object]:
         """The current version and its `Installed`. Raises StaleWeights for one older than `wanted`."""
         if self.version < wanted:
             raise StaleWeights(f"{self._name} holds version {self.version}, not {wanted}")
@@ -164,7 +165,7 @@ class HeldWeights:
         if self.failure:
             raise UnhealthyError(f"{self._name}: {self.failure}")
 
-    async def _finished(self, update: Coroutine[Any, Any, None]) -> None:
+    async def _finished(self, update: Coroutine[None, None, None]) -> None:
         """Finish `update` even if the waiting request is cancelled."""
         task = asyncio.get_running_loop().create_task(update)
         self._updates.add(task)
@@ -176,7 +177,7 @@ class HeldWeights:
             await self._guarded("falling asleep", self._engine.sleep())
             self.asleep_since = time.time()
 
-    async def _load(self, info: Mapping[str, Any]) -> None:
+    async def _load(self, info: FileUpdate) -> None:
         async with self._update:
             if int(info["version"]) > self.version:
                 version = int(info["version"])
@@ -184,13 +185,13 @@ class HeldWeights:
                 with await self._checked(info) as file:
                     await self._install({"version": version, "path": path_of(file.fileno())}, version)
 
-    async def _load_from(self, group: str, info: Mapping[str, Any], version: int) -> None:
+    async def _load_from(self, group: str, info: Mapping[str, object], version: int) -> None:
         async with self._update:
             # A member that already has this version takes part too: the group would wait for it.
             if group == self._group and version >= self.version:
                 await self._install(info, version)
 
-    async def _install(self, info: Mapping[str, Any], version: int) -> None:
+    async def _install(self, info: Mapping[str, object], version: int) -> None:
         # Then a failed transfer leaves the model unchanged in all workers.
         aside = self._transport != "nccl" and self._parallel == 1
         await self._guarded("receiving weights", self._engine.receive(info), unchanged=aside)
@@ -199,7 +200,7 @@ class HeldWeights:
         self.version, self._installed, self._damaged, self._notice = version, installed, None, ""
         self.asleep_since = None  # loading wakes an engine
 
-    async def _checked(self, info: Mapping[str, Any]) -> BinaryIO:
+    async def _checked(self, info: FileUpdate) -> BinaryIO:
         """Open and check the announced file, which also puts it into the page cache. Raises DamagedWeights if
         it differs; the heartbeat reports that, and the learner publishes the version again."""
         mark, version = mark_of(info["path"]), int(info["version"])
@@ -214,7 +215,7 @@ class HeldWeights:
             raise
         return checked
 
-    async def _guarded(self, what: str, work: Awaitable[Any], *, unchanged: bool = False) -> Any:
+    async def _guarded(self, what: str, work: Awaitable[T], *, unchanged: bool = False) -> T:
         """The result of `work`, one phase of an update, within the update's time limit. A replica that fails
         a phase is unhealthy.
 

@@ -1,6 +1,6 @@
 """Calls to every running generator replica, through Serve."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypedDict
 
@@ -37,12 +37,12 @@ class BroadcastClient:
         """The healthy replicas that answer, with their versions."""
         return {a["replica"]: a["version"] for a in self._all("roll_call")}
 
-    def join(self, info: dict[str, Any], members: tuple[str, ...], group: str) -> None:
+    def join(self, info: Mapping[str, object], members: tuple[str, ...], group: str) -> None:
         """Make the replicas `members` join the transfer group `group`, each with its index as rank. All other
         replicas leave their group."""
         self._all("join", info, members, group)
 
-    def update(self, info: dict[str, Any], version: int, group: str = "") -> None:
+    def update(self, info: Mapping[str, object], version: int, group: str = "") -> None:
         """Make the replicas receive and load `version`; over `gloo` and `nccl` the members of `group`."""
         self._all("update", info, version, group)
 
@@ -61,7 +61,7 @@ class BroadcastClient:
         return self._all("sleep", version)
 
 
-def ask_replicas(limit_s: float, method: str, *args: Any) -> list[Any]:
+def ask_replicas(limit_s: float, method: str, *args: object) -> list[Any]:
     """The running replicas' answers to `method` within `limit_s` seconds; failures are logged."""
     import ray
     from ray import serve
