@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
 
-async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def all_of(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
     """Results in order. If one fails, cancel the rest, wait for them, then raise its error."""
     tasks = [asyncio.create_task(w) for w in work]
     try:
@@ -16,7 +16,7 @@ async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         await cancel(tasks)
 
 
-async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def cancel(tasks: Iterable[asyncio.Task[object]]) -> None:
     """Cancel unfinished tasks and wait for all. Errors of these tasks are dropped."""
     every = list(tasks)
     for task in every:

@@ -5,7 +5,6 @@ import os
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from typing import Any
 
 from ray import serve
 
@@ -19,7 +18,7 @@ from hora_rl.common.live.telemetry import keep_beating, stop_beating
 class Replica:
     """A replica of the deployment `kind`. `config` is a dumped `Config`. `_held` is closed at the end."""
 
-    def __init__(self, kind: str, config: Mapping[str, Any], redis_url: str) -> None:
+    def __init__(self, kind: str, config: Mapping[str, object], redis_url: str) -> None:
         self._held = AsyncExitStack()
         self._config = Config.model_validate(config)
         self._run = self._config.run.name
@@ -33,7 +32,7 @@ class Replica:
         beating = keep_beating(self._redis, self._run, self._name, lambda: {**state(), **process})
         self._held.push_async_callback(stop_beating, asyncio.get_running_loop().create_task(beating))
 
-    def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def _begin(self, work: Coroutine[None, None, object]) -> asyncio.Task[object]:
         """Run `work` until the end."""
         task = asyncio.get_running_loop().create_task(work)
         self._held.callback(task.cancel)

@@ -8,8 +8,6 @@ Changes under `deployments:` (num_replicas, autoscaling_config) keep running rep
 restart them.
 """
 
-from typing import Any
-
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
@@ -140,7 +138,7 @@ def _samplers(
     return policy, verifier.bind(*arguments)
 
 
-def _deployment(served: type, name: str, **options: Any) -> serve.Deployment:
+def _deployment(served: type, name: str, **options: object) -> serve.Deployment:
     """One deployment, without Serve's access log, which would grow with the run."""
     options = {"graceful_shutdown_timeout_s": LEAVING_S, "graceful_shutdown_wait_loop_s": 1.0, **options}
     return serve.deployment(served, name=name, logging_config={"enable_access_log": False}, **options)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
@@ -34,7 +34,7 @@ class RunRecords:
     rows: tuple[int, ...] = ()
 
 
-def gather(client: Redis, run: str, read: Callable[[], Sequence[Mapping[str, Any]]]) -> RunRecords:
+def gather(client: Redis, run: str, read: Callable[[], Sequence[Mapping[str, object]]]) -> RunRecords:
     """The records of `run` from Redis and those of groups.jsonl, which `read` returns.
 
     `client` blocks and returns bytes. A live run writes ledger, then records, then checkpoint. Reading in

@@ -4,7 +4,7 @@ rollouts of many prompts, and the cost of a call hardly depends on its size."""
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -19,7 +19,7 @@ class BatchedCalls(Generic[T, R]):
 
     def __init__(
         self,
-        send: Callable[[Sequence[T]], Coroutine[Any, Any, Sequence[R]]],
+        send: Callable[[Sequence[T]], Coroutine[None, None, Sequence[R]]],
         size: Callable[[T], int],
         most: int,
     ) -> None:

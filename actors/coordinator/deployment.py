@@ -8,7 +8,6 @@ would fail the same way.
 import asyncio
 import time
 from collections.abc import Awaitable
-from typing import Any
 
 import redis
 import structlog
@@ -48,7 +47,7 @@ class Coordinator(Replica):
     """`config` is a dumped `Config`. Deployment `policy` samples (`Config.policy`), `verifier` scores."""
 
     async def __init__(  # type: ignore[misc]
-        self, config: dict[str, Any], redis_url: str, policy: DeploymentHandle, verifier: DeploymentHandle
+        self, config: dict[str, object], redis_url: str, policy: DeploymentHandle, verifier: DeploymentHandle
     ) -> None:
         super().__init__("coordinator", config, redis_url)
         self._keys = Keys(self._run)
@@ -129,7 +128,7 @@ async def give_up(client: AsyncRedis, keys: Keys, reason: str) -> None:
     await client.hset(keys.state, mapping=changed(error=reason))
 
 
-def render_prompts(config: Config, tokenizer: Any = None) -> list[Prompt]:
+def render_prompts(config: Config, tokenizer: object = None) -> list[Prompt]:
     """The usable rows of all sources as prompts. Prompt i has index i throughout the run. Loads the model's
     `tokenizer` if none is given.
 

@@ -6,7 +6,6 @@ stored. If a replica dies, the coordinator requests the episodes again.
 
 import os
 from collections import Counter
-from typing import Any
 
 import structlog
 from ray.serve.handle import DeploymentHandle
@@ -37,7 +36,7 @@ class Environment(Replica):
     """`config` is a dumped `Config`. Deployment `generator` samples the policy's turns."""
 
     async def __init__(  # type: ignore[misc]
-        self, config: dict[str, Any], redis_url: str, generator: DeploymentHandle
+        self, config: dict[str, object], redis_url: str, generator: DeploymentHandle
     ) -> None:
         super().__init__("environment", config, redis_url)
         self._generator, model = generator, self._config.model

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -147,7 +147,7 @@ async def run_episode(function: EpisodeFunction, row: Row, policy: Policy, tools
 
 
 async def _within_limit(
-    episode: Coroutine[Any, Any, Mapping[str, float]], policy: Policy
+    episode: Coroutine[None, None, Mapping[str, float]], policy: Policy
 ) -> Mapping[str, float] | None:
     """Rewards of the episode; None if a limit ended the episode. Time spent sampling does not count."""
     task, limit_s = asyncio.ensure_future(episode), policy.config.environment.time_limit_s

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 from redis.exceptions import RedisError
@@ -69,7 +69,7 @@ class Admission:
 class Generator(Replica):
     """Serve deployment `generator`. `config` is a dumped `Config`."""
 
-    async def __init__(self, config: dict[str, Any], redis_url: str) -> None:  # type: ignore[misc]
+    async def __init__(self, config: dict[str, object], redis_url: str) -> None:  # type: ignore[misc]
         super().__init__("generator", config, redis_url)
         with stage_shown(redis_url, self._run, self._name.partition("/")[2]):
             await self._load()
@@ -126,18 +126,18 @@ class Generator(Replica):
 
     # The learner broadcasts these (`common.weights.replica_calls.BroadcastClient`).
 
-    async def roll_call(self) -> dict[str, Any]:
+    async def roll_call(self) -> dict[str, object]:
         """Name and version of this replica. Raises UnhealthyError."""
         await self.check_health()
         return self._weights.confirm(0)
 
-    async def join(self, info: dict[str, Any], members: tuple[str, ...], group: str) -> None:
+    async def join(self, info: dict[str, object], members: tuple[str, ...], group: str) -> None:
         await self._weights.join(info, members, group)
 
-    async def update(self, info: dict[str, Any], version: int, group: str) -> None:
+    async def update(self, info: dict[str, object], version: int, group: str) -> None:
         await self._weights.update(info, version, group)
 
-    async def confirm(self, version: int) -> dict[str, Any]:
+    async def confirm(self, version: int) -> dict[str, object]:
         return self._weights.confirm(version)
 
     async def sleep(self, version: int) -> str:

@@ -121,7 +121,7 @@ def _type_of(name: str) -> Any:
         return Any
 
 
-def _own(config: Config) -> dict[str, Any]:
+def _own(config: Config) -> dict[str, object]:
     """The arguments that HORA sets. `generator.engine_args` may override those without a key in `KEYS`."""
     generator, longest, cpu = config.generator, config.longest, current_platform.is_cpu()
     args = {

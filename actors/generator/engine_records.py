@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm.outputs import CompletionOutput
 from vllm.v1.engine import EngineCoreOutput
@@ -85,7 +85,7 @@ class Sequences(dict[str, "RequestState"]):
         state.logprobs_processor = SampledLogprobs()
         super().__setitem__(name, state)
 
-    def pop(self, name: str, *default: Any) -> Any:
+    def pop(self, name: str, *default: object) -> object:
         state = super().pop(name, *default)
         if state is not None and state.stats is not None and state.external_req_id in self._ended:
             self._ended[state.external_req_id][state.request_index] = state.stats

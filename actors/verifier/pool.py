@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -189,7 +188,7 @@ class VerifierPool:
         _log.warning("an answer to a problem with the gold answer %.40r was %s: counted as wrong", gold, why)
         return False
 
-    async def _run(self, function: Callable[..., Any], *args: object, limit_s: float) -> Any:
+    async def _run(self, function: Callable[..., object], *args: object, limit_s: float) -> object:
         """Run one call in a worker. Raises TimeoutError if the worker was killed at the limit, ProcessExpired
         if it died, and VerifierUnavailable if the pool broke."""
         async with self._slots:

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from hora_rl.common.files import remove, replace_text
 from hora_rl.deploy.launch.evaluation import TrainingRun, read_run_results
@@ -83,10 +82,10 @@ def _promote(run_dir: Path, folder: Path, result: Result, estimate: Estimate) ->
     )
 
 
-def read_best(run_dir: Path) -> dict[str, Any] | None:
+def read_best(run_dir: Path) -> dict[str, object] | None:
     """Content of RUN/best/best.json, or None."""
     path = run_dir / BEST / NAME
     if not path.is_file():
         return None
-    about: dict[str, Any] = json.loads(path.read_text())
+    about: dict[str, object] = json.loads(path.read_text())
     return about

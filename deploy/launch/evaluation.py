@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -34,7 +33,7 @@ from hora_rl.learner.records.step_records import log_evaluation
 
 JUDGING = {"answer", "time_limit_s", "code_tests"}
 EPISODES = {"path", "verifiers", "max_turns", "max_turn_tokens", "max_given_tokens", "history"}
-Drive = Callable[[Coroutine[Any, Any, Counts]], Counts]
+Drive = Callable[[Coroutine[None, None, Counts]], Counts]
 """Runs an evaluation coroutine to its end."""
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
 
 from hora_rl.common.live.heartbeats import PartBeat
 from hora_rl.common.live.telemetry import SILENT_S, TELEMETRY
@@ -134,7 +133,7 @@ class RunState:
     warnings: tuple[Warning, ...] = ()
     telemetry: int = TELEMETRY
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return asdict(self)
 
     @property

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI, Header, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -50,7 +50,7 @@ HEADERS = {
 STATIC = Path(__file__).with_name("static")
 """The page's style sheet, and unmodified files of uPlot's npm package, which draws the charts, with its MIT
 licence."""
-PROBLEMS: dict[int | str, dict[str, Any]] = {
+PROBLEMS: dict[int | str, dict[str, object]] = {
     code: {"content": {"application/problem+json": {}}} for code in (401, 403, 503)
 }
 

@@ -12,7 +12,7 @@ pass.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
@@ -100,7 +100,7 @@ def by_mask(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | BlockMask | None,
-    **settings: Any,
+    **settings: object,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """transformers' attention by the kind of mask."""
     from transformers.integrations.flex_attention import flex_attention_forward

@@ -100,7 +100,7 @@ def _called(names: dict[str, Any], target: str) -> Any:
     return names[name]
 
 
-def _only(names: dict[str, Any]) -> str:
+def _only(names: dict[str, object]) -> str:
     """The last public method of Solution, else function, that no other one mentions."""
     members = vars(names["Solution"]) if isinstance(names.get("Solution"), type) else names
     functions = {
@@ -114,7 +114,7 @@ def _only(names: dict[str, Any]) -> str:
 def _answer(message: list, names: dict[str, Any], objects: list[Any]) -> list:
     number, what, target, name, arguments, keywords = message
 
-    def keep(value: Any) -> int:
+    def keep(value: object) -> int:
         objects.append(value)
         return len(objects) - 1
 
