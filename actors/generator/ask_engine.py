@@ -36,7 +36,8 @@ def main() -> None:
 def _class_of(dumped: object) -> str:
     def refused(_: str) -> Exception:
         reason = root_cause(traceback.format_exc())
-        return _Refused(_import_failure(reason) or reason)
+        _try_class(reason)
+        return _Refused(reason)
 
     with any_error_as(refused, but=HoraError):  # vLLM, transformers and a model's own code raise anything
         from vllm.model_executor.model_loader import get_model_architecture
@@ -50,18 +51,19 @@ def _class_of(dumped: object) -> str:
         return name
 
 
-def _import_failure(reason: str) -> str | None:
-    """Why the class that `reason` names cannot be imported here. vLLM only logs it, for pages."""
+def _try_class(reason: str) -> None:
+    """Raise _Refused if the class that `reason` names cannot be imported. vLLM only logs why, for pages."""
     from vllm.model_executor.models import ModelRegistry
 
     for name, model in ModelRegistry.models.items():
         if "to be inspected" in reason and f"'{name}'" in reason:
-            try:
+
+            def broken(_: str, name: str = name) -> Exception:
+                why = root_cause(traceback.format_exc(chain=False))
+                return _Refused(f"its class {name} cannot be imported here: {why}")
+
+            with any_error_as(broken):  # importing a module may raise anything
                 model.load_model_cls()
-            except Exception as error:  # noqa: BLE001 - importing a module may raise anything
-                why = root_cause("".join(traceback.format_exception(error, chain=False)))
-                return f"its class {name} cannot be imported here: {why}"
-    return None
 
 
 if __name__ == "__main__":

@@ -50,35 +50,43 @@ class Empty(ModuleType):
             raise AttributeError(name)
 
 
+class Refused(Exception):
+    """The library refuses the task's settings, or makes no row."""
+
+
 def main() -> None:
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)  # the library prints
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        out.write(pickle.dumps(_answer(**json.load(sys.stdin))))
+        try:
+            answer = _answer(**json.load(sys.stdin))
+        except Refused as refusal:
+            answer = {"refused": str(refusal)}
+        out.write(pickle.dumps(answer))
 
 
 def _answer(task: str, settings: dict[str, Any], split: str, wanted: int) -> dict[str, Any]:
     from hora_rl.common.data.arithmetic import normalised, split_of_text
+    from hora_rl.common.errors import any_error_as
 
     factory = library()
     if why := _unknown(factory, task, settings):
-        return {"refused": why}
+        raise Refused(why)
     first, since, failure = settings.pop("seed", 0) * APART, 0, ""
     seen, rows = set[str](), list[dict[str, Any]]()
     for number in count():
         place = number % CHUNK
         if not place:
-            try:
+            with any_error_as(lambda reason: Refused(f"it refuses these settings: {reason}")):
                 drawn = factory.create_dataset(task, **settings, seed=first + number, size=CHUNK)
-            except Exception as error:  # noqa: BLE001  its checks raise any error
-                return {"refused": f"it refuses these settings: {type(error).__name__}: {error}"}
         random.seed(place)
         since += 1
         try:
-            entry = drawn[place]
-        except Exception as error:  # noqa: BLE001  generators raise any error
-            failure = f"{type(error).__name__}: {error}"
+            with any_error_as(Refused):  # generators raise any error
+                entry = drawn[place]
+        except Refused as error:
+            failure = str(error)
         else:
             if entry["question"] not in seen:
                 since = 0
@@ -86,7 +94,7 @@ def _answer(task: str, settings: dict[str, Any], split: str, wanted: int) -> dic
                 if split_of_text(normalised(entry["question"])) == split:
                     rows.append(entry)
         if since == DRY and not seen:
-            return {"refused": f"none of {DRY} rows could be made: {failure}"}
+            raise Refused(f"none of {DRY} rows could be made: {failure}")
         if len(rows) == wanted or since == DRY:
             break
     return {"rows": rows, "questions": len(seen)}
