@@ -1,5 +1,6 @@
 """Loads a `Config` from an experiment, a Serve file that holds one as its arguments, or a preset's name."""
 
+import copy
 import difflib
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,6 @@ from hora_rl.common.config.data import RowsConfig, is_generated
 from hora_rl.common.data.table_files import READERS
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.files import read_yaml
-from hora_rl.common.gone_keys import without_gone
 from hora_rl.common.model.adapters import SETTINGS
 from hora_rl.common.model.pretrained import SUFFIXES, model_folder
 
@@ -25,6 +25,8 @@ AnyRows = TypeVar("AnyRows", bound=RowsConfig)
 AnySection = TypeVar("AnySection", bound=BaseModel)
 SETS = "a JSONL, Parquet or CSV file, a Hugging Face data set, `arithmetic` or `reasoning_gym:TASK`"
 ROOT = Path(__file__).resolve().parent.parent
+GONE: dict[str, list[object]] = yaml.safe_load((ROOT / "common/data/gone_keys.yaml").read_text("utf-8"))
+"""Keys of earlier versions: what holds now, and the values that say the same."""
 
 
 def presets() -> dict[str, Path]:
@@ -62,6 +64,37 @@ def from_args(args: Mapping[str, object], source: str = "arguments") -> Config:
     except ValidationError as error:
         raise ConfigError("\n".join(_line(source, e) for e in error.errors())) from None
     return _resolved(config)
+
+
+def without_gone(args: Mapping[str, object], source: str = "arguments") -> dict[str, object]:
+    """`args` without the keys of earlier versions whose value says what holds now, as in the config.yaml of
+    an older run. Raises ConfigError with one line per other value."""
+    kept = copy.deepcopy(dict(args))
+    data = kept.get("data")
+    sources = data.get("sources") if isinstance(data, dict) else None
+    of_sources = [f"data.sources.{name}." for name in sources] if isinstance(sources, dict) else []
+    refused = []
+    for key, (now, *same) in GONE.items():
+        for prefix in ("", *(of_sources if key.startswith("reward.") else ())):
+            *path, last = f"{prefix}{key}".split(".")
+            section: object = kept
+            for name in path:
+                section = section.get(name) if isinstance(section, dict) else None
+            if not isinstance(section, dict) or last not in section:
+                continue
+            value = section.pop(last)
+            if not any(_same(value, other) for other in same):
+                refused.append(f"{source}: {prefix}{key}: this key is gone: {now}; remove it")
+    if refused:
+        raise ConfigError("\n".join(refused))
+    return kept
+
+
+def _same(value: object, other: object) -> bool:
+    """Whether `value` is `other`, or a section with no key that differs from it."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        return all(key in other and other[key] == item for key, item in value.items())
+    return value == other
 
 
 def check_paths(config: Config) -> None:

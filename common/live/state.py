@@ -15,9 +15,9 @@ from pydantic import Json, TypeAdapter, ValidationError
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
-from hora_rl.common.gone_keys import without_gone
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Answer, text_of
+from hora_rl.common.load import without_gone
 
 Value = bytes | bytearray | memoryview | str | int | float
 """The types that redis-py accepts as a hash's field or value."""

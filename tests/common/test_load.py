@@ -12,8 +12,7 @@ from pydantic import BaseModel
 
 from hora_rl.common.config.base import Scope, Section
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.gone_keys import GONE
-from hora_rl.common.load import check_paths, differences, dump_yaml, from_args, load
+from hora_rl.common.load import GONE, check_paths, differences, dump_yaml, from_args, load
 
 GOOD: dict[str, Any] = {"model": {"path": "org/model"}, "data": {"path": "arithmetic"}}
 
