@@ -71,8 +71,7 @@ def test_pass_at_k_is_the_mean_over_all_subsets_that_hold_a_rollout(n: int, k: i
 
 
 def test_large_groups_neither_overflow_nor_lose_digits() -> None:
-    successes = np.zeros(5000)
-    successes[7] = 1.0
+    successes = np.arange(5000) == 7
     advantage = formula("pkpo", 2000)(successes)
     assert advantage[7] == pytest.approx(2000), "n·C(n-1, k-1)/C(n, k) = k: every subset that holds it gains"
     assert np.abs(np.delete(advantage, 7)).max() == 0.0

@@ -150,8 +150,7 @@ def test_a_template_whose_turns_end_with_no_token_of_their_own_names_none(of_tur
 
 @pytest.mark.parametrize("tags", [(), TAGS])
 def test_special_tokens_are_no_text_and_the_tags_always_are(tags: tuple[str, ...]) -> None:
-    tokenizer = chat_tokenizer(tags=tags)
-    text = "<think>é</think>\n<answer>2</answer>"
+    tokenizer, text = chat_tokenizer(tags=tags), "<think>é</think>\n<answer>2</answer>"
     ids = tokenizer.encode(f"{text}{TURN_END}{END}\n{TURN}")
     assert spoken(tokenizer, silent_tokens(tokenizer), ids) == f"{text}\n"
 

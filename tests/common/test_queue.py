@@ -78,18 +78,9 @@ def test_a_push_removes_what_earlier_rounds_drew_also_when_it_comes_second(redis
     assert run(redis_server, work) == [True, False]
 
 
-def test_pushing_stays_idempotent_after_the_group_was_trained_and_let_go(redis_server: RedisServer) -> None:
-    push(redis_server, 1, 2, 3, 4)
-    consumer = consumer_of(redis_server)
-    entries = consumer.claim(1.0)
-    Ledger(connect(redis_server.url), "q").record(0, rows(entries))
-    consumer.acknowledge({e.id: e.group for e in entries}, 1)
-    assert push(redis_server, 1) == [False]
-    assert depth(redis_server) == 0
-    assert messages(redis_server) == set()
-
-
-def test_depth_counts_what_no_step_has_taken(redis_server: RedisServer) -> None:
+def test_depth_counts_what_no_step_has_taken_and_a_trained_group_is_not_pushed_again(
+    redis_server: RedisServer,
+) -> None:
     push(redis_server, *range(6))
     consumer, ledger = consumer_of(redis_server), Ledger(connect(redis_server.url), "q")
     entries = consumer.claim(1.0)
@@ -97,7 +88,9 @@ def test_depth_counts_what_no_step_has_taken(redis_server: RedisServer) -> None:
     ledger.record(0, rows(entries[:4]))
     assert depth(redis_server) == 2, "taken, though nothing was let go yet"
     consumer.acknowledge({e.id: e.group for e in entries[:4]}, 1)
+    assert push(redis_server, 1) == [False]
     assert depth(redis_server) == 2
+    assert len(messages(redis_server)) == 4, "of the two groups that are left"
 
 
 def test_a_restarted_learner_finds_all_it_had_claimed_and_not_let_go(redis_server: RedisServer) -> None:
@@ -108,10 +101,12 @@ def test_a_restarted_learner_finds_all_it_had_claimed_and_not_let_go(redis_serve
     again = consumer_of(redis_server)
     assert [e.group for e in again.pending()] == [e.group for e in entries[1:]]
     assert again.claim(0.01) == []
-    found = decode_group(*again.read(entries[1].id, entries[1].group))
-    assert (found.id, found.size) == (entries[1].group, 2)
+    kept = decode_group(*again.read(entries[1].id, entries[1].group))
+    assert (kept.id, kept.size) == (entries[1].group, 2)
     with pytest.raises(WireError, match=r"pre_rollouts|additional"):
         again.read(entries[0].id, entries[0].group)
+    short = Consumer(connect(redis_server.url), "q", max_bytes=10).read(entries[1].id, entries[1].group)
+    assert [len(message) for message in short] == [11, 11], "one above the limit is not read to its end"
 
 
 def test_an_unusable_message_is_set_aside_and_asked_for_again(redis_server: RedisServer) -> None:
@@ -140,16 +135,15 @@ def test_an_unusable_message_is_set_aside_and_asked_for_again(redis_server: Redi
     assert len(consumer.pending()) == 1
 
 
-def test_a_message_above_the_limit_is_not_read_to_its_end(redis_server: RedisServer) -> None:
-    push(redis_server, 1)
-    consumer = Consumer(connect(redis_server.url), "q", max_bytes=10)
-    [entry] = consumer.claim(1.0)
-    assert [len(m) for m in consumer.read(entry.id, entry.group)] == [11, 11]
-
-
 def test_foreign_entries_are_removed_counted_and_take_nothing_from_groups(redis_server: RedisServer) -> None:
-    push(redis_server, 1)
+    """The first was claimed by a learner that was killed."""
     client, keys, consumer = connect(redis_server.url), Keys("q"), consumer_of(redis_server)
+    client.xadd(keys.groups, {"id": "0:1", "batch": "0"})
+    client.xreadgroup("learner", "rank-0", {keys.groups: ">"})
+    assert consumer.claimed() == 1
+    assert consumer.pending() == []
+    assert consumer.claimed() == client.xlen(keys.groups) == 0
+    push(redis_server, 1)
     long = {"id": b"0:1" * 2**20, "batch": b"1" * 5000}
     for fields in ({"hello": "world"}, {"id": "0:1", "batch": "0"}, long):
         client.xadd(keys.groups, fields)
@@ -157,20 +151,9 @@ def test_foreign_entries_are_removed_counted_and_take_nothing_from_groups(redis_
     assert [e.id for e in consumer.pending()] == [mine.id]
     assert decode_group(*consumer.read(mine.id, mine.group)).id == "0:1"
     assert push(redis_server, 1) == [False]
-    assert client.hlen(keys.redo) == 0
-    assert client.xlen(keys.groups) == 1
-    assert client.hget(keys.counters, "dead_letters") == b"3"
-    [(_, dead)] = client.xrange(keys.dead)
-    assert sum(map(len, dead.values())) < 1000
-
-
-def test_foreign_entries_that_a_killed_learner_had_claimed_are_removed(redis_server: RedisServer) -> None:
-    client, keys, consumer = connect(redis_server.url), Keys("q"), consumer_of(redis_server)
-    client.xadd(keys.groups, {"id": "0:1", "batch": "0"})
-    client.xreadgroup("learner", "rank-0", {keys.groups: ">"})
-    assert consumer.claimed() == 1
-    assert consumer.pending() == []
-    assert consumer.claimed() == client.xlen(keys.groups) == 0
+    assert (client.hlen(keys.redo), client.xlen(keys.groups)) == (0, 1)
+    assert client.hget(keys.counters, "dead_letters") == b"4"
+    assert all(sum(map(len, dead.values())) < 1000 for _, dead in client.xrange(keys.dead))
 
 
 def test_the_ledger_never_changes(redis_server: RedisServer) -> None:

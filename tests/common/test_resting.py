@@ -15,22 +15,21 @@ SOURCES = st.lists(st.tuples(st.integers(12, 40), st.floats(0.05, 8.0)), min_siz
 BOTH = ("solved", "unsolved")
 
 
-def walk(order: Order, batches: int, found: dict[int, list[tuple[int, int | None]]], ahead: int = 0) -> list:
-    """The first batches. `found[row]` are the successes and hits of its visits, the last one for all later
+def walk(
+    order: Order, batches: int, results: dict[int, list[tuple[int, int | None]]], ahead: int = 0
+) -> list:
+    """The first batches. `results[row]` are the successes and hits of its visits, the last one for all later
     ones; a row without has half of G0. Batch b is asked for after cycle b - 1 - `ahead`."""
     made, visits = [], defaultdict[int, int](int)
     for batch in range(batches):
         made.append(order.rows(batch))
         if batch >= ahead:
-            rows = [row for _, row in made[batch - ahead]]
-            results = {}
-            for row in rows:
-                told = found.get(row, [(G0 // 2, G0)])
-                results[row] = told[min(visits[row], len(told) - 1)]
+            counts = Counts(G0, {}, {})
+            for _, row in made[batch - ahead]:
+                of_row = results.get(row, [(G0 // 2, G0)])
+                counts.successes[row], counts.hits[row] = of_row[min(visits[row], len(of_row) - 1)]
                 visits[row] += 1
-            order.observe(
-                Counts(G0, {r: c for r, (c, _) in results.items()}, {r: h for r, (_, h) in results.items()})
-            )
+            order.observe(counts)
     return made
 
 
@@ -59,11 +58,11 @@ def test_a_prompt_that_stays_solved_rests_twice_as_long_each_time() -> None:
 def test_another_result_ends_the_series(kind: str) -> None:
     extreme = (G0, G0) if kind == "solved" else (0, 0)
     order = Order(Mixture((24,)), 6, 3, rest=(kind,))
-    told = [extreme, extreme, (1, 1), extreme] if kind == "solved" else [extreme, extreme, (1, 1), (0, 0)]
-    found = epochs_of(7, walk(order, 100, {7: told}))
-    assert found[:4] == [0, 2, 5, 6]
+    results = [extreme, extreme, (1, 1), extreme if kind == "solved" else (0, 0)]
+    epochs = epochs_of(7, walk(order, 100, {7: results}))
+    assert epochs[:4] == [0, 2, 5, 6]
     # A solved prompt begins again with one epoch; one that had a hit once never rests as unsolved.
-    assert found[4:6] == ([8, 11] if kind == "solved" else [7, 8])
+    assert epochs[4:6] == ([8, 11] if kind == "solved" else [7, 8])
 
 
 @pytest.mark.parametrize(("hits", "rests"), [(0, True), (1, False), (None, False)])
@@ -80,15 +79,15 @@ def test_batches_are_full_and_no_row_comes_twice_in_one_or_in_an_epoch_whatever_
     mixture = Mixture(tuple(n for n, _ in sources), tuple(w for _, w in sources))
     chance = np.random.default_rng(seed)
     ends = [[(0, 0)], [(G0, G0)], [(2, 2)]]
-    found = {row: ends[chance.choice(3, p=(0.3, 0.6, 0.1))] for row in range(mixture.total)}
+    results = {row: ends[chance.choice(3, p=(0.3, 0.6, 0.1))] for row in range(mixture.total)}
     order = Order(mixture, gamma, seed, rest=BOTH, max_staleness=staleness)
-    batches, met = walk(order, 40, found, staleness), set[tuple[int, int]]()
+    batches, met = walk(order, 40, results, staleness), set[tuple[int, int]]()
     for number, batch in enumerate(batches):
         plain = mixed_rows(number, gamma, mixture, seed)
-        edges = np.cumsum(mixture.rows)
-        assert [np.searchsorted(edges, r, "right") for _, r in batch] == [
-            np.searchsorted(edges, r, "right") for _, r in plain
-        ], "every place is of the source that it is of without rests"
+        sources = [
+            np.searchsorted(np.cumsum(mixture.rows), [r for _, r in b], "right") for b in (batch, plain)
+        ]
+        assert (sources[0] == sources[1]).all(), "every place is of the source that it is of without rests"
         assert len({row for _, row in batch}) == gamma
         assert not met & set(batch)
         met |= set(batch)

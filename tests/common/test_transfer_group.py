@@ -29,33 +29,19 @@ def client(redis_server: RedisServer) -> Any:
     return connect(redis_server.url)
 
 
-def _snapshot(version: int) -> Snapshot:
-    return Snapshot(version, [], torch.device("cpu"))
-
-
-class Clock:
-    """The time, `ago` seconds before now."""
-
-    ago = 0.0
-
-    def __call__(self) -> float:
-        return time.time() - self.ago
-
-
-def group(client: Any, sent_s_ago: float, clock: Clock) -> Any:
+def group(client: Any, sent_s_ago: float) -> Any:
     """A group that broadcast a version then, when no replica was there."""
     from hora_rl.common.weights.group_sender import TransferGroup
 
     config = load("tiny", ["run.name=again", "weights.transport=gloo"])
-    clock.ago = sent_s_ago
-    made = TransferGroup(config, client, BroadcastClient(1.0), clock)
-    assert made.send(_snapshot(7)) == []
-    clock.ago = 0.0
+    clock = iter([time.time() - sent_s_ago])
+    made = TransferGroup(config, client, BroadcastClient(1.0), lambda: next(clock, None) or time.time())
+    assert made.send(Snapshot(7, [], torch.device("cpu"))) == []
     return made
 
 
 def test_a_version_is_sent_again_when_a_replica_that_runs_holds_less(client: Any) -> None:
-    sent = group(client, 30.0, Clock())
+    sent = group(client, 30.0)
     assert not sent.is_behind(7), "no replica, nobody to send to"
     heartbeat_now(client, "again", "generator/a", {"version": 7})
     heartbeat_now(client, "again", "verifier/c", {"version": 0})
@@ -67,7 +53,7 @@ def test_a_version_is_sent_again_when_a_replica_that_runs_holds_less(client: Any
 @pytest.mark.parametrize("sent_s_ago", [1.0, -30.0])
 def test_nothing_is_sent_again_too_soon_or_for_a_word_from_before(client: Any, sent_s_ago: float) -> None:
     heartbeat_now(client, "again", "generator/b", {"version": 0})
-    assert not group(client, sent_s_ago, Clock()).is_behind(7)
+    assert not group(client, sent_s_ago).is_behind(7)
 
 
 MEMBER = """
