@@ -1,6 +1,5 @@
 """Count successes of training prompts for `hora plan CONFIG` on this machine."""
 
-import asyncio
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,15 +19,8 @@ from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.machine import check_writable
 from hora_rl.deploy.checks.processors import on_processors
 from hora_rl.deploy.checks.run_checks import require
-from hora_rl.deploy.launch.evaluation import (
-    about_sampling,
-    application_calls,
-    in_flight,
-    sampling_bar,
-    stopped_and_kept,
-)
+from hora_rl.deploy.launch.evaluation import draw, stopped_and_kept
 from hora_rl.deploy.launch.stack import stack
-from hora_rl.evaluation.evaluate import evaluate
 from hora_rl.evaluation.plan import CountsError, write_counts
 
 
@@ -48,23 +40,9 @@ def count_local(source: str, overrides: Sequence[str], number: int, samples: int
         stopped_and_kept(f"every sample is kept in {drawn}", console),
         tempfile.TemporaryDirectory(prefix="hora-sample-") as folder,
         stack(config, Path(folder), console),
-        sampling_bar("training prompts", len(prompts) * samples, console) as progress,
     ):
-        generate, score = application_calls(config, 0, exact=True)
-        counts = asyncio.run(
-            evaluate(
-                prompts,
-                generate,
-                score,
-                samples,
-                drawn,
-                about={**about_data(config.data, config.reward), **about_sampling(config)},
-                seed=config.run.seed,
-                samples_per_request=config.rollout.samples_per_request,
-                in_flight=in_flight(config.generator, config.rollout.samples_per_request),
-                progress=progress,
-            )
-        )
+        about = about_data(config.data, config.reward)
+        counts = draw(config, prompts, samples, drawn, about, "training prompts", console)
     write_counts(out, counts)
     say(console, f"{out}: `hora plan {out}` plans from these counts again")
 

@@ -2,7 +2,7 @@
 eval`."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.actors.data.datasets import Dataset, load_dataset, usable_held_out
 from hora_rl.actors.data.gold_answers import gold_test
-from hora_rl.common.config import Config, DataConfig, EvaluationConfig, GeneratorConfig
+from hora_rl.common.config import Config, DataConfig, EvaluationConfig
 from hora_rl.common.console import say, shown
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt, prompt_of, refuse_unknown
 from hora_rl.common.errors import ConfigError, RunError
@@ -68,7 +68,9 @@ def evaluate_run(run: TrainingRun, step: int, drive: Drive = asyncio.run) -> Non
     config = run.config
     if not is_missing(config.evaluation, run.folder, step):
         return
-    held = newest_version(config.run.name, run.url)
+    client: Redis = connect(run.url)
+    announced = newest_now(client, config.run.name)
+    held = max(announced.version if announced else 0, read_state(client, config.run.name).version)
     if held > step:
         run.say(
             f"step {step} is not evaluated: the generators hold version {held} by now, and older weights "
@@ -94,14 +96,6 @@ def keep_result(run: TrainingRun, result: Result) -> None:
     record_evaluation(connect(run.url, patient=True), run.config.run.name, result.step, values)
     log_evaluation(run.config, run.folder, result.step, values)
     write_result(run.folder / "evaluation", result)
-
-
-def newest_version(run: str, url: str) -> int:
-    """The newest version that a replica may hold: announced, or confirmed by all replicas; 0 at first."""
-    client: Redis = connect(url)
-    manifest = newest_now(client, run)
-    confirmed = read_state(client, run).version
-    return max(manifest.version if manifest else 0, confirmed)
 
 
 def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> list[Prompt]:
@@ -149,28 +143,51 @@ def sample(
     `step` counts the optimizer steps of the weights; `version` counts those of the current run, 0 for the
     configured model.
     """
-    generate, score = application_calls(config, version, exact=True)
-    total = len(problems) * benchmark.samples
-    with sampling_bar(f"{benchmark.title}, step {step}", total, console) as progress:
-        counts = drive(
-            evaluate(
-                problems,
-                generate,
-                score,
-                benchmark.samples,
-                samples_file(folder, benchmark, step),
-                about={"benchmark": benchmark.name, "step": step, **about_sampling(config)},
-                seed=config.run.seed,
-                truncation=config.evaluation.truncation,
-                samples_per_request=config.rollout.samples_per_request,
-                in_flight=in_flight(config.generator, config.rollout.samples_per_request),
-                progress=progress,
-            )
-        )
+    file, about = samples_file(folder, benchmark, step), {"benchmark": benchmark.name, "step": step}
+    title, truncation = f"{benchmark.title}, step {step}", config.evaluation.truncation
+    counts = draw(
+        config, problems, benchmark.samples, file, about, title, console,
+        truncation=truncation, version=version, drive=drive,
+    )  # fmt: skip
     model = config.run.name if version else config.model.adapter or config.model.path
     # A model folder from another run has a step, but no versions of this run.
     versions = counts.versions if version == step else ()
     return result_of(config, benchmark, counts, problems, model, step, versions)
+
+
+def draw(
+    config: Config,
+    prompts: Sequence[Prompt],
+    samples: int,
+    file: Path,
+    about: Mapping[str, object],
+    title: str,
+    console: Console,
+    *,
+    truncation: Mapping[str, float] | None = None,
+    version: int = 0,
+    drive: Drive = asyncio.run,
+) -> Counts:
+    """Draw the missing samples of `prompts` on weights `version` alone, under a bar. `about` tells what they
+    are, besides the sampling's settings."""
+    size, generator = config.rollout.samples_per_request, config.generator
+    # Twice what the replicas sample at once, so that none idles while answers are verified.
+    each = min(-(-2 * generator.max_sequences // size), generator.max_requests)
+    with sampling_bar(title, len(prompts) * samples, console) as progress:
+        return drive(
+            evaluate(
+                prompts,
+                *application_calls(config, version, exact=True),
+                samples,
+                file,
+                about={**about, **about_sampling(config)},
+                seed=config.run.seed,
+                truncation=truncation,
+                samples_per_request=size,
+                in_flight=each * generator.replicas,
+                progress=progress,
+            )
+        )
 
 
 def result_of(
@@ -224,13 +241,6 @@ def of_version(generate: Generate, version: int) -> Generate:
         return completions
 
     return checked
-
-
-def in_flight(generator: GeneratorConfig, size: int) -> int:
-    """Requests of `size` completions to keep in flight: twice what the replicas sample at once, so that none
-    idles while answers are verified."""
-    each = min(-(-2 * generator.max_sequences // size), generator.max_requests)
-    return each * generator.replicas
 
 
 def read_run_results(settings: EvaluationConfig, run_dir: Path) -> list[Result]:
