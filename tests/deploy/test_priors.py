@@ -94,12 +94,12 @@ def test_coordinators_that_start_together_compute_the_features_once_and_a_damage
 
 
 def test_what_cannot_be_fitted_is_one_line(run: Path) -> None:
-    with pytest.raises(ConfigError, match="prior fixed learns nothing"):
+    with pytest.raises(ConfigError, match="fixed"):
         fit(run, "fixed", None, None)
-    with pytest.raises(ConfigError, match="name one, by folder or hub name, with --features"):
+    with pytest.raises(ConfigError, match="--features"):
         fit(run, "gp", None, None)
     (run / "groups.jsonl").write_text("")
-    with pytest.raises(RunError, match="is empty"):
+    with pytest.raises(RunError, match=r"groups\.jsonl"):
         fit(run, "hidden-static", None, None)
 
 
