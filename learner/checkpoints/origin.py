@@ -41,7 +41,9 @@ def step_of(model: str) -> int | None:
     try:
         return int(json.loads(path.read_text())["step"])
     except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{path}: does not say the step ({error!r}); give it with --step") from None
+        raise ConfigError(
+            f'{path}: does not say the step ({error!r}): remove it, or write it as {{"step": N}}'
+        ) from None
 
 
 def is_candidate(learner: LearnerConfig, every: int | None, step: int) -> bool:

@@ -89,7 +89,7 @@ def test_an_exported_model_knows_its_step_and_has_its_own_settings(tmp_path: Pat
     assert load_tokenizer(str(tmp_path / "out")).chat_template == "{{ messages }}"
     assert step_of(config.model.path) is None
     (tmp_path / "out" / "hora.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"hora.json: does not say the step .*--step"):
+    with pytest.raises(ConfigError, match=r"hora\.json"):
         step_of(str(tmp_path / "out"))
 
 
