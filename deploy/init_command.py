@@ -13,7 +13,7 @@ import yaml
 from hora_rl.actors.data.datasets import load_dataset
 from hora_rl.common.config import DataConfig
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.load import from_args
+from hora_rl.common.load import ROOT, from_args
 from hora_rl.common.model.pretrained import obtain
 from hora_rl.deploy.checks.estimate import Estimate, ModelShape
 from hora_rl.deploy.checks.findings import plural
@@ -22,7 +22,6 @@ from hora_rl.deploy.checks.machine import check_writable, gpus
 from hora_rl.deploy.checks.memory import estimate_of, fits_cards
 from hora_rl.deploy.checks.processors import fastest_dtype
 from hora_rl.deploy.checks.resources import Card, choose, filled, read_cards
-from hora_rl.deploy.demo import programs_task as programs
 
 Task = Literal["math", "mine", "code"]
 PROBLEMS = 64
@@ -152,6 +151,13 @@ PLANS = (
     Plan(SMALL, QWEN_SMALL, 4096, LORA_RATE, FEW_LOGITS + LORA),
 )
 """In order of decreasing memory."""
+WORDS = {
+    "a": "add {} to it",
+    "s": "subtract {} from it",
+    "m": "multiply it by {}",
+    "d": "divide it by {}, rounding down",
+    "r": "take its remainder after division by {}",
+}
 SUMS = """\
   path: arithmetic:1-2:spaced      # or a JSONL file, or a Hugging Face data set, without the next line
   template: "What is {problem}?"   # makes a question of a sum"""
@@ -233,8 +239,18 @@ def _problems(task: Task, *, in_words: bool) -> str:
     """Example rows: sums, which the demo's model can learn, or chains of operations with their tests, in the
     demo model's notation or in words."""
     if task == "code":
-        rows = programs.rows(0, in_words=in_words)["train"][:PROBLEMS]
+        lines = (ROOT / "deploy/demo/programs/train.jsonl").read_text().splitlines()[:PROBLEMS]
+        rows = [json.loads(line) for line in lines]
+        if in_words:
+            rows = [row | {"problem": _in_words(row["problem"])} for row in rows]
     else:
         sums = load_dataset(DataConfig(path="arithmetic", limit=PROBLEMS)).rows
         rows = [{"problem": row.problem, "answer": row.answer} for row in sums]
     return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _in_words(chain: str) -> str:
+    """`a4m3` in English."""
+    operations = zip(chain[::2], chain[1::2], strict=True)
+    steps = " ".join(f"Then {WORDS[letter].format(number)}." for letter, number in operations)
+    return f"Write a program that reads an integer x. {steps} Print the result."

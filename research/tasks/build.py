@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hora_rl.deploy.demo.build import MAX_TOKENS, descend, make_model, make_tokenizer, new_folder, save
 from research.tasks.catalogue import TASKS
 from research.tasks.recall import (
     ExactSuccess,
@@ -26,6 +25,7 @@ from research.tasks.recall import (
     logprobs,
     pass_at_ks,
 )
+from tools.demo_models import MAX_TOKENS, descend, make_model, make_tokenizer, new_folder, save
 
 STEPS = {"facts": 1600, "pairs": 2000, "many": 1500, "sums": 2400}
 BATCH = 128

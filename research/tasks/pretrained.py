@@ -19,11 +19,11 @@ from transformers import AutoModelForCausalLM
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.load import load
 from hora_rl.common.model.pretrained import obtain
-from hora_rl.deploy.demo.build import new_folder
 from research.gradients.bank import SHOTS
 from research.tasks.build import save_task
 from research.tasks.recall import TRAINED, RecallTask
 from research.tasks.reward import ANY
+from tools.demo_models import new_folder
 
 SUMS = "3 + 4 = 7\n52 - 17 = 35\n6 * 12 = 72\n{{ messages[-1]['content'] }} ="
 MULTIPLES = (

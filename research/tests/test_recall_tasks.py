@@ -21,7 +21,6 @@ from hora_rl.actors.coordinator.shard import Draw
 from hora_rl.common.config import Config, DataConfig, SourceConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Prompt
-from hora_rl.deploy.demo.build import MAX_TOKENS, make_model, make_tokenizer
 from research.study.cells import load_base
 from research.study.local_sampler import LocalSampler
 from research.study.loop import run_cell
@@ -31,6 +30,7 @@ from research.tasks.pretrained import arithmetic, multiples, problems
 from research.tasks.recall import SAMPLES, ExactSuccess, SampledSuccess, encode_prompts, load_task, logprobs
 from research.tasks.reward import ANY, TAGGED, answer_of, one_of
 from tests.support.jsonl import lines
+from tools.demo_models import MAX_TOKENS, make_model, make_tokenizer
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -15,10 +15,10 @@ from hora_rl.common.config import DataConfig
 from hora_rl.common.data.stop_tokens import completed, silent_tokens
 from hora_rl.common.errors import EnvironmentFault
 from hora_rl.common.types import Completion
-from hora_rl.deploy.demo.build import make_tokenizer
 from hora_rl.learner.rows.sample import sequences
 from tests.support.groups import completion as answer
 from tests.support.groups import rollout
+from tools.demo_models import make_tokenizer
 
 DEEPSEEK = "<｜begin▁of▁sentence｜>"
 # Control tokens of each family, its end of a turn first.

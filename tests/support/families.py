@@ -43,7 +43,7 @@ def model_of(family: str, **more: Any) -> Any:
 
 def write_model(family: str, folder: Path, **more: Any) -> Path:
     """Such a model as a folder with the demo's tokenizer."""
-    from hora_rl.deploy.demo.build import make_tokenizer
+    from tools.demo_models import make_tokenizer
 
     model_of(family, **more).save_pretrained(folder)
     make_tokenizer(512).save_pretrained(folder)

@@ -1,7 +1,7 @@
 """Build the demo's models: small Qwen2s with their tokenizer, warm-started on additions or on programs.
 
-    python -m hora_rl.deploy.demo.build sums OUT [--seed 0]          built deploy/demo/model
-    python -m hora_rl.deploy.demo.build programs OUT [--seed 0]      built deploy/demo/programs
+    python -m tools.demo_models sums OUT [--seed 0]          built deploy/demo/model
+    python -m tools.demo_models programs OUT [--seed 0]      built deploy/demo/programs
 
 A simulated author writes the additions and misremembers some sums of two digits (`recall`). The model then
 nearly always follows the answer format. The success rate of a problem is the product over its columns, from
@@ -29,8 +29,8 @@ from transformers import (
 )
 
 from hora_rl.common.data import arithmetic
-from hora_rl.deploy.demo import programs_task
-from hora_rl.deploy.demo.programs_task import recall
+from tools import demo_programs
+from tools.demo_programs import recall
 
 MAX_TOKENS = 512
 PAD, EOS = "<pad>", "<eos>"
@@ -72,12 +72,12 @@ def build_programs(out: Path, seed: int = 0, steps: int = STEPS) -> None:
     `out/train.jsonl` and `out/held-out.jsonl`. Takes a few minutes on one CPU thread. Raises FileExistsError
     if `out` contains files."""
     new_folder(out)
-    programs_task.write(out, seed)
+    demo_programs.write(out, seed)
     tokenizer = make_tokenizer(MAX_TOKENS)
     model = make_model(tokenizer, seed, heads=2, layers=3)
     chance = random.Random(f"author:{seed}")
-    chains = programs_task.chains(seed + 1)
-    shown = ((c.problem, programs_task.completion(c.misremembered(chance).program)) for c in chains)
+    chains = demo_programs.chains(seed + 1)
+    shown = ((c.problem, demo_programs.completion(c.misremembered(chance).program)) for c in chains)
     torch.set_num_threads(1)
     imitate(model, tokenizer, shown, steps)
     save(model, tokenizer, out / "model")

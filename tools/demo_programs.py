@@ -22,13 +22,6 @@ from pathlib import Path
 from hora_rl.common.data.code import FENCE
 
 OPERATIONS = {"a": "x+={}", "s": "x-={}", "m": "x*={}", "d": "x//={}", "r": "x%={}"}
-WORDS = {
-    "a": "add {} to it",
-    "s": "subtract {} from it",
-    "m": "multiply it by {}",
-    "d": "divide it by {}, rounding down",
-    "r": "take its remainder after division by {}",
-}
 NUMBERS = range(2, 10)
 LENGTHS = {1: 0.2, 2: 0.4, 3: 0.4}
 """Share of prompts by their number of operations."""
@@ -58,12 +51,6 @@ class Chain:
     @property
     def problem(self) -> str:
         return "".join(f"{letter}{number}" for letter, number in self.steps)
-
-    @property
-    def words(self) -> str:
-        """The problem in English."""
-        steps = " ".join(f"Then {WORDS[letter].format(number)}." for letter, number in self.steps)
-        return f"Write a program that reads an integer x. {steps} Print the result."
 
     @property
     def program(self) -> str:
@@ -97,7 +84,7 @@ def chains(seed: int) -> Iterator[Chain]:
         yield Chain(tuple((chance.choice("asmdr"), chance.choice(NUMBERS)) for _ in range(length)))
 
 
-def rows(seed: int, *, in_words: bool = False) -> dict[str, list[dict[str, object]]]:
+def rows(seed: int) -> dict[str, list[dict[str, object]]]:
     """The data sets by name, without a common problem."""
     source = chains(seed)
     different: dict[Chain, None] = {}
@@ -105,7 +92,7 @@ def rows(seed: int, *, in_words: bool = False) -> dict[str, list[dict[str, objec
         different.setdefault(next(source))
     left = iter(different)
     chance = random.Random(f"inputs:{seed}")
-    return {name: [_row(next(left), chance, in_words) for _ in range(count)] for name, count in ROWS.items()}
+    return {name: [_row(next(left), chance) for _ in range(count)] for name, count in ROWS.items()}
 
 
 def write(folder: Path, seed: int) -> None:
@@ -114,7 +101,7 @@ def write(folder: Path, seed: int) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
 
 
-def _row(chain: Chain, chance: random.Random, in_words: bool) -> dict[str, object]:
+def _row(chain: Chain, chance: random.Random) -> dict[str, object]:
     inputs = chance.sample(INPUTS, TESTS)
     tests = [{"input": f"{x}\n", "output": f"{chain.value(x)}\n"} for x in inputs]
-    return {"problem": chain.words if in_words else chain.problem, "tests": tests, "solution": chain.program}
+    return {"problem": chain.problem, "tests": tests, "solution": chain.program}
