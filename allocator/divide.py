@@ -12,7 +12,7 @@ from hora_rl.allocator.checks import check_budget, check_counts, check_prior, ch
 from hora_rl.allocator.posterior import BetaPrior, Int, posterior
 from hora_rl.allocator.rules import get_rule
 from hora_rl.allocator.rules.base import Division, Gain, Marginal, Mask, Rule, Sampled, Split, level_up
-from hora_rl.allocator.solver import solve_classes, solve_equal_trials
+from hora_rl.allocator.solver import solve_classes
 
 Tier = tuple[Mask, Rule]
 """Some of the prompts (n,), and the rule that divides among them."""
@@ -130,11 +130,7 @@ def _maximise(rule: Marginal, problem: Problem, budget: int) -> Int:
     sampled, (alpha, beta) = problem.sampled, problem.prior
     of = np.arange(len(sampled))
     if isinstance(alpha, float) and isinstance(beta, float):
-        most = int(sampled.trials.max())
-        if most == int(sampled.trials.min()):
-            room = budget if problem.cap is None else min(budget, problem.cap - most)
-            return solve_equal_trials(rule, sampled.successes, most, (alpha, beta), budget, room)
-        keys = sampled.successes * (most + 1) + sampled.trials
+        keys = sampled.successes * (int(sampled.trials.max()) + 1) + sampled.trials
         _, index, of = np.unique(keys, return_index=True, return_inverse=True)
         problem = problem[index]
     sampled, ones = problem.sampled, np.ones(len(problem.sampled))

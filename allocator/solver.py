@@ -11,74 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hora_rl.allocator.posterior import Float, Int, Posterior, posterior
-from hora_rl.allocator.rules import OwnRule
+from hora_rl.allocator.posterior import Float, Int, Posterior
 from hora_rl.allocator.rules.base import Marginal, Mask
 
 NEAR = 1e-9
 """Log gains are sums of a few dozen terms of size up to 1e2. Their error stays below this."""
-FIRST_TABLE = 4096
+FIRST_TABLE = 512
 """About how many entries the first table of `solve_classes` has."""
 BINS = 1024
-
-
-def solve_equal_trials(
-    rule: Marginal, successes: Int, trials: int, prior: tuple[float, float], budget: int, room: int
-) -> Int:
-    """Δ (n,) for one prior and one `trials`. `room` bounds every Δ_i and must hold the budget.
-
-    Prompts with equal counts form a class, and a block is one level of a class. The order of blocks does not
-    depend on how many prompts a class has. So the order is cached, and Δ is a cumulative sum along it.
-    """
-    members = np.bincount(successes, minlength=trials + 1)
-    present = (members > 0).tobytes()
-    order_of = _block_order.__wrapped__ if isinstance(rule, OwnRule) else _block_order
-    depth = min(64, room)
-    while True:
-        classes = order_of(rule, trials, prior, present, depth, depth == room)
-        spent = np.cumsum(members[classes])
-        if depth == room or (len(spent) and spent[-1] >= budget):
-            break
-        depth = min(room, 2 * depth)
-    last = int(np.searchsorted(spent, budget))
-    extra: Int = np.bincount(classes[:last], minlength=trials + 1)[successes]
-    left = budget - (int(spent[last - 1]) if last else 0)
-    if left:
-        extra[np.flatnonzero(successes == classes[last])[:left]] += 1
-    return extra
-
-
-@lru_cache(maxsize=1024)
-def _block_order(
-    rule: Marginal, trials: int, prior: tuple[float, float], present: bytes, depth: int, closed: bool
-) -> Int:
-    """The class (its count c) of each block, highest gain first, (B,).
-
-    `present`: bytes of a bool array, the classes 0..trials that have prompts. An absent c = 0 would fill
-    thousands of levels. `closed`: no prompt has room beyond `depth`, so all blocks are returned. Otherwise
-    only those that precede every block at level `depth` or deeper.
-    """
-    counts = np.flatnonzero(np.frombuffer(present, dtype=bool))
-    ones = np.ones(len(counts))
-    post = posterior(counts, np.full(len(counts), trials), prior[0] * ones, prior[1] * ones)
-    table = rule.table(post, depth + 1)
-    _refuse_rising(rule, table)
-    rows, levels = np.nonzero((table[:, :depth] > table[:, depth].max()) | closed)
-    gains = table[rows, levels]
-    order = np.lexsort((levels, rows, -gains))
-    if rule.exact is not None:
-        starts = np.flatnonzero(np.diff(-gains[order], prepend=-np.inf) >= NEAR)
-        for start, end in pairwise([*starts.tolist(), len(order)]):
-            if end - start > 1:
-                key = _exact_key(rule.exact, post, rows, levels)
-                order[start:end] = sorted(order[start:end].tolist(), key=key)
-    return counts[rows[order]]
 
 
 class Entries(NamedTuple):

@@ -42,12 +42,6 @@ RULES: dict[str, Rule] = {
 }
 
 
-class OwnRule(Marginal):
-    """A user's gain function as a rule. Its values may change between calls, so its order is never cached."""
-
-    __slots__ = ()
-
-
 def needs_counts(name: str) -> bool:
     """Whether the rule uses counts of successes. A user's rule is assumed to, without importing it."""
     rule = RULES.get(name)
@@ -114,7 +108,7 @@ PARAMETERS: dict[str, Callable[[str], Rule]] = {
 }
 
 
-def from_gain(name: str, gain: Gain) -> OwnRule:
+def from_gain(name: str, gain: Gain) -> Marginal:
     """A user's gain function as a rule whose values are checked."""
 
     def table(posterior: Posterior, depth: int) -> Float:
@@ -127,4 +121,4 @@ def from_gain(name: str, gain: Gain) -> OwnRule:
         with np.errstate(divide="ignore"):
             return np.maximum(np.log(values), -1000.0)
 
-    return OwnRule(name, table)
+    return Marginal(name, table)

@@ -87,7 +87,7 @@ def rising(posterior, level):  # type: ignore[no-untyped-def]
         ({"rule": "nope"}, "rule: 'nope' is none of"),
         ({"rule": 3}, "must be a name, .* not 3"),
         ({"rule": "math:pi"}, "is no function but 3.14"),
-        ({"rule": f"{__name__}:rising"}, "rises from level 0 to 1"),
+        ({"rule": f"{__name__}:rising", "budget": 9}, "rises from level 0 to 1"),
     ],
 )
 def test_bad_input_is_named_with_its_first_index(arguments: dict, message: str) -> None:
