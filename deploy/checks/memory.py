@@ -71,7 +71,8 @@ def memory(target: Target) -> Iterator[Finding]:
         return
     cards = [] if target.on_cluster else read_cards(machine.gpus())
     if target.trains:
-        yield ok("memory per part", table(estimate, cards=bool(cards) or target.on_cluster))
+        elsewhere = target.on_cluster and target.config.model.dtype != "float32"
+        yield ok("memory per part", table(estimate, cards=bool(cards) or elsewhere))
         if cards:
             yield fits_cards(estimate, cards)
     if not target.on_cluster:
@@ -79,12 +80,6 @@ def memory(target: Target) -> Iterator[Finding]:
         says = f"about {total(need):.1f} GiB = {amounts(need)}; {free:.1f} GiB are free"
         fix = f"change {HOST_KEYS}, or use a larger machine"
         yield must(total(need) <= free * (1 - SPARE), "memory", says, fix)
-
-
-def estimated(target: Target) -> Iterator[Finding]:
-    """Only the table, for a configuration that is meant for another machine."""
-    if target.trains and (estimate := estimate_of(target.config)) is not None:
-        yield ok("memory per part", table(estimate, cards=target.config.model.dtype != "float32"))
 
 
 def fits_cards(estimate: Estimate, cards: Sequence[Card]) -> Finding:

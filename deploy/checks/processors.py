@@ -10,7 +10,7 @@ from hora_rl.common.config import Config, ModelConfig
 from hora_rl.common.model.model_files import own_configuration
 from hora_rl.common.processes import processors
 from hora_rl.deploy.checks import machine
-from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should
+from hora_rl.deploy.checks.findings import Finding, Target, must, plural, should
 from hora_rl.deploy.checks.resources import filled
 
 if TYPE_CHECKING:
@@ -59,11 +59,17 @@ def on_processors(config: Config, *, trains: bool = True) -> Config:
     )
 
 
-def threads(target: Target) -> Iterator[Finding]:
+def on_cpu(target: Target) -> Iterator[Finding]:
+    """Threads, precision and kernels of a machine without GPUs."""
+    if not target.on_cluster and not machine.gpus():
+        yield _threads(target)
+        yield from _kernels(target)
+        yield _precision(target.config.model)
+
+
+def _threads(target: Target) -> Finding:
     """Compare the threads of generators and learner with this machine's processors."""
     config, have = target.config, processors()
-    if target.on_cluster or machine.gpus():
-        return
     parts = {"generator.replicas": (config.generator.replicas, config.generator.threads)}
     if target.trains:
         parts["learner.workers"] = (config.learner.workers, config.learner.threads)
@@ -72,32 +78,25 @@ def threads(target: Target) -> Iterator[Finding]:
     says = " + ".join(f"{key} {n} · threads {each}" for key, (n, each) in parts.items())
     says += f"{', in turn,' if in_turn and target.trains else ''} on {plural(have, 'processor')}"
     fix = "they wait for each other: lower generator.threads or learner.threads, or leave both out"
-    yield should((max if in_turn else sum)(counts) <= have, "threads", says, fix)
+    return should((max if in_turn else sum)(counts) <= have, "threads", says, fix)
 
 
-def precision(target: Target) -> Iterator[Finding]:
-    """Whether this machine's processors are fast in the model's precision."""
-    if target.on_cluster or machine.gpus():
-        return
-    dtype, fastest = target.config.model.dtype, fastest_dtype()
-    layers = _layers(target.config.model)
-    if "conv" in layers and target.trains:
-        says = (
-            "vLLM's short convolution on a CPU gives other log-probs than the learner's (0.1 nats and more)"
-        )
+def _precision(model: ModelConfig) -> Finding:
+    fastest = fastest_dtype()
+    if "linear_attention" in _layers(model):
+        says = f"{model.dtype}; vLLM computes this model's linear attention on a CPU in bfloat16 alone"
+        return must(model.dtype == "bfloat16", "model.dtype", says, "set model.dtype: bfloat16")
+    says = f"{model.dtype}; these processors are fastest in {fastest}"
+    return should(model.dtype in (fastest, "float32"), "model.dtype", says, f"set model.dtype: {fastest}")
+
+
+def _kernels(target: Target) -> Iterator[Finding]:
+    """Whether vLLM's kernels on a CPU agree with the learner and have the size of the model's attention
+    heads. Latent attention has its own."""
+    if "conv" in _layers(target.config.model) and target.trains:
+        says = "vLLM's short convolution on a CPU gives other log-probs than the learner's: 0.1 nats and more"
         yield must(False, "model.path", says, "use another model, or a GPU")
-    elif "linear_attention" in layers and dtype != "bfloat16":
-        says = f"{dtype}; vLLM computes this model's linear attention on a CPU in bfloat16 alone"
-        yield must(False, "model.dtype", says, "set model.dtype: bfloat16")
-    elif dtype in (fastest, "float32"):
-        yield ok("model.dtype", f"{dtype}; these processors are fastest in {fastest}")
-    else:
-        yield should(False, "model.dtype", dtype, f"these processors are fastest in {fastest}")
-
-
-def heads(target: Target) -> Iterator[Finding]:
-    """Whether vLLM has a kernel for the model's attention heads on a CPU. Latent attention has its own."""
-    model = None if target.on_cluster or machine.gpus() else _read(target.config.model)
+    model = _read(target.config.model)
     if model is None or not hasattr(model, "num_attention_heads") or hasattr(model, "kv_lora_rank"):
         return
     layers = model.per_layer_config

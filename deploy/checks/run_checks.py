@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -18,7 +19,7 @@ from hora_rl.deploy.checks import configuration, disk, machine, processors, serv
 from hora_rl.deploy.checks.engine import EngineProcess, engine
 from hora_rl.deploy.checks.findings import Check, Finding, Target
 from hora_rl.deploy.checks.gpu_software import driver, mps_daemon, precision, triton_build
-from hora_rl.deploy.checks.memory import estimated, memory, run_target
+from hora_rl.deploy.checks.memory import memory, run_target
 from hora_rl.deploy.checks.weight_files import weight_files
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
@@ -32,7 +33,7 @@ CONFIGURATION: tuple[Check, ...] = (
     configuration.evaluation,
     *TASK,
     configuration.group_size,
-    estimated,
+    memory,
     disk.forecast,
 )
 """Checks of a configuration for another machine."""
@@ -50,9 +51,7 @@ CHECKS: tuple[Check, ...] = (
     triton_build,
     mps_daemon,
     machine.gpu_count,
-    processors.threads,
-    processors.precision,
-    processors.heads,
+    processors.on_cpu,
     services.ray_token,
     services.ray_cluster,
     memory,
@@ -124,6 +123,8 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> 
     """
     console = Console()
     target = target_of(source, overrides)
+    if elsewhere:
+        target = replace(target, command="train")
     findings = require(target, console, CONFIGURATION if elsewhere else None)
     config, rollout = target.config, target.config.rollout
     prompts = next(f.says for f in findings if f.what == "data" and f.level == "ok")

@@ -26,7 +26,7 @@ BASE = "model: {path: some/model}\ndata: {path: arithmetic}\n"
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def machine_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Settings of a model with `gib` of weights on a machine with `have` processors."""
 
     def config(*overrides: str, have: int = 2, gib: float = 0.5, flags: str = "avx512_bf16") -> Config:
@@ -48,39 +48,50 @@ def divided(config: Config, *, trains: bool = True) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("have", [1, 2, 3, 16])
-def test_generators_and_learner_never_take_more_than_there_is(have: int, told) -> None:
-    generator, learner = divided(told(have=have))
+def test_generators_and_learner_never_take_more_than_there_is(have: int, machine_of) -> None:
+    generator, learner = divided(machine_of(have=have))
     assert generator + learner == max(2, have)
     assert generator >= learner
-    assert divided(told("rollout.max_staleness=0", have=have)) == (have, have), "they take turns"
-    assert divided(told(have=have), trains=False)[0] == have
-    assert divided(told("generator.replicas=2", have=16)) == (4, 8)
+    assert divided(machine_of("rollout.max_staleness=0", have=have)) == (have, have), "they take turns"
+    assert divided(machine_of(have=have), trains=False)[0] == have
+    assert divided(machine_of("generator.replicas=2", have=16)) == (4, 8)
 
 
-def test_a_tiny_model_gets_one_thread_and_what_is_written_stays(told) -> None:
-    assert divided(told(have=64, gib=0.003)) == (1, 1)
-    assert divided(told("generator.threads=7", have=64)) == (7, 32)
-    assert divided(told("run.resources=manual", have=64)) == (1, 1)
+def test_a_tiny_model_gets_one_thread_and_what_is_written_stays(machine_of) -> None:
+    assert divided(machine_of(have=64, gib=0.003)) == (1, 1)
+    assert divided(machine_of("generator.threads=7", have=64)) == (7, 32)
+    assert divided(machine_of("run.resources=manual", have=64)) == (1, 1)
 
 
-def test_the_precision_is_what_the_processors_have(told) -> None:
+def test_the_precision_is_what_the_processors_have(machine_of) -> None:
     for flags, dtype in (("avx512_bf16", "bfloat16"), ("amx_bf16", "bfloat16"), ("avx2", "float32")):
-        assert processors.on_processors(told(flags=flags)).model.dtype == dtype
-    assert processors.on_processors(told("model.dtype=bfloat16", flags="avx2")).model.dtype == "bfloat16"
+        assert processors.on_processors(machine_of(flags=flags)).model.dtype == dtype
+    assert (
+        processors.on_processors(machine_of("model.dtype=bfloat16", flags="avx2")).model.dtype == "bfloat16"
+    )
 
 
-def test_a_check_says_what_was_chosen_and_warns_of_what_is_too_much(told) -> None:
-    def levels(config: Config) -> tuple[str, str]:
-        target = Target(config)
-        [threads], [precision] = processors.threads(target), processors.precision(target)
-        return threads.level, precision.level
+def levels_of(config: Config) -> dict[str, str]:
+    return {f.what: f.level for f in processors.on_cpu(Target(config))}
 
-    assert levels(run_target(told()).config) == ("ok", "ok")
-    assert levels(told("generator.threads=2", "learner.threads=2")) == ("warn", "ok")
-    turns = told("generator.threads=2", "learner.threads=2", "rollout.max_staleness=0")
-    assert levels(turns) == ("ok", "ok")
-    assert levels(told("model.dtype=bfloat16", flags="avx2")) == ("ok", "warn")
-    assert levels(told("model.dtype=float32")) == ("ok", "ok")
+
+TWO = ("generator.threads=2", "learner.threads=2", "model.dtype=float32")
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags", "levels"),
+    [
+        (TWO, "avx512_bf16", ("warn", "ok")),
+        ((*TWO, "rollout.max_staleness=0"), "avx512_bf16", ("ok", "ok")),
+        (("model.dtype=bfloat16",), "avx2", ("ok", "warn")),
+    ],
+)
+def test_too_many_threads_and_a_slow_precision_are_warnings(
+    settings: tuple[str, ...], flags: str, levels: tuple[str, str], machine_of
+) -> None:
+    result = levels_of(machine_of(*settings, flags=flags))
+    assert (result["threads"], result["model.dtype"]) == levels
+    assert set(levels_of(processors.on_processors(machine_of())).values()) == {"ok"}, "what is chosen"
 
 
 @pytest.mark.parametrize(
@@ -88,31 +99,29 @@ def test_a_check_says_what_was_chosen_and_warns_of_what_is_too_much(told) -> Non
     [(SMOLLM2, "float32", 1024), (SMOLLM2, "bfloat16", 1024), (DEMO, "float32", 16_384)],
 )
 def test_micro_batches_on_processors_have_activations_of_a_gibibyte(
-    shape: ModelShape, dtype: str, tokens: int, told, monkeypatch: pytest.MonkeyPatch
+    shape: ModelShape, dtype: str, tokens: int, machine_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SmolLM2's are the 1,024 tokens that it was measured with; those of small models stay the default."""
     monkeypatch.setattr(checks_memory, "estimate_of", lambda config: Estimate(config, shape))
     set_to = f"model.dtype={dtype}"
     short = ("rollout.max_prompt_tokens=64", "rollout.max_response_tokens=8")
-    assert run_target(told(set_to, *short)).config.learner.tokens_per_microbatch == tokens
-    assert run_target(told(set_to)).config.learner.tokens_per_microbatch >= told(set_to).longest
-    written = told(set_to, *short, "learner.tokens_per_microbatch=9000")
+    assert run_target(machine_of(set_to, *short)).config.learner.tokens_per_microbatch == tokens
+    assert run_target(machine_of(set_to)).config.learner.tokens_per_microbatch >= machine_of(set_to).longest
+    written = machine_of(set_to, *short, "learner.tokens_per_microbatch=9000")
     assert run_target(written).config.learner.tokens_per_microbatch == 9000
     assert "tokens_per_microbatch" not in load("smollm2").learner.model_fields_set
 
 
-def test_what_vllm_cannot_compute_on_a_cpu_is_refused(told, tmp_path: Path) -> None:
+def test_what_vllm_cannot_compute_on_a_cpu_is_refused(machine_of, tmp_path: Path) -> None:
     model = write_published("qwen3.5", tmp_path / "model")
-    asked = told(f"model.path={model}", "model.dtype=float32")
-    assert [f.level for f in processors.precision(Target(asked))] == ["fail"]
-    chosen = Target(processors.on_processors(told(f"model.path={model}", flags="avx2")))
-    assert chosen.config.model.dtype == "bfloat16"
-    assert [f.level for f in processors.precision(chosen)] != ["fail"]
-    assert [f.level for f in processors.heads(chosen)] == ["ok"]
+    assert levels_of(machine_of(f"model.path={model}", "model.dtype=float32"))["model.dtype"] == "fail"
+    chosen = processors.on_processors(machine_of(f"model.path={model}", flags="avx2"))
+    assert chosen.model.dtype == "bfloat16"
+    assert (levels_of(chosen)["model.dtype"], levels_of(chosen)["attention heads"]) == ("ok", "ok")
     settings = json.loads((model / "config.json").read_text())
     settings["text_config"]["head_dim"] = 8
     (model / "config.json").write_text(json.dumps(settings))
-    assert [f.level for f in processors.heads(chosen)] == ["fail"]
+    assert levels_of(chosen)["attention heads"] == "fail"
 
 
 TARGET = Target(load("tiny"))
@@ -131,7 +140,7 @@ def test_the_driver_is_asked_and_an_old_one_refused(tmp_path: Path, monkeypatch:
             f'#!/bin/sh\ncase "$1" in --query-gpu=driver_version) echo {version}; echo {version};; esac\n'
         )
         program.chmod(0o755)
-        assert [found.level for found in driver(TARGET)] == [level]
+        assert [f.level for f in driver(TARGET)] == [level]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +176,7 @@ def test_shown_cards_without_the_model_s_precision_are_refused(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     cards = [f"0, GPU-a, {card}", "1, GPU-b, NVIDIA A100, 8.0"]
     monkeypatch.setattr(machine, "ask_driver", lambda fields: cards)
-    lines = [found.line for found in precision(Target(load("tiny", [f"model.dtype={dtype}"])))]
+    lines = [f.line for f in precision(Target(load("tiny", [f"model.dtype={dtype}"])))]
     assert bool(lines) is refused
     assert all("Tesla T4 has compute capability 7.5" in line and "float16" in line for line in lines)
 
@@ -179,7 +188,7 @@ def test_triton_needs_a_compiler_and_headers_on_machines_with_gpus(monkeypatch: 
     monkeypatch.setattr(gpu_software, "find_spec", lambda name: object())
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CC", raising=False)
-    assert [found.level for found in triton_build(TARGET)] == ["fail"]
+    assert [f.level for f in triton_build(TARGET)] == ["fail"]
     monkeypatch.setattr(sysconfig, "get_default_scheme", lambda: "posix_local")
     assert gpu_software.headers() == Path(sysconfig.get_paths("posix_prefix")["include"]), "as on Debian"
 
