@@ -9,8 +9,6 @@ from hora_rl.deploy.checks.estimate import GIB, Estimate
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, size
 from hora_rl.deploy.checks.memory import estimate_of
 
-# Bytes of one line of groups.jsonl, and of a step in steps.jsonl and TensorBoard; rounded up.
-OF_GROUP, OF_STEP = 1024, 8192
 # Bytes of files of 640 rollouts of 2,000 tokens of English, and of short ones; rounded up.
 OF_FILE, OF_ROW, OF_TOKEN, OF_TOKEN_WITH_LOGPROBS = 24 * 2**10, 80, 2.0, 6.0
 SPARE_GIB = 1.0
@@ -39,7 +37,6 @@ def uses(config: Config, estimate: Estimate | None) -> dict[str, float]:
     held = min(kept_steps, learner.steps) * batch_gib
     parts = {
         "rollouts": expected_gib(rollout, config.telemetry, learner.steps),
-        "records": learner.steps * (rollout.prompts_per_batch * OF_GROUP + OF_STEP) / GIB,
         "Redis": min(learner.steps * batch_gib, max(REWRITE_GIB, 2 * held)) + held,
     }
     if estimate is not None:
@@ -59,16 +56,13 @@ def disk(target: Target) -> Iterator[Finding]:
     path = Path(target.config.run.folder).absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
     need, says = _forecast(target.config)
+    if target.command == "elsewhere":
+        yield ok("disk", says)
+        return
     free = shutil.disk_usage(existing).free / GIB
     says += f"; {size(SPARE_GIB)} must remain, and {size(free)} are free in {existing}"
     fix = "lower learner.keep_checkpoints or telemetry.rollouts_gib, or set run.folder to a larger disk"
     yield must(not target.trains or free >= need + SPARE_GIB, "disk", says, fix)
-
-
-def forecast(target: Target) -> Iterator[Finding]:
-    """Disk space of a run that is meant for another machine."""
-    if target.trains:
-        yield ok("disk", _forecast(target.config)[1])
 
 
 def _forecast(config: Config) -> tuple[float, str]:

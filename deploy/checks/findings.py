@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Target:
     """A configuration and the command to check it for: `run` and `eval` on this machine, `train` on a Ray
-    cluster. `http` is the (host, port) of a Serve file. `chosen` describes the values that `run.resources:
-    auto` chose."""
+    cluster, `elsewhere` on machines that are not at hand. `http` is the (host, port) of a Serve file.
+    `chosen` describes the values that `run.resources: auto` chose."""
 
     config: Config
-    command: Literal["run", "train", "eval"] = "run"
+    command: Literal["run", "train", "eval", "elsewhere"] = "run"
     http: tuple[str, int] | None = None
     chosen: str = ""
 
     @property
     def on_cluster(self) -> bool:
-        return self.command == "train"
+        return self.command in ("train", "elsewhere")
 
     @property
     def trains(self) -> bool:

