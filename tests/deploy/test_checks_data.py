@@ -146,7 +146,7 @@ def test_rests_in_a_run_of_one_epoch_are_a_warning(
 
 def test_a_held_out_problem_beyond_the_limit_is_refused_before_a_start(config: Make, tmp_path: Path) -> None:
     path = rows(tmp_path / "held-out.jsonl", "1+0=?", "1+" * 30 + "1=?")
-    with pytest.raises(ConfigError, match="rollout.max_prompt_tokens"):
+    with pytest.raises(ConfigError, match=r"rollout\.max_prompt_tokens"):
         list(sources.data(Target(config(evaluation={"path": path}))))
 
 
