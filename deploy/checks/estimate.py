@@ -1,14 +1,5 @@
-"""Memory of a run: a table of GiB by purpose for each process. Pure arithmetic.
-
-A learner rank, in bytes per parameter (for all but the weights: per trained parameter), in brackets the ZeRO
-stage from which the ranks share them:
-
-    weights      2 (3), with ZeRO-3 also the layers at work
-    optimizer    master copy and Adam's moments 12 (1), with ZeRO-1 and 3 also the kept sum of the gradients
-    gradients    their sum in float32 4 (2), the computed ones in 16 bits 2 (3), and a bucket of them
-    activations  of a micro-batch; on a CPU the optimizer's temporaries 8 (1) if they are larger
-    logits       of a chunk of tokens, and the head's gradient with its float32 sum
-"""
+"""Memory of a run: a table of GiB by purpose for each process. Pure arithmetic, explained in
+docs/explanation/gpus.md."""
 
 from __future__ import annotations
 
