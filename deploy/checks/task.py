@@ -33,7 +33,7 @@ from hora_rl.common.errors import ConfigError, VerifierUnavailable
 from hora_rl.common.model.model_files import vocabulary_rows
 from hora_rl.common.user_code import working_folder
 from hora_rl.deploy.checks.configuration import OWN_FAULTS
-from hora_rl.deploy.checks.findings import Finding, Target, ok, plural, should, warn
+from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should, warn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -241,14 +241,12 @@ def sandbox(target: Target) -> Iterator[Finding]:
     box = Sandbox()
     try:
         result = box.run("print(6 * 7)")
-        where = "; the verifier's machines may differ" if target.on_cluster else ""
     finally:
         box.close()
-    held = ", ".join(name for name, why in box.layers.items() if not why)
-    missing = "; ".join(f"without {name}: {why}" for name, why in box.layers.items() if why)
-    says = f"limits, no privileges, {held}" + (f"; {missing}" if missing else "") + where
+    layers = (f"without {name} ({why})" if why else name for name, why in box.layers.items())
+    says = f"limits, no privileges, {', '.join(layers)}; programs have {HAVE}"
+    says += "; the verifier's machines may differ" if target.on_cluster else ""
     if result.out != b"42\n":
         why = result.err.decode(errors="replace").strip()[-200:] or f"exit status {result.status}"
-        yield Finding("fail", "sandbox", f"a first program did not run: {why}", "see reward.code_tests")
-        return
-    yield ok("sandbox", f"{says}; programs have {HAVE}")
+        says = f"a first program did not run: {why}"
+    yield must(result.out == b"42\n", "sandbox", says, "see reward.code_tests")

@@ -25,6 +25,7 @@ from hora_rl.learner.launch import backend, gpu_share
 from tests.support.checks import by_name
 from tests.support.tiny_qwen2 import SHAPES, without_weights
 
+Settings, Have = tuple[str, ...], Callable[[int], None]
 H200, H100, RTX = Card("H200", 139.8), Card("H100", 79.6), Card("RTX 4090", 24.0)
 LORA = ("learner.lora.rank=16",)
 SLEEP = ("generator.sleep=step", "rollout.max_staleness=0")
@@ -36,7 +37,7 @@ PAPER += ("learner.tokens_per_microbatch=16384", "learner.gradient_checkpointing
 
 
 @pytest.fixture(autouse=True)
-def with_processors(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def with_processors(monkeypatch: pytest.MonkeyPatch) -> Have:
     """`with_processors(16)`: this machine has as many. By default four, which serve one engine."""
 
     monkeypatch.setattr(resources, "free_memory", lambda: 2**40)
@@ -75,7 +76,7 @@ def case(name: str, *more: str, folder: Path | None = None) -> Estimate:
     ],
 )
 def test_activations_are_kept_in_the_largest_micro_batches_beside_what_generation_needs(
-    tmp_path: Path, name: str, cards: list[Card], more: tuple[str, ...], again: bool, tokens: int
+    tmp_path: Path, name: str, cards: list[Card], more: Settings, again: bool, tokens: int
 ) -> None:
     sizes = (*SHORT, "rollout.prompts_per_batch=64", "rollout.group_size=32", "generator.max_sequences=256")
     chosen = choose(case(name, *sizes, *more, folder=tmp_path), cards)
@@ -112,13 +113,7 @@ def test_activations_are_kept_in_the_largest_micro_batches_beside_what_generatio
     ],
 )
 def test_a_card_gets_as_many_engines_as_its_processors_serve_and_the_run_gains_from(
-    tmp_path: Path,
-    with_processors: Callable[[int], None],
-    name: str,
-    card: Card,
-    have: int,
-    more: tuple[str, ...],
-    engines: int,
+    tmp_path: Path, with_processors: Have, name: str, card: Card, have: int, more: Settings, engines: int
 ) -> None:
     with_processors(have)
     chosen = choose(case(name, *more, folder=tmp_path), [card])
@@ -136,7 +131,7 @@ def test_a_card_gets_as_many_engines_as_its_processors_serve_and_the_run_gains_f
 
 
 def test_a_host_with_little_memory_gets_fewer_engines(
-    tmp_path: Path, with_processors: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, with_processors: Have, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_processors(16)
     for engines in (1, 2):
@@ -149,7 +144,7 @@ def test_a_host_with_little_memory_gets_fewer_engines(
 @pytest.mark.parametrize("longest", [72, 80, 81])
 @pytest.mark.parametrize(("more", "sequences"), [((), 1024), (("generator.max_sequences=128",), 128)])
 def test_the_cache_holds_every_sequence_that_may_run_to_its_end(
-    tmp_path: Path, longest: int, more: tuple[str, ...], sequences: int
+    tmp_path: Path, longest: int, more: Settings, sequences: int
 ) -> None:
     """In vLLM's blocks of 16 tokens, of which it keeps one for itself."""
     limits = ("rollout.max_prompt_tokens=64", f"rollout.max_response_tokens={longest - 64}")
@@ -163,7 +158,7 @@ def test_the_cache_holds_every_sequence_that_may_run_to_its_end(
     ("name", "cards", "more"), [("1.5B", [H100], (*LONG, *LORA)), ("7B", [H100] * 2, LONG)]
 )
 def test_where_memory_is_short_at_most_twice_the_longest_sequences_run(
-    tmp_path: Path, name: str, cards: list[Card], more: tuple[str, ...]
+    tmp_path: Path, name: str, cards: list[Card], more: Settings
 ) -> None:
     chosen = choose(case(name, *more, folder=tmp_path), cards)
     generator = chosen.config.generator
@@ -174,7 +169,7 @@ def test_where_memory_is_short_at_most_twice_the_longest_sequences_run(
 
 
 @pytest.mark.parametrize(("name", "more"), [("0.5B", ("learner.tokens_per_microbatch=20480",)), ("3B", LORA)])
-def test_taking_turns_leaves_the_cache_what_only_a_step_needs(name: str, more: tuple[str, ...]) -> None:
+def test_taking_turns_leaves_the_cache_what_only_a_step_needs(name: str, more: Settings) -> None:
     more = (*more, "generator.max_sequences=1024")
     together, apart = (choose(case(name, *more, *sleep), [RTX]) for sleep in ((), SLEEP))
     caches = [estimate.config.generator.kv_cache_gib or 0.0 for estimate in (together, apart)]
@@ -185,7 +180,7 @@ def test_taking_turns_leaves_the_cache_what_only_a_step_needs(name: str, more: t
     assert ["engine asleep" in table(estimate) for estimate in (together, apart)] == [False, True]
 
 
-def test_sleep_is_refused_where_no_card_can_be_freed(cards: Callable[[int], None]) -> None:
+def test_sleep_is_refused_where_no_card_can_be_freed(cards: Have) -> None:
     for count, level in ((0, "fail"), (1, "ok")):
         cards(count)
         findings = by_name(machine.gpu_count(Target(case("0.5B", *SLEEP).config)))
@@ -237,7 +232,7 @@ def test_several_cards_are_divided_so_that_the_slower_side_is_fastest(name: str,
     ],
 )
 def test_a_split_has_what_is_written_and_is_sharded_where_no_rank_would_fit(
-    name: str, count: int, more: tuple[str, ...], chosen: tuple[int, int, int]
+    name: str, count: int, more: Settings, chosen: tuple[int, int, int]
 ) -> None:
     estimate = choose(case(name, *more), [H100] * count)
     config = estimate.config
@@ -261,9 +256,7 @@ def test_the_driver_s_cards_are_those_that_cuda_shows(monkeypatch: pytest.Monkey
         assert machine.gpus() == [f"NVIDIA H100, 8155{card} MiB" for card in cards], shown
 
 
-def test_what_continues_a_cluster_s_run_is_not_divided_over_this_machine(
-    tmp_path: Path, cards: Callable[[int], None]
-) -> None:
+def test_what_continues_a_cluster_s_run_is_not_divided_over_this_machine(tmp_path: Path, cards: Have) -> None:
     (tmp_path / "config.yaml").write_text(dump_yaml(load("tiny", ["generator.replicas=48"])))
     cards(8)
     target = target_of(str(tmp_path / "config.yaml"), trained=True)
@@ -281,7 +274,7 @@ def test_what_continues_a_cluster_s_run_is_not_divided_over_this_machine(
         (SLEEP, 2, "generator.sleep"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(settings: tuple[str, ...], count: int, key: str) -> None:
+def test_what_cannot_be_divided_is_refused(settings: Settings, count: int, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         choose(case("1.5B", *settings), [H100] * count)
 
@@ -312,7 +305,7 @@ def test_ray_may_have_a_gpu_that_no_process_can_use() -> None:
 
 
 def test_a_run_from_python_leaves_free_what_nobody_wrote(
-    monkeypatch: pytest.MonkeyPatch, cards: Callable[[int], None]
+    monkeypatch: pytest.MonkeyPatch, cards: Have
 ) -> None:
     cards(8)
     configs: list[Config] = []
@@ -330,11 +323,7 @@ def test_a_run_from_python_leaves_free_what_nobody_wrote(
 
 @pytest.mark.parametrize(("written", "split"), [([], (3, 3)), (["learner.workers=2"], (2, 4))])
 def test_a_resumed_run_keeps_its_ranks_on_a_machine_with_other_cards(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cards: Callable[[int], None],
-    written: list[str],
-    split: tuple[int, int],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cards: Have, written: list[str], split: tuple[int, int]
 ) -> None:
     """A checkpoint has the parts of as many ranks as there were."""
     monkeypatch.setattr(resolve, "require", lambda *_: [])
