@@ -167,33 +167,18 @@ def _scored(reward: RewardConfig, judged: Mapping[str, float], completion: Compl
 
 def group_calls(handle: DeploymentHandle, config: Config, text_of: Callable[[Rollout], str]) -> Rank:
     """`rank`: adds group rewards to a complete group, by the rules of the prompt's source."""
-    by_source = {}
+    method, rollout = handle.options(method_name="score_group"), config.rollout
+    limits = dict[str, float]()  # seconds, of the sources with such rewards
     for source in config.source_names:
         rules = config.of(source)
-        by_source[source] = _rank_of(handle, rules.reward, rules.gate, rules.rollout, text_of)
-    if all(rank is unranked for rank in by_source.values()):
+        if functions := group_functions(rules.reward, rules.gate):
+            limits[source] = rules.reward.time_limit_s * len(functions) + WAIT_LIMIT_S + rollout.time_limit_s
+    if not limits:
         return unranked
 
     async def rank(prompt: Prompt, group: Group) -> Group:
-        return await by_source[prompt.source](prompt, group)
-
-    return rank
-
-
-def _rank_of(
-    handle: DeploymentHandle,
-    reward: RewardConfig,
-    gate: str | None,
-    rollout: RolloutConfig,
-    text_of: Callable[[Rollout], str],
-) -> Rank:
-    """`group_calls` for one source."""
-    functions = group_functions(reward, gate)
-    if not functions:
-        return unranked
-    method = handle.options(method_name="score_group")
-
-    async def rank(prompt: Prompt, group: Group) -> Group:
+        if prompt.source not in limits:
+            return group
         texts = await asyncio.to_thread(lambda: [text_of(r) for r in group.rollouts])
         items = [
             _answer(prompt, text, prompt.row, len(r.tokens), r.finish_reason)
@@ -201,7 +186,7 @@ def _rank_of(
         ]
 
         what = f"ranking the {len(items)} completions of prompt {prompt.index}"
-        limit = reward.time_limit_s * len(functions) + WAIT_LIMIT_S + rollout.time_limit_s
+        limit = limits[prompt.source]
         values = await retry(lambda _: method.remote(items), what, rollout.attempts, limit)
         return ranked(group, values)
 

@@ -15,7 +15,7 @@ from hora_rl.actors.coordinator.sampling import Generate
 from hora_rl.actors.environment.episodes import Episodes
 from hora_rl.actors.environment.registry import environment_of
 from hora_rl.actors.environment.tools import SandboxTools
-from hora_rl.actors.environment.watchdog import Watchdog
+from hora_rl.actors.environment.watchdog import watchdog
 from hora_rl.actors.replica import Replica
 from hora_rl.common.config.environment import ATTEMPTS
 from hora_rl.common.data.prompts import load_tokenizer
@@ -48,8 +48,7 @@ class Environment(Replica):
         self._telemetry, self._counts = Telemetry(self._redis, self._run), Counter[str]()
         self._episodes = Episodes(self._config, tokenizer, function, tools, self._count)
         self._redis_url = redis_url
-        watchdog = Watchdog(self._config.environment.time_limit_s, self._end_blocked)
-        self._held.callback(watchdog.stop)
+        self._held.enter_context(watchdog(self._config.environment.time_limit_s, self._end_blocked))
         self._beat(self._state)
 
     async def sample(

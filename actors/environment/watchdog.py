@@ -6,37 +6,35 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from hora_rl.common.processes import background_thread
 
 LONGEST_S = 60.0
 """Upper bound of the limit in seconds. After a longer block Serve replaces the replica without a reason."""
 LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
 
 
-class Watchdog:
-    """Watches the current event loop. If the loop is blocked for `limit_s` seconds, calls `blocked(place)`
-    once from a separate thread. `place` is the current line of the user's code."""
+@contextmanager
+def watchdog(limit_s: float, blocked: Callable[[str], None]) -> Iterator[None]:
+    """Watch the current event loop while the block runs. If it is blocked for `limit_s` seconds, call
+    `blocked(place)` once from a separate thread. `place` is the current line of the user's code."""
+    loop, owner, limit_s = asyncio.get_running_loop(), threading.get_ident(), min(limit_s, LONGEST_S)
 
-    def __init__(self, limit_s: float, blocked: Callable[[str], None]) -> None:
-        self._loop, self._owner = asyncio.get_running_loop(), threading.get_ident()
-        self._limit_s, self._blocked = min(limit_s, LONGEST_S), blocked
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _watch(self) -> None:
-        while not self._stopped.wait(self._limit_s / 4):
+    def watch(over: threading.Event) -> None:
+        while not over.wait(limit_s / 4):
             moved = threading.Event()
             try:
-                self._loop.call_soon_threadsafe(moved.set)
+                loop.call_soon_threadsafe(moved.set)
             except RuntimeError:  # the loop is closed
                 return
-            if not moved.wait(self._limit_s) and not self._stopped.is_set():
-                self._blocked(place_of(self._owner))
+            if not moved.wait(limit_s) and not over.is_set():
+                blocked(place_of(owner))
                 return
+
+    with background_thread("watchdog", watch, limit_s=0.0):
+        yield
 
 
 def place_of(thread: int) -> str:

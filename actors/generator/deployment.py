@@ -25,6 +25,7 @@ from hora_rl.common.live.heartbeats import GeneratorBeat
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import ENGINE, HEARTBEAT_S, heartbeat_now
+from hora_rl.common.processes import background_thread
 from hora_rl.common.types import BELOW_TRAINING, Completion, SamplingRequest
 from hora_rl.common.weights.held_weights import HeldWeights
 
@@ -181,20 +182,17 @@ def exit_soon() -> None:
 def stage_shown(redis_url: str, run: str, name: str) -> Iterator[None]:
     """Write heartbeats of the engine `name` with its stage during the block. vLLM loads an engine in one
     call, so a thread writes them."""
-    client, part, over = connect(redis_url), f"{ENGINE}/{name}", threading.Event()
+    client, part = connect(redis_url), f"{ENGINE}/{name}"
 
-    def beat() -> None:
+    def beat(over: threading.Event) -> None:
         while not over.wait(HEARTBEAT_S):
             with suppress(RedisError):  # the next one follows
                 heartbeat_now(client, run, part, {"state": stage_now()})
 
-    beating = threading.Thread(target=beat, name="stage", daemon=True)
-    beating.start()
     try:
-        yield
+        with background_thread("stage", beat):
+            yield
     finally:
-        over.set()
-        beating.join()
         with suppress(RedisError):
             client.hdel(Keys(run).parts, part)
         client.close()

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
+from hora_rl.common.processes import background_thread
 from hora_rl.common.root_cause import root_cause
 from hora_rl.common.weights.announcement import path_of
 
@@ -87,22 +88,18 @@ class FailureNotes:
 def ended_when_still(still_s: float) -> Iterator[None]:
     """During the block, kill the processes that this one started by multiprocessing once all of them used no
     processor time for `still_s`: an engine that loads, compiles or polls uses some. vLLM then raises."""
-    over = threading.Event()
-    threading.Thread(target=_watch, args=(over, still_s), daemon=True).start()
-    try:
+
+    def watch(over: threading.Event) -> None:
+        before: dict[int, float] = {}
+        while not over.wait(still_s):
+            now = dict(_seconds())
+            if now and now == before:
+                for child in multiprocessing.active_children():
+                    child.kill()
+            before = now
+
+    with background_thread("still", watch):
         yield
-    finally:
-        over.set()
-
-
-def _watch(over: threading.Event, still_s: float) -> None:
-    before: dict[int, float] = {}
-    while not over.wait(still_s):
-        now = dict(_seconds())
-        if now and now == before:
-            for child in multiprocessing.active_children():
-                child.kill()
-        before = now
 
 
 def _seconds() -> Iterator[tuple[int, float]]:

@@ -17,7 +17,7 @@ from hora_rl.actors.coordinator.calls import retry
 from hora_rl.actors.environment.episodes import Episodes
 from hora_rl.actors.environment.protocol import Episode
 from hora_rl.actors.environment.registry import guess
-from hora_rl.actors.environment.watchdog import Watchdog
+from hora_rl.actors.environment.watchdog import watchdog
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
 from hora_rl.common.data.rows import Row
@@ -233,11 +233,10 @@ async def test_an_environment_that_blocks_its_replica_is_found_by_file_and_line(
         while not found:
             time.sleep(0.01)
 
-    watchdog = Watchdog(0.2, found.append)
-    await asyncio.sleep(0.6)
-    assert not found, "a loop that turns is no blocked one"
-    blocks()
-    watchdog.stop()
+    with watchdog(0.2, found.append):
+        await asyncio.sleep(0.6)
+        assert not found, "a loop that turns is no blocked one"
+        blocks()
     assert re.fullmatch(r".*test_episodes\.py:\d+ in blocks", found[0])
 
 

@@ -5,13 +5,11 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from hora_rl.actors.coordinator.calls import verifier_calls
 from hora_rl.actors.coordinator.deployment import render_prompts
@@ -24,15 +22,11 @@ from hora_rl.common.errors import ConfigError, RunError, WireError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.staleness import Entry
-from hora_rl.common.live.telemetry import record_step
 from hora_rl.common.load import from_args
 from hora_rl.common.types import Completion, Group, Prompt, Scored
 from hora_rl.common.wire import encode_extra, encode_pre_rollouts
 from hora_rl.deploy.checks import sources
 from hora_rl.deploy.checks.findings import Target
-from hora_rl.deploy.monitor.prometheus import gauges
-from hora_rl.deploy.monitor.reading import read_run
-from hora_rl.deploy.monitor.screen import screen
 from hora_rl.evaluation.audit import audit
 from hora_rl.evaluation.audit_records import gather
 from hora_rl.learner.feed.admission import Vocabulary, admitted
@@ -43,7 +37,6 @@ from tests.support.coordination import begun, killed, payloads_of, records, trai
 from tests.support.groups import completion, group, rollout
 from tests.support.handles import Handle
 from tests.support.simulated import Fleet
-from tests.support.synthetic_run import SyntheticRun
 
 GAMMA, G, STEPS = 6, 5, 5
 NO_SUCCESS = {"data": {"sources": {"a": {"path": "arithmetic", "reward": {"weights": {"x:y": 1}}}}}}
@@ -203,21 +196,6 @@ def test_advantages_and_figures_are_by_the_rewards_of_the_source(folder: Path) -
         assert {k.partition("/")[2]: v for k, v in split.items() if k.startswith(source)} == wanted
     record = group_record(0, words, config)
     assert (record["source"], record["rewards"], record["reward_mean"]) == ("words", {"accuracy": 0.5}, 0.5)
-
-
-def test_views_split_the_last_step_by_source(redis_url: str, folder: Path) -> None:
-    config = configured(folder, run={"name": "shown"})
-    shown = SyntheticRun(redis_url, config)
-    figures = {"groups": 4, "success": 0.25, "reward": 1.0}
-    step = {"step": 0, "reward": 0.5, **{f"source/sums/{name}": n for name, n in figures.items()}}
-    record_step(shown.redis, "shown", step)
-    state = read_run(shown.redis, "shown")
-    assert state.sources == {"sums": figures}
-    console = Console(width=100, file=StringIO(), record=True)
-    console.print(screen(state, 100))
-    assert "sums: 4 groups  reward 1.000  success 25.0%" in console.export_text()
-    exported = {(n, *tags.values()): v for n, tags, v in gauges(state)}
-    assert exported["hora_source", "sums", "success"] == 0.25
 
 
 def test_check_counts_what_a_batch_takes_of_each_source_and_refuses_one_too_small(folder: Path) -> None:
