@@ -77,7 +77,9 @@ class Engine:
                 raise
             why = self._notes.reason() or "one of its processes was killed, perhaps for memory, or hung"
             raise RunError(f"the vLLM engine does not start: {why}") from None
-        _drop_loggers(self._llm)
+        if (manager := self._llm.logger_manager) is not None:
+            # vLLM's own behind ours count every token for a log and a page of Prometheus that nobody serves.
+            del manager.stat_loggers[1:]
         processor = self._llm.output_processor
         self._sequences = processor.request_states = Sequences(processor.request_states)
 
@@ -176,13 +178,9 @@ class Engine:
             info = {**info, "ahead": not self._asleep}  # a sleeping engine's memory is promised to it
         await self._llm.start_weight_update()
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info=dict(info)))
-        while arrives and not all(await self._llm.collective_rpc("weights_arrived")):
-            await asyncio.sleep(self._arrival_s)
-
-    @property
-    def _arrival_s(self) -> float:
         apart = self._llm.vllm_config.parallel_config.distributed_executor_backend == "mp"
-        return ARRIVAL_BETWEEN_STEPS_S if apart else ARRIVAL_S
+        while arrives and not all(await self._llm.collective_rpc("weights_arrived")):
+            await asyncio.sleep(ARRIVAL_BETWEEN_STEPS_S if apart else ARRIVAL_S)
 
     async def install(self, version: int) -> Installed:
         """Load the received weights and label all later tokens `version`. Running sequences are kept.
@@ -284,13 +282,6 @@ class Engine:
         except EngineDeadError as error:
             why = self._notes.reason()
             raise UnhealthyError("the vLLM engine died" + (f": {why}" if why else "")) from error
-
-
-def _drop_loggers(llm: AsyncLLM) -> None:
-    """Remove the loggers that vLLM adds behind ours. They count every token for a log and a page of
-    Prometheus that nobody serves."""
-    if (manager := llm.logger_manager) is not None:
-        del manager.stat_loggers[1:]
 
 
 def _joined(digests: list[str]) -> str:
