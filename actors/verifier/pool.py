@@ -168,7 +168,7 @@ class VerifierPool:
 
     async def _verify(self, gold: str, answer: str, seconds: float) -> bool:
         self._counts["verified"] += 1
-        for _ in range(2):  # another process may have taken the memory
+        for _ in range(2):  # twice, because another process may have taken the memory
             try:
                 return bool(await self._run(_judge, seconds, gold, answer, limit_s=STALLED * seconds))
             except (MemoryError, RecursionError) as error:
