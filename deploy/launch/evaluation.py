@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.actors.data.datasets import Dataset, load_dataset, usable_held_out
 from hora_rl.actors.data.gold_answers import gold_test
-from hora_rl.common.config import Config, DataConfig, EvaluationConfig
+from hora_rl.common.config import Config, DataConfig, EvaluationConfig, GeneratorConfig
 from hora_rl.common.console import say, shown
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt, prompt_of, refuse_unknown
 from hora_rl.common.errors import ConfigError, RunError
@@ -170,9 +170,7 @@ def draw(
 ) -> Counts:
     """Draw the missing samples of `prompts` on weights `version` alone, under a bar. `about` tells what they
     are, besides the sampling's settings."""
-    size, generator = config.rollout.samples_per_request, config.generator
-    # Twice what the replicas sample at once, so that none idles while answers are verified.
-    each = min(-(-2 * generator.max_sequences // size), generator.max_requests)
+    size = config.rollout.samples_per_request
     with sampling_bar(title, len(prompts) * samples, console) as progress:
         return drive(
             evaluate(
@@ -184,7 +182,7 @@ def draw(
                 seed=config.run.seed,
                 truncation=truncation,
                 samples_per_request=size,
-                in_flight=each * generator.replicas,
+                in_flight=in_flight(config.generator, size),
                 progress=progress,
             )
         )
@@ -241,6 +239,13 @@ def of_version(generate: Generate, version: int) -> Generate:
         return completions
 
     return checked
+
+
+def in_flight(generator: GeneratorConfig, size: int) -> int:
+    """Requests of `size` completions to keep in flight: twice what the replicas sample at once, so that none
+    idles while answers are verified."""
+    each = min(-(-2 * generator.max_sequences // size), generator.max_requests)
+    return each * generator.replicas
 
 
 def read_run_results(settings: EvaluationConfig, run_dir: Path) -> list[Result]:
