@@ -27,15 +27,6 @@ SEEN, NAMED = 16, 40
 SPACED = ":spaced"
 """Suffix of the path for additions in the notation of pretrained models."""
 NO_COLUMN = re.compile(r"no column '(?P<field>.*)' \((?P<key>[\w.]+)\)")
-CHOICES = (
-    (
-        "configurations",
-        "name",
-        re.compile(r"(?:available configs|not found\. Available): \[(.*?)\]", re.DOTALL),
-    ),
-    ("splits", "split", re.compile(r"Unknown split .*? one of \[(.*?)\]", re.DOTALL)),
-)
-"""Errors of `datasets` about a name: what it has instead, the key that chooses one, and the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,30 +209,13 @@ def _hub(data: DataConfig, section: str) -> Iterator[tuple[str, Mapping[str, obj
         check_folder(Path(data.path))
 
     def unusable(reason: str) -> DataError:
-        return DataError(_remedy(data, section, reason))
+        return DataError(
+            f"{data.path}: the Hugging Face data set cannot be loaded: {one_line(reason, 200)}. Check "
+            f"{section}.path, {section}.name ({data.name}), {section}.split ({data.split}) and "
+            f"{section}.revision (refs/convert/parquet for one made by a script), or name a JSONL file of it."
+        )
 
     with any_error_as(unusable):  # a script is a RuntimeError, a column without its decoder an ImportError
         rows = datasets.load_dataset(data.path, data.name, split=data.split, revision=data.revision)
         for number, row in enumerate(rows, start=1):
             yield f"{data.path}[{data.split}] row {number}", row
-
-
-def _remedy(data: DataConfig, section: str, reason: str) -> str:
-    """One line about an error of `datasets`, with the key that helps."""
-    for what, key, pattern in CHOICES:
-        if match := pattern.search(one_line(reason, len(reason))):
-            there = ", ".join(re.findall(r"'([^']*)'", match[1]))
-            chosen = getattr(data, key)
-            missing = "" if chosen is None else f" and no {chosen!r}"
-            return f"{data.path}: this data set has the {what} {there}{missing}: name one in {section}.{key}"
-    if "scripts are no longer supported" in reason:
-        return (
-            f"{data.path}: this data set is made by a script, which is not run: set {section}.revision: "
-            f"refs/convert/parquet if the hub has that branch, or download its files and name one in "
-            f"{section}.path"
-        )
-    return (
-        f"{data.path} (split {data.split!r}): the Hugging Face data set cannot be loaded: "
-        f"{one_line(reason)}. Check {section}.path, {section}.name, {section}.revision and {section}.split; "
-        f"without network, point {section}.path to a JSONL file."
-    )

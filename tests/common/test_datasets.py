@@ -141,13 +141,13 @@ def test_a_configuration_of_a_hugging_face_data_set_is_named(two_configurations)
     [({}, "data.name"), ({"name": "x"}, "data.name"), ({"name": "main", "split": "valid"}, "data.split")],
 )
 def test_a_name_that_is_missing_or_wrong_is_answered_with_those_there_are(two_configurations, keys, named):
-    there = "train" if named == "data.split" else "main, socratic"
+    there = ("train",) if named == "data.split" else ("main", "socratic")
     held = EvaluationConfig(path=two_configurations, **({"split": "train"} | keys))
     for load_rows, key in (
         (lambda: load_dataset(DataConfig(path=two_configurations, **keys)), named),
         (lambda: load_held_out(held, DataConfig(path="other")), named.replace("data", "evaluation")),
     ):
-        assert all(word in refusal(load_rows) for word in (there, key))
+        assert all(word in refusal(load_rows) for word in (*there, key))
 
 
 def test_columns_are_reached_by_path_in_objects_lists_and_json_text(tmp_path):

@@ -3,7 +3,6 @@
 import socket
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from blake3 import blake3
@@ -14,7 +13,6 @@ from hora_rl.common.weights.announcement import Manifest, announce, available, c
 from hora_rl.common.weights.group import address_towards
 from hora_rl.common.weights.tensor_hash import CHUNK, TensorHash
 from hora_rl.deploy.machine.redis_server import RedisServer
-from tests.support.machines import private_network, why_not
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 
@@ -102,34 +100,6 @@ def test_a_file_that_is_gone_another_or_cannot_be_read_is_told_apart(tmp_path: P
     (tmp_path / "w").write_bytes(b"w")
     with check_file(info) as file:
         assert Path(path_of(file.fileno())).read_bytes() == b"w"
-
-
-MEMBER = """
-import socket, sys
-from datetime import timedelta
-import torch
-from torch.distributed import TCPStore
-from hora_rl.common.weights.group import member_group
-assert socket.gethostbyname(socket.gethostname()) == "127.0.1.1"
-rank, limit = int(sys.argv[1]), timedelta(seconds=60)
-store = TCPStore("10.0.0.1", 7000, is_master=rank == 0, timeout=limit, wait_for_workers=False)
-group = member_group("gloo", store, rank, 2, limit, limit, "10.0.0.1")
-sent = torch.full((3,), 5.0 - rank)
-group.broadcast(sent, 0).wait()
-print(sent.tolist(), flush=True)
-group.allreduce([sent]).wait()
-"""
-
-
-@pytest.mark.system
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_members_on_two_machines_meet_where_host_names_are_loopback_addresses(tmp_path: Path) -> None:
-    with private_network(tmp_path, ("head", "other"), PYTHONPATH=str(Path(__file__).parents[2])) as machines:
-        script = tmp_path / "member.py"
-        script.write_text(MEMBER)
-        members = [m.begin(f"python {script} {rank}", "log") for rank, m in enumerate(machines)]
-        psutil.wait_procs(members, timeout=200)
-        assert [m.name for m in machines if "[5.0, 5.0, 5.0]" not in m.said("log")] == []
 
 
 def test_a_member_listens_where_packets_to_the_others_leave() -> None:
