@@ -51,7 +51,7 @@ class ShardReport(TypedDict):
 class GroupRecord(TypedDict):
     """A trained group: one line of groups.jsonl. `size` is G_i = G0 + Δ_i, `hits` its successes; `rounds` and
     `round_hits` hold Δ and hits per round of Phase B. `tokens` counts sampled tokens. For episodes, `turns`
-    counts the policy's turns and `given` the tokens between them."""
+    counts the policy's turns and `context_tokens` the tokens between them."""
 
     step: int
     batch: int
@@ -79,7 +79,7 @@ class GroupRecord(TypedDict):
     version_max: int
     mixed_phases: bool
     turns: NotRequired[int]
-    given: NotRequired[int]
+    context_tokens: NotRequired[int]
 
 
 def moved(before: Metrics, now: Metrics) -> str:

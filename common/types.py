@@ -69,11 +69,11 @@ class Origin:
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
     """One turn of a rollout with several: `sampled` counts its tokens, which follow those of earlier turns in
-    `tokens`. `given` (M,) precedes them and is not trained on. It continues the previous turn's sequence, or
-    with `anew` is the full context of a new sequence."""
+    `tokens`. `context` (M,) precedes them and is not trained on. It continues the previous turn's sequence,
+    or with `anew` is the full context of a new sequence."""
 
     sampled: int
-    given: Tokens
+    context: Tokens
     anew: bool = False
 
 
@@ -129,9 +129,9 @@ class Rollout:
     turns: tuple[Turn, ...] = ()
 
     @property
-    def given(self) -> int:
+    def context_tokens(self) -> int:
         """Number of tokens between its turns that were not sampled."""
-        return sum(len(turn.given) for turn in self.turns)
+        return sum(len(turn.context) for turn in self.turns)
 
 
 def group_id(epoch: int, prompt_index: int) -> str:

@@ -160,7 +160,7 @@ def decode_group(
         raise WireError(f"{where}: is of run {group.run!r}, not {run!r}")
     if tokenizer is not None and group.tokenizer != tokenizer:
         raise WireError(f"{where}: was written with tokenizer {group.tokenizer!r}, not {tokenizer!r}")
-    between = (turn.given for r in group.rollouts for turn in r.turns)
+    between = (turn.context for r in group.rollouts for turn in r.turns)
     end = 2**31 if vocabulary is None else vocabulary
     for tokens in (group.prompt_tokens, *(r.tokens for r in group.rollouts), *between):
         # A negative id read as unsigned exceeds every vocabulary.
@@ -179,7 +179,7 @@ def _rollout_out(r: Rollout) -> Raw:
         success=r.success,
         spans=[(s.version, s.start, s.end) for s in r.spans],
         round=max(1, r.round),
-        turns=[(t.sampled, _buffer(t.given, TOKENS), t.anew) for t in r.turns],
+        turns=[(t.sampled, _buffer(t.context, TOKENS), t.anew) for t in r.turns],
         origin=UNSET if r.origin is None else astuple(r.origin),
     )
     return Raw(msgspec.msgpack.encode(message))
@@ -264,12 +264,12 @@ def _rollout_in(raw: _Rollout, where: str) -> Rollout:
 def _turns(raw: Sequence[tuple[int, bytes, bool]], length: int, where: str) -> tuple[Turn, ...]:
     turns = tuple(Turn(n, _array(between, "turns", TOKENS, where), anew) for n, between, anew in raw)
     for number, turn in enumerate(turns):
-        if not turn.sampled or (turn.anew and not len(turn.given)):
+        if not turn.sampled or (turn.anew and not len(turn.context)):
             missing = "context" if turn.sampled else "sampled token"
             raise WireError(f"{where}: turn {number} has no {missing}")
     if sum(turn.sampled for turn in turns) != length:
         raise WireError(f"{where}: turns cover {sum(t.sampled for t in turns)} of {length} tokens")
-    if len(turns[0].given) or turns[0].anew:
+    if len(turns[0].context) or turns[0].anew:
         raise WireError(f"{where}: the first of its turns must follow the prompt")
     return turns
 

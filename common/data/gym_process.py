@@ -76,15 +76,15 @@ def _answer(task: str, settings: dict[str, Any], split: str, wanted: int) -> dic
     first, since, failure = settings.pop("seed", 0) * APART, 0, ""
     seen, rows = set[str](), list[dict[str, Any]]()
     for number in count():
-        place = number % CHUNK
-        if not place:
+        index = number % CHUNK
+        if not index:
             with any_error_as(lambda reason: Refused(f"it refuses these settings: {reason}")):
                 drawn = factory.create_dataset(task, **settings, seed=first + number, size=CHUNK)
-        random.seed(place)
+        random.seed(index)
         since += 1
         try:
             with any_error_as(Refused):  # generators raise any error
-                entry = drawn[place]
+                entry = drawn[index]
         except Refused as error:
             failure = str(error)
         else:

@@ -118,7 +118,7 @@ def _turns(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Mean number of the policy's turns per episode, and of the tokens given between them."""
     return {
         "turns/mean": mean(len(r.turns) or 1 for r in rollouts),
-        "turns/given_tokens": mean(r.given for r in rollouts),
+        "turns/given_tokens": mean(r.context_tokens for r in rollouts),
     }
 
 

@@ -130,7 +130,7 @@ class Texts:
     def _turns(self, rollout: Rollout) -> Iterator[str]:
         at = 0
         for turn in rollout.turns:
-            yield spoken(self._tokenizer, frozenset(), turn.given.tolist())
+            yield spoken(self._tokenizer, frozenset(), turn.context.tolist())
             yield spoken(self._tokenizer, self._silent, rollout.tokens[at : at + turn.sampled].tolist())
             at += turn.sampled
 

@@ -130,7 +130,7 @@ def group_record(step: int, group: Group, config: Config) -> GroupRecord:
         record["source"] = group.source
     if config.environment.path is not None:
         record["turns"] = sum(len(r.turns) or 1 for r in rollouts)
-        record["given"] = sum(r.given for r in rollouts)
+        record["context_tokens"] = sum(r.context_tokens for r in rollouts)
     return record
 
 

@@ -57,7 +57,7 @@ def sequences(
     fresh = [i for i, (_, turn) in enumerate(turns) if i == 0 or turn.anew]
     for begin, end in zip(fresh, [*fresh[1:], len(turns)], strict=True):
         part = turns[begin:end]
-        prompt = part[0][1].given if part[0][1].anew else prompt
+        prompt = part[0][1].context if part[0][1].anew else prompt
         span = slice(part[0][0], part[-1][0] + part[-1][1].sampled)
         tokens, places = _joined(rollout, part)
         yield Sample(prompt, tokens, rollout.logprobs[span], advantage, scale, match[span], places)
@@ -70,7 +70,7 @@ def _joined(rollout: Rollout, part: list[tuple[int, Turn]]) -> tuple[Tokens, NDA
     places: list[NDArray[np.int64]] = []
     length = 0
     for start, turn in part:
-        context = turn.given[:0] if turn.anew else turn.given
+        context = turn.context[:0] if turn.anew else turn.context
         pieces += [context, rollout.tokens[start : start + turn.sampled]]
         length += len(context) + turn.sampled
         places.append(np.arange(length - turn.sampled, length))

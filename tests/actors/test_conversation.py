@@ -161,7 +161,7 @@ def test_a_turn_that_was_cut_may_be_continued_as_it_stands() -> None:
     first = say(conversation, answer(ids("qwen2_5", "It i"), "It i", "length"))
     second = say(conversation, answer(ids("qwen2_5", "s 7"), "s 7"))
     assert len(second) == len(first) + 4
-    assert [len(t.given) for t in conversation.completion({}, cut=False).turns] == [0, 0]
+    assert [len(t.context) for t in conversation.completion({}, cut=False).turns] == [0, 0]
     assert conversation.messages[-1]["content"] == "It is 7"
 
 

@@ -72,7 +72,7 @@ def test_a_game_is_an_episode_of_its_guesses() -> None:
     assert made.rewards == {"solved": 1.0}
     assert script.contexts == ["n=", "n=1\nhigher\nn=", "n=1\nhigher\nn=6\nlower\nn="]
     assert TOKENIZER.decode(made.tokens) == "165"
-    turns = [(t.sampled, TOKENIZER.decode(t.given)) for t in made.turns]
+    turns = [(t.sampled, TOKENIZER.decode(t.context)) for t in made.turns]
     assert turns == [(1, ""), (1, "\nhigher\nn="), (1, "\nlower\nn=")]
     at_once = run(guess, Script("5"))
     assert (at_once.rewards, at_once.turns) == ({"solved": 1.0}, ()), "as compact as a completion"
@@ -102,7 +102,7 @@ def test_every_limit_ends_an_episode_that_does_not_end_itself(name: str, most: i
     assert (len(made.turns), made.finish_reason) == (turns, "length")
     assert made.rewards == {"solved": 0.0}, "a function that lets the limit through earned nothing"
     assert script.most[:2] == [3, 3]
-    assert sum(len(t.given) for t in made.turns) <= config.environment.max_given_tokens
+    assert sum(len(t.context) for t in made.turns) <= config.environment.max_given_tokens
 
 
 def test_later_turns_ask_for_weights_no_older_than_those_before() -> None:
@@ -225,7 +225,7 @@ def test_programs_run_in_the_sandbox_and_what_they_print_is_data() -> None:
     config = load("tiny", ["environment.path=python", *room, "learner.tokens_per_microbatch=8192"])
     with closing(SandboxTools(2)) as tools:
         made = run(python_tool, script, config, Row(0, "6*7=?", "42"), tools)
-    heard = [TOKENIZER.decode(turn.given) for turn in made.turns[1:]]
+    heard = [TOKENIZER.decode(turn.context) for turn in made.turns[1:]]
     assert "42 < eos>" in heard[0]
     assert "Error" in heard[1]
     assert "(cut)" in heard[2]

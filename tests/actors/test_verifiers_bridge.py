@@ -163,7 +163,7 @@ class TestWithTheLibrary:
             assert re.search(words, said[kind].reason), said[kind].reason
         assert not psutil.Process().children(), "its process is gone"
         (leaks,) = said["leaks"]
-        heard = TOKENIZER.decode(leaks.turns[1].given)
+        heard = TOKENIZER.decode(leaks.turns[1].context)
         assert "PATH" in heard
         assert "HORA_REDIS_URL" not in heard
         assert counts["episodes"] == 2

@@ -158,7 +158,8 @@ def test_turns_that_the_configuration_does_not_allow_are_refused() -> None:
     context = np.ones(30, np.int32)
     turns = (Turn(3, context[:0]), Turn(2, context))
     made = group(0, [rollout([1] * 5, turns=turns), rollout([1] * 5, phase="B", turns=turns)])
-    assert admit(made, "environment.path=guess", "environment.max_given_tokens=30").rollouts[0].given == 30
+    admitted = admit(made, "environment.path=guess", "environment.max_given_tokens=30")
+    assert admitted.rollouts[0].context_tokens == 30
     with pytest.raises(WireError, match=r"group 0:0: it has several turns, and environment.path is null"):
         admit(made)
     limit = "environment.max_given_tokens=1", "rollout.max_prompt_tokens=4"

@@ -17,7 +17,7 @@ def logprobs_of(model: torch.nn.Module, prompt: Tokens, made: Rollout, temperatu
     """One forward pass for every turn, straight from what `Turn` says: the context, then what was sampled."""
     context, at, result = prompt, 0, []
     for turn in made.turns or (Turn(len(made.tokens), prompt[:0]),):
-        context = turn.given if turn.anew else np.concatenate([context, turn.given])
+        context = turn.context if turn.anew else np.concatenate([context, turn.context])
         mine = made.tokens[at : at + turn.sampled]
         ids = torch.from_numpy(np.concatenate([context, mine])).long()[None]
         logits = model(ids).logits[0, len(context) - 1 : -1] / temperature
