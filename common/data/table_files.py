@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hora_rl.common.errors import ConfigError, one_line
+from hora_rl.common.errors import ConfigError, any_error_as, one_line
 from hora_rl.common.files import check_regular
 
 MOST_BYTES = 4 << 30
@@ -32,47 +32,47 @@ def read_rows(path: Path) -> Rows:
         raise DataError(f"{path}: no such file (data.path)")
     if path.suffix.lower() in PACKED:
         raise DataError(f"{path}: is packed: unpack it, and name the file (data.path)")
-    return READERS.get(path.suffix.lower(), _json_lines)(path)
+
+    def unreadable(reason: str) -> DataError:
+        remedy = "write texts as UTF-8, cells of CSV with quotes where they hold commas, or Parquet"
+        return DataError(f"{path}: cannot be read: {one_line(reason, 200)}: {remedy}")
+
+    before = csv.field_size_limit(CELL_CHARS)
+    try:
+        with any_error_as(unreadable, but=DataError):  # also dates that Python does not have
+            yield from READERS.get(path.suffix.lower(), _json_lines)(path)
+    finally:
+        csv.field_size_limit(before)
 
 
 def _json(path: Path) -> Rows:
     """JSON lines, or one list of objects."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            begins = file.read(SEEN).lstrip()[:1]
-            if begins != "[":
-                yield from _json_lines(path)
-                return
-            file.seek(0)
-            text = "".join(_bounded(path, iter(lambda: file.read(CELL_CHARS), ""), len))
-        rows = json.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise _not_utf8(path, error) from error
-    except (RecursionError, ValueError) as error:
-        raise DataError(f"{path}: not JSON: {_reason(error)}") from None
-    for number, row in enumerate(rows, start=1):
+    with path.open(encoding="utf-8-sig") as file:
+        if file.read(SEEN).lstrip()[:1] != "[":
+            yield from _json_lines(path)
+            return
+        file.seek(0)
+        text = "".join(_bounded(path, iter(lambda: file.read(CELL_CHARS), ""), len))
+    for number, row in enumerate(json.loads(text), start=1):
         if not isinstance(row, dict):
             raise DataError(f"{path} row {number}: a {type(row).__name__}, not an object with named columns")
         yield f"{path} row {number}", row
 
 
 def _json_lines(path: Path) -> Rows:
-    number = 0
-    try:
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
-            # Lines end only at \n: JSON strings may hold U+2028 and other line separators.
-            for number, line in enumerate(_bounded(path, file, len), start=1):
-                if line.strip():
-                    yield f"{path}:{number}", _object(f"{path}:{number}", line)
-    except (OSError, UnicodeDecodeError) as error:
-        raise _not_utf8(path, error) from error
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        # Lines end only at \n: JSON strings may hold U+2028 and other line separators.
+        for number, line in enumerate(_bounded(path, file, len), start=1):
+            if line.strip():
+                yield f"{path}:{number}", _object(f"{path}:{number}", line)
 
 
 def _object(where: str, line: str) -> Mapping[str, object]:
     try:
         row = json.loads(line)
     except (RecursionError, ValueError) as error:  # also a number of 5,000 digits
-        raise DataError(f"{where}: not JSON: {_reason(error)}; one object per line") from None
+        reason = f"{type(error).__name__}: {one_line(error, 200)}"
+        raise DataError(f"{where}: not JSON: {reason}; one object per line") from None
     if not isinstance(row, dict):
         raise DataError(f"{where}: a {type(row).__name__}, not an object with named columns")
     return row
@@ -80,48 +80,31 @@ def _object(where: str, line: str) -> Mapping[str, object]:
 
 def _csv(path: Path) -> Rows:
     """Cells are text, divided by what divides the names of the columns; an empty cell is None."""
-    before = csv.field_size_limit(CELL_CHARS)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            begins = file.readline(CELL_CHARS)
-            file.seek(0)
-            # Spreadsheets write semicolons where a comma is in numbers.
-            mark = next((mark for mark in ",;\t" if mark in begins), ",")
-            rows = csv.DictReader(_bounded(path, file, len), strict=True, delimiter=mark)
-            _check_columns(path, rows.fieldnames or ())
-            for row in rows:
-                within = sum(cell.count("\n") for cell in row.values() if isinstance(cell, str))
-                where = f"{path}:{rows.line_num - within}"  # where the row begins
-                if None in row:  # extra cells
-                    raise DataError(f"{where}: more cells than the {len(rows.fieldnames or ())} columns")
-                yield where, {name: cell or None for name, cell in row.items()}
-    except csv.Error as error:
-        raise DataError(
-            f"{path}: not CSV: {error}; write commas, and quotes around texts with them"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise _not_utf8(path, error) from error
-    finally:
-        csv.field_size_limit(before)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        begins = file.readline(CELL_CHARS)
+        file.seek(0)
+        # Spreadsheets write semicolons where a comma is in numbers.
+        mark = next((mark for mark in ",;\t" if mark in begins), ",")
+        rows = csv.DictReader(_bounded(path, file, len), strict=True, delimiter=mark)
+        _check_columns(path, rows.fieldnames or ())
+        for row in rows:
+            within = sum(cell.count("\n") for cell in row.values() if isinstance(cell, str))
+            where = f"{path}:{rows.line_num - within}"  # where the row begins
+            if None in row:  # extra cells
+                raise DataError(f"{where}: more cells than the {len(rows.fieldnames or ())} columns")
+            yield where, {name: cell or None for name, cell in row.items()}
 
 
 def _parquet(path: Path) -> Rows:
-    import pyarrow
     import pyarrow.parquet
 
     number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            _check_columns(path, file.schema_arrow.names)
-            for batch in _bounded(path, file.iter_batches(BATCH), lambda batch: batch.nbytes):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path} row {number}", row
-    except DataError:
-        raise
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        # Also texts that are not UTF-8, and dates that Python does not have.
-        raise DataError(f"{path}: not a Parquet file that can be read: {_reason(error)}") from None
+    with pyarrow.parquet.ParquetFile(path) as file:
+        _check_columns(path, file.schema_arrow.names)
+        for batch in _bounded(path, file.iter_batches(BATCH), lambda batch: batch.nbytes):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path} row {number}", row
 
 
 def _check_columns(path: Path, names: Sequence[str]) -> None:
@@ -138,14 +121,6 @@ def _bounded(path: Path, pieces: Iterator[Any], size: Callable[[Any], int]) -> I
         if total > MOST_BYTES:
             raise DataError(f"{path}: more than {MOST_BYTES >> 30} GiB of rows: divide it")
         yield piece
-
-
-def _not_utf8(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path}: cannot be read as UTF-8 text: {error}: write it as UTF-8, or as Parquet")
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {one_line(error, 200)}"
 
 
 READERS = {".jsonl": _json_lines, ".json": _json, ".parquet": _parquet, ".csv": _csv, ".tsv": _csv}

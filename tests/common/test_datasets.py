@@ -286,7 +286,7 @@ def test_an_empty_cell_of_csv_and_thousands_of_digits_are_no_answer(tmp_path):
         ("d.jsonl.gz", "\x1f\udc8b", "unpack it"),
         ("d.csv", "problem,answer\n\udce9,1\n", "UTF-8"),
         ("d.json", '[{"problem": "a"}, 3]', "row 2"),
-        ("d.json", '[{"problem": "a"}', "not JSON"),
+        ("d.json", '[{"problem": "a"}', "JSONDecodeError"),
         ("x.parquet", ("other", pyarrow.array([2**62], pyarrow.timestamp("us"))), "OverflowError"),
         ("x.parquet", ("other", pyarrow.array([b"\xff"]).cast("string", safe=False)), "UnicodeDecodeError"),
         ("x.parquet", ("problem", pyarrow.array(["2"])), "2 columns 'problem'"),
