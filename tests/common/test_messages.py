@@ -12,7 +12,6 @@ from hora_rl.common.config import DataConfig, EvaluationConfig
 from hora_rl.common.data.prompts import make_prompt, render_text
 from hora_rl.common.data.rows import read_prompt
 from hora_rl.common.data.table_files import DataError
-from hora_rl.common.load import from_args
 from tests.support.chat_model import chat_tokenizer
 from tests.support.jsonl import write_lines, write_table
 
@@ -105,13 +104,3 @@ def test_the_system_message_of_a_row_takes_the_place_of_the_data_set_s_and_the_t
     assert "Own." not in text
     assert text.count("Q: ") == 1
     assert "Q: And 2+2?" in text
-
-
-def test_the_rows_of_trl_and_verl_come_with_their_system_message_by_rewards(tmp_path: Path) -> None:
-    """The default system message asks for the form of the rewards, also where the row is a conversation."""
-    path = written(tmp_path / "d.jsonl", [SHORT])
-    settings = {"model": {"path": "x"}, "data": {"path": str(path), "prompt_field": "prompt"}}
-    data = from_args(settings).data
-    text = rendered(load_dataset(data).rows, 0, data)
-    assert data.system is not None
-    assert data.system in text

@@ -43,15 +43,11 @@ def damaged_extra(change: Change) -> tuple[bytes, bytes]:
     return encode_pre_rollouts(whole_group()), damaged(change, encode_extra(whole_group()))
 
 
-def first(raw: dict[str, Any], **values: object) -> None:
-    raw["rollouts"][0].update(values)
-
-
 def full_group(own: bool = True) -> Group:
     """A group with all that a group may have: turns, origins, rounds, and rewards that rank it. `own`: its
     rollouts also have rewards of their own."""
-    given = np.array([7, 8], np.int32)
-    turns = (Turn(2, given[:0]), Turn(1, given), Turn(2, given, anew=True))
+    context = np.array([7, 8], np.int32)
+    turns = (Turn(2, context[:0]), Turn(1, context), Turn(2, context, anew=True))
     first = replace(sampled(), turns=turns, origin=Origin("generator-7", 1.5, 2.0, 3.25, 4.0))
     later = [replace(sampled("B", n), round=number) for n, number in ((4, 1), (5, 1), (6, 3))]
     ranked = [{name: [*values, 0.0, 0.0, 0.0][i] for name, values in RANKS.items()} for i in range(5)]
@@ -61,7 +57,7 @@ def full_group(own: bool = True) -> Group:
     return replace(whole_group(), **more, rollouts=rollouts)
 
 
-def told(group: Group) -> str:
+def as_text(group: Group) -> str:
     return json.dumps(asdict(group), default=np.ndarray.tolist)
 
 
@@ -76,16 +72,10 @@ def messages(group: Group, *rounds: set[int]) -> list[bytes]:
 def test_a_group_comes_back_as_it_was_from_all_its_messages(rounds: tuple[set[int], ...], own: bool) -> None:
     whole = full_group(own)
     parts = messages(whole, *rounds)
-    assert told(decode_group(*parts, run="run", tokenizer="tok", vocabulary=9)) == told(whole)
+    assert as_text(decode_group(*parts, run="run", tokenizer="tok", vocabulary=9)) == as_text(whole)
     size = sum(map(len, parts))
-    with pytest.raises(WireError, match=f"{size} bytes exceeds the limit of {size - 1}"):
+    with pytest.raises(WireError, match=str(size)):
         decode_group(*parts, max_bytes=size - 1)
-
-
-def test_a_group_comes_back_from_one_message_which_says_nothing_of_what_it_has_not() -> None:
-    message = encode_group(whole_group())
-    assert told(decode_group(message)) == told(whole_group())
-    assert not {"turns", "origin", "round"} & msgpack.unpackb(message)["rollouts"][0].keys()
 
 
 def test_the_pre_rollouts_are_a_group_by_themselves_without_what_ranks_the_whole() -> None:
@@ -95,6 +85,9 @@ def test_the_pre_rollouts_are_a_group_by_themselves_without_what_ranks_the_whole
     assert not set(RANKS) & {name for r in alone.rollouts for name in r.rewards}
     assert encode_pre_rollouts(alone) == encode_pre_rollouts(whole), "written before anything was ranked"
     assert decode_group(*messages(alone, {1})).size == 2, "no extra rollouts"
+    plain = encode_group(whole_group())
+    assert as_text(decode_group(plain)) == as_text(whole_group())
+    assert not {"turns", "origin", "round"} & msgpack.unpackb(plain)["rollouts"][0].keys(), "not said"
 
 
 def of_first(**values: object) -> Change:
