@@ -62,14 +62,17 @@ def estimates(correct: ArrayLike, samples: int, ks: Sequence[int], seed: int = 0
     All K, and all models with the same seed and number of problems, share resamples, so curves compare point
     by point. With one problem the interval is its value.
     """
-    per_problem = np.stack([pass_at_k(correct, samples, k) for k in ks], axis=1)  # (P, K)
-    low, high = np.quantile(resampled_means(per_problem, seed), [0.025, 0.975], axis=0)
-    means = per_problem.mean(axis=0)
-    return [Estimate(k, *map(float, row)) for k, *row in zip(ks, means, low, high, strict=True)]
+    return estimates_of_runs([(correct, samples)], ks, seed)
 
 
-def resampled_means(per_problem: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """Means (RESAMPLES, K) of `per_problem` (P, K) over problems drawn with replacement."""
+def estimates_of_runs(
+    runs: Sequence[tuple[ArrayLike, int]], ks: Sequence[int], seed: int = 0
+) -> list[Estimate]:
+    """As `estimates`, of the mean over runs of each problem. `runs`: correct counts (P,) and N."""
+    per_run = [[pass_at_k(correct, samples, k) for k in ks] for correct, samples in runs]
+    per_problem = np.mean(per_run, axis=0).T  # (P, K)
     problems = len(per_problem)
     draws = np.random.default_rng(seed).multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
-    return draws @ per_problem / problems
+    low, high = np.quantile(draws @ per_problem / problems, [0.025, 0.975], axis=0)
+    rows = zip(ks, per_problem.mean(axis=0), low, high, strict=True)
+    return [Estimate(k, *map(float, row)) for k, *row in rows]

@@ -5,11 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-import numpy as np
-
 from hora_rl.common.load import differing
 from hora_rl.evaluation.benchmarks import BENCHMARKS
-from hora_rl.evaluation.pass_at_k import Estimate, pass_at_k, resampled_means
+from hora_rl.evaluation.pass_at_k import Estimate, estimates_of_runs
 from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, by_model, check_same_problems
 
@@ -62,8 +60,7 @@ def curves(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, list[Estimate]]
     panels: dict[str, dict[str, dict[str, list[Estimate]]]] = {}
     for title in _benchmarks(groups):
         for (model, method), results in groups.items():
-            curve = [e for k in _ks(results, title) if (e := _mean(results, title, k)) is not None]
-            if curve:
+            if curve := _curve(results, title):
                 panels.setdefault(model, {}).setdefault(title, {})[method] = curve
     return panels
 
@@ -120,35 +117,27 @@ def _benchmarks(groups: Mapping[tuple[str, str], Sequence[Result]]) -> dict[str,
     return {title: max(ks) for title, ks in shared.items() if ks}
 
 
-def _ks(results: Sequence[Result], title: str) -> list[int]:
-    lists = [set(r.ks) for r in results if r.title == title]
-    return sorted(set.intersection(*lists)) if lists else []
-
-
-def _mean(results: Sequence[Result], title: str, k: int) -> Estimate | None:
-    """Mean over runs per problem, then over problems; the interval is over problems.
+def _curve(results: Sequence[Result], title: str) -> list[Estimate]:
+    """Mean over runs per problem, then over problems, at every K that all runs have.
 
     Raises RunFolderError for runs with different sampling.
     """
-    mine = [r for r in results if r.title == title and k <= r.samples]
-    if not mine:
-        return None
+    mine = [r for r in results if r.title == title]
     if len({r.sampling for r in mine}) > 1:
         raise RunFolderError(
             f"{title}: runs of one method were evaluated at different temperatures or truncations (top_p, "
             "top_k, min_p); report them apart"
         )
-    per_problem = np.mean([pass_at_k(r.correct, r.samples, k) for r in mine], axis=0)
-    low, high = np.quantile(resampled_means(per_problem[:, None], seed=0), [0.025, 0.975])
-    return Estimate(k, float(per_problem.mean()), float(low), float(high))
+    ks = sorted(set.intersection(*(set(r.ks) for r in mine))) if mine else []
+    return estimates_of_runs([(r.correct, r.samples) for r in mine], ks) if ks else []
 
 
 def _cell(results: Sequence[Result], title: str, k: int) -> Cell | None:
-    estimate = _mean(results, title, k)
-    if estimate is None:
-        return None
     runs = sum(r.title == title for r in results)
-    return Cell(100 * estimate.value, 100 * estimate.low, 100 * estimate.high, runs)
+    for e in _curve(results, title):
+        if e.k == k:
+            return Cell(100 * e.value, 100 * e.low, 100 * e.high, runs)
+    return None
 
 
 def _ranked(rows: Sequence[tuple[str, str, list[Cell | None]]]) -> list[tuple[str, str, list[Cell | None]]]:
