@@ -189,15 +189,11 @@ def _find_templates(data: object, folder: Path) -> None:
             rows["chat_template"] = str((folder / named).absolute())
 
 
-RENAMED = {"checkpoint_aside": "async_checkpoint"}
-"""Keys whose earlier names are not close to their new ones."""
-
-
 def _line(source: str, error: ErrorDetails) -> str:
     path = ".".join(str(p) for p in error["loc"]) or "configuration"
     if error["type"] == "extra_forbidden":
         key = str(error["loc"][-1])
-        near = difflib.get_close_matches(RENAMED.get(key, key), _known(error["loc"][:-1]), n=1)
+        near = difflib.get_close_matches(key, _known(error["loc"][:-1]), n=1)
         return f"{source}: {path}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
     if error["type"] == "missing":
         return f"{source}: {path}: is required"

@@ -43,11 +43,6 @@ class LearnerConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     checkpoint_every: PerStart[Count] = Field(10, description="Steps between durable checkpoints.")
-    async_checkpoint: PerStart[bool] = Field(
-        True,
-        description="Write checkpoints while later steps train. Each rank keeps a copy of its state in host "
-        "memory; false saves that memory, and the step waits for the disk.",
-    )
     keep_checkpoints: PerStart[Count] = Field(
         2,
         description="Newest checkpoints kept, each verified. Redis keeps groups until the oldest contains "

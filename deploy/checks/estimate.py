@@ -228,7 +228,7 @@ class Estimate:
             f"generator, {generator.replicas} of": generator.replicas * replica,
             f"learner rank, {learner.workers} of": learner.workers * rank * trains,
             "published weights": copies * self.published_gib * trains,
-            "checkpoint's copy": self.checkpoint_gib * (trains and learner.async_checkpoint),
+            "checkpoint's copy": self.checkpoint_gib * trains,
             "offloaded optimizer": offloaded * (trains and cards and learner.offload_optimizer),
             "engine asleep": PINNED * self.weights_gib * (generator.sleep == "step"),
         }

@@ -15,9 +15,9 @@ from hora_rl.deploy.checks.resources import SPARE, Card, choose, filled, read_ca
 
 HOST_ACTIVATIONS_GIB, LEAST_TOKENS = 1.0, 1024
 """Activations of a micro-batch on processors, which gain nothing from larger ones."""
-KEYS = "learner.{tokens_per_microbatch, gradient_checkpointing, logit_chunk, lora, "
-CARD_KEYS = KEYS + "zero_stage, offload_optimizer}, generator.kv_cache_gib or rollout.max_response_tokens"
-HOST_KEYS = KEYS + "async_checkpoint}, generator.kv_cache_gib or generator.replicas"
+KEYS = "learner.{tokens_per_microbatch, gradient_checkpointing, logit_chunk, lora"
+CARD_KEYS = KEYS + ", zero_stage, offload_optimizer}, generator.kv_cache_gib or rollout.max_response_tokens"
+HOST_KEYS = KEYS + "}, generator.kv_cache_gib or generator.replicas"
 
 
 def estimate_of(config: Config) -> Estimate | None:

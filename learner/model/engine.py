@@ -38,8 +38,6 @@ from hora_rl.learner.rows.prefixes import Sharing, window_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hora_rl.learner.model.async_checkpoint import CheckpointWriter
-
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # log-probs and entropies of the predictions
 Task = tuple[MicroBatch, torch.Tensor | None, torch.Tensor | None]
 """A micro-batch with log π_prox and log π_ref (N,); None: the policy itself, no KL term."""
@@ -70,6 +68,8 @@ class Engine:
     def __init__(self, config: Config, rank: int, world: int) -> None:
         import deepspeed
 
+        from hora_rl.learner.model.async_checkpoint import CheckpointWriter
+
         # Only inference calls this all-reduce in shared memory, and compiling it needs a C++ compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self._config, self.rank, self.world = config, rank, world
@@ -95,11 +95,7 @@ class Engine:
             config=self._settings,
             dist_init_required=False,
         )
-        self._writer: CheckpointWriter | None = None
-        if config.learner.async_checkpoint:
-            from hora_rl.learner.model.async_checkpoint import CheckpointWriter
-
-            self._writer = self._engine.checkpoint_engine = CheckpointWriter(self._engine._config)
+        self._writer = self._engine.checkpoint_engine = CheckpointWriter(self._engine._config)
         dtype, temperature = config.model.dtype, config.rollout.temperature
         agreement = partial(check_agreement, dtype, temperature, self._policy, self._engine, self.device)
         if self.device.type == "cuda":
@@ -212,14 +208,14 @@ class Engine:
 
     def save(self, folder: Path, tag: str) -> Callable[[], None]:
         """Capture the current state. The returned function writes this rank's files, on any thread, before
-        the next call. A collective. Without `learner.async_checkpoint` the files are written at once."""
+        the next call. A collective."""
         self._engine.save_checkpoint(
             str(folder),
             tag=tag,
             save_latest=False,
             exclude_frozen_parameters=self._lora is not None,
         )
-        return (lambda: None) if self._writer is None else self._writer.taken()
+        return self._writer.taken()
 
     def agree(self, value: int) -> int:
         """Rank 0's `value`, on every rank. A collective."""

@@ -118,10 +118,6 @@ def weights(engine: Engine) -> dict[str, torch.Tensor]:
     return {name: t.clone() for name, t in engine.gathered()}
 
 
-def sizes(folder: Path) -> dict[str, int]:
-    return {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
-
-
 @pytest.mark.system
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("stage", "lora"), [(0, False), (2, True), (3, False)])
@@ -129,25 +125,18 @@ def test_a_checkpoint_that_is_written_aside_is_the_state_when_it_was_taken(
     process_group: None, tmp_path: Path, stage: int, lora: bool
 ) -> None:
     adapter = ["learner.lora.rank=4", "learner.objective.kl=0.01"] if lora else []
-    for aside in ("true", "false"):
-        settings = [f"learner.zero_stage={stage}", f"learner.async_checkpoint={aside}", *adapter]
-        config = load("tiny", ["run.name=c", "learner.optimizer.learning_rate=0.01", *settings])
-        folder = tmp_path / aside
-        folder.mkdir()
-        engine, checkpoints = Engine(config, 0, 1), Checkpoints(config, folder, 0, 1)
-        for seed in (1, 2):
-            step(engine, seed)
-        checkpoints.begin(engine, 2)
-        norm, after = step(engine, 3).grad_norm, weights(engine)
-        checkpoints.finished(wait=True)
-        again = Engine(config, 0, 1)
-        assert Checkpoints(config, folder, 0, 1).restore(again) == 2
-        assert step(again, 3).grad_norm == norm
-        assert all(torch.equal(tensor, after[name]) for name, tensor in weights(again).items())
-    aside_sizes, within = sizes(tmp_path / "true"), sizes(tmp_path / "false")
-    assert aside_sizes.keys() == within.keys()
-    states = {name: size for name, size in aside_sizes.items() if name.endswith(".pt")}
-    assert all(size <= 1.1 * within[name] + 4096 for name, size in states.items()), (states, within)
+    settings = [f"learner.zero_stage={stage}", "learner.optimizer.learning_rate=0.01", *adapter]
+    config = load("tiny", ["run.name=c", *settings])
+    engine, checkpoints = Engine(config, 0, 1), Checkpoints(config, tmp_path, 0, 1)
+    for seed in (1, 2):
+        step(engine, seed)
+    checkpoints.begin(engine, 2)
+    norm, after = step(engine, 3).grad_norm, weights(engine)
+    checkpoints.finished(wait=True)
+    again = Engine(config, 0, 1)
+    assert Checkpoints(config, tmp_path, 0, 1).restore(again) == 2
+    assert step(again, 3).grad_norm == norm
+    assert all(torch.equal(tensor, after[name]) for name, tensor in weights(again).items())
 
 
 @pytest.mark.system
