@@ -15,7 +15,6 @@ from hora_rl.common.data.chat_template import settings_of, template_of
 from hora_rl.common.data.control_tokens import PlainTexts
 from hora_rl.common.data.prompts import (
     begin_tokens,
-    is_rendered,
     load_tokenizer,
     opening,
     render,
@@ -54,8 +53,7 @@ def rendering(config: Config, *, trains: bool) -> Iterator[Finding]:
     if data.chat:
         yield _template(tokenizer, rows[0], data)
         yield from _left_out(tokenizer, rows, data)
-    yield from _control_tokens(tokenizer, rows, data)
-    yield from _system(tokenizer, rows, data)
+    yield from _texts(tokenizer, rows, data)
 
 
 def _template(tokenizer: PreTrainedTokenizerBase, row: Row, data: DataConfig) -> Finding:
@@ -104,40 +102,27 @@ def _left_out(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: Dat
                 return
 
 
-def _control_tokens(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: DataConfig
-) -> Iterator[Finding]:
-    """Rows that are rendered already, and rows with control tokens in their texts."""
-    plain = PlainTexts(tokenizer, data)
-    started = [row for row in rows if not row.messages and plain.starts(row.problem)]
-    if started and data.chat:
-        says = f"{started[0].location} begins with a control token and gets the chat template once more"
+def _texts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: DataConfig) -> Iterator[Finding]:
+    """Rows that are rendered already, that hold control tokens, or that replace `data.system`."""
+    plain, of = PlainTexts(tokenizer, data), f"of the first {len(rows)}"
+    starts = [not row.messages and plain.starts(row.problem) for row in rows]
+    if any(starts) and data.chat:
+        row = rows[starts.index(True)]
+        says = f"{row.location} begins with a control token and gets the chat template once more"
         yield warn("prompt", says, "set data.chat: false for rows that are rendered already")
-        return
-    if started:
-        count = plural(len(started), "row")
-        yield ok("prompt", f"{count} of the first {len(rows)} are rendered already: control tokens count")
-    held = (
-        row
-        for row in rows
-        if not is_rendered(tokenizer, row.problem, data) and plain.holds(f"{row.problem}{row.messages}")
-    )
-    if (row := next(held, None)) is not None:
-        yield ok("prompt", f"{row.location} holds the text of a control token: a space breaks it")
-
-
-def _system(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], data: DataConfig) -> Iterator[Finding]:
-    """Rows whose system message, or rendering, takes the place of `data.system`."""
-    replaced = [
-        row
-        for row in rows
-        if any(message["role"] in ("system", "developer") for message in row.messages)
-        or (not row.messages and is_rendered(tokenizer, row.problem, data))
-    ]
+    elif any(starts):
+        count = plural(sum(starts), "row")
+        yield ok("prompt", f"{count} {of} are rendered already: control tokens count")
+    for row, begins in zip(rows, starts, strict=True):
+        if not begins and plain.holds(f"{row.problem}{row.messages}"):
+            yield ok("prompt", f"{row.location} holds the text of a control token: a space breaks it")
+            break
+    roles = [{message["role"] for message in row.messages} for row in rows]
+    replaced = sum(bool(each & {"system", "developer"}) for each in roles) + (0 if data.chat else sum(starts))
     if replaced and data.system is not None:
-        yield warn(
-            "prompt",
-            f"{plural(len(replaced), 'row')} of the first {len(rows)} have a system message, or are rendered "
-            f"already: that takes the place of data.system ({data.system!r:.60})",
-            "set data.system: null if they ask for the form that the rewards read; or reward.answer: lenient",
+        says = (
+            f"{plural(replaced, 'row')} {of} have a system message, or are rendered already: that takes the "
+            f"place of data.system ({data.system!r:.60})"
         )
+        fix = "set data.system: null if they ask for the form of the rewards; or reward.answer: lenient"
+        yield warn("prompt", says, fix)
