@@ -24,11 +24,11 @@ def steps(*shares: tuple[float, float | None], seconds: float = 100.0, first: in
     ]
 
 
-def found(config: Config, wait: float, idle: float | None, device: str = H100) -> Balance:
+def balance_of(config: Config, wait: float, idle: float | None, device: str = H100) -> Balance:
     learner, split = config.learner, split_of(config.generator, config.learner, device)
-    one = balance(steps((wait, idle), (wait, idle)), learner.steps, config.rollout.max_staleness, split)
-    assert one is not None
-    return one
+    result = balance(steps((wait, idle), (wait, idle)), learner.steps, config.rollout.max_staleness, split)
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize(
@@ -47,27 +47,27 @@ def found(config: Config, wait: float, idle: float | None, device: str = H100) -
 def test_cards_move_to_the_side_that_is_slow(
     now: tuple[int, ...], wait: float, idle: float, side: str, values: tuple[int, int] | None, factor: float
 ) -> None:
-    one = found(cards(*now), wait, idle)
-    assert (one.side, one.split and one.split.values) == (side, values)
-    assert one.factor == pytest.approx(factor, abs=0.06)
-    assert bool(one.remedy) == (values is not None)
+    result = balance_of(cards(*now), wait, idle)
+    assert (result.side, result.split and result.split.values) == (side, values)
+    assert result.factor == pytest.approx(factor, abs=0.06)
+    assert bool(result.remedy) == (values is not None)
     if values:
-        assert f"generator.replicas {values[0]} and learner.workers {values[1]} would" in one.remedy
+        assert f"generator.replicas {values[0]} and learner.workers {values[1]} would" in result.remedy
 
 
 def test_on_processors_threads_move() -> None:
     threads = {"generator": {"threads": 2}, "learner": {"threads": 6}}
-    one = found(config_of("cpu", **threads), 0.5, 0.0, "cpu")
-    assert "generator.threads 3 and learner.threads 5 would balance them, with steps of" in one.remedy
-    assert found(config_of("cpu"), 0.5, 0.0, "cpu").remedy == "", "two threads cannot be divided otherwise"
+    result = balance_of(config_of("cpu", **threads), 0.5, 0.0, "cpu")
+    assert "generator.threads 3 and learner.threads 5 would balance them, with steps of" in result.remedy
+    assert not balance_of(config_of("cpu"), 0.5, 0.0, "cpu").remedy, "of two threads each side has one"
 
 
 def test_on_a_shared_card_or_an_unknown_device_it_is_said_who_waits_and_no_more() -> None:
-    shared = config_of("one", generator={"gpus": 0.5}, learner={"gpus": 0.5})
+    shared = config_of("result", generator={"gpus": 0.5}, learner={"gpus": 0.5})
     for config, device in ((shared, H100), (cards(2, 6), "")):
-        one = found(config, 0.5, 0.0, device)
-        assert (one.says, one.remedy) == ("learner waits 50% of its time (50.0 of 100.0 s a step)", "")
-    assert found(cards(2, 6), 0.5, None).remedy == "", "how busy the generators are is not known"
+        result = balance_of(config, 0.5, 0.0, device)
+        assert (result.says, result.remedy) == ("learner waits 50% of its time (50.0 of 100.0 s a step)", "")
+    assert balance_of(cards(2, 6), 0.5, None).remedy == "", "how busy the generators are is not known"
 
 
 def test_nothing_is_said_before_two_steps_of_the_end_of_a_run_and_of_sides_that_take_turns() -> None:
@@ -84,12 +84,12 @@ def test_what_is_said_does_not_flap() -> None:
     """Shares around the limit, and single steps that wait for an operator or an evaluation."""
     end = cards(2, 6).learner.steps
 
-    def said(records: list[Metrics]) -> list[bool]:
+    def shown(records: list[Metrics]) -> list[bool]:
         return [balance(records[:n], end, 1, None) is not None for n in range(2, len(records) + 1)]
 
-    around = said(steps(*[(0.27 if i % 2 else 0.22, 0.0) for i in range(2 * WINDOW)]))
+    around = shown(steps(*[(0.27 if i % 2 else 0.22, 0.0) for i in range(2 * WINDOW)]))
     assert sum(a != b for a, b in itertools.pairwise(around)) <= 1
-    assert not any(said(steps(*[(0.95 if i == 7 else 0.05, 0.0) for i in range(WINDOW)])))
-    healed = said(steps(*[(0.5, 0.0)] * 4, *[(0.0, 0.0)] * WINDOW))
+    assert not any(shown(steps(*[(0.95 if i == 7 else 0.05, 0.0) for i in range(WINDOW)])))
+    healed = shown(steps(*[(0.5, 0.0)] * 4, *[(0.0, 0.0)] * WINDOW))
     assert (healed[0], healed[-1]) == (True, False)
     assert sum(a != b for a, b in itertools.pairwise(healed)) == 1

@@ -25,20 +25,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "hora" / "engines"
 
 
-def asked(*changes: str) -> Finding:
-    [found] = examine(Target(load("tiny", changes)), [engine])
-    return found
+def engine_of(*changes: str) -> Finding:
+    [finding] = examine(Target(load("tiny", changes)), [engine])
+    return finding
 
 
 def test_the_class_that_would_run_the_model_is_named_and_asked_for_once(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = asked()
-    assert (found.level, found.says.rpartition(" ")[2]) == ("ok", "Qwen2ForCausalLM")
+    finding = engine_of()
+    assert (finding.level, finding.says.rpartition(" ")[2]) == ("ok", "Qwen2ForCausalLM")
     assert len(list(cache.iterdir())) == 1
     monkeypatch.setattr(checked, "MODULE", "no_such_module")  # whoever asks again fails
-    assert asked() == found
-    assert asked("learner.steps=3", "run.name=other") == found, "the engine does not depend on it"
+    assert engine_of() == finding
+    assert engine_of("learner.steps=3", "run.name=other") == finding, "the engine does not depend on it"
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_a_model_of_no_known_class_and_arguments_that_do_not_fit_are_refused_in_
         ("generator.engine_args.quantization=unknown", "unknown"),
         ("generator.engine_args.max_logprob=2", "did you mean max_logprobs?"),
     ):
-        found = asked(change)
-        assert found.level == "fail"
+        finding = engine_of(change)
+        assert finding.level == "fail"
         assert not cache.exists(), "a refusal is asked for again"
-        assert word in found.says
-        assert not any(noise in found.line for noise in ("\n", "Traceback", "pydantic", "input_value"))
+        assert word in finding.says
+        assert not any(noise in finding.line for noise in ("\n", "Traceback", "pydantic", "input_value"))
 
 
 def test_a_process_that_ends_or_hangs_is_a_finding_and_leaves_nothing(
@@ -93,13 +93,13 @@ def test_a_process_that_ends_or_hangs_is_a_finding_and_leaves_nothing(
     config = load("tiny", [])
     with EngineProcess(Target(config)) as held:
         held._process.kill()
-        [found] = held.engine(Target(config))
-    assert (found.level, "status -9" in found.says) == ("fail", True)
+        [finding] = held.engine(Target(config))
+    assert (finding.level, "status -9" in finding.says) == ("fail", True)
     monkeypatch.setattr(checked, "ANSWER_S", 0.1)
     began = time.monotonic()
     with EngineProcess(Target(config)) as held:
-        [found] = held.engine(Target(config))
-    assert found.level == "warn"
+        [finding] = held.engine(Target(config))
+    assert finding.level == "warn"
     assert time.monotonic() - began < 5
     assert not psutil.pid_exists(held._process.pid)
 

@@ -20,7 +20,6 @@ from hora_rl.deploy.init_command import BIG, PLANS, SMALL, Task, initialise
 from tests.support.gguf import write_gguf
 from tests.support.tiny_qwen2 import without_weights
 
-TASKS: tuple[Task, ...] = ("math", "mine", "code")
 Cards = Callable[[int, str], None]
 # Memory as the driver says it.
 H200, L40S, A100, RTX_5090 = "143771 MiB", "46068 MiB", "40960 MiB", "32607 MiB"
@@ -56,27 +55,23 @@ def written(task: Task = "math", model: str | None = None, name: str = "mine.yam
 
 
 def accept(config: Config) -> None:
-    found = require(Target(config), Console(quiet=True), CONFIGURATION)
-    assert {f.level for f in found} <= {"ok", "warn"}
+    findings = require(Target(config), Console(quiet=True), CONFIGURATION)
+    assert {f.level for f in findings} <= {"ok", "warn"}
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_what_is_written_is_accepted(task: Task) -> None:
-    paths = initialise(Path(f"{task}-first.yaml"), task)
-    assert len(paths) == {"math": 1, "mine": 3, "code": 2}[task]
-    config = load(str(paths[0]))
+@pytest.mark.parametrize("model", [None, "tiny.gguf"])
+@pytest.mark.parametrize(("task", "files"), [("math", 1), ("mine", 3), ("code", 2)])
+def test_what_is_written_is_accepted_and_never_written_again(
+    task: Task, files: int, model: str | None, tmp_path: Path
+) -> None:
+    write_gguf(Path("tiny.gguf"), context=1024)
+    paths = initialise(Path(f"{task}-first.yaml"), task, model)
+    config = load(str(paths[0]), ["model.dtype=float32"])
     accept(config)
-    assert config.run.name == f"{task}_first"
+    assert (config.run.name, len(paths)) == (f"{task}_first", files)
+    assert config.model.path.startswith("deploy/demo" if model is None else str(tmp_path / "cache"))
     with pytest.raises(ConfigError, match=f"{task}-first.yaml"):
         initialise(Path(f"{task}-first.yaml"), task)
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_a_model_of_the_users_own_is_written_and_accepted(task: Task, tmp_path: Path) -> None:
-    write_gguf(Path("tiny.gguf"), context=1024)
-    config = load(written(task, "tiny.gguf"), ["model.dtype=float32"])
-    accept(config)
-    assert config.model.path.startswith(str(tmp_path / "cache"))
 
 
 def test_cards_hold_a_model_of_the_users_own_by_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,10 +83,9 @@ def test_cards_hold_a_model_of_the_users_own_by_its_shape(monkeypatch: pytest.Mo
         written("math", "nowhere/at/all", "none.yaml")
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_no_number_of_gpus_is_written_for_run_divides_them(task: Task, cards: Cards) -> None:
+def test_no_number_of_gpus_is_written_for_run_divides_them(cards: Cards) -> None:
     cards(3, H200)
-    config = load(written(task))
+    config = load(written())
     assert config.run.resources == "auto"
     assert not {"replicas", "gpus"} & config.generator.model_fields_set
     assert not {"workers", "gpus", "zero_stage"} & config.learner.model_fields_set
@@ -113,9 +107,9 @@ def test_these_gpus_hold_what_is_written_for_them(
     cards(count, mib)
     path = written()
     target = target_of(path)
-    found = {f.what: f for f in memory_of(target)}
-    assert {f.level for f in found.values()} == {"ok"}, found["GPU memory"].line
-    assert {"resources", "memory per part", "GPU memory", "memory"} == set(found)
+    findings = {f.what: f for f in memory_of(target)}
+    assert {f.level for f in findings.values()} == {"ok"}, findings["GPU memory"].line
+    assert {"resources", "memory per part", "GPU memory", "memory"} == set(findings)
     config = target.config
     assert (config.model.path, config.learner.lora is not None) == (model, lora)
     assert config.learner.optimizer.learning_rate == (1e-5 if lora else 1e-6)

@@ -101,9 +101,9 @@ def test_on_a_full_disk_the_server_says_so_once_and_comes_back_when_there_is_roo
         with pytest.raises(redis.exceptions.RedisError):
             _write_on(impatient)
         time.sleep(3.0)
-        said = capsys.readouterr().out
-        assert said.count("is full: free 32 MiB, and the run continues") == 1
-        assert len(said.splitlines()) <= 3, said
+        output = capsys.readouterr().out
+        assert output.count("is full: free 32 MiB, and the run continues") == 1
+        assert len(output.splitlines()) <= 3, output
         filler.unlink()
         assert client.get("before") == b"kept", "clients wait meanwhile"
 
@@ -214,8 +214,8 @@ def test_a_token_that_ray_left_open_is_closed_and_reported_before() -> None:
     token_file().parent.mkdir()
     token_file().write_text("a" * 64)
     token_file().chmod(0o644)
-    (found,) = ray_token(TARGET)
-    assert (found.level, "chmod 600" in found.fix) == ("warn", True)
+    (finding,) = ray_token(TARGET)
+    assert (finding.level, "chmod 600" in finding.fix) == ("warn", True)
     keep_token_private()
     assert mode(token_file()) == 0o600
     assert token_file().read_text() == "a" * 64

@@ -82,14 +82,14 @@ def test_it_ends_when_the_run_is_killed() -> None:
     until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
 
 
-@pytest.mark.parametrize(("first", "why"), [("exit 3", "status 3"), ("sleep 9", "not ready within 1 s")])
+@pytest.mark.parametrize(("first", "reason"), [("exit 3", "status 3"), ("sleep 9", "not ready within 1 s")])
 def test_a_daemon_that_does_not_start_leaves_the_run_without_it(
-    daemon: Callable[..., None], monkeypatch: pytest.MonkeyPatch, first: str, why: str
+    daemon: Callable[..., None], monkeypatch: pytest.MonkeyPatch, first: str, reason: str
 ) -> None:
     monkeypatch.setattr(mps, "START_S", 1.0)
     daemon(first=first)
-    with mps.sharing(wanted=True) as said:
-        assert why in said
+    with mps.sharing(wanted=True) as why:
+        assert reason in why
         assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
 
@@ -123,17 +123,17 @@ def test_it_is_for_engines_that_use_a_card_at_the_same_time_as_others() -> None:
 def test_a_machine_without_it_says_so_before_and_in_a_run(
     daemon: Callable[..., None], cards: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def found(*settings: str) -> list[str]:
+    def modes(*settings: str) -> list[str]:
         return [finding.says.partition(":")[0] for finding in mps_daemon(Target(load("tiny", settings)))]
 
     shared = "generator.gpus=0.25"
-    assert not found(shared), "no card"
+    assert not modes(shared), "no card"
     cards(1)
-    assert found(shared) == [
+    assert modes(shared) == [
         f"{mps.CONTROL} starts with the run; processes on the card work at the same time"
     ]
-    assert not found()
+    assert not modes()
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert found(shared) == ["off"]
+    assert modes(shared) == ["off"]
     with mps.sharing(wanted=True) as why:
         assert "not installed" in why

@@ -42,9 +42,9 @@ def test_the_folder_is_named_with_what_it_may_have(
     if refused is None:
         assert check_sockets() <= LONGEST
         return
-    with pytest.raises(RunError) as found:
+    with pytest.raises(RunError) as refusal:
         list(machine.sockets(Target(config())))
-    assert str(found.value).startswith(refused)
+    assert str(refusal.value).startswith(refused)
     assert not list(machine.sockets(Target(config(), "train"))), "Ray is up already"
 
 
@@ -53,7 +53,7 @@ def test_ray_and_vllm_add_no_more_than_that(tmp_path: Path) -> None:
     """Ray starts in the longest folder that is allowed; vLLM's name for a socket has the length assumed."""
     with tempfile.TemporaryDirectory(prefix="x" * (MOST[OF_RAY] - len("/tmp/") - 8), dir="/tmp") as longest:
         assert len(longest) == MOST[OF_RAY]
-        said = subprocess.run(
+        ran = subprocess.run(
             [sys.executable, "-c", ASKED],
             env={**os.environ, "TMPDIR": longest, "VLLM_RPC_BASE_PATH": "/x"},
             cwd=tmp_path,
@@ -61,7 +61,7 @@ def test_ray_and_vllm_add_no_more_than_that(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
         )
-    of_ray, of_engine = map(int, said.stdout.split()[-2:])
+    of_ray, of_engine = map(int, ran.stdout.split()[-2:])
     assert of_ray <= LONGEST
     assert of_engine == len("/x/") + len(OF_ENGINE.partition("/")[2])
 
