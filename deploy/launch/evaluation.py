@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.actors.data.datasets import Dataset, load_dataset, usable_held_out
 from hora_rl.actors.data.gold_answers import gold_test
 from hora_rl.common.config import Config, DataConfig, EvaluationConfig, GeneratorConfig
-from hora_rl.common.console import say, shown
+from hora_rl.common.console import say
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt, prompt_of, refuse_unknown
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.redis import Redis, connect
@@ -24,9 +23,9 @@ from hora_rl.common.model.model_files import vocabulary_rows, weights_digest
 from hora_rl.common.types import AFTER_TRAINING, Completion, Prompt, SamplingRequest
 from hora_rl.common.weights.announcement import newest_now
 from hora_rl.deploy.app import APP
+from hora_rl.deploy.monitor.progress import sampling_bar
 from hora_rl.evaluation.benchmarks import Benchmark, held_out, refuse_long
 from hora_rl.evaluation.evaluate import Counts, evaluate
-from hora_rl.evaluation.evaluate import Progress as Reading
 from hora_rl.evaluation.report.result_files import write_result
 from hora_rl.evaluation.results import Result, make_result, model_digest, read_result
 from hora_rl.learner.records.step_records import log_evaluation
@@ -277,23 +276,6 @@ def about_sampling(config: Config) -> dict[str, object]:
         **reward.model_dump(mode="json", include=JUDGING, exclude_defaults=True),
         **{key: value for key, value in optional.items() if value},
     }
-
-
-@contextmanager
-def sampling_bar(title: str, total: int, console: Console) -> Iterator[Callable[[Reading], None]]:
-    """A bar over `total` completions while the block runs. Yields the function that updates it."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    rate = TextColumn("{task.fields[figures]}")
-    hidden = not console.is_terminal
-    with shown(Progress(*columns, rate, console=console, transient=True, disable=hidden)) as bar:
-        task = bar.add_task(title, total=total, figures="")
-
-        def progress(p: Reading) -> None:
-            minutes, seconds = divmod(round(p.left_s or 0), 60)
-            figures = f"{p.tokens / max(p.seconds, 1e-9):,.0f} tokens/s, {minutes}:{seconds:02d} left"
-            bar.update(task, completed=p.done, figures=figures)
-
-        yield progress
 
 
 @contextmanager

@@ -156,11 +156,7 @@ def starting(
         exits.enter_context(watched_node(file))
         _link_logs(run_dir)
         begin("Serve")
-        with any_error_as(partial(_not_started, "Serve")):
-            serve.start(
-                http_options={"host": config.telemetry.http_host, "port": port},
-                logging_config={"log_level": "WARNING"},
-            )
+        _start_serve(config.telemetry.http_host, port)
         served = build_run(config, drain=False) if train else build_sampler(config)
         _deploy(served, APP, "/" if train else None)
         page = f"http://{config.telemetry.http_host}:{port}" if train else ""
@@ -181,6 +177,13 @@ def _prepare_ray() -> None:
         os.environ.setdefault(*setting)
     for name in ("ray", "ray.serve"):  # Serve warns of briefly busy replicas
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _start_serve(host: str, port: int) -> None:
+    from ray import serve
+
+    with any_error_as(partial(_not_started, "Serve")):
+        serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
 
 
 def _deploy(application: ServeApplication, name: str, route: str | None) -> None:

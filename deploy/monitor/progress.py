@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
-from hora_rl.common.console import LONG_S, say
+from hora_rl.common.console import LONG_S, say, shown
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.redis import connect
 from hora_rl.common.processes import background_thread
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind, RunState
+from hora_rl.evaluation.evaluate import Progress as Sampled
 
 EVERY_S = 1.0
 QUIET_S = 300.0
@@ -132,3 +133,20 @@ def figures(state: RunState) -> str:
     if step:
         parts.append(f"learner waits {wait / step:.0%}")
     return "  ".join([*parts, f"lag {state.lag['mean']:.1f}"])
+
+
+@contextmanager
+def sampling_bar(title: str, total: int, console: Console) -> Iterator[Callable[[Sampled], None]]:
+    """A bar over `total` completions while the block runs. Yields the function that updates it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    rate = TextColumn("{task.fields[figures]}")
+    hidden = not console.is_terminal
+    with shown(Progress(*columns, rate, console=console, transient=True, disable=hidden)) as bar:
+        task = bar.add_task(title, total=total, figures="")
+
+        def update(p: Sampled) -> None:
+            minutes, seconds = divmod(round(p.left_s or 0), 60)
+            figures = f"{p.tokens / max(p.seconds, 1e-9):,.0f} tokens/s, {minutes}:{seconds:02d} left"
+            bar.update(task, completed=p.done, figures=figures)
+
+        yield update
