@@ -6,7 +6,7 @@ them. Every operation is idempotent and safe to interrupt.
 
 import json
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,15 +17,6 @@ from hora_rl.evaluation.results import Result
 from hora_rl.learner.checkpoints.origin import BEST, CANDIDATES, best_step, candidates_in
 
 NAME, OLD = "best.json", f"{BEST}.old"
-
-
-def best_of(
-    results: Sequence[Result], metric: str, steps: Collection[int | None]
-) -> tuple[Result, Estimate] | None:
-    """The result among `steps` with the highest `metric` (pass@K), the earliest if equal; None without
-    results."""
-    measured = [(r, e) for r in results if r.step in steps for e in r.estimates() if f"pass@{e.k}" == metric]
-    return max(measured, key=lambda pair: (pair[1].value, -pair[0].step), default=None)
 
 
 def promote_best(
@@ -42,14 +33,16 @@ def promote_best(
     if metric is None:
         return None
     there, held = candidates_in(run_dir), best_step(run_dir)
-    best, message = best_of(results, metric, {*there, held}), None
+    kept = [r for r in results if r.step in {*there, held}]
+    measured = [(r, e) for r in kept for e in r.estimates() if f"pass@{e.k}" == metric]
+    # The highest, of equal ones the earliest.
+    best, message = max(measured, key=lambda m: (m[1].value, -m[0].step), default=None), None
     if best is not None and best[0].step != held:
         message = _promote(run_dir, there.pop(best[0].step), *best)
     if message or held is not None:
         shutil.rmtree(run_dir / OLD, ignore_errors=True)
-    measured = {r.step for r in results}
     for step, folder in there.items():
-        if step != under_way and (step in measured or step < newest_due):
+        if step != under_way and (step < newest_due or any(r.step == step for r in results)):
             remove(folder)
     return message
 

@@ -65,7 +65,8 @@ class RunRecord:
         here = this_machine()
         if self.machine == here:
             return False
-        return (bool(self.host) and self.host != socket.gethostname()) or same_boot(self.machine, here)
+        other_container = bool(self.machine) and self.machine.partition("/")[0] == here.partition("/")[0]
+        return (bool(self.host) and self.host != socket.gethostname()) or other_container
 
     @property
     def alive(self) -> bool:
@@ -265,11 +266,6 @@ def _past(record: RunRecord) -> str:
         "failed": f"failed ({record.reason})",
         "stopped": "was stopped",
     }[record.state]
-
-
-def same_boot(machine: str, other: str) -> bool:
-    """Whether two ids of `this_machine` are containers on one machine."""
-    return bool(machine) and machine.partition("/")[0] == other.partition("/")[0]
 
 
 def start_ticks(pid: int) -> int | None:

@@ -9,8 +9,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import cast
 
-import redis
-
 from hora_rl.common.config import Config, QueueConfig
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.files import kept_secret
@@ -51,15 +49,11 @@ def refuse_leftovers(run: str, queue: QueueConfig, *, fresh: bool) -> None:
             f"the Redis at {hidden(url)} holds a run {run!r} already: --resume continues it in its folder, "
             "--fresh removes it from that Redis, or change run.name"
         )
-    if stored and _alive(client, run):
+    beats = cast(dict[bytes, bytes], client.hgetall(Keys(run).parts)).values()
+    if any(time.time() - json.loads(beat)["seen"] < SILENT_S for beat in beats):
         raise RunError(f"parts of a run {run!r} still write to the Redis at {hidden(url)}: stop it first")
     for key in stored:
         client.unlink(key)
-
-
-def _alive(client: redis.Redis, run: str) -> bool:
-    beats = cast(dict[bytes, bytes], client.hgetall(Keys(run).parts)).values()
-    return any(time.time() - json.loads(beat)["seen"] < SILENT_S for beat in beats)
 
 
 def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:

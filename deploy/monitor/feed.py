@@ -103,15 +103,11 @@ class Feed:
             await asyncio.sleep(PERIOD_S)
 
     async def _look(self) -> RunState:
-        state = await self.call(self._read)
-        if self._observer is not None:
-            self._observer(state)
-        return state
-
-    def _read(self, client: Redis) -> RunState:
-        state = self._state(client, self.run)
+        state = await self.call(lambda client: self._state(client, self.run))
         if os.environ.get("HORA_TOKEN"):
             state = replace(state, controls=True)
+        if self._observer is not None:
+            self._observer(state)
         return state
 
     def _guarded(self, work: Callable[[Redis], T]) -> T:

@@ -130,11 +130,8 @@ def _thin(values: Sequence[float | None]) -> list[float | None]:
     """Reduce `values` to at most POINTS means of neighbours; None if all neighbours are None."""
     width = max(1, -(-len(values) // POINTS))
     groups = (values[i : i + width] for i in range(0, len(values), width))
-    return [_mean([v for v in group if v is not None]) for group in groups]
-
-
-def _mean(values: list[float]) -> float | None:
-    return _short(sum(values) / len(values)) if values else None
+    known = ([v for v in group if v is not None] for group in groups)
+    return [_short(sum(group) / len(group)) if group else None for group in known]
 
 
 def _short(value: float) -> float:

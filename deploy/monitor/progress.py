@@ -95,8 +95,9 @@ class Teller:
         self._printed: dict[str, float] = {}
 
     def __call__(self, state: RunState) -> None:
+        starting = state.last_step_s is None and not state.warns(Kind.STALLED)
         for warning in state.warnings:
-            if _starting(state, warning.kind):
+            if starting and warning.kind is Kind.NOT_ALIVE:
                 continue
             key = warning.text if warning.kind == Kind.NOTICE else warning.kind
             if state.time - self._printed.get(key, -QUIET_S) >= QUIET_S:
@@ -104,11 +105,6 @@ class Teller:
                 if self._alerts is not None:
                     self._alerts.notify(warning.kind, warning.text, state.step)
             self._printed[key] = state.time
-
-
-def _starting(state: RunState, kind: Kind) -> bool:
-    """Whether a part is missing only because the run is starting: before the first step, without a stall."""
-    return kind is Kind.NOT_ALIVE and state.last_step_s is None and not state.warns(Kind.STALLED)
 
 
 def _left(state: RunState) -> str:

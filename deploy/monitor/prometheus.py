@@ -87,10 +87,7 @@ class Exporter:
             if added > 0:
                 self._counters[name].inc(added, {"run": state.run, **tags})
             self._before[key] = total
-        self._forget_gone(state)
-
-    def _forget_gone(self, state: RunState) -> None:
-        """Reset the gauges of replicas that are gone, because Ray repeats the last value."""
+        # Ray repeats the last value of replicas that are gone.
         now = {(p.kind, p.name) for p in state.parts}
         for kind, name in self._replicas - now:
             for gauge, tags in WORK.get(kind, ()):

@@ -97,7 +97,9 @@ def _snapshots(
         except (RunError, redis.exceptions.RedisError) as error:
             if file and file.ending():
                 return
-            problem = _sentence(error, url)
+            problem = str(error)
+            if not isinstance(error, RunError):
+                problem = f"Redis at {hidden(url)} does not answer ({error}); this continues when it does"
         yield state, problem
 
 
@@ -114,9 +116,3 @@ def _follow(snapshots: Iterator[tuple[RunState, str]]) -> RunState:
     for state, problem in snapshots:
         print(problem or line(state), file=sys.stderr if problem else sys.stdout, flush=True)
     return state
-
-
-def _sentence(error: Exception, url: str) -> str:
-    if isinstance(error, RunError):
-        return str(error)
-    return f"Redis at {hidden(url)} does not answer ({error}); this continues when it does"
