@@ -1,8 +1,9 @@
 """Groups as msgpack: plain values and little-endian buffers, with a schema version and size limits.
 
 A group is one or two messages: the group with its Phase A rollouts, and the extra rollouts of Phase B.
-Decoding creates declared fields of declared lengths alone, so a hostile message takes at most five times its
-size in memory. An oversized, malformed or inconsistent message raises WireError with the field."""
+Decoding creates declared fields of declared lengths alone: a hostile message takes at most five times its
+size in memory, and 250 MiB for small parts. One that is oversized, malformed or inconsistent raises WireError
+with the field."""
 
 import sys
 from collections.abc import Sequence
