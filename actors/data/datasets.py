@@ -26,7 +26,6 @@ SEEN, NAMED = 16, 40
 """Rows whose columns an error may name, and the most columns."""
 SPACED = ":spaced"
 """Suffix of the path for additions in the notation of pretrained models."""
-NO_COLUMN = re.compile(r"no column '(?P<field>.*)' \((?P<key>[\w.]+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +152,10 @@ def _nothing(data: DataConfig, rows: Sequence[Mapping[str, object]], rejected: S
     if not rejected:
         return f"{data.path}: holds no rows; name a file or split that does (data.path, data.split)"
     first, columns = rejected[0], sorted({name for row in rows for name in names(row)})
-    if (named := NO_COLUMN.fullmatch(first.reason)) and named["field"] not in columns:
-        known = ", ".join(columns[:NAMED]) or "none"
-        return (
-            f"{data.path}: no column {named['field']!r}; it has {known}: set {named['key']} to one of these"
-        )
     return (
         f"{data.path}: none of its {len(rejected)} rows can be used; the first, {first.location}: "
-        f"{first.reason}; data.prompt_field and data.answer_field can name other columns: "
-        f"{', '.join(columns[:NAMED])}"
+        f"{first.reason}; its columns are {', '.join(columns[:NAMED]) or 'none'}: name one in "
+        "data.prompt_field or data.answer_field"
     )
 
 

@@ -184,7 +184,8 @@ class Consumer:
         pre_rollouts, additional = self._keys.pre_rollouts(group), self._keys.additional(entry)
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.hget(self._keys.pushed, group)
-            self._ask_start_of(pipe, [pre_rollouts, additional], self._max_bytes + 1)
+            for key in (pre_rollouts, additional):
+                pipe.getrange(key, 0, self._max_bytes)
             pushed, *messages = pipe.execute()
         if pushed != entry.encode():
             raise WireError(
@@ -194,10 +195,6 @@ class Consumer:
             if not value:
                 raise WireError(f"entry {entry} of {self._keys.groups} has no {key}: acknowledged or removed")
         return messages[0], messages[1]
-
-    def _ask_start_of(self, pipe: Any, keys: Sequence[str], length: int) -> None:
-        for key in keys:
-            pipe.getrange(key, 0, length - 1)
 
     def acknowledge(self, groups: Mapping[str, str], durable_step: int) -> None:
         """Acknowledge the groups, by entry, in the durable checkpoint of `durable_step`; all or none."""
@@ -215,7 +212,8 @@ class Consumer:
         additional = self._keys.additional(entry.id)
         keys = self._keys
         with self._redis.pipeline(transaction=False) as pipe:
-            self._ask_start_of(pipe, [keys.pre_rollouts(entry.group), additional], DEAD_BYTES)
+            for key in (keys.pre_rollouts(entry.group), additional):
+                pipe.getrange(key, 0, DEAD_BYTES - 1)
             pre_rollouts_start, additional_start = pipe.execute()
         args: list[str | int | bytes] = [entry.id, entry.group, reason[:1000], DEAD_LETTERS]
         args += [additional_start, GROUP, pre_rollouts_start, entry.batch if again else ""]
