@@ -1,11 +1,10 @@
 """Low-rank adapters (LoRA), trained instead of the full weights."""
 
 import math
-from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from hora_rl.common.config.base import Count, Section
+from hora_rl.common.config.base import Section
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM allocates memory (`max_lora_rank`). Other ranks use the next larger one."""
@@ -14,22 +13,15 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 class LoraConfig(Section):
     """W + (alpha/rank)·B·A replaces each target's weight W; A and B are trained, W is not."""
 
-    rank: Count = Field(16, description="Rows of A and columns of B.")
+    rank: int = Field(
+        16, ge=1, le=VLLM_RANKS[-1], description="Rows of A and columns of B; vLLM serves up to 512."
+    )
     alpha: float = Field(32.0, gt=0, description="The product B·A is multiplied by alpha/rank.")
     targets: tuple[str, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
         description="Names of the linear layers that get an adapter, in every block.",
     )
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        if self.rank > VLLM_RANKS[-1]:
-            raise ValueError(
-                f"learner.lora.rank ({self.rank}) exceeds {VLLM_RANKS[-1]}, the largest rank that vLLM "
-                "serves: lower it, or train full weights (learner.lora: null)"
-            )
-        return self
 
     @property
     def served_rank(self) -> int:

@@ -42,18 +42,6 @@ class RolloutConfig(Section):
     )
     attempts: PerStart[Count] = Field(20, description="Tries of one request before the run stops.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _whole_distribution(cls, values: object) -> object:
-        for name in ("top_p", "top_k", "min_p"):
-            if isinstance(values, dict) and name in values:
-                raise ValueError(
-                    f"rollout.{name}: training samples from all tokens, because the learner scores the whole "
-                    "distribution and importance weights against a truncated one are biased: remove it, or "
-                    f"set evaluation.truncation.{name}"
-                )
-        return values
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.pre_rollouts >= self.group_size:
