@@ -11,10 +11,8 @@ from hora_rl.deploy.checks import machine
 from hora_rl.deploy.checks.estimate import GIB, Estimate, ModelShape, Table, total
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok
 from hora_rl.deploy.checks.processors import on_processors
-from hora_rl.deploy.checks.resources import SPARE, Card, choose, filled, read_cards
+from hora_rl.deploy.checks.resources import SPARE, Card, choose, read_cards
 
-HOST_ACTIVATIONS_GIB, LEAST_TOKENS = 1.0, 1024
-"""Activations of a micro-batch on processors, which gain nothing from larger ones."""
 KEYS = "learner.{tokens_per_microbatch, gradient_checkpointing, logit_chunk, lora"
 CARD_KEYS = KEYS + ", zero_stage, offload_optimizer}, generator.kv_cache_gib or rollout.max_response_tokens"
 HOST_KEYS = KEYS + "}, generator.kv_cache_gib or generator.replicas"
@@ -41,25 +39,14 @@ def run_target(config: Config) -> Target:
     named model first."""
     obtain(config.model.path)
     cards = read_cards(machine.gpus())
-    estimate = estimate_of(config) if config.run.resources == "auto" else None
     if not cards:
-        return Target(on_processors(_in_small_steps(estimate) if estimate else config))
-    if estimate is None:
+        return Target(on_processors(config))
+    if config.run.resources != "auto" or (estimate := estimate_of(config)) is None:
         return Target(config)
     chosen = choose(estimate, cards).config
     changed = [d.replace(": ", " = ", 1).split(" != ")[0] for d in differences(chosen, config)]
     names = f"{len(cards)} × {cards[0].name}" if len(cards) > 1 else cards[0].name
     return Target(chosen, chosen=f"chosen for {names}: {', '.join(changed)}" if changed else "")
-
-
-def _in_small_steps(estimate: Estimate) -> Config:
-    """The configuration with micro-batches for a machine without GPUs: the largest half, quarter … of the
-    default whose activations stay within `HOST_ACTIVATIONS_GIB`."""
-    least = max(LEAST_TOKENS, estimate.config.longest)
-    tokens = estimate.config.learner.tokens_per_microbatch
-    while tokens > least and tokens * estimate.token_bytes > HOST_ACTIVATIONS_GIB * GIB:
-        tokens = max(least, tokens // 2)
-    return filled(estimate.config, learner={"tokens_per_microbatch": tokens})
 
 
 def memory(target: Target) -> Iterator[Finding]:

@@ -22,6 +22,9 @@ BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 THREAD_GIB = 1 / 64
 """Weights per useful thread. For smaller models, synchronising threads costs more than it saves."""
 
+SMALL_GIB, SMALL_STEP = 1 / 16, 1024
+"""Weights of a model whose micro-batches have the default size, and tokens of those of larger models: they
+gain nothing from more, and activations fill the memory."""
 HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of an attention head for which vLLM has a kernel on a CPU."""
 
@@ -45,9 +48,10 @@ def on_processors(config: Config, *, trains: bool = True) -> Config:
     with max_staleness 0 they take turns and each uses all. Unchanged on a machine with GPUs."""
     if config.run.resources != "auto" or machine.gpus():
         return config
-    have = processors()
+    have, learner = processors(), config.learner
     in_turn = not trains or config.rollout.max_staleness == 0
     weights = machine.model_gib(config.model.path)
+    small = 0 < weights < SMALL_GIB
     most = max(1, round(weights / THREAD_GIB)) if weights else have
     learners = have if in_turn else have // 2
     generators = have if in_turn else have - learners  # sampling takes most of a step's time
@@ -55,7 +59,12 @@ def on_processors(config: Config, *, trains: bool = True) -> Config:
         config,
         model={"dtype": "bfloat16" if "linear_attention" in _layers(config.model) else fastest_dtype()},
         generator={"threads": max(1, min(most, generators // config.generator.replicas))},
-        learner={"threads": max(1, min(most, learners // config.learner.workers))},
+        learner={
+            "threads": max(1, min(most, learners // learner.workers)),
+            "tokens_per_microbatch": (
+                learner.tokens_per_microbatch if small else max(SMALL_STEP, config.longest)
+            ),
+        },
     )
 
 

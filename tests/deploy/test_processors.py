@@ -11,17 +11,12 @@ import pytest
 from hora_rl.common.config import Config
 from hora_rl.common.load import load
 from hora_rl.deploy.checks import gpu_software, machine, processors
-from hora_rl.deploy.checks import memory as checks_memory
-from hora_rl.deploy.checks.estimate import Estimate, ModelShape
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.gpu_software import driver, judge_compiler, judge_driver, precision, triton_build
-from hora_rl.deploy.checks.memory import run_target
 from hora_rl.deploy.checks.run_checks import CHECKS
 from tests.support.checks import H200
 from tests.support.published import write_published
 
-SMOLLM2 = ModelShape(134_515_008, 0, 30, 576, 1536, 192, 576, 49_152)
-DEMO = ModelShape(800_000, 0, 4, 128, 512, 64, 128, 80)
 BASE = "model: {path: some/model}\ndata: {path: arithmetic}\n"
 
 
@@ -95,21 +90,21 @@ def test_too_many_threads_and_a_slow_precision_are_warnings(
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "tokens"),
-    [(SMOLLM2, "float32", 1024), (SMOLLM2, "bfloat16", 1024), (DEMO, "float32", 16_384)],
+    ("gib", "settings", "tokens"),
+    [
+        (0.25, (), 1024),  # SmolLM2's, as it was measured
+        (0.0, (), 1024),  # unknown
+        (0.003, (), 16_384),
+        (0.25, ("rollout.max_prompt_tokens=2000",), 2008),
+        (0.25, ("learner.tokens_per_microbatch=9000",), 9000),
+    ],
 )
-def test_micro_batches_on_processors_have_activations_of_a_gibibyte(
-    shape: ModelShape, dtype: str, tokens: int, machine_of, monkeypatch: pytest.MonkeyPatch
+def test_micro_batches_of_larger_models_are_small_on_processors(
+    gib: float, settings: tuple[str, ...], tokens: int, machine_of
 ) -> None:
-    """SmolLM2's are the 1,024 tokens that it was measured with; those of small models stay the default."""
-    monkeypatch.setattr(checks_memory, "estimate_of", lambda config: Estimate(config, shape))
-    set_to = f"model.dtype={dtype}"
-    short = ("rollout.max_prompt_tokens=64", "rollout.max_response_tokens=8")
-    assert run_target(machine_of(set_to, *short)).config.learner.tokens_per_microbatch == tokens
-    assert run_target(machine_of(set_to)).config.learner.tokens_per_microbatch >= machine_of(set_to).longest
-    written = machine_of(set_to, *short, "learner.tokens_per_microbatch=9000")
-    assert run_target(written).config.learner.tokens_per_microbatch == 9000
-    assert "tokens_per_microbatch" not in load("smollm2").learner.model_fields_set
+    short = ("rollout.max_prompt_tokens=64", "rollout.max_response_tokens=8", *settings)
+    config = processors.on_processors(machine_of(*short, gib=gib))
+    assert config.learner.tokens_per_microbatch == tokens
 
 
 def test_what_vllm_cannot_compute_on_a_cpu_is_refused(machine_of, tmp_path: Path) -> None:
