@@ -31,9 +31,7 @@ SCHEMA: Literal[4] = 4
 MAX_BYTES = 256 * 2**20
 MAX_ROLLOUTS = 65_536
 MAX_TURNS = MAX_SPANS = 4_096
-MAX_PARTS = (
-    2**20
-)  # spans, turns and rewards of a message: the smallest has four bytes, and takes 200 in memory
+MAX_PARTS = 2**20  # spans, turns and rewards of a message: four bytes each at least, 200 in memory
 MAX_TEXT = 1_024
 MAX_REWARDS = 64
 TOKENS, LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
