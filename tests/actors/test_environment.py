@@ -144,16 +144,16 @@ async def says_nothing(row: Row, policy: Any, sandbox: Any) -> Episode:
     ("function", "kind", "reason"),
     [
         (after_a_turn(lambda policy: {}["door"]), "raises", "raises KeyError: 'door'"),
-        (after_a_turn(lambda policy: asyncio.sleep(60)), "hangs", "hangs for more than 0.3 s of its own"),
-        (ignores_its_end, "hangs", "hangs for more than 0.3 s of its own"),
-        (returns(Episode({"speed": 1.0})), "gives", "gives no reward 'solved', .* .it gives: speed."),
-        (returns(Episode({"solved": float("nan")})), "gives", "gives nan as reward 'solved'"),
-        (returns(Episode({"solved": 10**400})), "gives", "gives 1000.* as reward 'solved'"),
-        (returns(1.0), "returns", "returns float, not an Episode"),
-        (returns(Episode([1.0])), "returns", r"returns \[1.0\] as rewards"),  # type: ignore[arg-type]
-        (says_nothing, "ends", "before the policy had a turn"),
-        (after_a_turn(lambda policy: policy.reply(HISTORY)), "changes", "message 0 is not what was said"),
-        (after_a_turn(lambda policy: policy.generate(ANSWER)), "changes", "is the policy's to sample"),
+        (after_a_turn(lambda policy: asyncio.sleep(60)), "hangs", "0.3 s"),
+        (ignores_its_end, "hangs", "0.3 s"),
+        (returns(Episode({"speed": 1.0})), "gives", "'solved'.*speed"),
+        (returns(Episode({"solved": float("nan")})), "gives", "nan.*'solved'"),
+        (returns(Episode({"solved": 10**400})), "gives", "1000.*'solved'"),
+        (returns(1.0), "returns", "float"),
+        (returns(Episode([1.0])), "returns", r"\[1.0\]"),  # type: ignore[arg-type]
+        (says_nothing, "ends", "turn"),
+        (after_a_turn(lambda policy: policy.reply(HISTORY)), "changes", "message 0"),
+        (after_a_turn(lambda policy: policy.generate(ANSWER)), "changes", "assistant"),
         (after_a_turn(lambda p: asyncio.gather(p.generate(MORE), p.generate(MORE))), "asks", "two turns at"),
     ],
 )
@@ -234,9 +234,9 @@ def test_programs_run_in_the_sandbox_and_what_they_print_is_data() -> None:
 
 def test_an_environment_that_cannot_be_one_is_refused_by_name() -> None:
     for name, reason in (
-        ("no_such_module:episode", "cannot load 'no_such_module:episode'"),
-        ("tests.support.groups:group", "is no `async def`"),
-        ("asyncio:sleep", "must take three arguments"),
+        ("no_such_module:episode", "no_such_module:episode"),
+        ("tests.support.groups:group", "async def"),
+        ("asyncio:sleep", "three arguments"),
     ):
         with pytest.raises(ConfigError, match=reason):
             load_environment(name)
@@ -245,12 +245,12 @@ def test_an_environment_that_cannot_be_one_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        (["environment.path=chess"], "is none of guess, python"),
-        (["environment.max_turns=5000"], r"environment.max_turns .5000.: .*less than or equal to 4096"),
-        (["environment.path=null"], r"reward 'episode.solved' is given by an environment, and"),
-        ([*RENDER, "data.chat=true", "learner.objective.loss=gspo"], "takes a rollout as one"),
-        ([*RENDER, "data.chat=false"], r"environment.history .render. shows .* and data.chat is false"),
-        (["environment.max_given_tokens=9000"], r"environment.max_given_tokens = 8 \+ 3 \+ 9000 = 9011"),
+        (["environment.path=chess"], "guess, python"),
+        (["environment.max_turns=5000"], r"environment\.max_turns .5000."),
+        (["environment.path=null"], r"episode\.solved.*environment\.path"),
+        ([*RENDER, "data.chat=true", "learner.objective.loss=gspo"], "gspo"),
+        ([*RENDER, "data.chat=false"], r"environment\.history .render.*data\.chat"),
+        (["environment.max_given_tokens=9000"], "max_given_tokens.* 9011"),
     ],
 )
 def test_settings_that_no_environment_can_have_are_refused(settings: list[str], reason: str) -> None:

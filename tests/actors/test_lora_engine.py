@@ -113,7 +113,7 @@ async def test_an_adapter_of_a_folder_is_served_and_a_misfit_leaves_it(tmp_path:
         strange = {name.replace("q_proj", "query"): t for name, t in published(served.policies[0]).items()}
         save_file(strange, tmp_path / "strange.safetensors")
         await engine.receive({"version": 1, "path": str(tmp_path / "strange.safetensors")})
-        with pytest.raises(Exception, match=r"no place for 4 of 28 layers.*self_attn.query"):
+        with pytest.raises(Exception, match=r"self_attn\.query"):
             await engine.install(1)
         await engine._llm.resume_generation()
         engine.paused_since = None
@@ -205,5 +205,5 @@ def test_an_engine_that_could_not_free_its_memory_is_refused() -> None:
     if current_platform.is_sleep_mode_available():
         pytest.skip("this machine's engine can sleep")
     config = load("tiny", ["generator.sleep=step", *SLEEPS])
-    with pytest.raises(ConfigError, match=r"generator.sleep \(step\): .* \(cpu\)"):
+    with pytest.raises(ConfigError, match=r"generator\.sleep"):
         engine_args(config)

@@ -148,7 +148,7 @@ class OneShort(World):
 
 
 async def test_too_few_completions_are_an_error_and_never_wrong_answers() -> None:
-    with pytest.raises(ValueError, match="asked for 4 completions, got 3"):
+    with pytest.raises(ValueError, match="prompt 0"):
         await collect(make_shard(), OneShort())
 
 
@@ -210,7 +210,7 @@ async def test_our_own_cancellation_goes_through_at_once_and_a_try_has_a_deadlin
     with pytest.raises(asyncio.CancelledError):
         await task
     assert tries == 1
-    with pytest.raises(RunError, match="failed 2 times; last: TimeoutError"):
+    with pytest.raises(RunError, match="TimeoutError"):
         await retry(ask, "generating", attempts=2, limit_s=0.01)
 
 
@@ -234,7 +234,7 @@ async def test_a_replica_stops_work_for_which_nobody_waits_any_more() -> None:
         requests.append(Request())
         return requests[-1]
 
-    with pytest.raises(RunError, match="failed 2 times; last: TimeoutError"):
+    with pytest.raises(RunError, match="TimeoutError"):
         await retry(ask, "generating", 2, limit_s=0.05)
     asking = asyncio.create_task(retry(ask, "generating", 2, limit_s=60.0))
     await asyncio.sleep(0.01)
@@ -303,5 +303,5 @@ async def test_a_call_that_answers_for_too_few_is_an_error_and_leaves_nobody_wai
         return [0]
 
     ask = BatchedCalls(short, lambda n: 1, most=2)
-    with pytest.raises(RuntimeError, match="a call for 2 items was answered for 1"):
+    with pytest.raises(RuntimeError, match="2 items"):
         await asyncio.wait_for(asyncio.gather(ask(1), ask(2)), 5)

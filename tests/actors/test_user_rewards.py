@@ -198,7 +198,7 @@ async def test_a_reward_that_stays_unavailable_ends_with_the_limit_and_the_reaso
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hora_rl.actors.verifier.user_rewards.WAIT_LIMIT_S", 1.0)
-    with pytest.raises(AwayTooLong, match="unavailable for 1 s: the judge restarts"):
+    with pytest.raises(AwayTooLong, match="the judge restarts"):
         await score("away", answers=[answer()])
 
 
@@ -266,7 +266,7 @@ def tiny(**reward: Any) -> Any:
 
 def test_success_and_the_gate_go_by_rewards_that_phase_a_can_count() -> None:
     named = f"{MODULE}:shortest"
-    with pytest.raises(ConfigError, match=r"reward.success \(.*:shortest\) ranks a whole group"):
+    with pytest.raises(ConfigError, match=r"reward\.success \(.*:shortest\)"):
         group_functions(RewardConfig(weights={named: 1.0}, success=named), None)
     with pytest.raises(ConfigError, match=r"allocation\.warmup\.reward"):
         group_functions(RewardConfig(weights={named: 1.0, "accuracy": 1.0}), named)

@@ -108,7 +108,7 @@ async def test_a_worker_that_the_machine_holds_up_is_no_wrong_answer() -> None:
         while worker.cpu_times().user < before + 0.1:
             await asyncio.sleep(0.01)
         worker.suspend()
-        with pytest.raises(VerifierUnavailable, match=r"did not get 1 s of processor time within 10 s"):
+        with pytest.raises(VerifierUnavailable, match=r"verifier\.processes"):
             await asked
         assert await pool.score_batch([right(1)]) == [{"format": 1.0, "accuracy": 1.0}]
 
@@ -118,7 +118,7 @@ async def test_memory_is_bounded_in_a_worker(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "own_verifier_reward.py").write_text(eat)
     monkeypatch.syspath_prepend(tmp_path)
     greedy = {"weights": {"own_verifier_reward:eat": 1.0}, "time_limit_s": 20.0}
-    with running(2**27, **greedy) as pool, pytest.raises(ValueError, match="eat' raised MemoryError"):
+    with running(2**27, **greedy) as pool, pytest.raises(ValueError, match=r"eat.*MemoryError"):
         await pool.score_batch([right(0)])
     with running(**greedy) as pool:
         (scored,) = await pool.score_batch([right(0)])
@@ -153,7 +153,7 @@ async def persistent(pool: VerifierPool, items: list[Item]) -> list[dict[str, fl
 
 async def test_a_pool_that_cannot_start_a_worker_says_so_and_scores_nothing() -> None:
     with running(memory_bytes=2**80) as pool:  # setrlimit refuses it in every worker
-        with pytest.raises(VerifierUnavailable, match="pool broke"):
+        with pytest.raises(VerifierUnavailable):
             await pool.score_batch([right(0)])
         assert pool.stats()["scored"] == 0
 

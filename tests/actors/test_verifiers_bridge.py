@@ -65,11 +65,11 @@ async def test_a_python_without_the_library_is_refused_with_the_remedy() -> None
     async def start(python: str) -> None:
         await VerifiersEnvironment(configured(python=python).environment.verifiers, "run").start()
 
-    with pytest.raises(ConfigError, match=r"has no verifiers 0\.4\.0: install requirements/verifiers\.txt"):
+    with pytest.raises(ConfigError, match=r"requirements/verifiers\.txt"):
         await start(sys.executable)
-    with pytest.raises(ConfigError, match="has no verifiers"):
+    with pytest.raises(ConfigError, match="verifiers"):
         await start("/bin/echo")  # prints its arguments
-    with pytest.raises(ConfigError, match=r"environment\.verifiers\.python \(/no/such\): No such file"):
+    with pytest.raises(ConfigError, match="/no/such"):
         await start("/no/such")
 
 
@@ -88,7 +88,7 @@ async def test_a_process_killed_within_a_line_fails_its_episodes_and_is_started_
     python.chmod(0o755)
     library = VerifiersEnvironment(configured(python=str(python)).environment.verifiers, "run")
     for _ in range(2):
-        with pytest.raises(EnvironmentFault, match="ended: its process, with status 9"):
+        with pytest.raises(EnvironmentFault, match="status 9"):
             async with asyncio.timeout(20):
                 await library.episode(Row(0, "p", "", {"task": 0}), None, None)  # type: ignore[arg-type]
     await library.close()
@@ -107,7 +107,7 @@ async def test_a_process_whose_start_is_broken_off_is_ended(tmp_path: Path) -> N
 
 
 def test_path_and_section_go_together() -> None:
-    with pytest.raises(ConfigError, match=r"environment\.path \(guess\) and environment\.verifiers go"):
+    with pytest.raises(ConfigError, match=r"environment\.path \(guess\)"):
         configured("environment.path=guess")
     with pytest.raises(ConfigError, match=r"environment\.path \(verifiers\)"):
         load("tiny-guess", ["environment.path=verifiers"])
@@ -115,7 +115,7 @@ def test_path_and_section_go_together() -> None:
 
 @pytest.mark.parametrize("columns", [{}, {"task": "3"}, {"task": -1}, {"task": True}])
 def test_a_row_without_a_task_is_refused(columns: dict[str, object]) -> None:
-    with pytest.raises(EnvironmentFault, match=r"needs rows with a column 'task'.*verifiers_rows CONFIG"):
+    with pytest.raises(EnvironmentFault, match=r"'task'.*verifiers_rows"):
         task_of(Row(0, "n=", "", columns))
 
 
@@ -123,9 +123,9 @@ def test_an_opening_that_data_cannot_say_is_refused() -> None:
     user, system = {"role": "user", "content": "n="}, {"role": "system", "content": "be brief"}
     assert problem_of([user], None, 0) == "n="
     assert problem_of([system, user], "be brief", 0) == "n="
-    with pytest.raises(ConfigError, match=r"opens with system message 'be brief', and data\.system is None"):
+    with pytest.raises(ConfigError, match=r"'be brief'.*data\.system"):
         problem_of([system, user], None, 0)
-    with pytest.raises(ConfigError, match="task 4 opens with user, assistant, user"):
+    with pytest.raises(ConfigError, match="task 4"):
         problem_of([user, {"role": "assistant", "content": "?"}, user], None, 4)
 
 

@@ -143,9 +143,9 @@ def test_a_program_can_be_stopped(box: Sandbox) -> None:
 
 def test_it_refuses_to_start_without_seccomp_and_without_a_hold_on_files() -> None:
     before = set(psutil.Process().children())
-    with pytest.raises(SandboxError, match=r"seccomp does not hold \(switched off\)"):
+    with pytest.raises(SandboxError, match="seccomp"):
         Sandbox(without=["seccomp"])
-    with pytest.raises(SandboxError, match=r"neither Landlock holds .* nor a user of their own"):
+    with pytest.raises(SandboxError, match="Landlock"):
         Sandbox(without=["landlock", "uid"])
     assert set(psutil.Process().children()) <= before, "what was refused has ended"
 
@@ -153,7 +153,7 @@ def test_it_refuses_to_start_without_seccomp_and_without_a_hold_on_files() -> No
 def test_an_interpreter_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ["/bin/true", "/bin/false"]
     monkeypatch.setattr("hora_rl.actors.verifier.sandbox.sandbox.interpreters", lambda: found)
-    with pytest.raises(SandboxError, match="no sandbox can be made with /bin/false") as error:
+    with pytest.raises(SandboxError, match="/bin/false") as error:
         Sandbox()
     assert "\n" not in str(error.value)
     found.append(sys.executable)
