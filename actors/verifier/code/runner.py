@@ -95,7 +95,9 @@ class Runner:
             if outcome.kind != "wall":
                 break
         if outcome.kind in ("time", "wall", "output") or outcome.status < 0:
-            over = by_program.kind in ("time", "wall", "output")
+            # On a busy machine both may be over the clock, one waiting for the other.
+            waited = by_program.kind == "wall" and by_program.cpu_s < outcome.cpu_s
+            over = by_program.kind in ("time", "wall", "output") and not waited
             why = f"the program: {ended(by_program)}" if over else f"the tests: {ended(outcome)}"
             return Verdict(False, why, judge_ended=not over)
         verdict = _parsed(outcome.out)
