@@ -134,22 +134,20 @@ class Estimate:
         return {purpose: size / GIB for purpose, size in sizes.items()}
 
     def micro_batch_bytes(self, *, mask: bool) -> float:
-        """Bytes of one full micro-batch's activations; on a CPU with the mask of rows that share a prompt."""
-        rollout = self.config.rollout
-        longest, others = self.config.longest, (rollout.group_size - 1) * rollout.max_response_tokens
-        tokens = min(self.config.learner.tokens_per_microbatch, rollout.batch_size * longest)
-        row = min(tokens, longest + others) if mask and others else 0
-        return tokens * (self.token_bytes + self.width * row)
+        """Activations of one full micro-batch; on a CPU with the mask of rows that share a prompt.
 
-    @property
-    def token_bytes(self) -> float:
-        """Activations of one token of a micro-batch. Each layer keeps about ten vectors of the hidden size,
-        four of the feed-forward size, keys and values, and both repeated for all query heads. Gradient
-        checkpointing keeps one vector per layer, and one layer in full."""
-        shape, again = self.shape, self.config.learner.gradient_checkpointing
-        layers, kept = (1, shape.layers * shape.hidden) if again else (shape.layers, 0)
-        attention = 2 * shape.kv_width + 2 * shape.query_width
-        return float(self.width * (kept + layers * (10 * shape.hidden + 4 * shape.intermediate + attention)))
+        Each layer keeps about ten vectors of the hidden size, four of the feed-forward size, keys and values,
+        and both repeated for all query heads. Gradient checkpointing keeps one vector per layer, and one
+        layer in full."""
+        shape, rollout, learner = self.shape, self.config.rollout, self.config.learner
+        layers, kept = shape.layers, 0
+        if learner.gradient_checkpointing:
+            layers, kept = 1, shape.layers * shape.hidden
+        layer = 10 * shape.hidden + 4 * shape.intermediate + 2 * shape.kv_width + 2 * shape.query_width
+        longest, others = self.config.longest, (rollout.group_size - 1) * rollout.max_response_tokens
+        tokens = min(learner.tokens_per_microbatch, rollout.batch_size * longest)
+        row = min(tokens, longest + others) if mask and others else 0
+        return float(tokens * self.width * (kept + layers * layer + row))
 
     @property
     def kv_token_bytes(self) -> float:
