@@ -60,7 +60,9 @@ def run_local(source: str, overrides: Sequence[str] = (), folder: Folder = "new"
     show(resolved.findings, SHOWN_BY_RUN, console)
     if resolved.begun is None:
         refuse_leftovers(config.run.name, config.queue, fresh=folder == "fresh")
-        _set_aside(run_dir)
+        if (run_dir / CONFIG).exists():  # an older run is set aside
+            numbered = (run_dir.with_name(f"{run_dir.name}.{i}") for i in range(1, 10_000))
+            shutil.move(run_dir, next(path for path in numbered if not path.exists()))
     write_config(run_dir, config)
     again = f"hora run {quote(str(run_dir / CONFIG))} --resume"
     alerts = Alerts(config.run.name, config.telemetry.on_alert, run_dir, console)
@@ -102,13 +104,6 @@ def evaluate_local(
             result = sample(config, benchmark, its_problems, out.resolve(), step, console, version=0)
             write_result(out, result)
             console.print(Markdown(result_page(result)))
-
-
-def _set_aside(run_dir: Path) -> None:
-    """Rename the folder of an older run."""
-    if (run_dir / CONFIG).exists():
-        numbered = (run_dir.with_name(f"{run_dir.name}.{i}") for i in range(1, 10_000))
-        shutil.move(run_dir, next(path for path in numbered if not path.exists()))
 
 
 def _evaluate_last(run: TrainingRun) -> None:

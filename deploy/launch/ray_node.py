@@ -35,9 +35,13 @@ def watched_node(file: RunFile | None) -> AbstractContextManager[None]:
 
 
 def _watch(file: RunFile | None, done: threading.Event) -> None:
+    """Wait for the end of a required process of this command's Ray node. After a request to stop, any process
+    counts: all were signalled, those without a handler exit first, and this process dies with the raylet's
+    object store."""
     while not done.wait(WATCH_S):
-        if died := _dead():
-            _end(file, died)
+        died = [kind for kind in dead_processes() if kind in NEEDED or asked_to_stop.is_set()]
+        if died:
+            _end(file, died[0])
 
 
 def _end(file: RunFile | None, died: str) -> None:
@@ -58,10 +62,3 @@ def _say(file: RunFile | None, state: State, reason: str, line: str) -> None:
     print(f"{line}{resume}", file=sys.stderr, flush=True)
     if file is not None:
         file.end(state, reason)
-
-
-def _dead() -> str | None:
-    """A required process of this command's Ray node that has ended, or None. After a request to stop, any
-    process counts: all were signalled, those without a handler exit first, and this process dies with the
-    raylet's object store."""
-    return next((kind for kind in dead_processes() if kind in NEEDED or asked_to_stop.is_set()), None)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from hora_rl.common.config import Config, LearnerConfig, RunConfig
+from hora_rl.common.config import Config, RunConfig
 from hora_rl.common.config.base import Scope
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import differences, load
@@ -41,7 +41,11 @@ def resolve(source: str, overrides: Sequence[str], folder: Folder, console: Cons
     same = kept is not None and Path(source).is_file() and kept.samefile(source) and not overrides
     begun = written if same else None if kept is None else load(str(kept))
     _refuse(run_dir, new=folder != "fresh" and begun is None)
-    learner = written.learner if begun is None else _with_ranks_of(begun.learner, written.learner)
+    learner = written.learner
+    if begun is not None:
+        # Checkpoints hold one part per rank, and `run.resources: auto` may choose differently here.
+        unset = {"workers", "zero_stage"} - learner.model_fields_set
+        learner = learner.model_copy(update={key: getattr(begun.learner, key) for key in unset})
     target = run_target(written.model_copy(update={"learner": learner}))
     if begun is not None:
         # Results before and after training must have the same problems and sizes.
@@ -85,12 +89,3 @@ def _refuse(run_dir: Path, *, new: bool) -> None:
             f"{run_dir} holds a run already: add --resume to continue it, --fresh to set it aside, or change "
             "run.name"
         )
-
-
-def _with_ranks_of(begun: LearnerConfig, learner: LearnerConfig) -> LearnerConfig:
-    """`learner` with `workers` and `zero_stage` of the run where unset: its checkpoints hold one part per
-    rank, and `run.resources: auto` may choose differently here."""
-    kept = {
-        key: getattr(begun, key) for key in ("workers", "zero_stage") if key not in learner.model_fields_set
-    }
-    return learner.model_copy(update=kept)

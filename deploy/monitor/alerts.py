@@ -42,7 +42,7 @@ class Alerts:
 
     def __init__(self, run: str, hook: str | None, run_dir: Path, console: Console) -> None:
         self._run, self._folder, self._console = run, str(run_dir), console
-        self._hook, self._step, self._said = hook, 0, False
+        self._hook, self._step = hook, 0
         self._waiting: queue.Queue[Alert | None] = queue.Queue(MOST)
         self._thread = threading.Thread(target=self._work, name="alerts", daemon=True)
         if self._hook:
@@ -71,20 +71,18 @@ class Alerts:
             self._thread.join(LIMIT_S)
 
     def _work(self) -> None:
+        """Deliver alerts. Print a failure once until the next success, without the hook's address, perhaps a
+        secret."""
+        hook, failed = self._hook or "", False
         while (alert := self._waiting.get()) is not None:
             try:
-                deliver(self._hook or "", alert)
-                self._said = False
+                deliver(hook, alert)
+                failed = False
             except (OSError, ValueError) as error:
-                self._say(f"{type(error).__name__}: {error}")
-
-    def _say(self, trouble: str) -> None:
-        """Print a failure once until the next successful delivery, without the hook's address, which may be a
-        secret."""
-        if not self._said:
-            self._said = True
-            shown = trouble.replace(self._hook or "", "…")
-            say(self._console, f"! telemetry.on_alert failed, the run continues: {shown[:300]}", "yellow")
+                if not failed:
+                    shown = f"{type(error).__name__}: {error}".replace(hook, "…")[:300]
+                    say(self._console, f"! telemetry.on_alert failed, the run continues: {shown}", "yellow")
+                failed = True
 
 
 def deliver(hook: str, alert: Alert) -> None:

@@ -43,7 +43,8 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
     parts = _parts(heartbeats, now)
     records = [numbers(entry[b"metrics"]) for _, entry in steps]
     learner = records[0] if records else {}
-    last_step_s = _age(steps[0][0], now) if steps else None
+    # A stream entry's id starts with its time in milliseconds.
+    last_step_s = max(0.0, now - int(steps[0][0].split(b"-")[0]) / 1000) if steps else None
     alive = sum(p.kind == "generator" and p.alive for p in parts)
     # The configured split holds only while as many generators live.
     split = split_of(config.generator, config.learner, state.device)
@@ -175,8 +176,3 @@ def _idle(last_step_s: float | None, parts: Sequence[Part], state: SharedState, 
         return None
     ages = [now - max(started), now - state.unpaused]
     return max(0.0, min(ages if last_step_s is None else [*ages, last_step_s]))
-
-
-def _age(entry: bytes, now: float) -> float:
-    """Age of a stream entry in seconds. Its id starts with the time in milliseconds."""
-    return max(0.0, now - int(entry.split(b"-")[0]) / 1000)

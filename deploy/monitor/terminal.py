@@ -48,11 +48,17 @@ def monitor(
         console.print(screen(_settled(client, run, read), console.width))
         return
     with suppress(KeyboardInterrupt):
+        period_s = PERIOD_S if console.is_terminal else LINE_PERIOD_S
+        snapshots = _snapshots(client, redis_url, run, file, read, period_s)
         if console.is_terminal:
-            last = _watch(console, _snapshots(client, redis_url, run, file, read, PERIOD_S))
+            with Live(console=console, screen=True, auto_refresh=False) as live:
+                for state, problem in snapshots:
+                    live.update(screen(state, console.width, problem), refresh=True)
+            console.print(screen(state, console.width))
         else:
-            last = _follow(_snapshots(client, redis_url, run, file, read, LINE_PERIOD_S))
-        if not last.ended and file and (ending := file.ending()):
+            for state, problem in snapshots:
+                print(problem or line(state), file=sys.stderr if problem else sys.stdout, flush=True)
+        if not state.ended and file and (ending := file.ending()):
             say(console, ending)
 
 
@@ -101,18 +107,3 @@ def _snapshots(
             if not isinstance(error, RunError):
                 problem = f"Redis at {hidden(url)} does not answer ({error}); this continues when it does"
         yield state, problem
-
-
-def _watch(console: Console, snapshots: Iterator[tuple[RunState, str]]) -> RunState:
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        for state, problem in snapshots:
-            live.update(screen(state, console.width, problem), refresh=True)
-    console.print(screen(state, console.width))
-    return state
-
-
-def _follow(snapshots: Iterator[tuple[RunState, str]]) -> RunState:
-    """Plain lines for a log; returns the last snapshot."""
-    for state, problem in snapshots:
-        print(problem or line(state), file=sys.stderr if problem else sys.stdout, flush=True)
-    return state

@@ -25,7 +25,13 @@ def audit_run(run: Path) -> bool:
     if not groups.exists():
         raise RunError(f"{groups}: no such file; a run writes it from its first step on")
     config = load(str(run / "config.yaml"))
-    _load_rule(config.allocation.rule)
+    try:
+        get_rule(config.allocation.rule)
+    except ValueError as error:
+        raise RunError(
+            f"{str(error).removeprefix('rule: ')}: the audit divides by it again; run `hora audit` in the "
+            "folder that the run was started in"
+        ) from None
     with source_of(str(run)) as source, working("audit"):
         facts = gather(connect(source.url), source.run, lambda: records(groups))
         violations = audit(config, facts) + rollout_rows(facts, run)
@@ -38,14 +44,3 @@ def audit_run(run: Path) -> bool:
         f"held, {order}"
     )
     return not violations
-
-
-def _load_rule(rule: str) -> None:
-    """Load the rule to recompute allocations. Raises RunError if that fails."""
-    try:
-        get_rule(rule)
-    except ValueError as error:
-        raise RunError(
-            f"{str(error).removeprefix('rule: ')}: the audit divides by it again; run `hora audit` in the "
-            "folder that the run was started in"
-        ) from None
