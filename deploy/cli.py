@@ -4,9 +4,9 @@ Errors that a user can fix print one line on standard error and exit with status
 show a traceback.
 """
 
-import errno
 import os
 import sys
+from errno import EACCES, EDQUOT, EEXIST, EISDIR, ENAMETOOLONG, ENOSPC, ENOTDIR, EPERM, EROFS
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,16 +24,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-FULL = {errno.ENOSPC, errno.EDQUOT}
-PLACE = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.EROFS,
-    errno.ENAMETOOLONG,
-}
+FULL = {ENOSPC, EDQUOT}
+PLACE = {EACCES, EPERM, ENOTDIR, EISDIR, EEXIST, EROFS, ENAMETOOLONG}
 """Errors of a path that the user can choose again."""
 
 

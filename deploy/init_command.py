@@ -178,7 +178,11 @@ def initialise(path: Path, task: Task, model: str | None = None) -> list[Path]:
     plans = PLANS if model is None else [replace(plan, model=model, shape=None) for plan in PLANS]
     plan = next((plan for plan in plans if plan.fits(cards)), None) if cards else None
     if cards:
-        values = _on_cards(len(cards), plan, plans[-1])
+        values = (plan or plans[-1]).values | {
+            "dtype": "float16         # these GPUs have no bfloat16" if without_bfloat16() else "bfloat16",
+            "machine": f"{plural(len(cards), 'GPU')}, divided by `hora run`: `hora check` says how",
+            "note": "" if plan else f"# Too large for this machine: {NOTHING_FITS}.\n",
+        }
     elif model:
         values = DEMO | OWN | {"model": model, "dtype": fastest_dtype()}
     else:
@@ -200,15 +204,6 @@ def initialise(path: Path, task: Task, model: str | None = None) -> list[Path]:
     if cards and not plan:
         print(f"hora: {NOTHING_FITS}", file=sys.stderr)
     return list(texts)
-
-
-def _on_cards(count: int, plan: Plan | None, smallest: Plan) -> dict[str, object]:
-    """The values of `plan` for `count` GPUs, or those of the `smallest` one with a note."""
-    return (plan or smallest).values | {
-        "dtype": "float16         # these GPUs have no bfloat16" if without_bfloat16() else "bfloat16",
-        "machine": f"{plural(count, 'GPU')}, divided by `hora run`: `hora check` says how",
-        "note": "" if plan else f"# Too large for this machine: {NOTHING_FITS}.\n",
-    }
 
 
 def _name(stem: str) -> str:
