@@ -127,14 +127,6 @@ class RowsConfig(Section):
             "revision": self.revision if same else None,
         }
 
-    @model_validator(mode="after")
-    def _settings_of_a_task(self) -> Self:
-        if self.settings and not self.path.startswith("reasoning_gym:"):
-            raise ValueError(
-                f"settings are of a reasoning_gym task, and path is {self.path!r}: leave them out"
-            )
-        return self
-
     @field_validator("chat_template_kwargs", mode="before")
     @classmethod
     def _dates_as_text(cls, value: object) -> object:
@@ -156,7 +148,11 @@ class RowsConfig(Section):
             raise ValueError(f"cannot be read: {error}") from None
 
     @model_validator(mode="after")
-    def _of_chat(self) -> Self:
+    def _of_task_and_chat(self) -> Self:
+        if self.settings and not self.path.startswith("reasoning_gym:"):
+            raise ValueError(
+                f"settings are of a reasoning_gym task, and path is {self.path!r}: leave them out"
+            )
         for key in ("chat_template", "chat_template_kwargs"):
             if getattr(self, key) and not self.chat:
                 raise ValueError(f"{key} is of the chat template, and chat is false: remove one")
@@ -177,14 +173,9 @@ SOURCE = r"^[A-Za-z_][\w-]{0,63}$"
 class SourceConfig(RowsConfig):
     """One of several data sets of a run."""
 
+    path: str = Field(min_length=1, description=RowsConfig.model_fields["path"].description)
     weight: float = Field(1.0, gt=0, description="Share of a batch's prompts, relative to other sources.")
     reward: RewardConfig | None = Field(None, description="A complete `reward` section; none: the run's.")
-
-    @model_validator(mode="after")
-    def _has_path(self) -> Self:
-        if not self.path:
-            raise ValueError("path is required: name the file or data set of this source")
-        return self
 
 
 class DataConfig(RowsConfig):

@@ -216,7 +216,7 @@ def test_check_counts_what_a_batch_takes_of_each_source_and_refuses_one_too_smal
         ({"data": {"path": "arithmetic"}}, "data.path and data.sources exclude each other"),
         ({"data": {"prompt_field": "q"}}, "data.prompt_field and data.sources exclude each other"),
         ({"data": {"sources": {"a b": {"path": "arithmetic"}}}}, "data.sources.a b.[key] ('a b')"),
-        ({"data": {"sources": {"a": {"weight": 2}}}}, "path is required"),
+        ({"data": {"sources": {"a": {"weight": 2}}}}, "data.sources.a.path"),
         ({"data": {"sources": {"a": {"path": "arithmetic", "weight": 0}}}}, "data.sources.a.weight (0)"),
         ({"data": {"sources": {"a": {"path": "arithmetic", "wieght": 1}}}}, "data.sources.a.wieght:"),
         (NO_SUCCESS, "allocation.rule (hit_utility) counts successes, and no reward says what a success is"),
