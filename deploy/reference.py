@@ -138,7 +138,7 @@ def _named(annotation: Any) -> type[BaseModel] | None:
 
 
 def _choices(annotation: Any, description: str) -> str:
-    """The allowed values of a `Literal` key, unless `said` names them all."""
+    """The allowed values of a `Literal` key, unless `description` names them all."""
     kinds = [annotation, *get_args(annotation)]
     values = [str(v) for kind in kinds if get_origin(kind) is Literal for v in get_args(kind)]
     if all(value in description for value in values):

@@ -73,7 +73,7 @@ class Environment(Replica):
             await self._telemetry.flush()
 
     def _end_blocked(self, line: str) -> None:
-        """Exit this replica, whose event loop is blocked at `place`, so that Serve starts another. Stop the
+        """Exit this replica, whose event loop is blocked at `line`, so that Serve starts another. Stop the
         run after ATTEMPTS such exits in quick succession. Called from the watchdog's thread."""
         config, keys = self._config, Keys(self._run)
         reason = (

@@ -28,15 +28,15 @@ class PlainTexts:
     """Breaks the control tokens in texts under the template of `data`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
-        self._found = _pattern(tokenizer, data.chat_template or str(tokenizer.chat_template))
+        self._pattern = _pattern(tokenizer, data.chat_template or str(tokenizer.chat_template))
 
     def __call__(self, value: AnyJson) -> AnyJson:
         """`value`, a text or texts in lists and mappings, with a space in each control token."""
-        if self._found is None:
+        if self._pattern is None:
             return value
         broken: Any = value
         if isinstance(value, str):
-            broken = self._found.sub(r"\g<0> ", value)
+            broken = self._pattern.sub(r"\g<0> ", value)
         elif isinstance(value, Mapping):
             broken = {name: self(item) for name, item in value.items()}
         elif isinstance(value, list | tuple):
@@ -45,11 +45,11 @@ class PlainTexts:
 
     def starts(self, text: str) -> bool:
         """Whether `text` begins with a control token."""
-        return self._found is not None and self._found.match(text.lstrip()) is not None
+        return self._pattern is not None and self._pattern.match(text.lstrip()) is not None
 
     def holds(self, text: str) -> bool:
         """Whether a control token is in `text`."""
-        return self._found is not None and self._found.search(text) is not None
+        return self._pattern is not None and self._pattern.search(text) is not None
 
 
 @lru_cache(maxsize=16)

@@ -121,7 +121,7 @@ def render(
 def refuse_unknown(
     tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int] | Tokens, rows: int, where: str
 ) -> None:
-    """Raise ConfigError, with `place`, for a token beyond the model's `rows` of embeddings: an engine reads
+    """Raise ConfigError, with `where`, for a token beyond the model's `rows` of embeddings: an engine reads
     it as another or fails, and the learner cannot train on it."""
     ids = np.asarray(tokens)
     if len(beyond := ids[ids >= rows]):

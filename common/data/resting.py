@@ -137,6 +137,6 @@ class Order:
         return [(epoch, first + int(row)) for row in rows]
 
     def _awake(self, source: int, epoch: int, position: int, until: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Places from `place` on whose row is awake in `epoch`."""
+        """Places from `position` on whose row is awake in `epoch`."""
         rows = order(len(until), self._seed, epoch, self._shuffle, source)[position:]
         return position + np.flatnonzero(until[rows] <= epoch)

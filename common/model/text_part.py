@@ -33,7 +33,7 @@ SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
 def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration of the text part of `whole`, with the name of its class; `whole` itself if it is a
+    """The configuration of the text part of `config`, with the name of its class; `config` itself if it is a
     text model. Raises ConfigError if transformers has no text-only class of this family."""
     from transformers import PreTrainedConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

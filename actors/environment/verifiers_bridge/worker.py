@@ -59,10 +59,10 @@ class Running:
 
 
 class Worker:
-    """`asked` is the parsed command-line argument. Messages are written to `out`."""
+    """`request` is the parsed command-line argument. Messages are written to `out`."""
 
     def __init__(self, request: Line, out: TextIO) -> None:
-        self._asked, self._out = request, out
+        self._request, self._out = request, out
         self._running: dict[int, Running] = {}
         self._of_trace: dict[str, int] = {}
         self._env = vf.load_environment(configured(request))
@@ -80,7 +80,7 @@ class Worker:
         await site.start()
         port = runner.addresses[0][1]
         client = vf.EvalClientConfig(base_url=f"http://127.0.0.1:{port}/v1", api_key_var=KEY)
-        context = vf.ModelContext(model=self._asked["model"], client=client)
+        context = vf.ModelContext(model=self._request["model"], client=client)
         async with self._env.serving():
             self._say({"ready": verifiers.__version__})
             while line := await lines.readline():
@@ -157,7 +157,7 @@ class Worker:
         if answer.get("over"):
             trace.stop("hora_limit")
             return _refused("a limit of `environment` is reached")
-        return web.json_response(_chat(answer, self._asked["model"]))
+        return web.json_response(_chat(answer, self._request["model"]))
 
     def _say(self, line: Line) -> None:
         self._out.write(json.dumps(line) + "\n")
