@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import Unavailable
-from hora_rl.deploy import reference
 from hora_rl.deploy.cli import app
 from tests.support.jsonl import write_lines
 from tests.support.pages import ROOT, Block, blocks
 from tests.support.reported_runs import make_run
 from tests.support.rollouts import write_rollouts
 from tests.support.synthetic_run import write_ended
+from tools import reference
 
 DOCS = ROOT / "docs"
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in DOCS.rglob("*.md"))]

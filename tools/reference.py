@@ -1,7 +1,7 @@
 """Generate the pages of docs/reference/ that the code determines (`make reference`): commands, configuration
 keys, metrics, and which models fit how many cards by the estimate of `hora check`.
 
-    python -m hora_rl.deploy.reference docs/reference
+    python -m tools.reference docs/reference
 """
 
 import sys
