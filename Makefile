@@ -64,7 +64,7 @@ docs: setup
 
 # The pages that are generated from the code.
 reference: setup
-	$(BIN)/python -m hora_rl.deploy.reference docs/reference
+	$(BIN)/python -m tools.reference docs/reference
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
