@@ -15,7 +15,7 @@ import numpy as np
 
 from hora_rl.allocator.mixture import GRID, fit_mixture, resampled_mixtures
 from hora_rl.allocator.planning.outcome import Arm, Outcome, outcome, phase_a
-from hora_rl.allocator.planning.table import Plan, Row
+from hora_rl.allocator.planning.table import Plan, Rest, Row
 from hora_rl.allocator.posterior import Float, Int
 from hora_rl.allocator.rules import needs_counts
 from hora_rl.allocator.session import Session
@@ -24,6 +24,8 @@ SAMPLES = 120
 WIDEN = 1.25
 """The bootstrap alone is too narrow: its deviations are multiplied by WIDEN, then PAD is added."""
 PAD = 0.003
+EPOCHS = (3, 10)
+"""Lengths of a run for which the plan says what rests would spare."""
 ENDS = ("", "_low", "_high")
 
 
@@ -61,7 +63,10 @@ def forecast(
     rows = tuple(_row(arm, result, _worth(arm, outcomes, weights), basis) for arm, result in outcomes.items())
     best = recommend(rows)
     leverage = None if gradients is None else _leverage(weights, best.group_size, *gradients)
-    return Plan(rows, best, notes, leverage)
+    rests = tuple(
+        Rest(epochs, *_interval(spared(GRID, best.pre_rollouts, epochs), basis)) for epochs in EPOCHS
+    )
+    return Plan(rows, best, notes, rests, leverage)
 
 
 def _leverage(weights: Float, size: int, noise: float, overlap: float, prompts: int) -> float:
@@ -153,3 +158,20 @@ def simulate(session: Session, rates: Float, pre_rollouts: int, rng: np.random.G
         extra = session.ask()
         session.tell(rng.binomial(extra, rates), extra)
     return session.successes, session.trials
+
+
+def spared(rates: Float, pre_rollouts: int, epochs: int) -> Float:
+    """Expected share of a run of `epochs` epochs that a prompt of each rate (K,) rests.
+
+    A visit with all `pre_rollouts` right, the k-th in a row, is followed by a rest of 2^(k-1) epochs.
+    """
+    solved = rates**pre_rollouts
+    visits = np.zeros((epochs, epochs + 1, len(rates)))  # probability of one, by epoch and series before it
+    visits[0, 0] = 1.0
+    for epoch in range(epochs - 1):
+        visits[epoch + 1, 0] += visits[epoch].sum(0) * (1 - solved)
+        for times in range(epoch + 1):
+            back = epoch + 1 + 2**times
+            if back < epochs:
+                visits[back, times + 1] += visits[epoch, times] * solved
+    return np.asarray(1 - visits.sum((0, 1)) / epochs)

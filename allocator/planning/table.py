@@ -45,15 +45,28 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """Share of a run of `epochs` epochs that prompts rest under `data.rest: [solved]`, with its 90% interval,
+    if success rates stay."""
+
+    epochs: int
+    share: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """All arms and the best one; `str` is the output of `hora plan`.
 
-    `leverage`: the share of a gain that counts where prompts share their gradient (see `plan`); else None.
+    `rests`: what `data.rest: [solved]` would spare with the best arm's G0. `leverage`: the share of a gain
+    that counts where prompts share their gradient (see `plan`); else None.
     """
 
     rows: tuple[Row, ...]
     recommended: Row
     notes: tuple[str, ...]
+    rests: tuple[Rest, ...]
     leverage: float | None = None
 
     @property
@@ -86,11 +99,15 @@ class Plan:
             "over uniform",
             "groups with signal",
         )
+        rests = ", ".join(
+            f"{_share(r.share, max(0.0, r.low), r.high)} of {r.epochs} epochs" for r in self.rests
+        )
         lines = [
             f"Verdict: {self.verdict}",
             f"Most hits: {most.name} at G = {most.group_size} equals uniform sampling at G {_same(most)}.",
             "Shares in %, with 90% intervals:",
             *_columns([heads, *map(_cells, self.rows)]),
+            f"data.rest: [solved] spares, in % while rates stay: {', '.join(rests)}.",
             *(f"note: {note}" for note in self.notes),
         ]
         return "\n".join(lines)

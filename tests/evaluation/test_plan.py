@@ -14,11 +14,13 @@ from typer.testing import CliRunner
 
 from hora_rl.allocator import Session
 from hora_rl.allocator.mixture import GRID, fit_mixture, resampled_mixtures
-from hora_rl.allocator.planning.forecast import forecast, reach, simulate
+from hora_rl.allocator.planning.forecast import forecast, reach, simulate, spared
 from hora_rl.allocator.planning.outcome import Arm, outcome
 from hora_rl.allocator.planning.plan import plan as plan_of
 from hora_rl.allocator.planning.table import Row
 from hora_rl.allocator.posterior import Float
+from hora_rl.common.data.prompt_order import Mixture
+from hora_rl.common.data.resting import Counts, Order
 from hora_rl.deploy.cli import app
 from hora_rl.evaluation.plan import CountsError, plan, read_counts
 from hora_rl.evaluation.report.result_files import write_result
@@ -246,6 +248,32 @@ def test_a_gain_that_no_run_can_show_or_that_prompts_share_is_no_advice() -> Non
     assert shared.leverage == pytest.approx(1 / (1 + 0.75 * worth), rel=0.05)
     assert not shared.worthwhile
     assert "stay uniform" in str(shared).splitlines()[0]
+
+
+def test_what_rests_would_spare_is_what_the_order_of_a_run_spares() -> None:
+    kinds, epochs, chance = np.array([0.3, 0.9, 0.97, 1.0]), 10, np.random.default_rng(0)
+    rates = np.repeat(kinds, 500)
+    order, visits = Order(Mixture((len(rates),)), 1, 0, rest=("solved",)), np.zeros(len(rates))
+    batch = 0
+    while (drawn := order.rows(batch)[0])[0] < epochs:
+        row = drawn[1]
+        visits[row] += 1
+        hits = {row: int(chance.binomial(4, rates[row]))}
+        order.observe(Counts(4, hits, dict(hits)))
+        batch += 1
+    rested = 1 - visits.reshape(len(kinds), -1).mean(1) / epochs
+    expected = spared(kinds, 4, epochs)
+    assert expected[-1] == pytest.approx(0.7), "epochs 0, 2 and 5"
+    assert rested == pytest.approx(expected, abs=0.025)
+
+
+def test_the_plan_says_what_rests_would_spare_on_these_counts() -> None:
+    c = np.where(np.arange(300) % 2, 64, 0)  # half of the prompts always, half never right
+    made = plan_of(c, 64, [16], [4], ["uniform", "hit_utility"], [1])
+    assert [r.epochs for r in made.rests] == [3, 10]
+    assert [r.share for r in made.rests] == pytest.approx([0.5 / 3, 0.35], abs=0.002)
+    assert all(r.low < r.share < r.high for r in made.rests)
+    assert "spares, in % while rates stay: 16.7 (" in str(made)
 
 
 def test_counts_are_read_with_a_byte_order_mark_and_refused_in_another_encoding(tmp_path: Path) -> None:
