@@ -184,14 +184,6 @@ def test_an_evaluation_that_fails_is_one_line_and_the_next_one_is_tried(live) ->
     assert run.result(4).step == 4
 
 
-def test_weights_that_an_evaluator_with_an_error_will_not_measure_do_not_pile_up(live) -> None:
-    run = live("learner.keep_best=pass@1", "rollout.max_prompt_tokens=8")
-    run.start()
-    until(lambda: "evaluation during training has ended" in run.said.getvalue(), run.said.getvalue)
-    written = [run.weights(step) for step in (2, 4, 6)]
-    until(lambda: [folder.exists() for folder in written] == [False, False, True], run.said.getvalue)
-
-
 def test_an_evaluator_with_an_error_keeps_the_weights_that_a_resume_measures(live) -> None:
     run = live("learner.keep_best=pass@1")
     blocked = run.run_dir / "evaluation" / "arithmetic-step2.md"
