@@ -107,7 +107,7 @@ class Plan:
             f"Most hits: {most.name} at G = {most.group_size} equals uniform sampling at G {_same(most)}.",
             "Shares in %, with 90% intervals:",
             *_columns([heads, *map(_cells, self.rows)]),
-            f"data.rest: [solved] spares, in % while rates stay: {', '.join(rests)}.",
+            f"data.rest: [solved] spares, in % while rates stay: {rests}.",
             *(f"note: {note}" for note in self.notes),
         ]
         return "\n".join(lines)

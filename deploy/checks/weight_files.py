@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from hora_rl.common.config import ModelConfig
+from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.model.adapters import WEIGHTS
 from hora_rl.common.model.text_part import names_in_files
@@ -48,6 +49,7 @@ def weight_files(target: Target) -> Iterator[Finding]:
         return
     named = {name: tensors[stored] for name, stored in names_in_files(tensors).items()}
     _compare(config.model, settings, named)
+    _check_tokenizer(config.model, settings)
     files = {path.name for path, _, _ in tensors.values()}
     yield ok("weight files", f"{len(tensors)} tensors in {len(files)} files are those of the model")
 
@@ -167,3 +169,17 @@ def _report() -> Iterator[io.StringIO]:
         root.handlers = printing
         if bar:
             its.enable_progress_bar()
+
+
+def _check_tokenizer(model: ModelConfig, settings: PreTrainedConfig) -> None:
+    """Raise ConfigError if the tokenizer's ids exceed the model's vocabulary. Added tokens that no text
+    contains may exceed it."""
+    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
+    added = set(tokenizer.added_tokens_decoder) - {tokenizer.eos_token_id, tokenizer.bos_token_id}
+    rows = settings.get_text_config().vocab_size
+    largest, word = max((i, word) for word, i in tokenizer.get_vocab().items() if i not in added)
+    if largest >= rows:
+        raise ConfigError(
+            f"{model.path}: its tokenizer has {word!r} as number {largest}, and the model a "
+            f"vocabulary of {rows} (config.json): they are not of one model"
+        )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -305,3 +306,45 @@ async def test_a_call_that_answers_for_too_few_is_an_error_and_leaves_nobody_wai
     ask = BatchedCalls(short, lambda n: 1, most=2)
     with pytest.raises(RuntimeError, match="2 items"):
         await asyncio.wait_for(asyncio.gather(ask(1), ask(2)), 5)
+
+
+class TwoEach(World):
+    def divide(self, earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
+        return replace(super().divide(earlier, successes), extra=np.full(3, 2))
+
+
+async def test_rollouts_begun_before_the_plan_are_those_that_two_phases_ask_for() -> None:
+    barrier, at_once = TwoEach(), TwoEach()
+    expected, shard = await collect(make_shard(), barrier), make_shard()
+    async with prefetched(at_once.sampler(shard), even(3, 4, 2)) as sample:
+        plan = await phases.phase_a(shard, sample, at_once.divide)
+        found = [g async for g in phases.phase_b(shard, plan, sample)]
+    asked = [sorted((r.prompt.index, r.n, r.seed) for r in w.requests) for w in (barrier, at_once)]
+    assert asked[0] == asked[1]
+    assert len(asked[1]) == 6, "each once"
+    told = [sorted((g.id, g.size, g.successes, g.hits) for g in groups) for groups in (expected, found)]
+    assert told[0] == told[1]
+    assert [r.phase for r in found[0].rollouts] == ["A"] * 4 + ["B"] * 2
+
+
+class InRounds(World):
+    """Δ of three prompts in each of three rounds."""
+
+    by_round = ([2, 1, 0], [0, 3, 1], [4, 0, 0])
+
+    def divide(self, earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
+        self.told = [*(r.successes for r in earlier), successes]
+        extra = np.array(self.by_round[len(earlier)])
+        return replace(super().divide(earlier, successes), extra=extra)
+
+
+async def test_each_round_is_divided_by_what_was_found_before_it_and_pooled_into_the_group() -> None:
+    world, shard = InRounds(), make_shard()
+    plan = await planned(shard, world)
+    while len(plan.rounds) < len(world.by_round):
+        plan = await phases.next_round(shard, plan, world.sampler(shard), world.divide)
+    groups = await finish(shard, world, plan)
+    assert world.told == [(0, 1, 2), (0, 1, 0), (0, 1, 1)], "found in Phase A and in rounds 1 and 2"
+    pooled = {g.prompt_index: (g.rounds, g.extra, g.successes, g.hits) for g in groups}
+    assert pooled == {0: ((2, 0, 4), 6, 0, 0), 1: ((1, 3), 4, 1, 3), 2: ((0, 1), 1, 2, 3)}
+    assert len({r.seed for r in world.requests}) == len(world.requests), "no samples are drawn twice"

@@ -186,3 +186,19 @@ def test_four_rounds_of_thousands_of_prompts_take_milliseconds() -> None:
             extra = session.ask()
             assert time.perf_counter() - began < 0.5
             session.tell(rng.binomial(extra, rates), extra)
+
+
+def test_a_plug_in_estimate_gives_nothing_where_nobody_has_succeeded() -> None:
+    """The paper's appendix "Degeneracy of Plug-in Hit Utility", against the posterior's."""
+
+    def plug_in(posterior: Posterior, level: Int) -> Float:
+        p = posterior.successes / posterior.trials
+        return p * (1 - p) ** level
+
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        successes = rng.integers(0, 8, 12)
+        successes[:2] = 0, 3  # one of each kind; nobody is certain, as in the proposition
+        budget = int(rng.integers(150, 300))
+        assert not allocate(successes, 8, budget, rule=plug_in)[successes == 0].any()
+        assert allocate(successes, 8, budget)[successes == 0].all()

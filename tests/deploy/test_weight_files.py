@@ -136,3 +136,11 @@ def test_a_cut_adapter_is_named(single: Path, tmp_path: Path) -> None:
     (adapter / "adapter_model.safetensors").write_bytes(b"cut")
     with pytest.raises(ConfigError, match=str(adapter)):
         examined(single, f"model.adapter={adapter}")
+
+
+def test_a_tokenizer_with_more_words_than_the_vocabulary_is_refused(single: Path) -> None:
+    file = single / "tokenizer.json"
+    settings = json.loads(file.read_text())
+    settings["model"]["vocab"]["zebra"] = 5000
+    file.write_text(json.dumps(settings))
+    refused(single, "zebra", "5000")

@@ -5,13 +5,13 @@ outcomes of one prompt's group; what decides its length sees counts only, as the
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import numpy as np
 import pytest
 
-from hora_rl.allocator import allocate
+from hora_rl.allocator import Session, allocate
 from hora_rl.allocator.rules import RULES
 from hora_rl.common.advantages import formula
 from hora_rl.common.algorithms.base import Values
@@ -77,6 +77,32 @@ def uneven_rounds(successes: int, rollouts: int) -> int:
     return {2: (1, 2, 0), 3: (2, 0, 1, 0), 4: (1, 1, 0, 0, 0)}.get(rollouts, (0,) * 9)[successes]
 
 
+def sessions(rule: str, rounds: int, stop: str, tape: Path) -> list[Path]:
+    """All groups of the first of two prompts that an allocator's session divides rounds between; the second's
+    outcomes, success or not, are those of `tape` in order."""
+
+    @cache
+    def after(counts: tuple[tuple[int, int], ...]) -> int:
+        """Rollouts of the round that follows (successes, rollouts) of the rounds so far."""
+        session, read = Session(2, 4, rule=rule, rounds=rounds, stop=stop), 0
+        for number, (hits, n) in enumerate(counts):
+            other = int(session.ask()[1]) if number else G0
+            session.tell([hits, sum(tape[read : read + other])], [n, other])
+            read += other
+        return -1 if session.done else int(session.ask()[0])
+
+    def begun(outcomes: Path, counts: tuple[tuple[int, int], ...], more: int) -> list[Path]:
+        if more < 0:
+            return [outcomes]
+        result = []
+        for tail in product(range(3), repeat=more):
+            known = (*counts, (sum(o < 2 for o in tail), more))
+            result += begun(outcomes + tail, known, after(known))
+        return result
+
+    return begun((), (), G0)
+
+
 PLANS = {
     **{f"{rule}/{other}": one_shot(rule, other) for rule in RULES for other in range(G0 + 1)},
     "stop at a hit, four rounds": stop_at_a_hit(4, 1),
@@ -93,6 +119,21 @@ def test_likelihood_is_the_share_of_log_p_that_is_hit_whatever_decides_n(plan: s
     wanted = (hit / SUCCESS)[:, None] * of_success()
     result = expected(groups, lambda successes: likelihood(successes, baseline))
     assert np.abs(result - wanted).max() < 1e-10
+
+
+@pytest.mark.parametrize("tape", [(0, 0, 0, 0, 0, 0), (1, 1, 0, 1, 1, 1)])
+@pytest.mark.parametrize("stop", ["none", "hit", "mixed"])
+@pytest.mark.parametrize(
+    "rule", ["hit_utility", "first_hit", "mixed", "hit_or_miss", "hard_first", "uniform"]
+)
+def test_likelihood_keeps_it_through_the_rounds_of_a_session(rule: str, stop: str, tape: Path) -> None:
+    groups = sessions(rule, 4, stop, tape)
+    hit = sum(RATES[:, list(path)].prod(1) for path in groups if RIGHT[list(path)].any())
+    wanted = (hit / SUCCESS)[:, None] * of_success()
+    for baseline in (0.0, 1 / 4):
+        result = expected(groups, lambda successes, b=baseline: likelihood(successes, b))  # type: ignore[misc]
+        assert np.abs(result - wanted).max() < 1e-10
+    assert sum(RATES[:, list(path)].prod(1) for path in groups) == pytest.approx(np.ones(len(RATES)))
 
 
 def test_one_over_the_groups_own_size_is_no_such_baseline() -> None:

@@ -115,3 +115,26 @@ def test_updates_on_one_batch_clip_against_the_policy_before(tmp_path: Path, ran
     assert error < 1e-4
     single = {n: t.float() for n, t in descended(3 * ratio, 1).items()}
     assert error_of(single, config, ratio, 3) > 1e-2, "they differ from one of three times the length"
+
+
+OPTIONS = [
+    ("advantage=likelihood", "baseline=wald", "group_weight=difficulty"),
+    ("advantage=pass_at_k", "k=1"),
+    ("loss=dapo", "overlong=mask"),
+    ("loss=gspo",),
+    ("loss=sapo", "kl=0.1"),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_each_option_has_one_gradient_over_ranks_and_stages(tmp_path: Path, options: tuple[str, ...]) -> None:
+    ratio, settings = 1e4, [f"learner.objective.{option}" for option in options]
+    alone = configuration(tmp_path / "alone", ratio, *settings)
+    wanted = trained(alone, groups(alone), tmp_path / "alone")
+    for ranks, stage in ((2, 2), (2, 3), (4, 0)):
+        folder = tmp_path / f"{ranks}-{stage}"
+        layout = f"learner.zero_stage={stage}", f"learner.workers={ranks}"
+        config = configuration(folder, ratio, *settings, *layout)
+        error = relative(trained(config, groups(config), folder), wanted, initial(config))
+        print(f"{options}, ranks {ranks}, ZeRO {stage}: {error:.1e}")
+        assert error < 1e-5

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -177,3 +178,18 @@ def test_a_generator_that_cannot_load_ends_the_run_with_its_reason(
     assert record["reason"].startswith("a replica of generator does not start: ")
     assert "Traceback" not in said
     assert record["reason"].split(": ")[1] in said
+
+
+@pytest.mark.slow
+def test_a_terminal_stops_hora_while_it_measures_its_first_policy(terminal: Callable[..., Terminal]) -> None:
+    """The learner's processes are starting then."""
+    longer = {"evaluation.path": "arithmetic", "evaluation.prompts": 100, "evaluation.samples": 1000}
+    run = terminal(**longer)
+    run.start()
+    samples = run.run / "evaluation" / "arithmetic-step0.samples.jsonl"
+    run.wait_for(lambda: samples.exists() and samples.stat().st_size > 0, "samples of step 0")
+    time.sleep(5.0)
+    run.processes()
+    run.stop("^C")
+    assert "Traceback" not in run.stopped()
+    assert run.trained() <= 1, "the first new version waits for this evaluation"
