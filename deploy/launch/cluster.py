@@ -110,7 +110,6 @@ def check_agreement(config: Config, url: str) -> None:
 
     if _coordinated(redis, keys):
         redis.hdel(keys.state, "error")  # a failed coordinator restarts and reports again
-    redis.delete(keys.hold)  # of a `hora run`
     with working("waiting for the coordinator"):
         while (error := trouble()) is not None:
             if time.monotonic() > began + (WAIT_S if isinstance(error, _Absent) else SETTLE_S):

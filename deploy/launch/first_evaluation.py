@@ -6,13 +6,14 @@
 
 Generators hold one version of the weights. So the learner does not publish the weights of its first step
 before the evaluation ends (`Keys.hold`); with `generator.sleep` the learner waits before that step. A stopped
-or failed evaluation leaves the hold: surviving parts publish nothing, and a resumed run completes it.
+or failed evaluation leaves the hold until it expires, because the resumed run completes the evaluation and
+surviving parts must not publish weights.
 """
 
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import redis
@@ -20,8 +21,10 @@ import redis
 from hora_rl.common.errors import HoraError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
+from hora_rl.common.processes import background_thread
 from hora_rl.deploy.launch.evaluation import TrainingRun, evaluate_run, is_missing
 
+HOLD_S, RENEW_S = 120, 10.0
 Up = Callable[[threading.Event], bool]
 """Waits until the replicas are up. False if the event is set first."""
 
@@ -63,7 +66,7 @@ class FirstEvaluation:
 
     def __init__(self, run: TrainingRun, up: Up, stop: Callable[[], None]) -> None:
         self._run, self._up, self._stop, self._sampling = run, up, stop, Cancellable()
-        self._over = threading.Event()
+        self._over, self._complete = threading.Event(), False
         self.error: Exception | None = None
 
     def run(self) -> None:
@@ -72,13 +75,12 @@ class FirstEvaluation:
             with suppress(asyncio.CancelledError):
                 if self._up(self._over):
                     evaluate_run(self._run, 0, self._sampling.run)
+                    self._complete = True
         except (HoraError, OSError, redis.exceptions.RedisError) as error:
             if not self._sampling.cancelled:
                 self.error = error
                 self._stop()
         finally:
-            if self.error is None and not self._sampling.cancelled:
-                lift_hold(self._run)
             self._over.set()
 
     def wait(self) -> None:
@@ -89,9 +91,13 @@ class FirstEvaluation:
         self._sampling.cancel()
         self._over.set()
 
-
-def lift_hold(run: TrainingRun) -> None:
-    connect(run.url, patient=True).delete(Keys(run.config.run.name).hold)
+    def hold(self, _: threading.Event) -> None:
+        """Renew the hold on the learner until the evaluation ends. Lift the hold if it is complete."""
+        client, key = connect(self._run.url, patient=True), Keys(self._run.config.run.name).hold
+        while not self._over.wait(RENEW_S):
+            client.set(key, 1, ex=HOLD_S)
+        if self._complete:
+            client.delete(key)
 
 
 @contextmanager
@@ -99,15 +105,18 @@ def evaluating_first(run: TrainingRun, up: Up, stop: Callable[[], None]) -> Iter
     """Hold back the learner's weights until the initial policy is evaluated, if the run needs that. The block
     calls `run` in a thread, and trains. An evaluation that fails ends the learner by `stop`; its error is
     raised when the block ends."""
-    first = FirstEvaluation(run, up, stop)
-    if is_missing(run.config.evaluation, run.folder, 0):
-        connect(run.url).set(Keys(run.config.run.name).hold, 1)
-    else:
-        lift_hold(run)  # left by a killed launcher
-    try:
-        yield first
-    except HoraError:  # the learner was stopped
-        if first.error is None:
-            raise
+    first, client, key = FirstEvaluation(run, up, stop), connect(run.url), Keys(run.config.run.name).hold
+    with ExitStack() as exits:
+        if is_missing(run.config.evaluation, run.folder, 0):
+            client.set(key, 1, ex=HOLD_S)
+            exits.enter_context(background_thread("hold", first.hold, RENEW_S))
+        else:
+            client.delete(key)  # left by a killed launcher
+        exits.callback(first.close)
+        try:
+            yield first
+        except HoraError:  # the learner was stopped
+            if first.error is None:
+                raise
     if first.error is not None:
         raise first.error
