@@ -80,19 +80,20 @@ def shown(bar: Progress) -> Iterator[Progress]:
 @contextmanager
 def working(
     what: str, total: int | None = None, console: Console | None = None
-) -> Iterator[Callable[[str], None]]:
+) -> Iterator[Callable[..., None]]:
     """A bar while the block runs, removed afterwards; lines if `console` (standard error) is no terminal.
 
-    With `total` the bar fills up: call the yielded function with each part's name as it begins. Without, it
-    pulses."""
+    With `total` the bar fills up: call the yielded function with each part's name as it begins, or with
+    `again=True` to say more of the current part. Without, it pulses."""
     console = console or Console(stderr=True)
     count = () if total is None else (MofNCompleteColumn(),)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), *count, TimeElapsedColumn())
     with shown(Progress(*columns, console=console, transient=True, disable=not console.is_terminal)) as bar:
         task, begun = bar.add_task(what, total=total), 0
 
-        def begin(part: str) -> None:
+        def begin(part: str, again: bool = False) -> None:
             nonlocal begun
+            begun -= again
             bar.update(task, description=f"{what}: {part}", completed=begun)
             begun += 1
 

@@ -24,7 +24,8 @@ from hora_rl.common.config import Config
 from hora_rl.common.console import say, working
 from hora_rl.common.errors import RunError, any_error_as
 from hora_rl.common.live.keys import Keys
-from hora_rl.common.live.redis import connect
+from hora_rl.common.live.redis import Redis, connect
+from hora_rl.common.live.telemetry import ENGINE, living
 from hora_rl.common.root_cause import root_cause
 from hora_rl.deploy.launch.ray_node import LOGS_OF_RAY, watched_node
 from hora_rl.deploy.machine import mps
@@ -61,8 +62,11 @@ class Application:
     _console: Console
     _bar: ExitStack
     """Closing it ends the progress bar of the start."""
-    _begin: Callable[[str], None]
+    _begin: Callable[..., None]
     _began: float
+    _stages: Callable[[], set[str]] = set
+    """Returns the stages of the engines that are still loading."""
+    _shown: str = field(default="", init=False)
     _counted: int = field(default=0, init=False)
     is_up: bool = field(default=False, init=False)
 
@@ -92,6 +96,7 @@ class Application:
 
         while (overview := _look_at(APP, stopped)) is not None:
             self._count(overview)
+            self._show_stages()
             if overview.status is ApplicationStatus.DEPLOY_FAILED:
                 raise RunError(_reason(overview))
             if overview.status is ApplicationStatus.RUNNING or (but and _all_but(but, overview)):
@@ -107,6 +112,17 @@ class Application:
         for _ in range(self._counted, up):
             self._begin("replicas")
         self._counted = max(self._counted, up)
+
+    def _show_stages(self) -> None:
+        """Show the stages of the engines that are still loading."""
+        shown = ", ".join(sorted(self._stages()))
+        if shown and shown != self._shown:
+            self._begin(f"replicas, an engine: {shown}", again=True)
+        self._shown = shown
+
+
+def _stages_of_engines(client: Redis, keys: Keys) -> set[str]:
+    return {beat["state"] for beat in living(client.hgetall(keys.parts), ENGINE, time.time())}
 
 
 @contextmanager
@@ -147,7 +163,8 @@ def starting(
         begin("Redis")
         url = exits.enter_context(run_redis(config.queue, run_dir, named=train))
         issue_token(url, config.run.name, run_dir)
-        connect(url).delete(Keys(config.run.name).parts)  # of an earlier start
+        client, keys = connect(url), Keys(config.run.name)
+        client.delete(keys.parts)  # of an earlier start
         begin("Ray")
         if why := exits.enter_context(mps.sharing(wanted=mps.wanted_by(config.generator))):
             say(console, f"MPS is off ({why}): processes on one card take turns")
@@ -160,7 +177,8 @@ def starting(
         served = build_run(config, drain=False) if train else build_sampler(config)
         _deploy(served, APP, "/" if train else None)
         page = f"http://{config.telemetry.http_host}:{port}" if train else ""
-        application = Application(url, page, console, bar, begin, began)
+        stages = partial(_stages_of_engines, client, keys)
+        application = Application(url, page, console, bar, begin, began, stages)
         # Replicas that are still loading cannot shut down in time; stopping Ray kills them.
         exits.callback(lambda: serve.shutdown() if application.is_up else None)
         # Registered last, so these run first.

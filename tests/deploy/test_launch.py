@@ -18,6 +18,7 @@ from ray.serve.schema import ApplicationStatus, DeploymentStatus
 from rich.console import Console
 
 from hora_rl.common.config import Config
+from hora_rl.common.console import working
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
@@ -76,6 +77,25 @@ def test_each_replica_that_is_up_is_a_part_of_the_bar(looks: list[Any]) -> None:
     begun: list[str] = []
     assert application(begun.append).wait()
     assert begun == ["replicas"] * 4
+
+
+def test_the_start_says_what_an_engine_does_and_counts_it_once(
+    looks: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks += [*(seen(ApplicationStatus.DEPLOYING) for _ in range(5)), seen(ApplicationStatus.RUNNING, 1)]
+    stages = iter([set(), {"importing vLLM"}, {"compiling"}, {"compiling"}, set(), set()])
+    with working("starting", 2, Console(quiet=True)) as begin:
+        said = list[str]()
+
+        def note(part: str, again: bool = False) -> None:
+            begin(part, again)
+            said.append(part)
+
+        waiting = application(note)
+        waiting._stages = lambda: next(stages)
+        assert waiting.wait()
+    engine = "replicas, an engine: "
+    assert said == ["replicas", f"{engine}importing vLLM", f"{engine}compiling", "replicas"]
 
 
 def test_a_replica_that_does_not_start_is_named_with_its_reason(looks: list[Any]) -> None:
