@@ -239,3 +239,12 @@ def test_what_a_template_refuses_is_said_in_one_line() -> None:
     say(conversation, answer(ids("gemma3", "7<end_of_turn>")))
     with pytest.raises(EnvironmentFault, match="chat template"):
         conversation.context([user("Sure?"), user("Really?")])
+
+
+@pytest.mark.parametrize("family", ["qwen2_5", "qwen3", "llama3", "phi3"])
+def test_a_turn_that_was_cut_is_closed_by_tokens_that_are_not_trained_on(family: str) -> None:
+    conversation, end = begun(family), ids(family, FAMILIES[family][0])[0]
+    say(conversation, answer(ids(family, "It i"), "It i", "length"))
+    say(conversation, answer(ids(family, "7")), user("Go on."))
+    first, second = conversation.completion({}, cut=False).turns
+    assert (first.sampled, len(first.context), second.context[0]) == (4, 0, end)

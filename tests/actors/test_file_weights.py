@@ -3,6 +3,7 @@
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -52,13 +53,13 @@ class Registered:
     """Stands in for CUDA: the memory that is registered now."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.now, self.ever = list[Any](), 0
-        patch.setattr(file_receiver, "_register", self._add)
-        patch.setattr(file_receiver, "_unregister", self.now.remove)
+        self.now, self.ever = list[int](), 0
+        patch.setattr(file_receiver, "register", self._add)
+        patch.setattr(file_receiver, "unregister", lambda memory: self.now.remove(memory.data_ptr()))
         patch.setattr(torch.cuda, "Stream", lambda _: None)
 
     def _add(self, memory: Any) -> None:
-        self.now.append(memory)
+        self.now.append(memory.data_ptr())
         self.ever += 1
 
 
@@ -98,7 +99,7 @@ def test_without_registered_memory_weights_are_copied_all_the_same(
     def refuses(_: object) -> None:
         raise RuntimeError("operation not supported")
 
-    monkeypatch.setattr(file_receiver, "_register", refuses)
+    monkeypatch.setattr(file_receiver, "register", refuses)
     copies, files = DeviceCopies(CPU), transport(tmp_path)
     for version in (1, 2):
         found = dict(copies.receive(published(files, version).path, ahead=False))
@@ -175,6 +176,31 @@ def test_over_nccl_a_version_that_lacks_a_layer_is_refused(left_out: str) -> Non
 
 
 @pytest.mark.system
+@pytest.mark.timeout(120)
+def test_both_sides_cut_chunks_at_the_same_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hora_rl.common.weights import group_sender, vllm_transfer
+    from hora_rl.common.weights.memory_files import Snapshot
+
+    sizes = list[int]()
+    monkeypatch.setattr(vllm_transfer, "_joined", lambda *_: None)
+    engine = vllm_transfer.NcclEngine.__new__(vllm_transfer.NcclEngine)
+    engine.parallel_config = cast(Any, SimpleNamespace(rank=0))
+    engine.init_transfer_engine(cast(Any, None))
+    sizes.append(engine.packed_buffer_size_bytes)
+
+    def produce(*_: Any, buffer_size_bytes: int) -> None:
+        sizes.append(buffer_size_bytes)
+
+    monkeypatch.setattr(vllm_transfer, "packed_nccl_broadcast_producer", produce)
+    group = group_sender.TransferGroup.__new__(group_sender.TransferGroup)
+    group._members, group._group, group._nccl, group._name = ("a",), object(), True, ""
+    group._broadcast = cast(Any, SimpleNamespace(update=lambda *_: None, confirm=lambda _: []))
+    weights = Snapshot(1, [("w", torch.zeros(2))], torch.device("cpu"))
+    group._send(weights, ("a",))
+    assert sizes == [256 * 2**20] * 2
+
+
+@pytest.mark.system
 @pytest.mark.timeout(240)
 async def test_an_engine_loads_each_version_and_lets_go_of_its_memory(tmp_path: Path) -> None:
     config = load("tiny", [])
@@ -191,6 +217,11 @@ async def test_an_engine_loads_each_version_and_lets_go_of_its_memory(tmp_path: 
                 await engine.receive({"version": version, "path": path_of(file.fileno())})
                 assert not files._memory._files[manifest.path].claim()
                 sums.append((await engine.install(version)).checksum)
+        manifest = files.write(Snapshot(6, [(n, t) for n, t in initial.items() if "layers.1." not in n], CPU))
+        with check_file(manifest.update_info()) as file:
+            await engine.receive({"version": 6, "path": path_of(file.fileno())})
+            with pytest.raises(Exception, match="got no weights"):
+                await engine.install(6)
     assert len(places) == 2, "no tensor of an old version is left in the engine"
     assert sums[0] == sums[4] != sums[1] == sums[3]
     assert sums[2] == sums[5] not in (sums[0], sums[1])

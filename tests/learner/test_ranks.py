@@ -185,7 +185,7 @@ for number, (stage, checkpointing, kl) in enumerate(cases):
     torch.distributed.barrier()
 """
 Adapters = tuple[Path, dict[tuple[int, bool, float], tuple[list[float], bool]]]
-ADAPTED = [(0, False, 0.1), (2, False, 0.1), (3, True, 0.1)]
+ADAPTED = [(0, False, 0.1), (2, False, 0.0), (2, False, 0.1), (3, True, 0.1)]
 
 
 @pytest.fixture(scope="module")
@@ -199,11 +199,18 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Adapters:
 
 
 def test_every_stage_takes_the_same_steps_and_repeats_the_one_after_a_checkpoint(adapters: Adapters) -> None:
-    norms = {case: n for case, (n, _) in adapters[1].items()}
+    norms = {case: n for case, (n, _) in adapters[1].items() if case[2]}
     first = norms[0, False, 0.1]
     assert first[0] > 0
     assert all(n == pytest.approx(first, rel=1e-4) for n in norms.values()), norms
     assert all(same for _, same in adapters[1].values()), adapters[1]
+
+
+def test_the_reference_is_the_policy_without_its_adapter(adapters: Adapters) -> None:
+    """It is the policy itself before the first step, so the KL term acts from the second on."""
+    without, with_kl = (adapters[1][2, False, kl][0] for kl in (0.0, 0.1))
+    assert with_kl[0] == pytest.approx(without[0], rel=1e-4)
+    assert abs(with_kl[2] / without[2] - 1) > 1e-3
 
 
 @pytest.mark.parametrize("number", range(len(ADAPTED)))
