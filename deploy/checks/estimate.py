@@ -192,8 +192,9 @@ class Estimate:
 
     @property
     def engines(self) -> int:
-        """Engines on one card."""
-        return self.config.generator.replicas if self.shared else 1
+        """Engines on one card: several if each reserves a part of it."""
+        generator = self.config.generator
+        return max(1, min(generator.replicas, int(1 / min(1.0, generator.gpus or 1.0))))
 
     def phases(self) -> list[tuple[float, float]]:
         """(rank, engine) in GiB on a card that they share. With `generator.sleep` a step beside a sleeping

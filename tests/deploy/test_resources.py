@@ -180,6 +180,17 @@ def test_taking_turns_leaves_the_cache_what_only_a_step_needs(name: str, more: S
     assert ["engine asleep" in table(estimate) for estimate in (together, apart)] == [False, True]
 
 
+def test_halves_of_several_cards_hold_an_engine_each_and_no_card_all_of_them() -> None:
+    def halves(count: int) -> Estimate:
+        sizes = (f"generator.replicas={count}", f"learner.workers={count}")
+        return case(
+            "1.5B", *PAPER, *sizes, "generator.gpus=0.5", "learner.gpus=0.5", "generator.kv_cache_gib=8"
+        )
+
+    assert [halves(count).engines for count in (1, 2, 8)] == [1, 2, 2]
+    assert halves(8).card_gib <= halves(2).card_gib <= H100.usable_gib
+
+
 def test_sleep_is_refused_where_no_card_can_be_freed(cards: Have) -> None:
     for count, level in ((0, "fail"), (1, "ok")):
         cards(count)
