@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
-CONTEXT_GIB = 1.0
-"""CUDA context, kernels and workspaces of a process."""
+CONTEXT_GIB, NCCL_GIB = 1.0, 0.5
+"""CUDA context, kernels and workspaces of a process; channels of a communicator over several cards."""
 REPLICA_GIB, RANK_GIB, BASE_GIB = 2.2, 1.0, 1.5
 """Host memory without weights: a replica, a rank, and Ray, Redis, coordinator and verifier together."""
 KV_BLOCK = 16
 """Tokens of a block of vLLM's KV cache on a GPU."""
-GRAPHS_GIB = 1.0
-"""CUDA graphs of vLLM's engine without `enforce_eager`. 0.4 measured for up to 512 tokens."""
+GRAPHS_GIB, GRAPHS_TOKENS = 1.0, 1024
+"""CUDA graphs of vLLM's engine up to so many tokens, without `enforce_eager`. 0.4 measured up to 512."""
 BUCKET, LIVE = 5e8, 1e9
 """Elements that DeepSpeed reduces at once (`reduce_bucket_size`), fully allocated on a card, and most that
 ZeRO-3 gathers (`max_live_parameters`)."""
@@ -43,7 +43,8 @@ def total(table: Table) -> float:
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Parameters of a model and of its adapter (0: none), and the sizes of its activations. `kv_width` and
-    `query_width`: elements of a token's keys and of its queries in a layer."""
+    `query_width`: elements of a token's keys and of its queries in a layer. `blocks`: on a card a mask of
+    blocks takes the place of the dense one."""
 
     parameters: int
     adapter: int
@@ -53,11 +54,14 @@ class ModelShape:
     kv_width: int
     query_width: int
     vocabulary: int
+    blocks: bool = True
 
     @classmethod
     def of(cls, hf: PreTrainedModel, lora: LoraConfig | None) -> ModelShape:
         """The shape of a model, which may be on the meta device, and of its adapter."""
         import torch
+
+        from hora_rl.learner.model.cuda_kernels import takes_block_masks
 
         text = hf.config.get_text_config()
         queries, keys = zip(*widths(text), strict=True)
@@ -73,6 +77,7 @@ class ModelShape:
             kv_width=max(keys),
             query_width=sum(queries) // len(queries),
             vocabulary=text.vocab_size,
+            blocks=takes_block_masks(hf),
         )
 
 
@@ -107,7 +112,8 @@ class Estimate:
     def transfer_gib(self) -> float:
         """Buffers on each side for weight transfer between cards. The largest tensor is the embedding."""
         largest = self.shape.vocabulary * self.shape.hidden * self.width
-        return PACKED * (PACKED_BYTES + largest) / GIB * (self.config.weights.transport == "nccl")
+        buffers = NCCL_GIB + PACKED * (PACKED_BYTES + largest) / GIB
+        return buffers * (self.config.weights.transport == "nccl")
 
     def rank(self, *, card: bool = True) -> Table:
         """One learner rank, on a card or (without `card`) in host memory."""
@@ -122,19 +128,20 @@ class Estimate:
         moments = 0 if card and learner.offload_optimizer else 12 if stage else 8
         sums = 4 * (shard if stage >= 2 else trained)
         computed = trained / parts + (BUCKET if card else min(trained, BUCKET)) if stage else 0
+        dense, process = not (card and shape.blocks), CONTEXT_GIB + NCCL_GIB * (world > 1)
         head = 0 if shape.adapter else (4 + width) * shape.vocabulary * shape.hidden
         sizes = {
             "weights": width * ((shape.parameters + shape.adapter + reference) / parts + live),
             "optimizer": moments * shard + (sums if stage in (1, 3) else 0),
             "gradients": width * computed + (0 if stage in (1, 3) else sums),
-            "activations": max(self.micro_batch_bytes(mask=not card), 0 if card else 8 * shard),
+            "activations": max(self.micro_batch_bytes(mask=dense), 0 if card else 8 * shard),
             "logits": LOGIT_BYTES * learner.logit_chunk * shape.vocabulary + head,
-            "context": (self.transfer_gib + (CONTEXT_GIB if card else RANK_GIB)) * GIB,
+            "context": (self.transfer_gib + (process if card else RANK_GIB)) * GIB,
         }
         return {purpose: size / GIB for purpose, size in sizes.items()}
 
     def micro_batch_bytes(self, *, mask: bool) -> float:
-        """Activations of one full micro-batch; on a CPU with the mask of rows that share a prompt.
+        """Activations of one full micro-batch, with `mask` also the dense one of rows that share a prompt.
 
         Each layer keeps about ten vectors of the hidden size, four of the feed-forward size, keys and values,
         and both repeated for all query heads. Gradient checkpointing keeps one vector per layer, and one
@@ -176,13 +183,15 @@ class Estimate:
         configured one, or the least useful one."""
         generator, shape, parallel = self.config.generator, self.shape, self.config.generator.tensor_parallel
         vectors = 6 * shape.hidden + 3 * shape.intermediate / parallel
-        graphs = GRAPHS_GIB if card and not generator.enforce_eager else 0.0
+        captures = card and not generator.enforce_eager
+        graphs = captures * GRAPHS_GIB * max(1.0, generator.captured / GRAPHS_TOKENS)
+        process = CONTEXT_GIB + NCCL_GIB * (parallel > 1)
         sampler = generator.max_sequences * self.sampler_gib
         return {
             "weights": self.width * (shape.parameters + shape.adapter) / parallel / GIB,
             "KV cache": generator.kv_cache_gib or self.least_kv_gib if kv_gib is None else kv_gib,
             "engine": generator.batched_tokens * self.width * vectors / GIB + sampler + graphs,
-            "context": self.transfer_gib + (CONTEXT_GIB if card else REPLICA_GIB),
+            "context": self.transfer_gib + (process if card else REPLICA_GIB),
         }
 
     @property

@@ -170,7 +170,7 @@ def _with_cache(choice: Estimate, card: Card) -> Estimate:
     if not choice.shared:
         return choice
     sequences = choice.config.generator.max_sequences
-    left = math.floor(100 * (room - sequences * choice.sampler_gib)) / 100
+    left = math.floor(100 * (_room(choice, card) - sequences * choice.sampler_gib)) / 100
     least, most = (math.ceil(100 * n * longest) / 100 for n in (8, max(8, sequences)))
     choice = _filled(choice, generator={"kv_cache_gib": max(least, min(left, most))})
     share = min(0.95, math.ceil(100 * total(choice.generator()) / card.gib) / 100)

@@ -81,14 +81,19 @@ def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return numbers.sum(-1, dtype=torch.int32)[:, None], indices[:, None]
 
 
-def use_block_masks(model: PreTrainedModel) -> bool:
-    """Whether `model` may take rows that share a prompt with a mask of blocks. If so, in this process `sdpa`
-    runs FlexAttention for such a mask, and itself for every other."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
+def takes_block_masks(model: PreTrainedModel) -> bool:
+    """Whether `model` may take rows that share a prompt with a mask of blocks."""
     text = model.config.get_text_config()
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    if text._attn_implementation != "sdpa" or size < LEAST_HEAD:
+    return bool(text._attn_implementation == "sdpa" and size >= LEAST_HEAD)
+
+
+def use_block_masks(model: PreTrainedModel) -> bool:
+    """`takes_block_masks`. If so, in this process `sdpa` runs FlexAttention for such a mask, and itself for
+    every other."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if not takes_block_masks(model):
         return False
     ALL_ATTENTION_FUNCTIONS["sdpa"] = by_mask
     return True

@@ -1,6 +1,7 @@
 """What `run.resources: auto` chooses for a machine's cards, and that it fits by the estimate of memory."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -189,6 +190,24 @@ def test_halves_of_several_cards_hold_an_engine_each_and_no_card_all_of_them() -
 
     assert [halves(count).engines for count in (1, 2, 8)] == [1, 2, 2]
     assert halves(8).card_gib <= halves(2).card_gib <= H100.usable_gib
+
+
+def test_channels_graphs_of_many_tokens_and_a_mask_without_flex_attention_are_counted() -> None:
+    def rank(*more: str, **shape: bool) -> dict[str, float]:
+        estimate = case("0.5B", *more)
+        return replace(estimate, shape=replace(estimate.shape, **shape)).rank()
+
+    def engine(*more: str) -> dict[str, float]:
+        return case("0.5B", "generator.max_sequences=1792", *more).generator()
+
+    assert rank("learner.workers=2")["context"] == rank()["context"] + 0.5
+    assert engine("generator.tensor_parallel=2")["context"] == engine()["context"] + 0.5
+    graphs = engine()["engine"] - engine("generator.enforce_eager=true")["engine"]
+    assert graphs == pytest.approx(2.0), "1,792 and 256 tokens"
+    added = rank(blocks=False)["activations"] - rank()["activations"]
+    assert added == pytest.approx(2 * 4096**2 / 2**30), "16 bits for each pair of a row's tokens"
+    heads = (without_weights(1000, 64, 256, 1, count, 1) for count in (4, 8))  # of 16 and of 8
+    assert [ModelShape.of(hf, None).blocks for hf in heads] == [True, False]
 
 
 def test_sleep_is_refused_where_no_card_can_be_freed(cards: Have) -> None:
