@@ -8,10 +8,10 @@ from hora_rl.common.model.model_files import own_configuration
 from hora_rl.common.model.pretrained import obtain
 from hora_rl.common.processes import free_memory
 from hora_rl.deploy.checks import machine
-from hora_rl.deploy.checks.estimate import GIB, Estimate, ModelShape, Table, total
-from hora_rl.deploy.checks.findings import Finding, Target, must, ok
+from hora_rl.deploy.checks.estimate import CONTEXT_GIB, GIB, Estimate, ModelShape, Table, total
+from hora_rl.deploy.checks.findings import Finding, Target, must, ok, should
 from hora_rl.deploy.checks.processors import on_processors
-from hora_rl.deploy.checks.resources import SPARE, Card, choose, read_cards
+from hora_rl.deploy.checks.resources import SPARE, Card, choose, largest_share, read_cards
 
 KEYS = "learner.{tokens_per_microbatch, gradient_checkpointing, logit_chunk, lora"
 CARD_KEYS = KEYS + ", zero_stage, offload_optimizer}, generator.kv_cache_gib or rollout.max_response_tokens"
@@ -62,6 +62,7 @@ def memory(target: Target) -> Iterator[Finding]:
         yield ok("memory per part", table(estimate, cards=bool(cards) or elsewhere))
         if cards:
             yield fits_cards(estimate, cards)
+            yield from beside_engine(estimate, cards)
     if not target.on_cluster:
         need, free = estimate.host(cards=bool(cards), trains=target.trains), free_memory() / GIB
         says = f"about {total(need):.1f} GiB = {amounts(need)}; {free:.1f} GiB are free"
@@ -80,6 +81,21 @@ def fits_cards(estimate: Estimate, cards: Sequence[Card]) -> Finding:
         f"{card.gib:.1f} GiB, of which {card.usable_gib:.1f} can be given out"
     )
     return must(need <= card.usable_gib, "GPU memory", says, f"change {CARD_KEYS}, or use another card")
+
+
+def beside_engine(estimate: Estimate, cards: Sequence[Card]) -> Iterator[Finding]:
+    """Whether the smallest of `cards` has room for what vLLM does not count when it sizes the KV cache."""
+    generator, card = estimate.config.generator, min(cards, key=lambda c: c.gib)
+    if not estimate.transfer_gib or generator.kv_cache_gib is not None:
+        return
+    share, largest = generator.memory_utilization, largest_share(estimate, card)
+    says = (
+        f"generator.memory_utilization {share:g} leaves {card.gib * (1 - share):.1f} GiB of one {card.name} "
+        f"of {card.gib:.1f} GiB; CUDA's context and the buffers of weights.transport nccl take about "
+        f"{CONTEXT_GIB + estimate.transfer_gib:.1f}"
+    )
+    fix = f"set generator.memory_utilization to {largest:g} or less, or weights.transport: file"
+    yield should(share <= largest, "GPU memory beside vLLM", says, fix)
 
 
 def table(estimate: Estimate, *, cards: bool = True) -> str:

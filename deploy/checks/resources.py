@@ -156,13 +156,17 @@ def _wanted(choice: Estimate) -> int:
     return max(LEAST_SEQUENCES, min(MOST_SEQUENCES, 8 * eighths))
 
 
+def largest_share(estimate: Estimate, card: Card) -> float:
+    """Share of a card for an engine alone on it: vLLM does not count the context and a transfer's buffers."""
+    return max(0.0, math.floor(100 * (1 - (CONTEXT_GIB + estimate.transfer_gib) / card.gib)) / 100)
+
+
 def _with_cache(choice: Estimate, card: Card) -> Estimate:
     """Sequences of an engine and its share of the card. The KV cache holds all of the longest sequences, or
     half of them where memory is short, because they grow over time: vLLM sets back the newest where that is
     too many."""
-    if not choice.shared:  # vLLM does not count the context and the buffers of a transfer
-        apart = math.floor(100 * (1 - (CONTEXT_GIB + choice.transfer_gib) / card.gib)) / 100
-        choice = _filled(choice, generator={"memory_utilization": min(0.9, apart)})
+    if not choice.shared:
+        choice = _filled(choice, generator={"memory_utilization": min(0.9, largest_share(choice, card))})
     room, longest = _room(choice, card), choice.longest_kv_gib
     held = 8 * int(room / (choice.sampler_gib + longest / 2) / 8)
     sequences = min(_wanted(choice), max(LEAST_SEQUENCES, held))

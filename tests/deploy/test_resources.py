@@ -14,9 +14,9 @@ from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.deploy.checks import machine, resources
 from hora_rl.deploy.checks.estimate import Estimate, ModelShape, total
-from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.findings import Finding, Target
 from hora_rl.deploy.checks.machine import enough_gpus
-from hora_rl.deploy.checks.memory import fits_cards, memory, run_target, table
+from hora_rl.deploy.checks.memory import beside_engine, fits_cards, memory, run_target, table
 from hora_rl.deploy.checks.resources import SPARE, Card, choose, read_cards
 from hora_rl.deploy.checks.run_checks import target_of
 from hora_rl.deploy.checks.step_costs import step_seconds
@@ -230,8 +230,23 @@ def test_a_generator_of_its_own_leaves_room_for_the_buffers_of_nccl() -> None:
         for transport in ("file", "nccl")
     }
     assert shares["file"].memory_utilization == 0.9
-    need = 1.0 + 3 * (0.25 + 151_936 * 896 * 2 / 2**30)
+    need = 1.0 + 0.5 + 3 * (0.25 + 151_936 * 896 * 2 / 2**30)
     assert 24 * (1 - shares["nccl"].memory_utilization) >= need
+
+
+def test_buffers_of_nccl_that_do_not_fit_beside_vllm_s_share_are_a_warning_with_the_share_that_does() -> None:
+    def beside(cards: list[Card], *more: str) -> list[Finding]:
+        return [*beside_engine(case("0.5B", *more), cards)]
+
+    nccl = "weights.transport=nccl"
+    [small] = beside([H100, RTX], nccl)
+    assert small.level == "warn"
+    assert "RTX 4090" in small.line
+    assert "generator.memory_utilization to 0.87" in small.line
+    lower = beside([RTX], nccl, "generator.memory_utilization=0.87")
+    assert [f.level for f in (*lower, *beside([H100], nccl))] == ["ok", "ok"]
+    assert not beside([RTX], nccl, "generator.kv_cache_gib=8"), "all of it is in the estimate"
+    assert not beside([RTX])
 
 
 @pytest.mark.parametrize("name", ["1.5B", "7B"])
