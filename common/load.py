@@ -69,11 +69,23 @@ def from_args(args: Mapping[str, object], source: str = "arguments") -> Config:
 def without_gone(args: Mapping[str, object], source: str = "arguments") -> dict[str, object]:
     """`args` without the keys of earlier versions whose value says what holds now, as in the config.yaml of
     an older run. Raises ConfigError with one line per other value."""
+    kept, gone = apart_from_gone(args)
+    if gone:
+        refused = (f"{source}: {key}: this key is gone: {now}; remove it" for key, (_, now) in gone.items())
+        raise ConfigError("\n".join(refused))
+    return kept
+
+
+def apart_from_gone(
+    args: Mapping[str, object],
+) -> tuple[dict[str, object], dict[str, tuple[object, object]]]:
+    """`args` without the keys of earlier versions; and of those with another value than holds now, the value
+    and what holds."""
     kept = copy.deepcopy(dict(args))
     data = kept.get("data")
     sources = data.get("sources") if isinstance(data, dict) else None
     of_sources = [f"data.sources.{name}." for name in sources] if isinstance(sources, dict) else []
-    refused = []
+    gone = {}
     for key, (now, *same) in GONE.items():
         for prefix in ("", *(of_sources if key.startswith("reward.") else ())):
             *path, last = f"{prefix}{key}".split(".")
@@ -84,10 +96,8 @@ def without_gone(args: Mapping[str, object], source: str = "arguments") -> dict[
                 continue
             value = section.pop(last)
             if not any(_same(value, other) for other in same):
-                refused.append(f"{source}: {prefix}{key}: this key is gone: {now}; remove it")
-    if refused:
-        raise ConfigError("\n".join(refused))
-    return kept
+                gone[f"{prefix}{key}"] = (value, now)
+    return kept, gone
 
 
 def _same(value: object, other: object) -> bool:

@@ -1,10 +1,11 @@
 """Read a run folder into arrays: groups.jsonl, steps.jsonl, config.yaml and evaluation/*-step*.json."""
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hora_rl.common.config import ObjectiveConfig
 from hora_rl.common.config.allocation import needs_counts
 from hora_rl.common.errors import HoraError
 from hora_rl.common.files import check_regular
-from hora_rl.common.load import differing
+from hora_rl.common.load import apart_from_gone, differing
 from hora_rl.evaluation.phase_b import counted
 from hora_rl.evaluation.results import Result, read_result
 
@@ -95,19 +96,22 @@ class Run:
         return f"{name} ({remarks})" if remarks else name
 
     def _remarks(self, *allocation: str) -> list[str]:
-        """`key=value` of the keys of `allocation` and of the objective that are not the default."""
-        objective = self.setting("learner.objective", {})
-        with suppress(ValueError):  # an older run may have other keys
+        """`key=value` of the keys of `allocation` and of the objective that are not the default; of an older
+        run also of those that are gone and said something else than holds now."""
+        kept, gone = apart_from_gone(self.config)
+        objective = replace(self, config=kept).setting("learner.objective", {})
+        with suppress(ValueError):  # an older run may have keys of which nothing is known
             objective = ObjectiveConfig.model_validate(objective).model_dump(mode="json")
         loss = objective.get("loss", "clip")
         usual = ObjectiveConfig.model_validate({"loss": loss} if loss in LOSSES else {}).model_dump()
         usual |= {"advantage": objective.get("advantage"), "loss": "clip"}
         chosen = {key: self.setting(key) for key in allocation}
         differ = differing([objective | chosen, usual | OF_ALLOCATION])
-        named = (
-            (key.removeprefix("allocation.").removeprefix("rollout."), value) for key, (value, _) in differ
-        )
-        return [f"{key}={value}" for key, value in named if value is not None]
+        named = {key: value for key, (value, _) in differ if value is not None}
+        sections = ("learner.objective.", *(("allocation.",) if allocation else ()))
+        named |= {key: value for key, (value, _) in gone.items() if key.startswith(sections)}
+        unnamed = re.compile(r"^(allocation|rollout|learner\.objective)\.")
+        return [f"{unnamed.sub('', key)}={value}" for key, value in named.items()]
 
     def latest(self) -> list[Result]:
         """The newest result per benchmark on trained weights."""

@@ -198,21 +198,24 @@ def test_results_of_other_problems_or_temperatures_are_neither_averaged_nor_comp
         ({"group_weight": "difficulty"}, {}, "GRPO + HORA (group_weight.kind=difficulty)"),
         ({"loss": "dapo"}, {}, "GRPO + HORA (loss=dapo)"),
         ({"loss": "dapo", "clip_high": 0.3}, {}, "GRPO + HORA (loss=dapo, clip_high=0.3)"),
-        # Of an older run, whose keys are gone.
-        ({"ratio": "sequence", "scale": None}, {}, "GRPO + HORA (ratio=sequence)"),
     ],
 )
 def test_a_method_bears_the_papers_name_and_what_is_not_the_papers(
     tmp_path: Path, objective: dict[str, object], allocation: dict[str, object], method: str
 ) -> None:
-    run, forms = small_run(tmp_path / "run", MODEL, result("amc23", [1], 0)), [objective]
-    if "ratio" not in objective:
-        forms.append(ObjectiveConfig.model_validate(objective).model_dump(mode="json"))
-    for written in forms:
+    run = small_run(tmp_path / "run", MODEL, result("amc23", [1], 0))
+    for written in (objective, ObjectiveConfig.model_validate(objective).model_dump(mode="json")):
         config = {"allocation": allocation, "learner": {"objective": written}}
         name, _, remarks = replace(run, config=config).method.partition(" (")
         wanted, _, of = method.partition(" (")
         assert (name, set(remarks.rstrip(")").split(", "))) == (wanted, set(of.rstrip(")").split(", ")))
+
+
+def test_an_older_run_is_named_by_keys_that_are_gone(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", MODEL, result("amc23", [1], 0))
+    older = {"ratio": "sequence", "aggregate": "group", "scale": None, "group_weight": {"tau": 0.12}}
+    config = {"allocation": {"budget": "tokens", "alpha": 1.0}, "learner": {"objective": older}}
+    assert replace(run, config=config).method == "GRPO + HORA (budget=tokens, ratio=sequence)"
 
 
 @pytest.mark.system
