@@ -83,17 +83,20 @@ def plan(
 ) -> None:
     """Predict from pass counts what each allocation rule would find, and recommend a rule. Counts of a
     configuration are kept; the same command resumes after an interruption."""
+    from hora_rl.evaluation.plan import options
     from hora_rl.evaluation.plan import plan as make_plan
 
-    counts = Path(source)
-    if not counts.is_dir() and counts.suffix not in (".json", ".jsonl"):
+    chosen, counts = options(group_size, pre_rollouts, rules, rounds, gradients), Path(source)
+    named = counts.suffix in (".json", ".jsonl") or counts.is_dir()
+    if not named and (counts.suffix in (".yaml", ".yml") or not counts.exists()):
+        chosen.check(samples)
         from hora_rl.deploy.launch.counting import count_local
         from hora_rl.deploy.machine.signals import stopped_by_signals
 
         with stopped_by_signals():
             count_local(source, set_ or (), prompts, samples, out)
         counts = out
-    make_plan(counts, group_size, pre_rollouts, rules, rounds, json, gradients)
+    make_plan(counts, chosen, json)
 
 
 @app.command()

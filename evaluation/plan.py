@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hora_rl.allocator.planning.plan import ARMS
+from hora_rl.allocator.planning.plan import ARMS, arms_within
 from hora_rl.allocator.planning.plan import plan as plan_of
 from hora_rl.allocator.planning.table import Plan
 from hora_rl.allocator.posterior import Int
@@ -124,26 +124,54 @@ def _of_result(path: Path) -> Counts:
     return _counts([(correct, result.samples) for correct in result.correct], (note,))
 
 
-def plan(
-    source: Path,
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of `allocator.plan`."""
+
+    group_sizes: Sequence[int] | None
+    pre_rollouts: Sequence[int] | None
+    rules: Sequence[str]
+    rounds: Sequence[int]
+    gradients: tuple[float, float, int] | None
+
+    def check(self, samples: int) -> None:
+        """Raise CountsError if counts of `samples` trials a prompt could not be planned with."""
+        try:
+            arms_within(samples, self.group_sizes, self.pre_rollouts, self.rules, self.rounds, self.gradients)
+        except ValueError as error:
+            raise CountsError(f"--samples ({samples}): {error}") from error
+
+
+def options(
     group_size: str | None,
     pre_rollouts: str | None,
     rules: str | None,
     rounds: str,
-    json_: bool,
     gradients: str | None = None,
-) -> Plan:
-    """Read counts, make the plan, and print it (as JSON with `json_`).
+) -> Options:
+    """Options from texts with commas between values. Raises CountsError."""
+    return Options(
+        _numbers("--group-size", group_size) if group_size else None,
+        _numbers("--pre-rollouts", pre_rollouts) if pre_rollouts else None,
+        rules.split(",") if rules else ARMS,
+        _numbers("--rounds", rounds),
+        _gradients(gradients) if gradients else None,
+    )
 
-    Options are those of `allocator.plan`, with commas between values. Raises CountsError.
-    """
+
+def plan(source: Path, chosen: Options, json_: bool) -> Plan:
+    """Read counts, make the plan, and print it (as JSON with `json_`). Raises CountsError."""
     counts = read_counts(source)
-    sizes = _numbers("--group-size", group_size) if group_size else None
-    pre = _numbers("--pre-rollouts", pre_rollouts) if pre_rollouts else None
-    names, times = rules.split(",") if rules else ARMS, _numbers("--rounds", rounds)
-    shared = _gradients(gradients) if gradients else None
     try:
-        made = plan_of(counts.successes, counts.trials, sizes, pre, names, times, shared)
+        made = plan_of(
+            counts.successes,
+            counts.trials,
+            chosen.group_sizes,
+            chosen.pre_rollouts,
+            chosen.rules,
+            chosen.rounds,
+            chosen.gradients,
+        )
     except ValueError as error:
         raise CountsError(f"{source}: {error}") from error
     made = replace(made, notes=(*counts.notes, *made.notes))

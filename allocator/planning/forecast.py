@@ -71,11 +71,6 @@ def forecast(
 
 def _leverage(weights: Float, size: int, noise: float, overlap: float, prompts: int) -> float:
     """1/(1 + ρA) of a batch of Γ prompts with rates distributed by `weights` (K,), in groups of `size`."""
-    if not (noise >= 0 and 0 <= overlap < 1 and prompts >= 1):
-        raise ValueError(
-            f"gradients = ({noise:g}, {overlap:g}, {prompts}): the noise is from 0, the overlap from 0 to "
-            "below 1, and there is a prompt"
-        )
     states = phase_a(size)
     c = states.successes[1:]
     worth = c / ((1 - overlap) * c + noise)

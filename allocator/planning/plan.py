@@ -49,16 +49,35 @@ def plan(
     Raises ValueError naming the argument and the first offending index, or a group size beyond the trials.
     """
     c, n = _counts(successes, trials)
-    sizes = _sizes(group_sizes, n)
+    chosen = arms_within(reach(n), group_sizes, pre_rollouts, rules, rounds, gradients)
+    few = f"{len(c)} prompts are few; {ENOUGH_PROMPTS} make intervals that a plan can be built on"
+    return forecast(c, n, chosen, (few,) if len(c) < ENOUGH_PROMPTS else (), gradients)
+
+
+def arms_within(
+    most: int,
+    group_sizes: Sequence[int] | None,
+    pre_rollouts: Sequence[int] | None,
+    rules: Sequence[str],
+    rounds: Sequence[int],
+    gradients: tuple[float, float, int] | None,
+) -> list[Arm]:
+    """The arms of a `plan` from `most` trials a prompt. Raises ValueError as it does."""
+    sizes = _sizes(group_sizes, most)
     pre = (
         [g for g in (4, 8) if g < max(sizes)]
         if pre_rollouts is None
         else _whole("pre_rollouts", pre_rollouts)
     )
     chosen = arms([_rule(i, rule) for i, rule in enumerate(rules)], _whole("rounds", rounds), pre, sizes)
-    few = f"{len(c)} prompts are few; {ENOUGH_PROMPTS} make intervals that a plan can be built on"
-    _check(reach(n), chosen)
-    return forecast(c, n, chosen, (few,) if len(c) < ENOUGH_PROMPTS else (), gradients)
+    _check(most, chosen)
+    noise, overlap, prompts = gradients or (0.0, 0.0, 1)
+    if not (noise >= 0 and 0 <= overlap < 1 and prompts >= 1):
+        raise ValueError(
+            f"gradients = ({noise:g}, {overlap:g}, {prompts}): the noise is from 0, the overlap from 0 to "
+            "below 1, and there is a prompt"
+        )
+    return chosen
 
 
 def _counts(successes: ArrayLike, trials: ArrayLike) -> tuple[Int, Int]:
@@ -74,13 +93,13 @@ def _counts(successes: ArrayLike, trials: ArrayLike) -> tuple[Int, Int]:
     return c, n
 
 
-def _sizes(numbers: Sequence[int] | None, trials: Int) -> list[int]:
+def _sizes(numbers: Sequence[int] | None, most: int) -> list[int]:
     if numbers is not None:
         return _whole("group_sizes", numbers)
-    within = [g for g in SIZES if 8 < g <= reach(trials)]
+    within = [g for g in SIZES if 8 < g <= most]
     if not within:
         raise ValueError(
-            f"trials: {reach(trials)} trials a prompt are too few to plan with: sample 16 or more, or give "
+            f"trials: {most} trials a prompt are too few to plan with: sample 16 or more, or give "
             "group_sizes and pre_rollouts within them"
         )
     return within

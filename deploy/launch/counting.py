@@ -28,11 +28,16 @@ def count_local(source: str, overrides: Sequence[str], number: int, samples: int
     """Draw `samples` completions of `number` training prompts on model.path; write counts to `out`. The
     samples are beside it.
 
-    Raises ConfigError before the start if the numbers do not suffice for a plan.
+    Raises ConfigError before the start if the numbers do not suffice for a plan, or if `out` holds counts of
+    another origin.
     """
     console, out = Console(stderr=True), out.resolve()
     drawn = out.with_suffix(".samples.jsonl")
     check_writable(out.parent, "--out")
+    if out.exists() and not drawn.exists():
+        raise CountsError(
+            f"--out ({out}): exists, without samples of this command beside it: move it, or name another file"
+        )
     config = on_processors(load(source, overrides), trains=False)
     require(Target(config, "eval"), console)
     prompts = choose(config, number)

@@ -22,7 +22,8 @@ from hora_rl.allocator.posterior import Float
 from hora_rl.common.data.prompt_order import Mixture
 from hora_rl.common.data.resting import Counts, Order
 from hora_rl.deploy.cli import app
-from hora_rl.evaluation.plan import CountsError, plan, read_counts
+from hora_rl.deploy.launch import counting
+from hora_rl.evaluation.plan import CountsError, options, plan, read_counts
 from hora_rl.evaluation.report.result_files import write_result
 from tests.support.jsonl import write_lines
 from tests.support.reported_runs import result
@@ -197,7 +198,7 @@ def test_a_runs_newest_groups_and_an_evaluation_can_be_planned_from(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("records", "options", "message"),
+    ("records", "texts", "message"),
     [
         (lines(20), {}, "20 prompts"),
         ([{**lines()[0], "successes": 40}], {}, r"counts.jsonl:1: .*successes \(40\)"),
@@ -213,12 +214,41 @@ def test_a_runs_newest_groups_and_an_evaluation_can_be_planned_from(tmp_path: Pa
     ],
 )
 def test_what_cannot_be_planned_is_one_line(
-    records: list[dict[str, Any]], options: dict[str, str], message: str, tmp_path: Path
+    records: list[dict[str, Any]], texts: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     source = write_lines(tmp_path / "counts.jsonl", records)
-    defaults = dict.fromkeys(("group_size", "pre_rollouts", "rules")) | {"rounds": "1", "json_": True}
+    defaults = dict.fromkeys(("group_size", "pre_rollouts", "rules")) | {"rounds": "1"}
     with pytest.raises(CountsError, match=message):
-        plan(source, **{**defaults, **options})
+        plan(source, options(**{**defaults, **texts}), json_=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["--group-size", "x"], "--group-size (x)"),
+        (["--group-size", "64", "--samples", "32"], "group size 64"),
+        (["--rules", "hit_utilty"], "hit_utilty"),
+        (["--gradients", "9.5,1,64"], "gradients = (9.5, 1, 64)"),
+        (["--out", "mine.jsonl"], "mine.jsonl): exists"),
+    ],
+)
+def test_before_the_sampling_options_are_read_and_counts_of_another_origin_are_kept(
+    asked: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = write_lines(tmp_path / "mine.jsonl", lines())
+    before = mine.read_bytes()
+    monkeypatch.setattr(counting, "stack", None)
+    done = CliRunner().invoke(app, ["plan", "tiny", *asked])
+    assert isinstance(done.exception, CountsError)
+    assert message in str(done.exception)
+    assert mine.read_bytes() == before
+
+
+def test_counts_are_a_file_of_any_name_but_a_configurations(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "counts", lines(20))
+    done = CliRunner().invoke(app, ["plan", str(source)])
+    assert "20 prompts" in str(done.exception)
 
 
 def test_a_plan_from_arrays_says_first_what_uniform_sampling_would_need() -> None:
