@@ -19,6 +19,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from hora_rl.common.load import differing
+from hora_rl.common.records import moves
 from hora_rl.evaluation.phase_b import PhaseB
 from hora_rl.evaluation.report.figures import (
     allocation_figure,
@@ -62,6 +63,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         overview=overview,
         summaries=[summarise(n, r) for n, r in runs.items()],
         settings=differing_settings(runs),
+        moves={name: found for name, run in runs.items() if (found := moves(_steps(run)))},
         figures=figures,
         date=time.strftime("%Y-%m-%d %H:%M"),
         runs=runs,
@@ -90,6 +92,12 @@ def inline_svg(figure: Figure) -> str:
     return re.sub(rf"(fill|stroke): {INK}", r"\1: currentColor", svg).replace(
         "<text ", '<text fill="currentColor" '
     )
+
+
+def _steps(run: Run) -> list[dict[str, float | None]]:
+    """The metrics of each step; NaN where it has none."""
+    rows = zip(*(column.tolist() for column in run.steps.values()), strict=True)
+    return [dict(zip(run.steps, row, strict=True)) for row in rows]
 
 
 def _configuration(run: Run) -> str:

@@ -18,7 +18,7 @@ from hora_rl.evaluation.report.runs_report import summarise, write_report
 from hora_rl.evaluation.report.tables import latex, table_1
 from hora_rl.evaluation.results import ResultError, read_result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
-from tests.support.jsonl import lines
+from tests.support.jsonl import lines, write_lines
 from tests.support.reported_runs import G0, MODEL, G, make_run, result, rows, small_run
 
 
@@ -233,6 +233,16 @@ def test_evaluations_alone_can_be_reported(tmp_path: Path) -> None:
     page = write_report([tmp_path / "only"], tmp_path / "out").read_text()
     assert "AMC23" in page
     assert "Base" in page
+
+
+def test_updates_that_moved_the_policy_far_are_named_by_run_and_step(tmp_path: Path) -> None:
+    for name, entropies in (("far", (1.12, None, 1.1, 0.5)), ("near", (1.12, 1.1))):
+        (tmp_path / name).mkdir()
+        steps = [{"step": i, "entropy/trained": entropy} for i, entropy in enumerate(entropies)]
+        write_lines(tmp_path / name / "steps.jsonl", steps)
+    page = write_report([tmp_path / "far", tmp_path / "near"], tmp_path / "out").read_text()
+    assert re.findall(r"Updates that moved the policy far: (\w+)", page) == ["far"]
+    assert re.findall(r"<li>(step \d+): the policy moved far", page) == ["step 3"]
 
 
 @pytest.mark.parametrize(
