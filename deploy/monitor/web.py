@@ -102,8 +102,9 @@ def _add_guard(app: FastAPI, names: Sequence[str]) -> None:
 
     @app.middleware("http")
     async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        host = ",".join(request.headers.getlist("host"))
-        if not known_host(host, names):
+        hosts = request.headers.getlist("host")
+        if len(hosts) != 1 or not known_host(hosts[0], names):
+            host = ", ".join(hosts)
             ask = "ask for it by address or as localhost, or name it in telemetry.http_names"
             return _problem(421, f"this server is not {host[:100]!r}: {ask}", {"connection": "close"})
         response = await answer(request)

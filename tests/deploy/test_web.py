@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from starlette.testclient import TestClient
 
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
@@ -251,3 +252,12 @@ OTHERS = "evil.example evil:8 xlocalhost 127.0.0.1.evil.example localhost.evil.e
 def test_addresses_localhost_and_configured_names_are_this_server_and_no_other_name_is() -> None:
     assert [host for host in OURS.split() if not known_host(host, ["Page.internal"])] == []
     assert [host for host in ("", "a:b:c", *OTHERS.split()) if known_host(host, ["page.internal"])] == []
+
+
+def test_a_request_names_one_host() -> None:
+    client = TestClient(create_app("redis://localhost:1", "page"))
+    found = {
+        len(hosts): client.get("/openapi.json", headers=[("Host", host) for host in hosts]).status_code
+        for hosts in (["localhost:80"], ["localhost:80", "rebound.example"])
+    }
+    assert found == {1: 200, 2: 421}
