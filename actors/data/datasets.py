@@ -204,7 +204,7 @@ def _hub(data: DataConfig, section: str) -> Iterator[tuple[str, Mapping[str, obj
 
     def unusable(reason: str) -> DataError:
         return DataError(
-            f"{data.path}: the Hugging Face data set cannot be loaded: {one_line(reason, 200)}. Check "
+            f"{data.path}: the Hugging Face data set cannot be loaded: {one_line(reason, 1000)}. Check "
             f"{section}.path, {section}.name ({data.name}), {section}.split ({data.split}) and "
             f"{section}.revision (refs/convert/parquet for one made by a script), or name a JSONL file of it."
         )
