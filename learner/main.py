@@ -41,15 +41,15 @@ def main() -> None:
     os.environ.setdefault("LOCAL_RANK", str(options.local_rank or 0))
     try:
         config = load(options.config, options.set)
-        _refuse(config, no_ray=options.no_ray)
-        _refuse_another(config, options.redis)
+        _refuse(config, options.redis, no_ray=options.no_ray)
         _run(config, options.redis, rank, world, with_ray=not options.no_ray)
     except HoraError as error:
         sys.exit(f"hora learner, rank {rank}: {error}")
 
 
-def _refuse(config: Config, *, no_ray: bool) -> None:
-    """Raise ConfigError for settings that these launchers cannot keep."""
+def _refuse(config: Config, redis_url: str, *, no_ray: bool) -> None:
+    """Raise ConfigError for settings that these launchers cannot keep, or with which the run was not
+    deployed."""
     if no_ray:  # replicas cannot be called
         for key, value, needed in (
             ("weights.transport", config.weights.transport, "file"),
@@ -62,10 +62,6 @@ def _refuse(config: Config, *, no_ray: bool) -> None:
             f"evaluation.every ({config.evaluation.every}) is kept by `hora run` and `hora train`, whose "
             "launcher evaluates: use one of these, or set evaluation.every and learner.keep_best to null"
         )
-
-
-def _refuse_another(config: Config, redis_url: str) -> None:
-    """Raise ConfigError if the run was deployed with other settings."""
     stored = connect(redis_url, patient=True).get(Keys(config.run.name).config)
     if stored and (changed := differences(read_config(stored, config.run.name), config, below=Scope.PART)):
         raise ConfigError(

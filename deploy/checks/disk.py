@@ -55,7 +55,15 @@ def disk(target: Target) -> Iterator[Finding]:
     """Whether the disk has room for the run."""
     path = Path(target.config.run.folder).absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
-    need, says = _forecast(target.config)
+    estimate = estimate_of(target.config)
+    parts = uses(target.config, estimate)
+    largest, need = sorted(parts.items(), key=lambda item: -item[1]), sum(parts.values())
+    named = (
+        f"{part} {size(gib)}" + (f" ({LIMITS[part]})" if part in LIMITS else "") for part, gib in largest
+    )
+    unknown = "" if estimate else "; the model's size is not known here, and comes on top"
+    steps = target.config.learner.steps
+    says = f"{steps} steps take about {size(need)} at most: {', '.join(named)}{unknown}"
     if target.command == "elsewhere":
         yield ok("disk", says)
         return
@@ -63,20 +71,6 @@ def disk(target: Target) -> Iterator[Finding]:
     says += f"; {size(SPARE_GIB)} must remain, and {size(free)} are free in {existing}"
     fix = "lower learner.keep_checkpoints or telemetry.rollouts_gib, or set run.folder to a larger disk"
     yield must(not target.trains or free >= need + SPARE_GIB, "disk", says, fix)
-
-
-def _forecast(config: Config) -> tuple[float, str]:
-    """GiB in all, and `200 steps take about 221 GiB at most: checkpoints 159 GiB (learner.keep_checkpoints),
-    …`."""
-    estimate = estimate_of(config)
-    parts = uses(config, estimate)
-    largest = sorted(parts.items(), key=lambda item: -item[1])
-    named = (
-        f"{part} {size(gib)}" + (f" ({LIMITS[part]})" if part in LIMITS else "") for part, gib in largest
-    )
-    need = sum(parts.values())
-    unknown = "" if estimate else "; the model's size is not known here, and comes on top"
-    return need, f"{config.learner.steps} steps take about {size(need)} at most: {', '.join(named)}{unknown}"
 
 
 def expected_gib(rollout: RolloutConfig, telemetry: TelemetryConfig, steps: int) -> float:

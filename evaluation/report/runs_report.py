@@ -63,7 +63,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         overview=overview,
         summaries=[summarise(n, r) for n, r in runs.items()],
         settings=differing_settings(runs),
-        moves={name: found for name, run in runs.items() if (found := moves(_steps(run)))},
+        moves={name: moved for name, run in runs.items() if (moved := moves(_steps(run)))},
         figures=figures,
         date=time.strftime("%Y-%m-%d %H:%M"),
         runs=runs,

@@ -51,10 +51,10 @@ def refused(tmp_path: Path, rows: Sequence[dict], *settings: str) -> str:
 
 
 def test_a_missing_column_and_a_problem_that_does_not_fit_are_named(tmp_path: Path) -> None:
-    found = refused(tmp_path, [{"task": "1+1=?", "answer": 2}])
-    assert "own.jsonl: no column 'problem'; it has answer, task: set data.prompt_field" in found
-    found = refused(tmp_path, [*ROWS, {"problem": "1+" * 40 + "1=?", "answer": 41}])
-    assert "1 of 3 prompts are longer than rollout.max_prompt_tokens = 32; set it to 84" in found
+    missing = refused(tmp_path, [{"task": "1+1=?", "answer": 2}])
+    assert all(name in missing for name in ("own.jsonl", "'problem'", "answer, task", "data.prompt_field"))
+    long = refused(tmp_path, [*ROWS, {"problem": "1+" * 40 + "1=?", "answer": 41}])
+    assert all(name in long for name in ("1 of 3", "rollout.max_prompt_tokens = 32", "84"))
 
 
 def test_rows_without_a_usable_answer_are_reported(tmp_path: Path, console: Console) -> None:
