@@ -16,6 +16,13 @@ CELL_CHARS = 16 << 20
 SEEN = 4096
 """Characters in which a JSON file shows whether it is a list."""
 PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".7z")
+REMEDIES = {
+    "UnicodeDecodeError": "write texts as UTF-8",
+    "JSONDecodeError": "write one list of objects, or one object per line",
+    "Error": "write commas between cells, and quotes around texts with them",  # csv's
+    "PermissionError": "let the user of this process read it",
+}
+"""By kind of fault."""
 BATCH = 64
 """Parquet rows decoded at a time."""
 Rows = Iterator[tuple[str, Mapping[str, object]]]
@@ -34,7 +41,7 @@ def read_rows(path: Path) -> Rows:
         raise DataError(f"{path}: is packed: unpack it, and name the file (data.path)")
 
     def unreadable(reason: str) -> DataError:
-        remedy = "write texts as UTF-8, cells of CSV with quotes where they hold commas, or Parquet"
+        remedy = REMEDIES.get(reason.partition(":")[0], "write it anew, or as JSON lines")
         return DataError(f"{path}: cannot be read: {one_line(reason, 200)}: {remedy}")
 
     before = csv.field_size_limit(CELL_CHARS)
