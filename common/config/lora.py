@@ -2,9 +2,9 @@
 
 import math
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from hora_rl.common.config.base import Section
+from hora_rl.common.config.base import Count, Section
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM allocates memory (`max_lora_rank`). Other ranks use the next larger one."""
@@ -13,15 +13,23 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 class LoraConfig(Section):
     """W + (alpha/rank)·B·A replaces each target's weight W; A and B are trained, W is not."""
 
-    rank: int = Field(
-        16, ge=1, le=VLLM_RANKS[-1], description="Rows of A and columns of B; vLLM serves up to 512."
-    )
+    rank: Count = Field(16, description="Rows of A and columns of B; vLLM serves up to 512.")
     alpha: float = Field(32.0, gt=0, description="The product B·A is multiplied by alpha/rank.")
     targets: tuple[str, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
         description="Names of the linear layers that get an adapter, in every block.",
     )
+
+    @field_validator("rank")
+    @classmethod
+    def _served(cls, rank: int) -> int:
+        if rank > VLLM_RANKS[-1]:
+            raise ValueError(
+                f"exceeds {VLLM_RANKS[-1]}, the largest rank that vLLM serves: lower it, or train full "
+                "weights (learner.lora: null)"
+            )
+        return rank
 
     @property
     def served_rank(self) -> int:
