@@ -139,7 +139,7 @@ class Options:
         try:
             arms_within(samples, self.group_sizes, self.pre_rollouts, self.rules, self.rounds, self.gradients)
         except ValueError as error:
-            raise CountsError(f"--samples ({samples}): {error}") from error
+            raise CountsError(str(error)) from error
 
 
 def options(
