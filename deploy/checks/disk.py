@@ -9,6 +9,8 @@ from hora_rl.deploy.checks.estimate import GIB, Estimate
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, size
 from hora_rl.deploy.checks.memory import estimate_of
 
+# Bytes of one line of groups.jsonl, and of a step in steps.jsonl and TensorBoard; rounded up.
+OF_GROUP, OF_STEP = 1024, 8192
 # Bytes of files of 640 rollouts of 2,000 tokens of English, and of short ones; rounded up.
 OF_FILE, OF_ROW, OF_TOKEN, OF_TOKEN_WITH_LOGPROBS = 24 * 2**10, 80, 2.0, 6.0
 SPARE_GIB = 1.0
@@ -37,6 +39,7 @@ def uses(config: Config, estimate: Estimate | None) -> dict[str, float]:
     held = min(kept_steps, learner.steps) * batch_gib
     parts = {
         "rollouts": expected_gib(rollout, config.telemetry, learner.steps),
+        "records": learner.steps * (rollout.prompts_per_batch * OF_GROUP + OF_STEP) / GIB,
         "Redis": min(learner.steps * batch_gib, max(REWRITE_GIB, 2 * held)) + held,
     }
     if estimate is not None:

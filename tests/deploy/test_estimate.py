@@ -163,7 +163,10 @@ def test_the_disk_space_of_200_steps_of_7b(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.undo()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     unknown = load("qwen2.5-7b", ["model.path=nobody/nothing-here"])
-    assert disk.uses(unknown, estimate_of(unknown)).keys() == {"rollouts", "Redis"}
+    parts = disk.uses(unknown, estimate_of(unknown))
+    assert parts.keys() == {"rollouts", "records", "Redis"}
+    groups = unknown.learner.steps * unknown.rollout.prompts_per_batch
+    assert parts["records"] * GIB == groups * 1024 + unknown.learner.steps * 8192
 
 
 @pytest.mark.parametrize("kept", ["all", "logprobs"])
