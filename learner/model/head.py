@@ -170,8 +170,8 @@ class _Chunks(torch.autograd.Function):
                 # The entropy, without a gradient, would cost as much.
                 logprobs = head.log_probs(logits, targets[part], ctx.temperature)[0]
             of_states[part], *of_leaves = torch.autograd.grad(logprobs, [chunk, *trained], gradient[part])
-            for total, of_leaf in zip(sums, of_leaves, strict=True):
-                total += of_leaf
+            for total in sums:
+                total += of_leaves.pop(0)  # else the next chunk's would be beside it
         rest = iter(sums)
         of_head = (next(rest).to(states.dtype) if on else None for on in wanted)
         return None, None, None, None, of_states, *of_head
