@@ -145,11 +145,11 @@ class Estimate:
 
         Each layer keeps about ten vectors of the hidden size, four of the feed-forward size, keys and values,
         and both repeated for all query heads. Gradient checkpointing keeps one vector per layer, and one
-        layer in full."""
+        layer in full, whose backward pass adds two of the feed-forward size."""
         shape, rollout, learner = self.shape, self.config.rollout, self.config.learner
         layers, kept = shape.layers, 0
         if learner.gradient_checkpointing:
-            layers, kept = 1, shape.layers * shape.hidden
+            layers, kept = 1, shape.layers * shape.hidden + 2 * shape.intermediate
         layer = 10 * shape.hidden + 4 * shape.intermediate + 2 * shape.kv_width + 2 * shape.query_width
         longest, others = self.config.longest, (rollout.group_size - 1) * rollout.max_response_tokens
         tokens = min(learner.tokens_per_microbatch, rollout.batch_size * longest)

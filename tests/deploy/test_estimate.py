@@ -72,7 +72,7 @@ def test_a_backward_pass_takes_no_more_than_is_estimated(
     allocated = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
     measured = float(np.cumsum([number for _, number in sorted(allocated)]).max()) / GIB
     expected = estimate.micro_batch_bytes(mask=True) / GIB + estimate.rank()["logits"] + estimate.weights_gib
-    assert 0.9 * measured < expected < 1.6 * measured
+    assert measured <= expected < 1.6 * measured
 
 
 FULL = ModelShape(1_000_000, 0, 2, 64, 256, 32, 64, 1000)
