@@ -22,11 +22,9 @@ TWO := -n 2 --dist loadfile
 test: test-fast
 	$(BIN)/pytest -m "core and not slow" $(TWO) -q
 
-# Everything but what is slow, kills parts at random, or needs a GPU. Whole runs are alone on the machine.
-REST := system and not core and not slow and not gpu
+# Everything but what is slow, kills parts at random, or needs a GPU.
 test-all: test
-	$(BIN)/pytest -m "$(REST)" $(TWO) -q --ignore=tests/system
-	$(BIN)/pytest -m "$(REST)" -q tests/system
+	$(BIN)/pytest -m "system and not core and not slow and not gpu" $(TWO) -q
 
 test-fast: setup
 	$(BIN)/pytest -m "not system and not slow and not gpu" -n 2 -q

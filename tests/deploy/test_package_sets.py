@@ -2,6 +2,7 @@
 run loads no library that only its parts need: the first seconds and 200 MiB of a machine."""
 
 import ast
+import re
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
@@ -130,3 +131,11 @@ MODELS = {"torch", "transformers", "vllm", "deepspeed"}
 def test_commands_application_and_start_of_a_run_load_no_model_library(module: str, heavy: set[str]) -> None:
     code = f"import sys, {module}; sys.exit(str(found) if (found := {heavy} & set(sys.modules)) else 0)"
     run_well(sys.executable, "-c", code)
+
+
+def test_the_image_installs_a_whole_set_with_every_room() -> None:
+    image = (ROOT / "deploy" / "Dockerfile").read_text()
+    assert "deploy/setup.sh ${HORA_SET}" in image
+    assert {f"COPY {folder} {folder}" for folder in (*ROOMS, "requirements")} <= {*image.splitlines()}
+    copied = {s for line in re.findall(r"^COPY (.+)$", image, re.M) for s in line.split()[:-1]}
+    assert [source for source in copied if not (ROOT / source).exists()] == []

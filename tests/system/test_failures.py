@@ -1,12 +1,13 @@
-"""What fails in a run is named, and nothing is lost. Of checkpoints that are damaged while nothing runs, what
-can be used is used. A reward of the user's own that fails in the middle ends the run with one line that names
-the reward and the row, and the run is resumed when the reward works again.
+"""What fails in a run is named, and nothing is lost. A learner dies, and files that it or a killed one left
+are damaged: what can be used is used. A reward of the user's own that fails in the middle ends the run with
+one line that names the reward and the row, and the run is resumed when the reward works again.
 
 `test_chaos.py` meets whole runs with everything else.
 """
 
 import json
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,13 @@ SOME_STEPS = 10
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
+@pytest.fixture
+def chance() -> random.Random:
+    seed = int(os.environ.get("DAMAGE_SEED") or random.randrange(10_000))
+    print(f"seed of the moment: DAMAGE_SEED={seed}")  # shown when the test fails
+    return random.Random(seed)
+
+
 def noise(folder: Path) -> None:
     """4 KiB inside the largest file: a tensor's values, which load without a word."""
     largest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
@@ -26,13 +34,38 @@ def noise(folder: Path) -> None:
         file.write(os.urandom(4096))
 
 
+def cut(folder: Path) -> None:
+    largest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+
+
+def lose(folder: Path) -> None:
+    next(folder.rglob("*_model_states.pt")).unlink()
+
+
 def steps_of(run: Path) -> list[int]:
     return sorted(int(p.name.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*"))
 
 
-def test_noise_in_the_newest_checkpoint_is_found_by_a_resumed_run(live_run: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("damage", [cut, lose])
+def test_a_learner_that_finds_its_newest_checkpoint_damaged_takes_the_one_before(
+    damage: Callable[[Path], None], live_run: Callable[..., Any], chance: random.Random
+) -> None:
     run = live_run(SOME_STEPS)
-    run.until(7)
+    run.until(chance.randint(6, 7))
+    newest = steps_of(run.run)[-1]
+    damage(run.run / "checkpoints" / f"step-{newest:08d}")
+    run.kill("learner", chance, within_s=0.0)
+    run.finish()
+    assert [p.name for p in (run.run / "checkpoints").glob("refused-*")] == [f"refused-step-{newest:08d}"]
+    run.assert_exact()
+
+
+def test_noise_in_the_newest_checkpoint_is_found_when_the_run_is_resumed(
+    live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    run = live_run(SOME_STEPS)
+    run.until(chance.randint(7, 8))
     run.kill_everything()
     before, newest = steps_of(run.run)
     noise(run.run / "checkpoints" / f"step-{newest:08d}")
@@ -44,9 +77,11 @@ def test_noise_in_the_newest_checkpoint_is_found_by_a_resumed_run(live_run: Call
     run.assert_exact()
 
 
-def test_when_both_checkpoints_are_damaged_the_run_ends_once(live_run: Callable[..., Any]) -> None:
+def test_when_both_checkpoints_are_damaged_the_run_ends_once_and_says_so(
+    live_run: Callable[..., Any], chance: random.Random
+) -> None:
     run = live_run(SOME_STEPS)
-    run.until(7)
+    run.until(chance.randint(7, 8))
     run.kill_everything()
     for step in steps_of(run.run):
         noise(run.run / "checkpoints" / f"step-{step:08d}")
