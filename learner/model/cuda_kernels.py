@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
 
-from hora_rl.learner.model.flops import EXPERTS
+from hora_rl.learner.model.flops import EXPERTS, head_size
 from hora_rl.learner.model.head import Head, log_probs, scored
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def takes_block_masks(model: PreTrainedModel) -> bool:
     """Whether `model` may take rows that share a prompt with a mask of blocks."""
     text = model.config.get_text_config()
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return bool(text._attn_implementation == "sdpa" and size >= LEAST_HEAD)
+    smallest = min(head_size(layer) for layer in text.per_layer_config)
+    return bool(text._attn_implementation == "sdpa" and smallest >= LEAST_HEAD)
 
 
 def use_block_masks(model: PreTrainedModel) -> bool:

@@ -80,12 +80,16 @@ class Shape:
         )
 
 
+def head_size(layer: PretrainedConfig) -> int:
+    """Elements of a head, by the configuration of one layer."""
+    return int(getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
+
+
 def widths(config: PretrainedConfig) -> list[tuple[int, int]]:
     """Query and key elements of one token in each layer: Gemma-4 has layers of two kinds."""
     sizes = []
     for layer in config.per_layer_config:
-        heads = layer.num_attention_heads
-        size = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+        heads, size = layer.num_attention_heads, head_size(layer)
         sizes.append((heads * size, (getattr(layer, "num_key_value_heads", None) or heads) * size))
     return sizes
 
