@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -38,6 +39,9 @@ from hora_rl.learner.ray_private import Stop, torch_config, torch_trainer
 log = structlog.get_logger(__name__)
 RESTARTS = 10
 CONTROLLERS = 3
+AGAIN_S = 3.0
+"""Seconds before another start. If all processes of a node were signalled at once, `hora run` ends meanwhile,
+as stopped; a call to Ray would end it with status 1 and no word."""
 NODE_MEMORY = re.compile(
     r"Memory on the node \(IP: (?P<ip>[^,]*),.*?\) was (?P<used>[\d.]+)GB used / (?P<limit>[\d.]+)GB limit"
 )
@@ -104,6 +108,7 @@ def fit(make: Callable[[], Any], steps: Callable[[], int], stop: Stop | None = N
                 raise
             log.error("ranks died, starting others", restarts=RESTARTS, error=_lines(error)[:1])
         furthest = max(furthest, now)
+        time.sleep(AGAIN_S)
 
 
 def gpu_share(gpus: float | None, resources: Mapping[str, float]) -> float:

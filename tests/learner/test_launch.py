@@ -158,8 +158,14 @@ def dying(times: int, error: Exception) -> tuple[Callable[[], Any], list[int]]:
     ],
 )
 def test_deaths_end_a_run_only_without_new_steps(
-    error: Exception, deaths: int, steps: Iterator[int], starts: int, ends: type[Exception] | None
+    error: Exception,
+    deaths: int,
+    steps: Iterator[int],
+    starts: int,
+    ends: type[Exception] | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(launch, "AGAIN_S", 0.0)
     make, started = dying(deaths, error)
     with pytest.raises(ends) if ends else nullcontext():
         launch.fit(make, steps.__next__)
