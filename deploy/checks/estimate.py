@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hora_rl.common.config import PACKED_BYTES, Config, LoraConfig
+from hora_rl.common.config import PACKED_BYTES, Config, GeneratorConfig, LearnerConfig, LoraConfig
 from hora_rl.learner.model.flops import widths
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ PINNED = 2
 """Pinned memory of a sleeping engine, relative to its weights: torch rounds blocks up to powers of two."""
 
 Table = dict[str, float]
+
+
+def shares_a_card(generator: GeneratorConfig, learner: LearnerConfig) -> bool:
+    return (generator.gpus or 1.0) < 1 and (learner.gpus or 1.0) < 1
 
 
 def total(table: Table) -> float:
@@ -197,7 +201,7 @@ class Estimate:
     @property
     def shared(self) -> bool:
         """Whether generator and learner share a card."""
-        return (self.config.generator.gpus or 1.0) < 1 and (self.config.learner.gpus or 1.0) < 1
+        return shares_a_card(self.config.generator, self.config.learner)
 
     @property
     def engines(self) -> int:

@@ -12,6 +12,7 @@ from hora_rl.common.processes import processors
 from hora_rl.deploy.checks import machine
 from hora_rl.deploy.checks.findings import Finding, Target, must, plural, should
 from hora_rl.deploy.checks.resources import filled
+from hora_rl.learner.model.flops import head_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -108,8 +109,7 @@ def _kernels(target: Target) -> Iterator[Finding]:
     model = _read(target.config.model)
     if model is None or not hasattr(model, "num_attention_heads") or hasattr(model, "kv_lora_rank"):
         return
-    layers = model.per_layer_config
-    sizes = {getattr(x, "head_dim", None) or x.hidden_size // x.num_attention_heads for x in layers}
+    sizes = {head_size(layer) for layer in model.per_layer_config}
     shown, have = (", ".join(map(str, sorted(heads))) for heads in (sizes, HEADS))
     says = f"heads of {shown} in {model.name_or_path}; on a CPU vLLM has kernels for {have}"
     yield must(sizes <= set(HEADS), "attention heads", says, "use another model, or a GPU")

@@ -18,6 +18,7 @@ from rich.markdown import Markdown
 
 from hora_rl.common.config import Config, GeneratorConfig, LearnerConfig
 from hora_rl.common.errors import MissingWeights
+from hora_rl.deploy.checks.estimate import shares_a_card
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.machine import check_writable
 from hora_rl.deploy.checks.processors import on_processors
@@ -141,5 +142,5 @@ def _train(run: TrainingRun, application: Application, alerts: Alerts) -> None:
 def _loads_alone(generator: GeneratorConfig, learner: LearnerConfig) -> bool:
     """Whether the learner waits until the engine has loaded: one that sleeps needs the whole card, and one
     that shares a card measures its free memory, unless the size of its KV cache is fixed."""
-    shares = (generator.gpus or 1.0) < 1 and (learner.gpus or 1.0) < 1
-    return (shares and generator.kv_cache_gib is None) or generator.sleep != "none"
+    shared = shares_a_card(generator, learner)
+    return (shared and generator.kv_cache_gib is None) or generator.sleep != "none"

@@ -205,12 +205,3 @@ def test_a_published_version_never_falls(redis_server: RedisServer) -> None:
     manifest = Manifest("q", 4, "/x", "abc", 12)
     announce(client, manifest)
     assert newest_now(client, "q") == manifest
-
-
-def test_foreign_entries_that_a_killed_learner_had_claimed_are_removed(redis_server: RedisServer) -> None:
-    client, keys, consumer = connect(redis_server.url), Keys("q"), consumer_of(redis_server)
-    client.xadd(keys.groups, {"id": "0:1", "batch": "0"})
-    client.xreadgroup("learner", "rank-0", {keys.groups: ">"})
-    assert consumer.claimed() == 1
-    assert consumer.pending() == []
-    assert consumer.claimed() == client.xlen(keys.groups) == 0
