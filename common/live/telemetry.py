@@ -130,12 +130,14 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while True:
+            over = self._done.is_set()  # the last state is written too
             try:
                 heartbeat_now(self._client, self._run, self._part, self._state)
             except redis.exceptions.RedisError as error:
                 log.warning("no heartbeat", part=self._part, error=str(error)[:300])
-            if self._done.wait(HEARTBEAT_S):
+            if over:
                 return
+            self._done.wait(HEARTBEAT_S)
 
 
 def beats(parts: Mapping[Answer, Answer], kind: str) -> list[PartBeat]:

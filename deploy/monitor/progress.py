@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
 
 from redis.exceptions import RedisError
 from rich.console import Console
@@ -35,15 +37,27 @@ def progress(
     first: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
     """Show the progress of run `name` while the block runs: a bar in a terminal, else a line per step.
-    `alerts` receives every shown warning. Calls `first` before."""
+    `alerts` receives every shown warning. Calls `first` before; until it returns only notices are shown: a
+    learner that starts beside the engine may say one and end before the engine is up."""
     tell = Teller(console, alerts)
     show = show_bar if console.is_terminal else show_lines
 
-    def run(done: threading.Event) -> None:
-        first()
-        show(_snapshots(name, url, done), steps, tell)
+    started = threading.Event()
 
-    with background_thread("progress", run, END_S):
+    def start(_: threading.Event) -> None:
+        first()
+        started.set()
+
+    def run(done: threading.Event) -> None:
+        states = _snapshots(name, url, done)
+        for state in states:
+            notices = tuple(w for w in state.warnings if w.kind is Kind.NOTICE)
+            tell(replace(state, warnings=notices))
+            if started.is_set() or done.is_set():
+                show(chain([state], states), steps, tell)
+                break
+
+    with background_thread("progress", run, END_S), background_thread("first", start, END_S):
         yield
 
 

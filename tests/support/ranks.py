@@ -25,14 +25,17 @@ def run_ranks(script: str, folder: Path, *args: str, ranks: int = 2, limit_s: fl
     """What `script` prints, all ranks together; it must end well. It imports from the repository."""
     (folder / "rank.py").write_text(script + END)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    launcher += ["--log-dir", str(folder / "logs"), "--redirects", "3"]  # ranks would cut each other's lines
     command = [sys.executable, *(launcher if ranks > 1 else ()), str(folder / "rank.py"), *args]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": paths}
     env |= {} if ranks > 1 else ALONE
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     ran = subprocess.run(command, env=env, cwd=ROOT, timeout=limit_s, **streams)
-    assert ran.returncode == 0, ran.stdout[-4000:]
-    return ran.stdout
+    logs = sorted((folder / "logs").rglob("*.log"))
+    printed = "".join(log.read_text(errors="replace") for log in logs) + ran.stdout
+    assert ran.returncode == 0, printed[-8000:]
+    return printed
 
 
 def cases_of(printed: str) -> list[Any]:

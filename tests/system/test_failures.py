@@ -8,6 +8,7 @@ one line that names the reward and the row, and the run is resumed when the rewa
 import json
 import os
 import random
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,10 @@ def test_a_learner_that_finds_its_newest_checkpoint_damaged_takes_the_one_before
 ) -> None:
     run = live_run(SOME_STEPS)
     run.until(chance.randint(6, 7))
+    learner = run.kill("learner", chance, signal.SIGSTOP, within_s=0.0)  # it could write a newer one
     newest = steps_of(run.run)[-1]
     damage(run.run / "checkpoints" / f"step-{newest:08d}")
-    run.kill("learner", chance, within_s=0.0)
+    learner.kill()
     run.finish()
     assert [p.name for p in (run.run / "checkpoints").glob("refused-*")] == [f"refused-step-{newest:08d}"]
     run.assert_exact()
@@ -105,8 +107,8 @@ def test_a_reward_that_fails_ends_the_run_in_one_line_and_loses_nothing(
     monkeypatch.setenv("OWN_REWARD_BREAKS", str(broken))
     run = live_run(12, **REWARDED)
     for steps, how, named, why in (
-        (2, "column", "wants_column", "raised KeyError: 'expected' (row "),
-        (4, "length", "ranks", " completions of a group (row "),
+        (2, "column", "wants_column", "raised KeyError: 'expected' (prompt "),
+        (4, "length", "ranks", " completions of a group (prompt "),
     ):
         run.until(steps)
         broken.write_text(how)
