@@ -108,7 +108,7 @@ def test_a_reward_that_fails_ends_the_run_in_one_line_and_loses_nothing(
     run = live_run(12, **REWARDED)
     for steps, how, named, why in (
         (2, "column", "wants_column", "raised KeyError: 'expected' (prompt "),
-        (4, "length", "ranks", " completions of a group (prompt "),
+        (4, "length", "ranks", " values (prompt "),
     ):
         run.until(steps)
         broken.write_text(how)
