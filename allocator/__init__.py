@@ -6,8 +6,8 @@
 `Session` allocates in rounds. `plan` forecasts each rule on recorded counts.
 """
 
-from hora_rl.allocator.divide import allocate
-from hora_rl.allocator.planning.plan import plan
+from hora_rl.allocator.planning.forecast import plan
 from hora_rl.allocator.session import Session
+from hora_rl.allocator.solver import allocate
 
 __all__ = ["Session", "allocate", "plan"]

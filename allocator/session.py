@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hora_rl.allocator.checks import check_budget, check_counts, check_prior, check_trials, check_whole
-from hora_rl.allocator.divide import Problem, Tier, check_least_trials, serve
-from hora_rl.allocator.posterior import Int
+from hora_rl.allocator.posterior import Float, Int
 from hora_rl.allocator.rules import get_rule
 from hora_rl.allocator.rules.base import Gain, Mask, Rule, Sampled
-from hora_rl.allocator.rules.outcomes import FIRST_MISS, no_failure, no_success, one_kind
+from hora_rl.allocator.rules.hits import FIRST_MISS, no_failure, no_success, one_kind
+from hora_rl.allocator.solver import Problem, Tier, check_least_trials, serve
 
 STOPS: dict[str, Callable[[Sampled], Mask] | None] = {"none": None, "hit": no_success, "mixed": one_kind}
 """Active prompts by `stop`."""
@@ -136,3 +136,13 @@ def tiers(rule: Rule, stop: str, sampled: Sampled) -> list[Tier]:
     if serves is None:
         return [(everyone, rule)]
     return [(serves(sampled), rule), (no_failure(sampled), FIRST_MISS), (everyone, rule)]
+
+
+def simulate(session: Session, rates: Float, pre_rollouts: int, rng: np.random.Generator) -> tuple[Int, Int]:
+    """Sample all rollouts of a session from prompts with these success `rates` (n,); returns successes and
+    group sizes, both (n,)."""
+    session.tell(rng.binomial(pre_rollouts, rates), pre_rollouts)
+    while not session.done:
+        extra = session.ask()
+        session.tell(rng.binomial(extra, rates), extra)
+    return session.successes, session.trials

@@ -11,10 +11,8 @@ from rich.console import Console
 
 from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.prompt_features import features_of
-from hora_rl.allocator.priors import make_prior
+from hora_rl.allocator.priors import NAMES, UNCONDITIONED, fit_prior, make_prior, outcomes
 from hora_rl.allocator.priors.base import save_state
-from hora_rl.allocator.priors.fit import fit_prior, outcomes
-from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
 from hora_rl.common.config import Config
 from hora_rl.common.console import say, working
 from hora_rl.common.errors import ConfigError, RunError

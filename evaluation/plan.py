@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hora_rl.allocator.planning.plan import ARMS, arms_within
-from hora_rl.allocator.planning.plan import plan as plan_of
+from hora_rl.allocator.planning.forecast import ARMS, arms_within
+from hora_rl.allocator.planning.forecast import plan as plan_of
 from hora_rl.allocator.planning.table import Plan
 from hora_rl.allocator.posterior import Int
 from hora_rl.common.errors import ConfigError

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hora_rl.allocator.priors import Prior
+from hora_rl.allocator.priors.base import Prior
 from hora_rl.allocator.warmup import WarmUpGate
 from hora_rl.common.config import Config
 from hora_rl.common.config.allocation import UNIFORM

@@ -15,10 +15,9 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from hora_rl.allocator.priors import Prior, make_prior
-from hora_rl.allocator.priors.base import load_state
+from hora_rl.allocator.priors import UNCONDITIONED, kind_of, make_prior
+from hora_rl.allocator.priors.base import Prior, load_state
 from hora_rl.allocator.priors.features import hidden_state_features, sentence_features
-from hora_rl.allocator.priors.make import UNCONDITIONED, kind_of
 from hora_rl.common.config import AllocationConfig, RunConfig
 from hora_rl.common.errors import ConfigError, any_error_as, one_line
 from hora_rl.common.files import alone, replacing

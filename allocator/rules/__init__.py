@@ -1,4 +1,4 @@
-"""Rules by name, one small file each. A user's rule is a function or `package.module:function`.
+"""Rules by name. A user's rule is a function or `package.module:function`.
 
 The function returns the rule's marginal gain:
 
@@ -22,22 +22,15 @@ from functools import lru_cache
 import numpy as np
 
 from hora_rl.allocator.posterior import Float, Posterior
+from hora_rl.allocator.rules import hits, published
 from hora_rl.allocator.rules.base import Division, Gain, Marginal, Rule, Split
-from hora_rl.allocator.rules.hit_utility import HIT_UTILITY
-from hora_rl.allocator.rules.knapsack import KNAPSACK
-from hora_rl.allocator.rules.outcomes import FIRST_HIT, HIT_OR_MISS, MIXED, first_hit, hit_or_miss
-from hora_rl.allocator.rules.probe_aware import PROBE_AWARE
-from hora_rl.allocator.rules.reinforce_ada import AR3PO, HARD_FIRST, REINFORCE_ADA, reinforce_ada
-from hora_rl.allocator.rules.uniform import EVEN_SIZES, UNIFORM
-from hora_rl.allocator.rules.variance import VARIANCE, variance
-from hora_rl.allocator.rules.worth import expected_worth, first_hits
 
 RULES: dict[str, Rule] = {
     r.name: r
     for r in (
-        *(HIT_UTILITY, PROBE_AWARE, FIRST_HIT, MIXED, HIT_OR_MISS),
-        *(UNIFORM, HARD_FIRST, EVEN_SIZES),
-        *(VARIANCE, KNAPSACK, REINFORCE_ADA, AR3PO),
+        *(hits.HIT_UTILITY, hits.PROBE_AWARE, hits.FIRST_HIT, hits.MIXED, hits.HIT_OR_MISS),
+        *(published.UNIFORM, published.HARD_FIRST, published.EVEN_SIZES),
+        *(published.VARIANCE, published.KNAPSACK, published.REINFORCE_ADA, published.AR3PO),
     )
 }
 
@@ -90,7 +83,7 @@ def _noise_and_overlap(text: str) -> Rule:
     noise, *overlap = map(_number, text.split(","))
     if len(overlap) > 1:
         raise ValueError(f"takes the noise of a hit and the overlap, not {text!r}")
-    return expected_worth(noise, *overlap)
+    return hits.expected_worth(noise, *overlap)
 
 
 def _from_one(text: str) -> int:
@@ -99,12 +92,16 @@ def _from_one(text: str) -> int:
     return int(text)
 
 
+def _first_hit(text: str) -> Rule:
+    return hits.first_hits(_from_one(text)) if text.isdecimal() else hits.first_hit(get_rule(text))
+
+
 PARAMETERS: dict[str, Callable[[str], Rule]] = {
-    "hit_or_miss": lambda text: hit_or_miss(_number(text)),
+    "hit_or_miss": lambda text: hits.hit_or_miss(_number(text)),
     "expected_worth": _noise_and_overlap,
-    "first_hit": lambda text: first_hits(_from_one(text)) if text.isdecimal() else first_hit(get_rule(text)),
-    "reinforce_ada": lambda text: reinforce_ada(_from_one(text)),
-    "variance": lambda text: variance(frozenset(part.strip() for part in text.split(","))),
+    "first_hit": _first_hit,
+    "reinforce_ada": lambda text: published.reinforce_ada(_from_one(text)),
+    "variance": lambda text: published.variance(frozenset(part.strip() for part in text.split(","))),
 }
 
 

@@ -16,7 +16,7 @@ from hora_rl.actors.data.datasets import usable_held_out
 from hora_rl.actors.environment.registry import environment_of, load_environment
 from hora_rl.actors.verifier.answers import load_extract
 from hora_rl.allocator import allocate
-from hora_rl.allocator.priors.make import UNCONDITIONED, beta_of, kind_of
+from hora_rl.allocator.priors import UNCONDITIONED, beta_of, kind_of
 from hora_rl.common.config import AllocationConfig, Config, EnvironmentConfig, RewardConfig, RolloutConfig
 from hora_rl.common.config.environment import LIBRARY
 from hora_rl.common.data.rewards import group_functions, load_reward

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hora_rl.allocator import Session
-from hora_rl.allocator.planning.forecast import simulate
-from hora_rl.allocator.priors.empirical import fit_beta
+from hora_rl.allocator.priors.base import fit_beta
+from hora_rl.allocator.session import simulate
 from hora_rl.common.advantages import formula
 from research.gradients.design import Design
 from research.gradients.noise import Array, Index, Moments

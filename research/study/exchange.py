@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 from hora_rl.allocator import Session
-from hora_rl.allocator.planning.forecast import simulate
+from hora_rl.allocator.session import simulate
 from hora_rl.evaluation.report.result_files import markdown_table
 from research.report.curves import Array
 from research.study.archive import GROUPS, RATES, Archive, unpack

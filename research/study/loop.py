@@ -26,7 +26,7 @@ from hora_rl.actors.coordinator.allocation import allocate_round
 from hora_rl.actors.coordinator.cycles import BatchAllocation
 from hora_rl.actors.coordinator.prompt_features import prior_of
 from hora_rl.actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
-from hora_rl.allocator.priors import Prior
+from hora_rl.allocator.priors.base import Prior
 from hora_rl.common.config import Config, ObjectiveConfig
 from hora_rl.common.data.prompt_order import Mixture
 from hora_rl.common.data.prompts import load_tokenizer, render

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hora_rl.allocator.priors.make import PROBES
+from hora_rl.allocator.priors import PROBES
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import ROOT, check_paths, load

@@ -16,7 +16,7 @@ from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.actors.coordinator.shard import Allocation
 from hora_rl.allocator import allocate
 from hora_rl.allocator.posterior import Float, Int
-from hora_rl.allocator.priors import FixedPrior
+from hora_rl.allocator.priors.base import FixedPrior
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.live.keys import Keys

@@ -12,12 +12,9 @@ from scipy.special import betaln, gammaln
 from scipy.stats import betabinom, binom
 from transformers import AutoTokenizer, BertConfig, BertModel
 
-from hora_rl.allocator.priors import make_prior
-from hora_rl.allocator.priors.base import load_state, save_state
-from hora_rl.allocator.priors.empirical import CYCLES, LEAST, MOST, fit_beta
+from hora_rl.allocator.priors import NAMES, UNCONDITIONED, fit_prior, log_loss, make_prior, outcomes
+from hora_rl.allocator.priors.base import CYCLES, LEAST, MOST, fit_beta, load_state, save_state
 from hora_rl.allocator.priors.features import sentence_features
-from hora_rl.allocator.priors.fit import fit_prior, log_loss, outcomes
-from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
 from hora_rl.allocator.priors.probe import Probe, ProbePrior
 from hora_rl.common.load import load
 

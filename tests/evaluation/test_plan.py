@@ -13,12 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from hora_rl.allocator import Session
-from hora_rl.allocator.mixture import GRID, fit_mixture, resampled_mixtures
-from hora_rl.allocator.planning.forecast import forecast, reach, simulate, spared
-from hora_rl.allocator.planning.outcome import Arm, outcome
-from hora_rl.allocator.planning.plan import plan as plan_of
+from hora_rl.allocator.planning.forecast import plan as plan_of
+from hora_rl.allocator.planning.forecast import reach, spared
+from hora_rl.allocator.planning.outcome import GRID, Arm, fit_mixture, outcome, resampled_mixtures
 from hora_rl.allocator.planning.table import Row
 from hora_rl.allocator.posterior import Float
+from hora_rl.allocator.session import simulate
 from hora_rl.common.data.prompt_order import Mixture
 from hora_rl.common.data.resting import Counts, Order
 from hora_rl.deploy.cli import app
@@ -70,7 +70,9 @@ def study(
     inside, bias = [], []
     for _ in range(repeats):
         counts = rng.binomial(trials, draw(rng, m))
-        rows = forecast(counts, np.full(m, trials), arms).rows
+        names = [arm.rule if arm.stop == "none" else f"{arm.rule}/{arm.stop}" for arm in arms]
+        made = plan_of(counts, trials, [arms[0].group_size], [4], names, [1, 4]).rows
+        rows = [row for row in made if (row.rule, row.rounds) in {(arm.rule, arm.rounds) for arm in arms}]
         inside.append([holds(row, *t, uniform) for row, t in zip(rows, true, strict=True)])
         bias.append([row.hits - hit for row, (hit, _) in zip(rows, true, strict=True)])
     return np.mean(inside, axis=0), 100 * float(np.mean(bias))

@@ -18,7 +18,7 @@ from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.actors.coordinator.scheduler import Coordination, Services
-from hora_rl.allocator.priors import FixedPrior
+from hora_rl.allocator.priors.base import FixedPrior
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Producer
