@@ -44,7 +44,7 @@ from hora_rl.common.data.stop_tokens import stop_tokens
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.common.model.pretrained import model_folder
 from hora_rl.common.processes import processors
-from hora_rl.evaluation.report.result_files import markdown_table
+from hora_rl.evaluation.report.tables import markdown_table
 
 SETTINGS = (
     "rollout.shards=1",

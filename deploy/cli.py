@@ -58,8 +58,7 @@ def run(
     ] = False,
 ) -> None:
     """Train on this machine: starts Redis, Ray, Serve and the learner, and stops them again."""
-    from hora_rl.deploy.launch.local import run_local
-    from hora_rl.deploy.launch.resolve import Folder
+    from hora_rl.deploy.launch.local import Folder, run_local
     from hora_rl.deploy.machine.signals import stopped_by_signals
 
     folders: dict[Folder, bool] = {"resume": resume, "resume or new": resume_or_start, "fresh": fresh}

@@ -17,10 +17,9 @@ from hora_rl.common.load import ROOT, from_args
 from hora_rl.common.model.pretrained import obtain
 from hora_rl.deploy.checks.estimate import Estimate, ModelShape
 from hora_rl.deploy.checks.findings import plural
-from hora_rl.deploy.checks.gpu_software import without_bfloat16
+from hora_rl.deploy.checks.hardware import fastest_dtype, without_bfloat16
 from hora_rl.deploy.checks.machine import check_writable, gpus
 from hora_rl.deploy.checks.memory import estimate_of, fits_cards
-from hora_rl.deploy.checks.processors import fastest_dtype
 from hora_rl.deploy.checks.resources import Card, choose, filled, read_cards
 
 Task = Literal["math", "mine", "code"]

@@ -159,7 +159,7 @@ def export(
 @app.command()
 def audit(run: RunFolder) -> None:
     """Prove from a run's records that no group is missing or doubled and that budgets and staleness held."""
-    from hora_rl.deploy.runs.audit_run import audit_run
+    from hora_rl.deploy.runs.ended_run import audit_run
 
     if not audit_run(run):
         raise typer.Exit(1)

@@ -14,8 +14,7 @@ from hora_rl.common.data.resting import Counts, Order
 from hora_rl.common.records import ShardReport
 from hora_rl.common.rollout_files import files_of
 from hora_rl.common.types import group_id
-from hora_rl.evaluation.audit_divisions import divisions
-from hora_rl.evaluation.audit_records import RunRecords
+from hora_rl.evaluation.audit_records import RunRecords, divisions
 from hora_rl.evaluation.rollout_table import read_rollouts
 
 

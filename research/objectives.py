@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hora_rl.allocator import Session
 from hora_rl.common.advantages import Formula, formula
-from hora_rl.evaluation.report.result_files import markdown_table
+from hora_rl.evaluation.report.tables import markdown_table
 
 PROMPTS, G0, G = 15, 8, 32
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.9, 0.99)

@@ -16,8 +16,7 @@ from pathlib import Path
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import ROOT
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, should
-from hora_rl.deploy.machine.ports import check_port
-from hora_rl.deploy.machine.ray_start import LONGEST, check_sockets
+from hora_rl.deploy.machine.ray_start import LONGEST, check_port, check_sockets
 from hora_rl.deploy.machine.record import RunFile
 
 GIB = 2**30

@@ -15,16 +15,15 @@ from hora_rl.common.errors import ConfigError, HoraError
 from hora_rl.common.files import read_yaml
 from hora_rl.common.load import load
 from hora_rl.common.model.pretrained import obtain
-from hora_rl.deploy.checks import configuration, disk, machine, processors, services, sources, task, templates
+from hora_rl.deploy.checks import configuration, hardware, machine, services, sources, task
 from hora_rl.deploy.checks.engine import EngineProcess, engine
 from hora_rl.deploy.checks.findings import Check, Finding, Target
-from hora_rl.deploy.checks.gpu_software import driver, mps_daemon, precision, triton_build
-from hora_rl.deploy.checks.memory import memory, run_target
+from hora_rl.deploy.checks.memory import disk, memory, run_target
 from hora_rl.deploy.checks.weight_files import weight_files
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
 """Fast checks for every machine."""
-TASK: tuple[Check, ...] = (task.stops, templates.templates, task.task)
+TASK: tuple[Check, ...] = (task.stops, sources.templates, task.task)
 CONFIGURATION: tuple[Check, ...] = (
     *NAMES,
     configuration.family,
@@ -34,7 +33,7 @@ CONFIGURATION: tuple[Check, ...] = (
     *TASK,
     configuration.group_size,
     memory,
-    disk.disk,
+    disk,
 )
 """Checks of a configuration for another machine."""
 CHECKS: tuple[Check, ...] = (
@@ -46,12 +45,12 @@ CHECKS: tuple[Check, ...] = (
     weight_files,
     machine.versions,
     services.redis_server,
-    driver,
-    precision,
-    triton_build,
-    mps_daemon,
+    hardware.driver,
+    hardware.precision,
+    hardware.triton_build,
+    hardware.mps_daemon,
     machine.gpu_count,
-    processors.on_cpu,
+    hardware.on_cpu,
     services.ray_token,
     services.ray_cluster,
     memory,
@@ -59,7 +58,7 @@ CHECKS: tuple[Check, ...] = (
     machine.limits,
     machine.sockets,
     machine.port,
-    disk.disk,
+    disk,
     task.sandbox,
     sources.data,
     configuration.evaluation,

@@ -16,8 +16,8 @@ from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.common.types import Prompt
 from hora_rl.deploy.checks.findings import Target
+from hora_rl.deploy.checks.hardware import on_processors
 from hora_rl.deploy.checks.machine import check_writable
-from hora_rl.deploy.checks.processors import on_processors
 from hora_rl.deploy.checks.run_checks import require
 from hora_rl.deploy.launch.evaluation import draw, stopped_and_kept
 from hora_rl.deploy.launch.stack import stack

@@ -26,7 +26,7 @@ from hora_rl.deploy.app import APP
 from hora_rl.deploy.monitor.progress import sampling_bar
 from hora_rl.evaluation.benchmarks import Benchmark, held_out, refuse_long
 from hora_rl.evaluation.evaluate import Counts, evaluate
-from hora_rl.evaluation.report.result_files import write_result
+from hora_rl.evaluation.report.tables import write_result
 from hora_rl.evaluation.results import Result, make_result, model_digest, read_result
 from hora_rl.learner.records.step_records import log_evaluation
 

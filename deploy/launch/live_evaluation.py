@@ -5,14 +5,14 @@
 
 Training continues. All replicas sample the evaluation with the lowest priority, in a few places each, on
 weights of its step or newer, which may change during the evaluation. A result names its oldest and newest
-version. The evaluation runs in a thread of the launcher, unknown to training.
+version. Each evaluation is finished before the next starts. All runs in a thread of the launcher.
 """
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import redis
@@ -42,8 +42,40 @@ from hora_rl.evaluation.benchmarks import held_out
 from hora_rl.evaluation.evaluate import Counts, Progress, evaluate
 from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.samples import newest_version
-from hora_rl.evaluation.schedule import is_late, next_evaluation
 from hora_rl.learner.checkpoints.origin import candidates_in
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """The next step to evaluate, None if none is due, and the skipped older steps."""
+
+    step: int | None
+    left_out: tuple[int, ...]
+
+
+def next_evaluation(
+    every: int, steps: int, version: int, done: Collection[int], begun: Collection[int]
+) -> Next:
+    """`version`: newest published. `done`: steps with a result. `begun`: steps with samples but no result.
+
+    The last step is excluded: it is evaluated after training. Also excluded: step 0 after training starts,
+    and steps before the last finished evaluation.
+    """
+    newest = max((s for s in done if s <= version), default=-1)
+    due = [s for s in range(0, min(version, steps - 1) + 1, every) if s > newest]
+    under_way = [s for s in due if s in begun]
+    if not under_way and due == [0] and version > 0:
+        return Next(None, (0,))
+    if not due:
+        return Next(None, ())
+    step = max(under_way) if under_way else due[-1]
+    return Next(step, tuple(s for s in due if s < step))
+
+
+def is_late(every: int, step: int, version: int) -> bool:
+    """Whether the next evaluation is due during that of `step`."""
+    return version >= step + every
+
 
 POLL_S = 1.0
 JOIN_S = 20.0

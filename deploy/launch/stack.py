@@ -27,15 +27,16 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Redis, connect
 from hora_rl.common.live.telemetry import ENGINE, living
 from hora_rl.common.root_cause import root_cause
-from hora_rl.deploy.launch.ray_node import LOGS_OF_RAY, watched_node
 from hora_rl.deploy.machine import mps
-from hora_rl.deploy.machine.ports import port_of
 from hora_rl.deploy.machine.ray_start import (
+    LOGS_OF_RAY,
     check_sockets,
     keep_token_private,
     on_loopback,
+    port_of,
     session_folder,
     starting_ray,
+    watched_node,
 )
 from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.machine.run_redis import issue_token, run_redis

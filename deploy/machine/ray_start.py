@@ -1,18 +1,26 @@
-"""How a command starts Ray on this machine: its token, its sockets, its processes' signals. The only file of
-deploy that uses Ray's private API."""
+"""How a command starts Ray on this machine: its token, ports and sockets, its processes' signals, and its
+end if one of them dies. The only file of deploy that uses Ray's private API."""
 
 import os
+import random
 import secrets
 import signal
+import socket
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import psutil
 
+from hora_rl.common.config import TelemetryConfig
 from hora_rl.common.errors import RunError
+from hora_rl.common.processes import background_thread
+from hora_rl.deploy.machine.record import RunFile, State
+from hora_rl.deploy.machine.signals import asked_to_stop
 
 LONGEST = 107
 """Bytes of a socket's path (`sun_path` of unix(7), without its final NUL)."""
@@ -114,3 +122,90 @@ def _write_once(file: Path, text: str) -> None:
             os.link(new, file)
     finally:
         os.unlink(new)
+
+
+# Above the ports of Ray's workers and below Linux's ephemeral range, which Ray's daemons use heavily: a free
+# ephemeral port may be taken before Serve binds it.
+CANDIDATES = range(20_000, 32_768)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise RunError if `port` cannot be bound on `host`."""
+    try:
+        _bind(host, port)
+    except OSError as error:
+        raise RunError(
+            f"telemetry.http_port: {host}:{port} cannot be used ({error.strerror}); choose another with "
+            "-s telemetry.http_port=N, or 0 for any free one"
+        ) from None
+
+
+def port_of(telemetry: TelemetryConfig) -> int:
+    """The configured HTTP port, or a free one for 0."""
+    return telemetry.http_port or free_port(telemetry.http_host)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A free port on `host` outside the ephemeral range."""
+    for port in random.sample(CANDIDATES, 100):
+        with suppress(OSError):
+            _bind(host, port)
+            return port
+    raise RunError(
+        f"telemetry.http_host: no port of {host} from {CANDIDATES[0]} to {CANDIDATES[-1]} can be used"
+    )
+
+
+def _bind(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Serve does
+        probe.bind((host, port))
+
+
+WATCH_S = 0.02
+HEARD_S = 2.0
+"""Seconds for the main thread to receive a signal that a Ray process received first."""
+NEEDED = ("raylet", "gcs_server")
+LOGS_OF_RAY = {
+    "RAY_ROTATION_MAX_BYTES": str(16 * 2**20),
+    "RAY_ROTATION_BACKUP_COUNT": "1",
+    "RAY_event_stats_print_interval_ms": "600000",
+}
+"""Smaller logs: by default Ray writes statistics every minute and keeps 3 GiB per log file."""
+
+
+def watched_node(file: RunFile | None) -> AbstractContextManager[None]:
+    """Exit this process if Ray's node loses a required process while the block runs. Records the reason in
+    `file` and prints it."""
+    return background_thread("ray-node", partial(_watch, file))
+
+
+def _watch(file: RunFile | None, done: threading.Event) -> None:
+    """Wait for the end of a required process of this command's Ray node. After a request to stop, any process
+    counts: all were signalled, those without a handler exit first, and this process dies with the raylet's
+    object store."""
+    while not done.wait(WATCH_S):
+        died = [kind for kind in dead_processes() if kind in NEEDED or asked_to_stop.is_set()]
+        if died:
+            _end(file, died[0])
+
+
+def _end(file: RunFile | None, died: str) -> None:
+    """Print and record the reason at once, because Ray ends this process at the next call to its raylet."""
+    reason = (
+        f"Ray's node on this machine ended (its process {died} died): look for what killed it, as short "
+        "memory does"
+    )
+    if not asked_to_stop.is_set():
+        _say(file, "failed", reason, f"hora: {reason}")
+    if stopped := asked_to_stop.wait(HEARD_S):
+        _say(file, "stopped", "interrupted", "\nstopped")
+    os._exit(130 if stopped else 1)
+
+
+def _say(file: RunFile | None, state: State, reason: str, line: str) -> None:
+    resume = "" if file is None else f"; resume with: {file.read().resume}"
+    print(f"{line}{resume}", file=sys.stderr, flush=True)
+    if file is not None:
+        file.end(state, reason)

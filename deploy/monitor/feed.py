@@ -1,25 +1,33 @@
-"""One reader of a run per process: one snapshot per second, shared by all clients.
+"""One reader of a run per process: a snapshot per second, shared by all clients, and the history for charts.
 
 A failed snapshot (Redis down, no such run, wrong password) is also an event. Clients show its message with
-the last state.
+the last state. The history is read incrementally, with a bounded number of points: series by step from the
+learner's stream, flows from a coordinator's samples, and the share of Phase B by c_i (the paper's allocation
+figure) from shard reports. `evaluation.phase_b` defines which batches count.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import redis
 import structlog
 
+from hora_rl.common.config import RolloutConfig
 from hora_rl.common.errors import HoraError
+from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Redis, connect, hidden
-from hora_rl.deploy.monitor.history import History
-from hora_rl.deploy.monitor.reading import read_run
+from hora_rl.common.live.state import read_config, read_state
+from hora_rl.common.live.telemetry import FLOWS
+from hora_rl.common.records import ShardReport
+from hora_rl.deploy.monitor.reading import numbers, rate, read_run
 from hora_rl.deploy.monitor.run_state import RunState
+from hora_rl.evaluation.phase_b import PhaseB, Share, classes, counted, total
 
 log = structlog.get_logger(__name__)
 PERIOD_S = 1.0
@@ -127,3 +135,124 @@ def _failed(number: int, error: BaseException) -> Event:
         return Event(number, None, str(error))
     log.error("the run cannot be read", exc_info=error)
     return Event(number, None, f"the run cannot be read: {type(error).__name__}: {error}")
+
+
+POINTS = 400
+KEPT = 4 * POINTS
+CHUNK = 2000
+SMOOTH = 5
+TIMES, LENGTHS = ("time/step", "time/wait"), ("length/mean", "length/max")
+BY_STEP = ("reward", "reward/format", "success", "entropy", *LENGTHS, *TIMES)
+
+
+class History:
+    """Grows with every reading. `client` is blocking."""
+
+    def __init__(self, run: str) -> None:
+        self._run, self._keys = run, Keys(run)
+        self._steps: dict[int, dict[str, float]] = {}
+        self._samples: list[dict[str, float]] = []
+        self._every, self._seen = 1, 0
+        self._phase_b: dict[int, tuple[str, PhaseB]] = {}
+        self._last_step = self._last_sample = "0"
+        self._next_batch = 0
+
+    def columns(self, client: Redis) -> bytes:
+        """JSON columns for the charts of the page, with at most POINTS points per series."""
+        rollout = read_config(client.get(self._keys.config), self._run).rollout
+        self._read(client, rollout)
+        steps = sorted(self._steps)
+        names = dict.fromkeys(name for metrics in self._steps.values() for name in metrics)
+        columns = {
+            "steps": {
+                "step": _thin([float(s) for s in steps]),
+                **{name: _thin([self._steps[s].get(name) for s in steps]) for name in names},
+            },
+            "flow": self._flow(),
+            "shares": self._share_columns(classes(rollout.pre_rollouts)),
+        }
+        return json.dumps(columns, separators=(",", ":")).encode()
+
+    def _read(self, client: Redis, rollout: RolloutConfig) -> None:
+        """Read new entries since the last call."""
+        for entry, fields in _since(client, self._keys.steps, self._last_step):
+            metrics = numbers(fields[b"metrics"])
+            # A resumed run repeats steps; the later record counts.
+            self._steps[int(metrics["step"])] = {k: v for k, v in metrics.items() if _is_charted(k)}
+            self._last_step = entry
+        for entry, fields in _since(client, self._keys.history, self._last_sample):
+            self._keep(json.loads(fields[b"sample"]))
+            self._last_sample = entry
+        self._read_shares(client, rollout)
+
+    def _keep(self, sample: dict[str, float]) -> None:
+        """Keep every n-th sample, and double n if too many are kept. Rates of counters stay exact."""
+        if self._seen % self._every == 0:
+            self._samples.append(sample)
+        self._seen += 1
+        if len(self._samples) > KEPT:
+            self._samples = self._samples[::2]
+            self._every *= 2
+
+    def _read_shares(self, client: Redis, rollout: RolloutConfig) -> None:
+        shards, trials = rollout.shards, rollout.pre_rollouts
+        last = read_state(client, self._run).step + rollout.max_staleness
+        for batch in range(self._next_batch, last + 1):
+            stored = client.hmget(self._keys.shards, [f"{batch}:{s}" for s in range(shards)])
+            if not all(stored):
+                return
+            reports: list[ShardReport] = [json.loads(f) for f in stored if f]
+            of_shards = [(r["rule"], PhaseB.count(r["successes"], r["extra"], trials)) for r in reports]
+            self._phase_b[batch] = (reports[0]["rule"], total(of_shards, trials))
+            self._next_batch = batch + 1
+
+    def _flow(self) -> dict[str, list[float | None]]:
+        samples = self._samples
+        # Groups come in bursts, so average rates over a few seconds.
+        step = max(SMOOTH if len(samples) > 12 * SMOOTH else 1, -(-len(samples) // POINTS))
+        picked = samples[::step]
+        pairs = list(itertools.pairwise(picked))
+        return {
+            "time": [round(b["time"], 1) for _, b in pairs],
+            **{k: [b.get(k) for _, b in pairs] for k in ("depth", "version", "oldest_replica")},
+            **{flow: [_short(rate(flow, *pair)) for pair in pairs] for flow in FLOWS},
+        }
+
+    def _share_columns(self, buckets: list[tuple[int, int]]) -> dict[str, object]:
+        cycles = sorted(self._phase_b.items())
+        chosen = counted([rule for _, (rule, _) in cycles])
+        shown = [(batch, phase_b) for (batch, (_, phase_b)), yes in zip(cycles, chosen, strict=True) if yes]
+        columns = list(zip(*(phase_b.shares(buckets) for _, phase_b in shown), strict=True))
+        return {
+            "batch": _thin([float(batch) for batch, _ in shown]),
+            "classes": [Share(low, high, None, None).name for low, high in buckets],
+            "phase_b": [_thin([share.phase_b for share in column]) for column in columns],
+        }
+
+
+def _is_charted(name: str) -> bool:
+    """Whether a step metric is charted. Data sources have charts of reward and success."""
+    return name in BY_STEP or (name.startswith("source/") and name.endswith(("/reward", "/success")))
+
+
+def _since(client: Redis, stream: str, last: str) -> Iterator[tuple[str, dict[bytes, bytes]]]:
+    """Entries after `last`, read in chunks."""
+    entries: Any = [()]
+    while entries:
+        entries = client.xrange(stream, min=f"({last}" if last != "0" else "-", count=CHUNK)
+        for entry, fields in entries:
+            last = entry.decode()
+            yield last, fields
+
+
+def _thin(values: Sequence[float | None]) -> list[float | None]:
+    """Reduce `values` to at most POINTS means of neighbours; None if all neighbours are None."""
+    width = max(1, -(-len(values) // POINTS))
+    groups = (values[i : i + width] for i in range(0, len(values), width))
+    known = ([v for v in group if v is not None] for group in groups)
+    return [_short(sum(group) / len(group)) if group else None for group in known]
+
+
+def _short(value: float) -> float:
+    """Round to five digits, which halves the bytes."""
+    return float(f"{value:.5g}")

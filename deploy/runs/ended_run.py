@@ -1,4 +1,5 @@
-"""Read a live run from its Redis, and an ended one from the Redis files and checkpoints in its folder."""
+"""Read a live run from its Redis, and an ended one from the Redis files and checkpoints in its folder: to
+watch it, to audit it (`hora audit`) and to export its model."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -9,9 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from hora_rl.allocator.rules import get_rule
 from hora_rl.common.config import TelemetryConfig
 from hora_rl.common.console import working
 from hora_rl.common.errors import RunError
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
 from hora_rl.deploy.machine.record import RunFile, RunRecord
 from hora_rl.deploy.machine.redis_server import RedisServer
@@ -19,6 +22,9 @@ from hora_rl.deploy.machine.run_redis import configured, redis_of
 from hora_rl.deploy.monitor.feed import Read
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
+from hora_rl.evaluation.audit import audit, rollout_rows
+from hora_rl.evaluation.audit_records import gather
+from hora_rl.evaluation.run_folders import records
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +89,35 @@ def export_run(run: Path, step: int | None, out: Path, *, adapter: bool = False)
         done = export_checkpoint(run, load(str(file)), step, out, adapter=adapter)
     what = "adapter" if adapter else "model"
     return f"{out}: the {what} after step {done}; `hora eval {out} --config {file}` measures it"
+
+
+def audit_run(run: Path) -> bool:
+    """Print all findings. Returns whether there are none.
+
+    The records of an ended `hora run` hold its Redis; that of `hora train` must be up. Raises HoraError if
+    the folder has no run or no trained group, or no Redis is configured.
+    """
+    RunFile(run).read()
+    groups = run / "groups.jsonl"
+    if not groups.exists():
+        raise RunError(f"{groups}: no such file; a run writes it from its first step on")
+    config = load(str(run / "config.yaml"))
+    try:
+        get_rule(config.allocation.rule)
+    except ValueError as error:
+        raise RunError(
+            f"{str(error).removeprefix('rule: ')}: the audit divides by it again; run `hora audit` in the "
+            "folder that the run was started in"
+        ) from None
+    with source_of(str(run)) as source, working("audit"):
+        facts = gather(connect(source.url), source.run, lambda: records(groups))
+        violations = audit(config, facts) + rollout_rows(facts, run)
+    order = (
+        "prompts in order" if facts.prompts else "order of prompts unknown (the run did not note how many)"
+    )
+    print(
+        "\n".join(violations)
+        or f"{source.run}: {len(facts.records)} groups, none missing, none doubled, budgets and bounds "
+        f"held, {order}"
+    )
+    return not violations

@@ -27,8 +27,7 @@ from hora_rl.evaluation.report.figures import (
     pass_at_k_figure,
     save,
 )
-from hora_rl.evaluation.report.result_files import csv_table
-from hora_rl.evaluation.report.tables import curves, latex, table_1
+from hora_rl.evaluation.report.tables import csv_table, curves, latex, table_1
 from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import stats
 
 from hora_rl.common.errors import RunError
-from hora_rl.evaluation.report.result_files import markdown_table
+from hora_rl.evaluation.report.tables import markdown_table
 from research.gradients.bank import kept, read
 from research.gradients.design import Design
 from research.gradients.noise import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hora_rl.evaluation.report.figures import save
-from hora_rl.evaluation.report.result_files import markdown_table
+from hora_rl.evaluation.report.tables import markdown_table
 from hora_rl.evaluation.run_folders import RunFolderError
 from research.report.curves import Compared, Curve, Curves, compare, decide
 from research.report.figures import curves_figure

@@ -17,7 +17,7 @@ from scipy import stats
 
 from hora_rl.allocator import Session
 from hora_rl.allocator.session import simulate
-from hora_rl.evaluation.report.result_files import markdown_table
+from hora_rl.evaluation.report.tables import markdown_table
 from research.report.curves import Array
 from research.study.archive import GROUPS, RATES, Archive, unpack
 from research.study.cells import config_of

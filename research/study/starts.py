@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from hora_rl.evaluation.report.result_files import markdown_table
+from hora_rl.evaluation.report.tables import markdown_table
 from research.report.curves import Array, Curve, Curves, Pair
 from research.report.statistics import area
 from research.study.archive import unpack

@@ -14,7 +14,7 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.types import SamplingRequest
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.evaluation.audit import audit
-from hora_rl.evaluation.audit_divisions import divisions as divided
+from hora_rl.evaluation.audit_records import divisions as divided
 from hora_rl.evaluation.audit_records import gather
 from tests.support.coordination import PROMPTS as GAMMA
 from tests.support.coordination import begun, killed, payloads_of, to_the_end, until

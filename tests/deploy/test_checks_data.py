@@ -23,8 +23,8 @@ from hora_rl.deploy.checks import configuration, sources
 from hora_rl.deploy.checks import task as checked_task
 from hora_rl.deploy.checks.findings import Finding, Target
 from hora_rl.deploy.checks.run_checks import CHECKS, check, check_all, examine, target_of
+from hora_rl.deploy.checks.sources import templates
 from hora_rl.deploy.checks.task import sandbox, stops, task
-from hora_rl.deploy.checks.templates import templates
 from hora_rl.deploy.launch.evaluation import prompts
 from tests.support.chat_model import END, TEMPLATE, THINKING, chat_tokenizer
 from tests.support.checks import Make, one

@@ -22,7 +22,7 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT, load
 from hora_rl.deploy.cli import main
-from hora_rl.deploy.launch.resolve import resolve
+from hora_rl.deploy.launch.local import resolve
 from hora_rl.deploy.machine.record import RunFile, write_config
 from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.families import write_model
@@ -137,7 +137,7 @@ def without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     """`hora run` up to the moment at which its parts would start."""
     reached = Mock(side_effect=RunError("the stack was reached"))
     monkeypatch.setattr("hora_rl.deploy.launch.local.starting", reached)
-    monkeypatch.setattr("hora_rl.deploy.launch.resolve.require", lambda *_: [])
+    monkeypatch.setattr("hora_rl.deploy.launch.local.require", lambda *_: [])
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_resumed_run_keeps_what_its_results_depend_on(
 def test_one_command_starts_a_run_and_resumes_it_when_it_is_queued_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Hora
 ) -> None:
-    monkeypatch.setattr("hora_rl.deploy.launch.resolve.require", lambda *_: [])
+    monkeypatch.setattr("hora_rl.deploy.launch.local.require", lambda *_: [])
     settings, console = [f"run.folder={tmp_path}"], Console(quiet=True)
     assert resolve("tiny", settings, "resume or new", console).begun is None
     write_config(tmp_path / "tiny", load("tiny", settings))

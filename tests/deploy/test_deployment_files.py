@@ -29,7 +29,7 @@ from hora_rl.common.live.telemetry import record_step
 from hora_rl.common.load import differences, from_args, load
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.machine import enough_gpus
-from hora_rl.deploy.machine.ports import free_port
+from hora_rl.deploy.machine.ray_start import free_port
 from hora_rl.deploy.machine.redis_server import executable
 from hora_rl.deploy.monitor.prometheus import COUNTERS, EXPORTED, GAUGES, counters, gauges
 from hora_rl.deploy.monitor.reading import read_run

@@ -11,11 +11,11 @@ from transformers import AutoConfig, Qwen2ForCausalLM
 
 from hora_rl.common.load import load
 from hora_rl.common.rollout_files import files_of
-from hora_rl.deploy.checks import disk
+from hora_rl.deploy.checks import memory
 from hora_rl.deploy.checks.estimate import GIB, Estimate, ModelShape
 from hora_rl.deploy.checks.findings import Target, size
 from hora_rl.deploy.checks.memory import estimate_of
-from hora_rl.deploy.checks.step_costs import (
+from hora_rl.deploy.checks.resources import (
     BANDWIDTH,
     REACHED,
     SEQUENCE_S,
@@ -140,13 +140,13 @@ def test_sides_that_wait_for_each_other_add_up() -> None:
 
 
 def test_a_run_that_would_fill_the_disk_is_refused(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    need = sum(disk.uses(config(), estimate_of(config())).values())
+    need = sum(memory.uses(config(), estimate_of(config())).values())
     for spare, level in ((0.9, "fail"), (1.1, "ok")):
         free = int((need + spare) * 2**30)
-        monkeypatch.setattr(disk.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
-        [finding] = one(disk.disk, Target(config())).values()
+        monkeypatch.setattr(memory.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        [finding] = one(memory.disk, Target(config())).values()
         assert finding.level == level
-        assert f"{size(disk.SPARE_GIB)} must remain" in finding.says
+        assert f"{size(memory.SPARE_GIB)} must remain" in finding.says
         assert ("keep_checkpoints" in finding.fix) == (level == "fail")
 
 
@@ -155,15 +155,15 @@ def test_the_disk_space_of_200_steps_of_7b(monkeypatch: pytest.MonkeyPatch) -> N
     seven = shape_of(*SHAPES["7B"])
     monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: seven)
     chosen = load("qwen2.5-7b")
-    parts = disk.uses(chosen, estimate_of(chosen))
+    parts = memory.uses(chosen, estimate_of(chosen))
     assert parts["model"] == pytest.approx(14.2, rel=0.01)
     assert parts["checkpoints"] == pytest.approx(14.2 * 7 * (chosen.learner.keep_checkpoints + 1), rel=0.01)
-    [finding] = disk.disk(Target(chosen, "elsewhere"))
+    [finding] = memory.disk(Target(chosen, "elsewhere"))
     assert "learner.keep_checkpoints" in finding.says
     monkeypatch.undo()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     unknown = load("qwen2.5-7b", ["model.path=nobody/nothing-here"])
-    parts = disk.uses(unknown, estimate_of(unknown))
+    parts = memory.uses(unknown, estimate_of(unknown))
     assert parts.keys() == {"rollouts", "records", "Redis"}
     groups = unknown.learner.steps * unknown.rollout.prompts_per_batch
     assert parts["records"] * GIB == groups * 1024 + unknown.learner.steps * 8192
@@ -182,6 +182,6 @@ def test_no_more_rollouts_are_written_than_expected(tmp_path: Path, kept: str) -
     written = sum(path.stat().st_size for path in files_of(tmp_path).values())
     sizes = ["learner.steps=2", "rollout.prompts_per_batch=10", "rollout.group_size=8", "rollout.shards=1"]
     config = load("tiny", [setting, *sizes, "rollout.pre_rollouts=2", "rollout.max_response_tokens=64"])
-    assert written < disk.expected_gib(config.rollout, config.telemetry, 2) * 2**30
+    assert written < memory.expected_gib(config.rollout, config.telemetry, 2) * 2**30
     large = load("qwen2.5-7b", ["telemetry.rollouts_gib=0.5"])
-    assert disk.expected_gib(large.rollout, large.telemetry, large.learner.steps) == 0.5
+    assert memory.expected_gib(large.rollout, large.telemetry, large.learner.steps) == 0.5

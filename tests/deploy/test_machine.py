@@ -22,9 +22,8 @@ from hora_rl.common.errors import RunError
 from hora_rl.common.live.redis import connect
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.services import ray_token
-from hora_rl.deploy.machine import ports
-from hora_rl.deploy.machine.ports import check_port, free_port
-from hora_rl.deploy.machine.ray_start import keep_token_private, token_file
+from hora_rl.deploy.machine import ray_start
+from hora_rl.deploy.machine.ray_start import check_port, free_port, keep_token_private, token_file
 from hora_rl.deploy.machine.redis_server import RedisServer, executable
 from tests.support.ports import until
 from tests.support.small_disk import fill_up, small_disk
@@ -250,8 +249,8 @@ def test_a_free_port_is_not_one_the_kernel_gives_to_whoever_asks() -> None:
 def test_a_taken_port_is_not_offered(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     free = free_port(host)
     with socket.create_server((host, free), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
-        monkeypatch.setattr(ports, "CANDIDATES", [free])
-        monkeypatch.setattr(ports.random, "sample", lambda candidates, _: candidates)
+        monkeypatch.setattr(ray_start, "CANDIDATES", [free])
+        monkeypatch.setattr(ray_start.random, "sample", lambda candidates, _: candidates)
         with pytest.raises(RunError, match=f"{host}.*{free}"):
             free_port(host)
         with pytest.raises(RunError, match=f"{free}"):

@@ -13,7 +13,7 @@ import pytest
 
 from hora_rl.common.load import load
 from hora_rl.deploy.checks.findings import Target
-from hora_rl.deploy.checks.gpu_software import mps_daemon
+from hora_rl.deploy.checks.hardware import mps_daemon
 from hora_rl.deploy.machine import mps
 from tests.support.ports import until
 

@@ -10,9 +10,9 @@ import pytest
 
 from hora_rl.common.config import Config
 from hora_rl.common.load import load
-from hora_rl.deploy.checks import gpu_software, machine, processors
+from hora_rl.deploy.checks import hardware, machine
 from hora_rl.deploy.checks.findings import Target
-from hora_rl.deploy.checks.gpu_software import driver, judge_compiler, judge_driver, precision, triton_build
+from hora_rl.deploy.checks.hardware import driver, judge_compiler, judge_driver, precision, triton_build
 from hora_rl.deploy.checks.run_checks import CHECKS
 from tests.support.checks import H200
 from tests.support.published import write_published
@@ -30,15 +30,15 @@ def machine_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         cpuinfo.write_text(f"model name\t: some\nflags\t\t: fpu {flags} vme\n")
         monkeypatch.setattr(machine, "gpus", list)
         monkeypatch.setattr(machine, "model_gib", lambda path: gib)
-        monkeypatch.setattr(processors, "processors", lambda: have)
-        monkeypatch.setattr(processors, "CPUINFO", cpuinfo)
+        monkeypatch.setattr(hardware, "processors", lambda: have)
+        monkeypatch.setattr(hardware, "CPUINFO", cpuinfo)
         return load(str(path), overrides)
 
     return config
 
 
 def divided(config: Config, *, trains: bool = True) -> tuple[int, int]:
-    chosen = processors.on_processors(config, trains=trains)
+    chosen = hardware.on_processors(config, trains=trains)
     return chosen.generator.threads, chosen.learner.threads
 
 
@@ -60,14 +60,12 @@ def test_a_tiny_model_gets_one_thread_and_what_is_written_stays(machine_of) -> N
 
 def test_the_precision_is_what_the_processors_have(machine_of) -> None:
     for flags, dtype in (("avx512_bf16", "bfloat16"), ("amx_bf16", "bfloat16"), ("avx2", "float32")):
-        assert processors.on_processors(machine_of(flags=flags)).model.dtype == dtype
-    assert (
-        processors.on_processors(machine_of("model.dtype=bfloat16", flags="avx2")).model.dtype == "bfloat16"
-    )
+        assert hardware.on_processors(machine_of(flags=flags)).model.dtype == dtype
+    assert hardware.on_processors(machine_of("model.dtype=bfloat16", flags="avx2")).model.dtype == "bfloat16"
 
 
 def levels_of(config: Config) -> dict[str, str]:
-    return {f.what: f.level for f in processors.on_cpu(Target(config))}
+    return {f.what: f.level for f in hardware.on_cpu(Target(config))}
 
 
 TWO = ("generator.threads=2", "learner.threads=2", "model.dtype=float32")
@@ -86,7 +84,7 @@ def test_too_many_threads_and_a_slow_precision_are_warnings(
 ) -> None:
     result = levels_of(machine_of(*settings, flags=flags))
     assert (result["threads"], result["model.dtype"]) == levels
-    assert set(levels_of(processors.on_processors(machine_of())).values()) == {"ok"}, "what is chosen"
+    assert set(levels_of(hardware.on_processors(machine_of())).values()) == {"ok"}, "what is chosen"
 
 
 @pytest.mark.parametrize(
@@ -103,14 +101,14 @@ def test_micro_batches_of_larger_models_are_small_on_processors(
     gib: float, settings: tuple[str, ...], tokens: int, machine_of
 ) -> None:
     short = ("rollout.max_prompt_tokens=64", "rollout.max_response_tokens=8", *settings)
-    config = processors.on_processors(machine_of(*short, gib=gib))
+    config = hardware.on_processors(machine_of(*short, gib=gib))
     assert config.learner.tokens_per_microbatch == tokens
 
 
 def test_what_vllm_cannot_compute_on_a_cpu_is_refused(machine_of, tmp_path: Path) -> None:
     model = write_published("qwen3.5", tmp_path / "model")
     assert levels_of(machine_of(f"model.path={model}", "model.dtype=float32"))["model.dtype"] == "fail"
-    chosen = processors.on_processors(machine_of(f"model.path={model}", flags="avx2"))
+    chosen = hardware.on_processors(machine_of(f"model.path={model}", flags="avx2"))
     assert chosen.model.dtype == "bfloat16"
     assert (levels_of(chosen)["model.dtype"], levels_of(chosen)["attention heads"]) == ("ok", "ok")
     settings = json.loads((model / "config.json").read_text())
@@ -127,7 +125,7 @@ def test_the_driver_is_asked_and_an_old_one_refused(tmp_path: Path, monkeypatch:
     assert {driver, precision, triton_build} <= set(CHECKS)
     monkeypatch.setenv("PATH", "/nowhere")
     assert not list(driver(TARGET)), "no driver"
-    assert gpu_software.cuda_version() == "13.0", "the pinned GPU set's"
+    assert hardware.cuda_version() == "13.0", "the pinned GPU set's"
     program = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path))
     for version, level in (("580.65.06", "ok"), ("575.57.08", "fail")):
@@ -179,12 +177,12 @@ def test_triton_needs_a_compiler_and_headers_on_machines_with_gpus(monkeypatch: 
     monkeypatch.setattr(machine, "gpus", list)
     assert not list(triton_build(TARGET))
     monkeypatch.setattr(machine, "gpus", lambda: [H200])
-    monkeypatch.setattr(gpu_software, "find_spec", lambda name: object())
+    monkeypatch.setattr(hardware, "find_spec", lambda name: object())
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CC", raising=False)
     assert [f.level for f in triton_build(TARGET)] == ["fail"]
     monkeypatch.setattr(sysconfig, "get_default_scheme", lambda: "posix_local")
-    assert gpu_software.headers() == Path(sysconfig.get_paths("posix_prefix")["include"]), "as on Debian"
+    assert hardware.headers() == Path(sysconfig.get_paths("posix_prefix")["include"]), "as on Debian"
 
 
 def test_the_refusal_names_the_packages_that_are_missing(tmp_path: Path) -> None:

@@ -17,10 +17,9 @@ from hora_rl.deploy.checks.estimate import Estimate, ModelShape, total
 from hora_rl.deploy.checks.findings import Finding, Target
 from hora_rl.deploy.checks.machine import enough_gpus
 from hora_rl.deploy.checks.memory import beside_engine, fits_cards, memory, run_target, table
-from hora_rl.deploy.checks.resources import SPARE, Card, choose, read_cards
+from hora_rl.deploy.checks.resources import SPARE, Card, choose, read_cards, step_seconds
 from hora_rl.deploy.checks.run_checks import target_of
-from hora_rl.deploy.checks.step_costs import step_seconds
-from hora_rl.deploy.launch import resolve
+from hora_rl.deploy.launch import local
 from hora_rl.deploy.machine.record import with_absolute_folder, write_config
 from hora_rl.learner.launch import backend, gpu_share
 from tests.support.checks import by_name
@@ -371,11 +370,11 @@ def test_a_resumed_run_keeps_its_ranks_on_a_machine_with_other_cards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cards: Have, written: list[str], split: tuple[int, int]
 ) -> None:
     """A checkpoint has the parts of as many ranks as there were."""
-    monkeypatch.setattr(resolve, "require", lambda *_: [])
+    monkeypatch.setattr(local, "require", lambda *_: [])
     cards(8)
     three = with_absolute_folder(load("tiny", [f"run.folder={tmp_path}", "learner.workers=3"]))
     write_config(tmp_path / "tiny", run_target(three).config)
     cards(6)
     settings, console = [f"run.folder={tmp_path}", *written], Console(quiet=True)
-    config = resolve.resolve("tiny", settings, "resume", console).config
+    config = local.resolve("tiny", settings, "resume", console).config
     assert (config.learner.workers, config.generator.replicas) == split

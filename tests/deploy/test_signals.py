@@ -12,8 +12,7 @@ import psutil
 import pytest
 from ray._private import services
 
-from hora_rl.deploy.launch import ray_node
-from hora_rl.deploy.machine import signals
+from hora_rl.deploy.machine import ray_start, signals
 from hora_rl.deploy.machine.ray_start import starting_ray
 from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.machine.signals import heard_afterwards, stopped_by_signals, undisturbed
@@ -112,11 +111,11 @@ def test_a_raylet_that_a_stop_ended_too_is_no_failure(
     heard, ended, file = threading.Event(), list[int](), RunFile(tmp_path)
     if asked:
         threading.Timer(0.1, heard.set).start()
-    monkeypatch.setattr(ray_node, "asked_to_stop", heard)
-    monkeypatch.setattr(ray_node, "HEARD_S", 1.0)
+    monkeypatch.setattr(ray_start, "asked_to_stop", heard)
+    monkeypatch.setattr(ray_start, "HEARD_S", 1.0)
     monkeypatch.setattr(os, "_exit", lambda code: ended.append(code))
     file.start("r", os.getpid())
-    ray_node._end(file, "raylet")
+    ray_start._end(file, "raylet")
     assert ended == [status]
     assert file.read().state == state
     assert ("raylet" in file.read().reason) is not asked

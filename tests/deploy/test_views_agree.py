@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hora_rl.common.live.telemetry import record_evaluation
 from hora_rl.deploy.launch.summary import phase_b_share
-from hora_rl.deploy.monitor.history import BY_STEP, History
+from hora_rl.deploy.monitor.feed import BY_STEP, History
 from hora_rl.deploy.monitor.prometheus import gauges
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.web import PAGE

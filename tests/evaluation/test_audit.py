@@ -17,7 +17,7 @@ from hora_rl.common.load import load
 from hora_rl.common.records import GroupRecord
 from hora_rl.deploy.machine.record import RunFile, write_config
 from hora_rl.deploy.machine.redis_server import RedisServer
-from hora_rl.deploy.runs.audit_run import audit_run
+from hora_rl.deploy.runs.ended_run import audit_run
 from hora_rl.evaluation.audit import audit
 from hora_rl.evaluation.audit_records import RunRecords, gather
 from tests.support.synthetic_run import config_of

@@ -22,12 +22,12 @@ from hora_rl.common.load import load
 from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.launch.counting import about_data, choose
+from hora_rl.deploy.launch.live_evaluation import Next, is_late, next_evaluation
 from hora_rl.evaluation import benchmarks
 from hora_rl.evaluation.benchmarks import BENCHMARKS, find_benchmark, find_benchmarks, held_out
 from hora_rl.evaluation.evaluate import Counts, Progress, evaluate
 from hora_rl.evaluation.plan import CountsError, read_counts, write_counts
 from hora_rl.evaluation.samples import SampleFileError
-from hora_rl.evaluation.schedule import Next, is_late, next_evaluation
 from tests.support.groups import completion
 from tests.support.jsonl import lines
 

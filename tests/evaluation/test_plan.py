@@ -24,7 +24,7 @@ from hora_rl.common.data.resting import Counts, Order
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.launch import counting
 from hora_rl.evaluation.plan import CountsError, options, plan, read_counts
-from hora_rl.evaluation.report.result_files import write_result
+from hora_rl.evaluation.report.tables import write_result
 from tests.support.jsonl import write_lines
 from tests.support.reported_runs import result
 

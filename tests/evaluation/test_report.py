@@ -13,9 +13,8 @@ from hora_rl.common.config import ObjectiveConfig
 from hora_rl.deploy.launch.summary import phase_b_share
 from hora_rl.evaluation.pass_at_k import pass_at_k
 from hora_rl.evaluation.report.figures import moving_average
-from hora_rl.evaluation.report.result_files import write_result
 from hora_rl.evaluation.report.runs_report import summarise, write_report
-from hora_rl.evaluation.report.tables import latex, table_1
+from hora_rl.evaluation.report.tables import latex, table_1, write_result
 from hora_rl.evaluation.results import ResultError, read_result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 from tests.support.jsonl import lines, write_lines

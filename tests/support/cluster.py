@@ -19,7 +19,7 @@ from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT, from_args
-from hora_rl.deploy.machine.ports import free_port
+from hora_rl.deploy.machine.ray_start import free_port
 from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.machine.signals import GRACE_S

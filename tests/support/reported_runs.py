@@ -11,8 +11,7 @@ from hora_rl.allocator import allocate
 from hora_rl.common.types import Prompt
 from hora_rl.evaluation.benchmarks import BENCHMARKS
 from hora_rl.evaluation.evaluate import Counts
-from hora_rl.evaluation.report.result_files import write_result
-from hora_rl.evaluation.report.tables import table_1
+from hora_rl.evaluation.report.tables import table_1, write_result
 from hora_rl.evaluation.results import Result, make_result
 from hora_rl.evaluation.run_folders import Run, load_run
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from hora_rl.deploy.machine.signals import GRACE_S
-from hora_rl.deploy.runs.audit_run import audit_run
+from hora_rl.deploy.runs.ended_run import audit_run
 from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.support.browser import Browser
 from tests.support.cluster import Cluster

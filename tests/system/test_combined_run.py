@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 
 from hora_rl.common.load import load
 from hora_rl.common.model.adapters import WEIGHTS, check_base
-from hora_rl.deploy.runs.audit_run import audit_run
-from hora_rl.deploy.runs.ended_run import export_run
+from hora_rl.deploy.runs.ended_run import audit_run, export_run
 from hora_rl.evaluation.pass_at_k import pass_at_k
 from hora_rl.evaluation.run_folders import load_run
 from hora_rl.learner.model.loading import load_model

@@ -17,7 +17,7 @@ from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.common.types import Group, Rollout
-from hora_rl.deploy.checks import configuration, processors, sources, task
+from hora_rl.deploy.checks import configuration, hardware, sources, task
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.run_checks import examine
 from hora_rl.deploy.checks.weight_files import weight_files
@@ -129,7 +129,7 @@ async def test_a_published_checkpoint_is_trained_and_exported(
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - set(TRAINED)))
 def test_a_family_that_one_side_cannot_do_is_refused_by_the_check(tmp_path: Path, family: str) -> None:
     config = config_of(write_published(family, tmp_path), *FAMILIES[family].needs)
-    checks = configuration.family, processors.on_cpu
+    checks = configuration.family, hardware.on_cpu
     failed = [f.line for f in examine(Target(config), checks) if f.level == "fail"]
     assert any(FAMILIES[family].refused in line for line in failed)
     assert not any("\n" in line for line in failed)

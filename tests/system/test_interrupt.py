@@ -117,7 +117,7 @@ def test_a_terminal_or_a_signal_to_every_process_stops_a_run(
 EVERYONE = """
 import os, signal, sys, time
 import ray
-from hora_rl.deploy.launch.ray_node import watched_node
+from hora_rl.deploy.machine.ray_start import watched_node
 from hora_rl.deploy.machine.ray_start import starting_ray
 from hora_rl.deploy.machine.signals import stopped_by_signals
 

@@ -30,7 +30,7 @@ from hora_rl.common.errors import NoRoom
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.deploy.app import ROUTER, Ingress
-from hora_rl.deploy.machine.ports import free_port
+from hora_rl.deploy.machine.ray_start import free_port
 from hora_rl.deploy.monitor.prometheus import EXPORTED
 from tests.support.ports import until
 from tests.support.synthetic_run import SyntheticRun, config_of, play

@@ -13,7 +13,7 @@ import torch
 
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.load import ROOT, load
-from hora_rl.deploy.runs.audit_run import audit_run
+from hora_rl.deploy.runs.ended_run import audit_run
 from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.support.jsonl import lines
 from tests.support.programs import run_well

@@ -18,7 +18,7 @@ import pytest
 
 from hora_rl.common.live.state import changed
 from hora_rl.common.live.telemetry import record_evaluation
-from hora_rl.deploy.machine.ports import free_port
+from hora_rl.deploy.machine.ray_start import free_port
 from hora_rl.deploy.monitor.web import PAGE
 from tests.support.browser import Browser, needs_chromium, until
 from tests.support.synthetic_run import SyntheticRun, config_of, play

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hora_rl.common.data.arithmetic import stream
-from hora_rl.deploy.runs.audit_run import audit_run
+from hora_rl.deploy.runs.ended_run import audit_run
 from tests.support.jsonl import lines, write_lines
 from tests.system.conftest import LiveRun
 

@@ -14,7 +14,7 @@ import yaml
 from huggingface_hub import try_to_load_from_cache
 
 from hora_rl.common.load import ROOT, load
-from hora_rl.deploy.runs.audit_run import audit_run
+from hora_rl.deploy.runs.ended_run import audit_run
 from tests.support.cluster import Cluster
 from tests.support.jsonl import lines
 from tests.support.ports import until
