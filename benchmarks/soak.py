@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from hora_rl.actors.coordinator.history_writer import write_history
+from hora_rl.actors.coordinator.deployment import write_history
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Redis, connect, connect_async

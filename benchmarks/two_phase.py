@@ -25,9 +25,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from hora_rl.actors.coordinator.allocation import allocate_round
+from hora_rl.actors.coordinator.allocation import BatchAllocation, allocate_round
 from hora_rl.actors.coordinator.calls import policy_calls, verifier_calls
-from hora_rl.actors.coordinator.cycles import BatchAllocation
 from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.sampling import Generate, Sampler, Score
 from hora_rl.actors.coordinator.shard import Shard, next_round, phase_a, phase_b

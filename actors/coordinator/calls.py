@@ -6,19 +6,21 @@ skipped. A full replica does not count as a try. Neither do missing weights: a l
 after a crash has a separate limit (`learner.wait_limit_s`).
 """
 
+from __future__ import annotations
+
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
-from hora_rl.actors.coordinator.batched_calls import BatchedCalls
-from hora_rl.actors.coordinator.group_rewards import Rank, ranked, unranked
+from hora_rl.actors.concurrency import BatchedCalls
 from hora_rl.actors.coordinator.sampling import Generate, Score
+from hora_rl.actors.coordinator.shard import Rank, unranked
 from hora_rl.actors.verifier.code.runner import longest_s
 from hora_rl.common.config import Config, RolloutConfig, WeightsConfig
 from hora_rl.common.config.environment import ATTEMPTS
@@ -26,9 +28,13 @@ from hora_rl.common.config.reward import EPISODE, WAIT_LIMIT_S, RewardConfig
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.layouts import tests_of
 from hora_rl.common.data.rewards import Answer, group_functions
+from hora_rl.common.data.stop_tokens import completed, silent_tokens, stop_texts
 from hora_rl.common.errors import AwayTooLong, MissingWeights, NoRoom, RunError, StaleWeights
 from hora_rl.common.types import Completion, Failed, Group, Prompt, Rollout, SamplingRequest, Scored
 from hora_rl.common.user_code import is_user_function
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -191,6 +197,27 @@ def group_calls(handle: DeploymentHandle, config: Config, text_of: Callable[[Rol
         return ranked(group, values)
 
     return rank
+
+
+def ranked(group: Group, values: Sequence[Mapping[str, float]]) -> Group:
+    """`group` with group rewards added. `values` (G_i,) holds those of each rollout by name."""
+    rollouts = tuple(
+        replace(r, rewards={**r.rewards, **value}) for r, value in zip(group.rollouts, values, strict=True)
+    )
+    return replace(group, rollouts=rollouts, ranked=tuple(values[0]))
+
+
+class LastTexts:
+    """Decodes a rollout to the text that its rewards saw. Phase A rollouts are stored as tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
+        self._tokenizer, self._silent = tokenizer, silent_tokens(tokenizer)
+        self._stop = stop_texts(stop, tokenizer)
+
+    def __call__(self, rollout: Rollout) -> str:
+        """The last turn, without its end token and special tokens."""
+        ids = rollout.tokens[-rollout.turns[-1].sampled :] if rollout.turns else rollout.tokens
+        return completed(self._tokenizer, self._silent, ids.tolist(), rollout.finish_reason, self._stop)
 
 
 def _answer(prompt: Prompt, text: str, row: Mapping[str, object], tokens: int, finish_reason: str) -> Answer:

@@ -1,4 +1,5 @@
-"""Serve deployment `coordinator`: loads data and tokenizer, then runs `Coordination` in the background.
+"""Serve deployment `coordinator`: loads data and tokenizer, then runs `Coordination` in the background, and
+appends the run's counters and levels to its history once a second, from which views compute rates.
 
 If the data of a new run is unusable or a shard fails, the coordinator writes the reason to Redis for the
 learner, the launcher and the views. After a failed shard the replica stays up and idle, because a restart
@@ -6,21 +7,20 @@ would fail the same way.
 """
 
 import asyncio
+import json
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 
 import redis
+import redis.asyncio
 import structlog
 from ray.serve.handle import DeploymentHandle
 
-from hora_rl.actors.coordinator.calls import group_calls, policy_calls, verifier_calls
-from hora_rl.actors.coordinator.cycles import Cycles
-from hora_rl.actors.coordinator.group_rewards import LastTexts
-from hora_rl.actors.coordinator.history_writer import write_history
-from hora_rl.actors.coordinator.identity import mixture_of
-from hora_rl.actors.coordinator.leases import Leases
+from hora_rl.actors.coordinator.allocation import Cycles
+from hora_rl.actors.coordinator.calls import LastTexts, group_calls, policy_calls, verifier_calls
 from hora_rl.actors.coordinator.prompt_features import prior_of
 from hora_rl.actors.coordinator.scheduler import Coordination, Services
+from hora_rl.actors.coordinator.store import Leases, mixture_of
 from hora_rl.actors.data.datasets import load_dataset
 from hora_rl.actors.data.gold_answers import gold_test
 from hora_rl.actors.replica import Replica
@@ -29,10 +29,10 @@ from hora_rl.common.data.prompts import fingerprint, load_tokenizer, make_prompt
 from hora_rl.common.errors import HoraError, RunError, one_line
 from hora_rl.common.live.heartbeats import CoordinatorBeat
 from hora_rl.common.live.keys import Keys
-from hora_rl.common.live.queue import Producer
-from hora_rl.common.live.redis import AsyncRedis
-from hora_rl.common.live.state import changed
-from hora_rl.common.live.telemetry import Telemetry, beats
+from hora_rl.common.live.queue import Producer, depth_of
+from hora_rl.common.live.redis import Answer, AsyncRedis, text_of
+from hora_rl.common.live.state import SharedState, changed
+from hora_rl.common.live.telemetry import FLOWS, HISTORY, LOOKS, Telemetry, beats, living, repeat
 from hora_rl.common.model.model_files import vocabulary_rows
 from hora_rl.common.processes import freeze_heap
 from hora_rl.common.types import Prompt
@@ -152,3 +152,58 @@ def render_prompts(config: Config, tokenizer: object = None) -> list[Prompt]:
             refuse_unknown(tokenizer, prompt.tokens, rows, prompt_of(row))
             prompts.append(prompt)
     return prompts
+
+
+SAMPLE_S = 1.0
+FORGOTTEN_S = 3600.0
+KEPT = ("learner/", "coordinator/")
+
+
+async def write_history(client: redis.asyncio.Redis, run: str, per_step: int) -> None:
+    """Append a sample every second until cancelled. `per_step` is the number of groups of a step."""
+    await repeat(SAMPLE_S, lambda: write_sample(client, run, per_step, time.time()), "no history sample")
+
+
+async def write_sample(client: redis.asyncio.Redis, run: str, per_step: int, now: float) -> None:
+    """Append a sample at `now` (seconds since the epoch), unless another coordinator appended one less than a
+    second ago."""
+    keys = Keys(run)
+    if not await client.set(f"{keys.history}:lock", "1", nx=True, px=int(SAMPLE_S * 900)):
+        return
+    async with client.pipeline(transaction=False) as pipe:
+        pipe.hmget(keys.counters, FLOWS)
+        pipe.hgetall(keys.state)
+        pipe.xlen(keys.groups)
+        pipe.hlen(keys.ledger)
+        pipe.hgetall(keys.parts)
+        totals, raw, length, steps, parts = await pipe.execute()
+    state = SharedState.parse(raw)
+    sample = {
+        "time": now,
+        "depth": depth_of(length, steps, state.durable_step, per_step),
+        "version": state.version,
+        "oldest_replica": oldest_replica(parts, now),
+        **{flow: int(total or 0) for flow, total in zip(FLOWS, totals, strict=True)},
+    }
+    async with client.pipeline(transaction=True) as pipe:
+        pipe.xadd(keys.history, {"sample": json.dumps(sample)}, maxlen=HISTORY, approximate=True)
+        # A paused run does not count as idle.
+        load = [b.get("running", 0) + b.get("waiting", 0) for b in living(parts, "generator", now)]
+        looks = (0, 0) if state.paused else (len(load), load.count(0))  # generators, and those that idle
+        for counter, n in zip(LOOKS, looks, strict=True):
+            pipe.hincrby(keys.counters, counter, n)
+        await pipe.execute()
+    if gone := long_gone(parts, now):
+        await client.hdel(keys.parts, *gone)
+
+
+def long_gone(parts: Mapping[Answer, Answer], now: float) -> list[Answer]:
+    """Replicas without a heartbeat for an hour: views need not show them. Views always show learner and
+    coordinator."""
+    replicas = ((name, text) for name, text in parts.items() if not text_of(name).startswith(KEPT))
+    return [name for name, text in replicas if now - json.loads(text)["seen"] > FORGOTTEN_S]
+
+
+def oldest_replica(parts: Mapping[Answer, Answer], now: float) -> int | None:
+    """The oldest weight version of the living generators. None without one."""
+    return min((beat.get("version", 0) for beat in living(parts, "generator", now)), default=None)

@@ -19,23 +19,21 @@ import numpy as np
 import structlog
 
 from hora_rl.actors.concurrency import cancel
-from hora_rl.actors.coordinator.allocation import allocate_round, fixed_draws, sizes_as_if
-from hora_rl.actors.coordinator.cycles import Cycles
-from hora_rl.actors.coordinator.group_rewards import Rank, unranked
-from hora_rl.actors.coordinator.identity import claim_identity
-from hora_rl.actors.coordinator.leases import Leases
-from hora_rl.actors.coordinator.plans import Plans, report_of
+from hora_rl.actors.coordinator.allocation import Cycles, allocate_round, fixed_draws, sizes_as_if
 from hora_rl.actors.coordinator.sampling import Generate, Sampler, Score, prefetched
 from hora_rl.actors.coordinator.shard import (
     Allocation,
     Plan,
+    Rank,
     Round,
     Sample,
     Shard,
     next_round,
     phase_a,
     phase_b,
+    unranked,
 )
+from hora_rl.actors.coordinator.store import Leases, Plans, claim_identity, report_of
 from hora_rl.common import logs
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hora_rl.actors.concurrency import all_of, cancel
-from hora_rl.actors.coordinator.group_rewards import Rank, unranked
 from hora_rl.common.types import Group, Phase, Prompt, Rollout, group_id
 
 
@@ -117,6 +116,14 @@ class Draw:
 Sample = Callable[[Draw], Coroutine[None, None, list[Rollout]]]
 AllocateRound = Callable[[Sequence[Round], Sequence[int]], Allocation]
 """Earlier rounds and the successes (n,) since -> the next one."""
+Rank = Callable[[Prompt, Group], Awaitable[Group]]
+"""Returns the complete group of a prompt with group rewards added. They are sent with the Phase B rollouts
+(`common/wire.py`), because pre-rollouts are stored before. So success cannot depend on them."""
+
+
+async def unranked(prompt: Prompt, group: Group) -> Group:
+    """The group unchanged: no group rewards are configured."""
+    return group
 
 
 async def phase_a(shard: Shard, sample: Sample, allocate_next: AllocateRound) -> Plan:

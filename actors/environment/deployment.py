@@ -1,11 +1,19 @@
 """Serve deployment `environment`: multi-turn episodes with the policy of the generator replicas.
 
 Environments have separate replicas, so a slow tool does not occupy a generator. Only complete episodes are
-stored. If a replica dies, the coordinator requests the episodes again.
+stored. If a replica dies, the coordinator requests the episodes again. An environment that blocks its
+replica's event loop would stop all episodes and prevent their cancellation: a watchdog ends the replica.
 """
 
+import asyncio
 import os
+import sys
+import sysconfig
+import threading
+import traceback
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import structlog
 from ray.serve.handle import DeploymentHandle
@@ -13,9 +21,8 @@ from ray.serve.handle import DeploymentHandle
 from hora_rl.actors.coordinator.calls import generator_calls
 from hora_rl.actors.coordinator.sampling import Generate
 from hora_rl.actors.environment.episodes import Episodes
+from hora_rl.actors.environment.policy import SandboxTools
 from hora_rl.actors.environment.registry import environment_of
-from hora_rl.actors.environment.tools import SandboxTools
-from hora_rl.actors.environment.watchdog import watchdog
 from hora_rl.actors.replica import Replica
 from hora_rl.common.config.environment import ATTEMPTS
 from hora_rl.common.data.prompts import load_tokenizer
@@ -24,7 +31,42 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import changed
 from hora_rl.common.live.telemetry import Telemetry
+from hora_rl.common.processes import background_thread
 from hora_rl.common.types import Completion, Failed, SamplingRequest
+
+LONGEST_S = 60.0
+"""Upper bound of the limit in seconds. After a longer block Serve replaces the replica without a reason."""
+LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+
+
+@contextmanager
+def watchdog(limit_s: float, blocked: Callable[[str], None]) -> Iterator[None]:
+    """Watch the current event loop while the block runs. If it is blocked for `limit_s` seconds, call
+    `blocked(place)` once from a separate thread. `place` is the current line of the user's code."""
+    loop, owner, limit_s = asyncio.get_running_loop(), threading.get_ident(), min(limit_s, LONGEST_S)
+
+    def watch(over: threading.Event) -> None:
+        while not over.wait(limit_s / 4):
+            moved = threading.Event()
+            try:
+                loop.call_soon_threadsafe(moved.set)
+            except RuntimeError:  # the loop is closed
+                return
+            if not moved.wait(limit_s) and not over.is_set():
+                blocked(place_of(owner))
+                return
+
+    with background_thread("watchdog", watch, limit_s=0.0):
+        yield
+
+
+def place_of(thread: int) -> str:
+    """Current line of the thread: the innermost frame outside the standard library and installed packages."""
+    stack = traceback.extract_stack(sys._current_frames()[thread])
+    frames = [frame for frame in stack if not frame.filename.startswith((*LIBRARIES, "<"))]
+    frame = (frames or stack)[-1]
+    return f"{frame.filename}:{frame.lineno} in {frame.name}"
+
 
 log = structlog.get_logger(__name__)
 SANDBOXES = 4

@@ -17,11 +17,9 @@ import structlog
 
 from hora_rl.actors.concurrency import all_of
 from hora_rl.actors.coordinator.sampling import Generate
-from hora_rl.actors.environment.conversation import Conversation
-from hora_rl.actors.environment.policy import Policy, Sample
+from hora_rl.actors.environment.conversation import Conversation, Template
+from hora_rl.actors.environment.policy import EpisodeTools, Policy, Sample
 from hora_rl.actors.environment.protocol import Episode, EpisodeFunction, EpisodeOver, Tools
-from hora_rl.actors.environment.template import Template
-from hora_rl.actors.environment.tools import EpisodeTools
 from hora_rl.common.config import Config
 from hora_rl.common.config.environment import ATTEMPTS, EPISODES
 from hora_rl.common.config.reward import EPISODE

@@ -1,15 +1,17 @@
-"""The policy as an environment sees it: turns of one conversation, within the limits of `environment`."""
+"""What an environment gets: the policy, as turns of one conversation within the limits of `environment`, and
+the verifier's sandbox for programs that the policy writes."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from hora_rl.actors.environment.conversation import Conversation
-from hora_rl.actors.environment.protocol import EpisodeOver, Reply
-from hora_rl.actors.environment.template import Message
+from hora_rl.actors.environment.conversation import Conversation, Message
+from hora_rl.actors.environment.protocol import EpisodeOver, Reply, Tools
+from hora_rl.actors.verifier.sandbox.pool import SandboxPool
+from hora_rl.actors.verifier.sandbox.sandbox import Limits, Outcome, Sandbox
 from hora_rl.common.config import Config
-from hora_rl.common.errors import EnvironmentFault
+from hora_rl.common.errors import EnvironmentFault, VerifierUnavailable
 from hora_rl.common.types import Completion, Tokens
 
 Sample = Callable[[Tokens, int, int], Awaitable[Completion]]
@@ -105,3 +107,60 @@ class Policy:
                 f"after {conversation.turns} turns, {conversation.sampled} sampled tokens and {between} given"
             )
         return min(left, fits, environment.max_turn_tokens or left)
+
+
+MOST_CHARS = 2_000
+"""Maximum characters of output shown to the policy. Longer output is truncated with a notice."""
+TRIES = 3
+LIMITS = Limits(seconds=4.0, output=1 << 16)
+ENDED = {
+    "time": "stopped: over its time",
+    "wall": "stopped: over its time",
+    "output": "stopped: it printed too much",
+}
+
+
+class SandboxTools:
+    """`Tools` of one replica. Runs at most `slots` programs at a time, in separate sandboxes created on first
+    use. Use from one event loop; `close()` ends the sandboxes."""
+
+    def __init__(self, slots: int) -> None:
+        self._boxes = SandboxPool(Sandbox, slots)
+
+    async def python(self, source: str, stdin: str = "") -> str:
+        """Raises VerifierUnavailable after repeated failures of the sandbox, and SandboxError where none can
+        be created."""
+        for _ in range(TRIES - 1):
+            with suppress(VerifierUnavailable):
+                return await self._run(source, stdin)
+        return await self._run(source, stdin)
+
+    def close(self) -> None:
+        self._boxes.close()
+
+    async def _run(self, source: str, stdin: str) -> str:
+        return _told(await self._boxes.use(lambda box: box.run(source, stdin.encode(), LIMITS)))
+
+
+class EpisodeTools:
+    """The `Tools` of one episode. Time spent in the sandbox, which has separate limits, does not count as the
+    environment's."""
+
+    def __init__(self, tools: Tools, policy: Policy) -> None:
+        self._tools, self._policy = tools, policy
+
+    async def python(self, source: str, stdin: str = "") -> str:
+        with self._policy.waiting():
+            return await self._tools.python(source, stdin)
+
+
+def _told(outcome: Outcome) -> str:
+    """The message to the policy about a program."""
+    printed = outcome.out.decode(errors="replace")
+    if len(printed) > MOST_CHARS:
+        printed = f"{printed[:MOST_CHARS]}\n(cut)"
+    if outcome.kind == "ok":
+        return printed.rstrip("\n")
+    lines = outcome.err.decode(errors="replace").strip().splitlines()
+    why = ENDED.get(outcome.kind) or (lines[-1][:300] if lines else f"exit status {outcome.status}")
+    return f"{printed}{why}"

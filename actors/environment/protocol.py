@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hora_rl.actors.environment.template import Message
+from hora_rl.actors.environment.conversation import Message
 from hora_rl.common.data.rows import Row
 from hora_rl.common.types import FinishReason, Tokens
 

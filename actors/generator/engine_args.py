@@ -143,7 +143,7 @@ def _own(config: Config) -> dict[str, object]:
         "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
         "weight_transfer_config": WeightTransferConfig(backend=BACKENDS[config.weights.transport]),
-        "worker_extension_cls": f"{__package__}.worker_extension.WorkerExtension",
+        "worker_extension_cls": f"{__package__}.vllm_plugin.WorkerExtension",
         "enable_log_requests": False,
     }
     adapter = adapter_settings(config.model, config.learner.lora)

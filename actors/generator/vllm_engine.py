@@ -32,7 +32,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from hora_rl.actors.generator.engine_args import adapter_settings, engine_args, set_environment
 from hora_rl.actors.generator.engine_records import Load, Sequences, origin_of, spans_of
 from hora_rl.actors.generator.failures import ELSEWHERE, FailureNotes, Progress, ended_when_still
-from hora_rl.actors.generator.worker_extension import NOWHERE, POLICY
+from hora_rl.actors.generator.vllm_plugin import NOWHERE, POLICY
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.data.stop_tokens import completed, silent_tokens, stop_texts, stop_tokens

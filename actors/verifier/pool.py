@@ -4,7 +4,7 @@
                    ├─ plain text decides ──────────────► verdict
                    ├─ (gold, answer) seen before ──────► verdict
                    ├─ math-verify in a worker process ─► verdict, or killed: wrong
-                   └─ a task's scorer (`task_scorer.py`)
+                   └─ a task's scorer (`code/runner.py`)
 
 A hostile answer can kill its worker, never the replica. Exceeding time or memory, or crashing the
 interpreter, is one wrong answer. Time is the worker's processor time, which does not depend on load, so such
@@ -26,8 +26,8 @@ from functools import partial
 from pebble import ProcessExpired, ProcessPool
 
 from hora_rl.actors.verifier import answers, equality
+from hora_rl.actors.verifier.code.runner import ScorerPool
 from hora_rl.actors.verifier.sandbox.pool import VerdictCache
-from hora_rl.actors.verifier.task_scorer import ScorerPool
 from hora_rl.actors.verifier.user_rewards import UserRewards
 from hora_rl.common.config import RewardConfig
 from hora_rl.common.config.reward import MAX_ANSWER_CHARS

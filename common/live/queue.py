@@ -9,7 +9,7 @@ is sampled again. An entry belongs to its group only while `pushed` says so. `cl
 other entries as foreign and count them in one dead letter.
 
 A stream entry only names a group. The rollouts are in two keys, changed in the same transactions: the
-pre-rollouts, written with the shard's plan (`actors/coordinator/plans.py`), and the extra ones. Redis stores
+pre-rollouts, written with the shard's plan (`actors/coordinator/store.py`), and the extra ones. Redis stores
 a long value without a copy; a stream and a script each copy it twice."""
 
 import json

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hora_rl.actors.coordinator.deployment import render_prompts
-from hora_rl.actors.coordinator.identity import mixture_of
+from hora_rl.actors.coordinator.store import mixture_of
 from hora_rl.allocator.planning.forecast import LEAST_PROMPTS
 from hora_rl.common.config import Config, DataConfig, RewardConfig
 from hora_rl.common.console import say

@@ -1,5 +1,5 @@
 """A GPU shared with a generator whose engine can sleep: only the learner uses the GPU during a step.
-Publishing the next version wakes the engine (`actors/generator/sleep.py` is the replica's side)."""
+Publishing the next version wakes the engine (`actors/generator/deployment.py` is the replica's side)."""
 
 import time
 from dataclasses import dataclass

@@ -22,8 +22,7 @@ import numpy as np
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import init_process_group, is_initialized
 
-from hora_rl.actors.coordinator.allocation import allocate_round
-from hora_rl.actors.coordinator.cycles import BatchAllocation
+from hora_rl.actors.coordinator.allocation import BatchAllocation, allocate_round
 from hora_rl.actors.coordinator.prompt_features import prior_of
 from hora_rl.actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
 from hora_rl.allocator.priors.base import Prior

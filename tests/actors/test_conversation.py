@@ -9,8 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from hora_rl.actors.environment.conversation import Conversation, History
-from hora_rl.actors.environment.template import Template
+from hora_rl.actors.environment.conversation import Conversation, History, Template
 from hora_rl.common.config import DataConfig
 from hora_rl.common.data.stop_tokens import completed, silent_tokens
 from hora_rl.common.errors import EnvironmentFault

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hora_rl.actors.coordinator.group_rewards import ranked
-from hora_rl.actors.coordinator.leases import Leases
+from hora_rl.actors.coordinator.calls import ranked
 from hora_rl.actors.coordinator.scheduler import Coordination
+from hora_rl.actors.coordinator.store import Leases
 from hora_rl.allocator import allocate
 from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.live.keys import Keys

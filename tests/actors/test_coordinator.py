@@ -15,11 +15,15 @@ import numpy as np
 import pytest
 import redis
 
-from hora_rl.actors.coordinator.deployment import Coordinator, coordinate
-from hora_rl.actors.coordinator.history_writer import FORGOTTEN_S, long_gone, write_sample
-from hora_rl.actors.coordinator.identity import claim_identity, fingerprint
-from hora_rl.actors.coordinator.plans import Plans
+from hora_rl.actors.coordinator.deployment import (
+    FORGOTTEN_S,
+    Coordinator,
+    coordinate,
+    long_gone,
+    write_sample,
+)
 from hora_rl.actors.coordinator.shard import Plan, Round
+from hora_rl.actors.coordinator.store import Plans, claim_identity, fingerprint
 from hora_rl.common.config import Config, RewardConfig
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
 from hora_rl.common.data.rows import Row

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from hora_rl.actors.environment.conversation import Conversation
+from hora_rl.actors.environment.conversation import Conversation, Template
 from hora_rl.actors.environment.episodes import run_episode
-from hora_rl.actors.environment.policy import Policy
+from hora_rl.actors.environment.policy import Policy, SandboxTools
 from hora_rl.actors.environment.protocol import Episode, EpisodeOver
 from hora_rl.actors.environment.registry import BEGIN, END, guess, load_environment, python_tool, written
-from hora_rl.actors.environment.template import Template
-from hora_rl.actors.environment.tools import SandboxTools
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
 from hora_rl.common.data.rows import Row

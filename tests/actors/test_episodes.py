@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from hora_rl.actors.coordinator.calls import retry
+from hora_rl.actors.environment.deployment import watchdog
 from hora_rl.actors.environment.episodes import Episodes
 from hora_rl.actors.environment.protocol import Episode
 from hora_rl.actors.environment.registry import guess
-from hora_rl.actors.environment.watchdog import watchdog
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
 from hora_rl.common.data.rows import Row

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from hora_rl.actors.generator import deployment, sleep
-from hora_rl.actors.generator.sleep import DEAD_S, is_left, keep_watch, wait_for_card
+from hora_rl.actors.generator import deployment
+from hora_rl.actors.generator.deployment import DEAD_S, is_left, keep_watch, wait_for_card
 from hora_rl.common.errors import UNREACHED, DamagedWeights, NoRoom, StaleWeights, UnhealthyError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect, connect_async
@@ -245,8 +245,8 @@ def test_who_is_left_asleep(state: str | None, age: float, since: float, left: b
 async def test_it_wakes_by_itself_when_the_learner_waits_and_not_while_it_steps(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sleep, "POLL_S", 0.02)
-    monkeypatch.setattr(sleep, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(deployment, "POLL_S", 0.02)
+    monkeypatch.setattr(deployment, "HEARTBEAT_S", 0.05)
     client, redis = connect(redis_url), connect_async(redis_url)
     weights, engine = await awake(redis)
     heartbeat_now(client, "watch", LEADER, {"state": STEPPING, "step": 4})
@@ -290,8 +290,8 @@ async def test_a_replica_starts_only_between_steps(
     client.delete(Keys("start").parts)
     if state is not None:
         heartbeat_now(client, "start", LEADER, {"state": state})
-    monkeypatch.setattr(sleep, "POLL_S", 0.02)
-    monkeypatch.setattr(sleep.time, "time", lambda now=time.time: now() + seen_s)
+    monkeypatch.setattr(deployment, "POLL_S", 0.02)
+    monkeypatch.setattr(deployment.time, "time", lambda now=time.time: now() + seen_s)
     with nullcontext() if starts else pytest.raises(TimeoutError):
         await asyncio.wait_for(wait_for_card(redis, "start"), 0.3)
     await redis.aclose()

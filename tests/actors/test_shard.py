@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from ray.serve.handle import DeploymentResponse
 
-from hora_rl.actors.concurrency import cancel
+from hora_rl.actors.concurrency import BatchedCalls, cancel
 from hora_rl.actors.coordinator import calls
 from hora_rl.actors.coordinator import shard as phases
-from hora_rl.actors.coordinator.batched_calls import BatchedCalls
 from hora_rl.actors.coordinator.calls import retry
 from hora_rl.actors.coordinator.sampling import Sampler, prefetched, sample_seed
 from hora_rl.actors.coordinator.shard import Allocation, Draw, Plan, Round, Shard

@@ -13,7 +13,7 @@ import pytest
 
 from hora_rl.actors.coordinator.calls import verifier_calls
 from hora_rl.actors.coordinator.deployment import render_prompts
-from hora_rl.actors.coordinator.identity import mixture_of
+from hora_rl.actors.coordinator.store import mixture_of
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer

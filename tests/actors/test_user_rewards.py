@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hora_rl.actors.coordinator.calls import generator_calls, group_calls, verifier_calls
-from hora_rl.actors.coordinator.group_rewards import LastTexts, unranked
+from hora_rl.actors.coordinator.calls import LastTexts, generator_calls, group_calls, verifier_calls
+from hora_rl.actors.coordinator.shard import unranked
 from hora_rl.actors.data.datasets import load_dataset
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.allocator.rules import get_rule

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tokenizers import processors
 
-from hora_rl.actors.environment.template import Template
+from hora_rl.actors.environment.conversation import Template
 from hora_rl.common.config import DataConfig
 from hora_rl.common.data.chat_template import settings_of, template_of
 from hora_rl.common.data.prompts import load_tokenizer, render, render_text

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hora_rl.actors.coordinator.leases import Leases
+from hora_rl.actors.coordinator.store import Leases
 from hora_rl.common.errors import WireError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Consumer, Ledger, Producer, Row

@@ -18,7 +18,7 @@ import redis
 from rich.console import Console
 from starlette.testclient import TestClient
 
-from hora_rl.actors.coordinator.history_writer import oldest_replica
+from hora_rl.actors.coordinator.deployment import oldest_replica
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import record_evaluation

@@ -11,7 +11,7 @@ import pytest
 
 from hora_rl.actors.data.datasets import load_dataset
 from hora_rl.actors.verifier.equality import bare, equal, expressions, gold_fault
-from hora_rl.actors.verifier.equality.numerals import canonical_number
+from hora_rl.actors.verifier.equality.texts import canonical_number
 from hora_rl.common.config import DataConfig
 from hora_rl.evaluation.benchmarks import BENCHMARKS
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hora_rl.actors.coordinator.group_rewards import Rank, unranked
-from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.actors.coordinator.sampling import Score
 from hora_rl.actors.coordinator.scheduler import Coordination
+from hora_rl.actors.coordinator.shard import Rank, unranked
+from hora_rl.actors.coordinator.store import Leases
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect

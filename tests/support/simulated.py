@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hora_rl.actors.coordinator.cycles import Cycles
-from hora_rl.actors.coordinator.group_rewards import Rank, unranked
-from hora_rl.actors.coordinator.identity import mixture_of
-from hora_rl.actors.coordinator.leases import Leases
+from hora_rl.actors.coordinator.allocation import Cycles
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.actors.coordinator.scheduler import Coordination, Services
+from hora_rl.actors.coordinator.shard import Rank, unranked
+from hora_rl.actors.coordinator.store import Leases, mixture_of
 from hora_rl.allocator.priors.base import FixedPrior
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys

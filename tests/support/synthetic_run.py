@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hora_rl.actors.coordinator.history_writer import write_sample
+from hora_rl.actors.coordinator.deployment import write_sample
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Consumer, Ledger, Producer, Row

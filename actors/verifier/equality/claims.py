@@ -1,14 +1,14 @@
-r"""The value that an answer claims, as in `x = 28`.
+r"""The value that an answer claims, as in `x = 28`, and answers in words: `\text{Evelyn}`, `3 cats`.
 
 `x^2 = 28` and `\sum_{n=1}^{7} n` are problems, `27 \Rightarrow 28` a step, `28\text{ or 27}` two answers,
 `1,2,3,\ldots` an open list: none of them claims 28. If the gold answer has the same form, the answer is
-compared unchanged."""
+compared unchanged. Words are compared as words, not as products of letters: `left` is not `felt`."""
 
 import re
 
-from hora_rl.actors.verifier.equality.notation import TEXT
-from hora_rl.actors.verifier.equality.numerals import ungrouped
-from hora_rl.actors.verifier.equality.texts import GREEK, SPACE, letters, split_outside
+from hora_rl.actors.verifier.equality.notation import CJK, FUNCTIONS, LETTER, MATHS, NATIVE, TEXT
+from hora_rl.actors.verifier.equality.texts import GREEK, SPACE, bare, letters, split_outside, ungrouped
+from hora_rl.actors.verifier.equality.units import is_unit_word
 
 _LEADING = re.compile(
     rf"^(?:{SPACE}|\\(?:therefore|implies|approx|simeq|(?:[Ll]ong)?[Rr]ightarrow|to)\b|=>|=(?!=))+"
@@ -87,3 +87,131 @@ def is_name(text: str) -> bool:
     text = re.sub(_INDEX, "", text)
     text = re.sub(r"(?<=[A-Za-z])\s*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\])", "", text)
     return re.fullmatch(r"[\[({\s]*[A-Za-z][A-Za-z\s{}]*[\])}\s]*", text) is not None
+
+
+_WORDS = re.compile(rf"{TEXT}\{{([^{{}}\\]*{LETTER}[^{{}}\\]*)\}}")
+_TEXTS = re.compile(TEXT + r"\{([^{}\\]*)\}")
+_EMPTY = re.compile(
+    r"(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?|(?:the )?empty set|no such \w+(?: exists?)?"
+)
+_ALL = re.compile(r"(?:all|any) reals?(?: numbers?)?")
+
+_PROSE = re.compile(rf"(?:{LETTER}|[\s,;.!?'’])+")
+_CAPITALS = re.compile(r"[A-Z](?:\s*[A-Z])+")
+_NAME = re.compile(rf"(?<!\w)(?:{LETTER}{{3,}}|[A-Z][A-Za-z]|{NATIVE}+)(?!\w)")
+"""A word of prose: three letters, or two with a capital first. `xy` is a product."""
+
+_LATIN = r"[^\W\d_]"
+_MATHS_SIGN = re.compile(
+    rf"(?!{LETTER})[^\w\s,;:.!?'’\"()-]|_|(?<!{_LATIN})-(?!\d)|-(?!\w)|(?<={_LATIN})-(?=\d)"
+)
+"""A sign that makes a text mathematics, unlike the hyphens of `twenty-one`, `3-4 cats` and `-3 cats`."""
+_LONE_WORD = re.compile(rf"(?<!\w)(?!{CJK}){LETTER}{{3,}}(?![\w(])")
+"""A word among digits. `2xyz` is a product, `abs(x)` a function."""
+
+_CHOICE = rf"(?:{TEXT}\{{)?\s*(?:(?i:option|choice|opción|opção|вариант)\s*|[选選][项項择擇]?\s*)?"
+_LETTER_OF_OPTION = re.compile(rf"{_CHOICE}\(?([A-J])\)?\s*\}}?")
+_OPTION = re.compile(rf"{_CHOICE}(?:\(?([A-J])\)|([A-J])[.:](?=\s))(.*)", re.DOTALL)
+_SEPARATED = re.compile(r"\)?\s*(?:[,;&]|,?\s*\band\b|和|及)\s*\(?")
+_SEVERAL = re.compile(r"(?<![A-Za-z])(?:[A-J]\)|or\b|and\b|not\b)")
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_BREAK = re.compile(r"[,;]|\b(?:and|or)\b")
+
+
+def spelt_set(text: str) -> str | None:
+    r"""A set in words as LaTeX: `no solution` -> `\emptyset`, `all reals` -> `\mathbb{R}`; None otherwise."""
+    words = _said(bare(text))
+    if _EMPTY.fullmatch(words):
+        return r"\emptyset"
+    return r"\mathbb{R}" if _ALL.fullmatch(words) else None
+
+
+def is_words(text: str) -> bool:
+    r"""Whether a text is only words: `hello`, `Mary, John`, `No`, `XIV`, or one command as `\text{2 cats}`.
+
+    `xy`, `sin x` and `x and y` are mathematics, `no solution` is a set."""
+    text = bare(text)
+    if spelt_set(text):
+        return False
+    if match := _WORDS.fullmatch(text):
+        return len(match[1].strip()) > 1
+    if not _PROSE.fullmatch(text):
+        return False
+    if _CAPITALS.fullmatch(text) or text in FUNCTIONS:
+        return True
+    return any(word not in MATHS for word in _NAME.findall(text))
+
+
+def unworded(text: str) -> str:
+    r"""The text without text commands: `\text{A1}` -> `A1`."""
+    return _TEXTS.sub(r"\1", text)
+
+
+def word_verdict(gold: str, answer: str) -> bool | None:
+    """The verdict if the gold answer is plain words or a date; None if mathematics decides.
+
+    Words among digits must be in the answer too, and mathematics decides the rest: `3.0 cats` for `3 cats`. A
+    list of words may come in any order, like a list of numbers."""
+    gold, answer = bare(gold), bare(answer)
+    if is_words(gold):
+        return _says(gold, answer)
+    same = _said(gold) == _said(answer)
+    if _DATE.fullmatch(gold):
+        return same
+    words = [] if spelt_set(gold) or _MATHS_SIGN.search(gold) else _lone_words(gold)
+    if not words:
+        return None
+    return True if same else None if words == _lone_words(_said(answer)) else False
+
+
+def option_verdict(gold: str, answer: str) -> bool | None:
+    r"""The verdict on an option of a multiple choice, one side with its text: `\textbf{(B)}\ 12` for `B`;
+    else None."""
+    gold, answer = bare(gold), bare(answer)
+    if (several := _letters(gold)) and (others := _letters(answer)):
+        return several == others
+    for plain, full in ((gold, answer), (answer, gold)):
+        letter, option = _LETTER_OF_OPTION.fullmatch(plain), _OPTION.fullmatch(full)
+        if letter and (alone := _LETTER_OF_OPTION.fullmatch(full)) and len(plain + full) > 2:
+            return letter[1] == alone[1]
+        if letter and option and not _SEVERAL.search(option[3]):
+            return letter[1] == (option[1] or option[2])
+    return None
+
+
+def _letters(text: str) -> set[str] | None:
+    """The options of a multiple choice with several right ones: `A, C`, `\\text{A and C}`."""
+    text = unworded(text)
+    letters = _SEPARATED.split(text.strip("() "))
+    return (
+        set(letters)
+        if len(letters) > 1 and all(len(letter) == 1 and letter in "ABCDEFGHIJ" for letter in letters)
+        else None
+    )
+
+
+def _says(gold: str, answer: str) -> bool:
+    """Whether the answer is these words or claims them: `x = hello`."""
+    words = _listed(_said(gold))
+    if words == _listed(_said(answer)):
+        return True
+    values = claim(gold, answer) if "=" in answer else None
+    return bool(values) and all(_listed(_said(value)) == words for value in values or [])
+
+
+def _said(text: str) -> str:
+    """The plain words of a text, including those in text commands."""
+    words = re.sub(SPACE, " ", _TEXTS.sub(r" \1 ", text)).lower()
+    return " ".join(words.strip("() .").split())
+
+
+def _listed(words: str) -> list[str]:
+    return sorted(part for piece in _BREAK.split(words) if (part := piece.strip(" .!?")))
+
+
+def _lone_words(text: str) -> list[list[str]]:
+    """The words of each list part, without mathematics and units; parts in alphabetical order."""
+    parts = [_LONE_WORD.findall(part.lower()) for part in _BREAK.split(text)]
+    kept = [[word for word in part if word not in MATHS and not is_unit_word(word)] for part in parts]
+    return sorted(part for part in kept if part)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from hora_rl.actors.verifier.equality.notation import LETTER, MATHS, NATIVE, TEXT
-from hora_rl.actors.verifier.equality.numerals import canonical_number, pointed, without_commas
-from hora_rl.actors.verifier.equality.texts import SPACE
+from hora_rl.actors.verifier.equality.texts import SPACE, canonical_number, pointed, without_commas
 from hora_rl.actors.verifier.equality.unit_table import (
     CURRENCIES,
     MORE_IN,

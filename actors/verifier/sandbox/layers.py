@@ -4,7 +4,8 @@
     uid         if the zygote is root, a separate user per sandbox: no access to our files and processes
     rlimits     processor time, memory, output, open files, threads; always
     privileges  no capabilities, and no way to gain any; always
-    landlock    only the interpreter's files can be read
+    landlock    only the interpreter's files can be read: no file of the run, no `/proc`; no TCP ports, no
+                signals to other processes. Needs Linux 5.13 and no privileges; later kernels have more rights
     seccomp     only system calls that a single process without a network needs; required
 
 Each layer is tried, not guessed from versions, because containers, kernels and security modules differ.
@@ -18,11 +19,70 @@ import platform
 import resource
 import signal
 import struct
+import sys
 from collections.abc import Callable
 from functools import partial
 
-from hora_rl.actors.verifier.sandbox import landlock, seccomp
+from hora_rl.actors.verifier.sandbox import seccomp
 from hora_rl.actors.verifier.sandbox.seccomp import LIBC, MACHINES, call
+
+READ_FILE, READ_DIR = 1 << 2, 1 << 3
+FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+"""Number of file rights (the lowest bits) by ABI version. All rights are withdrawn."""
+TCP, TCP_SINCE = 0b11, 4
+SCOPES, SCOPES_SINCE = 0b11, 6  # abstract sockets, signals
+VERSION, PATH_BENEATH = 1, 1
+FILES = ("/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
+
+
+def version() -> int:
+    """The kernel's Landlock ABI version. Raises OSError if Landlock is missing or disabled."""
+    return call("landlock_create_ruleset", None, 0, VERSION)
+
+
+def ruleset(packages: str = "") -> int:
+    """File descriptor of the ruleset for `restrict`. Programs may also read the folder `packages`. Raises
+    OSError."""
+    known = version()
+    rights = (1 << FILE_RIGHTS[min(known, max(FILE_RIGHTS))]) - 1
+    fields = [rights, *([TCP] if known >= TCP_SINCE else []), *([SCOPES] if known >= SCOPES_SINCE else [])]
+    attributes = struct.pack(f"{len(fields)}Q", *fields)
+    rules = call("landlock_create_ruleset", attributes, len(attributes), 0)
+    for path in FILES:
+        _allow(rules, path, READ_FILE)
+    interpreter = (os.path.join(sys.base_prefix, "lib"), os.path.dirname(os.__file__))
+    for path in (*LIBRARIES, *interpreter, *_installed(packages)):
+        _allow(rules, path, READ_FILE | READ_DIR)
+    return rules
+
+
+def _installed(packages: str) -> list[str]:
+    """The folder and the targets of symbolic links in it."""
+    if not packages:
+        return []
+    with os.scandir(packages) as entries:
+        return [
+            packages,
+            *(os.path.realpath(entry.path) for entry in entries if entry.is_symlink() and entry.is_dir()),
+        ]
+
+
+def restrict(rules: int) -> None:
+    """Apply the ruleset to this process permanently. Requires no_new_privs. Raises OSError."""
+    call("landlock_restrict_self", rules, 0)
+
+
+def _allow(rules: int, path: str, rights: int) -> None:
+    try:
+        folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # missing on this machine
+    try:
+        call("landlock_add_rule", rules, PATH_BENEATH, struct.pack("=Qi", rights, folder), 0)
+    finally:
+        os.close(folder)
+
 
 PDEATHSIG, NO_NEW_PRIVS = 1, 38  # prctl
 NEW_USER, NEW_PID, NEW_NET, NEW_IPC, NEW_UTS = 0x10000000, 0x20000000, 0x40000000, 0x08000000, 0x04000000
@@ -162,7 +222,7 @@ def _try_user(packages: str) -> None:
 
 def _try_landlock() -> None:
     no_new_privileges()
-    landlock.restrict(landlock.ruleset())
+    restrict(ruleset())
 
 
 def _try_seccomp() -> None:

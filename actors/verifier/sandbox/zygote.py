@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import NoReturn
 
-from hora_rl.actors.verifier.sandbox import landlock, layers, seccomp
+from hora_rl.actors.verifier.sandbox import layers, seccomp
 
 LAUNCH = """\
 import importlib, sys, types
@@ -103,7 +103,7 @@ class _Box:
     def __init__(self, sock: socket.socket, held: dict[str, str], user: int | None, packages: str) -> None:
         self._sock = sock
         self._held = {name for name, why in held.items() if not why}
-        self._rules = landlock.ruleset(packages) if "landlock" in self._held else None
+        self._rules = layers.ruleset(packages) if "landlock" in self._held else None
         self._user = user
 
     def run(self, limits: dict[str, float], descriptors: list[int]) -> bytes | None:
@@ -166,7 +166,7 @@ class _Box:
         layers.no_capabilities()
         layers.no_new_privileges()
         if rules is not None:
-            landlock.restrict(rules)
+            layers.restrict(rules)
             os.close(rules)
         _fresh_streams()
         seccomp.install(layers.machine(), os.getpid(), threads is not None)
