@@ -33,7 +33,6 @@ class Replica:
         self._held.push_async_callback(stop_beating, asyncio.get_running_loop().create_task(beating))
 
     def _begin(self, work: Coroutine[None, None, object]) -> asyncio.Task[object]:
-        """Run `work` until the end."""
         task = asyncio.get_running_loop().create_task(work)
         self._held.callback(task.cancel)
         return task

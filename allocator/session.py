@@ -139,8 +139,7 @@ def tiers(rule: Rule, stop: str, sampled: Sampled) -> list[Tier]:
 
 
 def simulate(session: Session, rates: Float, pre_rollouts: int, rng: np.random.Generator) -> tuple[Int, Int]:
-    """Sample all rollouts of a session from prompts with these success `rates` (n,); returns successes and
-    group sizes, both (n,)."""
+    """A session on prompts with these `rates` (n,): successes and group sizes, both (n,)."""
     session.tell(rng.binomial(pre_rollouts, rates), pre_rollouts)
     while not session.done:
         extra = session.ask()

@@ -37,7 +37,6 @@ class Entries(NamedTuple):
     levels: Int
 
     def where(self, mask: Mask) -> Entries:
-        """Some of the entries."""
         return Entries(self.gains[mask], self.classes[mask], self.levels[mask])
 
 
@@ -270,7 +269,6 @@ def _by_parts(rule: Split, problem: Problem, budget: int) -> Int:
 
 
 def _maximise(rule: Marginal, problem: Problem, budget: int) -> Int:
-    """The exact optimum."""
     sampled, (alpha, beta) = problem.sampled, problem.prior
     of = np.arange(len(sampled))
     if isinstance(alpha, float) and isinstance(beta, float):

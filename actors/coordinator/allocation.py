@@ -113,7 +113,6 @@ class Cycles:
         return batch in self._batches or self._settled
 
     def of(self, batch: int) -> BatchAllocation:
-        """Rule and prior of `batch`, whose cycles were observed."""
         return self._batches.get(batch) or self._now(batch)
 
     async def complete(self, report: ShardReport) -> None:
@@ -135,7 +134,6 @@ class Cycles:
                 await self._redis.hset(self._keys.state, mapping=seen)
 
     def _seen(self) -> dict[Value, Value]:
-        """What views show."""
         seen: dict[Value, Value] = {}
         if self._gate_mean is not None:
             seen |= changed(gate_open=self._gate.open, gate_seen=self._observed, gate_mean=self._gate_mean)
@@ -188,8 +186,7 @@ def allocate_round(
     earlier: Sequence[Round],
     successes: Sequence[int],
 ) -> Allocation:
-    """Allocate the next round of a shard with `prompts` (n,). `successes` (n,) are those since the `earlier`
-    rounds."""
+    """The next round of a shard with `prompts` (n,). `successes` (n,): those since the `earlier` rounds."""
     prior, allocation = batch.priors_of(prompts), settings.under(batch.rule)
     session = Session(
         len(prompts),
@@ -220,8 +217,7 @@ def sizes_as_if(
     prompts: Sequence[int],
     successes: Sequence[int],
 ) -> tuple[int, ...] | None:
-    """G_i (n,), at most `cap`, under rule `group_weight.as_if`, given the successes (n,) of Phase A. None
-    without such a rule."""
+    """G_i (n,) under rule `group_weight.as_if`, given Phase A's successes (n,); None without that rule."""
     if batch.as_if is None:
         return None
     trials = rollout.pre_rollouts

@@ -94,8 +94,7 @@ def policy_calls(
     weights_come: bool = True,
     together: int = 1,
 ) -> Generate:
-    """`generate` for this configuration: episodes if it names an environment, else completions in calls of at
-    most `together`. `handle` is the deployment `config.policy`."""
+    """`generate` of the deployment `config.policy`: episodes if there is an environment, else completions."""
     environment, rollout, weights = config.environment, config.rollout, config.weights
     if environment.path is None:
         return generator_calls(
@@ -120,8 +119,7 @@ def policy_calls(
 
 
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
-    """`score`: rewards by name of each completion and whether it is a success, by the rules of the prompt's
-    source."""
+    """`score`: rewards by name and success of each completion, by the rules of the prompt's source."""
     rewards = {source: config.of(source).reward for source in config.source_names}
     by_source = {source: _scores(handle, reward, config.rollout) for source, reward in rewards.items()}
 
@@ -134,8 +132,7 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
 def _scores(
     handle: DeploymentHandle, reward: RewardConfig, rollout: RolloutConfig
 ) -> BatchedCalls[Answered, list[Scored]]:
-    """`verifier_calls` for one source. Concurrent requests share calls of `rollout.samples_per_request`
-    answers."""
+    """`verifier_calls` of one source, in shared calls of `rollout.samples_per_request` answers."""
     method = handle.options(method_name="score")
     needs_row = any(is_user_function(name) or name == "code_tests" for name in reward.names)
 
@@ -221,7 +218,6 @@ class LastTexts:
 
 
 def _answer(prompt: Prompt, text: str, row: Mapping[str, object], tokens: int, finish_reason: str) -> Answer:
-    """The input of rewards for a completion of `prompt`."""
     completion = prompt.prefill + text
     return Answer(
         prompt.text, completion, prompt.answer, row, prompt.index, tokens, finish_reason, prompt.source

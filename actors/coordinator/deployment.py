@@ -99,7 +99,6 @@ class Coordinator(Replica):
             raise RuntimeError(f"{self._name} gave up, and is asked to start again")
 
     async def _others(self) -> bool:
-        """Whether another coordinator is alive."""
         coordinators = beats(await self._redis.hgetall(self._keys.parts), "coordinator")
         return any(beat["seen"] > time.time() - ALIVE_S for beat in coordinators)
 
@@ -165,8 +164,7 @@ async def write_history(client: redis.asyncio.Redis, run: str, per_step: int) ->
 
 
 async def write_sample(client: redis.asyncio.Redis, run: str, per_step: int, now: float) -> None:
-    """Append a sample at `now` (seconds since the epoch), unless another coordinator appended one less than a
-    second ago."""
+    """Append a sample at `now`, in seconds since the epoch, unless another coordinator just did."""
     keys = Keys(run)
     if not await client.set(f"{keys.history}:lock", "1", nx=True, px=int(SAMPLE_S * 900)):
         return
@@ -198,8 +196,7 @@ async def write_sample(client: redis.asyncio.Redis, run: str, per_step: int, now
 
 
 def long_gone(parts: Mapping[Answer, Answer], now: float) -> list[Answer]:
-    """Replicas without a heartbeat for an hour: views need not show them. Views always show learner and
-    coordinator."""
+    """Replicas without a heartbeat for an hour. Views always show learner and coordinator."""
     replicas = ((name, text) for name, text in parts.items() if not text_of(name).startswith(KEPT))
     return [name for name, text in replicas if now - json.loads(text)["seen"] > FORGOTTEN_S]
 

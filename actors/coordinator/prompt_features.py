@@ -48,8 +48,7 @@ def prior_of(allocation: AllocationConfig, run: RunConfig, model: str, prompts: 
 
 
 def feature_model(allocation: AllocationConfig, model: str) -> str:
-    """Name or folder of the model that computes a prior's features. `model` is the policy. Raises ConfigError
-    if none is configured."""
+    """The model of a prior's features; `model` is the policy. Raises ConfigError if none is configured."""
     if allocation.prior.startswith("hidden"):
         return model
     if not allocation.features:

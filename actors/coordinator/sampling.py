@@ -24,8 +24,7 @@ class Sampler:
     score: Score
 
     async def __call__(self, draw: Draw) -> list[Rollout]:
-        """The rollouts of one draw, in order. If a request fails, raise its error and cancel the rest of the
-        draw: a lost rollout is never a wrong answer."""
+        """The rollouts of one draw, in order. If a request fails, raise its error and cancel the rest."""
         size = self.shard.samples_per_request
         parts = await all_of(
             self._request(draw, draw.first + done, min(size, draw.n - done))
@@ -79,7 +78,6 @@ def _rollout(completion: Completion, draw: Draw, scored: Scored, now: float) -> 
 
 
 def sample_seed(seed: int, epoch: int, prompt_index: int, phase: Phase, first: int) -> int:
-    """Seed of one request, a pure function of its identity: a retry on any replica draws the same samples
-    from the same weights."""
+    """Seed of one request, a pure function of its identity: a retry on any replica draws the same."""
     text = f"{seed}:{epoch}:{prompt_index}:{phase}:{first}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")

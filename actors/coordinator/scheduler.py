@@ -63,8 +63,7 @@ class Wait:
 
 @dataclass(slots=True)
 class Services:
-    """Services that a coordinator uses. `generate_at(min_version)` returns a `generate` on weights of that
-    version or newer."""
+    """`generate_at(min_version)` returns a `generate` on weights of that version or newer."""
 
     generate_at: Callable[[int], Generate]
     score: Score
@@ -136,7 +135,6 @@ class Coordination:
             await asyncio.sleep(IDLE_S)
 
     async def _next(self, todo: list[Lease]) -> Lease | Wait:
-        """Lease the oldest shard that may start."""
         if len(self._tasks) >= self._config.rollout.shards_in_flight:
             return Wait()
         state, bound = await self._state(), self._config.rollout.max_staleness
@@ -248,7 +246,6 @@ class Coordination:
         return counted
 
     async def _push(self, shard: Shard, plan: Plan, sample: Sample, planned: bool) -> None:
-        """Run Phase B and push each group when it is complete."""
         rank = self._counted("verifiers", self._services.rank)
         async with aclosing(phase_b(shard, plan, sample, rank)) as groups:
             async for group in groups:
@@ -273,7 +270,6 @@ class Coordination:
         )
 
     def _collect(self) -> None:
-        """Drop finished shards; raise the error of a failed one."""
         for task in [t for t in self._tasks if t.done()]:
             self._tasks.discard(task)
             task.result()

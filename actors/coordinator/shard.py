@@ -46,7 +46,6 @@ class Shard:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The ids of its groups."""
         return tuple(group_id(epoch, p.index) for epoch, p in zip(self.epochs, self.prompts, strict=True))
 
 
@@ -93,7 +92,6 @@ class Plan:
         return tuple(map(sum, zip(*(r.extra for r in self.rounds), strict=True)))
 
     def draw(self, index: int) -> Draw:
-        """The draw of the last round for the prompt at `index`."""
         before = sum(r.extra[index] for r in self.rounds[:-1])
         return Draw(index, len(self.rounds), before, self.rounds[-1].extra[index])
 

@@ -89,8 +89,7 @@ async def claim_identity(redis: AsyncRedis, config: Config, prompts: Sequence[Pr
 
 
 def mixture_of(sources: Mapping[str, SourceConfig], prompts: Sequence[Prompt]) -> Mixture:
-    """The number of prompts and the weight of each source. Raises ConfigError for a source without
-    prompts."""
+    """Prompts and weight of each source. Raises ConfigError for a source without prompts."""
     counts = Counter(p.source for p in prompts)
     if not sources:
         return Mixture((len(prompts),))
@@ -176,8 +175,7 @@ class Plans:
         self._max_bytes = max_bytes
 
     async def remember(self, shard: str, ids: Sequence[str], plan: Plan) -> Plan:
-        """Store the last round of a shard's plan. Returns the plan that counts: this one, or one stored
-        before."""
+        """Store the plan's last round. Returns the plan that counts: this one, or one stored before."""
         new, keys = uuid.uuid4().hex, [self._keys.plans]
         async with self._redis.pipeline(transaction=True) as pipe:
             for key, message in self._messages(plan):
@@ -229,8 +227,7 @@ class Plans:
         return replace(plan, groups=tuple(group for group in groups if group is not None))
 
     async def _group(self, shard: str, group: str, drawn: Sequence[Round], index: int) -> Group | None:
-        """The group with its rollouts of Phase A and the `drawn` rounds; None, and logged, when they cannot
-        be read."""
+        """The group with its rollouts of Phase A and the `drawn` rounds; None, and logged, if unreadable."""
         rounds = [number for number, r in enumerate(drawn, 1) if r.extra[index]]
         keys = [self._keys.pre_rollouts(group), *(self._keys.drawn(group, number) for number in rounds)]
         messages = [await read_start(self._redis, key, self._max_bytes + 1) for key in keys]

@@ -135,7 +135,6 @@ def _collect(
 def _problem(
     named: str | None, layout: Layout, raw: Mapping[str, object]
 ) -> tuple[str, Messages, str | None]:
-    """The row's problem and messages, and why it has none, or None."""
     field = named or layout.problem
     if not has(raw, field):
         return "", (), f"no column {field!r} (data.prompt_field)"
@@ -160,7 +159,6 @@ def _nothing(data: DataConfig, rows: Sequence[Mapping[str, object]], rejected: S
 
 
 def _split(data: DataConfig, section: str) -> arithmetic.Split:
-    """The split of a generated data set. Raises DataError for an unknown one."""
     for split in arithmetic.SPLITS:
         if split == data.split:
             return split

@@ -96,8 +96,7 @@ class Template:
 
 
 def _shown(message: Message) -> Message:
-    """The message without a thought in channels: the templates of these families refuse it in a text, or
-    leave it out."""
+    """The message without a thought in channels: templates of these families refuse it or leave it out."""
     content = message.get("content")
     if message.get("role") != "assistant" or not isinstance(content, str) or not has_channels(content):
         return message
@@ -130,12 +129,10 @@ class Conversation:
 
     @property
     def turns(self) -> int:
-        """The number of turns of the policy so far."""
         return len(self._answers)
 
     @property
     def sampled(self) -> int:
-        """The number of sampled tokens so far."""
         return sum(len(answer.tokens) for answer in self._answers)
 
     def context(self, new: Sequence[Message]) -> Tokens:
@@ -177,8 +174,7 @@ class Conversation:
         self._context = np.concatenate([context, answer.tokens])
 
     def rest(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages that a longer conversation adds to this one. Raises EnvironmentFault unless `messages`
-        starts with all messages so far."""
+        """What `messages` adds to this conversation. Raises EnvironmentFault for another history."""
         for number, (theirs, ours) in enumerate(zip(messages, self._messages, strict=False)):
             if dict(theirs) != dict(ours):
                 raise EnvironmentFault(f"changes the history: message {number} is not what was said")
@@ -210,7 +206,6 @@ class Conversation:
 
 
 def _spans(answers: Sequence[Completion]) -> tuple[VersionSpan, ...]:
-    """Version spans of all sampled tokens, turn after turn."""
     spans: list[VersionSpan] = []
     at = 0
     for answer in answers:

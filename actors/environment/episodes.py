@@ -130,8 +130,7 @@ def _sample(request: SamplingRequest, name: str, turns: Turns) -> Sample:
 
 
 async def run_episode(function: EpisodeFunction, row: Row, policy: Policy, tools: Tools) -> Completion:
-    """One episode on `row`, under the configuration of `policy`. Raises EnvironmentFault if the environment
-    fails, and the sampling error if a turn could not be sampled."""
+    """One episode on `row`. Raises EnvironmentFault, or the error of a turn that could not be sampled."""
     try:
         rewards = await _within_limit(_called(function, row, policy, EpisodeTools(tools, policy)), policy)
     finally:
@@ -185,7 +184,6 @@ async def _called(function: EpisodeFunction, row: Row, policy: Policy, tools: To
 
 
 def _checked(rewards: Mapping[str, float], wanted: list[str]) -> dict[str, float]:
-    """The `wanted` rewards. Raises EnvironmentFault if one is missing or not finite."""
     for name in wanted:
         value = rewards.get(name)
         if value is None:

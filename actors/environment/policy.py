@@ -19,8 +19,7 @@ Sample = Callable[[Tokens, int, int], Awaitable[Completion]]
 
 
 class Policy:
-    """The `Speaker` of one episode. `own_s` is the time in seconds that the environment has used so far,
-    without waits for turns and sandboxed programs."""
+    """The `Speaker` of one episode. `own_s`: seconds of the environment, without turns and programs."""
 
     def __init__(self, conversation: Conversation, sample: Sample, config: Config, min_version: int) -> None:
         self.conversation, self._sample, self.config = conversation, sample, config
@@ -93,8 +92,7 @@ class Policy:
         self._closed = True
 
     def _room(self, length: int) -> int:
-        """Token limit of a turn after a context of `length` tokens. Raises EpisodeOver if a limit is
-        reached."""
+        """Token limit of a turn after a context of `length` tokens. Raises EpisodeOver at a limit."""
         environment, conversation = self.config.environment, self.conversation
         left = self.config.rollout.max_response_tokens - conversation.sampled
         between = length - self._prompt - conversation.sampled
@@ -128,8 +126,7 @@ class SandboxTools:
         self._boxes = SandboxPool(Sandbox, slots)
 
     async def python(self, source: str, stdin: str = "") -> str:
-        """Raises VerifierUnavailable after repeated failures of the sandbox, and SandboxError where none can
-        be created."""
+        """Raises VerifierUnavailable if the sandbox keeps failing, SandboxError where there is none."""
         for _ in range(TRIES - 1):
             with suppress(VerifierUnavailable):
                 return await self._run(source, stdin)
@@ -143,8 +140,7 @@ class SandboxTools:
 
 
 class EpisodeTools:
-    """The `Tools` of one episode. Time spent in the sandbox, which has separate limits, does not count as the
-    environment's."""
+    """The `Tools` of one episode. Time in the sandbox, which has own limits, is not the environment's."""
 
     def __init__(self, tools: Tools, policy: Policy) -> None:
         self._tools, self._policy = tools, policy
@@ -155,7 +151,6 @@ class EpisodeTools:
 
 
 def _told(outcome: Outcome) -> str:
-    """The message to the policy about a program."""
     printed = outcome.out.decode(errors="replace")
     if len(printed) > MOST_CHARS:
         printed = f"{printed[:MOST_CHARS]}\n(cut)"

@@ -30,8 +30,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """One turn of the policy. `text` has no special tokens. `finish_reason` is length for a truncated
-    turn."""
+    """One turn of the policy, without special tokens. `finish_reason`: length for a truncated turn."""
 
     text: str
     tokens: Tokens
@@ -49,8 +48,7 @@ class Speaker(Protocol):
         """The policy's next turn, after the messages `new`. Raises EpisodeOver at a limit."""
 
     async def reply(self, messages: Sequence[Message]) -> Reply:
-        """The policy's next turn in the conversation `messages`, which must start with all messages so
-        far."""
+        """The policy's next turn in the conversation `messages`, which starts with all messages so far."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -65,8 +63,7 @@ class Tools(Protocol):
     """Runs programs that the policy wrote."""
 
     async def python(self, source: str, stdin: str = "") -> str:
-        """Run a Python program in the sandbox. Returns the output, truncated to a few thousand characters,
-        and the error of a failed program."""
+        """Run a Python program in the sandbox. Returns its output, truncated, and its error."""
 
 
 EpisodeFunction = Callable[[Row, Speaker, Tools], Awaitable[Episode]]

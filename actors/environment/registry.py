@@ -42,7 +42,6 @@ async def guess(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
 
 
 def _number(text: str) -> int | None:
-    """The first number in `text`; None if missing or longer than LONGEST digits."""
     match = NUMBER.search(text)
     return None if match is None or len(match.group()) > LONGEST else int(match.group())
 
@@ -62,8 +61,7 @@ async def python_tool(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
 
 
 def written(text: str) -> str | None:
-    """The first program in `text`; None without a complete block. Runs in linear time, where a regular
-    expression may need quadratic time."""
+    """The first program in `text`; None without a complete block. Linear, unlike a regular expression."""
     program, closed, _ = text.partition(BEGIN)[2].partition(END)
     return program if closed else None
 
@@ -73,8 +71,7 @@ OWN = dict(zip(BUILT_IN, (guess, python_tool), strict=True))
 
 @asynccontextmanager
 async def environment_of(environment: EnvironmentConfig, run: str) -> AsyncIterator[EpisodeFunction]:
-    """The configured environment, ready for use inside the block. Raises ConfigError if it cannot be
-    loaded."""
+    """The configured environment, ready inside the block. Raises ConfigError if it cannot be loaded."""
     name = environment.path or ""
     if name != LIBRARY:
         yield load_environment(name)

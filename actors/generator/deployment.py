@@ -112,8 +112,7 @@ class Admission:
 
     @contextmanager
     def admitted(self, requests: Sequence[SamplingRequest]) -> Iterator[None]:
-        """Admit one call for the block. Raises NoRoom if the replica is full. A single call may exceed
-        `low_priority`."""
+        """Admit one call. Raises NoRoom if the replica is full. A single call may exceed `low_priority`."""
         if self.sampling >= self.requests:
             raise NoRoom(f"{self.name} has {self.sampling} requests")
         n = sum(r.n for r in requests if r.priority >= BELOW_TRAINING)

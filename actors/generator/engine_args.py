@@ -94,8 +94,7 @@ def engine_args(config: Config) -> AsyncEngineArgs:
 
 
 def check_engine_args(more: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a name in `more` that vLLM lacks or HORA sets, and for a value of the wrong
-    type."""
+    """Raise ConfigError for a name that vLLM lacks or HORA sets, and for a value of the wrong type."""
     names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for name, value in more.items():
         key = f"generator.engine_args.{name}"

@@ -103,8 +103,7 @@ class Sequences(dict[str, "RequestState"]):
 
 
 def origin_of(replica: str, stats: RequestStateStats | None) -> Origin | None:
-    """The times of one sequence as wall-clock times. vLLM records arrivals by the wall clock, and tokens by
-    the monotonic clock."""
+    """One sequence's times by the wall clock. vLLM records arrivals so, and tokens by the monotonic clock."""
     if stats is None or not stats.first_token_ts:
         return None
     offset = time.time() - time.monotonic()

@@ -113,8 +113,7 @@ def _seconds() -> Iterator[tuple[int, float]]:
 
 
 class Progress:
-    """`still_s` is the time in seconds without a token while requests are open; 0 without open requests.
-    `clock` returns seconds and is monotonic."""
+    """`still_s`: seconds without a token while requests are open, else 0. `clock` is monotonic."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -123,7 +122,6 @@ class Progress:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request as open during the block."""
         if not self._open:
             self.moved()
         self._open += 1

@@ -45,8 +45,7 @@ class BalanceRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
 
 
 def home(session: str, replicas: Sequence[RunningReplica]) -> RunningReplica:
-    """The home replica of a session, the same in all routers. If replicas come or go, as few sessions as
-    possible move (rendezvous hashing)."""
+    """A session's home replica, the same in all routers; as few move as possible (rendezvous hashing)."""
 
     def weight(replica: RunningReplica) -> bytes:
         key = f"{session}:{replica.replica_id.unique_id}"

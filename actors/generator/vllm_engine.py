@@ -84,8 +84,7 @@ class Engine:
         self._sequences = processor.request_states = Sequences(processor.request_states)
 
     async def begin(self) -> None:
-        """Load the initial policy as version 0. Call before the first request. Raises UnhealthyError if the
-        engine dies or hangs."""
+        """Load the initial policy as version 0, before the first request. Raises UnhealthyError."""
         first = asyncio.create_task(self._first_calls())
         try:
             with ended_when_still(STILL_S):
@@ -152,7 +151,6 @@ class Engine:
         return [self._completion(o, origin_of(self._name, stats.get(o.index))) for o in outputs]
 
     async def check_health(self) -> None:
-        """Raise UnhealthyError if the engine is dead or hung."""
         paused = self._joining or self.paused_since is not None
         if not paused and self._progress.still_s > STILL_S:
             raise UnhealthyError(f"no sequence got a token for {self._progress.still_s:.0f} s")
@@ -169,8 +167,7 @@ class Engine:
             self._progress.moved()
 
     async def receive(self, info: Mapping[str, object]) -> None:
-        """Wait until the weights described by `info` have arrived. Generation continues, except over NCCL,
-        which writes into the model directly."""
+        """Wait until the weights of `info` are here; over NCCL, which writes into the model, paused."""
         arrives = self._config.weights.transport != "nccl"
         if not arrives:
             await self.pause()
@@ -225,7 +222,6 @@ class Engine:
         self._asleep = True
 
     async def wake(self) -> None:
-        """Wake up with the current weights."""
         if self._asleep:
             await self._llm.wake_up(["weights"])
             await self.resume()
@@ -243,8 +239,7 @@ class Engine:
         await self._llm.update_weight_version(str(version))
 
     async def checksum(self) -> str:
-        """Digest of all weights in this engine, equal on all replicas of one version and layout. The digest
-        of an adapter's base is computed only once."""
+        """Digest of all weights, equal on all replicas of a version and layout. A base's is made once."""
         if self._adapter is None:
             return await self._digest("model")
         return _joined([self._base_checksum, await self._digest("adapter")])

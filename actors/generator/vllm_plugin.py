@@ -72,19 +72,16 @@ class WorkerExtension:
             self._end_update()
 
     def load_adapter(self, folder: str, settings: Mapping[str, object]) -> None:
-        """Install the adapter in a folder."""
         from safetensors.torch import load_file
 
         put_adapter(self.model_runner.lora_manager, load_file(Path(folder) / WEIGHTS), settings)
 
     def clear_adapter(self) -> None:
-        """Install an adapter of zeros, so that the policy equals its base. A running sequence cannot get an
-        adapter later."""
+        """Install an adapter of zeros: the base itself. A running sequence cannot get an adapter later."""
         inner = self.model_runner.lora_manager._adapter_manager
         _replace(inner, inner.create_dummy_lora(POLICY, 1, self.model_runner.lora_manager.embedding_modules))
 
     def hash_weights(self, part: Part) -> str:
-        """Digest of this worker's model weights or adapter."""
         from vllm.model_executor.model_loader.weight_checksum import _weights
 
         if self._tensor_hash is None:

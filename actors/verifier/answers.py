@@ -62,8 +62,7 @@ class _Piece(NamedTuple):
 
 
 def last_expression(text: str) -> str | None:
-    """The last number or expression in a text; of an equation, its last side. A text without words is
-    returned as is. None if there is no expression."""
+    """The last number or expression; of an equation its last side; a text without words as is; else None."""
     if not _VALUE.search(text):
         return None
     pieces = _pieces(_spaced(text[-LONGEST:]))
@@ -203,7 +202,6 @@ def extract_lenient(completion: str) -> str | None:
 
 
 def _behind_answer_is(lines: list[str]) -> str | None:
-    """The text after "answer is" in the last line that has it."""
     return next(filter(None, map(_plain, behind_answer_is(lines))), None)
 
 
@@ -226,7 +224,6 @@ def _plain(line: str) -> str:
 
 
 def extract_auto(completion: str) -> str | None:
-    """The answer tag, else the box, else the final line."""
     return extract_tags(completion) or extract_boxed(completion) or extract_final(completion)
 
 

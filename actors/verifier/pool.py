@@ -118,7 +118,6 @@ class VerifierPool:
         return {**self._counts, "programs": sum(r.programs.judged for r in self._rewards if r.programs)}
 
     def close(self) -> None:
-        """End the worker processes, even busy ones, and cancel waiting calls."""
         self._verdicts.cancel()
         for rewards in self._rewards:
             rewards.close()
@@ -189,8 +188,7 @@ class VerifierPool:
         return False
 
     async def _run(self, function: Callable[..., object], *args: object, limit_s: float) -> object:
-        """Run one call in a worker. Raises TimeoutError if the worker was killed at the limit, ProcessExpired
-        if it died, and VerifierUnavailable if the pool broke."""
+        """One call in a worker. Raises TimeoutError at the limit, ProcessExpired, or VerifierUnavailable."""
         async with self._slots:
             pool = self._pool
             try:
@@ -207,7 +205,6 @@ class VerifierPool:
                 raise self._broken(pool, str(error)) from error
 
     def _broken(self, pool: ProcessPool, why: str) -> VerifierUnavailable:
-        """Replace a failed pool and return the error to raise."""
         if pool is self._pool:  # no other caller has replaced it
             self._counts["rebuilt"] += 1
             pool.stop()

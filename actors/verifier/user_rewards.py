@@ -90,8 +90,7 @@ class UserRewards:
             self._judges.close()
 
     async def score(self, answer: Answer) -> dict[str, float]:
-        """The rewards of one completion. Raises ValueError if a reward fails, AwayTooLong if it stays
-        unavailable, and as `ProgramPool.score`."""
+        """The rewards of one completion. Raises ValueError, AwayTooLong, and as `ProgramPool.score`."""
         scored: dict[str, float] = {}
         if self.programs is not None:
             scored["code_tests"] = await self.programs.score(answer)
@@ -101,7 +100,6 @@ class UserRewards:
         return scored
 
     async def score_group(self, group: list[Answer]) -> list[dict[str, float]]:
-        """The group rewards of each completion of one group. Raises as `score` does."""
         scored: list[dict[str, float]] = [{} for _ in group]
         for f in self._groups:
             values = await self._patient(f, partial(self._call, f, group))
@@ -110,7 +108,6 @@ class UserRewards:
         return scored
 
     async def answer_in(self, completion: str) -> str | None:
-        """The answer of a completion; None if there is none."""
         if self._extract is not None:
             return self._extract(completion)
         name = self.reward.answer
@@ -209,9 +206,7 @@ def _number(name: str, answer: Answer, value: object) -> float:
 
 
 def taken(names: Sequence[str], value: Value, where: str) -> dict[str, float]:
-    """The rewards `names` from `value`, the return value of one function. `where` names the row.
-
-    Raises ValueError if a name does not match the value."""
+    """The rewards `names` of one function's `value`. Raises ValueError with `where`, the row."""
     return {name: _part(name, value, where) for name in names}
 
 

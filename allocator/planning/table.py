@@ -46,8 +46,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Share of a run of `epochs` epochs that prompts rest under `data.rest: [solved]`, with its 90% interval,
-    if success rates stay."""
+    """Share of `epochs` epochs that prompts rest under `data.rest: [solved]` while success rates stay."""
 
     epochs: int
     share: float
@@ -138,7 +137,6 @@ def _share(value: float, low: float, high: float, sign: str = "") -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of aligned columns; the first column is left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

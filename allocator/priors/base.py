@@ -61,8 +61,6 @@ def checked(name: str, prompts: Int, alpha: Float, beta: Float) -> tuple[Float, 
 
 
 class FixedPrior:
-    """Beta(alpha, beta) for all prompts."""
-
     name = "fixed"
     learns = False
 
@@ -165,7 +163,6 @@ class EmpiricalPrior(FixedPrior):
         self._cycles: list[Int] = []  # (m, 3) each: successes, trials, how often
 
     def update(self, prompts: Int, successes: Int, trials: int) -> None:
-        """Learn from one generation cycle: c_i (n,) successes of `trials` pre-rollouts each."""
         self._cycles = [*self._cycles, _counted(successes, np.full(len(successes), trials))][-CYCLES:]
         self._refit()
 
@@ -263,7 +260,6 @@ class GaussianProcessPrior:
 
 
 def squared_distances(a: Float, b: Float) -> Float:
-    """(n, d), (m, d) -> (n, m)."""
     product = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
     return np.maximum(product, 0.0)
 

@@ -71,8 +71,7 @@ def sentence_features(model: str, texts: Sequence[str], device: str = "cpu") -> 
 
 
 def _own_limit(model: str) -> int | None:
-    """The token limit of sentence-transformers for this model (384 for all-mpnet-base-v2, which has 512
-    positions); None if its files set none."""
+    """The token limit of sentence-transformers (384 of 512 for all-mpnet-base-v2); None if unset."""
     from transformers.utils import cached_file
 
     file = cached_file(
@@ -86,7 +85,6 @@ def _own_limit(model: str) -> int | None:
 
 
 def _padded(lists: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and mask (b, longest), padded on the right."""
     import torch
 
     rows = [torch.tensor(list(tokens), dtype=torch.long) for tokens in lists]

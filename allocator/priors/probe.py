@@ -40,7 +40,6 @@ class Probe(torch.nn.Module):
         self.strength = _small_head(d, start, generator) if dual else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(logit of p̂ (n,), s (n,))."""
         hidden = self.norm(x)
         logit = self.rate(hidden)[:, 0]
         if self.strength is None:
@@ -84,7 +83,6 @@ class ProbePrior:
         self._start()
 
     def _start(self) -> None:
-        """Reset the optimizer and the average to the current parameters."""
         parameters = self._probe.parameters()
         self._adam = torch.optim.Adam(parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
         self._average = deepcopy(self._probe).requires_grad_(False)

@@ -114,7 +114,6 @@ HITS_VARIANCE = Marginal("hits_variance", _variance_table, _variance_exact)
 
 
 def first_hit(rest: Rule = HITS_VARIANCE) -> Marginal:
-    """`first_hit` with `rest` for prompts that have a success."""
     name = "first_hit" if rest is HITS_VARIANCE else f"first_hit({rest.name})"
     least = 0 if isinstance(rest, Division) else rest.least_trials
     return replace(HIT_UTILITY, name=name, useful=no_success, rest=rest, least_trials=least)

@@ -40,8 +40,7 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
         data: Any,
         tool_interception_url: str | None = None,
     ) -> vf.ProgramResult:
-        """Request one turn from the library's `endpoint`, which records the trace. A turn refused at a limit
-        stops the trace and is no error."""
+        """One turn from `endpoint`, which records the trace. A refusal at a limit is no error."""
         system, prompt = self.resolve_prompt(data)
         opening = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
         messages = [m if isinstance(m, dict) else message_to_wire(m) for m in opening]

@@ -35,8 +35,7 @@ Line = dict[str, Any]
 
 
 class VerifiersEnvironment:
-    """Episodes of `environment.verifiers` for the run `run`. `start()` starts the process, `close()` ends
-    it."""
+    """Episodes of `environment.verifiers`. `start()` starts the process, `close()` ends it."""
 
     def __init__(self, named: VerifiersConfig | None, run: str) -> None:
         self._named, self._run = named, run
@@ -53,8 +52,7 @@ class VerifiersEnvironment:
                 self._process = await self._started()
 
     async def episode(self, row: Row, policy: Speaker, sandbox: Tools) -> Episode:
-        """One episode of the row's task. The rewards are those of the library's rubric by name, and `reward`,
-        their weighted sum."""
+        """One episode of the row's task. Rewards: the rubric's by name, and their weighted sum `reward`."""
         over = False
         async with self._begun(task_of(row)) as (number, lines):
             while True:
@@ -72,8 +70,7 @@ class VerifiersEnvironment:
                     self._say({"id": number, "over": True})
 
     async def opening(self, task: int) -> list[dict[str, str]] | None:
-        """The opening messages of an episode of `task`; None if the environment has no such task. Raises
-        ConfigError with the reason if the episode does not start."""
+        """Opening messages of `task`; None without such a task. Raises ConfigError with the reason."""
         async with self._begun(task) as (_, lines):
             line = await lines.get()
         if "ask" in line:

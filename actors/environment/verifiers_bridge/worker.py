@@ -114,8 +114,7 @@ class Worker:
             self._running.pop(number, None)
 
     def _report(self, number: int, episode: asyncio.Task[None]) -> None:
-        """Report the error of an episode. Environments may raise anything, and must not end other
-        episodes."""
+        """Report the error of an episode: environments may raise anything."""
         error = None if episode.cancelled() else episode.exception()
         if error is not None:
             text = str(error) if isinstance(error, Misfit) else f"raises {type(error).__name__}: {error}"
@@ -130,7 +129,6 @@ class Worker:
         return self._tasks[number]
 
     async def _completion(self, request: web.Request) -> web.Response:
-        """One turn, in the format of OpenAI's chat completions."""
         if request.headers.get("Authorization") != f"Bearer {os.environ[KEY]}":
             return _refused("not for you", 401)
         number = self._of_trace.get(request.headers.get(SESSION, ""))

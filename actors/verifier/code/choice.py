@@ -21,8 +21,7 @@ READS, WRITES = ("input", "stdin", "fileinput"), ("print", "stdout", "write")
 
 
 def main() -> None:
-    """Read `[blocks, entry, asserts, pairs]` from stdin, where `pairs` says whether the tests are such, and
-    write the numbers of the program's blocks."""
+    """Read `[blocks, entry, asserts, whether tests are pairs]`, write the numbers of the program's blocks."""
     warnings.simplefilter("ignore")  # of hostile texts: invalid escapes
     blocks, entry, asserts, pairs = json.load(sys.stdin)
     trees = [_parsed(block) for block in blocks]
@@ -104,8 +103,7 @@ def _has_body(function: Any) -> bool:
 
 
 def _standalone(trees: list) -> list[tuple[bool, bool, bool, bool]]:
-    """For each block whether it does something, without names of other blocks, and whether it writes and
-    reads."""
+    """For each block: does it act, without names of other blocks, and does it write and read."""
     bound = [set() if tree is None else _bound(tree) for tree in trees]
     marks = []
     for number, tree in enumerate(trees):

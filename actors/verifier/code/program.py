@@ -55,8 +55,7 @@ def main() -> None:
 
 
 def _add_names() -> None:
-    """Add the names of these modules to those built in: a test that calls one which the program does not
-    define finds nothing."""
+    """Add the modules' names to the built-in ones: tests find only what the program defines."""
     names: dict[str, Any] = {}
     for module in OPENED_MODULES:
         public = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]

@@ -56,8 +56,7 @@ class Verdict:
 
 
 class Runner:
-    """Two sandboxes; the second is created only for assertions. Use from one thread at a time. Raises
-    SandboxError if none can be created."""
+    """Two sandboxes, one only for assertions. Use from one thread at a time. Raises SandboxError."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -65,8 +64,7 @@ class Runner:
         self._judge: Sandbox | None = None
 
     def judge(self, blocks: Sequence[str], tests: RowTests) -> Verdict:
-        """Judge the program among the code blocks of a completion. Raises CannotJudge, and SandboxLost if the
-        sandbox failed."""
+        """Judge the program among a completion's code blocks. Raises CannotJudge, and SandboxLost."""
         program = self._program(blocks, tests)
         return self._pairs(program, tests) if tests.pairs else self._calls(program, tests)
 
@@ -210,8 +208,7 @@ class ScorerPool(SandboxPool[Sandbox]):
         super().__init__(_box, processes)
 
     async def score(self, answer: Answer, text: str, seconds: float) -> float:
-        """The score of `text`, the answer of a completion, within `seconds` of processor time. Raises
-        SandboxError if this machine has no sandbox, and VerifierUnavailable."""
+        """The score of the answer `text` in `seconds` of processor time. Raises as `ProgramPool.score`."""
         key = answer.row, text, seconds
         return await self.verdicts.of(key, partial(self._score, answer, text, seconds))
 

@@ -42,8 +42,7 @@ Keep = Callable[[Any], int]
 
 
 class Caught:
-    """Context manager that catches an error of the block and keeps it as `error`. For user code, in which
-    anything may fail."""
+    """Catches an error of the block and keeps it as `error`: for user code, which may raise anything."""
 
     error: Exception | None = None
 

@@ -166,8 +166,8 @@ def word_verdict(gold: str, answer: str) -> bool | None:
 
 
 def option_verdict(gold: str, answer: str) -> bool | None:
-    r"""The verdict on an option of a multiple choice, one side with its text: `\textbf{(B)}\ 12` for `B`;
-    else None."""
+    r"""The verdict on an option of a multiple choice, one side with its text: `\textbf{(B)}\ 12`; else
+    None."""
     gold, answer = bare(gold), bare(answer)
     if (several := _letters(gold)) and (others := _letters(answer)):
         return several == others

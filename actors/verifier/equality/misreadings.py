@@ -60,8 +60,7 @@ def _has_numeral(symbol: Symbol) -> bool:
 
 
 def _lost_numeral(text: str, parsed: Basic) -> str | None:
-    """A numeral that is not in the value: none of its numbers is it, and another in its place changes
-    nothing."""
+    """A numeral that is not among the value's numbers, and of which another changes nothing."""
     numbers = parsed.atoms(Rational)
     kept = {str(abs(number.p)) for number in numbers} | {str(number.q) for number in numbers}
     without_bases = _INDEX.sub(lambda index: " " * len(index[0]), text)  # they are compared

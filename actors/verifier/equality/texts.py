@@ -148,8 +148,7 @@ def letters(text: str) -> set[str]:
 
 
 def behind_answer_is(lines: list[str]) -> Iterator[str]:
-    """The text after the last "answer is" of each line that has it, the last line first, without the verb at
-    its end."""
+    """What follows the last "answer is" of each line with one, last line first, without a closing verb."""
     text = "\n".join(lines).lower()
     patterns = [pattern for nouns, pattern in _ANSWERS_ARE if any(noun in text for noun in nouns)]
     for line in reversed(lines if patterns else []):
@@ -224,8 +223,7 @@ def without_commas(text: str) -> str:
 
 
 def ungrouped(text: str) -> str:
-    r"""The text without spaces and apostrophes between groups of three digits: `10\,000 \pi`, `10'000 \pi` ->
-    `10000 \pi`."""
+    """The text without spaces and apostrophes between groups of three digits: `10'000` -> `10000`."""
     return _GROUPED.sub(lambda match: _GAP.sub("", match.group()), text)
 
 

@@ -74,8 +74,7 @@ _SIGN = re.compile(rf"[a-z]{{0,3}}[{SIGNS}]")
 
 
 def unit_named(word: str) -> Unit | None:
-    """The unit of a word, singular or plural, in any case; None if unknown. A currency sign that is in no
-    table is a unit by itself."""
+    """The unit of a word in any number and case, or of any currency sign; None if unknown."""
     word = word.lower().rstrip(".")
     singular = word.removesuffix("s") if len(word) > 2 else word
     known = TABLE.get(word) or TABLE.get(singular)

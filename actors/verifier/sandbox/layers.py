@@ -42,8 +42,7 @@ def version() -> int:
 
 
 def ruleset(packages: str = "") -> int:
-    """File descriptor of the ruleset for `restrict`. Programs may also read the folder `packages`. Raises
-    OSError."""
+    """Descriptor of the ruleset for `restrict`; the folder `packages` is readable too. Raises OSError."""
     known = version()
     rights = (1 << FILE_RIGHTS[min(known, max(FILE_RIGHTS))]) - 1
     fields = [rights, *([TCP] if known >= TCP_SINCE else []), *([SCOPES] if known >= SCOPES_SINCE else [])]
@@ -118,8 +117,7 @@ def machine() -> str:
 
 
 def enter_namespaces() -> None:
-    """Create new user (unless root), process, network, IPC and host-name namespaces for child processes.
-    Raises OSError."""
+    """New user (unless root), process, network, IPC and host-name namespaces for children. Raises OSError."""
     uid, gid = os.geteuid(), os.getegid()
     flags = NEW_PID | NEW_NET | NEW_IPC | NEW_UTS | (0 if uid == 0 else NEW_USER)
     if LIBC.unshare(flags) != 0:
@@ -231,7 +229,6 @@ def _try_seccomp() -> None:
 
 
 def _tried(attempt: Callable[[], object]) -> str:
-    """The error of the attempt; empty if it succeeded."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

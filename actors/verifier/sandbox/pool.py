@@ -47,7 +47,6 @@ class VerdictCache:
         return await asyncio.shield(self._pending[digest])
 
     def cancel(self) -> None:
-        """Cancel all pending verdicts."""
         for task in self._pending.values():
             task.cancel()
 
@@ -74,8 +73,7 @@ class SandboxPool(Generic[Box]):
         self.verdicts = VerdictCache()
 
     async def use(self, call: Callable[[Box], T]) -> T:
-        """The result of `call` on a free box. Raises the errors of `call`, and VerifierUnavailable if the
-        sandbox failed: retry."""
+        """The result of `call` on a free box, or its error; VerifierUnavailable if the sandbox failed."""
         async with self._places:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, call)
 

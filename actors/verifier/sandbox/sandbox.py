@@ -63,7 +63,6 @@ class Limits:
 
     @property
     def wall(self) -> float:
-        """Wall-clock limit in seconds."""
         return WALL * self.seconds + WALL_START_S
 
 
@@ -135,8 +134,7 @@ class Sandbox:
             otherwise.pop_all()
 
     def run(self, source: str, stdin: bytes = b"", limits: Limits = DEFAULT, tries: int = 1) -> Outcome:
-        """Run a program to its end, up to `tries` times if it exceeds its wall-clock time. Raises
-        SandboxLost."""
+        """Run a program, up to `tries` times while it exceeds its wall-clock time. Raises SandboxLost."""
         for _ in range(tries):
             self.start(source, stdin, limits)
             if (outcome := self.wait()).kind != "wall":
@@ -146,8 +144,7 @@ class Sandbox:
     def start(
         self, source: str, stdin: bytes = b"", limits: Limits = DEFAULT, pipes: Sequence[int] = ()
     ) -> None:
-        """Start a program. `pipes` become its descriptors from 3 up. Call `wait` before the next one. Raises
-        SandboxLost."""
+        """Start a program; then `wait`. `pipes` become its descriptors from 3 up. Raises SandboxLost."""
         self._limits = limits
         files = [_sealed(stdin), _memory(), _memory(), _sealed(source.encode("utf-8", "surrogatepass"))]
         self._out, self._err = files[1:3]
@@ -250,7 +247,6 @@ def interpreters() -> list[str]:
 
 
 def _for_everyone(path: Path) -> bool:
-    """Whether all users can reach and execute `path`."""
     try:
         real = path.resolve(strict=True)
         return all(p.stat().st_mode & stat.S_IXOTH for p in (real, *real.parents))

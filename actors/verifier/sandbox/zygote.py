@@ -98,8 +98,6 @@ def _end_on_failure(report: int) -> Iterator[None]:
 
 
 class _Box:
-    """Runs one program at a time."""
-
     def __init__(self, sock: socket.socket, held: dict[str, str], user: int | None, packages: str) -> None:
         self._sock = sock
         self._held = {name for name, why in held.items() if not why}
@@ -107,8 +105,7 @@ class _Box:
         self._user = user
 
     def run(self, limits: dict[str, float], descriptors: list[int]) -> bytes | None:
-        """Fork a program. In the zygote: send the program's outcome and return None. In the program: return
-        its source."""
+        """Fork a program. The zygote sends its outcome and gets None; the program gets its source."""
         ready, report = os.pipe()
         zygote, began = os.getpid(), time.monotonic()
         pid = os.fork()
