@@ -37,9 +37,9 @@ def evaluate(
     from hora_rl.common.model.adapters import model_settings
     from hora_rl.deploy.launch.local import evaluate_local
     from hora_rl.deploy.machine.signals import stopped_by_signals
-    from hora_rl.evaluation.benchmarks import parse_ks
+    from hora_rl.evaluation.benchmarks import whole_numbers
 
-    ks = parse_ks(k) if k else None
+    ks = whole_numbers("--k", k) if k else None
     run = Path(model).resolve().parent
     source = config or (str(run / "config.yaml") if (run / "run.json").is_file() else "tiny")
     chosen = load(source, [*(set_ or ()), *model_settings(model)])
@@ -83,13 +83,13 @@ def plan(
 ) -> None:
     """Predict from pass counts what each allocation rule would find, and recommend a rule. Counts of a
     configuration are kept; the same command resumes after an interruption."""
-    from hora_rl.evaluation.plan import options
+    from hora_rl.evaluation.plan import check_options, options
     from hora_rl.evaluation.plan import plan as make_plan
 
     chosen, counts = options(group_size, pre_rollouts, rules, rounds, gradients), Path(source)
     named = counts.suffix in (".json", ".jsonl") or counts.is_dir()
     if not named and (counts.suffix in (".yaml", ".yml") or not counts.exists()):
-        chosen.check(samples)
+        check_options(chosen, samples)
         from hora_rl.deploy.launch.counting import count_local
         from hora_rl.deploy.machine.signals import stopped_by_signals
 
@@ -138,9 +138,8 @@ def rollouts(
 ) -> None:
     """Read the rollouts of a run: prompts, completions, rewards."""
     from hora_rl.deploy.runs.rollout_list import show_rollouts
-    from hora_rl.evaluation.rollout_table import Wanted
 
-    show_rollouts(run, Wanted(step, prompt, success), order, limit, as_json=json)
+    show_rollouts(run, order, limit, as_json=json, step=step, prompt=prompt, success=success)
 
 
 @app.command()

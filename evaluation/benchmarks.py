@@ -20,14 +20,6 @@ _TO_1024 = (*_TO_256, 512, 1024)
 
 
 @dataclass(frozen=True, slots=True)
-class Leak:
-    """The training row at `location` has the same problem as the row at `known` of a benchmark."""
-
-    location: str
-    known: str
-
-
-@dataclass(frozen=True, slots=True)
 class Benchmark:
     """`samples` is N, `ks` the K of Pass@K. `path`: a file, a Hugging Face name, `arithmetic` or
     `reasoning_gym:TASK` (their held-out splits)."""
@@ -139,17 +131,18 @@ def refuse_long(name: str, lengths: Sequence[int], limit: int) -> None:
         )
 
 
-def parse_ks(text: str) -> tuple[int, ...]:
-    """The K list of an option, `1,8,64`. Raises DataError for other text."""
+def whole_numbers(option: str, text: str) -> tuple[int, ...]:
+    """The values of an option such as `1,8,64`. Raises ConfigError for other text."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise DataError(f"--k {text!r}: write whole numbers with commas, e.g. 1,8,64") from None
+        raise ConfigError(f"{option} ({text}): write whole numbers with commas, e.g. 1,8,64") from None
 
 
-def known_leaks(config: Config, rows: Sequence[Row]) -> list[Leak]:
-    """Training rows equal to a problem of a shipped benchmark, of `data.benchmarks` or held out, ignoring
-    case, spacing and punctuation at the ends. Raises DataError for a data set that cannot be read."""
+def known_leaks(config: Config, rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Locations of training rows that equal a problem of a shipped benchmark, of `data.benchmarks` or held
+    out, and of that problem, ignoring case, spacing and punctuation at the ends. Raises DataError for a data
+    set that cannot be read."""
     paths = (*(b.path for b in BENCHMARKS.values()), *config.data.benchmarks)
     benchmarks = [row for path in paths for row in load_dataset(DataConfig(path=path)).rows]
     if config.evaluation.path is not None:
@@ -158,4 +151,4 @@ def known_leaks(config: Config, rows: Sequence[Row]) -> list[Leak]:
     for row in benchmarks:
         places.setdefault(normalised(row.problem), row.location)
     hits = ((row, places.get(normalised(row.problem))) for row in rows)
-    return [Leak(row.location, hit) for row, hit in hits if hit is not None]
+    return [(row.location, hit) for row, hit in hits if hit is not None]

@@ -67,7 +67,7 @@ async def evaluate(
 
     `truncation` is `Evaluation.truncation`. `about` identifies the samples (model, temperature, benchmark…)
     in plain JSON values, equal on every call for one file. `samples` may grow between calls; counts are over
-    the first `samples` of each problem. Raises SampleFileError if `out` has another identity, and any error
+    the first `samples` of each problem. Raises ConfigError if `out` has another identity, and any error
     of `generate` or `score`; samples drawn before are kept.
     """
     tally = _Tally(problems, samples)

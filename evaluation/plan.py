@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -18,13 +19,10 @@ from hora_rl.allocator.planning.table import Plan
 from hora_rl.allocator.posterior import Int
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.files import replace_text
+from hora_rl.evaluation.benchmarks import whole_numbers
 from hora_rl.evaluation.evaluate import Counts as SampleCounts
 from hora_rl.evaluation.results import read_result
 from hora_rl.evaluation.run_folders import records
-
-
-class CountsError(ConfigError):
-    """Counts that cannot be planned with: names the file, the line and the error."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,10 +37,10 @@ class Counts:
 def read_counts(source: Path) -> Counts:
     """Counts in `source`: a .jsonl file, a run folder, a result of `hora eval` (.json) or its folder.
 
-    Raises CountsError for an invalid line.
+    Raises ConfigError for an invalid line.
     """
     if not source.exists():
-        raise CountsError(f"{source}: no such file or folder")
+        raise ConfigError(f"{source}: no such file or folder")
     if source.is_dir():
         return _of_run(source) if (source / "groups.jsonl").exists() else _of_result(_only_result(source))
     return _of_result(source) if source.suffix == ".json" else _of_lines(source)
@@ -79,11 +77,11 @@ def _of_lines(path: Path) -> Counts:
             line = _Line.model_validate_json(text)
         except ValidationError as error:
             mistakes = [f"{'.'.join(map(str, e['loc'])) or 'line'}: {e['msg']}" for e in error.errors()]
-            raise CountsError(f"{path}:{number}: {'; '.join(mistakes)}") from error
+            raise ConfigError(f"{path}:{number}: {'; '.join(mistakes)}") from error
         rows.append((line.successes, line.trials))
         name = str(number if line.id is None else line.id)
         if name in seen:
-            raise CountsError(f"{path}:{number}: id {name!r} is on line {seen[name]} too; one line a prompt")
+            raise ConfigError(f"{path}:{number}: id {name!r} is on line {seen[name]} too; one line a prompt")
         seen[name] = number
     return _counts(rows)
 
@@ -100,7 +98,7 @@ def _of_run(folder: Path) -> Counts:
         try:
             newest[record["prompt_index"]] = int(record["hits"]), int(record["size"])
         except (ValueError, KeyError, TypeError) as error:
-            raise CountsError(f"{path}:{number}: not a group's record ({error})") from error
+            raise ConfigError(f"{path}:{number}: not a group's record ({error})") from error
     note = "rates moved while this run trained: the newest group of every prompt counts"
     return _counts(list(newest.values()), (note,))
 
@@ -109,7 +107,7 @@ def _only_result(folder: Path) -> Path:
     results = sorted([*folder.glob("*-step*.json"), *folder.glob("evaluation/*-step*.json")])
     if len(results) != 1:
         names = ", ".join(path.name for path in results) or "none"
-        raise CountsError(
+        raise ConfigError(
             f"{folder}: holds neither groups.jsonl nor exactly one result of `hora eval` ({names})"
         )
     return results[0]
@@ -124,8 +122,7 @@ def _of_result(path: Path) -> Counts:
     return _counts([(correct, result.samples) for correct in result.correct], (note,))
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(TypedDict):
     """Options of `allocator.plan`."""
 
     group_sizes: Sequence[int] | None
@@ -134,12 +131,13 @@ class Options:
     rounds: Sequence[int]
     gradients: tuple[float, float, int] | None
 
-    def check(self, samples: int) -> None:
-        """Raise CountsError if counts of `samples` trials a prompt could not be planned with."""
-        try:
-            arms_within(samples, self.group_sizes, self.pre_rollouts, self.rules, self.rounds, self.gradients)
-        except ValueError as error:
-            raise CountsError(str(error)) from error
+
+def check_options(chosen: Options, samples: int) -> None:
+    """Raise ConfigError if counts of `samples` trials a prompt could not be planned with."""
+    try:
+        arms_within(samples, **chosen)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def options(
@@ -149,31 +147,31 @@ def options(
     rounds: str,
     gradients: str | None = None,
 ) -> Options:
-    """Options from texts with commas between values. Raises CountsError."""
+    """Options from texts with commas between values. Raises ConfigError."""
+    shared = None
+    if gradients:
+        try:
+            noise, overlap, prompts = gradients.split(",")
+            shared = float(noise), float(overlap), int(prompts)
+        except ValueError:
+            form = "r,OVERLAP,PROMPTS, such as 9.5,0.75,64"
+            raise ConfigError(f"--gradients ({gradients}): must be {form}") from None
     return Options(
-        _numbers("--group-size", group_size) if group_size else None,
-        _numbers("--pre-rollouts", pre_rollouts) if pre_rollouts else None,
-        rules.split(",") if rules else ARMS,
-        _numbers("--rounds", rounds),
-        _gradients(gradients) if gradients else None,
+        group_sizes=whole_numbers("--group-size", group_size) if group_size else None,
+        pre_rollouts=whole_numbers("--pre-rollouts", pre_rollouts) if pre_rollouts else None,
+        rules=rules.split(",") if rules else ARMS,
+        rounds=whole_numbers("--rounds", rounds),
+        gradients=shared,
     )
 
 
 def plan(source: Path, chosen: Options, json_: bool) -> Plan:
-    """Read counts, make the plan, and print it (as JSON with `json_`). Raises CountsError."""
+    """Read counts, make the plan, and print it (as JSON with `json_`). Raises ConfigError."""
     counts = read_counts(source)
     try:
-        made = plan_of(
-            counts.successes,
-            counts.trials,
-            chosen.group_sizes,
-            chosen.pre_rollouts,
-            chosen.rules,
-            chosen.rounds,
-            chosen.gradients,
-        )
+        made = plan_of(counts.successes, counts.trials, **chosen)
     except ValueError as error:
-        raise CountsError(f"{source}: {error}") from error
+        raise ConfigError(f"{source}: {error}") from error
     made = replace(made, notes=(*counts.notes, *made.notes))
     if json_:
         print(json.dumps({"verdict": made.verdict, **asdict(made)}))
@@ -185,18 +183,3 @@ def plan(source: Path, chosen: Options, json_: bool) -> Plan:
             f"rollout.group_size={best.group_size} rollout.pre_rollouts={best.pre_rollouts}"
         )
     return made
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise CountsError(f"{option} ({text}): must be whole numbers with commas") from None
-
-
-def _gradients(text: str) -> tuple[float, float, int]:
-    try:
-        noise, overlap, prompts = text.split(",")
-        return float(noise), float(overlap), int(prompts)
-    except ValueError:
-        raise CountsError(f"--gradients ({text}): must be r,OVERLAP,PROMPTS, such as 9.5,0.75,64") from None

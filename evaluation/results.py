@@ -17,10 +17,6 @@ from hora_rl.evaluation.evaluate import Counts
 from hora_rl.evaluation.pass_at_k import Estimate, estimates
 
 
-class ResultError(ConfigError):
-    """An unreadable result file: names the file and the error."""
-
-
 @dataclass(frozen=True, slots=True)
 class Result:
     """Counts of one benchmark on one model. Lists are (P,), in problem order; `ks` is ascending.
@@ -124,13 +120,13 @@ def model_digest(model: str) -> str:
 
 
 def read_result(path: Path) -> Result:
-    """Raises ResultError naming the file and the first error."""
+    """Raises ConfigError naming the file and the first error."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         result = Result(**{f.name: raw[f.name] for f in fields(Result) if f.name in raw})
         result.estimates()
     except (ValueError, TypeError) as error:
-        raise ResultError(f"{path}: not a result of `hora eval`: {error}") from error
+        raise ConfigError(f"{path}: not a result of `hora eval`: {error}") from error
     return result
 
 

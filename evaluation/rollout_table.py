@@ -7,9 +7,7 @@
 selected rows only, so memory does not grow with the run.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import reduce
 from operator import and_
 from pathlib import Path
@@ -29,24 +27,6 @@ KEYS = ("step", "group", "number")
 SORTS = {"longest": ("length", "descending"), "least_likely": ("logprob", "ascending")}
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Row filters; None: any. `prompt` is a prompt's index, `source` a data set's name."""
-
-    step: int | None = None
-    prompt: int | None = None
-    success: bool | None = None
-    phase: str | None = None
-    source: str | None = None
-
-    @property
-    def expression(self) -> pc.Expression | None:
-        """The filter within a file."""
-        chosen = {"prompt": self.prompt, "success": self.success, "phase": self.phase, "source": self.source}
-        tests = [pc.field(name) == value for name, value in chosen.items() if value is not None]
-        return reduce(and_, tests) if tests else None
-
-
 def read_rollouts(
     run: Path | str,
     *,
@@ -61,46 +41,48 @@ def read_rollouts(
 ) -> pa.Table:
     """Matching rows, at most `limit`, in `order`.
 
-    Orders: newest step first, oldest first, longest, or lowest mean log-prob per token. `columns`: all by
-    default; columns that no file has are left out. Raises RunFolderError for a folder without rollouts, a
-    missing step, or a damaged file.
+    Filters: None is any; `prompt` is a prompt's index, `source` a data set's name. Orders: newest step first,
+    oldest first, longest, or lowest mean log-prob per token. `columns`: all by default; columns that no file
+    has are left out. Raises RunFolderError for a folder without rollouts, a missing step, or a damaged file.
     """
-    wanted = Wanted(step, prompt, success, phase, source)
-    files = _files(Path(run), wanted)
+    files = _files(Path(run), step)
+    chosen = {"prompt": prompt, "success": success, "phase": phase, "source": source}
+    tests = [pc.field(name) == value for name, value in chosen.items() if value is not None]
+    matches = reduce(and_, tests) if tests else None
     if order in SORTS:
-        return _rows(files, _sorted_keys(files, wanted, SORTS[order], limit), columns)
+        return _rows(files, _sorted_keys(files, matches, SORTS[order], limit), columns)
     tables, count = [], 0
     for number in sorted(files, reverse=order == "newest"):
-        tables.append(_read(files[number], columns, wanted.expression))
+        tables.append(_read(files[number], columns, matches))
         count += tables[-1].num_rows
         if limit is not None and count >= limit:
             break
     return _joined(tables).slice(0, limit)
 
 
-def _files(run: Path, wanted: Wanted) -> dict[int, Path]:
+def _files(run: Path, step: int | None) -> dict[int, Path]:
     files = files_of(run)
     if not files:
         raise RunFolderError(
             f"{run / FOLDER}: no rollouts here: no step is done yet, telemetry.rollouts is none, or the "
             "run is of a version that wrote none"
         )
-    if wanted.step is None:
+    if step is None:
         return files
-    if wanted.step not in files:
+    if step not in files:
         raise RunFolderError(
-            f"{run}: no rollouts of step {wanted.step}: there are those of {len(files)} steps from "
+            f"{run}: no rollouts of step {step}: there are those of {len(files)} steps from "
             f"{min(files)} to {max(files)}; the others were not trained yet, or removed because of "
             "telemetry.rollouts_gib"
         )
-    return {wanted.step: files[wanted.step]}
+    return {step: files[step]}
 
 
 def _sorted_keys(
-    files: dict[int, Path], wanted: Wanted, by: tuple[str, str], limit: int | None
+    files: dict[int, Path], matches: pc.Expression | None, by: tuple[str, str], limit: int | None
 ) -> list[tuple[int, str, int]]:
     """Keys of the selected rows, sorted by a column and, where equal, newest first."""
-    table = _joined([_read(path, [*KEYS, by[0]], wanted.expression) for path in files.values()])
+    table = _joined([_read(path, [*KEYS, by[0]], matches) for path in files.values()])
     if not table.num_rows:
         return []
     order = pc.sort_indices(table, sort_keys=[by, ("step", "descending")])
@@ -130,23 +112,13 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _read(path: Path, columns: Sequence[str] | None, expression: pc.Expression | None) -> pa.Table:
-    """Rows of one file; no columns if the run has just removed it."""
+    """Rows of a file; no columns if the run has just removed it. Raises RunFolderError if it is damaged."""
     try:
-        with _reading(path):
-            there = pq.read_schema(path).names
-            names = None if columns is None else [name for name in columns if name in there]
-            return pq.read_table(path, columns=names, filters=expression, partitioning=None)
+        there = pq.read_schema(path).names
+        names = None if columns is None else [name for name in columns if name in there]
+        return pq.read_table(path, columns=names, filters=expression, partitioning=None)
     except FileNotFoundError:
         return pa.table({})
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Raise RunFolderError for a damaged file."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
     except (pa.ArrowException, OSError) as error:
         reason = one_line(error, 200)
         raise RunFolderError(

@@ -1,6 +1,7 @@
 """Read a run folder into arrays: groups.jsonl, steps.jsonl, config.yaml and evaluation/*-step*.json."""
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -137,7 +138,7 @@ class Run:
 
 
 def load_run(folder: Path) -> Run:
-    """Raises RunFolderError or ResultError naming the unreadable file."""
+    """Raises RunFolderError or ConfigError naming the unreadable file."""
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: no such run folder")
     groups, steps = records(folder / "groups.jsonl"), records(folder / "steps.jsonl")
@@ -233,13 +234,10 @@ def _column(path: Path, records: Sequence[dict[str, Any]], name: str) -> Array:
 
 def _metrics(records: Sequence[dict[str, Any]]) -> dict[str, Array]:
     """All numbers in step records; NaN if missing. Older runs recorded success as reward/accuracy."""
-    names = {name for r in records for name, value in r.items() if isinstance(value, int | float)}
-    columns = {name: np.array([_number(r.get(name)) for r in records]) for name in sorted(names)}
+    rows = [{k: float(v) for k, v in r.items() if isinstance(v, int | float)} for r in records]
+    names = sorted(set().union(*rows))
+    columns = {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
     return {"success": columns["reward/accuracy"], **columns} if "reward/accuracy" in columns else columns
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
 
 
 def _mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:

@@ -18,10 +18,6 @@ from hora_rl.common.types import Prompt
 CHUNK = 1 << 16
 
 
-class SampleFileError(ConfigError):
-    """A sample file that cannot be continued: names the file, the difference and the remedy."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Sample number `sample` (from 0) of the problem with index `problem`. `length` in tokens."""
@@ -49,7 +45,7 @@ def fingerprint(problems: Sequence[Prompt]) -> str:
 def open_samples(path: Path, about: Mapping[str, object], problems: Sequence[Prompt]) -> Iterator[Sample]:
     """Prepare `path` for appending and yield its samples. A new file gets its first line.
 
-    Raises SampleFileError for other problems, another `about`, or damage before the last line.
+    Raises ConfigError for other problems, another `about`, or damage before the last line.
     """
     header = {"about": dict(about), "problems": fingerprint(problems)}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,14 +54,14 @@ def open_samples(path: Path, about: Mapping[str, object], problems: Sequence[Pro
         append(path, [header])
         return
     with path.open(encoding="utf-8") as lines:
-        _compare(path, _first(next(lines)), header)
+        _compare(path, next(lines), header)
     yield from read_samples(path)
 
 
 def append(path: Path, records: Iterable[Mapping[str, object]]) -> None:
     """Append lines and flush them to the operating system: a crash of this process loses none.
 
-    Raises SampleFileError if writing fails (no space, say); the file is then unchanged.
+    Raises ConfigError if writing fails (no space, say); the file is then unchanged.
     """
     text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
     before = path.stat().st_size if path.exists() else 0
@@ -75,7 +71,7 @@ def append(path: Path, records: Iterable[Mapping[str, object]]) -> None:
     except OSError as error:
         with suppress(OSError):
             os.truncate(path, before)
-        raise SampleFileError(
+        raise ConfigError(
             f"{path}: cannot be written ({error.strerror}): what it holds is kept; make room, then repeat "
             "the command"
         ) from error
@@ -98,55 +94,42 @@ def cut_torn_line(path: Path) -> None:
         os.truncate(path, complete)
 
 
-def _compare(path: Path, first_line: object, expected: Mapping[str, object]) -> None:
-    if not isinstance(first_line, dict) or not isinstance(first_line.get("about"), dict):
-        raise SampleFileError(f"{path}: line 1 does not say what was sampled; choose another output folder")
-    old, new = (
-        {"problems": first_line.get("problems"), **first_line["about"]},
-        json.loads(json.dumps(expected)),
-    )
-    if difference := _first_difference(old, {"problems": new["problems"], **new["about"]}):
-        raise SampleFileError(
-            f"{path}: was sampled with {difference}: choose another output folder, or delete the file to "
-            "start again"
+def _compare(path: Path, line: str, expected: Mapping[str, object]) -> None:
+    """Raise ConfigError unless the first `line` of a file says what is `expected`."""
+    try:
+        old, new = (
+            {"problems": h.get("problems"), **h["about"]}
+            for h in map(json.loads, (line, json.dumps(expected)))
         )
-
-
-def _first_difference(old: Mapping[str, object], new: Mapping[str, object]) -> str:
-    """`key = was, now it is …` of the first key with different values; empty if there is none."""
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ConfigError(
+            f"{path}: line 1 does not say what was sampled; choose another output folder"
+        ) from None
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
-            return f"{key} = {old.get(key)!r}, now it is {new.get(key)!r}"
-    return ""
-
-
-def _first(line: str) -> object:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
-
-
-def _sample(path: Path, number: int, line: str) -> Sample:
-    try:
-        raw = json.loads(line)
-        return Sample(**{**raw, "versions": tuple(raw["versions"])})
-    except (ValueError, TypeError, KeyError) as error:
-        raise SampleFileError(
-            f"{path}:{number}: not a sample ({error}): delete this line and those after it to continue"
-        ) from error
+            raise ConfigError(
+                f"{path}: was sampled with {key} = {old.get(key)!r}, now it is {new.get(key)!r}: choose "
+                "another output folder, or delete the file to start again"
+            )
 
 
 def read_samples(path: Path) -> Iterator[Sample]:
-    """The samples of a file, in order. Raises OSError and SampleFileError."""
+    """The samples of a file, in order. Raises OSError and ConfigError."""
     with path.open(encoding="utf-8") as lines:
         next(lines, None)
         for number, line in enumerate(lines, start=2):
-            yield _sample(path, number, line)
+            try:
+                raw = json.loads(line)
+                yield Sample(**{**raw, "versions": tuple(raw["versions"])})
+            except (ValueError, TypeError, KeyError) as error:
+                raise ConfigError(
+                    f"{path}:{number}: not a sample ({error}): delete this line and those after it to "
+                    "continue"
+                ) from error
 
 
 def first_samples(path: Path) -> dict[int, Sample]:
-    """Sample 0 of each problem by index. Raises OSError and SampleFileError."""
+    """Sample 0 of each problem by index. Raises OSError and ConfigError."""
     return {sample.problem: sample for sample in read_samples(path) if sample.sample == 0}
 
 

@@ -43,9 +43,7 @@ CHAT_TEMPLATE = (
     "' }}{% endif %}{% endfor %}"
 )
 STEPS = 700
-DECAY = (
-    100  # final steps in which the learning rate falls to 0; without them results depend on single weights
-)
+DECAY = 100  # final steps with a falling learning rate; without them results depend on single weights
 BATCH = 128
 LEARNING_RATE = 1.5e-3
 WARM_START_DIGITS: Mapping[int, float] = {1: 0.1, 2: 0.3, 3: 0.3, 4: 0.2, 5: 0.1}

@@ -99,7 +99,7 @@ def _usable(
     yield from (ok("layout", f"{source}: {each}" if source else each) for each in dataset.layouts)
     rejected = [f"left out: {row.location}: {row.reason}" for row in dataset.rejected]
     yield from _some(rejected, "rows are left out")
-    leaks = [f"training row {x.location} equals {x.known}" for x in known_leaks(config, dataset.rows)]
+    leaks = [f"training row {row} equals {known}" for row, known in known_leaks(config, dataset.rows)]
     yield from _some(leaks, "training rows equal benchmark problems; Pass@K on these measures memory")
     if again := len(dataset) - len({(row.problem, str(row.messages)) for row in dataset.rows}):
         says = f"{plural(again, 'row')} of {len(dataset)} repeat an earlier problem: each is a prompt"

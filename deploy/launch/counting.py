@@ -21,7 +21,7 @@ from hora_rl.deploy.checks.machine import check_writable
 from hora_rl.deploy.checks.run_checks import require
 from hora_rl.deploy.launch.evaluation import draw, stopped_and_kept
 from hora_rl.deploy.launch.stack import stack
-from hora_rl.evaluation.plan import CountsError, write_counts
+from hora_rl.evaluation.plan import write_counts
 
 
 def count_local(source: str, overrides: Sequence[str], number: int, samples: int, out: Path) -> None:
@@ -35,7 +35,7 @@ def count_local(source: str, overrides: Sequence[str], number: int, samples: int
     drawn = out.with_suffix(".samples.jsonl")
     check_writable(out.parent, "--out")
     if out.exists() and not drawn.exists():
-        raise CountsError(
+        raise ConfigError(
             f"--out ({out}): exists, without samples of this command beside it: move it, or name another file"
         )
     config = on_processors(load(source, overrides), trains=False)
@@ -64,7 +64,7 @@ def choose(config: Config, number: int) -> list[Prompt]:
             "in reward.success"
         )
     if number < LEAST_PROMPTS:
-        raise CountsError(f"--prompts ({number}): a plan needs {LEAST_PROMPTS} training prompts or more")
+        raise ConfigError(f"--prompts ({number}): a plan needs {LEAST_PROMPTS} training prompts or more")
     prompts = render_prompts(config)
     mixture = mixture_of(config.data.sources, prompts)
     try:
@@ -72,7 +72,7 @@ def choose(config: Config, number: int) -> list[Prompt]:
     except ValueError:
         paths = (config.of(source).data.path for source in config.source_names)
         usable = ", ".join(f"{path} has {n} usable" for path, n in zip(paths, mixture.rows, strict=True))
-        raise CountsError(f"--prompts ({number}): {usable}; ask for fewer") from None
+        raise ConfigError(f"--prompts ({number}): {usable}; ask for fewer") from None
     return [prompts[row] for _, row in rows]
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from rich.text import Text
 from hora_rl.common.console import pieces, visible
 from hora_rl.common.errors import RunError
 from hora_rl.common.rollout_files import REWARD
-from hora_rl.evaluation.rollout_table import Order, Wanted, read_rollouts
+from hora_rl.evaluation.rollout_table import Order, read_rollouts
 
 HEAD, TAIL = 1000, 500
 """Characters to print of a long text: its beginning, and its end, which holds the answer."""
@@ -25,19 +24,21 @@ Row = Mapping[str, Any]
 
 def show_rollouts(
     run: Path,
-    wanted: Wanted,
     order: Order = "newest",
     limit: int = 10,
     *,
     as_json: bool = False,
     console: Console | None = None,
+    step: int | None = None,
+    prompt: int | None = None,
+    success: bool | None = None,
 ) -> None:
-    """Print the selected rollouts. Raises RunError if the folder does not exist, and RunFolderError if files
-    cannot be read."""
+    """Print rollouts selected as by `read_rollouts`. Raises HoraError if they cannot be read."""
     if not run.is_dir():
         raise RunError(f"{run}: no such folder; `hora runs` lists the runs there are")
     console = console or Console()
-    rows: list[Row] = read_rollouts(run, **asdict(wanted), order=order, limit=limit).to_pylist()
+    table = read_rollouts(run, step=step, prompt=prompt, success=success, order=order, limit=limit)
+    rows: list[Row] = table.to_pylist()
     if as_json:
         for row in rows:
             console.file.write(json_line(row) + "\n")

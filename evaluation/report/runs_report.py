@@ -28,7 +28,6 @@ from hora_rl.evaluation.report.figures import (
     save,
 )
 from hora_rl.evaluation.report.tables import csv_table, curves, latex, table_1
-from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -41,7 +40,7 @@ PLACES = ("run.", "telemetry.", "queue.")
 def write_report(folders: Sequence[Path], out: Path) -> Path:
     """Write `out`/report.html, with figures as PNG and SVG; returns its path.
 
-    Raises RunFolderError or ResultError naming a run that cannot be read.
+    Raises RunFolderError or ConfigError naming a run that cannot be read.
     """
     if not folders:
         raise RunFolderError("no run to report on: name at least one run folder")
@@ -122,20 +121,13 @@ def _figures(runs: Mapping[str, Run]) -> dict[str, tuple[str, Figure]]:
     for model, panels in curves(list(runs.values())).items():
         figures[f"pass_at_k_{_slug(model)}"] = (f"Pass@K: {model}", pass_at_k_figure(panels))
     for name, run in runs.items():
-        slug = _slug(name)
-        if results := _during_training(run):
+        slug, steps = _slug(name), Counter(title for title, _ in {(r.title, r.step) for r in run.results})
+        if results := [r for r in run.results if steps[r.title] > 2]:
             figure = during_training_figure(name, results)
             figures[f"during_training_{slug}"] = (f"Pass@K during training: {name}", figure)
         if len(run.rules):
             figures[f"allocation_{slug}"] = (f"Allocation dynamics: {name}", allocation_figure(run))
     return figures
-
-
-def _during_training(run: Run) -> list[Result]:
-    """Results of the benchmarks that were evaluated at more than two steps, by benchmark and step."""
-    steps = dict.fromkeys((r.title, r.step) for r in run.results)
-    counts = Counter(title for title, _ in steps)
-    return [r for title, n in counts.items() if n > 2 for r in run.results if r.title == title]
 
 
 def _slug(name: str) -> str:

@@ -163,6 +163,11 @@ def _ranked(rows: Sequence[tuple[str, str, list[Cell | None]]]) -> list[tuple[st
 
 def latex(table: Table) -> str:
     """Table 1 as a LaTeX tabular with booktabs: best bold, second best underlined."""
+
+    def shown(cell: Cell | None) -> str:
+        forms = ("{:.1f}", "\\textbf{{{:.1f}}}", "\\underline{{{:.1f}}}")
+        return "--" if cell is None else forms[cell.rank].format(cell.value)
+
     titles = [title for title, _ in table.columns]
     spans = [f"\\multicolumn{{{titles.count(t)}}}{{c}}{{{t}}}" for t in dict.fromkeys(titles)]
     lines = [
@@ -173,19 +178,13 @@ def latex(table: Table) -> str:
     ]
     for model, rows in groupby(table.rows, key=lambda row: row[0]):
         lines.append("\\midrule")
-        lines += [_line(model, method, *map(_latex_cell, cells)) for _, method, cells in rows]
+        lines += [_line(model, method, *map(shown, cells)) for _, method, cells in rows]
     text = "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
     return text.replace("%", "\\%").replace("_", "\\_")
 
 
 def _line(*cells: str) -> str:
     return " & ".join(cells) + " \\\\"
-
-
-def _latex_cell(cell: Cell | None) -> str:
-    if cell is None:
-        return "--"
-    return ("{}", "\\textbf{{{}}}", "\\underline{{{}}}")[cell.rank].format(f"{cell.value:.1f}")
 
 
 def write_result(folder: Path, result: Result) -> Path:

@@ -21,7 +21,7 @@ from hora_rl.deploy.cli import app
 from hora_rl.deploy.runs.rollout_list import json_line, show_rollouts
 from hora_rl.evaluation.audit import rollout_rows
 from hora_rl.evaluation.audit_records import RunRecords
-from hora_rl.evaluation.rollout_table import Wanted, read_rollouts
+from hora_rl.evaluation.rollout_table import read_rollouts
 from hora_rl.evaluation.run_folders import RunFolderError
 from hora_rl.learner.records.rollout_writer import Texts
 from hora_rl.learner.records.step_records import group_record
@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shown(run: Path, width: int = 100, coloured: bool = False, **wanted: Any) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=coloured)
-    show_rollouts(run, Wanted(**wanted), console=console)
+    show_rollouts(run, console=console, **wanted)
     return out.getvalue()
 
 
@@ -63,7 +63,7 @@ def test_what_does_not_exist_is_one_line(run: Path, tmp_path: Path) -> None:
             read_rollouts(folder, **choice)
         assert "\n" not in str(error.value)
     with pytest.raises(RunError, match="none"):
-        show_rollouts(tmp_path / "none", Wanted())
+        show_rollouts(tmp_path / "none")
 
 
 def test_the_command_s_options_choose_as_they_say(run: Path) -> None:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from hora_rl.actors.data.datasets import load_dataset
 from hora_rl.common.config import Config, DataConfig, EvaluationConfig
 from hora_rl.common.data.table_files import DataError
+from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored
 from hora_rl.deploy.cli import app
@@ -26,8 +27,7 @@ from hora_rl.deploy.launch.live_evaluation import Next, is_late, next_evaluation
 from hora_rl.evaluation import benchmarks
 from hora_rl.evaluation.benchmarks import BENCHMARKS, find_benchmark, find_benchmarks, held_out
 from hora_rl.evaluation.evaluate import Counts, Progress, evaluate
-from hora_rl.evaluation.plan import CountsError, read_counts, write_counts
-from hora_rl.evaluation.samples import SampleFileError
+from hora_rl.evaluation.plan import read_counts, write_counts
 from tests.support.groups import completion
 from tests.support.jsonl import lines
 
@@ -78,7 +78,7 @@ def test_a_truncated_distribution_is_asked_for_and_is_part_of_the_samples_identi
     cut = EvaluationConfig(truncation={"top_p": 0.9, "top_k": 20, "min_p": 0.0}).truncation
     run(tmp_path / "s.jsonl", Noting(), truncation=cut)
     assert seen == [{"top_p": 0.9, "top_k": 20}] * len(seen) != []
-    with pytest.raises(SampleFileError, match=r"top_k = 20, .*None"):
+    with pytest.raises(ConfigError, match=r"top_k = 20, .*None"):
         run(tmp_path / "s.jsonl", Dice(), truncation=EvaluationConfig().truncation)
     with pytest.raises(ValueError, match=r"rollout\.top_p.* evaluation\.truncation\.top_p"):
         load("tiny", ["rollout.top_p=0.9"])
@@ -157,7 +157,7 @@ def test_a_finished_evaluation_asks_for_nothing_and_a_larger_n_for_the_rest_alon
 )
 def test_samples_of_something_else_are_never_mixed_in(tmp_path: Path, changed: dict, named: str) -> None:
     run(tmp_path / "s.jsonl", Dice())
-    with pytest.raises(SampleFileError, match=named):
+    with pytest.raises(ConfigError, match=named):
         run(tmp_path / "s.jsonl", Dice(), **changed)
 
 
@@ -167,10 +167,10 @@ def test_a_damaged_line_is_named_with_its_place(tmp_path: Path) -> None:
     text = out.read_text().splitlines(keepends=True)
     text[5] = "{}\n"
     out.write_text("".join(text))
-    with pytest.raises(SampleFileError, match=r"s\.jsonl:6: "):
+    with pytest.raises(ConfigError, match=r"s\.jsonl:6: "):
         run(out, Dice())
     out.write_text("no JSON\n")
-    with pytest.raises(SampleFileError, match=r"s\.jsonl: line 1"):
+    with pytest.raises(ConfigError, match=r"s\.jsonl: line 1"):
         run(out, Dice())
 
 
@@ -246,7 +246,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was_and_says_what_to_do(tmp_pa
     previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, limits[1]))  # a disk with 100 bytes left
     try:
-        with pytest.raises(SampleFileError, match=r"s\.jsonl: .*File too large"):
+        with pytest.raises(ConfigError, match=r"s\.jsonl: .*File too large"):
             run(out, Dice(), samples=16)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -258,9 +258,9 @@ def test_a_write_that_fails_leaves_the_file_as_it_was_and_says_what_to_do(tmp_pa
 
 @pytest.mark.parametrize("text", ["1,x", "", "1;8", "1,,8"])
 def test_a_list_of_k_that_is_none_is_one_clear_line(text: str) -> None:
-    with pytest.raises(DataError, match="--k "):
-        benchmarks.parse_ks(text)
-    assert benchmarks.parse_ks("1, 8,64") == (1, 8, 64)
+    with pytest.raises(ConfigError, match="--k "):
+        benchmarks.whole_numbers("--k", text)
+    assert benchmarks.whole_numbers("--k", "1, 8,64") == (1, 8, 64)
 
 
 def test_a_training_prompt_of_a_shipped_benchmark_or_the_held_out_problems_is_found(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_training_prompt_of_a_shipped_benchmark_or_the_held_out_problems_is_fo
     sections = {"model": {"path": "m"}, "data": {"path": str(train)}, "evaluation": {"path": str(held)}}
     config = Config.model_validate(sections)
     leaks = benchmarks.known_leaks(config, load_dataset(config.data).rows)
-    found = {(leak.location, Path(leak.known).name) for leak in leaks}
+    found = {(row, Path(known).name) for row, known in leaks}
     assert found == {(f"{train}:2", "aime24.jsonl:5"), (f"{train}:3", "held.jsonl:2")}
 
 
@@ -320,9 +320,9 @@ def test_training_prompts_are_chosen_at_random_as_a_prefix_and_too_few_are_refus
     assert len({p.index for p in few}) == 100
     other = choose(load("tiny", ["data.limit=400", "run.seed=1"]), 100)
     assert {p.index for p in other} != {p.index for p in few}
-    with pytest.raises(CountsError, match=r"--prompts \(20\).* 100"):
+    with pytest.raises(ConfigError, match=r"--prompts \(20\).* 100"):
         choose(config, 20)
-    with pytest.raises(CountsError, match=r"--prompts \(500\): arithmetic.* 400"):
+    with pytest.raises(ConfigError, match=r"--prompts \(500\): arithmetic.* 400"):
         choose(config, 500)
 
 
@@ -342,5 +342,5 @@ def test_prompts_of_several_sources_are_chosen_in_proportion_and_counted_apart()
         "hard": ["arithmetic:4-5", 1.0, "accuracy", 0.5],
     }
     few = "arithmetic:1-2 .* 90 .*arithmetic:4-5 .* 60 "
-    with pytest.raises(CountsError, match=rf"--prompts \(130\): {few}"):
+    with pytest.raises(ConfigError, match=rf"--prompts \(130\): {few}"):
         choose(config, 130)

@@ -21,9 +21,10 @@ from hora_rl.allocator.posterior import Float
 from hora_rl.allocator.session import simulate
 from hora_rl.common.data.prompt_order import Mixture
 from hora_rl.common.data.resting import Counts, Order
+from hora_rl.common.errors import ConfigError
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.launch import counting
-from hora_rl.evaluation.plan import CountsError, options, plan, read_counts
+from hora_rl.evaluation.plan import options, plan, read_counts
 from hora_rl.evaluation.report.tables import write_result
 from tests.support.jsonl import write_lines
 from tests.support.reported_runs import result
@@ -220,7 +221,7 @@ def test_what_cannot_be_planned_is_one_line(
 ) -> None:
     source = write_lines(tmp_path / "counts.jsonl", records)
     defaults = dict.fromkeys(("group_size", "pre_rollouts", "rules")) | {"rounds": "1"}
-    with pytest.raises(CountsError, match=message):
+    with pytest.raises(ConfigError, match=message):
         plan(source, options(**{**defaults, **texts}), json_=True)
 
 
@@ -242,7 +243,7 @@ def test_before_the_sampling_options_are_read_and_counts_of_another_origin_are_k
     before = mine.read_bytes()
     monkeypatch.setattr(counting, "stack", None)
     done = CliRunner().invoke(app, ["plan", "tiny", *asked])
-    assert isinstance(done.exception, CountsError)
+    assert isinstance(done.exception, ConfigError)
     assert message in str(done.exception)
     assert mine.read_bytes() == before
 
@@ -313,7 +314,7 @@ def test_counts_are_read_with_a_byte_order_mark_and_refused_in_another_encoding(
     source.write_bytes(b"\xef\xbb\xbf" + source.read_bytes())
     assert len(read_counts(source).trials) == len(lines())
     source.write_bytes(source.read_bytes() + '{"id": "é"}'.encode("latin-1"))
-    with pytest.raises(CountsError, match=f"counts.jsonl:{len(lines()) + 1}: "):
+    with pytest.raises(ConfigError, match=f"counts.jsonl:{len(lines()) + 1}: "):
         read_counts(source)
 
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from hora_rl.common.config import ObjectiveConfig
+from hora_rl.common.errors import ConfigError
 from hora_rl.deploy.launch.summary import phase_b_share
 from hora_rl.evaluation.pass_at_k import pass_at_k
 from hora_rl.evaluation.report.figures import moving_average
 from hora_rl.evaluation.report.runs_report import summarise, write_report
 from hora_rl.evaluation.report.tables import latex, table_1, write_result
-from hora_rl.evaluation.results import ResultError, read_result
+from hora_rl.evaluation.results import read_result
 from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 from tests.support.jsonl import lines, write_lines
 from tests.support.reported_runs import G0, MODEL, G, make_run, result, rows, small_run
@@ -266,7 +267,7 @@ def test_a_result_is_read_as_it_was_written_and_a_damaged_one_is_named(tmp_path:
 
     for damage in ("", "{}", '{"benchmark": 1}', "[]"):
         path.write_text(damage)
-        with pytest.raises(ResultError, match=r"aime24-step7\.json"):
+        with pytest.raises(ConfigError, match=r"aime24-step7\.json"):
             read_result(path)
 
 
