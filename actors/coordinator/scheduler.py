@@ -19,20 +19,10 @@ import numpy as np
 import structlog
 
 from hora_rl.actors.concurrency import cancel
+from hora_rl.actors.coordinator import shard as phases
 from hora_rl.actors.coordinator.allocation import Cycles, allocate_round, fixed_draws, sizes_as_if
 from hora_rl.actors.coordinator.sampling import Generate, Sampler, Score, prefetched
-from hora_rl.actors.coordinator.shard import (
-    Allocation,
-    Plan,
-    Rank,
-    Round,
-    Sample,
-    Shard,
-    next_round,
-    phase_a,
-    phase_b,
-    unranked,
-)
+from hora_rl.actors.coordinator.shard import Allocation, Plan, Rank, Round, Sample, Shard
 from hora_rl.actors.coordinator.store import Leases, Plans, claim_identity, report_of
 from hora_rl.common import logs
 from hora_rl.common.config import Config
@@ -71,7 +61,7 @@ class Services:
     cycles: Cycles
     leases: Leases
     telemetry: Telemetry
-    rank: Rank = unranked
+    rank: Rank = phases.unranked
 
 
 class Coordination:
@@ -180,9 +170,9 @@ class Coordination:
             settings, places = self._config, [p.index for p in shard.prompts]
             allocate_next = partial(allocate_round, settings.rollout, settings.allocation, batch, places)
             remember = partial(self._plans.remember, name, shard.ids)
-            plan = stored or await remember(await phase_a(shard, sample, allocate_next))
+            plan = stored or await remember(await phases.phase_a(shard, sample, allocate_next))
             while len(plan.rounds) < self._config.allocation.under(plan.rule).rounds:
-                plan = await remember(await next_round(shard, plan, sample, allocate_next))
+                plan = await remember(await phases.next_round(shard, plan, sample, allocate_next))
             await self._push(shard, plan, sample, planned=True)
         hits = [h if h is None else int(h) for h in await self._redis.hmget(self._keys.hits, shard.ids)]
         await self._services.cycles.complete(report_of(shard, plan, hits, time.monotonic() - started))
@@ -221,9 +211,9 @@ class Coordination:
 
         alone = replace(shard, epochs=(shard.epochs[row],), prompts=(shard.prompts[row],))
         sample = self._sampler(alone)
-        plan = await phase_a(alone, sample, as_before)
+        plan = await phases.phase_a(alone, sample, as_before)
         while len(plan.rounds) < len(rounds):
-            plan = await next_round(alone, plan, sample, as_before)
+            plan = await phases.next_round(alone, plan, sample, as_before)
         await self._push(alone, plan, sample, planned=False)
         self._again.discard(group_id)
 
@@ -247,7 +237,7 @@ class Coordination:
 
     async def _push(self, shard: Shard, plan: Plan, sample: Sample, planned: bool) -> None:
         rank = self._counted("verifiers", self._services.rank)
-        async with aclosing(phase_b(shard, plan, sample, rank)) as groups:
+        async with aclosing(phases.phase_b(shard, plan, sample, rank)) as groups:
             async for group in groups:
                 if await self._services.producer.push(group, planned=planned):
                     self._services.telemetry.group_in(group)

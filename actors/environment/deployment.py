@@ -97,16 +97,11 @@ class Environment(Replica):
         self, request: SamplingRequest, min_version: int, temperature: float, weights_come: bool
     ) -> list[Completion] | Failed:
         """`request.n` episodes on the prompt's row, on weights of version `min_version` or newer."""
+        handle, rollout, weights = self._generator, self._config.rollout, self._config.weights
 
         def turns(version: int, episode: str) -> Generate:
             return generator_calls(
-                self._generator,
-                self._config.rollout,
-                self._config.weights,
-                version,
-                temperature,
-                weights_come=weights_come,
-                session=episode,
+                handle, rollout, weights, version, temperature, weights_come=weights_come, session=episode
             )
 
         try:

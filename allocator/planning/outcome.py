@@ -48,15 +48,10 @@ def resampled_mixtures(successes: Int, trials: Int, samples: int, seed: int = 0)
     return _weights(pairs, drawn.astype(np.float64))
 
 
-def _likelihood(successes: Int, trials: Int) -> Float:
-    """(m, K), scaled to a row maximum of 1 against underflow."""
-    log = log_binomial(trials[:, None], successes[:, None], GRID[None, :])
-    return np.asarray(np.exp(log - log.max(1, keepdims=True)))
-
-
 def _weights(pairs: NDArray[np.int64], times: Float) -> Float:
     """(B, K) for counts `pairs` (U, 2) seen `times` (B, U)."""
-    likelihood = _likelihood(pairs[:, 0], pairs[:, 1])
+    log = log_binomial(pairs[:, 1:], pairs[:, :1], GRID[None, :])
+    likelihood = np.exp(log - log.max(1, keepdims=True))  # a row maximum of 1 against underflow
     weights = np.full((len(times), len(GRID)), 1 / len(GRID))
     share = times / times.sum(1, keepdims=True)
     for _ in range(STEPS):

@@ -35,10 +35,6 @@ def _uniform(sampled: Sampled, room: Int, budget: int) -> Int:
     return level_up(sampled.extra, sampled.successes, room, budget)
 
 
-def _even_sizes(sampled: Sampled, room: Int, budget: int) -> Int:
-    return level_up(sampled.trials, sampled.successes, room, budget)
-
-
 def evenly_first(among: Mask, sampled: Sampled, room: Int, budget: int) -> Int:
     """Evenly among some prompts (n,). What they have no room for goes evenly to the rest."""
     extra = np.zeros_like(room)
@@ -50,7 +46,9 @@ def evenly_first(among: Mask, sampled: Sampled, room: Int, budget: int) -> Int:
 
 UNIFORM = Division("uniform", _uniform, needs_counts=False)
 """GRPO: every prompt gets the same number of rollouts."""
-EVEN_SIZES = Division("even_sizes", _even_sizes)
+EVEN_SIZES = Division(
+    "even_sizes", lambda sampled, room, budget: level_up(sampled.trials, sampled.successes, room, budget)
+)
 """The smallest groups first, Phase A included: the default for rollouts without a gain."""
 
 

@@ -17,17 +17,7 @@ import os
 import sys
 from typing import Any
 
-from hora_rl.actors.verifier.code.values import (
-    LONGEST,
-    OPERATIONS,
-    Caught,
-    TooDeep,
-    Unsendable,
-    as_json,
-    decode,
-    encode,
-    line,
-)
+from hora_rl.actors.verifier.code import values
 
 ASK, TELL = 3, 4
 
@@ -48,7 +38,7 @@ class Program:
         self.calls = 0
 
     def send(self, message: Any) -> None:
-        data = line(message)
+        data = values.line(message)
         try:
             while data:
                 data = data[self._ask.write(data) or 0 :]
@@ -58,20 +48,20 @@ class Program:
     def ask(self, what: str, target: Any, name: str | None, arguments: tuple, keywords: dict) -> Any:
         self.calls += 1
         try:
-            values = [encode(argument, _number) for argument in arguments]
-            named = {k: encode(v, _number) for k, v in keywords.items()}
-        except Unsendable as error:
-            if isinstance(error, TooDeep) and self.calls > 1:  # a result of the program, passed back
+            sent = [values.encode(argument, _number) for argument in arguments]
+            named = {k: values.encode(v, _number) for k, v in keywords.items()}
+        except values.Unsendable as error:
+            if isinstance(error, values.TooDeep) and self.calls > 1:  # a result of the program, passed back
                 raise Unanswered(f"{error}") from None
             raise Unjudgeable(f"{error} to the program") from None
-        self.send([self.calls, what, target, name, values, named])
+        self.send([self.calls, what, target, name, sent, named])
         kind, value, rest = self._reply()
         if kind == "error":
             raise _error(value, rest)
         try:
             for ours, theirs in zip(arguments, rest):  # noqa: B905  (Python 3.9 knows no `strict`)
-                _changed_in_place(ours, decode(theirs, self.object))
-            return decode(value, self.object)
+                _changed_in_place(ours, values.decode(theirs, self.object))
+            return values.decode(value, self.object)
         except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise Unanswered(f"an answer that is no value: {error}") from None
 
@@ -79,7 +69,7 @@ class Program:
         return Remote(self, number)
 
     def _reply(self) -> tuple[str, Any, Any]:
-        reply = self._tell.readline(LONGEST)
+        reply = self._tell.readline(values.LONGEST)
         try:
             number, kind, value, rest = json.loads(reply)
         except (RecursionError, TypeError, ValueError):
@@ -119,7 +109,7 @@ def _forwarded(name: str) -> Any:
     return method
 
 
-for _name in OPERATIONS:
+for _name in values.OPERATIONS:
     setattr(Remote, _name, _forwarded(_name))
 
 
@@ -155,8 +145,8 @@ def main() -> None:
 def _called(program: Program, calls: list, entry: str) -> tuple[str, str]:
     """Verdict for `calls`, each the arguments and the right results."""
     for number, (arguments, results) in enumerate(calls, start=1):
-        with Caught() as caught:
-            value = as_json(Remote(program, entry)(*arguments))
+        with values.Caught() as caught:
+            value = values.as_json(Remote(program, entry)(*arguments))
             if not any(value == result for result in results):
                 return "wrong", f"test {number}: wrong result"
         if caught.error is not None:
@@ -172,7 +162,7 @@ def _verdict(program: Program, tests: str, entry: str) -> tuple[str, str]:
     if name := _of_program(tree):
         return "cannot", f"the tests ask for an object of the program's own class ({name})"
     try:
-        with Caught() as caught:
+        with values.Caught() as caught:
             _run(program, code, entry)
     except Unjudgeable as error:
         return "cannot", str(error)
@@ -237,7 +227,7 @@ def _number(value: Any) -> int:
     """The number of a program's object that is an argument."""
     if isinstance(value, Remote) and isinstance(value._target, int):
         return value._target
-    raise Unsendable(f"a {type(value).__name__} cannot be passed")
+    raise values.Unsendable(f"a {type(value).__name__} cannot be passed")
 
 
 def _error(name: Any, text: Any) -> Exception:

@@ -87,19 +87,14 @@ def parse(text: str) -> Basic | None:
 def _plain_powers(parsed: Any) -> Any:
     r"""Decimal exponents as fractions, and roots of quotients as quotients of roots: `2^{0.5}` is `\sqrt{2}`,
     `\sqrt{1/n}` is `1/\sqrt{n}`, as for positive n."""
-    roots = [power for power in parsed.atoms(Pow) if power.exp.is_Float or _is_root_of_quotient(power)]
-    return parsed.xreplace({power: _plain_power(power) for power in roots}) if roots else parsed
-
-
-def _is_root_of_quotient(power: Pow) -> bool:
-    fraction = power.exp.is_Rational and not power.exp.is_Integer
-    return bool(fraction and power.base.free_symbols and power.base.as_numer_denom()[1] != 1)
-
-
-def _plain_power(power: Pow) -> Expr:
-    exponent = Rational(str(power.exp)) if power.exp.is_Float else power.exp
-    top, bottom = power.base.as_numer_denom() if power.base.free_symbols else (power.base, S.One)
-    return Pow(top, exponent) / Pow(bottom, exponent)
+    plain = {}
+    for power in parsed.atoms(Pow):
+        top, bottom = power.base.as_numer_denom() if power.base.free_symbols else (power.base, S.One)
+        root_of_quotient = power.exp.is_Rational and not power.exp.is_Integer and bottom != 1
+        if power.exp.is_Float or root_of_quotient:
+            exponent = Rational(str(power.exp)) if power.exp.is_Float else power.exp
+            plain[power] = Pow(top, exponent) / Pow(bottom, exponent)
+    return parsed.xreplace(plain) if plain else parsed
 
 
 def _same(gold: Basic, answer: Basic) -> bool:
@@ -111,9 +106,10 @@ def _same(gold: Basic, answer: Basic) -> bool:
 
 def _same_sets(gold: str, answer: str) -> bool:
     """Compares an inequality with an interval, or two inequalities in one variable."""
-    if not _is_relation(gold) and not _is_relation(answer):
+    relations = _is_relation(gold), _is_relation(answer)
+    if not any(relations):
         return False
-    if _is_relation(gold) and _is_relation(answer):
+    if all(relations):
         names = {_variable(gold), _variable(answer)} - {None}  # None: `\{x : x>2\}`
         if len(names) > 1:
             return False

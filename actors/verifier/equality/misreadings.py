@@ -29,8 +29,10 @@ def misreading(gold: str, values: Iterable[str]) -> str | None:
             continue
         if (number := _python_number(gold)) is not None and not _agrees(parsed, number):
             return f"is read as {parsed}, not as {number:g}"
-        if symbol := next(filter(_has_numeral, parsed.atoms(Symbol)), None):
-            return f"is read with {symbol.name!r} as a variable"
+        # `x_{12}` is a variable. `13` as one is a numeral that was taken for it.
+        names = [symbol.name for symbol in parsed.atoms(Symbol)]
+        if name := next((name for name in names if any(map(str.isdigit, _INDEX.sub("", name)))), None):
+            return f"is read with {name!r} as a variable"
         if lost := _lost_numeral(value, parsed):
             return f"is read without its {lost}"
     return None
@@ -52,11 +54,6 @@ def _agrees(parsed: Basic, number: complex) -> bool:
     if parsed.free_symbols or not isinstance(parsed, Expr):
         return False
     return abs(complex(N(parsed)) - number) <= 1e-9 * abs(number)
-
-
-def _has_numeral(symbol: Symbol) -> bool:
-    """`x_{12}` is a variable. `13` as one is a numeral that was taken for it."""
-    return any(char.isdigit() for char in _INDEX.sub("", symbol.name))
 
 
 def _lost_numeral(text: str, parsed: Basic) -> str | None:

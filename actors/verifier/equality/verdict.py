@@ -10,26 +10,9 @@ may be unbounded.
 import re
 from fractions import Fraction
 
-from hora_rl.actors.verifier.equality.claims import (
-    claim,
-    is_words,
-    option_verdict,
-    spelt_set,
-    unworded,
-    word_verdict,
-)
+from hora_rl.actors.verifier.equality import claims, texts
 from hora_rl.actors.verifier.equality.notation import TEXT, named
 from hora_rl.actors.verifier.equality.sizes import bounded
-from hora_rl.actors.verifier.equality.texts import (
-    BOXED,
-    SPACE,
-    bare,
-    canonical_number,
-    closing_brace,
-    other_base,
-    tight,
-    unwrapped,
-)
 from hora_rl.actors.verifier.equality.units import Total, in_one_style, is_unit_word, totals
 
 Verdict = bool | None
@@ -44,11 +27,11 @@ def equal(gold: str, answer: str, maths: bool = False) -> Verdict:
     Texts decide for equal text up to spacing, two numbers with units, words, numerals in two bases, and
     answers that claim no value: in linear time, also on hostile text. With `maths` time and memory are
     unbounded: call it for a model's answers only in the killable processes of `actors.verifier.pool`."""
-    gold, answer = in_one_style(bare(gold), bare(answer))
+    gold, answer = in_one_style(texts.bare(gold), texts.bare(answer))
     verdict = _by_text(gold, answer)
     if verdict is not None:
         return verdict
-    pairs = claimed(bare(gold), bare(answer))
+    pairs = claimed(texts.bare(gold), texts.bare(answer))
     if pairs is None or not all(pairs):
         return False
     verdicts = [_by_number(readings) for readings in pairs]
@@ -56,10 +39,8 @@ def equal(gold: str, answer: str, maths: bool = False) -> Verdict:
         return False
     if None not in verdicts:
         return True
-    return _by_maths(pairs) if maths else None
-
-
-def _by_maths(pairs: Pairs) -> bool:
+    if not maths:
+        return None
     from hora_rl.actors.verifier.equality import expressions  # sympy takes a second
 
     return all(any(expressions.equal_totals(*reading) for reading in readings) for readings in pairs)
@@ -67,12 +48,12 @@ def _by_maths(pairs: Pairs) -> bool:
 
 def _by_text(gold: str, answer: str) -> Verdict:
     # Spacing distinguishes a list from a number.
-    numbers = canonical_number(gold), canonical_number(answer)
+    numbers = texts.canonical_number(gold), texts.canonical_number(answer)
     if numbers[0] is not None and numbers[1] is not None:
         return numbers[0] == numbers[1]
-    if tight(unworded(bare(gold))) == tight(unworded(bare(answer))):
+    if texts.tight(claims.unworded(texts.bare(gold))) == texts.tight(claims.unworded(texts.bare(answer))):
         return True
-    for judge in (option_verdict, word_verdict):
+    for judge in (claims.option_verdict, claims.word_verdict):
         if (verdict := judge(gold, answer)) is not None:
             return verdict
     return None
@@ -80,9 +61,9 @@ def _by_text(gold: str, answer: str) -> Verdict:
 
 def claimed(gold: str, answer: str) -> Pairs | None:
     """The values that the answer claims, each with the gold answer; None if it claims none."""
-    gold, answer = spelt_set(gold) or named(gold), spelt_set(answer) or named(answer)
-    values = claim(gold, answer)
-    if values is None or any(other_base(tight(gold), tight(value)) for value in values):
+    gold, answer = claims.spelt_set(gold) or named(gold), claims.spelt_set(answer) or named(answer)
+    values = claims.claim(gold, answer)
+    if values is None or any(texts.other_base(texts.tight(gold), texts.tight(value)) for value in values):
         return None
     return [totals(gold, value) for value in values]
 
@@ -96,13 +77,15 @@ def _by_number(pairs: list[tuple[Total, Total]]) -> Verdict:
 
 
 def _number(total: Total) -> Fraction | None:
-    numbers = [(canonical_number(value), factor) for value, factor in total]
+    numbers = [(texts.canonical_number(value), factor) for value, factor in total]
     if any(number is None for number, _ in numbers):
         return None
     return sum((Fraction(number) * factor for number, factor in numbers if number), Fraction(0))
 
 
-_SEPARATORS = re.compile(rf"(?:{SPACE}|[,;$]|\\[()\[\]]|\b(?:and|or)\b|{TEXT}\{{[\s,]*(?:and|or)?[\s,]*\}})*")
+_SEPARATORS = re.compile(
+    rf"(?:{texts.SPACE}|[,;$]|\\[()\[\]]|\b(?:and|or)\b|{TEXT}\{{[\s,]*(?:and|or)?[\s,]*\}})*"
+)
 _FORMULA = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\\(.+?\\\)", re.DOTALL)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
 _MISSING = frozenset({"nan", "NaN", "<NA>", "NaT"})
@@ -118,11 +101,11 @@ def gold_fault(answer: str) -> str | None:
         return fault
     if not bounded(answer, max_chars=2000):
         return "cannot be verified"
-    if canonical_number(answer) is not None or is_words(answer):
+    if texts.canonical_number(answer) is not None or claims.is_words(answer):
         return None
     from hora_rl.actors.verifier.equality import expressions, misreadings  # sympy takes a second
 
-    text = bare(answer)
+    text = texts.bare(answer)
     golds = [gold for pairs in claimed(text, text) or [[]] for gold, _ in pairs[:1]]
     if not all(expressions.equal_totals(gold, gold) for gold in golds):
         return "cannot be verified"
@@ -135,16 +118,16 @@ def solution_fault(gold: str) -> str | None:
         return "is a missing value"
     if "####" in gold:
         return "cannot be verified (give a column with what follows '####' alone)"
-    text = unwrapped(gold)
-    if (BOXED in text and _around_boxes(text)) or _is_sentence(text):
+    text = texts.unwrapped(gold)
+    if (texts.BOXED in text and _around_boxes(text)) or _is_sentence(text):
         return "cannot be verified (give the answer alone, not the solution)"
     return None
 
 
 def _around_boxes(text: str) -> bool:
     """Whether text other than commas and "and" surrounds the boxes."""
-    while (start := text.rfind(BOXED)) >= 0:
-        end = closing_brace(text, start + len(BOXED) - 1)
+    while (start := text.rfind(texts.BOXED)) >= 0:
+        end = texts.closing_brace(text, start + len(texts.BOXED) - 1)
         text = f"{text[:start]} {text[end + 1 :] if end >= 0 else ''}"
     return _SEPARATORS.fullmatch(text) is None
 
