@@ -1,6 +1,9 @@
 """The allocation is the optimum, exactly, and deterministic. Rules of other papers do what these publish, by
-formulas written down as they stand there."""
+formulas written down as they stand there. The examples in the library's docstrings and pages are true."""
 
+import doctest
+import importlib
+import pkgutil
 from fractions import Fraction
 from itertools import pairwise, product
 from math import log
@@ -9,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import allocator
 from hora_rl.allocator import Session, allocate
 from hora_rl.allocator.posterior import posterior
 from hora_rl.allocator.rules import RULES, get_rule, needs_counts
 from hora_rl.allocator.rules.base import Marginal
 from hora_rl.common.config import AllocationConfig
+from hora_rl.common.load import ROOT
 
 CASES = 1_000
 
@@ -252,3 +257,28 @@ def test_rounds_sample_whom_reinforce_ada_and_ar3po_have_left(rule: str, k: int 
 @pytest.mark.parametrize("name", RULES)
 def test_rules_and_configuration_agree_on_what_needs_counts(name: str) -> None:
     assert needs_counts(name) == AllocationConfig(rule=name).needs_counts == (name != "uniform")
+
+
+ROOMS = pkgutil.walk_packages(allocator.__path__, "allocator.")
+MODULES = ["hora_rl.common.advantages", *(m.name for m in ROOMS)]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_are_true(name: str) -> None:
+    failed, _ = doctest.testmod(importlib.import_module(name))
+    assert failed == 0
+
+
+@pytest.mark.parametrize(
+    ("page", "least"), [("how-to/use-in-another-trainer", 10), ("explanation/method", 3)]
+)
+def test_pages_print_what_they_show(page: str, least: int) -> None:
+    found = doctest.testfile(str(ROOT / "docs" / f"{page}.md"), module_relative=False)
+    assert found.attempted >= least
+    assert not found.failed
+
+
+def test_what_the_library_exports_has_an_example() -> None:
+    finder = doctest.DocTestFinder()
+    for name in allocator.__all__:
+        assert any(test.examples for test in finder.find(getattr(allocator, name))), name
