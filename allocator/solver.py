@@ -9,7 +9,7 @@ decide, except those within `NEAR` of each other: these are compared as fraction
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -122,23 +122,13 @@ def _ranks(rule: Marginal, post: Posterior, near: Entries) -> Int:
         columns = (-near.gains, post.successes[near.classes], near.levels)
         keys = list(zip(*(column.tolist() for column in columns), strict=True))
     else:
-        keys = list(map(_exact_key(rule.exact, post, near.classes, near.levels), range(len(near.gains))))
+        keys = []  # the highest exact gain first, then the fewest successes
+        for k, level in zip(near.classes.tolist(), near.levels.tolist(), strict=True):
+            counts = int(post.successes[k]), int(post.trials[k])
+            gain = rule.exact(Fraction(post.alpha[k]), Fraction(post.beta[k]), *counts, level)
+            keys.append((-gain, counts[0]))
     places = {key: i for i, key in enumerate(sorted(set(keys)))}
     return np.array([places[key] for key in keys], dtype=np.int64)
-
-
-def _exact_key(
-    exact: Callable[..., Fraction], post: Posterior, classes: Int, levels: Int
-) -> Callable[[int], tuple[Fraction, int]]:
-    """Sort key of entry e: highest exact gain first, then fewest successes."""
-
-    def key(e: int) -> tuple[Fraction, int]:
-        k = int(classes[e])
-        successes, trials = int(post.successes[k]), int(post.trials[k])
-        gain = exact(Fraction(post.alpha[k]), Fraction(post.beta[k]), successes, trials, int(levels[e]))
-        return -gain, successes
-
-    return key
 
 
 def _refuse_rising(rule: Marginal, table: Float) -> None:

@@ -86,9 +86,7 @@ def _pieces(text: str) -> list[_Piece]:
     for match in _PIECE.finditer(_GLUED.sub(r"\1 \2", text)):
         *formulas, end = match.groups()
         word = match[0].strip(_MARKS)
-        core = next(
-            (formula for formula in formulas if formula), word.rstrip(_ENDS).rstrip(_MARKS).lstrip(_MARKS)
-        )
+        core = next(filter(None, formulas), word.rstrip(_ENDS).rstrip(_MARKS).lstrip(_MARKS))
         pieces.append(_Piece(core, bool(end) or (end is None and word[-1:] in _ENDS)))
     return pieces
 

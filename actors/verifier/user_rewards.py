@@ -96,7 +96,7 @@ class UserRewards:
             scored["code_tests"] = await self.programs.score(answer)
         for f in self._singles:
             value = await self._patient(f, partial(self._call, f, answer))
-            scored |= taken(self._names[f], value, answer.place)
+            scored |= {name: _part(name, value, answer.place) for name in self._names[f]}
         return scored
 
     async def score_group(self, group: list[Answer]) -> list[dict[str, float]]:
@@ -104,7 +104,7 @@ class UserRewards:
         for f in self._groups:
             values = await self._patient(f, partial(self._call, f, group))
             for rewards, value, answer in zip(scored, values, group, strict=True):
-                rewards |= taken(self._names[f], value, answer.place)
+                rewards |= {name: _part(name, value, answer.place) for name in self._names[f]}
         return scored
 
     async def answer_in(self, completion: str) -> str | None:
@@ -205,12 +205,8 @@ def _number(name: str, answer: Answer, value: object) -> float:
     )
 
 
-def taken(names: Sequence[str], value: Value, where: str) -> dict[str, float]:
-    """The rewards `names` of one function's `value`. Raises ValueError with `where`, the row."""
-    return {name: _part(name, value, where) for name in names}
-
-
 def _part(name: str, value: Value, where: str) -> float:
+    """The reward `name` from the value of its function. Raises ValueError with `where`, the row."""
     function, bracket, rest = name.partition("[")
     part = rest.removesuffix("]")
     if isinstance(value, Mapping):

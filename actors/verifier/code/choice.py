@@ -124,9 +124,8 @@ def _free(tree: ast.Module) -> set[str]:
 def _bound(tree: ast.Module) -> set[str]:
     nodes = list(ast.walk(tree))
     bound = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-    bound |= {
-        n.name for n in nodes if isinstance(n, (*FUNCTIONS, ast.ClassDef, ast.ExceptHandler)) and n.name
-    }
+    named = [n for n in nodes if isinstance(n, (*FUNCTIONS, ast.ClassDef, ast.ExceptHandler))]
+    bound |= {n.name for n in named if n.name}
     bound |= {n.arg for n in nodes if isinstance(n, ast.arg)}
     return bound | _imported(tree)
 
@@ -134,15 +133,7 @@ def _bound(tree: ast.Module) -> set[str]:
 def _mentioned(tree: ast.Module) -> set[str]:
     names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
     names |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-    opened = [
-        n
-        for n in ast.walk(tree)
-        if isinstance(n, ast.Call)
-        and isinstance(n.func, ast.Name)
-        and n.func.id == "open"
-        and any(
-            isinstance(argument, ast.Constant) and argument.value in (0, "/dev/stdin")
-            for argument in n.args[:1]
-        )
-    ]
-    return names | {"stdin" for _ in opened}
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    opened = [a for n in calls if isinstance(n.func, ast.Name) and n.func.id == "open" for a in n.args[:1]]
+    reads = any(isinstance(n, ast.Constant) and n.value in (0, "/dev/stdin") for n in opened)
+    return names | ({"stdin"} if reads else set())

@@ -182,13 +182,9 @@ def option_verdict(gold: str, answer: str) -> bool | None:
 
 def _letters(text: str) -> set[str] | None:
     """The options of a multiple choice with several right ones: `A, C`, `\\text{A and C}`."""
-    text = unworded(text)
-    letters = _SEPARATED.split(text.strip("() "))
-    return (
-        set(letters)
-        if len(letters) > 1 and all(len(letter) == 1 and letter in "ABCDEFGHIJ" for letter in letters)
-        else None
-    )
+    options = _SEPARATED.split(unworded(text).strip("() "))
+    several = len(options) > 1 and set("ABCDEFGHIJ").issuperset(options)
+    return set(options) if several else None
 
 
 def _says(gold: str, answer: str) -> bool:

@@ -195,10 +195,8 @@ def canonical_number(text: str) -> str | None:
     if power > 0:
         integer, decimals = integer + decimals[:power].ljust(power, "0"), decimals[power:]
     elif power:
-        integer, decimals = (
-            integer.rjust(1 - power, "0")[:power],
-            integer.rjust(-power, "0")[power:] + decimals,
-        )
+        decimals = integer.rjust(-power, "0")[power:] + decimals
+        integer = integer.rjust(1 - power, "0")[:power]
     integer = integer.lstrip("0") or "0"
     decimals = decimals.rstrip("0")
     value = f"{integer}.{decimals}" if decimals else integer
@@ -231,10 +229,5 @@ def other_base(gold: str, answer: str) -> bool:
     """Whether the answer is a numeral in another base than the gold answer. Both without spacing.
 
     An answer may omit the base that the problem asks for."""
-    match = _BASE.fullmatch(answer)
-    return bool(match) and _base_of(answer) != _base_of(gold)
-
-
-def _base_of(text: str) -> str:
-    match = _BASE.fullmatch(text)
-    return match.group(1) if match else "10"
+    base, base_of_gold = _BASE.fullmatch(answer), _BASE.fullmatch(gold)
+    return base is not None and base[1] != (base_of_gold[1] if base_of_gold else "10")

@@ -163,13 +163,10 @@ def _is_text(content: str, before: str) -> bool:
         if _NAME_WITH_DIGITS.search(_INDEX.sub("", plain)):
             return True
         flat = plain.translate({123: None, 125: None})  # of `18\text{ dollars}`
-        return not (_COUNTED.fullmatch(content) or _COUNTED.fullmatch(flat) or all(map(_is_value, runs)))
+        value = all(len(run) == 1 or run in MATHS or run == "or" or unit_named(run) for run in runs)
+        return not (value or _COUNTED.fullmatch(content) or _COUNTED.fullmatch(flat))
     if max(map(len, runs)) > 1:
         return True
     if _AFTER_VALUE.search(before):
         return not _LETTER_NUMBERS.issuperset(runs)
     return content.strip() != runs[0] and "(" in content and len(runs) == 1
-
-
-def _is_value(run: str) -> bool:
-    return len(run) == 1 or run in MATHS or run == "or" or unit_named(run) is not None
