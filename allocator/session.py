@@ -16,8 +16,15 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hora_rl.allocator.checks import check_budget, check_counts, check_prior, check_trials, check_whole
-from hora_rl.allocator.posterior import Float, Int
+from hora_rl.allocator.posterior import (
+    Float,
+    Int,
+    check_budget,
+    check_counts,
+    check_prior,
+    check_trials,
+    check_whole,
+)
 from hora_rl.allocator.rules import get_rule
 from hora_rl.allocator.rules.base import Gain, Mask, Rule, Sampled
 from hora_rl.allocator.rules.hits import FIRST_MISS, no_failure, no_success, one_kind

@@ -17,8 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hora_rl.allocator.checks import check_budget, check_counts, check_prior, check_trials
-from hora_rl.allocator.posterior import BetaPrior, Float, Int, Posterior, posterior
+from hora_rl.allocator.posterior import (
+    BetaPrior,
+    Float,
+    Int,
+    Posterior,
+    check_budget,
+    check_counts,
+    check_prior,
+    check_trials,
+    posterior,
+)
 from hora_rl.allocator.rules import get_rule
 from hora_rl.allocator.rules.base import Division, Gain, Marginal, Mask, Rule, Sampled, Split, level_up
 

@@ -233,7 +233,7 @@ def sizes_as_if(
 
 
 def _shared(alpha: Float, beta: Float) -> tuple[ArrayLike, ArrayLike]:
-    """One pair if all prompts have the same prior: the allocator has a cached table for that case."""
+    """One pair if all prompts have the same prior: the allocator then takes equal prompts as one."""
     same = alpha.min() == alpha.max() and beta.min() == beta.max()
     return (float(alpha[0]), float(beta[0])) if same else (alpha, beta)
 

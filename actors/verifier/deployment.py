@@ -50,10 +50,6 @@ class Verifier(Replica):
         self._faults = 0
         return scored
 
-    async def stats(self) -> dict[str, int]:
-        """Counters of this replica since its start."""
-        return self._pool.stats()
-
     async def check_health(self) -> None:
         """Raise after repeated pool failures. A replica busy with hostile answers is healthy."""
         if self._faults >= FAULTS_IN_A_ROW:

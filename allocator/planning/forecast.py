@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hora_rl.allocator.checks import check_counts, check_trials, check_whole
 from hora_rl.allocator.planning.outcome import (
     GRID,
     Arm,
@@ -25,7 +24,7 @@ from hora_rl.allocator.planning.outcome import (
     resampled_mixtures,
 )
 from hora_rl.allocator.planning.table import Plan, Rest, Row
-from hora_rl.allocator.posterior import Float, Int
+from hora_rl.allocator.posterior import Float, Int, check_counts, check_trials, check_whole
 from hora_rl.allocator.rules import get_rule, needs_counts
 from hora_rl.allocator.rules.base import Division
 from hora_rl.allocator.session import STOPS

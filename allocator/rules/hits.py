@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -119,7 +118,6 @@ def first_hit(rest: Rule = HITS_VARIANCE) -> Marginal:
     return replace(HIT_UTILITY, name=name, useful=no_success, rest=rest, least_trials=least)
 
 
-@lru_cache(maxsize=64)
 def hit_or_miss(weight: float = 2.0) -> Marginal:
     """`hit_or_miss` with a first success worth `weight` first failures.
 
@@ -163,7 +161,6 @@ Step = Callable[[Any], Any]
 """w(c+1) - w(c) of hits c: an array, or one integer as a Fraction."""
 
 
-@lru_cache(maxsize=64)
 def expected_worth(noise: float, overlap: float = 0.0) -> Marginal:
     """The rule with w = c/(c + r'), of the noise r >= 0 and the overlap ρ in [0, 1). Raises ValueError."""
     if not (np.isfinite(noise) and noise >= 0):
@@ -181,7 +178,6 @@ def expected_worth(noise: float, overlap: float = 0.0) -> Marginal:
     )
 
 
-@lru_cache(maxsize=64)
 def first_hits(k: int, rest: Rule = HITS_VARIANCE) -> Marginal:
     """`first_hit(k)` for an integer k >= 1."""
     if k == 1:

@@ -23,7 +23,6 @@ the posterior mean, `variance(prior)` the prior's mean: with `prior: gp` this is
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import lru_cache
 
 import numpy as np
 
@@ -59,7 +58,6 @@ def left(sampled: Sampled, k: int | None) -> Mask:
     return np.minimum(sampled.successes, sampled.trials - sampled.successes) < k
 
 
-@lru_cache(maxsize=16)
 def reinforce_ada(k: int | None = None, name: str = "reinforce_ada") -> Division:
     """Sample until the first success, or until k successes and k failures."""
 
@@ -118,7 +116,6 @@ KNAPSACK = Split("knapsack", _knapsack_parts, least_trials=1)
 OPTIONS = {"dr_grpo", "prior"}
 
 
-@lru_cache(maxsize=8)
 def variance(options: frozenset[str] = frozenset()) -> Marginal:
     """`variance` with some of the options `dr_grpo` and `prior`. Raises ValueError for another one."""
     if not options <= OPTIONS:
