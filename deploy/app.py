@@ -8,6 +8,7 @@ Changes under `deployments:` (num_replicas, autoscaling_config) keep running rep
 restart them.
 """
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
@@ -54,8 +55,6 @@ class Ingress:
 def build(args: dict[str, object]) -> Application:
     """Build the application of one run. Raises ConfigError if the configuration is invalid or another run
     trains on this cluster."""
-    import ray
-
     config = from_args(args)
     if ray.is_initialized():
         refuse_beside_another(config.run.name)
@@ -106,7 +105,8 @@ def _samplers(
     from hora_rl.actors.generator.deployment import Generator
 
     rollout, generator = config.rollout, config.generator
-    gpus = generator.gpus if generator.gpus is not None else float(_has_gpu()) * generator.tensor_parallel
+    has_gpu = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
+    gpus = generator.gpus if generator.gpus is not None else float(has_gpu) * generator.tensor_parallel
     drained_s = rollout.time_limit_s + config.weights.update_limit_s
     policy = _deployment(
         Generator,
@@ -142,9 +142,3 @@ def _deployment(served: type, name: str, **options: object) -> serve.Deployment:
     """One deployment, without Serve's access log, which would grow with the run."""
     options = {"graceful_shutdown_timeout_s": LEAVING_S, "graceful_shutdown_wait_loop_s": 1.0, **options}
     return serve.deployment(served, name=name, logging_config={"enable_access_log": False}, **options)
-
-
-def _has_gpu() -> bool:
-    import ray
-
-    return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0

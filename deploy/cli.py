@@ -7,6 +7,7 @@ show a traceback.
 import os
 import sys
 from errno import EACCES, EDQUOT, EEXIST, EISDIR, ENAMETOOLONG, ENOSPC, ENOTDIR, EPERM, EROFS
+from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,20 +31,16 @@ PLACE = {EACCES, EPERM, ENOTDIR, EISDIR, EEXIST, EROFS, ENAMETOOLONG}
 
 
 def _print_version(wanted: bool) -> None:
-    from importlib.metadata import version
-
     if wanted:
         typer.echo(f"hora {version('hora-rl')}")
         raise typer.Exit
 
 
+PRINTS = typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
-    ] = False,
-) -> None:
+def _options(version: Annotated[bool, PRINTS] = False) -> None:
     """Options of every command."""
 
 

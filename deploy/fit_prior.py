@@ -13,7 +13,6 @@ from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.prompt_features import features_of
 from hora_rl.allocator.priors import NAMES, UNCONDITIONED, fit_prior, make_prior, outcomes
 from hora_rl.allocator.priors.base import save_state
-from hora_rl.common.config import Config
 from hora_rl.common.console import say, working
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.files import text_override
@@ -40,7 +39,18 @@ def fit(
     `allocation.prior_state`."""
     if name == "fixed":
         raise ConfigError(f"prior fixed learns nothing: fit {', '.join(n for n in NAMES if n != name)}")
-    config = _configured(run, name, features)
+    overrides = [
+        f"allocation.prior={name}",
+        text_override("run.folder", str(run.resolve().parent)),
+        text_override("run.name", run.resolve().name),
+        *([text_override("allocation.features", features)] if features else []),
+    ]
+    config = load(str(run / "config.yaml"), overrides)
+    if name in SENTENCE and not config.allocation.features:
+        raise ConfigError(
+            f"prior {name} sees prompts through a sentence-embedding model: name one, by folder or hub name, "
+            "with --features (the paper's: --features sentence-transformers/all-mpnet-base-v2)"
+        )
     file = run / "groups.jsonl"
     groups = records(file) if file.exists() else []
     if not groups:
@@ -61,24 +71,6 @@ def fit(
         f"  allocation.prior={name} allocation.prior_state={path}",
     )
     return path
-
-
-def _configured(run: Path, name: str, features: str | None) -> Config:
-    """The run's configuration with prior `name`."""
-    overrides = [
-        f"allocation.prior={name}",
-        text_override("run.folder", str(run.resolve().parent)),
-        text_override("run.name", run.resolve().name),
-    ]
-    if features:
-        overrides.append(text_override("allocation.features", features))
-    config = load(str(run / "config.yaml"), overrides)
-    if name in SENTENCE and not config.allocation.features:
-        raise ConfigError(
-            f"prior {name} sees prompts through a sentence-embedding model: name one, by folder or hub name, "
-            "with --features (the paper's: --features sentence-transformers/all-mpnet-base-v2)"
-        )
-    return config
 
 
 if __name__ == "__main__":

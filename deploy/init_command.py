@@ -117,8 +117,7 @@ class Plan:
 
     def fits(self, cards: Sequence[Card]) -> bool:
         """Whether the memory check accepts this plan on `cards` under `run.resources: auto`. Raises
-        ConfigError if the model's shape cannot be read.
-        """
+        ConfigError if the model's shape cannot be read."""
         texts = {"file": "", "machine": "", "note": "", "name": "hora", "data": "  path: arithmetic"}
         config = from_args(yaml.safe_load(TEMPLATE.format(**texts, reward="", **self.values)))
         config = filled(config, learner={"tokens_per_microbatch": self.least})
@@ -169,10 +168,8 @@ reward:
 
 def initialise(path: Path, task: Task, model: str | None = None) -> list[Path]:
     """Write the configuration `path`; also problems with tests for task `code`, problems and a reward for
-    `mine`. `model` is a value of `model.path`; None chooses a model that fits this machine.
-
-    Returns the written files. Warns on stderr if no model fits the GPUs. Raises ConfigError if a file exists.
-    """
+    `mine`. `model` is a value of `model.path`; None chooses a model that fits this machine. Returns the
+    written files. Warns on stderr if no model fits the GPUs. Raises ConfigError if a file exists."""
     cards, name = read_cards(gpus()), _name(path.stem)
     plans = PLANS if model is None else [replace(plan, model=model, shape=None) for plan in PLANS]
     plan = next((plan for plan in plans if plan.fits(cards)), None) if cards else None
@@ -235,16 +232,11 @@ def _problems(task: Task, *, in_words: bool) -> str:
     if task == "code":
         lines = (ROOT / "deploy/demo/programs/train.jsonl").read_text().splitlines()[:PROBLEMS]
         rows = [json.loads(line) for line in lines]
-        if in_words:
-            rows = [row | {"problem": _in_words(row["problem"])} for row in rows]
+        for row in rows if in_words else ():  # `a4m3` in English
+            operations = zip(row["problem"][::2], row["problem"][1::2], strict=True)
+            steps = " ".join(f"Then {WORDS[letter].format(number)}." for letter, number in operations)
+            row["problem"] = f"Write a program that reads an integer x. {steps} Print the result."
     else:
         sums = load_dataset(DataConfig(path="arithmetic", limit=PROBLEMS)).rows
         rows = [{"problem": row.problem, "answer": row.answer} for row in sums]
     return "".join(json.dumps(row) + "\n" for row in rows)
-
-
-def _in_words(chain: str) -> str:
-    """`a4m3` in English."""
-    operations = zip(chain[::2], chain[1::2], strict=True)
-    steps = " ".join(f"Then {WORDS[letter].format(number)}." for letter, number in operations)
-    return f"Write a program that reads an integer x. {steps} Print the result."

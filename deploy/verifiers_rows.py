@@ -24,11 +24,8 @@ AT_A_TIME = 32
 
 def write_rows(data: DataConfig, environment: VerifiersConfig | None, run: str, limit: int) -> int:
     """Write `data.path`: for up to `limit` tasks, the opening message of the environment and the task's
-    number. Returns the number of rows.
-
-    Raises ConfigError if the file exists, the environment cannot be loaded, or `data` cannot express its
-    openings.
-    """
+    number. Returns the number of rows. Raises ConfigError if the file exists, the environment cannot be
+    loaded, or `data` cannot express its openings."""
     file = Path(data.path)
     if environment is None:
         raise ConfigError("environment.verifiers is not set, and rows are written for its tasks alone")

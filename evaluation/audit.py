@@ -19,10 +19,8 @@ from hora_rl.evaluation.rollout_table import read_rollouts
 
 
 def audit(config: Config, facts: RunRecords) -> list[str]:
-    """Violations, as sentences that name the group, step or batch; empty if there are none.
-
-    An unfinished run is checked as far as it got.
-    """
+    """Violations, as sentences that name the group, step or batch. An unfinished run is checked as far as it
+    got."""
     return [
         *_steps(config.rollout.prompts_per_batch, facts),
         *_once(facts),
@@ -227,11 +225,9 @@ def _staleness(bound: int, facts: RunRecords) -> list[str]:
 
 
 def rollout_rows(facts: RunRecords, run: Path) -> list[str]:
-    """Missing, doubled and foreign rollouts, as sentences.
-
-    A step after the newest checkpoint may have no file: it is repeated. telemetry.rollouts_gib may remove the
-    oldest files. Raises RunFolderError for a damaged file.
-    """
+    """Missing, doubled and foreign rollouts, as sentences. A step after the newest checkpoint may have no
+    file: it is repeated. telemetry.rollouts_gib may remove the oldest files. Raises RunFolderError for a
+    damaged file."""
     files = files_of(run)
     trained: defaultdict[int, dict[str, int]] = defaultdict(dict)
     for record in facts.records:

@@ -39,11 +39,9 @@ class RunRecords:
 
 
 def gather(client: Redis, run: str, read: Callable[[], Sequence[Mapping[str, object]]]) -> RunRecords:
-    """The records of `run` from Redis and those of groups.jsonl, which `read` returns.
-
-    `client` blocks and returns bytes. A live run writes ledger, then records, then checkpoint. Reading in
-    reverse order finds all data that earlier reads refer to. Raises RunError for a record without a key.
-    """
+    """The records of `run` from Redis and those of groups.jsonl, which `read` returns. A live run writes
+    ledger, then records, then checkpoint: reading in reverse order finds all that earlier reads refer to.
+    Raises RunError for a record without a key."""
     keys = Keys(run)
     durable = read_state(client, run).durable_step
     records = [cast(GroupRecord, record) for record in read()]

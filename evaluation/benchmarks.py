@@ -72,10 +72,8 @@ BENCHMARKS = {
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """A benchmark by name, file, Hugging Face data set, `arithmetic` or `reasoning_gym:TASK`.
-
-    Other data sets get N and K of MATH500. Raises DataError naming the benchmarks if nothing matches.
-    """
+    """A benchmark by name, file, Hugging Face data set, `arithmetic` or `reasoning_gym:TASK`, the others with
+    N and K of MATH500. Raises DataError naming the benchmarks if nothing matches."""
     if name in BENCHMARKS:
         return BENCHMARKS[name]
     if is_generated(name):
@@ -119,10 +117,8 @@ def held_out_name(path: str) -> str:
 
 
 def refuse_long(name: str, lengths: Sequence[int], limit: int) -> None:
-    """Raise ConfigError for problems longer than `limit` tokens (rollout.max_prompt_tokens).
-
-    Dropping them would make Pass@K look like that of all problems.
-    """
+    """Raise ConfigError for problems longer than `limit` tokens (rollout.max_prompt_tokens): without them
+    Pass@K would look like that of all problems."""
     if (longest := max(lengths)) > limit:
         raise ConfigError(
             f"{name}: {sum(n > limit for n in lengths)} of {len(lengths)} prompts are longer than "

@@ -27,10 +27,8 @@ class Estimate:
 
 
 def pass_at_k(correct: ArrayLike, samples: int, k: int) -> NDArray[np.float64]:
-    """Pass@K of each problem, (P,) in [0, 1], from correct counts (P,) among `samples` = N.
-
-    Raises ValueError if K > N or a count is outside 0..N.
-    """
+    """Pass@K of each problem, (P,) in [0, 1], from correct counts (P,) among `samples` = N. Raises ValueError
+    if K > N or a count is outside 0..N."""
     counts = np.asarray(correct)
     if counts.ndim != 1 or counts.size == 0:
         raise ValueError(
@@ -57,11 +55,9 @@ def _one(c: int, n: int, k: int) -> float:
 
 
 def estimates(correct: ArrayLike, samples: int, ks: Sequence[int], seed: int = 0) -> list[Estimate]:
-    """Mean Pass@K over problems for each K, with the 95% percentile bootstrap interval over problems.
-
-    All K, and all models with the same seed and number of problems, share resamples, so curves compare point
-    by point. With one problem the interval is its value.
-    """
+    """Mean Pass@K over problems for each K, with the 95% percentile bootstrap interval over problems. All K,
+    and all models with the same seed and number of problems, share resamples, so curves compare point by
+    point. With one problem the interval is its value."""
     return estimates_of_runs([(correct, samples)], ks, seed)
 
 

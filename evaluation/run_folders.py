@@ -191,10 +191,8 @@ def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def check_same_problems(results: Sequence[Result]) -> None:
-    """Raise RunFolderError naming two results on different problems, which cannot be averaged or compared.
-
-    Older results have no fingerprint of their problems and are compared by the problems' indices only.
-    """
+    """Raise RunFolderError naming two results on different problems. Older results have no fingerprint of
+    their problems and are compared by the problems' indices only."""
     first, known = results[0], next((r for r in results if r.problem_set), results[0])
     for r in results:
         if r.problems != first.problems or r.problem_set not in ("", known.problem_set):

@@ -43,10 +43,8 @@ def fingerprint(problems: Sequence[Prompt]) -> str:
 
 
 def open_samples(path: Path, about: Mapping[str, object], problems: Sequence[Prompt]) -> Iterator[Sample]:
-    """Prepare `path` for appending and yield its samples. A new file gets its first line.
-
-    Raises ConfigError for other problems, another `about`, or damage before the last line.
-    """
+    """Prepare `path` for appending and yield its samples. A new file gets its first line. Raises ConfigError
+    for other problems, another `about`, or damage before the last line."""
     header = {"about": dict(about), "problems": fingerprint(problems)}
     path.parent.mkdir(parents=True, exist_ok=True)
     cut_torn_line(path)
@@ -59,10 +57,8 @@ def open_samples(path: Path, about: Mapping[str, object], problems: Sequence[Pro
 
 
 def append(path: Path, records: Iterable[Mapping[str, object]]) -> None:
-    """Append lines and flush them to the operating system: a crash of this process loses none.
-
-    Raises ConfigError if writing fails (no space, say); the file is then unchanged.
-    """
+    """Append lines and flush them to the operating system: a crash of this process loses none. Raises
+    ConfigError if writing fails (no space, say); the file is then unchanged."""
     text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
     before = path.stat().st_size if path.exists() else 0
     try:

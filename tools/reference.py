@@ -127,7 +127,8 @@ def _section(path: str, model: Any) -> str:
         description = field.description or ""
         meaning = description.replace("|", "\\|") + _choices(field.annotation, description)
         mark = MARKS[scope_of(Config, f"{path}.{name}")]
-        lines.append(f"| {key}{mark} | {_default(field.default)} | {meaning} |\n")
+        default = "required" if field.default is PydanticUndefined else f"`{field.default!r}`"
+        lines.append(f"| {key}{mark} | {default} | {meaning} |\n")
     return "".join(lines + nested)
 
 
@@ -144,10 +145,6 @@ def _choices(annotation: Any, description: str) -> str:
     if all(value in description for value in values):
         return ""
     return f" One of {', '.join(f'`{value}`' for value in values)}."
-
-
-def _default(value: Any) -> str:
-    return "required" if value is PydanticUndefined else f"`{value!r}`"
 
 
 def metrics() -> str:

@@ -17,7 +17,7 @@ from hora_rl.actors.environment.registry import environment_of, load_environment
 from hora_rl.actors.verifier.answers import load_extract
 from hora_rl.allocator import allocate
 from hora_rl.allocator.priors import UNCONDITIONED, beta_of, kind_of
-from hora_rl.common.config import AllocationConfig, Config, EnvironmentConfig, RewardConfig, RolloutConfig
+from hora_rl.common.config import AllocationConfig, Config, EnvironmentConfig, RolloutConfig
 from hora_rl.common.config.environment import LIBRARY
 from hora_rl.common.data.rewards import group_functions, load_reward
 from hora_rl.common.errors import ConfigError
@@ -67,7 +67,10 @@ def names(target: Target) -> Iterator[Finding]:
             _try_rule(allocation, config.rollout, "learner.objective.group_weight.as_if", as_if)
         try:
             for source, reward in rewards.items():
-                _load_rewards(reward, config.of(source).gate)
+                for name in filter(is_user_function, reward.names):
+                    load_reward(function_of(name))
+                group_functions(reward, config.of(source).gate)
+                load_extract(reward.answer)
             if config.environment.path == LIBRARY:
                 asyncio.run(_start_library(config.environment, config.run.name))
             elif config.environment.path is not None:
@@ -118,15 +121,6 @@ def _without_effect(config: Config) -> Iterator[Finding]:
 async def _start_library(environment: EnvironmentConfig, run: str) -> None:
     async with environment_of(environment, run):
         pass
-
-
-def _load_rewards(reward: RewardConfig, gate: str | None) -> None:
-    """Load the reward functions. Raises ValueError if one is missing or has the wrong signature."""
-    for name in reward.names:
-        if is_user_function(name):
-            load_reward(function_of(name))
-    group_functions(reward, gate)
-    load_extract(reward.answer)
 
 
 def _try_rule(allocation: AllocationConfig, rollout: RolloutConfig, key: str, rule: str) -> None:

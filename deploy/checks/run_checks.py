@@ -115,11 +115,8 @@ def show(findings: Sequence[Finding], names: Sequence[str], console: Console) ->
 
 
 def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> None:
-    """`hora check`: print what a run of this configuration would use. Raises ConfigError at the first
-    failure.
-
-    `elsewhere` skips the checks of this machine and its servers.
-    """
+    """Print what a run of this configuration would use. Raises ConfigError at the first failure. `elsewhere`
+    skips the checks of this machine and its servers."""
     console = Console()
     target = target_of(source, overrides)
     if elsewhere:

@@ -36,7 +36,7 @@ from hora_rl.deploy.checks.configuration import OWN_FAULTS
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should, warn
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 ROWS = 64
 """Rows to search for a wrong answer."""
@@ -80,7 +80,11 @@ def _task(config: Config) -> Iterator[Finding]:
     if programs:
         tests = tests_of(settings, row.columns)
         gold = "assertions" if tests.asserts else plural(len(tests.pairs or tests.calls), "test")
-    yield ok("prompt", f"{row.location}, {gold}, {_as_read(tokenizer, row, data)}")
+    tokens = render(tokenizer, row.problem, data, row.messages)
+    # As the model reads it: decoded from its tokens.
+    text, last = (tokenizer.decode(t, clean_up_tokenization_spaces=False) for t in (tokens, tokens[-1:]))
+    read = f"{len(tokens)} tokens, the last {last!r}\n{_quoted(str(text))}"
+    yield ok("prompt", f"{row.location}, {gold}, {read}")
     if programs:
         pair = (solution_of(settings, row.columns) or IDLE, IDLE)
         forms = [[example_program(reward.answer, code_block(program), opened) for program in pair]]
@@ -166,14 +170,6 @@ async def _score(reward: RewardConfig, groups: Sequence[Sequence[Answer]]) -> li
         return scores
     finally:
         pool.close()
-
-
-def _as_read(tokenizer: PreTrainedTokenizerBase, row: Row, data: DataConfig) -> str:
-    """The prompt that the model reads, decoded from its tokens, with their number and the last token."""
-    tokens = render(tokenizer, row.problem, data, row.messages)
-    text = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
-    last = tokenizer.decode(tokens[-1:], clean_up_tokenization_spaces=False)
-    return f"{len(tokens)} tokens, the last {last!r}\n{_quoted(str(text))}"
 
 
 def _quoted(text: str) -> str:

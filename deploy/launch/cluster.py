@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from shlex import quote
 
 from rich.console import Console
@@ -81,11 +80,12 @@ def _attach(run: str, check: Callable[[], None]) -> None:
     with starting_ray():
         job = job_of(run)
         ray.init(address="auto", log_to_driver=False, configure_logging=False, job_config=job)
-    with ExitStack() as leaving:
-        leaving.callback(ray.shutdown)
+    try:
         refuse_beside_another(run)
         check()
-        leaving.pop_all()
+    except BaseException:
+        ray.shutdown()
+        raise
 
 
 def check_agreement(config: Config, url: str) -> None:

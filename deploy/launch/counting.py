@@ -25,12 +25,9 @@ from hora_rl.evaluation.plan import write_counts
 
 
 def count_local(source: str, overrides: Sequence[str], number: int, samples: int, out: Path) -> None:
-    """Draw `samples` completions of `number` training prompts on model.path; write counts to `out`. The
-    samples are beside it.
-
-    Raises ConfigError before the start if the numbers do not suffice for a plan, or if `out` holds counts of
-    another origin.
-    """
+    """Draw `samples` completions of `number` training prompts on model.path; write counts to `out`, and the
+    samples beside it. Raises ConfigError before the start if the numbers do not suffice for a plan, or if
+    `out` holds counts of another origin."""
     console, out = Console(stderr=True), out.resolve()
     drawn = out.with_suffix(".samples.jsonl")
     check_writable(out.parent, "--out")
@@ -54,10 +51,8 @@ def count_local(source: str, overrides: Sequence[str], number: int, samples: int
 
 def choose(config: Config, number: int) -> list[Prompt]:
     """Draw `number` training prompts by run.seed, from several data sources in proportion to their weights. A
-    larger number extends a smaller one. Prompts have the indices of a run of this configuration.
-
-    Raises ConfigError if no reward defines success, or if the data or the number are too small.
-    """
+    larger number extends a smaller one. Prompts have the indices of a run of this configuration. Raises
+    ConfigError if no reward defines success, or if the data or the number are too small."""
     if any(config.of(source).reward.success is None for source in config.source_names):
         raise ConfigError(
             f"a plan counts successes, and no reward of {config.run.name!r} says what a success is: name one "

@@ -58,12 +58,8 @@ def is_missing(settings: EvaluationConfig, run_dir: Path, step: int) -> bool:
 
 
 def evaluate_run(run: TrainingRun, step: int, drive: Drive = asyncio.run) -> None:
-    """Evaluate weights of version `step` on the run's held-out problems;
-    RUN/evaluation/<name>-step<step>.json.
-
-    Does nothing without held-out problems or if this result exists. Generators hold only the newest weights:
-    if these are newer than `step`, print one line and skip the evaluation.
-    """
+    """Evaluate weights of version `step` on the run's held-out problems, unless it has none or their result.
+    Generators hold only the newest weights: if these are newer, print one line and skip the evaluation."""
     config = run.config
     if not is_missing(config.evaluation, run.folder, step):
         return
@@ -83,7 +79,6 @@ def evaluate_run(run: TrainingRun, step: int, drive: Drive = asyncio.run) -> Non
 
 
 def run_problems(run: TrainingRun) -> list[Prompt]:
-    """Prompts of the run's held-out problems."""
     return prompts(run.config, run.config.evaluated.data, usable_held_out(run.config), run.console)
 
 
@@ -111,9 +106,7 @@ def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> li
 
 
 def prompts(config: Config, data: DataConfig, dataset: Dataset, console: Console) -> list[Prompt]:
-    """Render the problems, and print each rejected row with its reason. Raises ConfigError if a problem is
-    too long.
-    """
+    """Render problems; print each rejected row with its reason. Raises ConfigError for one too long."""
     for rejected in dataset.rejected:
         say(console, f"left out: {rejected.location}: {rejected.reason}")
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -137,11 +130,8 @@ def sample(
     version: int,
     drive: Drive = asyncio.run,
 ) -> Result:
-    """Draw the missing samples on all replicas. Resumes an interrupted call.
-
-    `step` counts the optimizer steps of the weights; `version` counts those of the current run, 0 for the
-    configured model.
-    """
+    """Draw the missing samples on all replicas. `step` counts the optimizer steps of the weights; `version`
+    those of the current run, 0 for the configured model."""
     file, about = samples_file(folder, benchmark, step), {"benchmark": benchmark.name, "step": step}
     title, truncation = f"{benchmark.title}, step {step}", config.evaluation.truncation
     counts = draw(

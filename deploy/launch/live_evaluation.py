@@ -57,10 +57,8 @@ def next_evaluation(
     every: int, steps: int, version: int, done: Collection[int], begun: Collection[int]
 ) -> Next:
     """`version`: newest published. `done`: steps with a result. `begun`: steps with samples but no result.
-
-    The last step is excluded: it is evaluated after training. Also excluded: step 0 after training starts,
-    and steps before the last finished evaluation.
-    """
+    Excluded are the last step, which is evaluated after training, step 0 after training starts, and steps
+    before the last finished evaluation."""
     newest = max((s for s in done if s <= version), default=-1)
     due = [s for s in range(0, min(version, steps - 1) + 1, every) if s > newest]
     under_way = [s for s in due if s in begun]
@@ -86,11 +84,8 @@ Calls = Callable[[Config, int], tuple[Generate, Score]]
 
 @contextmanager
 def evaluating(run: TrainingRun, first: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Evaluate the run every `evaluation.every` steps while the block runs, once `first` returns. Does
-    nothing if the key is not set.
-
-    The end of the block cancels a running evaluation; its samples are kept.
-    """
+    """Evaluate the run every `evaluation.every` steps, if set, while the block runs, once `first` returns.
+    The end of the block cancels a running evaluation; its samples are kept."""
     if run.config.evaluation.every is None:
         yield
         return

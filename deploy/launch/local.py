@@ -76,7 +76,13 @@ def resolve(source: str, overrides: Sequence[str], folder: Folder, console: Cons
     kept = _file_of_run(Path(source), overrides, written.run, folder)
     same = kept is not None and Path(source).is_file() and kept.samefile(source) and not overrides
     begun = written if same else None if kept is None else load(str(kept))
-    _refuse(run_dir, new=folder != "fresh" and begun is None)
+    check_writable(run_dir, "run.folder")
+    RunFile(run_dir).refuse_if_alive()
+    if folder != "fresh" and begun is None and (run_dir / CONFIG).exists():
+        raise ConfigError(
+            f"{run_dir} holds a run already: add --resume to continue it, --fresh to set it aside, or change "
+            "run.name"
+        )
     learner = written.learner
     if begun is not None:
         # Checkpoints hold one part per rank, and `run.resources: auto` may choose differently here.
@@ -94,19 +100,11 @@ def resolve(source: str, overrides: Sequence[str], folder: Folder, console: Cons
 
 
 def _file_of_run(file: Path, overrides: Sequence[str], run: RunConfig, folder: Folder) -> Path | None:
-    """The config.yaml of the run to resume; None for a new run."""
+    """The config.yaml of the run to resume; None for a new run. Raises ConfigError if there is none, or if
+    `file` is that of a run folder that was moved or copied, and still names its old place."""
     kept = run.path / CONFIG
     if folder in ("new", "fresh") or (folder == "resume or new" and not kept.is_file()):
         return None
-    _refuse_moved(file, overrides, run)
-    if not kept.is_file():
-        raise ConfigError(f"{kept.parent}: no run to resume; start it without --resume")
-    return kept
-
-
-def _refuse_moved(file: Path, overrides: Sequence[str], run: RunConfig) -> None:
-    """Raise ConfigError if `file` is the config.yaml of a run folder that was moved or copied, and still
-    names its old place."""
     here, there = file.resolve().parent, run.path
     of_a_run = file.name == CONFIG and (here / RUN).is_file()
     if of_a_run and here != there and not any(override.startswith("run.") for override in overrides):
@@ -114,25 +112,14 @@ def _refuse_moved(file: Path, overrides: Sequence[str], run: RunConfig) -> None:
             f"{file} names the run in {there}, not the one beside it: name this folder {run.name}, and add "
             "-s run.folder=FOLDER, the folder that holds it"
         )
-
-
-def _refuse(run_dir: Path, *, new: bool) -> None:
-    """Raise HoraError if the folder is not writable, has a live run, or has a run and a `new` one starts."""
-    check_writable(run_dir, "run.folder")
-    RunFile(run_dir).refuse_if_alive()
-    if new and (run_dir / CONFIG).exists():
-        raise ConfigError(
-            f"{run_dir} holds a run already: add --resume to continue it, --fresh to set it aside, or change "
-            "run.name"
-        )
+    if not kept.is_file():
+        raise ConfigError(f"{kept.parent}: no run to resume; start it without --resume")
+    return kept
 
 
 def run_local(source: str, overrides: Sequence[str] = (), folder: Folder = "new") -> None:
-    """Train to the last step on this machine, evaluate before and after, and write the summary.
-
-    Raises HoraError with one line for errors that the user can fix. After KeyboardInterrupt, `--resume`
-    continues the run.
-    """
+    """Train to the last step on this machine, evaluate before and after, and write the summary. Raises
+    HoraError for errors that the user can fix."""
     console = Console()
     resolved = resolve(source, overrides, folder, console)
     config, run_dir = resolved.config, resolved.run_dir
@@ -164,10 +151,8 @@ def evaluate_local(
     ks: tuple[int, ...] | None,
     out: Path,
 ) -> None:
-    """`hora eval`: evaluate the named benchmarks on model.path on this machine.
-
-    The step recorded in the model folder, or 0, labels the results.
-    """
+    """Evaluate the named benchmarks on model.path on this machine. The step recorded in the model folder, or
+    0, labels the results."""
     console = Console()
     chosen = [benchmark.sized(samples, ks) for benchmark in find_benchmarks(names)]
     check_writable(out, "--out")

@@ -24,7 +24,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.console import say, working
 from hora_rl.common.errors import RunError, any_error_as
 from hora_rl.common.live.keys import Keys
-from hora_rl.common.live.redis import Redis, connect
+from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import ENGINE, living
 from hora_rl.common.root_cause import root_cause
 from hora_rl.deploy.machine import mps
@@ -91,7 +91,7 @@ class Application:
 
     def _are_up(self, stopped: threading.Event, but: str | None = None) -> bool:
         """Wait until the application, except deployment `but`, is up. False if `stopped` is set first."""
-        from ray.serve.schema import ApplicationStatus
+        from ray.serve.schema import ApplicationStatus, DeploymentStatus
 
         from hora_rl.deploy.app import APP
 
@@ -100,7 +100,9 @@ class Application:
             self._show_stages()
             if overview.status is ApplicationStatus.DEPLOY_FAILED:
                 raise RunError(_reason(overview))
-            if overview.status is ApplicationStatus.RUNNING or (but and _all_but(but, overview)):
+            others = [d.status for name, d in overview.deployments.items() if but and name != but]
+            others_up = bool(others) and set(others) == {DeploymentStatus.HEALTHY}
+            if overview.status is ApplicationStatus.RUNNING or others_up:
                 return True
             if stopped.wait(LOOK_S):
                 break
@@ -120,10 +122,6 @@ class Application:
         if shown and shown != self._shown:
             self._begin(f"replicas, an engine: {shown}", again=True)
         self._shown = shown
-
-
-def _stages_of_engines(client: Redis, keys: Keys) -> set[str]:
-    return {beat["state"] for beat in living(client.hgetall(keys.parts), ENGINE, time.time())}
 
 
 @contextmanager
@@ -178,7 +176,10 @@ def starting(
         served = build_run(config, drain=False) if train else build_sampler(config)
         _deploy(served, APP, "/" if train else None)
         page = f"http://{config.telemetry.http_host}:{port}" if train else ""
-        stages = partial(_stages_of_engines, client, keys)
+
+        def stages() -> set[str]:
+            return {beat["state"] for beat in living(client.hgetall(keys.parts), ENGINE, time.time())}
+
         application = Application(url, page, console, bar, begin, began, stages)
         # Replicas that are still loading cannot shut down in time; stopping Ray kills them.
         exits.callback(lambda: serve.shutdown() if application.is_up else None)
@@ -228,13 +229,6 @@ def _look_at(name: str, stopped: threading.Event) -> ApplicationStatusOverview |
         if stopped.is_set():
             return None
         raise RunError(f"Serve ended while application {name!r} started: {error}") from error
-
-
-def _all_but(but: str, overview: ApplicationStatusOverview) -> bool:
-    from ray.serve.schema import DeploymentStatus
-
-    others = [d.status for name, d in overview.deployments.items() if name != but]
-    return bool(others) and all(status is DeploymentStatus.HEALTHY for status in others)
 
 
 def _reason(overview: ApplicationStatusOverview) -> str:

@@ -80,11 +80,9 @@ def split_of(generator: GeneratorConfig, learner: LearnerConfig, device: str) ->
 
 
 def balance(steps: Sequence[Metrics], total: int, staleness: int, split: Split | None) -> Balance | None:
-    """The balance over records of the newest of `total` steps, oldest first. None if neither side idles, or
-    if they take turns (`rollout.max_staleness` 0).
-
-    Excludes the first step, which includes the start, and the last ones, which have nothing left to generate.
-    """
+    """The balance over records of the newest of `total` steps, oldest first, without the first, which
+    includes the start, and the last ones, which have nothing left to generate. None if neither side idles, or
+    if they take turns (`rollout.max_staleness` 0)."""
     if staleness == 0:
         return None
     end = total - staleness - 1

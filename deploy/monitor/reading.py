@@ -39,6 +39,7 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
     config, state = read_config(stored, run), SharedState.parse(fields)
     rollout, gate = config.rollout, _gate(config.gate, config.allocation.warmup, state)
     totals = {k.decode(): int(v) for k, v in counters.items()}
+    used, most = memory.get("used_memory", 0), memory.get("maxmemory", 0)
     samples = [json.loads(entry[b"sample"]) for _, entry in reversed(history)]
     parts = _parts(heartbeats, now)
     records = [numbers(entry[b"metrics"]) for _, entry in steps]
@@ -49,10 +50,12 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
     # The configured split holds only while as many generators live.
     split = split_of(config.generator, config.learner, state.device)
     split = split if alive == config.generator.replicas else None
+    status = "stopped" if state.error else "paused" if state.paused else "running"
+    status = "finished" if state.step >= config.learner.steps else status
     snapshot = RunState(
         run=run,
         time=now,
-        status=_status(config.learner.steps, state),
+        status=status,
         step=state.step,
         paused=state.paused,
         controls=state.token_sha256 is not None,
@@ -69,7 +72,7 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         max_response_tokens=rollout.max_response_tokens,
         pre_rollouts=rollout.pre_rollouts,
         queue_capacity=config.capacity,
-        redis_full=_full(memory),
+        redis_full=f"{used >> 20:,} of {most >> 20:,} MiB" if 0 < most <= used else "",
         last_step_s=last_step_s,
         idle_s=_idle(last_step_s, parts, state, now),
         version=state.version,
@@ -104,12 +107,6 @@ def _fetch(client: redis.Redis, keys: Keys, now: float) -> list[Any]:
         return pipe.execute()
 
 
-def _full(memory: Mapping[str, int]) -> str:
-    """Memory of a Redis at its limit, in words; empty if there is room or no limit."""
-    used, most = memory.get("used_memory", 0), memory.get("maxmemory", 0)
-    return f"{used >> 20:,} of {most >> 20:,} MiB" if 0 < most <= used else ""
-
-
 def _gate(reward: str | None, warmup: WarmUpConfig, state: SharedState) -> Gate | None:
     if reward is None or state.gate_open:
         return None
@@ -119,14 +116,6 @@ def _gate(reward: str | None, warmup: WarmUpConfig, state: SharedState) -> Gate 
 def numbers(text: bytes) -> dict[str, Any]:
     """Parse metrics, with None for non-finite values, because browsers' JSON has no NaN."""
     return json.loads(text, parse_constant=lambda _: None)
-
-
-def _status(steps: int, state: SharedState) -> str:
-    if state.step >= steps:
-        return "finished"
-    if state.error:
-        return "stopped"
-    return "paused" if state.paused else "running"
 
 
 def rate(flow: str, before: Mapping[str, float], after: Mapping[str, float]) -> float:

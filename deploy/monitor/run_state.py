@@ -10,8 +10,6 @@ from hora_rl.evaluation.phase_b import Share
 
 
 class Kind(StrEnum):
-    """Kind of a warning."""
-
     STOPPED = "stopped"
     PAUSED = "paused"
     OTHER_VERSION = "other_version"

@@ -145,9 +145,13 @@ def _replicas(state: RunState) -> RenderableType:
             for part in parts[:REPLICAS]:
                 seen = Text(f"{_span(part.silent_s)} ago", "red" if _silent(part, state) else "dim")
                 table.add_row(Text(part.name), *row(part, state), seen)
-            tables += [table, *_more(parts[REPLICAS:])]
-    rest = [p for p in state.parts if p.kind not in ("generator", "verifier")]
-    return Group(*tables, *(Text(_other(p, state), "dim", no_wrap=True) for p in rest))
+            tables.append(table)
+            if rest := parts[REPLICAS:]:
+                waits, seen_s = sum(p.state.get("waiting", 0) for p in rest), max(p.silent_s for p in rest)
+                more = f"and {len(rest)} more, {waits} waiting, seen within {_span(seen_s)}"
+                tables.append(Text(more, "dim"))
+    others = (p for p in state.parts if p.kind not in ("generator", "verifier"))
+    return Group(*tables, *(Text(_other(p, state), "dim", no_wrap=True) for p in others))
 
 
 def _table(kind: str, names: Sequence[str]) -> Table:
@@ -185,14 +189,6 @@ def _silent(part: Part, state: RunState) -> bool:
 
 def _troubled(part: Part, state: RunState) -> bool:
     return _silent(part, state) or (part.kind == "generator" and _behind(part, state))
-
-
-def _more(parts: Sequence[Part]) -> list[Text]:
-    if not parts:
-        return []
-    waiting = sum(p.state.get("waiting", 0) for p in parts)
-    text = f"and {len(parts)} more, {waiting} waiting, seen within {_span(max(p.silent_s for p in parts))}"
-    return [Text(text, "dim")]
 
 
 def _other(part: Part, state: RunState) -> str:

@@ -32,13 +32,9 @@ def monitor(
     file: RunFile | None = None,
     read: Read = read_run,
 ) -> None:
-    """Show `run` until Ctrl-C or its end, and leave the last snapshot on the screen. With `once` or `json_`,
-    show one snapshot.
-
-    `file` is the run's record, if any. The record tells how a run ended whose Redis is gone.
-
-    Raises RunError if Redis refuses the connection or is down at the start, or has no such run.
-    """
+    """Show `run` until Ctrl-C or its end, and leave the last snapshot on the screen; with `once` or `json_`
+    one snapshot. The record `file`, if any, tells how a run ended whose Redis is gone. Raises RunError if
+    Redis refuses the connection or is down at the start, or has no such run."""
     client: Redis = connect(redis_url, retries=0)
     if json_:
         print(json.dumps(_settled(client, run, read).to_dict()))

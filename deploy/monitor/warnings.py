@@ -17,13 +17,11 @@ SLOW_START_S = 60.0
 STALL_S = 300.0
 
 
-def warnings(state: RunState, drift_alarm: float) -> list[Warning]:
+def warnings(state: RunState, drift_alarm: float) -> Iterator[Warning]:
     """Warnings about `state`; none for a finished run. A mean log-prob difference above `drift_alarm` means
     that weights differ."""
-    return [] if state.status == "finished" else list(_all(state, drift_alarm))
-
-
-def _all(state: RunState, drift_alarm: float) -> Iterator[Warning]:
+    if state.status == "finished":
+        return
     if state.error:
         yield Warning(Kind.STOPPED, f"stopped: {state.error}")
     if state.paused:
@@ -140,11 +138,8 @@ def _idle(state: RunState) -> Iterator[Warning]:
 
 
 def _bottleneck(state: RunState) -> str:
-    """The part that the learner waits for, by the reported work.
-
-    Verifiers are the bottleneck if answers wait while no generator runs a request, or wait longer than
-    BACKLOG_S at the verifiers' rate.
-    """
+    """The part that the learner waits for: verifiers if answers wait while no generator runs a request, or
+    wait longer than BACKLOG_S at the verifiers' rate."""
     running = sum(p.state.get("running", 0) for p in state.alive("generator"))
     answers = sum(p.state.get("waiting", 0) for p in state.alive("verifier"))
     rate = sum(p.state.get("answers_per_s", 0.0) for p in state.alive("verifier"))

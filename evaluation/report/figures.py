@@ -45,10 +45,8 @@ def pass_at_k_figure(panels: Mapping[str, Mapping[str, Sequence[Estimate]]]) -> 
 
 
 def allocation_figure(*runs: Run) -> Figure:
-    """Phase A outcomes and Phase B shares (paper, figure "Allocation dynamics"): average, then over time.
-
-    Several runs (seeds of one experiment) are pooled. Groups of a uniform warm-up are left out.
-    """
+    """Phase A outcomes and Phase B shares (paper, figure "Allocation dynamics"): average, then over time, of
+    pooled runs (seeds of one experiment), without groups of a uniform warm-up."""
     step, trials, counts, extra = (
         np.concatenate([run.groups[name][run.outside_warm_up] for run in runs])
         for name in ("step", "trials", "successes", "extra")
@@ -151,10 +149,8 @@ def _grid(panels: int, width: float, height: float) -> tuple[Figure, list[Axes]]
 
 
 def moving_average(values: Array, window: int) -> Array:
-    """Centred mean over `window` points of `values` (n,), fewer at the ends, ignoring non-finite values.
-
-    A window of even size looks one further back than ahead.
-    """
+    """Centred mean over `window` points of `values` (n,), fewer at the ends, ignoring non-finite values. A
+    window of even size looks one further back than ahead."""
     known = pd.Series(np.where(np.isfinite(values), values, np.nan))
     return known.rolling(window, center=True, min_periods=1).mean().to_numpy()
 

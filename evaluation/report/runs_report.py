@@ -38,10 +38,8 @@ PLACES = ("run.", "telemetry.", "queue.")
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
-    """Write `out`/report.html, with figures as PNG and SVG; returns its path.
-
-    Raises RunFolderError or ConfigError naming a run that cannot be read.
-    """
+    """Write `out`/report.html, with figures as PNG and SVG; returns its path. Raises HoraError naming a run
+    that cannot be read."""
     if not folders:
         raise RunFolderError("no run to report on: name at least one run folder")
     runs = by_name([load_run(folder) for folder in folders])
@@ -186,10 +184,8 @@ def _mean_of(run: Run, metric: str) -> float | None:
 
 
 def _per_batch(run: Run) -> str:
-    """Rollouts of complete batches, `1920` or `1918 to 1920`.
-
-    Per batch and not per step: Γ·G is allocated per batch, and a stale step mixes batches.
-    """
+    """Rollouts of complete batches, `1920` or `1918 to 1920`: Γ·G is allocated per batch, and a stale step
+    mixes batches."""
     batches, index, groups = np.unique(run.groups["batch"], return_inverse=True, return_counts=True)
     sums = np.bincount(index, weights=run.groups["size"], minlength=len(batches)).astype(int)
     complete = sums[groups >= int(run.setting("rollout.prompts_per_batch", 0))]

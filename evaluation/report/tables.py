@@ -125,10 +125,8 @@ def _benchmarks(groups: Mapping[tuple[str, str], Sequence[Result]]) -> dict[str,
 
 
 def _curve(results: Sequence[Result], title: str) -> list[Estimate]:
-    """Mean over runs per problem, then over problems, at every K that all runs have.
-
-    Raises RunFolderError for runs with different sampling.
-    """
+    """Mean over runs per problem, then over problems, at every K that all runs have. Raises RunFolderError
+    for runs with different sampling."""
     mine = [r for r in results if r.title == title]
     if len({r.sampling for r in mine}) > 1:
         raise RunFolderError(
