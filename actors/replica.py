@@ -10,9 +10,8 @@ from ray import serve
 
 from hora_rl.common import logs
 from hora_rl.common.config import Config
-from hora_rl.common.live.heartbeats import Beat
 from hora_rl.common.live.redis import connect_async
-from hora_rl.common.live.telemetry import keep_beating, stop_beating
+from hora_rl.common.live.telemetry import Beat, keep_beating, stop_beating
 
 
 class Replica:

@@ -40,7 +40,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.data.prompt_order import Mixture, mixed_rows
 from hora_rl.common.data.prompts import load_tokenizer, render, render_text
 from hora_rl.common.data.rows import Row
-from hora_rl.common.data.stop_tokens import stop_tokens
+from hora_rl.common.data.special_tokens import stop_tokens
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.common.model.pretrained import model_folder
 from hora_rl.common.processes import processors

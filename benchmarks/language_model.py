@@ -31,7 +31,7 @@ from hora_rl.common.load import load
 from hora_rl.common.model.pretrained import model_folder
 from hora_rl.common.types import Phase
 from hora_rl.common.weights.announcement import Manifest, advance, announce
-from hora_rl.common.weights.sealed import digest_of
+from hora_rl.common.weights.weight_file import digest_of
 from hora_rl.deploy.checks.hardware import on_processors
 from hora_rl.deploy.monitor.reading import read_run
 

@@ -26,9 +26,8 @@ from safetensors import safe_open
 from hora_rl.common.weights.announcement import check_file, path_of
 from hora_rl.common.weights.file_receiver import mapped
 from hora_rl.common.weights.file_sender import FileTransport
-from hora_rl.common.weights.pinned_buffer import HostBlock, size_of
-from hora_rl.common.weights.sealed import BLOCK, hasher
-from hora_rl.common.weights.tensor_file import header_of
+from hora_rl.common.weights.host_memory import HostBlock, size_of
+from hora_rl.common.weights.weight_file import BLOCK, hasher, header_of
 from hora_rl.learner.weights.host_copy import HostCopy
 
 LAYERS = 28

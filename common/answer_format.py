@@ -114,8 +114,7 @@ def is_mark(token: str) -> bool:
 
 
 def instructions(mode: str, rewards: tuple[str, ...]) -> str | None:
-    """The system message that asks for the format these rewards check; None if no built-in reward needs one,
-    or for a user's answer function."""
+    """The system message that asks for the format these rewards check; None if none of them needs one."""
     if "code_tests" in rewards and "accuracy" not in rewards:
         return _TAGGED_PROGRAM if mode == "tags" and "format" in rewards else _PROGRAM
     if not {"format", "accuracy"} & set(rewards):

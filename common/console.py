@@ -53,7 +53,6 @@ def _escape(character: str) -> str:
 
 
 def plain_table() -> Table:
-    """An empty table without a frame."""
     return Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
 
 
@@ -65,8 +64,7 @@ def counting_bar(console: Console, *more: ProgressColumn) -> Progress:
 
 @contextmanager
 def shown(bar: Progress) -> Iterator[Progress]:
-    """Show `bar` while the block runs. Without a terminal, print its tasks as a line once they have run for
-    SOON_S, then every LONG_S."""
+    """Show `bar` while the block runs; without a terminal as lines, after SOON_S and then every LONG_S."""
     done = threading.Event()
     with bar:
         if not bar.console.is_terminal:

@@ -53,8 +53,7 @@ def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder. It is renamed to partial-removed-* first, so that after a kill no half of it has its
-    name."""
+    """Delete a folder, renamed to partial-removed-* first: after a kill no half of it has its name."""
     gone = folder.with_name(f"partial-removed-{folder.name}")
     if gone.exists():  # half of an earlier one
         shutil.rmtree(gone)
@@ -63,8 +62,8 @@ def remove(folder: Path) -> None:
 
 @contextmanager
 def alone(path: Path, waiting: Callable[[str], object]) -> Iterator[None]:
-    """Let one process at a time make `path`. Calls `waiting` with a line if another one does. The lock ends
-    with its process."""
+    """Let one process at a time make `path`, until it ends; `waiting` is called with a line if another
+    does."""
     with path.with_name(f"{path.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -35,9 +35,7 @@ def presets() -> dict[str, Path]:
 
 
 def load(source: str, overrides: Sequence[str] = ()) -> Config:
-    """The configuration in file `source` (or the preset of that name) with `section.key=value` overrides
-    applied.
-
+    """The configuration in file `source`, or the preset of that name, with `section.key=value` overrides.
     Raises ConfigError with one line per unknown or invalid key."""
     path = Path(source)
     if not path.is_file():
@@ -79,8 +77,7 @@ def without_gone(args: Mapping[str, object], source: str = "arguments") -> dict[
 def apart_from_gone(
     args: Mapping[str, object],
 ) -> tuple[dict[str, object], dict[str, tuple[object, object]]]:
-    """`args` without the keys of earlier versions; and of those with another value than holds now, the value
-    and what holds."""
+    """`args` without the keys of earlier versions; of those with another value, the value and what holds."""
     kept = copy.deepcopy(dict(args))
     data = kept.get("data")
     sources = data.get("sources") if isinstance(data, dict) else None
@@ -131,8 +128,7 @@ def check_paths(config: Config) -> None:
 def differences(
     a: Config | Mapping[str, object], b: Config | Mapping[str, object], *, below: Scope | None = None
 ) -> list[str]:
-    """`section.key: one != other` for every value that differs between two configurations. `below`: only keys
-    of a scope narrower than this."""
+    """`section.key: one != other` for every value that differs. `below`: only keys of a narrower scope."""
     left, right = _flat(_plain(a)), _flat(_plain(b))
     return [
         f"{key}: {left.get(key)!r} != {right.get(key)!r}"
@@ -150,8 +146,8 @@ def differing(configs: Sequence[Mapping[str, object]]) -> list[tuple[str, list[o
 
 
 def dump_yaml(config: Config, *, written: bool = False) -> str:
-    """The configuration as YAML, or with `written` only keys that were set explicitly (`run.resources: auto`
-    chooses the rest)."""
+    """The configuration as YAML; with `written` only keys that were set (`run.resources: auto` sets the
+    rest)."""
     plain = config.model_dump(mode="json", exclude_unset=True) if written else _plain(config)
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
@@ -223,8 +219,7 @@ def _known(location: Sequence[int | str]) -> list[str]:
 
 
 def _resolved(config: Config) -> Config:
-    """Make local paths absolute, because workers run in other folders, and resolve shipped files. Add the
-    system messages."""
+    """Absolute local paths, because workers run elsewhere; shipped files; the system messages."""
     model = _with_path(_with_path(config.model), "adapter")
     sections: dict[str, object] = {
         "model": model.model_copy(update={"path": model_folder(model.path)}),
@@ -253,8 +248,7 @@ def _with_message(rows: AnyRows, reward: RewardConfig) -> AnyRows:
 
 
 def _with_path(section: AnySection, key: str = "path") -> AnySection:
-    """`section` with this path made absolute. A `path` or `features` may also be a hub name, which stays as
-    it is."""
+    """`section` with an absolute path. A `path` or `features` may be a hub name, which stays as it is."""
     path = getattr(section, key)
     local = path and (key not in ("path", "features") or _looks_local(path))
     return section.model_copy(update={key: _absolute(path)}) if local else section

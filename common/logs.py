@@ -2,8 +2,7 @@
 group.
 
     logs.configure("json", run="qwen7b", part="coordinator/x1")     once per process
-    with logs.bound(shard="12:3"): ...                              all log lines of this task in the block
-"""
+    with logs.bound(shard="12:3"): ...                              all log lines of this task in the block"""
 
 import sys
 from contextlib import AbstractContextManager

@@ -34,7 +34,7 @@ def freeze_heap() -> None:
 
 def die_with_parent(signal_: signal.Signals, parent: int) -> None:
     """Have the kernel send this process `signal_` when the thread of `parent` (a process id) that started it
-    ends. Exits at once if that process is already dead. Does nothing outside Linux."""
+    ends. Exits if that is dead already. Does nothing outside Linux."""
     if sys.platform != "linux":
         return
     if LIBC.prctl(PR_SET_PDEATHSIG, signal_, 0, 0, 0) != 0:
@@ -47,8 +47,8 @@ def die_with_parent(signal_: signal.Signals, parent: int) -> None:
 def background_thread(
     name: str, work: Callable[[threading.Event], object], limit_s: float | None = None
 ) -> Iterator[None]:
-    """Run `work` in a daemon thread called `name` while the block runs. The end of the block sets the event
-    and waits up to `limit_s` seconds for the thread."""
+    """Run `work` in a daemon thread while the block runs; its end sets the event and waits up to
+    `limit_s`."""
     done = threading.Event()
     thread = threading.Thread(target=work, args=(done,), name=name, daemon=True)
     thread.start()

@@ -130,7 +130,6 @@ class Rollout:
 
     @property
     def context_tokens(self) -> int:
-        """Number of tokens between its turns that were not sampled."""
         return sum(len(turn.context) for turn in self.turns)
 
 
@@ -215,8 +214,7 @@ class Group:
 
     @property
     def mixed_phases(self) -> bool:
-        """Whether Phase B used other weights than Phase A. Algorithm 1 has one policy for both, which holds
-        at `max_staleness` 0."""
+        """Whether Phase B used other weights than Phase A, unlike Algorithm 1; never at `max_staleness` 0."""
         phases: dict[Phase, set[int]] = {}
         for r in self.rollouts:
             phases.setdefault(r.phase, set()).update(s.version for s in r.spans)

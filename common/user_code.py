@@ -50,8 +50,7 @@ def failures_named(what: str, where: str = "") -> AbstractContextManager[None]:
 
 @contextmanager
 def working_folder() -> Iterator[None]:
-    """Also import from the folder in which `hora` was started, after installed packages. Ray's workers do; a
-    console script does not."""
+    """Also import from the folder in which `hora` was started, last, as Ray's workers do."""
     before = list(sys.path)
     sys.path.append(os.getcwd())
     try:

@@ -129,8 +129,7 @@ def encode_pre_rollouts(group: Group) -> bytes:
 
 
 def encode_extra(group: Group) -> bytes:
-    """The bytes of the group's Phase B rollouts, and of the ranking rewards of its pre-rollouts, which were
-    stored before the group was ranked."""
+    """The bytes of the group's Phase B rollouts, and of its pre-rollouts' ranking rewards, known only now."""
     first, later = ([r for r in group.rollouts if r.phase == phase] for phase in ("A", "B"))
     ranked = {name: [float(r.rewards[name]) for r in first] for name in group.ranked}
     rollouts = list(map(_rollout_out, later))

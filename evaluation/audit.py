@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hora_rl.common.config import Config, RolloutConfig
-from hora_rl.common.data.prompt_order import Mixture
-from hora_rl.common.data.resting import Counts, Order
+from hora_rl.common.data.prompt_order import Counts, Mixture, Order
 from hora_rl.common.records import ShardReport
 from hora_rl.common.rollout_files import files_of
 from hora_rl.common.types import group_id

@@ -54,10 +54,8 @@ PLACEMENTS = 4
 
 
 def run(config: Config, redis_url: str, run_dir: str, stop: Stop | None = None) -> None:
-    """Train `config` to its end on the Ray cluster of this process. Blocks.
-
-    Raises RunError with the reason when the learner cannot continue, and after `stop`.
-    """
+    """Train `config` to its end on the Ray cluster of this process. Blocks. Raises RunError with the reason
+    when the learner cannot continue, and after `stop`."""
     stop = stop or Stop()
     share, start = gpu_share(config.learner.gpus, ray.cluster_resources()), uuid.uuid4().hex
     on_interrupt = signal.getsignal(signal.SIGINT)
@@ -83,10 +81,9 @@ def run(config: Config, redis_url: str, run_dir: str, stop: Stop | None = None) 
 def fit(make: Callable[[], Any], steps: Callable[[], int], stop: Stop | None = None) -> str | None:
     """Train to the end, or until the ranks return a reason to stop, which is returned.
 
-    Ray Train restarts its workers. Its controller is an actor whose ranks die with it; this function starts
-    another, which continues from the newest checkpoint. Both limits reset whenever a start reaches a new
-    step, so long runs survive any number of failures.
-    """
+    Ray Train restarts its workers. Its controller is an actor whose ranks die with it; then another is
+    started, from the newest checkpoint. Both limits reset at each new step, so long runs survive any number
+    of failures."""
     left, furthest = CONTROLLERS, steps()
     while True:
         try:
@@ -119,8 +116,7 @@ def gpu_share(gpus: float | None, resources: Mapping[str, float]) -> float:
 
 
 def backend(resources: Mapping[str, float]) -> str:
-    """The process group's backend: NCCL with real GPUs. Ray may have a GPU resource without a GPU, but names
-    the type only of those that it found."""
+    """The process group's backend: NCCL with real GPUs, of which Ray names the type."""
     named = any(name.startswith("accelerator_type:") for name in resources)
     return "nccl" if torch.cuda.is_available() or (named and resources.get("GPU", 0) > 0) else "gloo"
 
@@ -180,16 +176,15 @@ class StopReason:
     """Why the start with id `start` of `run` must end. Reasons of earlier starts are ignored.
 
     A value in Redis, because all ranks see the same one: NFS may show another machine an old folder for up to
-    a minute. Otherwise a rank could block in a collective after the others returned.
-    """
+    a minute. Otherwise a rank could block in a collective after the others returned."""
 
     url: str
     run: str
     start: str
 
     def write(self, reason: str) -> None:
-        """Store `reason`, unless one is stored already. Without Redis the reason is lost, but `agree` then
-        finds Redis down."""
+        """Store `reason`, unless one is stored. Without Redis it is lost, but `agree` then finds Redis
+        down."""
         with suppress(HoraError, redis.exceptions.RedisError):
             connect(self.url).hsetnx(Keys(self.run).stopped, self.start, reason)
 
@@ -221,8 +216,7 @@ def not_started(workers: int, error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """The innermost message of Ray Train's error, in one line; if Ray's memory monitor ended the learner, its
-    figures."""
+    """The innermost message of Ray Train's error, in one line, or the figures of Ray's memory monitor."""
     if ended := _ended_for_memory(error):
         return ended
     if isinstance(error, HoraError):
@@ -233,7 +227,6 @@ def reason(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what caused it, in turn."""
     current: BaseException | None = error
     while current is not None:
         yield current

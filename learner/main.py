@@ -4,8 +4,7 @@
     deepspeed --num_gpus 2 --module hora_rl.learner.main --config hora.yaml --redis redis://host:6379
 
 Rank 0 attaches to the Ray cluster only to publish weights. With --no-ray and `weights.transport: file` rank 0
-writes files for replicas to pull.
-"""
+writes files for replicas to pull."""
 
 import argparse
 import logging
@@ -48,8 +47,7 @@ def main() -> None:
 
 
 def _refuse(config: Config, redis_url: str, *, no_ray: bool) -> None:
-    """Raise ConfigError for settings that these launchers cannot keep, or with which the run was not
-    deployed."""
+    """Raise ConfigError for settings that these launchers cannot keep, or that were deployed otherwise."""
     if no_ray:  # replicas cannot be called
         for key, value, needed in (
             ("weights.transport", config.weights.transport, "file"),

@@ -27,8 +27,8 @@ def set_device(learner: LearnerConfig, seed: int, local_rank: int) -> str:
 
 
 def expand_segments() -> None:
-    """Let CUDA's allocator grow its blocks: micro-batches of varying shape would fragment memory. Call before
-    the first allocation. A user's settings are kept."""
+    """Let CUDA's allocator grow its blocks, which varying micro-batches would fragment, unless a user has
+    settings. Call before the first allocation."""
     if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 

@@ -5,8 +5,7 @@
                └─► checkpoint ─► acknowledge
 
 Runs on every rank, under Ray Train, torchrun or DeepSpeed's launcher. Needs Redis, and an initialised process
-group if there are several ranks. Rank 0 plans, records and publishes.
-"""
+group if there are several ranks. Rank 0 plans, records and publishes."""
 
 import time
 from collections.abc import Sequence
@@ -29,8 +28,7 @@ from hora_rl.learner.feed.feed import Feed
 from hora_rl.learner.feed.reader import wait_while_held
 from hora_rl.learner.model.engine import Engine
 from hora_rl.learner.records.recorder import Recorder
-from hora_rl.learner.weights.publisher import Publisher
-from hora_rl.learner.weights.shared_card import SharedCard
+from hora_rl.learner.weights.publisher import Publisher, SharedCard
 
 log = structlog.get_logger(__name__)
 BAD_LOSSES = 3

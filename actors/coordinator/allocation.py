@@ -2,7 +2,7 @@
 a shard, round by round.
 
 A generation cycle is one batch. Complete shards report to Redis, and every coordinator observes complete
-cycles once each, in batch order. Warm-up gate, prior and rests (`common/data/resting.py`) are functions of
+cycles once each, in batch order. Warm-up gate, prior and rests (`prompt_order.py`) are functions of
 these reports, so all coordinators agree, even after a restart.
 
 Batch b uses exactly the cycles up to b - 1 - max_staleness. With max_staleness 0 these are
@@ -25,8 +25,7 @@ from hora_rl.allocator import Session, allocate
 from hora_rl.allocator.priors.base import Prior
 from hora_rl.common.config import AllocationConfig, Config, RolloutConfig
 from hora_rl.common.config.allocation import UNIFORM, needs_counts
-from hora_rl.common.data.prompt_order import Mixture
-from hora_rl.common.data.resting import Counts, Order
+from hora_rl.common.data.prompt_order import Counts, Mixture, Order
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis
 from hora_rl.common.live.state import Value, changed

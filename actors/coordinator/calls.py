@@ -28,7 +28,7 @@ from hora_rl.common.config.reward import EPISODE, WAIT_LIMIT_S, RewardConfig
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.layouts import tests_of
 from hora_rl.common.data.rewards import Answer, group_functions
-from hora_rl.common.data.stop_tokens import completed, silent_tokens, stop_texts
+from hora_rl.common.data.special_tokens import completed, silent_tokens, stop_texts
 from hora_rl.common.errors import AwayTooLong, MissingWeights, NoRoom, RunError, StaleWeights
 from hora_rl.common.types import Completion, Failed, Group, Prompt, Rollout, SamplingRequest, Scored
 from hora_rl.common.user_code import is_user_function

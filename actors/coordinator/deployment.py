@@ -27,12 +27,20 @@ from hora_rl.actors.replica import Replica
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import fingerprint, load_tokenizer, make_prompt, prompt_of, refuse_unknown
 from hora_rl.common.errors import HoraError, RunError, one_line
-from hora_rl.common.live.heartbeats import CoordinatorBeat
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Producer, depth_of
 from hora_rl.common.live.redis import Answer, AsyncRedis, text_of
 from hora_rl.common.live.state import SharedState, changed
-from hora_rl.common.live.telemetry import FLOWS, HISTORY, LOOKS, Telemetry, beats, living, repeat
+from hora_rl.common.live.telemetry import (
+    FLOWS,
+    HISTORY,
+    LOOKS,
+    CoordinatorBeat,
+    Telemetry,
+    beats,
+    living,
+    repeat,
+)
 from hora_rl.common.model.model_files import vocabulary_rows
 from hora_rl.common.processes import freeze_heap
 from hora_rl.common.types import Prompt

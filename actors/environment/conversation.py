@@ -21,8 +21,7 @@ import numpy as np
 from hora_rl.common.answer_format import after_thought, has_channels
 from hora_rl.common.config import DataConfig
 from hora_rl.common.data.chat_template import templated
-from hora_rl.common.data.control_tokens import PlainTexts
-from hora_rl.common.data.stop_tokens import is_tag, silent_tokens, spoken
+from hora_rl.common.data.special_tokens import PlainTexts, is_tag, silent_tokens, spoken
 from hora_rl.common.errors import EnvironmentFault
 from hora_rl.common.types import Completion, Tokens, Turn, VersionSpan
 

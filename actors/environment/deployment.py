@@ -26,11 +26,10 @@ from hora_rl.actors.environment.registry import environment_of
 from hora_rl.actors.replica import Replica
 from hora_rl.common.config.environment import ATTEMPTS
 from hora_rl.common.data.prompts import load_tokenizer
-from hora_rl.common.live.heartbeats import EnvironmentBeat
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import changed
-from hora_rl.common.live.telemetry import Telemetry
+from hora_rl.common.live.telemetry import EnvironmentBeat, Telemetry
 from hora_rl.common.processes import background_thread
 from hora_rl.common.types import Completion, Failed, SamplingRequest
 

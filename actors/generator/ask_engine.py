@@ -10,9 +10,8 @@ import signal
 import sys
 import traceback
 
-from hora_rl.common.errors import HoraError, any_error_as
+from hora_rl.common.errors import HoraError, any_error_as, root_cause
 from hora_rl.common.processes import die_with_parent
-from hora_rl.common.root_cause import root_cause
 
 
 class _Refused(Exception):

@@ -31,7 +31,6 @@ from hora_rl.actors.concurrency import all_of
 from hora_rl.actors.generator.failures import stage_now
 from hora_rl.actors.replica import Replica
 from hora_rl.common.errors import NoRoom, StaleWeights, UnhealthyError
-from hora_rl.common.live.heartbeats import GeneratorBeat, LearnerBeat
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis, connect
 from hora_rl.common.live.telemetry import (
@@ -41,6 +40,8 @@ from hora_rl.common.live.telemetry import (
     SILENT_S,
     STEPPING,
     TO_SLEEP,
+    GeneratorBeat,
+    LearnerBeat,
     heartbeat_now,
     repeat,
 )

@@ -17,8 +17,7 @@ from vllm.platforms import current_platform
 from hora_rl.common.config import Config, GeneratorConfig, LoraConfig, ModelConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.model.adapters import read_adapter
-from hora_rl.common.model.model_files import own_configuration
-from hora_rl.common.model.text_part import text_part
+from hora_rl.common.model.model_files import own_configuration, text_part
 from hora_rl.common.processes import KEEP_FREED_MEMORY
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
+from hora_rl.common.errors import root_cause
 from hora_rl.common.processes import background_thread
-from hora_rl.common.root_cause import root_cause
 from hora_rl.common.weights.announcement import path_of
 
 ENV = "HORA_ENGINE_NOTES"

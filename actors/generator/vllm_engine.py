@@ -35,7 +35,7 @@ from hora_rl.actors.generator.failures import ELSEWHERE, FailureNotes, Progress,
 from hora_rl.actors.generator.vllm_plugin import NOWHERE, POLICY
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
-from hora_rl.common.data.stop_tokens import completed, silent_tokens, stop_texts, stop_tokens
+from hora_rl.common.data.special_tokens import completed, silent_tokens, stop_texts, stop_tokens
 from hora_rl.common.errors import RunError, UnhealthyError
 from hora_rl.common.types import Completion, FinishReason, Origin, Tokens
 from hora_rl.common.weights.held_weights import Installed

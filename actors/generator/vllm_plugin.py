@@ -31,8 +31,7 @@ from vllm.model_executor.models import ModelRegistry
 from hora_rl.actors.generator.engine_args import FORMAT, PART
 from hora_rl.actors.generator.failures import note_failures
 from hora_rl.common.model.adapters import WEIGHTS
-from hora_rl.common.model.model_files import not_finite, refuse_not_finite
-from hora_rl.common.model.text_part import text_name
+from hora_rl.common.model.model_files import not_finite, refuse_not_finite, text_name
 from hora_rl.common.processes import die_with_parent
 from hora_rl.common.weights.tensor_hash import TensorHash
 from hora_rl.common.weights.vllm_transfer import (

@@ -8,8 +8,7 @@ from hora_rl.actors.replica import Replica
 from hora_rl.actors.verifier.pool import Item, VerifierPool, default_processes
 from hora_rl.common.data.rewards import Answer
 from hora_rl.common.errors import VerifierUnavailable
-from hora_rl.common.live.heartbeats import VerifierBeat
-from hora_rl.common.live.telemetry import HEARTBEAT_S
+from hora_rl.common.live.telemetry import HEARTBEAT_S, VerifierBeat
 
 FAULTS_IN_A_ROW = 3
 """After so many pool failures in a row the replica is unhealthy, and Serve replaces it."""

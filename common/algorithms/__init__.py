@@ -1,8 +1,7 @@
 """Algorithms of the objective by name, one file each. The name is the file's, and `ALGORITHM` tells the rest.
 
 `learner.objective.advantage` takes the advantage of one, `learner.objective.loss` the token loss of one. A
-user's algorithm is such a file elsewhere, as `package.module:NAME` of an `Algorithm` or of a function.
-"""
+user's algorithm is such a file elsewhere, as `package.module:NAME` of an `Algorithm` or of a function."""
 
 from functools import cache
 from importlib import import_module
@@ -23,8 +22,7 @@ LOSSES = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.token
 
 
 def advantage_of(name: str) -> Algorithm:
-    """The algorithm whose advantage has this name: a built-in one, with its numbers, or a user's. Raises
-    ValueError."""
+    """The algorithm of an advantage: a built-in one, with its numbers, or a user's. Raises ValueError."""
     if is_user_function(name):
         return _users("advantage", name)
     base, parenthesis, numbers = name.partition("(")
@@ -39,7 +37,7 @@ def advantage_of(name: str) -> Algorithm:
 
 
 def loss_of(name: str) -> Algorithm:
-    """The algorithm whose token loss has this name, or a user's. Raises ValueError."""
+    """The algorithm of a token loss: a built-in one or a user's. Raises ValueError."""
     if is_user_function(name):
         return _users("loss", name)
     if name not in LOSSES:

@@ -1,7 +1,6 @@
 """What one algorithm's file tells: its advantage, its token loss or both, and the defaults of its keys.
 
-No file of this folder imports torch: a token loss calls methods of its tensors.
-"""
+No file of this folder imports torch: a token loss calls methods of its tensors."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class Algorithm:
     for a mean over its group (1/G_i), so `normalisation: token` would change its target.
 
     token_loss: see `TokenTerms`. per_completion: ρ is the geometric mean over the completion. defaults: of
-    the keys of `learner.objective` under this loss.
-    """
+    the keys of `learner.objective` under this loss."""
 
     advantage: Callable[..., Values] | None = None
     user_advantage: UserAdvantage | None = None

@@ -7,8 +7,8 @@ from hora_rl.common.algorithms.base import Algorithm, Values
 
 
 def advantage(successes: ArrayLike, k: int) -> Values:
-    """The mean of (subset's success - mean)/std over all k-subsets with the rollout, in closed form. Raises
-    ValueError if n < k."""
+    """Mean of (subset's success - mean)/std over all k-subsets with the rollout. Raises ValueError if n <
+    k."""
     hits = np.asarray(successes, dtype=bool)
     n, misses = len(hits), int((~hits).sum())
     fail = subsets(misses, k, n)  # probability that a random k-subset holds no hit

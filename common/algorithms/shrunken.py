@@ -2,8 +2,7 @@
 `shrunken(10, 0.75)`.
 
 r is the variance of one hit's score over |∇log p|², ρ the overlap of two prompts' ∇log p
-(`allocator/rules/hits.py`).
-"""
+(`allocator/rules/hits.py`)."""
 
 import re
 from dataclasses import replace

@@ -14,13 +14,24 @@ from hora_rl.common.config.allocation import UNIFORM, AllocationConfig, WarmUpCo
 from hora_rl.common.config.base import PerPart, PerStart, Section
 from hora_rl.common.config.data import DataConfig, ModelConfig, RunConfig, SourceConfig
 from hora_rl.common.config.environment import EnvironmentConfig
-from hora_rl.common.config.learner import PACKED_BYTES, LearnerConfig, OptimizerConfig, WeightsConfig
-from hora_rl.common.config.lora import LoraConfig
+from hora_rl.common.config.learner import (
+    PACKED_BYTES,
+    LearnerConfig,
+    LoraConfig,
+    OptimizerConfig,
+    WeightsConfig,
+)
 from hora_rl.common.config.objective import ObjectiveConfig, check_sampling
 from hora_rl.common.config.reward import EPISODE, RewardConfig, VerifierConfig
 from hora_rl.common.config.rollout import RolloutConfig
-from hora_rl.common.config.services import LIGHT_CPUS, CoordinatorConfig, GeneratorConfig, QueueConfig
-from hora_rl.common.config.telemetry import EvaluationConfig, TelemetryConfig
+from hora_rl.common.config.services import (
+    LIGHT_CPUS,
+    CoordinatorConfig,
+    EvaluationConfig,
+    GeneratorConfig,
+    QueueConfig,
+    TelemetryConfig,
+)
 
 __all__ = [
     "LIGHT_CPUS",
@@ -123,7 +134,6 @@ class Config(Section):
 
     @property
     def reward_names(self) -> tuple[str, ...]:
-        """Every reward computed for any source."""
         return tuple(dict.fromkeys(name for s in self.source_names for name in self.of(s).reward.names))
 
     @model_validator(mode="after")
@@ -173,8 +183,7 @@ class Config(Section):
         return tuple(name for name in names[0] if all(name in others for others in names))
 
     def _counted(self, reward: RewardConfig, *, evaluated: bool) -> None:
-        """Raise ValueError if a setting needs successes and `reward.success` is null. `evaluated`: Pass@K is
-        of this source."""
+        """Raise ValueError if a setting needs successes that do not exist. `evaluated`: for Pass@K."""
         if reward.success is None:
             rule, prior = self.allocation.rule, self.allocation.prior
             objective = self.learner.objective

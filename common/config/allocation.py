@@ -77,6 +77,6 @@ class AllocationConfig(Section):
         return needs_counts(self.rule)
 
     def under(self, rule: str) -> AllocationConfig:
-        """These settings under `rule`, which is `uniform` before the warm-up gate opens. A rule without
-        counts has one round and no stop."""
+        """These settings under `rule`; without counts (`uniform`, before the gate opens) one round, no
+        stop."""
         return self.model_copy(update={"rule": rule, **({} if needs_counts(rule) else PLAIN)})

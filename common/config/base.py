@@ -12,8 +12,8 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Scope(IntEnum):
-    """Where a setting may differ: nowhere in a run (part of its identity), between starts of a run, or
-    between the run's application and its learner."""
+    """Where a setting may differ: nowhere in a run, between its starts, or between application and
+    learner."""
 
     RUN = 0
     START = 1
@@ -26,8 +26,7 @@ PerPart = Annotated[T, Scope.PART]
 
 
 class Section(BaseModel):
-    """Settings. Unknown keys and non-finite numbers are refused. Fields of free content use `JsonValue`, so
-    that this applies inside them too."""
+    """Unknown keys and non-finite numbers are refused, also in free content, which is `JsonValue`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 

@@ -40,7 +40,6 @@ class RunConfig(Section):
 
     @property
     def path(self) -> Path:
-        """The run's folder."""
         return Path(self.folder) / self.name
 
 

@@ -68,7 +68,6 @@ class RolloutConfig(Section):
 
     @property
     def in_flight(self) -> int:
-        """Most rollouts that one coordinator has sampled at a time: of `shards_in_flight`, within the batches
-        that `max_staleness` lets begin."""
+        """Most rollouts that one coordinator samples at a time, within the bound of staleness."""
         shards = min(self.shards_in_flight, self.shards * (1 + self.max_staleness))
         return shards * self.prompts_per_shard * self.group_size

@@ -1,8 +1,9 @@
-"""Generators, coordinators, the queue."""
+"""Generators, coordinators, the queue; views and records of a run, and its evaluation."""
 
-from typing import Literal
+import shlex
+from typing import Literal, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from hora_rl.common.config.base import Count, PerPart, Section
 
@@ -52,8 +53,8 @@ class GeneratorConfig(Section):
 
     @property
     def max_requests(self) -> int:
-        """Requests accepted by one replica, running or queued in its engine, which serves the oldest shard
-        first. Further ones wait outside, unordered."""
+        """Requests accepted by one replica, whose engine serves the oldest shard first; others wait
+        outside."""
         return max(256, self.max_sequences)
 
     @property
@@ -69,7 +70,6 @@ class GeneratorConfig(Section):
 
     @property
     def cpu_kv_cache_gib(self) -> float:
-        """KV cache of a replica on CPU, in GiB."""
         return self.kv_cache_gib or 1.0
 
     def check_sharing(self, staleness: int, ranks: int, transport: str) -> None:
@@ -103,3 +103,107 @@ class QueueConfig(Section):
     url: PerPart[str | None] = Field(
         None, description="redis://, rediss:// or unix:// address; none: `hora run` starts a Redis."
     )
+
+
+class TelemetryConfig(Section):
+    logs: Literal["text", "json"] = Field("text", description="Form of log lines.")
+    on_alert: str | None = Field(
+        None,
+        description="Receiver of warnings and the end of a run as JSON: an http(s) address, or a command "
+        "that reads standard input; none: off.",
+    )
+    http_host: str = Field("127.0.0.1", description="Address of the HTTP endpoint; loopback by default.")
+    http_names: tuple[str, ...] = Field((), description="Page host names besides localhost and addresses.")
+    http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP endpoint; 0: a free one.")
+    rollouts: Literal["all", "logprobs", "none"] = Field(
+        "all",
+        description="Trained rollouts kept in RUN/rollouts. logprobs: with token ids and log-probs, which "
+        "triples their size.",
+    )
+    rollouts_gib: float = Field(
+        20.0,
+        gt=0,
+        description="Size limit of RUN/rollouts in GiB: files of the oldest steps are deleted first.",
+    )
+
+    @field_validator("on_alert")
+    @classmethod
+    def _on_alert(cls, value: str | None) -> str | None:
+        if value is None or value.startswith(("http://", "https://")):
+            return value
+        if "://" in value or not shlex.split(value):
+            raise ValueError("write an address that begins with http:// or https://, or a command")
+        return value
+
+
+UNCUT = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""Values that leave no token out."""
+
+
+class EvaluationConfig(Section):
+    """Pass@K on held-out problems: before and after a `hora run`, and during training with `every`."""
+
+    path: str | None = Field(
+        None,
+        description="Held-out JSONL file, Hugging Face data set or `arithmetic`; none: no evaluation. The "
+        "first of data.sources gives its columns, messages and rewards.",
+    )
+    name: str | None = Field(
+        None,
+        description="Configuration of a Hugging Face data set. none: data.name, if the path is data.path.",
+    )
+    revision: str | None = Field(
+        None, description="Its branch, tag or commit. none: data.revision, if the path is data.path."
+    )
+    split: str | None = Field(None, description="Its split. none: test.")
+    every: Count | None = Field(
+        None,
+        description="Optimizer steps between evaluations during training, in `hora run` and `hora train`, on "
+        "the training generators with lower priority. none: only before and after `hora run`.",
+    )
+    max_sequences: Count = Field(
+        32,
+        description="Maximum completions of an evaluation that a replica samples concurrently with training.",
+    )
+    prompts: Count = Field(100, description="Problems of one evaluation.")
+    samples: Count = Field(64, description="N: completions per problem.")
+    k: tuple[int, ...] = Field((1, 8, 64), min_length=1, description="K of Pass@K; each at most N.")
+    truncation: dict[str, float] = Field(
+        {},
+        description="Sample only the most probable tokens: those that hold probability `top_p`, the first "
+        "`top_k`, those of at least `min_p` times the highest. Training samples from all tokens, because the "
+        "learner scores all.",
+    )
+
+    @property
+    def on_the_hub(self) -> dict[str, str]:
+        """The set keys that locate rows in a Hugging Face data set, as fields of `Data`."""
+        named = {"name": self.name, "revision": self.revision, "split": self.split}
+        return {key: value for key, value in named.items() if value is not None}
+
+    @field_validator("truncation")
+    @classmethod
+    def _shares(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, number in value.items():
+            if name not in UNCUT:
+                raise ValueError(f"evaluation.truncation.{name} is none of {', '.join(UNCUT)}")
+            top_k = name == "top_k"
+            if number < 0 or (number % 1 if top_k else number > 1) or (name == "top_p" and not number):
+                raise ValueError(
+                    f"evaluation.truncation.{name} ({number:g}) must be {'a count' if top_k else 'a share'}"
+                )
+        return {name: int(n) if name == "top_k" else n for name, n in value.items() if n != UNCUT[name]}
+
+    @field_validator("k")
+    @classmethod
+    def _rising(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(set(value)))
+
+    @model_validator(mode="after")
+    def _k_within_n(self) -> Self:
+        bad = [k for k in self.k if not 1 <= k <= self.samples]
+        if bad:
+            raise ValueError(
+                f"evaluation.k ({bad[0]}) must be between 1 and evaluation.samples ({self.samples}) = N"
+            )
+        return self

@@ -22,8 +22,8 @@ OURS = {"messages", "add_generation_prompt", "continue_final_message", "raise_ex
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> str:
-    """The source of the chat template: `data.chat_template`, or the tokenizer's. Raises ConfigError if
-    `data` needs a template and there is none, or sets what the template never reads."""
+    """The source of the chat template. Raises ConfigError if `data` needs one and there is none, or sets what
+    the template never reads."""
     if data.chat_template is None and not tokenizer.chat_template:
         raise ConfigError(
             f"the tokenizer of {tokenizer.name_or_path} has no chat template: set data.chat: false to use "
@@ -52,9 +52,8 @@ def settings_of(source: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def _variables(source: str) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Variables that may come from outside, and of these the settings. A variable that is made in one branch
-    and read in another may come from outside too, but is a setting only if the template has a default for
-    it."""
+    """Variables that may come from outside, and of these the settings. One that is made in one branch and
+    read in another is a setting only if the template has a default for it."""
     from jinja2 import meta, nodes
     from transformers.utils.chat_template_utils import _compile_jinja_template  # with its extensions
 

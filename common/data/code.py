@@ -53,8 +53,6 @@ _ENTRY = re.compile(r"(?:[A-Za-z_]\w*\(\)\.)?[A-Za-z_]\w*")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A program's input and its expected output."""
-
     stdin: str
     stdout: str
 
@@ -146,13 +144,12 @@ def continuation(completion: str) -> str:
 
 
 def code_block(program: str) -> str:
-    """A program as a code block of a completion."""
     return f"{FENCE}python\n{program.rstrip()}\n{FENCE}"
 
 
 def read_tests(value: object, entry: object = None, before: object = None) -> RowTests:
-    """The tests in a row's column. `entry` names the function that they call, and `before` is text that the
-    program continues. Raises ValueError with the defect."""
+    """The tests in a row's column. `entry` names the function that they call; the program continues `before`.
+    Raises ValueError with the defect."""
     tests = _read(_parsed(value), _name(entry))
     return replace(tests, before=before) if isinstance(before, str) else tests
 

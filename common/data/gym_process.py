@@ -35,8 +35,8 @@ COMPOSITE = "composite"
 
 
 def library() -> Any:
-    """The library's registry of tasks. A dependency imports matplotlib, which no task uses and which takes
-    half of the time, so these modules are replaced by empty ones."""
+    """The library's registry of tasks. Empty modules replace matplotlib, which takes half of the time
+    unused."""
     for name in DRAWING:
         sys.modules.setdefault(name, Empty(name))
     import reasoning_gym.factory

@@ -14,9 +14,9 @@ import numpy as np
 from hora_rl.common.answer_format import prefill
 from hora_rl.common.config import DataConfig
 from hora_rl.common.data.chat_template import templated
-from hora_rl.common.data.control_tokens import PlainTexts
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.rows import Messages, Row, last_of_user
+from hora_rl.common.data.special_tokens import PlainTexts
 from hora_rl.common.errors import ConfigError, any_error_as, one_line
 from hora_rl.common.types import Prompt, Tokens
 
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face folder or hub name, with the chat template of its processor if it has
-    none of its own, as models with images may be published.
-
-    Raises ConfigError if the folder is missing, has no tokenizer, or needs remote code."""
+    none of its own. Raises ConfigError if the folder is missing, has no tokenizer, or needs remote code."""
     from transformers import AutoTokenizer
 
     folder = Path(path)
@@ -98,8 +96,7 @@ def is_rendered(tokenizer: PreTrainedTokenizerBase, problem: str, data: DataConf
 
 
 def opening(problem: str, data: DataConfig, messages: Messages = ()) -> list[dict[str, object]]:
-    """The messages from which a prompt is rendered. A system message of the row takes the place of
-    `data.system`."""
+    """The messages of a prompt. A system message of the row takes the place of `data.system`."""
     # Not str.format: problems and templates contain LaTeX braces.
     user: dict[str, object] = {"role": "user", "content": data.template.replace("{problem}", problem)}
     opened = [dict(message) for message in messages] or [user]

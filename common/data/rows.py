@@ -5,8 +5,7 @@ Dots reach into nested columns, also those written as text, and into lists by nu
 
 "prompt": "2+2?"
 "prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": "2+2?"}]
-"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+2?"}]}]      or the text of such a list
-"""
+"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+2?"}]}]      or the text of such a list"""
 
 from __future__ import annotations
 

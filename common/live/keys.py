@@ -42,7 +42,7 @@ class Keys:
         self.counters = f"{prefix}counters"
         """hash of monotone counters."""
         self.parts = f"{prefix}parts"
-        """hash: part name (kind/name) -> JSON of a `common.live.heartbeats.Beat`."""
+        """hash: part name (kind/name) -> JSON of a `common.live.telemetry.Beat`."""
         self.steps = f"{prefix}steps"
         """stream: metrics of every optimizer step, field `metrics` = JSON."""
         self.history = f"{prefix}history"

@@ -78,14 +78,13 @@ redis.call('HINCRBY', KEYS[3], 'dead_letters', gone)
 
 
 def depth_of(length: int, steps: int, durable_step: int, per_step: int) -> int:
-    """Number of groups that no step has taken. `length` counts stream entries; the `steps` ledgered steps
-    after `durable_step` have taken theirs."""
+    """Groups that no step has taken, of `length` entries: ledgered steps after `durable_step` have theirs."""
     return max(0, length - (steps - durable_step) * per_step)
 
 
 class Producer:
-    """The coordinator's side: a step takes `per_step` groups, of up to `rounds` rounds. `redis` is an asyncio
-    client that returns bytes."""
+    """The coordinator's side: a step takes `per_step` groups, of up to `rounds` rounds. `redis` is
+    asynchronous."""
 
     def __init__(self, redis: AsyncRedis, run: str, per_step: int, rounds: int = 1) -> None:
         self._redis = redis

@@ -92,8 +92,8 @@ def connect_async(url: str) -> AsyncRedis:
 
 
 class _WideConnection(redis.asyncio.UnixDomainSocketConnection):
-    """Sends a message in one system call: with the default 208 KiB buffer asyncio copies the rest and wakes
-    up for each piece. TCP sizes its buffers itself."""
+    """Sends a message in one system call: with the default 208 KiB buffer asyncio wakes up for each piece.
+    TCP sizes its buffers itself."""
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
         assert self._writer is not None

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A complete group in the queue: the id of its stream entry, and its group's id and batch. Lists of these
-    are in order of completion."""
+    """A complete group in the queue: stream entry, group and batch. Lists are in order of completion."""
 
     id: str
     group: str

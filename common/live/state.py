@@ -25,8 +25,7 @@ Value = bytes | bytearray | memoryview | str | int | float
 
 @dataclass(frozen=True, slots=True)
 class PromptsUsed:
-    """Number and fingerprint (16 hex digits) of the first coordinator's prompts, and the schema of its groups
-    (`common/wire.py`), 0 for older runs."""
+    """Number and fingerprint (16 hex digits) of the prompts, and schema of the groups, 0 for older runs."""
 
     n: int
     fingerprint: str
@@ -82,8 +81,7 @@ BY_SCRIPTS = {"version", "prompts"}
 
 
 def changed(**changes: bool | float | str) -> dict[Value, Value]:
-    """`changes` of fields as the mapping of an HSET. Raises TypeError for an unknown field, and for those
-    that scripts write."""
+    """`changes` as the mapping of an HSET. Raises TypeError for unknown fields and those of scripts."""
     if foreign := changes.keys() - (SharedState.__dataclass_fields__.keys() - BY_SCRIPTS):
         raise TypeError(f"no field of the shared state to write here: {min(foreign)}")
     return {name: int(value) if isinstance(value, bool) else value for name, value in changes.items()}

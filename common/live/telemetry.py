@@ -1,6 +1,8 @@
-"""How parts report: monotone counters (one Redis hash), a heartbeat each, and one record per optimizer step.
+"""How parts report: monotone counters (one Redis hash), a heartbeat each (`Keys.parts`), and one record per
+step.
 
-`deploy.monitor.run_state` turns these into the snapshot that views show."""
+`deploy.monitor.run_state` turns these into the snapshot that views show. Every field of a heartbeat is
+optional: a part may be of another version, and some fields hold only at times."""
 
 import asyncio
 import json
@@ -12,11 +14,98 @@ from typing import Unpack
 
 import redis
 import structlog
+from typing_extensions import TypedDict  # pydantic refuses the one of `typing` before Python 3.12
 
-from hora_rl.common.live.heartbeats import Beat, LearnerBeat, PartBeat
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Answer, AsyncRedis, text_of
 from hora_rl.common.types import Group
+
+
+class Beat(TypedDict, total=False):
+    """Fields of every kind. `state` and `notice` are text for users."""
+
+    telemetry: int
+    """Schema version of the writer; missing: 1."""
+    seen: float
+    """When it was written, seconds since the epoch."""
+    host: str
+    pid: int
+    state: str
+    notice: str
+
+
+class EngineBeat(Beat, total=False):
+    """An engine that starts in a generator replica: `state` is its stage."""
+
+
+class GeneratorBeat(Beat, total=False):
+    """`damaged`: version and mark of a published file that differs from its announcement."""
+
+    version: int
+    checksum: str
+    """16 hex digits of the weights' checksum; empty at version 0 and while it is computed."""
+    pause_s: float
+    checksum_s: float
+    damaged: tuple[int, str]
+    running: int
+    waiting: int
+    cache: float
+    """Used share of the KV cache."""
+    prefix_hits: int
+    prefix_queries: int
+
+
+class VerifierBeat(Beat, total=False):
+    """`away`: names of unavailable rewards, with the reasons."""
+
+    answers_per_s: float
+    waiting: int
+    scored: int
+    killed: int
+    processes: int
+    away: str
+
+
+class EnvironmentBeat(Beat, total=False):
+    running: int
+    counts: dict[str, int]
+
+
+class CoordinatorBeat(Beat, total=False):
+    waiting_for: str
+
+
+class LearnerBeat(Beat, total=False):
+    """A waiting rank names its `step`, the `missing` groups, and the oldest incomplete `batch`."""
+
+    started: float
+    waiting_for: str
+    step: int
+    missing: int
+    batch: int
+
+
+class EvaluatorBeat(Beat, total=False):
+    """`late`: why the next evaluations are left out."""
+
+    step: int
+    done: int
+    total: int
+    late: str
+
+
+class PartBeat(
+    EngineBeat,
+    GeneratorBeat,
+    VerifierBeat,
+    EnvironmentBeat,
+    CoordinatorBeat,
+    LearnerBeat,
+    EvaluatorBeat,
+    total=False,
+):
+    """A heartbeat as readers get it: of any kind."""
+
 
 log = structlog.get_logger(__name__)
 HEARTBEAT_S = 1.0
@@ -49,7 +138,6 @@ class Telemetry:
         self._added[name] = self._added.get(name, 0) + amount
 
     def group_in(self, group: Group) -> None:
-        """Count one pushed group."""
         old, new = group.versions
         self.add("groups_in", 1)
         self.add("rollouts_in", group.size)
@@ -72,8 +160,7 @@ class Telemetry:
 
 
 async def repeat(seconds: float, work: Callable[[], Awaitable[None]], trouble: str) -> None:
-    """Call `work` now, and again `seconds` after each end, until cancelled. An error of Redis is logged as
-    `trouble`."""
+    """Call `work` every `seconds` until cancelled. An error of Redis is logged as `trouble`."""
     while True:
         try:
             await work()

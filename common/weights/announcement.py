@@ -12,8 +12,7 @@ import redis
 from hora_rl.common.errors import DamagedWeights, StaleWeights
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Answer, AsyncRedis
-from hora_rl.common.weights.sealed import digest_of, is_sealed, private, share
-from hora_rl.common.weights.tensor_file import header_in, version_in
+from hora_rl.common.weights.weight_file import digest_of, header_in, is_sealed, private, share, version_in
 
 MEMORY = "/proc/"
 """Start of the paths of files in memory."""
@@ -59,7 +58,7 @@ def announce(client: redis.Redis, manifest: Manifest) -> None:
 
 def check_file(info: FileUpdate) -> BinaryIO:
     """Open and verify the file of an update by reading it in full. The caller closes it; memory keeps its
-    content until then (`common.weights.sealed`).
+    content until then (`weight_file`).
 
     Raises DamagedWeights if it differs from its announcement or cannot be read, and StaleWeights if it was
     deleted, here or on another machine of a shared disk, or holds or gets another version."""

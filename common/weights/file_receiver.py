@@ -3,8 +3,7 @@
 On a CPU they are views of the mapped file. A GPU gets the whole file in one copy while the model runs, so the
 pause for loading moves bytes on the card alone. Where that copy would leave too little memory free, each
 tensor is copied when it is loaded. Sealed memory is mapped and registered with CUDA once and copied at the
-full speed of the bus; the learner uses the same few files again and again.
-"""
+full speed of the bus; the learner uses the same few files again and again."""
 
 import mmap
 import os
@@ -15,9 +14,8 @@ from typing import BinaryIO
 import structlog
 import torch
 
-from hora_rl.common.weights.pinned_buffer import register, unregister
-from hora_rl.common.weights.sealed import is_sealed, private, share
-from hora_rl.common.weights.tensor_file import header_in, tensors_in
+from hora_rl.common.weights.host_memory import register, unregister
+from hora_rl.common.weights.weight_file import header_in, is_sealed, private, share, tensors_in
 
 log = structlog.get_logger(__name__)
 Tensors = Iterable[tuple[str, torch.Tensor]]
@@ -65,8 +63,7 @@ class DeviceCopies:
                 yield name, tensor.to(self._device)
 
     def _room(self, size: int) -> torch.Tensor | None:
-        """Memory for a copy; None if it would leave too little free, also because other engines on the card
-        take theirs now."""
+        """Memory for a copy; None if it would leave too little free for engines and learner on the card."""
         if not self._leaves_spare(size):
             return None
         try:

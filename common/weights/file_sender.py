@@ -1,12 +1,11 @@
 """The `file` transport: each version is one safetensors file, announced in Redis and read by the replicas.
 
-The learner gathers a version into sealed memory that is laid out as the file (`memory_files`). On one machine
+The learner gathers a version into sealed memory that is laid out as the file (`host_memory`). On one machine
 replicas open that memory as /proc/PID/fd/N, and the kernel frees it with the last process that has it open,
 after any crash. Otherwise it is copied to the run's folder: if learner and replicas may be on several
 machines, if memory is short, and for the run's last version, which outlives the learner.
 
-Independent of vLLM. The worker side is `common.weights.vllm_transfer`.
-"""
+Independent of vLLM. The worker side is `common.weights.vllm_transfer`."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,10 +14,9 @@ from pathlib import Path
 from hora_rl.common.files import replacing
 from hora_rl.common.processes import free_memory
 from hora_rl.common.weights.announcement import Manifest
-from hora_rl.common.weights.memory_files import MemoryFile, MemoryFiles, Snapshot
+from hora_rl.common.weights.host_memory import MemoryFile, MemoryFiles, Snapshot
 from hora_rl.common.weights.replica_calls import BroadcastClient, Confirmation
-from hora_rl.common.weights.sealed import hasher
-from hora_rl.common.weights.tensor_file import Shape
+from hora_rl.common.weights.weight_file import Shape, hasher
 
 ASK_S = 5.0
 
@@ -85,8 +83,7 @@ class FileTransport:
         return self._broadcast.confirm(manifest.version)
 
     def out_of_reach(self) -> bool:
-        """Whether the announced file is in memory that replicas on a new machine cannot read. Asks Ray every
-        few seconds."""
+        """Whether the announced file is in memory that a new machine cannot read. Asks Ray every ASK_S."""
         if self._newest not in self._memory or time.monotonic() < self._ask_again_at:
             return False
         self._ask_again_at = time.monotonic() + ASK_S

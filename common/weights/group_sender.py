@@ -5,8 +5,7 @@
         ─► a replica came, left or died ─► roll call ─► new group
 
 The broadcast reads a copy in the learner's host memory. So the next step need not wait, a broken broadcast
-can be repeated, and a replica that starts between two versions receives the newest again.
-"""
+can be repeated, and a replica that starts between two versions receives the newest again."""
 
 import faulthandler
 import socket
@@ -29,7 +28,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.telemetry import beats
 from hora_rl.common.weights.group import Backend, member_group
-from hora_rl.common.weights.memory_files import Snapshot
+from hora_rl.common.weights.host_memory import Snapshot
 from hora_rl.common.weights.replica_calls import BroadcastClient, Confirmation
 from hora_rl.common.weights.vllm_transfer import send_packed, unpinned_nccl_env
 
@@ -101,8 +100,7 @@ class TransferGroup:
             faulthandler.cancel_dump_traceback_later()
 
     def _lacking(self, version: int) -> tuple[str, ...]:
-        """The running replicas that hold an older version and may be updated. A learner that repeats steps
-        after a crash must not take a replica back to an older version."""
+        """The running replicas with an older version: repeated steps must not take one back."""
         held = self._broadcast.roll_call()
         return tuple(sorted(name for name, of in held.items() if of < version))
 
@@ -162,8 +160,7 @@ class TransferGroup:
 
 
 def _store_at(address: str, limit: timedelta) -> TCPStore:
-    """A store that listens only on `address`, on a port that the system chooses and this socket holds.
-    torch's socket would listen on all interfaces."""
+    """A store that listens only on `address`, on a free port; torch's socket would on all interfaces."""
     listening = socket.create_server((address, 0), family=socket.getaddrinfo(address, 0)[0][0])
     port = listening.getsockname()[1]
     return TCPStore(

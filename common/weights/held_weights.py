@@ -6,8 +6,7 @@ one before it serves (`file`), or waits until the learner forms a group with it 
 
 A failed or overdue update makes the replica unhealthy. After two kinds of failure it keeps serving its old
 weights: if the update broke off before a worker loaded anything (`file`, `gloo`), and if a file differs from
-its announcement.
-"""
+its announcement."""
 
 import asyncio
 import os
@@ -20,8 +19,8 @@ import structlog
 
 from hora_rl.common.config import WeightsConfig
 from hora_rl.common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
-from hora_rl.common.live.heartbeats import GeneratorBeat
 from hora_rl.common.live.redis import AsyncRedis
+from hora_rl.common.live.telemetry import GeneratorBeat
 from hora_rl.common.weights.announcement import FileUpdate, check_file, mark_of, newest, path_of
 
 log = structlog.get_logger(__name__)
@@ -54,8 +53,7 @@ class HeldWeights:
     """The weights of the replica `name`, an engine of `parallel` workers. Starts with the initial policy,
     version 0.
 
-    `failure` is the reason why the replica is unhealthy, else None.
-    """
+    `failure` is the reason why the replica is unhealthy, else None."""
 
     def __init__(
         self,
@@ -82,8 +80,7 @@ class HeldWeights:
         """Join the learner's `group` if this replica is one of `members`. Its position gives its ranks.
 
         Waits for an update in progress, which ends because the learner has left its group. Raises
-        TimeoutError if the learner has given up the group meanwhile.
-        """
+        TimeoutError if the learner has given up the group meanwhile."""
         deadline = time.monotonic() + info.get("join_s", self._limit_s)
         async with self._update:
             self._group = ""
@@ -220,8 +217,7 @@ class HeldWeights:
         a phase is unhealthy.
 
         With `unchanged` a failure within the limit leaves the model as it was, and the replica healthy. But
-        if it cannot reach the learner twice in a row, the replica is faulty.
-        """
+        if it cannot reach the learner twice in a row, the replica is faulty."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task}, timeout=self._limit_s)

@@ -27,8 +27,7 @@ class BroadcastClient:
     """Calls every running replica, with a limit of `limit_s` seconds.
 
     Serve restarts a replica that fails. The new one pulls the newest version or receives a broadcast; the
-    other replicas continue. `ask` makes the calls, by default `ask_replicas`.
-    """
+    other replicas continue. `ask` makes the calls, by default `ask_replicas`."""
 
     def __init__(self, limit_s: float, ask: Ask | None = None) -> None:
         self._all = ask or partial(ask_replicas, limit_s)

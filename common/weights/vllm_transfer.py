@@ -5,8 +5,7 @@ that imports vLLM.
 `actors/generator/vllm_plugin.py` registers the transports in every worker process. Over `file` and `gloo` a
 model is never loaded in part: the replica checks a file before loading (`announcement.check_file`), and a
 broadcast is loaded after its last tensor. Generation continues until then. Over `nccl` vLLM's engine writes
-into the model while generation is paused.
-"""
+into the model while generation is paused."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -79,8 +78,7 @@ def check_loaded(model: torch.nn.Module) -> None:
     """Raise RuntimeError if a layerwise reload loaded only some layers of a stack.
 
     vLLM drops tensors with unknown names and keeps the old weights. A stack without any new weights, such as
-    an image encoder, belongs to the base model.
-    """
+    an image encoder, belongs to the base model."""
     from vllm.model_executor.layers.attention import is_deferred_attention_layer
     from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 
@@ -157,8 +155,8 @@ class _Arriving(WeightTransferEngine[Any, Any]):
         self._repack_tied_heads()
 
     def _forget_packed_experts(self) -> None:
-        """On a CPU, experts pack weights only when their kernel is set up, and would treat new weights as
-        packed. Drop the kernel, so that vLLM sets it up again."""
+        """On a CPU, experts would treat new weights as packed ones: drop the kernel, so vLLM sets it up
+        again."""
         from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 
         if not current_platform.is_cpu():
@@ -168,8 +166,8 @@ class _Arriving(WeightTransferEngine[Any, Any]):
                 method.moe_kernel = None
 
     def _repack_tied_heads(self) -> None:
-        """A head tied to the embedding loads no weights, so on a CPU it would keep its packed copy of the old
-        ones. Pack the shared tensor again."""
+        """On a CPU, a head tied to the embedding would keep its packed copy of the old weights: pack it
+        again."""
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         if not current_platform.is_cpu():
@@ -251,8 +249,7 @@ class NcclEngine(NCCLWeightTransferEngine):
             )
 
     def finish_weight_update(self) -> None:
-        """Raises RuntimeError if a layer got no weights: vLLM would keep its old ones. The model is broken
-        then, and so is the replica."""
+        """Raises RuntimeError if a layer got no weights; the model, and so the replica, is broken then."""
         check_loaded(self.model)
         super().finish_weight_update()
 

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Self
 
 from hora_rl.common.config import Config
-from hora_rl.common.errors import ConfigError
+from hora_rl.common.errors import ConfigError, root_cause
 from hora_rl.common.files import replacing
-from hora_rl.common.root_cause import root_cause
 from hora_rl.deploy.checks import machine
 from hora_rl.deploy.checks.findings import Finding, Target, ok, warn
 

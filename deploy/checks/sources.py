@@ -12,7 +12,6 @@ from hora_rl.actors.data.gold_answers import gold_test
 from hora_rl.common.answer_format import prefill, unclosed
 from hora_rl.common.config import Config, DataConfig, ModelConfig
 from hora_rl.common.data.chat_template import settings_of, template_of
-from hora_rl.common.data.control_tokens import PlainTexts
 from hora_rl.common.data.prompt_order import Mixture, counts_of, mixed_rows
 from hora_rl.common.data.prompts import (
     begin_tokens,
@@ -24,6 +23,7 @@ from hora_rl.common.data.prompts import (
     render_text,
 )
 from hora_rl.common.data.rows import Row
+from hora_rl.common.data.special_tokens import PlainTexts
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.model.model_files import vocabulary_rows
 from hora_rl.deploy.checks.findings import Finding, Target, ok, plural, warn

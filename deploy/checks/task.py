@@ -28,7 +28,7 @@ from hora_rl.common.data.layouts import solution_of, tests_of
 from hora_rl.common.data.prompts import load_tokenizer, refuse_unknown, render, render_text
 from hora_rl.common.data.rewards import Answer, total
 from hora_rl.common.data.rows import Json, Row
-from hora_rl.common.data.stop_tokens import named, stop_texts, stop_tokens
+from hora_rl.common.data.special_tokens import named, stop_texts, stop_tokens
 from hora_rl.common.errors import ConfigError, VerifierUnavailable
 from hora_rl.common.model.model_files import vocabulary_rows
 from hora_rl.common.user_code import working_folder

@@ -21,7 +21,7 @@ from hora_rl.common.config import ModelConfig
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.model.adapters import WEIGHTS
-from hora_rl.common.model.text_part import names_in_files
+from hora_rl.common.model.model_files import names_in_files
 from hora_rl.deploy.checks.findings import Finding, Target, configuration_of, ok
 
 if TYPE_CHECKING:

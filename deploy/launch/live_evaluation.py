@@ -20,10 +20,9 @@ import redis
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.common.config import Config
 from hora_rl.common.errors import HoraError
-from hora_rl.common.live.heartbeats import EvaluatorBeat
 from hora_rl.common.live.redis import AsyncRedis, connect_async
 from hora_rl.common.live.state import read_state_async
-from hora_rl.common.live.telemetry import keep_beating, stop_beating
+from hora_rl.common.live.telemetry import EvaluatorBeat, keep_beating, stop_beating
 from hora_rl.common.processes import background_thread
 from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest
 from hora_rl.deploy.launch.best import promote_best

@@ -22,11 +22,10 @@ from rich.console import Console
 
 from hora_rl.common.config import Config
 from hora_rl.common.console import say, working
-from hora_rl.common.errors import RunError, any_error_as
+from hora_rl.common.errors import RunError, any_error_as, root_cause
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import ENGINE, living
-from hora_rl.common.root_cause import root_cause
 from hora_rl.deploy.machine import mps
 from hora_rl.deploy.machine.ray_start import (
     LOGS_OF_RAY,

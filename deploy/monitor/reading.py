@@ -13,11 +13,10 @@ import numpy as np
 import redis
 
 from hora_rl.common.config import WarmUpConfig
-from hora_rl.common.live.heartbeats import PartBeat
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import depth_of
 from hora_rl.common.live.state import SharedState, read_config
-from hora_rl.common.live.telemetry import FLOWS
+from hora_rl.common.live.telemetry import FLOWS, PartBeat
 from hora_rl.common.records import moves
 from hora_rl.deploy.monitor.balance import KEPT, balance, split_of
 from hora_rl.deploy.monitor.run_state import Gate, Part, RunState

@@ -3,8 +3,7 @@
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from hora_rl.common.live.heartbeats import PartBeat
-from hora_rl.common.live.telemetry import SILENT_S, TELEMETRY
+from hora_rl.common.live.telemetry import SILENT_S, TELEMETRY, PartBeat
 from hora_rl.deploy.monitor.balance import Balance
 from hora_rl.evaluation.phase_b import Share
 

@@ -7,8 +7,7 @@ A checkpoint is written under a temporary name, synced, signed, then renamed. So
 complete once. A thread of each rank writes, syncs and hashes; the step waits only for the copy in host
 memory. When all threads are done, the ranks sign and rename, at the end of a later step. A checkpoint that no
 longer matches its manifest is renamed to refused-step-*, and the previous one is used. So the queue drops
-groups only when the oldest kept checkpoint contains their step.
-"""
+groups only when the oldest kept checkpoint contains their step."""
 
 import json
 import re
@@ -51,16 +50,14 @@ WRITER = re.compile(r"(?:pp_rank_|random-)(\d+)[_.]")
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Result of one rank: [bytes, BLAKE3] of its files by path, and by step the damage found in its share of
-    older checkpoints."""
+    """A rank's result: [bytes, BLAKE3] of its files by path; by step the damage in older checkpoints."""
 
     digests: dict[str, tuple[int, str]]
     troubles: dict[int, str]
 
 
 class Checkpoints:
-    """Checkpoints of one run. The constructor and all methods except `newest` are collectives of all
-    ranks."""
+    """Checkpoints of one run. All but `newest` are collectives of all ranks, the constructor too."""
 
     def __init__(self, config: Config, run_dir: Path, rank: int, world: int) -> None:
         self._folder = run_dir / "checkpoints"
@@ -82,7 +79,7 @@ class Checkpoints:
         return max(steps_in(self._folder), default=0)
 
     def begin(self, engine: Engine, step: int) -> None:
-        """Copy the state after `step` steps and write the files in the background. No other write may be in
+        """Copy the state after `step` steps and write it in the background, when no other write is in
         progress."""
         began, folder = time.monotonic(), self._partial(step)
         assert self._writing is None
@@ -105,8 +102,7 @@ class Checkpoints:
         returns the step of the oldest checkpoint that a restart may need, 0 for the initial policy. Groups of
         earlier steps may be dropped.
 
-        While a checkpoint is written, each kept one is compared with its manifest again.
-        """
+        While a checkpoint is written, each kept one is compared with its manifest again."""
         if self._writing is None or not all(gathered(wait or self._writing[1].done())):
             return None
         (step, job), self._writing = self._writing, None
@@ -145,8 +141,7 @@ class Checkpoints:
         Returns its step, 0 without any. Damaged ones are renamed and listed in `refused`.
 
         Raises RunError when a machine does not see that checkpoint, and ConfigError when the number of ranks
-        differs.
-        """
+        differs."""
         while step := engine.agree(self.newest()):
             trouble = self._trouble(step)
             if not trouble:

@@ -2,8 +2,7 @@
 
 `export` writes RUN/model from the live engine at the end of a run. `export_checkpoint` writes any checkpoint
 of a finished or running run, on one CPU, without a process group, queue or cluster. With `learner.lora`
-RUN/model is the merged model, and RUN/adapter holds the adapter.
-"""
+RUN/model is the merged model, and RUN/adapter holds the adapter."""
 
 from __future__ import annotations
 
@@ -61,12 +60,10 @@ def export_candidate(engine: Engine, config: Config, run_dir: Path, step: int) -
 def export_checkpoint(
     run_dir: Path, config: Config, step: int | None, folder: Path, *, adapter: bool = False
 ) -> int:
-    """Write the model of the checkpoint of `step` (default: the newest) to `folder`; returns its step. With
-    `learner.lora` this is the merged model, or with `adapter` only the adapter.
-
-    Raises RunError when the checkpoint is missing or damaged, or the folder is not empty, and ConfigError for
-    an adapter of a run that trained full weights.
-    """
+    """Write the model of the checkpoint of `step` (default: the newest) to `folder`, with `learner.lora` the
+    merged one, or with `adapter` only the adapter; returns the step. Raises RunError when the checkpoint is
+    missing or damaged, or the folder is not empty, and ConfigError for an adapter of a run that trained full
+    weights."""
     if adapter and config.learner.lora is None:
         raise ConfigError(
             f"--adapter: {run_dir} trained full weights (learner.lora: null), it has no adapter; leave "
@@ -86,8 +83,7 @@ def checkpoint_weights(run_dir: Path, run: str, step: int | None) -> tuple[int, 
     """The step (default: the newest) and the trained parameters of a checkpoint, by the policy's names.
 
     Raises RunError when the checkpoint is missing or damaged. DeepSpeed's state contains pickles, so nothing
-    is loaded before the manifest is verified.
-    """
+    is loaded before the manifest is verified."""
     steps = steps_in(run_dir / "checkpoints")
     if not steps:
         raise RunError(
@@ -166,8 +162,7 @@ def _buffers(hf: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def _complete(folder: Path, run: str, step: int, base: str | None = None) -> Iterator[Path]:
-    """A temporary folder that replaces `folder` at the end of the block, so `folder` is complete or
-    unchanged."""
+    """A temporary folder that replaces `folder` at the end of the block, so that is complete or unchanged."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

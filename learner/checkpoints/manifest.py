@@ -4,8 +4,7 @@ DeepSpeed's state contains pickles, and loading a pickle executes code. So nothi
 manifest's signature and every file's checksum were verified.
 
     RUN/secret                                written once, readable by its owner only
-    RUN/checkpoints/step-00000010/manifest.json
-"""
+    RUN/checkpoints/step-00000010/manifest.json"""
 
 import hashlib
 import hmac
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from hora_rl.common.errors import RunError
 from hora_rl.common.files import kept_secret, replace_text
-from hora_rl.common.weights.sealed import digest_of
+from hora_rl.common.weights.weight_file import digest_of
 
 NAME, SECRET = "manifest.json", "secret"
 SECRET_BYTES = 32
@@ -28,8 +27,7 @@ class Refused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Files of the checkpoint of `run` after `step` steps on `world` ranks: [bytes, digest] by relative
-    path."""
+    """Files of a checkpoint of `run` after `step` steps on `world` ranks: [bytes, digest] by path."""
 
     run: str
     step: int
@@ -83,8 +81,7 @@ def digest(path: Path) -> tuple[int, str]:
 
 
 def make_secret(run_dir: Path) -> None:
-    """Create the run's secret if there is none. Raises RunError if the secret is missing but checkpoints
-    signed with that secret exist."""
+    """Create the run's secret if there is none. Raises RunError if checkpoints signed with one exist."""
     file = run_dir / SECRET
     if not file.exists() and any((run_dir / "checkpoints").glob(f"step-*/{NAME}")):
         raise RunError(

@@ -2,8 +2,7 @@
 
 Weights that may be the best are in RUN/candidates/step-00000020, the policy of each evaluated step. The
 learner writes a candidate before any checkpoint that contains its step, so a restart finds the folder or
-repeats the step. The launcher compares evaluations, moves the best to RUN/best and deletes the rest.
-"""
+repeats the step. The launcher compares evaluations, moves the best to RUN/best and deletes the rest."""
 
 import json
 from pathlib import Path
@@ -17,8 +16,7 @@ CANDIDATES = "candidates"
 
 
 def write_origin(folder: Path, run: str, step: int, base_weights: str | None = None) -> None:
-    """Record that the weights in `folder` are those of `run` after `step` optimizer steps, and an adapter's
-    base."""
+    """Record the run and step of the weights in `folder`, and an adapter's base."""
     about = {"run": run, "step": step, **({"base_weights": base_weights} if base_weights else {})}
     (folder / ORIGIN).write_text(json.dumps(about) + "\n")
 
@@ -31,10 +29,7 @@ def steps_in(folder: Path) -> dict[int, Path]:
 
 def step_of(model: str) -> int | None:
     """The optimizer steps behind the weights of a model folder; None for a hub name or a folder that no run
-    exported.
-
-    Raises ConfigError for a file without a step.
-    """
+    exported. Raises ConfigError for a file without a step."""
     path = Path(model) / ORIGIN
     if not path.is_file():
         return None
@@ -47,8 +42,7 @@ def step_of(model: str) -> int | None:
 
 
 def is_candidate(learner: LearnerConfig, every: int | None, step: int) -> bool:
-    """Whether the weights after `step` steps are evaluated (every `every` steps) and may be kept as the
-    best."""
+    """Whether the weights after `step` steps are evaluated (every `every` steps) and may be the best."""
     if learner.keep_best is None or every is None:
         return False
     return step % every == 0 or step == learner.steps
@@ -59,7 +53,6 @@ def candidate(run_dir: Path, step: int) -> Path:
 
 
 def candidates_in(run_dir: Path) -> dict[int, Path]:
-    """The complete candidates, by step."""
     return steps_in(run_dir / CANDIDATES)
 
 

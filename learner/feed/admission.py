@@ -2,8 +2,7 @@
 configuration can give.
 
 A refused group becomes a dead letter and never enters a step. A group that cannot belong to the run is not
-sampled again.
-"""
+sampled again."""
 
 from dataclasses import dataclass
 
@@ -31,12 +30,9 @@ class Foreign(WireError):
 def admitted(
     config: Config, vocabulary: Vocabulary, prompts: int | None, entry: Entry, messages: tuple[bytes, bytes]
 ) -> Group:
-    """Decode and check the group of `entry`. `prompts` is the run's number of prompts, None until a
-    coordinator has written that number.
-
-    Raises WireError for a group that cannot be trained on, and Foreign for one of an unknown prompt or data
-    source.
-    """
+    """Decode and check the group of `entry`. `prompts` is the run's number of prompts, None until that is
+    known. Raises WireError for a group that cannot be trained on, and Foreign for one of an unknown prompt or
+    data source."""
     group = decode_group(
         *messages,
         run=config.run.name,
@@ -73,8 +69,8 @@ def _check_lengths(group: Group, config: Config) -> None:
 
 
 def _check_rewards(group: Group, reward: RewardConfig) -> None:
-    """Check names and success against the source's `reward`. Built-in rewards lie in [0, 1]; a user's may be
-    any number."""
+    """Check names and success against `reward`. Built-in rewards lie in [0, 1]; a user's may be any
+    number."""
     names = set(reward.names)
     for i, rollout in enumerate(group.rollouts):
         if rollout.rewards.keys() != names:

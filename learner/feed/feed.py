@@ -23,8 +23,7 @@ from hora_rl.learner.weights.publisher import Publisher
 
 
 class Feed:
-    """`start` is the step of the restored checkpoint. While a step waits for groups, `publisher` serves
-    replicas that lack weights."""
+    """`start` is the restored step. While a step waits for groups, `publisher` serves replicas."""
 
     def __init__(
         self,
@@ -50,7 +49,6 @@ class Feed:
         return self._reader.read(step, partial(self._publisher.follow_rank_0, step)), waited
 
     def all_groups(self, step: int) -> list[Group]:
-        """The groups of all ranks."""
         return self._reader.read_all(step)
 
     def micro_batches(self, groups: list[Group], step: int) -> tuple[list[MicroBatch], dict[str, float]]:
@@ -66,8 +64,7 @@ class Feed:
         return micro, packing | {"packing/micro_batches_max": float(len(micro))}
 
     def fresh(self, step: int) -> MicroBatch | None:
-        """Rollouts sampled on version `step` that arrived while step `step` was trained; only rank 0 has
-        them."""
+        """Rollouts sampled on version `step` that arrived during that step; only rank 0 has them."""
         if self._planner is None:
             return None
         self._planner.look()

@@ -3,8 +3,7 @@
 Rank 0 claims entries, validates each once, selects the step's Γ groups by the staleness rule and writes them
 to the ledger before any rank trains. The ranks share only the ledger: each computes the same division of the
 groups and reads its part. After a crash the ledger repeats the same steps; groups that no ledgered step took
-are still in the stream.
-"""
+are still in the stream."""
 
 import json
 import time
@@ -34,8 +33,8 @@ UNUSABLE_IN_A_ROW = 10
 
 
 class Planner:
-    """Rank 0's planning. `start` is the step of the restored checkpoint. `cost` is the training cost of a
-    group in any unit, used to balance the ranks."""
+    """Rank 0's planning from the restored step `start`. `cost` of a group, in any unit, balances the
+    ranks."""
 
     def __init__(
         self,
@@ -62,11 +61,8 @@ class Planner:
         self._take_up(start)
 
     def _take_up(self, start: int) -> None:
-        """Sort the groups that a crash left: in the ledger and the checkpoint, in the ledger and to be
-        repeated, or free.
-
-        Raises RunError when this Redis did not plan the checkpoint's steps.
-        """
+        """Sort the groups that a crash left: in the checkpoint, to be repeated, or free. Raises RunError when
+        this Redis did not plan the checkpoint's steps."""
         if start < self._durable:
             raise RunError(
                 f"the newest checkpoint here that can be used contains {start} steps, but the groups of the "
@@ -88,10 +84,8 @@ class Planner:
         self._planned = {step: rows for step, rows in self._planned.items() if step >= self._durable}
 
     def plan(self, step: int, waiting: Callable[[], None]) -> float:
-        """Fix step `step` in the ledger, waiting for groups if needed; returns the seconds waited.
-
-        Raises RunError when nothing usable arrives within learner.wait_limit_s, or the coordinator stopped.
-        """
+        """Fix step `step` in the ledger, waiting for groups if needed; returns the seconds waited. Raises
+        RunError when nothing usable arrives within learner.wait_limit_s, or the coordinator stopped."""
         for row in self._training:
             self.kept.pop(row.entry, None)
         self._training = []
@@ -236,8 +230,7 @@ class Reader:
 
 
 def divide(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
-    """Divide whole groups among ranks, balanced by cost. Deterministic, so all ranks agree; within a rank the
-    ledger's order is kept."""
+    """Divide whole groups among ranks, balanced by cost, in the ledger's order: all ranks agree."""
     return [[rows[i] for i in share] for share in spread([r.cost for r in rows], ranks)]
 
 

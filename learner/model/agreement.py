@@ -2,8 +2,7 @@
 
 A family may scale or cap its logits, or read positions from a mask. The learner would then train on wrong
 log-probs without an error, so the first engine of a run compares a few tokens. The same comparison shows
-whether completions of a family can share their prompt: a recurrent state would mix them.
-"""
+whether completions of a family can share their prompt: a recurrent state would mix them."""
 
 from __future__ import annotations
 
@@ -17,9 +16,8 @@ import torch
 from hora_rl.common.config import LearnerConfig, ModelConfig
 from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.model.model_files import own_configuration
-from hora_rl.learner.model.head import unsupported
 from hora_rl.learner.model.loading import not_loaded
-from hora_rl.learner.model.logprobs import Policy
+from hora_rl.learner.model.logprobs import Policy, unsupported
 from hora_rl.learner.model.lora import check_targets
 from hora_rl.learner.rows.batch import make_micro_batch
 from hora_rl.learner.rows.prefixes import Row
@@ -44,8 +42,7 @@ def check_agreement(
     completion. Returns why completions cannot share a prompt; empty if they can.
 
     `dtype` is the model's. `score` calls `policy`; under ZeRO-3 pass the engine, and call this on every rank.
-    Rounding differences in padded rows widen the tolerance, up to ten times.
-    """
+    Rounding differences in padded rows widen the tolerance, up to ten times."""
 
     @torch.no_grad()
     def scored(rows: Sequence[Row], *, by_model: bool = False) -> torch.Tensor:
@@ -87,8 +84,7 @@ def check_family(source: ModelConfig, learner: LearnerConfig, temperature: float
     they do). Raises ConfigError when the learner cannot train this family. Needs no weights.
 
     Compares a model of the same family with two layers and a small vocabulary. If no such model can be made,
-    only the structure is checked, and the learner compares at its start.
-    """
+    only the structure is checked, and the learner compares at its start."""
     if not torch.cuda.is_available():  # keeps DeepSpeed, which transformers loads, from printing
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from transformers import AutoModelForCausalLM
@@ -119,7 +115,6 @@ def check_family(source: ModelConfig, learner: LearnerConfig, temperature: float
 
 
 def _rows(vocabulary: int) -> list[list[Sample]]:
-    """Samples of random tokens."""
     rng, rows = np.random.default_rng(0), []
     for size, lengths in PROMPTS.items():
         prompt = rng.integers(0, vocabulary, size).astype(np.int32)
@@ -159,8 +154,7 @@ def _small(config: PreTrainedConfig, trusted: bool) -> PreTrainedModel:
 
 
 def _cut(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration of a small model of the same family: two layers, a small vocabulary and feed-forward
-    width."""
+    """The configuration of a small model of the family: two layers, narrow, with a small vocabulary."""
     text = config.get_text_config()
     layers = text.num_hidden_layers
     for name, value in list(text.to_dict().items()):

@@ -2,8 +2,7 @@
 the files.
 
 DeepSpeed's asynchronous writers do not fit. The decoupled one needs DeepSpeed's launcher and commits within a
-later step; the fast one needs an accelerator.
-"""
+later step; the fast one needs an accelerator."""
 
 import copy
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from torch.utils._pytree import tree_leaves
 
-from hora_rl.common.weights.pinned_buffer import HostBlock, size_of
+from hora_rl.common.weights.host_memory import HostBlock, size_of
 
 
 class HostState:
@@ -24,8 +23,7 @@ class HostState:
         self._blocks: dict[str, HostBlock] = {}
 
     def copy(self, name: str, state: object) -> object:
-        """Copy `state`. Valid until the next copy of that name. A tensor under two names, such as a tied
-        weight, is copied and written once."""
+        """Copy `state`, valid until the next copy of that name. A tied weight is copied and written once."""
         tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
         distinct = {_place(tensor): tensor for tensor in tensors}
         block = self._block(name, list(distinct.values()))
@@ -47,8 +45,7 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 class CheckpointWriter(TorchCheckpointEngine):
-    """Replaces `DeepSpeedEngine.checkpoint_engine`. Writes the same files, but only when `taken`'s result is
-    called."""
+    """DeepSpeed's `checkpoint_engine`, which writes the same files when `taken`'s result is called."""
 
     def __init__(self, settings: object) -> None:
         super().__init__(settings)

@@ -1,14 +1,8 @@
-"""What is faster on a card: compiled layers, and attention that skips what no token sees.
-
-Eager layers spend a fifth of a step on element-wise kernels that read and write all activations. All layers
-of a family share one compilation for each kind of call (mask or none, gradient or none, one row or several).
-The eager path stays the reference: `check_agreement` scores with it. torch warns where it cannot compile a
-layer, and runs that eagerly.
+"""Attention on a card that skips what no token sees.
 
 A kernel with a dense mask computes all T² products of a row. FlexAttention skips blocks in which no token
 sees another, and looks into the mask only in blocks of which a part is seen. On a CPU it has no backward
-pass.
-"""
+pass."""
 
 from __future__ import annotations
 
@@ -18,38 +12,14 @@ import torch
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
 
-from hora_rl.learner.model.flops import EXPERTS, head_size
-from hora_rl.learner.model.head import Head, log_probs, scored
+from hora_rl.learner.model.flops import head_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
-VARIANTS = 64
-"""Compilations of one function before torch runs it eagerly; its own limit is 8, as many as a layer has kinds
-of call."""
 BLOCK = 128
 LEAST_HEAD = 16
 """Elements of a head that FlexAttention's kernels need."""
-
-
-def compile_policy(hf: PreTrainedModel, head: Head, backend: str = "inductor") -> None:
-    """Compile layers and head of the policy in place, for any number of rows and tokens. Experts are left
-    alone: how many tokens each gets is known only on the device. Not under ZeRO-3, whose hooks gather
-    parameters inside the layers."""
-    from torch._dynamo import config
-    from torch.fx.experimental import _config as shapes
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    config.recompile_limit, config.suppress_errors = VARIANTS, True
-    shapes.use_duck_shape = False  # else a width that equals another size would be compiled again
-    head.scored = torch.compile(scored, dynamic=True, backend=backend)
-    head.log_probs = torch.compile(log_probs, dynamic=True, backend=backend)
-    if any(getattr(hf.config.get_text_config(), key, None) for key in EXPERTS):
-        return
-    for module in hf.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.compile(dynamic=True, backend=backend)
 
 
 def block_mask_of(segments: torch.Tensor) -> BlockMask:
@@ -89,8 +59,7 @@ def takes_block_masks(model: PreTrainedModel) -> bool:
 
 
 def use_block_masks(model: PreTrainedModel) -> bool:
-    """`takes_block_masks`. If so, in this process `sdpa` runs FlexAttention for such a mask, and itself for
-    every other."""
+    """`takes_block_masks`; if so, `sdpa` runs FlexAttention for such a mask in this process."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     if not takes_block_masks(model):

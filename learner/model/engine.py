@@ -5,8 +5,7 @@ The loss is a sum over tokens, already weighted by 1/(Γ G_i Z_ij). Summed over 
 is the objective for any cut of the batch. DeepSpeed averages over ranks, so the loss is multiplied by their
 number. We mark the accumulation boundary (`managed_gradient_accumulation: false`), so ranks may have
 different numbers of micro-batches. Ranks with fewer run empty ones, because ZeRO-3 gathers parameters in
-every forward.
-"""
+every forward."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ from hora_rl.common.config import Config
 from hora_rl.common.model.adapters import published_name, refuse_to_train
 from hora_rl.common.model.model_files import not_finite, refuse_not_finite
 from hora_rl.learner.model.agreement import check_agreement
-from hora_rl.learner.model.cuda_kernels import compile_policy, use_block_masks
+from hora_rl.learner.model.cuda_kernels import use_block_masks
 from hora_rl.learner.model.flops import Shape
 from hora_rl.learner.model.loading import DTYPES, for_training, load_by_part, load_model
-from hora_rl.learner.model.logprobs import Policy
+from hora_rl.learner.model.logprobs import Policy, compile_policy
 from hora_rl.learner.model.lora import add_adapter, without_adapter
 from hora_rl.learner.model.objective import Sums, add, policy_loss, read
 from hora_rl.learner.model.optimizer import ClippedAdamW, adam, deepspeed_config, effective_stage, schedule
@@ -48,8 +47,7 @@ class Update:
     """Outcome of one optimizer step. `sums` are this rank's sums of the objective's statistics.
 
     `bad`: a loss or gradient was not finite. In float16 non-finite gradients are normal while the loss scale
-    is being found; DeepSpeed raises at the smallest scale.
-    """
+    is being found; DeepSpeed raises at the smallest scale."""
 
     applied: bool
     bad: bool
@@ -60,10 +58,8 @@ class Update:
 
 
 class Engine:
-    """DeepSpeed engine of the policy at `config.model.path`. Needs an initialised process group.
-
-    Raises ConfigError for a model whose log-probs the learner would compute wrongly.
-    """
+    """DeepSpeed engine of the policy at `config.model.path`. Needs an initialised process group. Raises
+    ConfigError for a model whose log-probs the learner would compute wrongly."""
 
     def __init__(self, config: Config, rank: int, world: int) -> None:
         import deepspeed
@@ -84,7 +80,7 @@ class Engine:
             add_adapter(hf, config.run.seed, self._lora)
         self._policy = Policy(hf)
         if self._compiles:
-            compile_policy(self._policy.hf, self._policy.head)
+            compile_policy(self._policy)
         second = config.learner.objective.kl and self._lora is None
         self._reference = self._frozen_policy() if second else None
         self._adam = adam(config.learner.optimizer, self._stage, self._policy.parameters())
@@ -131,7 +127,7 @@ class Engine:
 
         policy = Policy(self._load()).requires_grad_(False).eval()
         if self._compiles:
-            compile_policy(policy.hf, policy.head)  # rounds as the policy does
+            compile_policy(policy)  # rounds as the policy does
         if self._stage != 3:
             return policy.to(self.device)
         engine: Forward
@@ -140,7 +136,6 @@ class Engine:
 
     @property
     def device_name(self) -> str:
-        """The maker's name of a GPU, or `cpu`."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
 
     @property
@@ -160,12 +155,9 @@ class Engine:
     def step(
         self, micro_batches: Sequence[MicroBatch], fresh: Callable[[], MicroBatch | None] = lambda: None
     ) -> Update:
-        """Run `updates_per_batch` gradient updates on one batch. With several, π_prox is computed once before
-        the first.
-
-        If no rank has tokens of the current version, drift is measured on `fresh()` samples just before the
-        update. Generators that are up to date sample with these weights during the step.
-        """
+        """Run `updates_per_batch` gradient updates on one batch. With several, π_prox is computed before the
+        first. If no rank has tokens of the current version, drift is measured on `fresh()` samples just
+        before the update: generators that are up to date sample with these weights during the step."""
         started, rate = time.monotonic(), float(self._engine.get_lr()[0])
         objective = self._config.learner.objective
         tasks = self._tasks(self._aligned([m.to(self.device) for m in micro_batches]))
@@ -188,8 +180,7 @@ class Engine:
         """Yield every published parameter with its Hugging Face name; with `learner.lora` only the adapter's,
         with their names in the adapter file. Each is unsharded, on the device, and valid until the next.
 
-        A collective under ZeRO-3: all ranks must iterate to the end. Only one layer is gathered at a time.
-        """
+        A collective under ZeRO-3: all ranks must iterate to the end. Only one layer is gathered at a time."""
         import deepspeed
 
         for name, parameter in self.hf.named_parameters():
@@ -207,8 +198,8 @@ class Engine:
             yield name, parameter.to(dtype=dtype, copy=True).cpu() if self.rank == 0 else parameter
 
     def save(self, folder: Path, tag: str) -> Callable[[], None]:
-        """Capture the current state. The returned function writes this rank's files, on any thread, before
-        the next call. A collective."""
+        """Capture the state. The returned function writes it, on any thread, before the next call. A
+        collective."""
         self._engine.save_checkpoint(
             str(folder),
             tag=tag,
@@ -245,8 +236,7 @@ class Engine:
         return list(zip(batch, prox, reference, strict=True))
 
     def _reference_logprobs(self, batch: list[MicroBatch]) -> list[torch.Tensor]:
-        """Log-probs of the initial policy, from a second model or, with LoRA, with the adapter switched
-        off."""
+        """Log-probs of the initial policy: a second model, or with LoRA the adapter switched off."""
         if self._reference is not None:
             return [self._frozen(self._reference, micro)[0] for micro in batch]
         with without_adapter(self.hf):
@@ -275,8 +265,7 @@ class Engine:
         return {"drift": float(gap.abs().sum()), "drift_tokens": float(gap.numel())}
 
     def _apply(self, finite: bool) -> bool:
-        """Take the optimizer step. If any rank's loss was not finite, all ranks drop their gradients
-        instead."""
+        """Take the optimizer step, or drop the gradients of all ranks if any rank's loss was not finite."""
         if finite or self._stage > 0:
             self._engine.step()  # The optimizers themselves refuse gradients that are not finite.
             applied = bool(self._engine.was_step_applied())

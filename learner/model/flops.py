@@ -4,8 +4,7 @@ Forward and backward cost 6 FLOPs per weight and token, and attention's two prod
 pair of tokens, of which a sequence of L tokens needs L²/2 (PaLM, appendix B). A shared prompt counts once.
 The embedding look-up is free, and the head runs on completion tokens only. A frozen weight costs 4: its
 gradient is not computed. Recomputation (gradient checkpointing, the chunked head) and the forward passes of
-π_prox and the reference are not model FLOPs of the update and are not counted.
-"""
+π_prox and the reference are not model FLOPs of the update and are not counted."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class Shape:
 
     @classmethod
     def of(cls, hf: PreTrainedModel) -> Shape:
-        """The shape of a Hugging Face causal language model; under ZeRO-3 of the full model, not of the
-        shards."""
+        """The shape of a causal language model; under ZeRO-3 of the full model, not of the shards."""
         config = hf.config.get_text_config()
         size = {p: _used(p, config) for p in hf.parameters()}
         weights, trained = sum(size.values()), sum(n for p, n in size.items() if p.requires_grad)

@@ -3,8 +3,7 @@ its shards and one full parameter, so a model that fits no single rank can be tr
 
 The context manager `deepspeed.zero.Init` would also cast buffers computed in constructors, such as rotary
 frequencies, to 16 bits. So the model is built without that context, with parameters on the meta device and
-real buffers; each parameter is then read and sharded separately.
-"""
+real buffers; each parameter is then read and sharded separately."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from hora_rl.common.config import LearnerConfig, ModelConfig
 from hora_rl.common.errors import ConfigError, one_line
 from hora_rl.common.model.adapters import refuse_to_train
-from hora_rl.common.model.model_files import own_configuration
-from hora_rl.common.model.text_part import RENAMED, names_in_files
+from hora_rl.common.model.model_files import RENAMED, names_in_files, own_configuration
 from hora_rl.learner.model.logprobs import without_dropout
 
 if TYPE_CHECKING:
@@ -34,8 +32,7 @@ UNKNOWN = re.compile(r"configuration class <class '[\w.]*?(\w+)Config'>|model ty
 
 
 def load_model(model: ModelConfig, learner: LearnerConfig) -> PreTrainedModel:
-    """Load the initial policy for training. Raises ConfigError when the folder holds no causal language
-    model."""
+    """The initial policy for training. Raises ConfigError if `model.path` is no causal language model."""
     from transformers import AutoModelForCausalLM
 
     refuse_to_train(model)
@@ -67,11 +64,9 @@ def load_by_part(
     device: torch.device,
 ) -> PreTrainedModel | None:
     """The model of `source.path` with every parameter sharded over the ranks, equal to `from_pretrained`
-    under ZeRO-3. A collective; rank 0 reads the weights. `settings` are DeepSpeed's.
-
-    None if every rank must load the full model: the files are not safetensors, or `from_pretrained` converts
-    names, shapes or precisions.
-    """
+    under ZeRO-3; None if every rank must load the full model: the files are not safetensors, or
+    `from_pretrained` converts names, shapes or precisions. A collective; rank 0 reads. `settings` are
+    DeepSpeed's."""
     try:
         model = skeleton(source, dtype)
         names = _Files(source.path)
@@ -109,8 +104,7 @@ def skeleton(source: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _on_meta(module: Module, name: str, parameter: Parameter | None) -> Parameter | None:
-    """Move a parameter to the meta device. One already there may be shared with another module and stays the
-    same object."""
+    """Move a parameter to the meta device, unless it is there: it may be shared with another module."""
     if parameter is None or parameter.is_meta:
         return None
     return Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)

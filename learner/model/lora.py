@@ -2,8 +2,7 @@
 merged.
 
 Only the adapter's parameters are trained, published and saved in checkpoints. Its base, the model of
-`model.path`, never changes.
-"""
+`model.path`, never changes."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ def add_adapter(hf: PreTrainedModel, seed: int, lora: LoraConfig) -> None:
 
 
 def _drop_frozen(hf: torch.nn.Module, state: dict[str, object], prefix: str, _: object) -> None:
-    """Keep the base out of checkpoints. DeepSpeed drops frozen parameters, except the second name of a tied
-    one."""
+    """Keep the base out of checkpoints: DeepSpeed keeps the second name of a tied frozen parameter."""
     for name, parameter in hf.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad:
             state.pop(prefix + name, None)
@@ -106,8 +104,7 @@ def identity(base: str, lora: LoraConfig) -> dict[str, object]:
 
 
 def check_identity(folder: Path, base: str, lora: LoraConfig | None) -> None:
-    """Raise ConfigError if the checkpoint in `folder` does not match the run: full weights instead of an
-    adapter or vice versa, another adapter, or another base."""
+    """Raise ConfigError if the checkpoint in `folder` is of another kind of weights, adapter or base."""
     file = folder / IDENTITY
     stored = json.loads(file.read_text()) if file.exists() else None
     wanted = None if lora is None else identity(base, lora)

@@ -3,8 +3,7 @@
     L = -Σ_i (1/Γ)(1/G_i) Σ_j (1/Z_ij) Σ_t w_ijt · min(ρ A, clip(ρ, 1 - ε_low, 1 + ε_high) A)
 
 The minimum is the token loss `clip`; `micro.scale` holds the normalisation factors. ρ = π_θ/π_prox; w
-corrects for π_prox/π_gen: the sampler's weights and arithmetic are not the learner's.
-"""
+corrects for π_prox/π_gen: the sampler's weights and arithmetic are not the learner's."""
 
 from collections.abc import Mapping, Sequence
 
@@ -29,11 +28,9 @@ def policy_loss(
     objective: ObjectiveConfig,
     reference: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Sums]:
-    """Loss (scalar) and sums over this micro-batch's N tokens for the step's metrics.
-
-    `logprobs` (N,) with gradient; `prox`, `reference` (N,) without; `reference` None: no KL term. All terms
-    carry `micro.scale`.
-    """
+    """Loss (scalar) and sums over this micro-batch's N tokens for the step's metrics. `logprobs` (N,) with
+    gradient; `prox`, `reference` (N,) without; `reference` None: no KL term. All terms carry
+    `micro.scale`."""
     algorithm = loss_of(objective.loss)
     assert algorithm.token_loss is not None
     weight = importance(prox - micro.logprobs, micro.sequence, objective)
@@ -71,8 +68,8 @@ def k3(gap: torch.Tensor) -> torch.Tensor:
 
 
 def mean_of_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
-    """The mean over each token's completion (N,): GSPO's log-ratio (2507.18071). No micro-batch cuts a
-    completion."""
+    """The mean over each token's completion (N,), which no micro-batch cuts: GSPO's log-ratio
+    (2507.18071)."""
     return sum_of_sequences(values, sequence) / sum_of_sequences(torch.ones_like(values), sequence)
 
 
@@ -83,8 +80,8 @@ def sum_of_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tens
 
 
 def importance(log_ratio: torch.Tensor, sequence: torch.Tensor, objective: ObjectiveConfig) -> torch.Tensor:
-    """w (N,): π_prox/π_gen per token truncated at C; or tokens, or whole sequences by their product, above C
-    left out."""
+    """w (N,): π_prox/π_gen truncated at C; or tokens, or whole sequences by their product, above C left
+    out."""
     kind, cap = objective.importance, objective.importance_cap
     if kind == "none":
         return torch.ones_like(log_ratio)

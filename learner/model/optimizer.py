@@ -14,8 +14,7 @@ class ClippedAdamW(torch.optim.AdamW):
     """AdamW that first clips the global gradient norm to `max_norm`, and keeps the norm in `norm`.
 
     Non-finite gradients are refused, as in ZeRO's optimizers: clipping would multiply every gradient by NaN.
-    DeepSpeed reads `overflow` and then neither counts the step nor advances the schedule.
-    """
+    DeepSpeed reads `overflow` and then neither counts the step nor advances the schedule."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], *, max_norm: float, **settings: Any) -> None:
         super().__init__(parameters, **settings)
@@ -33,8 +32,7 @@ class ClippedAdamW(torch.optim.AdamW):
 def adam(
     settings: OptimizerConfig, stage: int, parameters: Iterable[torch.nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """The optimizer of the trained `parameters`. Without ZeRO DeepSpeed clips in float32 but reports no norm;
-    its other optimizers do both."""
+    """The optimizer of the trained `parameters`. Without ZeRO DeepSpeed would clip but report no norm."""
     plain = partial(ClippedAdamW, max_norm=settings.max_grad_norm)
     kind = plain if stage == 0 else torch.optim.AdamW
     return kind(

@@ -26,8 +26,7 @@ def step_metrics(
 
     Rewards are means over prompts of each group's mean, weighted as in the objective: HORA samples hard
     prompts more often, so a mean over rollouts would depend on the allocation rule. Objective statistics are
-    means over trained tokens; NaN without any.
-    """
+    means over trained tokens; NaN without any."""
     rollouts = [r for g in groups for r in g.rollouts]
     sources = {name: config.of(name).reward for name in config.source_names}
     rewards = [_totals(g, sources) for g in groups]
@@ -65,8 +64,7 @@ def step_metrics(
 def cost_metrics(
     sums: Mapping[str, float], seconds: float, updates: int, dtype: str, *, device: str, ranks: int
 ) -> dict[str, float]:
-    """FLOPs of a step of `seconds` with `updates` updates, and their share of the peak of all devices, NaN if
-    that is unknown."""
+    """FLOPs of a step of `seconds`, and their share of the peak of all devices, NaN if that is unknown."""
     flops = updates * sums["packing/flops"]
     peak = peak_flops(device, dtype)
     return {
@@ -105,8 +103,7 @@ def _objective(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def _packing(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
-    """Share of padding among the processed tokens, and relative excess FLOPs of the busiest rank over the
-    mean."""
+    """Share of padding in the processed tokens; relative excess FLOPs of the busiest rank over the mean."""
     busiest, processed = sums.get("packing/rank_flops_max", 0.0), sums.get("packing/processed")
     return {
         "padding/share": 1.0 - sums["packing/tokens"] / processed if processed else 0.0,
@@ -123,8 +120,7 @@ def _turns(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _successes(groups: Sequence[Group], sources: Mapping[str, RewardConfig]) -> dict[str, float]:
-    """Mean success rate over prompts, and share of groups with a success. Empty if no reward defines
-    success."""
+    """Mean success rate over prompts, and share of groups with a success; empty without successes."""
     counted = [g for g in groups if sources[g.source].success is not None]
     if not counted:
         return {}
@@ -141,7 +137,6 @@ def _totals(group: Group, sources: Mapping[str, RewardConfig]) -> np.ndarray:
 
 
 def _by_source(groups: Sequence[Group], sources: Mapping[str, RewardConfig]) -> dict[str, float]:
-    """Metrics of each data source."""
     metrics: dict[str, float] = {}
     for source in sources:
         of_source = [g for g in groups if g.source == source]

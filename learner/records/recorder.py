@@ -2,8 +2,7 @@
 
 Drift is the mean |difference| of generator and learner log-probs of the same tokens under the same weights. A
 wrong engine or model causes a large drift at once and stops the run in its first steps. Later drift only
-raises an alarm.
-"""
+raises an alarm."""
 
 import json
 import math
@@ -67,8 +66,7 @@ class Drift:
 
 
 class Recorder:
-    """Its methods with a step are collectives; rank 0 writes into `run_dir`. Lines of steps from `start` on,
-    left by a crash, are removed first."""
+    """Its methods with a step are collectives; rank 0 writes. Lines from `start` on are removed first."""
 
     def __init__(
         self, config: Config, client: redis.Redis, engine: Engine, run_dir: Path, start: int
@@ -85,8 +83,7 @@ class Recorder:
             self._records = Records(config, client, run_dir, start, rollouts)
 
     def over_ranks(self, step: int, sums: dict[str, float]) -> dict[str, float]:
-        """The sums over all ranks, with drift where a measurement of it ends. Raises RunError when the first
-        measurements exceed `weights.drift_limit`."""
+        """The sums over all ranks, with drift where a measurement of it ends (`Drift.add`)."""
         return self._drift.add(step, sums_over_ranks(sums))
 
     def record(

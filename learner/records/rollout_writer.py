@@ -6,8 +6,7 @@
 A restarted learner repeats the steps that its checkpoint lacks, on the same groups, and replaces their files.
 So no rollout of a trained group is missing or duplicated after any crash. The learner writes, because only
 the learner knows the step, and its folder has the run's other records. With `gloo` and `nccl` a coordinator
-need not share a disk.
-"""
+need not share a disk."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ import pyarrow.parquet as pq
 
 from hora_rl.common.config import Config
 from hora_rl.common.data.rewards import total
-from hora_rl.common.data.stop_tokens import completed, silent_tokens, spoken, stop_texts
+from hora_rl.common.data.special_tokens import completed, silent_tokens, spoken, stop_texts
 from hora_rl.common.files import replacing, sync
 from hora_rl.common.rollout_files import ARRAYS, FOLDER, REWARD, files_of, path_of, schema
 from hora_rl.common.types import Group, Rollout, Tokens
@@ -56,14 +55,12 @@ class RolloutFiles:
         self._sizes = {step: path.stat().st_size for step, path in files.items()}
 
     def write(self, step: int, groups: Sequence[Group]) -> None:
-        """Write the file of step `step` in the background. Waits for the previous file, and raises its
-        OSError if that failed."""
+        """Write step `step` in the background, after the previous file, whose OSError is raised."""
         self._wait()
         if self._config.telemetry.rollouts != "none":
             self._writing = self._thread.submit(self._write, step, list(groups))
 
     def flush(self) -> None:
-        """Return when all files are on disk."""
         self._wait()
         if self._unsynced:
             sync(*(path for path in self._unsynced if path.exists()), self._run_dir / FOLDER)

@@ -1,9 +1,17 @@
-"""The learner's records: one line per trained group and per step, in JSONL, in the trackers
-(`learner.records.trackers`), and in Redis for the live views. All use the same names, also for Pass@K."""
+"""The learner's records: one line per trained group and per step, in JSONL, in the trackers (TensorBoard, and
+Weights & Biases if the configuration names a project), and in Redis for the live views. All use the same
+names, also for Pass@K.
+
+W&B works without a network with WANDB_MODE=offline. If it is down, it keeps unsent records and does not delay
+the run."""
+
+from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -16,12 +24,52 @@ from hora_rl.common.live.telemetry import LOOKS, count_now, record_step
 from hora_rl.common.records import GroupRecord
 from hora_rl.common.types import Group
 from hora_rl.learner.records.rollout_writer import RolloutFiles
-from hora_rl.learner.records.trackers import trackers
+
+SECRETS: Any = {"queue": {"url"}, "telemetry": {"on_alert"}}
+"""Keys that may hold a password and are not sent."""
+EVALUATION = "evaluation"
+
+
+@dataclass(frozen=True, slots=True)
+class Tracker:
+    log: Callable[[Mapping[str, float], int], None]
+    close: Callable[[], None]
+
+
+def trackers(config: Config, run_dir: Path, start: int = 0, *, evaluation: bool = False) -> list[Tracker]:
+    """The trackers of a learner that begins with step `start`, or with `evaluation` those of Pass@K, which
+    have a separate TensorBoard folder and W&B run. TensorBoard purges its folder from `start` on, and W&B
+    accepts no step below the last one."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder, name = run_dir / "tensorboard", config.run.name
+    if evaluation:
+        folder, name = folder / EVALUATION, f"{name}-{EVALUATION}"
+    board = SummaryWriter(str(folder), purge_step=None if evaluation else start)
+
+    def to_board(values: Mapping[str, float], step: int) -> None:
+        for key, value in values.items():
+            board.add_scalar(key, value, step)
+
+    result = [Tracker(to_board, board.close)]
+    if config.learner.wandb:
+        import wandb
+
+        settings = config.model_dump(mode="json", exclude=SECRETS)
+        run = wandb.init(
+            project=config.learner.wandb,
+            id=name,
+            group=config.run.name,
+            resume="allow",
+            dir=str(run_dir),
+            config=settings,
+        )
+        result.append(Tracker(lambda values, step: run.log(dict(values), step=step), run.finish))
+    return result
 
 
 class Records:
-    """Rank 0's files in `run_dir`. Lines of steps from `start` on, left by a crash, are removed first.
-    `rollouts` writes the rollouts; None writes none."""
+    """Rank 0's files in `run_dir`, without lines of steps from `start` on. `rollouts`: None writes none."""
 
     def __init__(
         self,
@@ -41,8 +89,7 @@ class Records:
         """Metrics of the newest step since the start."""
 
     def idle(self) -> dict[str, float]:
-        """`generators/idle`: the share of time since the last call without a request at the generators; empty
-        at the first call."""
+        """`generators/idle`: share of the time since the last call without a request; empty at the first."""
         counters = self._redis.hmget(Keys(self._config.run.name).counters, LOOKS)
         before, self._looks = self._looks, (int(counters[0] or 0), int(counters[1] or 0))
         if before is None or self._looks[0] == before[0]:
@@ -56,8 +103,7 @@ class Records:
         metrics: Mapping[str, float],
         trained: Sequence[Group] = (),
     ) -> None:
-        """Write one step. `groups` are the records of all Γ groups by `group_record`, `trained` these
-        groups."""
+        """Write one step: the records of all Γ groups, and the `trained` groups themselves."""
         if self._rollouts is not None:
             self._rollouts.write(step, trained)
         self.newest = metrics
@@ -76,8 +122,7 @@ class Records:
         self._redis.hset(Keys(name).state, mapping=changed(step=step + 1))
 
     def sync(self) -> None:
-        """Sync lines and rollouts to disk before a checkpoint: steps that a checkpoint contains are not
-        written again."""
+        """Before a checkpoint: steps that a checkpoint contains are not written again."""
         if self._rollouts is not None:
             self._rollouts.flush()
         sync(*(path for path in (self._groups, self._steps) if path.exists()))
@@ -97,7 +142,6 @@ def log_evaluation(config: Config, run_dir: Path, version: int, values: Mapping[
 
 
 def group_record(step: int, group: Group, config: Config) -> GroupRecord:
-    """The record of one trained group."""
     rollouts, old_new, reward = group.rollouts, group.versions, config.of(group.source).reward
     n = len(rollouts)
     record: GroupRecord = {

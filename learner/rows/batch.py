@@ -1,8 +1,7 @@
 """From groups to model inputs: samples with advantages and weights, in rows that share a prompt, cut into
 micro-batches.
 
-Letters: B rows of T tokens of a micro-batch, N sampled tokens in a micro-batch, G_i rollouts of a group.
-"""
+Letters: B rows of T tokens of a micro-batch, N sampled tokens in a micro-batch, G_i rollouts of a group."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ class MicroBatch:
     `input_ids`, `position_ids`, `segments` are (B, T); all other tensors are (N,), one entry per sampled
     token. `sources[k]` is the index in the B·T tokens whose hidden state predicts token `targets[k]`;
     `sequence` numbers the samples. `segments` is 0 in a row's prompt and numbers its completions from 1; None
-    if every row has one.
-    """
+    if every row has one."""
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
@@ -50,11 +48,9 @@ class MicroBatch:
 def samples_of(
     groups: Sequence[Group], estimator: Estimator, prompts_per_batch: int, version: int
 ) -> list[Sample]:
-    """Samples of the groups, in order. `version` is the weight version that the step starts from. If the
-    objective needs the step's tokens and `estimator` has none, they are those of `groups`.
-
-    Rollouts with advantage zero are dropped, unless a KL term acts on them.
-    """
+    """Samples of the groups, in order, by the weight version that the step starts from. `normalisation:
+    token` needs the step's tokens: `estimator`'s, or those of `groups`. Rollouts with advantage zero are
+    dropped, unless a KL term acts on them."""
     objective, samples = estimator.objective, list[Sample]()
     if objective.normalisation == "token" and estimator.tokens is None:
         estimator = replace(estimator, tokens=estimator.trained_tokens(groups))
@@ -67,8 +63,7 @@ def samples_of(
 
 
 def measurable(groups: Iterable[Group], version: int, enough: int) -> list[Sample]:
-    """Samples with tokens of `version`: the first ones that hold `enough` such tokens, or all. Their loss
-    weight is zero: they only measure drift."""
+    """Samples of weight zero with tokens of `version`: the first ones that hold `enough` of these, or all."""
     samples: list[Sample] = []
     tokens = 0
     for group, rollout in ((g, r) for g in groups for r in g.rollouts):

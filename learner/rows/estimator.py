@@ -26,8 +26,7 @@ class Estimator:
     `weights` are the rewards' weights, `success` names the reward that decides success (None: no reward
     does), `group_size` is G, `max_response` the longest completion. `tokens` are the trained tokens of the
     step, which `normalisation: token` needs. `sources` are the estimators of the data sources of a run with
-    several.
-    """
+    several."""
 
     objective: ObjectiveConfig
     weights: Mapping[str, float]
@@ -38,17 +37,14 @@ class Estimator:
     sources: Mapping[str, Estimator] = field(default_factory=dict)
 
     def advantages(self, group: Group) -> Values:
-        """A (G_i,), times the group's weight. Raises ConfigError for a user's advantage that is not n finite
+        """A (G_i,), times the group's weight. Raises ConfigError for a user's that is not n finite
         numbers."""
         weight = group_weight(group, self.objective.group_weight, self.group_size)
         return self.sources.get(group.source, self)._unweighted(group) * weight
 
     def _unweighted(self, group: Group) -> Values:
-        """A (G_i,) by the formula.
-
-        A formula on successes uses 1 for a success and 0 otherwise. Every other weighted reward is centred in
-        the group and added.
-        """
+        """A (G_i,) by the formula. One on successes takes 0 and 1; every other weighted reward is centred in
+        the group and added."""
         algorithm = advantage_of(self.objective.advantage)
         successes = np.array([r.success for r in group.rollouts], dtype=np.float64)
         phases = np.array([r.phase for r in group.rollouts])
@@ -69,8 +65,8 @@ class Estimator:
         return _finite(name, result, rewards) if is_user_function(name) else result
 
     def try_advantage(self, pre_rollouts: int) -> None:
-        """Compute a user's advantage of groups that every run meets: no hit, one hit, all hits, with and
-        without Phase B. Raises ConfigError."""
+        """Compute a user's advantage of groups that every run meets: none, one, all hits. Raises
+        ConfigError."""
         algorithm = advantage_of(self.objective.advantage)
         if algorithm.counts and self.success is None:
             raise ConfigError(
@@ -93,8 +89,7 @@ class Estimator:
         return not (self.objective.overlong == "mask" and rollout.finish_reason == "length")
 
     def scale(self, group: Group, rollout: Rollout, prompts: int) -> float:
-        """Weight of one token in the loss of a step of `prompts` groups: 1/(Γ G_i Z), or 1/(tokens of the
-        step)."""
+        """Weight of a token in the loss of `prompts` groups: 1/(Γ G_i Z), or 1/(tokens of the step)."""
         if self.objective.normalisation == "token" and self.tokens is not None:
             return 1.0 / self.tokens
         z = self.max_response if self.objective.normalisation == "constant" else len(rollout.tokens)
@@ -105,8 +100,7 @@ class Estimator:
         return float(sum(len(r.tokens) for group in groups for r in group.rollouts if self.trains(r)))
 
     def _overlong(self, group: Group) -> Values:
-        """DAPO's soft penalty (2503.14476, equation 13): rises from 0 to 1 over the last fifth of the
-        tokens before the limit."""
+        """DAPO's soft penalty (2503.14476, equation 13): from 0 to 1 over the last fifth before the limit."""
         if self.objective.overlong != "soft":
             return np.zeros(group.size)
         cache = max(1, self.max_response // 5)
@@ -140,8 +134,7 @@ def group_weight(group: Group, weight: GroupWeightConfig, group_size: int) -> fl
 
     Under `grpo` a rare prompt's expected update grows with the root of its group's size. The weights apply
     that without unequal groups, remove that effect, or weight by difficulty: clamp(√(0.12/p̂), 0.7, 3). Raises
-    RunError for a group without the size that as_if needs.
-    """
+    RunError for a group without the size that as_if needs."""
     if weight.kind == "sqrt_size":
         return float(size_weight(group.size, group_size))
     if weight.kind == "inverse_sqrt_size":
@@ -160,7 +153,6 @@ def group_weight(group: Group, weight: GroupWeightConfig, group_size: int) -> fl
 
 
 def estimator_of(config: Config) -> Estimator:
-    """The estimator of a run, with one for each data source."""
     rollout = config.rollout
     return Estimator(
         config.learner.objective,

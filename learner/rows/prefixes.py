@@ -13,8 +13,7 @@ of attention, the cost is
 FlexAttention (learner/model/cuda_kernels.py) computes what is seen alone, at `SPARSE` of the speed of
 a kernel without a mask. There a group is cut only to fit a micro-batch.
 
-Rows of a micro-batch are padded at the right, where causal attention never looks.
-"""
+Rows of a micro-batch are padded at the right, where causal attention never looks."""
 
 from __future__ import annotations
 
@@ -54,7 +53,6 @@ class Sharing:
 
 
 def length(row: Row) -> int:
-    """Number of tokens computed for `row`."""
     return len(row[0].prompt) + sum(len(s.tokens) for s in row)
 
 
@@ -123,8 +121,8 @@ def bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def spread(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Indices of `sizes` in `count` parts of about equal sums: the largest first, each to the smallest part.
-    Indices rise within a part."""
+    """Indices of `sizes`, ascending, in `count` parts of about equal sums: the largest first, to the
+    smallest."""
     parts: list[list[int]] = [[] for _ in range(count)]
     sums = [0] * count
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
@@ -139,8 +137,7 @@ def mask_of(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     (B, T) are 0 for the prompt and number the completions and the padding of a row.
 
     Additive, because SDPA would convert a boolean one in each layer. Lines start at multiples of 8 numbers,
-    as CUDA's memory-efficient kernel requires; otherwise each layer copies the mask.
-    """
+    as CUDA's memory-efficient kernel requires; otherwise each layer copies the mask."""
     import torch
 
     batch, width = segments.shape

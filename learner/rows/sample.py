@@ -37,7 +37,6 @@ class Sample:
 
     @property
     def targets(self) -> Tokens:
-        """The sampled tokens (N,)."""
         return self.tokens if self.places is None else self.tokens[self.places]
 
 
@@ -64,8 +63,7 @@ def sequences(
 
 
 def _joined(rollout: Rollout, part: list[tuple[int, Turn]]) -> tuple[Tokens, NDArray[np.int64]]:
-    """The tokens of consecutive turns (L,), and the indices (N,) of the sampled ones. The text of a fresh
-    context is the prompt."""
+    """The tokens of consecutive turns (L,), without a fresh context, and indices (N,) of the sampled ones."""
     pieces: list[Tokens] = []
     places: list[NDArray[np.int64]] = []
     length = 0

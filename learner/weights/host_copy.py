@@ -9,9 +9,8 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from hora_rl.common.model.adapters import PARAMETER, published_name
-from hora_rl.common.weights.memory_files import MemoryFile, Snapshot
-from hora_rl.common.weights.pinned_buffer import HostBlock, size_of
-from hora_rl.common.weights.tensor_file import Shape
+from hora_rl.common.weights.host_memory import HostBlock, MemoryFile, Snapshot, size_of
+from hora_rl.common.weights.weight_file import Shape
 from hora_rl.learner.model.engine import Engine
 
 
@@ -29,10 +28,8 @@ class HostCopy:
         self._room = None if self.converts else room
 
     def snapshot(self, version: int, device: torch.device) -> Snapshot | None:
-        """The current weights as `version`, by their names in a model's files; None on the other ranks.
-
-        In the block they are valid until the next call. Under ZeRO-3 a collective of all ranks.
-        """
+        """The current weights as `version`, by their names in a model's files; None on the other ranks. In
+        the block they are valid until the next call. Under ZeRO-3 a collective of all ranks."""
         if self._rank:
             for _ in self._engine.published():
                 pass
@@ -64,12 +61,9 @@ class HostCopy:
 
 
 def in_files(hf: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """All parameters of a model, from their names in memory to those that `save_pretrained` would write.
-    Results are views or copies.
-
-    In memory transformers may merge a layer's experts into one tensor, or use another prefix for a multimodal
-    language model. A module that transformers did not make has the same names.
-    """
+    """A model's parameters, from their names in memory to those of `save_pretrained`: transformers may merge
+    a layer's experts, or use another prefix. Results are views or copies. A module that transformers did not
+    make has the same names."""
     if not isinstance(hf, PreTrainedModel):
         return tensors
     converted: dict[str, torch.Tensor] = revert_weight_conversion(hf, tensors)  # type: ignore[no-untyped-call]
@@ -77,8 +71,7 @@ def in_files(hf: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str,
 
 
 def differ(hf: torch.nn.Module) -> bool:
-    """Whether the model's files have other names or shapes than its parameters. False for an adapter, which
-    is published by separate names."""
+    """Whether the model's files have other names or shapes than its parameters; False for an adapter."""
     shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in hf.named_parameters()}
     if any(PARAMETER.match(name) for name in shapes):
         return False

@@ -1,4 +1,5 @@
-"""Publishes weights: from the DeepSpeed engine to every generator replica.
+"""Publishes weights: from the DeepSpeed engine to every generator replica; and a GPU shared with such a
+replica.
 
     copy to rank 0's host memory (ZeRO-3 layer by layer) ─► file ─► announced, state.version ─► replicas load
                                                          └─► Gloo or NCCL ─► replicas load ─► state.version
@@ -7,13 +8,13 @@ The learner waits only for its copy. Hashing, announcing, sending and loading ru
 next step trains. `file`: the copy is a file in memory, or is copied to one in RUN/weights. `gloo`, `nccl`:
 broadcast to a group of rank 0 and the running replicas. Over `file` a version counts as published when its
 file is announced, because an older replica pulls before it serves; otherwise when the version was sent. So
-with max_staleness 0 no token of the next batch can come from older weights.
-"""
+with max_staleness 0 no token of the next batch can come from older weights."""
 
 from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,13 @@ import structlog
 import torch
 
 from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.state import read_state
-from hora_rl.common.live.telemetry import beats
+from hora_rl.common.live.telemetry import STEPPING, TO_SLEEP, Heartbeat, beats
 from hora_rl.common.weights.announcement import Manifest, advance, announce, available, mark_of, newest_now
 from hora_rl.common.weights.file_sender import FileTransport
-from hora_rl.common.weights.memory_files import Snapshot
+from hora_rl.common.weights.host_memory import Snapshot
 from hora_rl.common.weights.replica_calls import BroadcastClient, Confirmation
 from hora_rl.learner.model.engine import Engine
 from hora_rl.learner.weights.host_copy import HostCopy
@@ -35,8 +37,9 @@ from hora_rl.learner.weights.host_copy import HostCopy
 if TYPE_CHECKING:
     from hora_rl.common.weights.group_sender import TransferGroup
 
+
 log = structlog.get_logger(__name__)
-HELD_POLL_S = 0.1
+POLL_S = 0.1
 METRICS = ("time/gather", "time/transfer", "time/load", "time/checksum", "weights/bytes")
 
 
@@ -117,8 +120,7 @@ class Publisher:
             self._publish_again(step, number)
 
     def follow_rank_0(self, step: int) -> None:
-        """Publish again together with rank 0, which also waits for groups of step `step`: gathering is a
-        collective."""
+        """Publish again together with rank 0, which also waits for groups: gathering is a collective."""
         number = read_state(self._redis, self._config.run.name).republished
         if number > self._republished:
             self._publish_again(step, number)
@@ -130,8 +132,8 @@ class Publisher:
         self.wait()
 
     def _refresh(self) -> None:
-        """Send the newest version to replicas that started after its broadcast, or on a machine that cannot
-        read its file."""
+        """Send the newest version to replicas that started later, or on a machine that cannot read its
+        file."""
         if self._shipping is not None and not self._shipping.done():
             return
         self.wait()
@@ -164,7 +166,7 @@ class Publisher:
     def _bring_when_free(self, weights: Snapshot, began: float) -> None:
         """Send weights to the replicas as soon as no evaluation needs their current ones."""
         while self._redis.exists(Keys(self._config.run.name).hold):
-            time.sleep(HELD_POLL_S)
+            time.sleep(POLL_S)
             began = time.monotonic()
         self._bring(weights, began)
 
@@ -199,7 +201,41 @@ class Publisher:
 
 
 def _log_failed_push(push: Future[None]) -> None:
-    """Log a failed push. The learner continues: replicas pull a version before they serve a request that
-    needs that version."""
+    """The learner continues: replicas pull a version before they serve a request that needs it."""
     if not push.cancelled() and (error := push.exception()) is not None:
         log.error("replicas were not asked to load a version", exc_info=error)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCard:
+    """The GPU of a run with `generator.sleep`, which only the learner uses during a step; publishing wakes
+    the engine (`actors/generator/deployment.py`). Otherwise both methods do nothing."""
+
+    config: Config
+    heart: Heartbeat
+    publisher: Publisher
+
+    def acquire(self, step: int) -> dict[str, float]:
+        """Wait until the engines sleep at the newest version; returns the seconds as a metric. A starting
+        replica is awaited too: it would take memory that the step needs. Raises RunError after
+        learner.wait_limit_s."""
+        if self.config.generator.sleep == "none":
+            return {}
+        began, limit = time.monotonic(), self.config.learner.wait_limit_s
+        self.heart.update(state=TO_SLEEP, step=step)
+        while self.publisher.sleeping() < self.config.generator.replicas:
+            if time.monotonic() - began > limit:
+                raise RunError(
+                    f"the generator did not fall asleep at version {self.publisher.published} within "
+                    f"{limit:g} s (learner.wait_limit_s), and a step would not fit beside it "
+                    "(generator.sleep): see `hora monitor` for whether it is up"
+                )
+            self.publisher.help_replicas(step)
+            time.sleep(POLL_S)
+        self.heart.update(state=STEPPING, step=step)
+        return {"time/sleep": time.monotonic() - began}
+
+    def give(self) -> None:
+        """Free memory used only during a step, before the next version wakes the engine."""
+        if self.config.generator.sleep != "none" and torch.cuda.is_available():
+            torch.cuda.empty_cache()

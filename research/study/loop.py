@@ -27,9 +27,8 @@ from hora_rl.actors.coordinator.prompt_features import prior_of
 from hora_rl.actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
 from hora_rl.allocator.priors.base import Prior
 from hora_rl.common.config import Config, ObjectiveConfig
-from hora_rl.common.data.prompt_order import Mixture
+from hora_rl.common.data.prompt_order import Counts, Mixture, Order
 from hora_rl.common.data.prompts import load_tokenizer, render
-from hora_rl.common.data.resting import Counts, Order
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Group, Prompt, Rollout
 from hora_rl.learner.model.engine import Engine

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hora_rl.actors.environment.conversation import Conversation, History, Template
 from hora_rl.common.config import DataConfig
-from hora_rl.common.data.stop_tokens import completed, silent_tokens
+from hora_rl.common.data.special_tokens import completed, silent_tokens
 from hora_rl.common.errors import EnvironmentFault
 from hora_rl.common.types import Completion
 from hora_rl.learner.rows.sample import sequences

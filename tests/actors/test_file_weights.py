@@ -15,8 +15,8 @@ from hora_rl.common.weights import file_receiver
 from hora_rl.common.weights.announcement import Manifest, check_file, path_of
 from hora_rl.common.weights.file_receiver import FILES, DeviceCopies
 from hora_rl.common.weights.file_sender import FileTransport
-from hora_rl.common.weights.memory_files import Snapshot
-from hora_rl.common.weights.tensor_file import header_of, size_of, tensors_in
+from hora_rl.common.weights.host_memory import Snapshot
+from hora_rl.common.weights.weight_file import header_of, size_of, tensors_in
 from tests.support.engines import engine_of
 
 CPU = torch.device("cpu")
@@ -84,7 +84,7 @@ def test_memory_of_another_learner_and_more_than_three_files_are_not_kept(
     for version in range(1, 6):
         assert list(copies.receive(published(transport(tmp_path), version).path, ahead=False))
     assert (len(registered.now), registered.ever) == (FILES, 5)
-    monkeypatch.setattr("hora_rl.common.weights.memory_files.os.getpid", lambda: 1)
+    monkeypatch.setattr("hora_rl.common.weights.host_memory.os.getpid", lambda: 1)
     manifest = published(transport(tmp_path), 9)
     path = manifest.path.replace("/proc/1/", "/proc/self/")
     assert list(copies.receive(path, ahead=False))
@@ -179,7 +179,7 @@ def test_over_nccl_a_version_that_lacks_a_layer_is_refused(left_out: str) -> Non
 @pytest.mark.timeout(120)
 def test_both_sides_cut_chunks_at_the_same_size(monkeypatch: pytest.MonkeyPatch) -> None:
     from hora_rl.common.weights import group_sender, vllm_transfer
-    from hora_rl.common.weights.memory_files import Snapshot
+    from hora_rl.common.weights.host_memory import Snapshot
 
     sizes = list[int]()
     monkeypatch.setattr(vllm_transfer, "_joined", lambda *_: None)

@@ -13,7 +13,7 @@ from hora_rl.actors.environment.conversation import Template
 from hora_rl.common.config import DataConfig
 from hora_rl.common.data.chat_template import settings_of, template_of
 from hora_rl.common.data.prompts import load_tokenizer, render, render_text
-from hora_rl.common.data.stop_tokens import turn_end
+from hora_rl.common.data.special_tokens import turn_end
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from tests.support.chat_model import END, TEMPLATE, TURN, TURN_END, chat_tokenizer

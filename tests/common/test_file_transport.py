@@ -19,7 +19,7 @@ from hora_rl.common.weights import file_sender
 from hora_rl.common.weights.announcement import Manifest, check_file, path_of
 from hora_rl.common.weights.file_receiver import mapped
 from hora_rl.common.weights.file_sender import FileTransport
-from hora_rl.common.weights.memory_files import Snapshot
+from hora_rl.common.weights.host_memory import Snapshot
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 LAST, SHAPE = 9, (64, 1024)
@@ -197,7 +197,7 @@ KILLED = """
 import sys, torch
 from pathlib import Path
 from hora_rl.common.weights.file_sender import FileTransport
-from hora_rl.common.weights.memory_files import Snapshot
+from hora_rl.common.weights.host_memory import Snapshot
 files = FileTransport(Path(sys.argv[1]), "r", lambda _: None, None, 9, lambda: True)
 manifest = files.write(Snapshot(1, [("w", torch.full((64, 1024), 1.0))], torch.device("cpu")))
 print(manifest.path, manifest.digest, manifest.bytes, flush=True)

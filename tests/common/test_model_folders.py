@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from hora_rl.common.config import LoraConfig
 from hora_rl.common.data.prompts import load_tokenizer
-from hora_rl.common.data.stop_tokens import silent_tokens
+from hora_rl.common.data.special_tokens import silent_tokens
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import check_paths, from_args, load
 from hora_rl.common.model import pretrained

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config
 from hora_rl.common.answer_format import TAGS
 from hora_rl.common.config import Config, DataConfig
 from hora_rl.common.data.prompts import fingerprint, load_tokenizer, render, render_text
-from hora_rl.common.data.stop_tokens import (
+from hora_rl.common.data.special_tokens import (
     completed,
     named,
     silent_tokens,

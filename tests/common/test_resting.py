@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hora_rl.common.data.prompt_order import Mixture, mixed_rows
-from hora_rl.common.data.resting import Counts, Order
+from hora_rl.common.data.prompt_order import Counts, Mixture, Order, mixed_rows
 
 G0 = 4
 SOURCES = st.lists(st.tuples(st.integers(12, 40), st.floats(0.05, 8.0)), min_size=1, max_size=3)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 from pydantic import BaseModel, Field, model_validator
 
-from hora_rl.common.errors import RunError
-from hora_rl.common.root_cause import DIED, root_cause
+from hora_rl.common.errors import DIED, RunError, root_cause
 
 
 class Model(BaseModel):

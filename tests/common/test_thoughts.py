@@ -5,7 +5,7 @@ import pytest
 from hora_rl.actors.verifier.answers import ANSWERS, example, example_program, format_reward
 from hora_rl.common.answer_format import MARKS, after_thought, prefill
 from hora_rl.common.data.code import code_block, code_blocks
-from hora_rl.common.data.stop_tokens import completed, silent_tokens
+from hora_rl.common.data.special_tokens import completed, silent_tokens
 from tests.support.chat_model import TURN_END, chat_tokenizer
 
 SAID = {

@@ -19,8 +19,7 @@ from hora_rl.allocator.planning.outcome import GRID, Arm, fit_mixture, outcome, 
 from hora_rl.allocator.planning.table import Row
 from hora_rl.allocator.posterior import Float
 from hora_rl.allocator.session import simulate
-from hora_rl.common.data.prompt_order import Mixture
-from hora_rl.common.data.resting import Counts, Order
+from hora_rl.common.data.prompt_order import Counts, Mixture, Order
 from hora_rl.common.errors import ConfigError
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.launch import counting

@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from hora_rl.common.load import load
-from hora_rl.common.weights.pinned_buffer import ALIGNED, HostBlock, size_of
+from hora_rl.common.weights.host_memory import ALIGNED, HostBlock, size_of
 from hora_rl.learner.checkpoints.checkpoint import Checkpoints
 from hora_rl.learner.model.async_checkpoint import HostState
 from hora_rl.learner.model.engine import Engine, Update

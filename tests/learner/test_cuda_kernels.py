@@ -13,8 +13,8 @@ from torch.nn.attention.flex_attention import create_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hora_rl.learner.model import cuda_kernels
-from hora_rl.learner.model.cuda_kernels import block_mask_of, compile_policy, use_block_masks
-from hora_rl.learner.model.logprobs import Policy
+from hora_rl.learner.model.cuda_kernels import block_mask_of, use_block_masks
+from hora_rl.learner.model.logprobs import Policy, compile_policy
 from hora_rl.learner.rows.batch import make_micro_batch
 from hora_rl.learner.rows.prefixes import Sharing, divide, mask_of, rows_of
 from tests.learner.test_exactness import TEMPERATURE, batch, estimator, policy
@@ -42,7 +42,7 @@ def compiled(backend: str, *, again: bool = False) -> Policy:
     if again:
         made.hf.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
         made.hf.train()
-    compile_policy(made.hf, made.head, backend)
+    compile_policy(made, backend)
     config.suppress_errors = False
     return made
 
@@ -67,7 +67,7 @@ def test_the_gradient_is_the_formulas_for_any_cut(compiler: None, backend: str, 
 
 def test_the_models_own_forward_stays_eager(compiler: None) -> None:
     made = Policy(tiny_qwen2(5000))
-    compile_policy(made.hf, made.head, "aot_eager")
+    compile_policy(made, "aot_eager")
     micro = make_micro_batch(several_rows())
     with torch.no_grad():
         eager = made(micro, 0.7, 16, by_model=True)[0]

@@ -13,9 +13,8 @@ from hora_rl.common.config import Config, LearnerConfig, ModelConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.learner.model.agreement import check_agreement, check_family
-from hora_rl.learner.model.head import OwnPath
 from hora_rl.learner.model.loading import load_model
-from hora_rl.learner.model.logprobs import Policy
+from hora_rl.learner.model.logprobs import OwnPath, Policy
 from hora_rl.learner.rows.batch import make_micro_batch
 from hora_rl.learner.rows.prefixes import rows_of, window_of
 from hora_rl.learner.rows.sample import Sample

@@ -10,8 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hora_rl.common.config import ObjectiveConfig
-from hora_rl.learner.model.head import Head, scored
-from hora_rl.learner.model.logprobs import Policy
+from hora_rl.learner.model.logprobs import Head, Policy, scored
 from hora_rl.learner.model.objective import policy_loss
 from hora_rl.learner.rows.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.rows.sample import Sample

@@ -14,8 +14,7 @@ from hora_rl.common.rollout_files import FOLDER, files_of, path_of
 from hora_rl.common.types import Rollout
 from hora_rl.evaluation.rollout_table import read_rollouts
 from hora_rl.learner.records.rollout_writer import RolloutFiles
-from hora_rl.learner.records.step_records import log_evaluation
-from hora_rl.learner.records.trackers import trackers
+from hora_rl.learner.records.step_records import log_evaluation, trackers
 from tests.support.rollouts import hit_and_miss, tokenizer, write_rollouts
 
 

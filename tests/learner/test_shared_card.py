@@ -7,8 +7,8 @@ import pytest
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.telemetry import STEPPING, TO_SLEEP
 from hora_rl.common.load import load
-from hora_rl.learner.weights import shared_card
-from hora_rl.learner.weights.shared_card import SharedCard
+from hora_rl.learner.weights import publisher
+from hora_rl.learner.weights.publisher import SharedCard
 
 
 class Calls:
@@ -36,7 +36,7 @@ def acquired(calls: Calls, *settings: str) -> dict[str, float]:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_card, "POLL_S", 0.0)
+    monkeypatch.setattr(publisher, "POLL_S", 0.0)
 
 
 def test_a_step_waits_until_the_generator_sleeps() -> None:

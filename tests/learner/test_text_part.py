@@ -12,11 +12,10 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Glm4
 
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
-from hora_rl.common.data.stop_tokens import stop_tokens
+from hora_rl.common.data.special_tokens import stop_tokens
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.common.model.model_files import own_configuration
-from hora_rl.common.model.text_part import text_name
+from hora_rl.common.model.model_files import own_configuration, text_name
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.memory import estimate_of
 from hora_rl.deploy.checks.weight_files import weight_files

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from hora_rl.common.data.prompts import load_tokenizer
-from hora_rl.common.data.stop_tokens import completed, silent_tokens
+from hora_rl.common.data.special_tokens import completed, silent_tokens
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.common.model.pretrained import obtain

@@ -1,21 +1,31 @@
-"""Sealed memory files that the learner writes again and replicas read: a version is read whole or not at all;
-and digests of files: BLAKE3 on all cores, on one core several times as fast as SHA-256.
+"""Weights as files. The safetensors format: a header with the place of every tensor, then their bytes without
+gaps (https://github.com/huggingface/safetensors#format). Sealed memory that the learner writes again and
+replicas read: a version is read whole or not at all. Digests: BLAKE3 on all cores.
 
 The proof is the kernel's. A file in anonymous memory never shrinks or grows after it is sealed, so a mapping
 never raises SIGBUS. A reader opens it under a shared lock, the writer overwrites it under an exclusive one,
 and neither waits for the other. A lock belongs to the open file: it lasts while a descriptor or a mapping of
-it exists, and ends with a killed process. So the writer never gets memory that someone still reads, and a
-reader never gets memory that is being written.
-"""
+it exists, and ends with a killed process.
+
+torch is imported where tensors are made: what only reads a header or a digest starts without it."""
+
+from __future__ import annotations
 
 import fcntl
+import json
+import math
 import mmap
 import os
-from typing import BinaryIO
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from blake3 import blake3
 
 from hora_rl.common.errors import StaleWeights
+
+if TYPE_CHECKING:
+    import torch
+
 
 BLOCK = 2**23
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -83,3 +93,59 @@ def digest_of(file: BinaryIO) -> str:
     while count := file.readinto(block):  # type: ignore[attr-defined]
         digest.update(block[:count])
     return digest.hexdigest()
+
+
+NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
+ALIGNED = 64
+Shape = tuple[str, "torch.dtype", tuple[int, ...]]
+"""Name, type and shape of a tensor."""
+
+
+def header_of(shapes: Sequence[Shape], version: int) -> bytes:
+    """The start of a file of these tensors. Its length does not depend on `version`, below 10⁸."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", "version": f"{version:08d}"}}
+    at = 0
+    for name, dtype, shape in sorted(shapes, key=lambda shape: -shape[1].itemsize):  # each is aligned
+        end = at + dtype.itemsize * math.prod(shape)
+        header[name] = {
+            "dtype": NAMES[str(dtype).removeprefix("torch.")],
+            "shape": list(shape),
+            "data_offsets": [at, end],
+        }
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNED)
+    return len(text).to_bytes(8, "little") + text
+
+
+def file_size(header: bytes) -> int:
+    """Bytes of the file with this header."""
+    return len(header) + max((entry["data_offsets"][1] for _, entry in _entries(header)), default=0)
+
+
+def tensors_in(raw: torch.Tensor, header: bytes) -> Iterator[tuple[str, torch.Tensor]]:
+    """Views of the tensors of a file, whose bytes are `raw` (uint8, on any device), in order of place."""
+    import torch
+
+    for name, entry in _entries(header):
+        begin, end = (len(header) + offset for offset in entry["data_offsets"])
+        yield name, raw[begin:end].view(getattr(torch, DTYPES[entry["dtype"]])).view(entry["shape"])
+
+
+def header_in(raw: mmap.mmap) -> bytes:
+    return raw[: 8 + int.from_bytes(raw[:8], "little")]
+
+
+def version_in(header: bytes) -> int | None:
+    """The version that the header names; None if it names none or is damaged."""
+    try:
+        return int(json.loads(header[8:])["__metadata__"]["version"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _entries(header: bytes) -> list[tuple[str, dict[str, Any]]]:
+    entries: dict[str, Any] = json.loads(header[8:])
+    entries.pop("__metadata__", None)
+    return sorted(entries.items(), key=lambda entry: entry[1]["data_offsets"][0])

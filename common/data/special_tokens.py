@@ -1,4 +1,4 @@
-"""Tokens and texts that end a completion, and the completion's text without special tokens.
+"""Tokens and texts that end a completion, its text without special tokens, and texts without control tokens.
 
 A text of `rollout.stop` ends a completion with the token that completes it, in whatever tokens it comes. All
 tokens up to that one are kept and trained. The completion's text ends where the stop begins, to the
@@ -6,13 +6,19 @@ character, but keeps a tag of thought or answer and a code fence that are in it:
 
 Under a chat template, a base model ends its turn with the template's token, which its generation
 configuration may not name: Qwen2.5's base models name `<|endoftext|>`, their template writes `<|im_end|>`.
-Without that token in the list, a completion runs to its limit."""
+Without that token in the list, a completion runs to its limit.
+
+No text of a row or an environment ends or begins a turn: each control token in it gets a space after its
+first character. Control tokens are the tokenizer's special tokens, and the added tokens in signs (`<|user|>`)
+that the chat template writes, but for the tags of thought and answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hora_rl.common.answer_format import MARKS, TAGS, is_mark
 from hora_rl.common.config import Config, DataConfig, ModelConfig
@@ -36,10 +42,9 @@ _SAID = "the end of a turn"  # the assistant's text in the probe conversation of
 
 
 def stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Unique ids of the tokens that end a completion: from the generation configuration, the tokenizer, the
-    end of the assistant's turn in the chat template, and the entries of `rollout.stop` that are one token.
-
-    Raises ConfigError if no token and no text ends a completion."""
+    """Unique ids of the tokens that end a completion: of the generation configuration, the tokenizer, the end
+    of a turn in the chat template, and entries of `rollout.stop` that are one token. Raises ConfigError if no
+    token and no text ends a completion."""
     candidates = [*_of_generation(config.model), tokenizer.eos_token_id]
     datas = [config.of(source).data for source in config.source_names]
     candidates += [
@@ -58,8 +63,7 @@ def stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int
 
 
 def stop_texts(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """The entries of `rollout.stop` that are looked for in the text: all but added tokens, which a text has
-    as one token or not at all."""
+    """The entries of `rollout.stop` to look for in the text: all but added tokens, which are one token."""
     added = {token.content for token in tokenizer.added_tokens_decoder.values()}
     return tuple(text for text in stop if text not in added)
 
@@ -70,8 +74,8 @@ def named(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], texts: Sequenc
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> int | None:
-    """The token that the chat template of `data` writes after the assistant's text; None if it is not one
-    token, or the template has no assistant turn."""
+    """The token that the template of `data` writes after the assistant's text; None if it is not one
+    token."""
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
     try:
         text = templated(tokenizer, messages, data, _NoTurn, prompt=False)
@@ -89,7 +93,6 @@ def silent_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids of special tokens."""
     added = tokenizer.added_tokens_decoder
     return frozenset((*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)))
 
@@ -154,3 +157,46 @@ def _of_generation(model: ModelConfig) -> Iterator[int]:
 def _one_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     return int(ids[0]) if len(ids) == 1 and tokenizer.decode(ids) == text else None
+
+
+AnyJson = TypeVar("AnyJson")
+WORDS = {*TAGS, *(mark for marks in MARKS for mark in marks if "|" not in mark)}
+"""Tags that prompts write to ask for a form."""
+_SIGNS = re.compile(r"\W.*\W", re.DOTALL)
+
+
+class PlainTexts:
+    """Breaks the control tokens in texts under the template of `data`."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
+        self._pattern = _pattern(tokenizer, data.chat_template or str(tokenizer.chat_template))
+
+    def __call__(self, value: AnyJson) -> AnyJson:
+        """`value`, a text or texts in lists and mappings, with a space in each control token."""
+        if self._pattern is None:
+            return value
+        broken: Any = value
+        if isinstance(value, str):
+            broken = self._pattern.sub(r"\g<0> ", value)
+        elif isinstance(value, Mapping):
+            broken = {name: self(item) for name, item in value.items()}
+        elif isinstance(value, list | tuple):
+            broken = type(value)(self(item) for item in value)
+        return broken
+
+    def starts(self, text: str) -> bool:
+        return self._pattern is not None and self._pattern.match(text.lstrip()) is not None
+
+    def holds(self, text: str) -> bool:
+        return self._pattern is not None and self._pattern.search(text) is not None
+
+
+@lru_cache(maxsize=16)
+def _pattern(tokenizer: PreTrainedTokenizerBase, template: str) -> re.Pattern[str] | None:
+    """Matches the first character of a control token, also where two overlap."""
+    added = (token.content for token in tokenizer.added_tokens_decoder.values())
+    written = {word for word in added if word in template and _SIGNS.fullmatch(word)}
+    special = set(map(str, tokenizer.convert_ids_to_tokens(sorted(special_tokens(tokenizer)))))
+    control = [word for word in (written | special) - WORDS if len(word) > 1 and not word.isspace()]
+    words = "|".join(re.escape(word) for word in sorted(control))
+    return re.compile(f"(?=(?:{words})).", re.DOTALL) if words else None
