@@ -43,7 +43,7 @@ from hora_rl.common.errors import one_line
 from hora_rl.common.load import load
 from hora_rl.deploy.machine.mps import sharing
 from hora_rl.learner.rows.batch import micro_batches
-from hora_rl.learner.rows.sample import Sample
+from hora_rl.learner.rows.packing import Sample
 from tests.support.samples import sample
 
 LIMIT_S = 300.0

@@ -24,7 +24,7 @@ import torch
 from hora_rl.common.config import Config
 from hora_rl.learner.model.flops import peak_flops
 from hora_rl.learner.rows.batch import micro_batches
-from hora_rl.learner.rows.sample import Sample
+from hora_rl.learner.rows.packing import Sample
 from tests.support.samples import sample
 from tests.support.tiny_qwen2 import NAMES, SHAPES
 

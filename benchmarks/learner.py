@@ -36,8 +36,7 @@ from hora_rl.learner.model.logprobs import Policy
 from hora_rl.learner.model.objective import policy_loss
 from hora_rl.learner.rows.batch import MicroBatch, micro_batches, samples_of
 from hora_rl.learner.rows.estimator import Estimator
-from hora_rl.learner.rows.prefixes import Sharing, rows_of, window_of
-from hora_rl.learner.rows.sample import Sample
+from hora_rl.learner.rows.packing import Sample, Sharing, rows_of, window_of
 from tests.support.formula import flat
 from tests.support.groups import group, rollout
 from tests.support.samples import sample

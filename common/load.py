@@ -251,12 +251,11 @@ def _with_path(section: AnySection, key: str = "path") -> AnySection:
     """`section` with an absolute path. A `path` or `features` may be a hub name, which stays as it is."""
     path = getattr(section, key)
     local = path and (key not in ("path", "features") or _looks_local(path))
-    return section.model_copy(update={key: _absolute(path)}) if local else section
-
-
-def _absolute(path: str) -> str:
+    if not local:
+        return section
     here, shipped = Path(path).expanduser(), ROOT / path
-    return str((shipped if not here.exists() and shipped.exists() else here).absolute())
+    absolute = (shipped if not here.exists() and shipped.exists() else here).absolute()
+    return section.model_copy(update={key: str(absolute)})
 
 
 def _looks_local(path: str) -> bool:

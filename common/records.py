@@ -1,8 +1,6 @@
-"""JSON records of shards and groups: reports in Redis (`Keys.shards`), records in groups.jsonl; and what the
-metrics of two steps say of the update between them.
-
-Coordinators write the reports and learn from complete cycles; the learner writes the records. Audit and
-summary read both. Fields that older runs lack are optional."""
+"""JSON records of shards and groups: reports in Redis (`Keys.shards`) by coordinators, records in
+groups.jsonl by the learner; and what the metrics of two steps say of the update between them. Fields that
+older runs lack are optional."""
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise

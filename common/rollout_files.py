@@ -1,7 +1,5 @@
-"""RUN/rollouts: trained rollouts, one Parquet file per optimizer step, one row per rollout.
-
-`learner/records/rollout_writer.py` writes a file after its step; `evaluation/rollout_table.py` reads them.
-The rows of a prompt are consecutive, Phase A first, in sampling order."""
+"""RUN/rollouts: trained rollouts, one Parquet file per optimizer step, one row per rollout. The rows of a
+prompt are consecutive, Phase A first, in sampling order."""
 
 import re
 from collections.abc import Sequence

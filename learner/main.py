@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 -m hora_rl.learner.main --config hora.yaml --redis redis://host:6379
     deepspeed --num_gpus 2 --module hora_rl.learner.main --config hora.yaml --redis redis://host:6379
 
-Rank 0 attaches to the Ray cluster only to publish weights. With --no-ray and `weights.transport: file` rank 0
-writes files for replicas to pull."""
+Rank 0 attaches to the Ray cluster only to publish weights; with --no-ray it writes files for replicas to
+pull."""
 
 import argparse
 import logging

@@ -1,8 +1,8 @@
 """All of Ray's private API that the learner uses, so an upgrade of Ray is checked in one file. Ray Train is
 imported on use: with torch it takes seconds, which a refusal need not wait for.
 
-A learner puts its run's name into the metadata of its Ray job. Ray notices when a job ends, even by SIGKILL.
-"""
+A learner puts its run's name into the metadata of its Ray job. Ray notices when a job ends, even by
+SIGKILL."""
 
 from __future__ import annotations
 

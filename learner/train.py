@@ -4,8 +4,8 @@
         ─► record ─► publish v+1
                └─► checkpoint ─► acknowledge
 
-Runs on every rank, under Ray Train, torchrun or DeepSpeed's launcher. Needs Redis, and an initialised process
-group if there are several ranks. Rank 0 plans, records and publishes."""
+Runs on every rank; rank 0 plans, records and publishes. Needs Redis, and an initialised process group if
+there are several ranks."""
 
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
-"""Algorithms of the objective by name, one file each. The name is the file's, and `ALGORITHM` tells the rest.
-
-`learner.objective.advantage` takes the advantage of one, `learner.objective.loss` the token loss of one. A
-user's algorithm is such a file elsewhere, as `package.module:NAME` of an `Algorithm` or of a function."""
+"""Algorithms of the objective by name, one file each: the name is the file's, and `ALGORITHM` tells the rest.
+A user's is such a file elsewhere, as `package.module:NAME` of an `Algorithm` or of a function."""
 
 from functools import cache
 from importlib import import_module

@@ -1,6 +1,5 @@
-"""What one algorithm's file tells: its advantage, its token loss or both, and the defaults of its keys.
-
-No file of this folder imports torch: a token loss calls methods of its tensors."""
+"""What one algorithm's file tells: its advantage, its token loss or both, and the defaults of its keys. No
+file of this folder imports torch: a token loss calls methods of its tensors."""
 
 from __future__ import annotations
 
@@ -31,8 +30,9 @@ class TokenTerms:
     clip_high: float
 
 
-TokenLoss = Callable[[TokenTerms], "tuple[torch.Tensor, torch.Tensor]"]
+Gain = tuple["torch.Tensor", "torch.Tensor"]
 """Per-token objective (N,) and mask of clipped tokens (N,)."""
+TokenLoss = Callable[[TokenTerms], Gain]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,10 @@
 """CISPO (MiniMax-M1, 2506.13585; bound of ScaleRL, 2510.13786): a bounded ratio without gradient weighs
 A log π, so no token is left out; all tokens of the batch alike."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from hora_rl.common.algorithms.base import Algorithm, TokenTerms
-
-if TYPE_CHECKING:
-    import torch
+from hora_rl.common.algorithms.base import Algorithm, Gain, TokenTerms
 
 
-def token_loss(tokens: TokenTerms) -> tuple[torch.Tensor, torch.Tensor]:
+def token_loss(tokens: TokenTerms) -> Gain:
     """min(ρ, 1 + ε_high) A log π, ρ detached."""
     bound = 1.0 + tokens.clip_high
     weight = tokens.ratio.detach().clamp(max=bound)

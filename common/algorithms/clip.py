@@ -1,16 +1,9 @@
 """The clipped ratio of PPO (1707.06347): the paper's equation 1, GRPO's and Dr.GRPO's loss."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from hora_rl.common.algorithms.base import Algorithm, TokenTerms
-
-if TYPE_CHECKING:
-    import torch
+from hora_rl.common.algorithms.base import Algorithm, Gain, TokenTerms
 
 
-def token_loss(tokens: TokenTerms) -> tuple[torch.Tensor, torch.Tensor]:
+def token_loss(tokens: TokenTerms) -> Gain:
     """min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high) A)."""
     clipped = tokens.ratio.clamp(1.0 - tokens.clip_low, 1.0 + tokens.clip_high)
     plain = tokens.ratio * tokens.advantage

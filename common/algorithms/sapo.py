@@ -1,18 +1,11 @@
 """SAPO (2511.20347): a sigmoid around ρ = 1 in place of the clip; each completion by its own length."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from hora_rl.common.algorithms.base import Algorithm, TokenTerms
-
-if TYPE_CHECKING:
-    import torch
+from hora_rl.common.algorithms.base import Algorithm, Gain, TokenTerms
 
 TAU, TAU_NEGATIVE = 1.0, 1.05
 
 
-def token_loss(tokens: TokenTerms) -> tuple[torch.Tensor, torch.Tensor]:
+def token_loss(tokens: TokenTerms) -> Gain:
     """(4/τ) σ(τ(ρ - 1)) A, with a larger τ for negative A: at ρ = 1 its gradient is that of ρA, and it fades
     beyond. Clips no token."""
     positive = tokens.advantage > 0

@@ -1,7 +1,5 @@
-"""The best weights of prompts' noisy gradients, written with their numbers: `shrunken(10)` or
-`shrunken(10, 0.75)`.
-
-r is the variance of one hit's score over |∇log p|², ρ the overlap of two prompts' ∇log p
+"""The best weights of prompts' noisy gradients, written with their numbers: `shrunken(10)` or `shrunken(10,
+0.75)`. r is the variance of one hit's score over |∇log p|², ρ the overlap of two prompts' ∇log p
 (`allocator/rules/hits.py`)."""
 
 import re

@@ -10,7 +10,13 @@ from typing import Self
 from pydantic import model_validator
 
 from hora_rl.common.algorithms import loss_of
-from hora_rl.common.config.allocation import UNIFORM, AllocationConfig, WarmUpConfig, needs_counts
+from hora_rl.common.config.allocation import (
+    UNIFORM,
+    AllocationConfig,
+    RolloutConfig,
+    WarmUpConfig,
+    needs_counts,
+)
 from hora_rl.common.config.base import PerPart, PerStart, Section
 from hora_rl.common.config.data import DataConfig, ModelConfig, RunConfig, SourceConfig
 from hora_rl.common.config.environment import EnvironmentConfig
@@ -23,7 +29,6 @@ from hora_rl.common.config.learner import (
 )
 from hora_rl.common.config.objective import ObjectiveConfig, check_sampling
 from hora_rl.common.config.reward import EPISODE, RewardConfig, VerifierConfig
-from hora_rl.common.config.rollout import RolloutConfig
 from hora_rl.common.config.services import (
     LIGHT_CPUS,
     CoordinatorConfig,
@@ -98,6 +103,14 @@ class Config(Section):
         if cap is not None and cap < self.rollout.group_size:
             least = f"rollout.group_size ({self.rollout.group_size})"
             raise ValueError(f"allocation.max_group_size ({cap}) must be at least {least}")
+        rounds, budget = self.allocation.rounds, self.rollout.shard_budget
+        if rounds > budget:
+            raise ValueError(
+                f"allocation.rounds ({rounds}) exceeds the Phase B rollouts of a shard, "
+                "(Γ/shards)·(G - G0) = "
+                f"{self.rollout.prompts_per_shard}·{self.rollout.group_size - self.rollout.pre_rollouts} = "
+                f"{budget}: a round needs at least one"
+            )
         return self
 
     @property
@@ -135,18 +148,6 @@ class Config(Section):
     @property
     def reward_names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for s in self.source_names for name in self.of(s).reward.names))
-
-    @model_validator(mode="after")
-    def _rounds(self) -> Self:
-        allocation, rollout = self.allocation, self.rollout
-        if allocation.rounds > rollout.shard_budget:
-            raise ValueError(
-                f"allocation.rounds ({allocation.rounds}) exceeds the Phase B rollouts of a shard, "
-                "(Γ/shards)·(G - G0) = "
-                f"{rollout.prompts_per_shard}·{rollout.group_size - rollout.pre_rollouts} = "
-                f"{rollout.shard_budget}: a round needs at least one"
-            )
-        return self
 
     @model_validator(mode="after")
     def _evaluations(self) -> Self:

@@ -1,12 +1,79 @@
-"""Rule, prior and warm-up."""
+"""Sampling: batch, groups, limits. Allocation: rule, prior and warm-up."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hora_rl.common.config.base import Count, Section
+from hora_rl.common.config.base import Count, PerStart, Seconds, Section
+from hora_rl.common.wire import MAX_ROLLOUTS
+
+
+class RolloutConfig(Section):
+    prompts_per_batch: Count = Field(60, description="Γ: prompts of one optimizer step.")
+    group_size: int = Field(
+        32, ge=1, le=MAX_ROLLOUTS, description="G: mean rollouts per prompt; a batch has Γ·G by any rule."
+    )
+    pre_rollouts: int = Field(8, ge=1, description="G0: rollouts of Phase A for every prompt.")
+    shards: Count = Field(4, description="Number of shards of a batch. Each is allocated separately.")
+    shards_in_flight: PerStart[Count] = Field(8, description="Concurrent shards of one coordinator.")
+    max_staleness: int = Field(
+        1, ge=0, description="Batch b may start when b <= version + max_staleness. 0: synchronous."
+    )
+    temperature: float = Field(
+        0.7, gt=0, le=2, description="Sampling temperature, in training and evaluation; vLLM takes at most 2."
+    )
+    max_prompt_tokens: Count = Field(2048, description="Longer prompts are reported and left out.")
+    max_response_tokens: Count = Field(2048, description="Completion limit; Z of `constant` normalisation.")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (),
+        description="Further texts that end a completion, of any number of tokens: it is trained up to the "
+        "token that completes one, and judged without it. End tokens of the generation configuration, the "
+        "tokenizer and the chat template always end one.",
+    )
+    samples_per_request: PerStart[Count] = Field(
+        16,
+        description="Maximum completions per request. A larger Δ_i is split over replicas; prompts of a "
+        "shard share requests.",
+    )
+    time_limit_s: PerStart[Seconds] = Field(
+        600.0,
+        description="Maximum time of one completion. A request may be queued, and is retried after four "
+        "times as long.",
+    )
+    attempts: PerStart[Count] = Field(20, description="Tries of one request before the run stops.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.pre_rollouts >= self.group_size:
+            size = f"rollout.group_size ({self.group_size})"
+            raise ValueError(f"rollout.pre_rollouts ({self.pre_rollouts}) must be smaller than {size}")
+        if self.prompts_per_batch % self.shards:
+            batch = f"rollout.prompts_per_batch ({self.prompts_per_batch})"
+            raise ValueError(f"rollout.shards ({self.shards}) must divide {batch}")
+        return self
+
+    @property
+    def prompts_per_shard(self) -> int:
+        return self.prompts_per_batch // self.shards
+
+    @property
+    def shard_budget(self) -> int:
+        """Phase B rollouts of one shard: (Γ/shards)·(G - G0)."""
+        return self.prompts_per_shard * (self.group_size - self.pre_rollouts)
+
+    @property
+    def batch_size(self) -> int:
+        """Γ·G, the rollouts of a batch."""
+        return self.prompts_per_batch * self.group_size
+
+    @property
+    def in_flight(self) -> int:
+        """Most rollouts that one coordinator samples at a time, within the bound of staleness."""
+        shards = min(self.shards_in_flight, self.shards * (1 + self.max_staleness))
+        return shards * self.prompts_per_shard * self.group_size
+
 
 UNIFORM = "uniform"
 PLAIN = {"rounds": 1, "stop": "none"}

@@ -6,9 +6,8 @@ from pydantic import Field, model_validator
 
 from hora_rl.common.algorithms import ADVANTAGES, LOSSES, advantage_of, loss_of
 from hora_rl.common.algorithms.base import Algorithm
-from hora_rl.common.config.allocation import AllocationConfig
+from hora_rl.common.config.allocation import AllocationConfig, RolloutConfig
 from hora_rl.common.config.base import Count, Section
-from hora_rl.common.config.rollout import RolloutConfig
 from hora_rl.common.user_code import is_user_function
 
 NAME = "learner.objective"

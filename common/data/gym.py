@@ -1,7 +1,6 @@
-"""Rows of a `reasoning-gym` task: `data.path: reasoning_gym:TASK`, with `data.settings`.
-
-Rows are drawn in a process (`gym_process.py`), which drops repeated questions. The split is a function of the
-question's text, so no seed, setting or size moves a held-out question into training."""
+"""Rows of a `reasoning-gym` task: `data.path: reasoning_gym:TASK`, with `data.settings`, drawn in a process
+(`gym_process.py`). The split is a function of the question's text, so no seed, setting or size moves a
+held-out question into training."""
 
 import importlib.util
 import json

@@ -2,8 +2,8 @@
 
 Some of its generators depend on set order, on Python's global random numbers, and on earlier rows. So the
 hash seed is fixed, the global seed is set for each row, and rows are drawn in order. Reads `{"task",
-"settings", "split", "wanted"}` as JSON from stdin. Pickles `{"rows", "questions"}`: the rows of the
-split with different questions, and the number of questions of both; or of `{"refused": reason}`."""
+"settings", "split", "wanted"}` as JSON from stdin. Pickles `{"rows", "questions"}`: the rows of the split
+with different questions, and the number of questions of both; or `{"refused": reason}`."""
 
 import difflib
 import json

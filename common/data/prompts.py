@@ -70,7 +70,7 @@ def render_text(
     row of plain text that is a rendering itself, which gets no system message. Raises ConfigError as
     `template_of`, and if the template refuses the messages."""
     plain = PlainTexts(tokenizer, data)
-    if not messages and is_rendered(tokenizer, problem, data):
+    if not messages and not data.chat and plain.starts(problem):  # the user's own rendering
         return data.template.replace("{problem}", problem)
     problem, messages = plain(problem), plain(messages)
     opened = opening(problem, data, messages)
@@ -88,11 +88,6 @@ def render_text(
         )
 
     return templated(tokenizer, opened, data, refused)
-
-
-def is_rendered(tokenizer: PreTrainedTokenizerBase, problem: str, data: DataConfig) -> bool:
-    """Whether a row of plain text is the user's own rendering: it begins with a control token."""
-    return not data.chat and PlainTexts(tokenizer, data).starts(problem)
 
 
 def opening(problem: str, data: DataConfig, messages: Messages = ()) -> list[dict[str, object]]:

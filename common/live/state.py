@@ -1,7 +1,5 @@
-"""The typed hash in Redis that actors, learner and views share: its fields, units and writers.
-
-Write with `redis.hset(keys.state, mapping=changed(step=7))`, read with `read_state` or
-`SharedState.parse`."""
+"""The typed hash in Redis that actors, learner and views share: its fields, units and writers. Write with
+`redis.hset(keys.state, mapping=changed(step=7))`."""
 
 from __future__ import annotations
 

@@ -34,10 +34,6 @@ class Beat(TypedDict, total=False):
     notice: str
 
 
-class EngineBeat(Beat, total=False):
-    """An engine that starts in a generator replica: `state` is its stage."""
-
-
 class GeneratorBeat(Beat, total=False):
     """`damaged`: version and mark of a published file that differs from its announcement."""
 
@@ -95,7 +91,6 @@ class EvaluatorBeat(Beat, total=False):
 
 
 class PartBeat(
-    EngineBeat,
     GeneratorBeat,
     VerifierBeat,
     EnvironmentBeat,

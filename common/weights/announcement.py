@@ -90,17 +90,14 @@ def _compare(file: BinaryIO, info: FileUpdate) -> None:
         )
     digest = digest_of(file)
     if digest != info["digest"]:
+        if is_sealed(file.fileno()):
+            with private(file.fileno()) as memory:
+                if version_in(header_in(memory)) not in (None, info["version"]):
+                    raise StaleWeights(f"{info['path']} holds a newer version")
         wanted = info["digest"]
-        if is_sealed(file.fileno()) and _version_of(file) not in (None, info["version"]):
-            raise StaleWeights(f"{info['path']} holds a newer version")
         raise DamagedWeights(
             f"weights {info['path']}: checksum {digest[:12]} is not the announced {wanted[:12]}; not loaded"
         )
-
-
-def _version_of(file: BinaryIO) -> int | None:
-    with private(file.fileno()) as memory:
-        return version_in(header_in(memory))
 
 
 def path_of(descriptor: int) -> str:

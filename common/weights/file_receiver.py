@@ -1,9 +1,9 @@
 """The tensors of a published file in a worker, without a copy in host memory.
 
-On a CPU they are views of the mapped file. A GPU gets the whole file in one copy while the model runs, so the
-pause for loading moves bytes on the card alone. Where that copy would leave too little memory free, each
-tensor is copied when it is loaded. Sealed memory is mapped and registered with CUDA once and copied at the
-full speed of the bus; the learner uses the same few files again and again."""
+On a CPU they are views of the mapped file. A GPU gets the whole file in one copy while the model runs, or
+where that would leave too little memory free, each tensor when it is loaded. Sealed memory is mapped and
+registered with CUDA once and copied at the full speed of the bus; the learner uses the same few files again
+and again."""
 
 import mmap
 import os

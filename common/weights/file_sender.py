@@ -1,11 +1,10 @@
-"""The `file` transport: each version is one safetensors file, announced in Redis and read by the replicas.
+"""The `file` transport: each version is one safetensors file, announced in Redis and read by the replicas
+(`vllm_transfer` is the workers' side).
 
 The learner gathers a version into sealed memory that is laid out as the file (`host_memory`). On one machine
 replicas open that memory as /proc/PID/fd/N, and the kernel frees it with the last process that has it open,
-after any crash. Otherwise it is copied to the run's folder: if learner and replicas may be on several
-machines, if memory is short, and for the run's last version, which outlives the learner.
-
-Independent of vLLM. The worker side is `common.weights.vllm_transfer`."""
+after any crash. It is copied to the run's folder if learner and replicas may be on several machines, if
+memory is short, and for the run's last version, which outlives the learner."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -61,7 +60,13 @@ class FileTransport:
         self._written, raw = memory.path, memory.bytes
         # Leave as much memory free for replicas that load the file.
         fits = weights.version < self._last and self._shared() and len(raw) <= free_memory()
-        path = memory.path if fits else self._on_disk(weights.version, raw)
+        path = memory.path
+        if not fits:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            on_disk = self._folder / f"{weights.version:08d}.safetensors"
+            with replacing(on_disk) as new, new.open("wb") as file:
+                file.write(raw)
+            path = str(on_disk.resolve())
         return Manifest(self._run, weights.version, path, hasher().update(raw).hexdigest(), len(raw))
 
     def announce(self, manifest: Manifest) -> None:
@@ -95,10 +100,3 @@ class FileTransport:
         for name, tensor in weights:
             memory.tensors[name].copy_(tensor)
         return memory
-
-    def _on_disk(self, version: int, raw: memoryview) -> str:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{version:08d}.safetensors"
-        with replacing(path) as new, new.open("wb") as file:
-            file.write(raw)
-        return str(path.resolve())

@@ -4,8 +4,8 @@
     roll call ─► group of the replicas that answered ─► broadcast ─► …
         ─► a replica came, left or died ─► roll call ─► new group
 
-The broadcast reads a copy in the learner's host memory. So the next step need not wait, a broken broadcast
-can be repeated, and a replica that starts between two versions receives the newest again."""
+The broadcast reads a copy in host memory: the next step need not wait, a broken broadcast can be repeated,
+and a replica that starts between two versions receives the newest again."""
 
 import faulthandler
 import socket

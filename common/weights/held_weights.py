@@ -1,12 +1,10 @@
-"""The weights of a generator replica: their version, updates, and whether an update made the replica
-unhealthy.
+"""The weights of a generator replica: their version, updates, and whether an update made it unhealthy.
 
-The learner pushes each version to all replicas. A replica that missed a version pulls the newest announced
-one before it serves (`file`), or waits until the learner forms a group with it (`gloo`, `nccl`).
-
-A failed or overdue update makes the replica unhealthy. After two kinds of failure it keeps serving its old
-weights: if the update broke off before a worker loaded anything (`file`, `gloo`), and if a file differs from
-its announcement."""
+The learner pushes each version to all replicas. A replica that missed one pulls the newest announced version
+before it serves (`file`), or waits until the learner forms a group with it (`gloo`, `nccl`). A failed or
+overdue update makes the replica unhealthy. After two kinds of failure it keeps serving its old weights: if
+the update broke off before a worker loaded anything (`file`, `gloo`), and if a file differs from its
+announcement."""
 
 import asyncio
 import os
@@ -148,14 +146,9 @@ class HeldWeights:
             "checksum": installed.checksum[:16],
             "checksum_s": installed.checksum_s,
             "pause_s": installed.pause_s,
-            "state": self._condition(),
+            "state": "failed" if self.failure else "asleep" if self.asleep_since else "serving",
         }
         return {**beat, "damaged": self._damaged, "notice": self._notice} if self._damaged else beat
-
-    def _condition(self) -> str:
-        if self.failure:
-            return "failed"
-        return "asleep" if self.asleep_since else "serving"
 
     def check(self) -> None:
         """Raise UnhealthyError when an update failed."""

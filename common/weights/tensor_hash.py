@@ -1,4 +1,4 @@
-"""A digest of tensors. Apart from those of files, which are read where torch is not loaded."""
+"""A digest of tensors; those of files are in `weight_file`, which loads no torch."""
 
 import hashlib
 from collections.abc import Iterable

@@ -1,11 +1,10 @@
 """vLLM's part of the transports: its workers load a published safetensors file, or receive the learner's
 broadcast in a transfer group; over NCCL the learner sends with vLLM's packing. The only file of this folder
-that imports vLLM.
+that imports vLLM; `actors/generator/vllm_plugin.py` registers the transports in every worker.
 
-`actors/generator/vllm_plugin.py` registers the transports in every worker process. Over `file` and `gloo` a
-model is never loaded in part: the replica checks a file before loading (`announcement.check_file`), and a
-broadcast is loaded after its last tensor. Generation continues until then. Over `nccl` vLLM's engine writes
-into the model while generation is paused."""
+Over `file` and `gloo` a model is never loaded in part: the replica checks a file before loading
+(`announcement.check_file`), and a broadcast is loaded after its last tensor. Generation continues until then.
+Over `nccl` vLLM's engine writes into the model while generation is paused."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,13 +1,11 @@
 """Durable checkpoints: complete or absent, verified before loading, the newest N kept.
 
-    RUN/checkpoints/step-00000010/   DeepSpeed's state (weights, optimizer, schedule), random state per rank,
-                                     manifest.json
+    RUN/checkpoints/step-00000010/   DeepSpeed's state, random state per rank, manifest.json
 
-A checkpoint is written under a temporary name, synced, signed, then renamed. So a folder named step-* was
-complete once. A thread of each rank writes, syncs and hashes; the step waits only for the copy in host
-memory. When all threads are done, the ranks sign and rename, at the end of a later step. A checkpoint that no
-longer matches its manifest is renamed to refused-step-*, and the previous one is used. So the queue drops
-groups only when the oldest kept checkpoint contains their step."""
+A thread of each rank writes, syncs and hashes under a temporary name; the step waits only for the copy in
+host memory. When all threads are done, the ranks sign and rename, at the end of a later step. So a folder
+named step-* was complete once. One that no longer matches its manifest is renamed to refused-step-*, and the
+previous one is used: the queue drops groups only when the oldest kept checkpoint contains their step."""
 
 import json
 import re

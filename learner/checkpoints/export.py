@@ -1,8 +1,8 @@
 """The policy as a Hugging Face folder: config, safetensors and tokenizer, for `from_pretrained`.
 
-`export` writes RUN/model from the live engine at the end of a run. `export_checkpoint` writes any checkpoint
-of a finished or running run, on one CPU, without a process group, queue or cluster. With `learner.lora`
-RUN/model is the merged model, and RUN/adapter holds the adapter."""
+`export` writes RUN/model from the live engine; `export_checkpoint` writes any checkpoint of a run, on one
+CPU, without a process group, queue or cluster. With `learner.lora` that is the merged model, and RUN/adapter
+holds the adapter."""
 
 from __future__ import annotations
 

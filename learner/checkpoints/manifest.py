@@ -1,10 +1,6 @@
-"""The manifest of a checkpoint: size and digest of every file, signed (HMAC-SHA256) with the run's secret.
-
-DeepSpeed's state contains pickles, and loading a pickle executes code. So nothing is loaded before the
-manifest's signature and every file's checksum were verified.
-
-    RUN/secret                                written once, readable by its owner only
-    RUN/checkpoints/step-00000010/manifest.json"""
+"""The manifest of a checkpoint: size and digest of every file, signed (HMAC-SHA256) with the secret in
+RUN/secret, which only its owner can read. DeepSpeed's state contains pickles, and loading a pickle executes
+code: nothing is loaded before signature and checksums were verified."""
 
 import hashlib
 import hmac

@@ -1,8 +1,8 @@
 """Folders of weights by step, and `hora.json`, which records the run and step of exported weights.
 
-Weights that may be the best are in RUN/candidates/step-00000020, the policy of each evaluated step. The
-learner writes a candidate before any checkpoint that contains its step, so a restart finds the folder or
-repeats the step. The launcher compares evaluations, moves the best to RUN/best and deletes the rest."""
+Weights that may be the best are in RUN/candidates/step-00000020. The learner writes a candidate before any
+checkpoint that contains its step, so a restart finds the folder or repeats the step. The launcher compares
+evaluations, moves the best to RUN/best and deletes the rest."""
 
 import json
 from pathlib import Path

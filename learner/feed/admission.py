@@ -1,7 +1,5 @@
 """Decides which queued groups may be trained on: groups of this run, of its prompts, with rewards that its
-configuration can give.
-
-A refused group becomes a dead letter and never enters a step. A group that cannot belong to the run is not
+configuration can give. A refused group becomes a dead letter; one that cannot belong to the run is not
 sampled again."""
 
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from hora_rl.common.errors import WireError
 from hora_rl.common.live.staleness import Entry
 from hora_rl.common.types import Group
 from hora_rl.common.wire import decode_group
-from hora_rl.learner.rows.sample import sequences as sequences_of
+from hora_rl.learner.rows.packing import sequences as sequences_of
 
 
 @dataclass(frozen=True, slots=True)

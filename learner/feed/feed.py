@@ -17,8 +17,7 @@ from hora_rl.learner.ranks import gathered
 from hora_rl.learner.records.recorder import ENOUGH
 from hora_rl.learner.rows.batch import MicroBatch, measurable, micro_batches, samples_of
 from hora_rl.learner.rows.estimator import estimator_of
-from hora_rl.learner.rows.prefixes import Row, rows_of
-from hora_rl.learner.rows.sample import Sample
+from hora_rl.learner.rows.packing import Row, Sample, rows_of
 from hora_rl.learner.weights.publisher import Publisher
 
 

@@ -1,9 +1,8 @@
 """Reads this rank's groups of each step: planned by rank 0, fixed in the ledger, read from Redis by id.
 
 Rank 0 claims entries, validates each once, selects the step's Γ groups by the staleness rule and writes them
-to the ledger before any rank trains. The ranks share only the ledger: each computes the same division of the
-groups and reads its part. After a crash the ledger repeats the same steps; groups that no ledgered step took
-are still in the stream."""
+to the ledger before any rank trains. Each rank computes the same division of them and reads its part. After a
+crash the ledger repeats the same steps; groups that no ledgered step took are still in the stream."""
 
 import json
 import time
@@ -24,7 +23,7 @@ from hora_rl.common.live.telemetry import LEADER, Heartbeat
 from hora_rl.common.types import Group
 from hora_rl.common.wire import decode_group
 from hora_rl.learner.feed.admission import Foreign, Vocabulary, admitted
-from hora_rl.learner.rows.prefixes import spread
+from hora_rl.learner.rows.packing import spread
 
 POLL_S = 0.05
 CLAIM_S = 0.5

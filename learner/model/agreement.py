@@ -20,8 +20,7 @@ from hora_rl.learner.model.loading import not_loaded
 from hora_rl.learner.model.logprobs import Policy, unsupported
 from hora_rl.learner.model.lora import check_targets
 from hora_rl.learner.rows.batch import make_micro_batch
-from hora_rl.learner.rows.prefixes import Row
-from hora_rl.learner.rows.sample import Sample
+from hora_rl.learner.rows.packing import Row, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -1,8 +1,6 @@
 """DeepSpeed's checkpoint writer in two stages: the step waits for a copy to host memory, and a thread writes
-the files.
-
-DeepSpeed's asynchronous writers do not fit. The decoupled one needs DeepSpeed's launcher and commits within a
-later step; the fast one needs an accelerator."""
+the files. DeepSpeed's own asynchronous writers need its launcher and commit within a later step, or need an
+accelerator."""
 
 import copy
 from collections.abc import Callable

@@ -23,7 +23,7 @@ LEAST_HEAD = 16
 
 
 def block_mask_of(segments: torch.Tensor) -> BlockMask:
-    """The mask of `prefixes.mask_of` for `segments` (B, T), from the segments' bounds in each block: T x T
+    """The mask of `packing.mask_of` for `segments` (B, T), from the segments' bounds in each block: T x T
     numbers never exist, and nothing waits for the device."""
     batch, width = segments.shape
     count = -(-width // BLOCK)

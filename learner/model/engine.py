@@ -1,11 +1,11 @@
 """The only file that trains with DeepSpeed: builds the engine and runs one optimizer step on this rank's
 micro-batches.
 
-The loss is a sum over tokens, already weighted by 1/(Γ G_i Z_ij). Summed over micro-batches and ranks, this
-is the objective for any cut of the batch. DeepSpeed averages over ranks, so the loss is multiplied by their
-number. We mark the accumulation boundary (`managed_gradient_accumulation: false`), so ranks may have
-different numbers of micro-batches. Ranks with fewer run empty ones, because ZeRO-3 gathers parameters in
-every forward."""
+The loss is a sum over tokens, already weighted by 1/(Γ G_i Z_ij): summed over micro-batches and ranks, the
+objective for any cut of the batch. DeepSpeed averages over ranks, so the loss is multiplied by their number.
+We mark the accumulation boundary (`managed_gradient_accumulation: false`), so ranks may have different
+numbers of micro-batches. Ranks with fewer run empty ones, because ZeRO-3 gathers parameters in every
+forward."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hora_rl.learner.model.objective import Sums, add, policy_loss, read
 from hora_rl.learner.model.optimizer import ClippedAdamW, adam, deepspeed_config, effective_stage, schedule
 from hora_rl.learner.ranks import gathered
 from hora_rl.learner.rows.batch import WIDTHS, MicroBatch, empty_micro_batch
-from hora_rl.learner.rows.prefixes import Sharing, window_of
+from hora_rl.learner.rows.packing import Sharing, window_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

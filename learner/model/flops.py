@@ -1,10 +1,9 @@
 """Model FLOPs of a training step and the peak of a device, for MFU and for balancing the ranks.
 
-Forward and backward cost 6 FLOPs per weight and token, and attention's two products 12 · layers · width per
-pair of tokens, of which a sequence of L tokens needs L²/2 (PaLM, appendix B). A shared prompt counts once.
-The embedding look-up is free, and the head runs on completion tokens only. A frozen weight costs 4: its
-gradient is not computed. Recomputation (gradient checkpointing, the chunked head) and the forward passes of
-π_prox and the reference are not model FLOPs of the update and are not counted."""
+Forward and backward cost 6 FLOPs per weight and token (4 if it is frozen), and attention's two products 12 ·
+layers · width per pair of tokens, of which a sequence of L tokens needs L²/2 (PaLM, appendix B). A shared
+prompt counts once, the embedding look-up nothing, and the head runs on completion tokens only. Recomputation
+and the forward passes of π_prox and the reference are not model FLOPs of the update."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hora_rl.learner.rows.prefixes import Row, length
+from hora_rl.learner.rows.packing import Row, length
 
 if TYPE_CHECKING:
     import torch

@@ -1,9 +1,9 @@
-"""Loads the initial policy: at once, or for ZeRO-3 one parameter at a time. Then a rank never holds more than
-its shards and one full parameter, so a model that fits no single rank can be trained.
+"""Loads the initial policy: at once, or for ZeRO-3 one parameter at a time, so that a rank never holds more
+than its shards and one full parameter.
 
 The context manager `deepspeed.zero.Init` would also cast buffers computed in constructors, such as rotary
-frequencies, to 16 bits. So the model is built without that context, with parameters on the meta device and
-real buffers; each parameter is then read and sharded separately."""
+frequencies, to 16 bits. So the model is built without it, with parameters on the meta device and real
+buffers; each parameter is then read and sharded separately."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from hora_rl.common.errors import ConfigError
 from hora_rl.learner.model.cuda_kernels import block_mask_of
 from hora_rl.learner.model.flops import EXPERTS
 from hora_rl.learner.rows.batch import MicroBatch
-from hora_rl.learner.rows.prefixes import mask_of
+from hora_rl.learner.rows.packing import mask_of
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

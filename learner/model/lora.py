@@ -1,7 +1,5 @@
 """A low-rank adapter in the policy: injected into the model, switched off for the reference, written and
-merged.
-
-Only the adapter's parameters are trained, published and saved in checkpoints. Its base, the model of
+merged. Only its parameters are trained, published and saved in checkpoints. The base, the model of
 `model.path`, never changes."""
 
 from __future__ import annotations

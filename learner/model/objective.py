@@ -35,8 +35,9 @@ def policy_loss(
     assert algorithm.token_loss is not None
     weight = importance(prox - micro.logprobs, micro.sequence, objective)
     log_ratio = logprobs - prox
-    if algorithm.per_completion:
-        log_ratio = mean_of_sequences(log_ratio, micro.sequence)
+    if algorithm.per_completion:  # GSPO's (2507.18071): the mean over each completion, which no cut divides
+        lengths = sum_of_sequences(torch.ones_like(log_ratio), micro.sequence)
+        log_ratio = sum_of_sequences(log_ratio, micro.sequence) / lengths
     bounds = objective.clip_low, objective.clip_high
     gain, clipped = algorithm.token_loss(
         TokenTerms(bounded_exp(log_ratio), logprobs, micro.advantage, *bounds)
@@ -65,12 +66,6 @@ def k3(gap: torch.Tensor) -> torch.Tensor:
     gradient of its batch 10^9 times."""
     gap = gap.clamp(-MOST_NATS, MOST_NATS)
     return (torch.exp(gap) - gap - 1.0).clamp(max=MOST_K3)
-
-
-def mean_of_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
-    """The mean over each token's completion (N,), which no micro-batch cuts: GSPO's log-ratio
-    (2507.18071)."""
-    return sum_of_sequences(values, sequence) / sum_of_sequences(torch.ones_like(values), sequence)
 
 
 def sum_of_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,7 @@
 """What a step was: its sums over the ranks, its metrics, its groups, in every record of the run.
 
 Drift is the mean |difference| of generator and learner log-probs of the same tokens under the same weights. A
-wrong engine or model causes a large drift at once and stops the run in its first steps. Later drift only
-raises an alarm."""
+wrong engine or model causes a large drift at once and stops the run; later drift only raises an alarm."""
 
 import json
 import math

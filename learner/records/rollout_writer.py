@@ -4,9 +4,7 @@
     checkpoint ─► flush(): every file is on the disk before the groups are dropped
 
 A restarted learner repeats the steps that its checkpoint lacks, on the same groups, and replaces their files.
-So no rollout of a trained group is missing or duplicated after any crash. The learner writes, because only
-the learner knows the step, and its folder has the run's other records. With `gloo` and `nccl` a coordinator
-need not share a disk."""
+So no rollout of a trained group is missing or duplicated after any crash."""
 
 from __future__ import annotations
 

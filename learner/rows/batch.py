@@ -13,8 +13,7 @@ import torch
 
 from hora_rl.common.types import Group
 from hora_rl.learner.rows.estimator import Estimator
-from hora_rl.learner.rows.prefixes import Row, bins, length
-from hora_rl.learner.rows.sample import Sample, sequences
+from hora_rl.learner.rows.packing import Row, Sample, bins, length, sequences
 
 WIDTHS = 64
 """Widths on a card are multiples of this, so that few shapes occur and lines of masks are aligned."""

@@ -34,30 +34,24 @@ class HostCopy:
             for _ in self._engine.published():
                 pass
             return None
-        memory = None if self._room is None else self._room(self._shapes())
-        block = None if memory else self._emptied()
+        named = dict(self._engine.hf.named_parameters())
+        adapter = {published_name(name): p for name, p in named.items() if PARAMETER.match(name)}
+        expected = adapter or named  # what `Engine.published` yields, without gathering it
+        memory, block = None, self._block
+        if self._room is not None:
+            shapes = ((name, p.dtype, tuple(getattr(p, "ds_shape", p.shape))) for name, p in expected.items())
+            memory = self._room(list(shapes))
+        elif block is None:
+            pinned = self._engine.device.type == "cuda"
+            block = self._block = HostBlock(size_of(expected.values()), pinned=pinned)
+        else:
+            block.restart()
         taken = dict[str, torch.Tensor]()
         for name, parameter in self._engine.published():
             target = block.like(parameter) if block else cast(MemoryFile, memory).tensors[name]
             taken[name] = target.copy_(parameter)
         tensors = in_files(self._engine.hf, taken) if self.converts else taken
         return Snapshot(version, [*tensors.items()], device, memory)
-
-    def _shapes(self) -> list[Shape]:
-        """What `Engine.published` yields, without gathering it."""
-        named = dict(self._engine.hf.named_parameters())
-        adapter = {published_name(name): p for name, p in named.items() if PARAMETER.match(name)}
-        published = (adapter or named).items()
-        return [(name, p.dtype, tuple(getattr(p, "ds_shape", p.shape))) for name, p in published]
-
-    def _emptied(self) -> HostBlock:
-        if self._block is None:
-            parameters = dict(self._engine.hf.named_parameters())
-            adapter = [p for name, p in parameters.items() if PARAMETER.match(name)]
-            pinned = self._engine.device.type == "cuda"
-            self._block = HostBlock(size_of(adapter or parameters.values()), pinned=pinned)
-        self._block.restart()
-        return self._block
 
 
 def in_files(hf: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -36,8 +36,7 @@ from hora_rl.learner.ranks import set_device
 from hora_rl.learner.records.step_records import group_record
 from hora_rl.learner.rows.batch import micro_batches, samples_of
 from hora_rl.learner.rows.estimator import estimator_of
-from hora_rl.learner.rows.prefixes import rows_of
-from hora_rl.learner.rows.sample import Sample
+from hora_rl.learner.rows.packing import Sample, rows_of
 from research.study.curve_sources import TaskCurves
 from research.study.local_sampler import LocalSampler
 from research.tasks.recall import TRAINED, load_task

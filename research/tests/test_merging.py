@@ -10,7 +10,7 @@ from hora_rl.common.config import ObjectiveConfig
 from hora_rl.learner.model.logprobs import Policy, without_dropout
 from hora_rl.learner.model.objective import policy_loss
 from hora_rl.learner.rows.batch import make_micro_batch
-from hora_rl.learner.rows.sample import Sample
+from hora_rl.learner.rows.packing import Sample
 from research.study.loop import merged
 from tools.demo_models import make_model, make_tokenizer
 

@@ -14,7 +14,7 @@ from hora_rl.common.config import DataConfig
 from hora_rl.common.data.special_tokens import completed, silent_tokens
 from hora_rl.common.errors import EnvironmentFault
 from hora_rl.common.types import Completion
-from hora_rl.learner.rows.sample import sequences
+from hora_rl.learner.rows.packing import sequences
 from tests.support.groups import completion as answer
 from tests.support.groups import rollout
 from tools.demo_models import make_tokenizer

@@ -27,7 +27,7 @@ from hora_rl.deploy.checks.resources import (
 )
 from hora_rl.learner.model.logprobs import Policy, without_dropout
 from hora_rl.learner.rows.batch import micro_batches
-from hora_rl.learner.rows.prefixes import Sharing, rows_of
+from hora_rl.learner.rows.packing import Sharing, rows_of
 from tests.support.checks import Make, one
 from tests.support.groups import rollout
 from tests.support.rollouts import tokenizer, write_rollouts

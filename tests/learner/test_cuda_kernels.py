@@ -16,7 +16,7 @@ from hora_rl.learner.model import cuda_kernels
 from hora_rl.learner.model.cuda_kernels import block_mask_of, use_block_masks
 from hora_rl.learner.model.logprobs import Policy, compile_policy
 from hora_rl.learner.rows.batch import make_micro_batch
-from hora_rl.learner.rows.prefixes import Sharing, divide, mask_of, rows_of
+from hora_rl.learner.rows.packing import Sharing, divide, mask_of, rows_of
 from tests.learner.test_exactness import TEMPERATURE, batch, estimator, policy
 from tests.learner.test_logprobs import Waiting
 from tests.learner.test_logprobs import rows as several_rows

@@ -21,8 +21,7 @@ from hora_rl.learner.feed.admission import Vocabulary, admitted
 from hora_rl.learner.model.logprobs import Policy
 from hora_rl.learner.rows.batch import measurable, samples_of
 from hora_rl.learner.rows.estimator import Estimator
-from hora_rl.learner.rows.prefixes import Sharing
-from hora_rl.learner.rows.sample import sequences
+from hora_rl.learner.rows.packing import Sharing, sequences
 from tests.support.formula import apart, by_cut, by_formula
 from tests.support.groups import group, in_turns, rollout
 from tests.support.samples import ALWAYS

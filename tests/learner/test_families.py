@@ -16,8 +16,7 @@ from hora_rl.learner.model.agreement import check_agreement, check_family
 from hora_rl.learner.model.loading import load_model
 from hora_rl.learner.model.logprobs import OwnPath, Policy
 from hora_rl.learner.rows.batch import make_micro_batch
-from hora_rl.learner.rows.prefixes import rows_of, window_of
-from hora_rl.learner.rows.sample import Sample
+from hora_rl.learner.rows.packing import Sample, rows_of, window_of
 from tests.support.families import GROUPED, SETTINGS, TOKENS, VOCABULARY, model_of, write_model
 from tests.support.formula import logprobs_of
 from tests.support.groups import rollout

@@ -13,7 +13,7 @@ from hora_rl.common.config import ObjectiveConfig
 from hora_rl.learner.model.logprobs import Head, Policy, scored
 from hora_rl.learner.model.objective import policy_loss
 from hora_rl.learner.rows.batch import MicroBatch, make_micro_batch
-from hora_rl.learner.rows.sample import Sample
+from hora_rl.learner.rows.packing import Sample
 from tests.support.samples import sample
 from tests.support.tiny_qwen2 import tiny_qwen2
 

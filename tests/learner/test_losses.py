@@ -12,7 +12,7 @@ from hora_rl.common.algorithms.base import Algorithm, TokenTerms
 from hora_rl.common.config import ObjectiveConfig
 from hora_rl.learner.model.objective import k3, policy_loss, read
 from hora_rl.learner.rows.batch import MicroBatch, make_micro_batch
-from hora_rl.learner.rows.sample import Sample
+from hora_rl.learner.rows.packing import Sample
 from tests.support.samples import sample
 
 OPTIONS: list[dict[str, Any]] = [

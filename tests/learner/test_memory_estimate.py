@@ -19,7 +19,7 @@ from benchmarks.gpu_step import SHAPE_1_5B, engine_of, join_alone, micro_batches
 from hora_rl.deploy.checks.estimate import GIB, RANK_GIB, Estimate, ModelShape, total
 import hora_rl.learner.model.engine
 from hora_rl.learner.ranks import set_device
-from hora_rl.learner.rows.prefixes import rows_of
+from hora_rl.learner.rows.packing import rows_of
 
 shape = SHAPE_1_5B | {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 1024,
                       "num_hidden_layers": 4, "num_attention_heads": 4}

@@ -8,10 +8,10 @@ from hora_rl.common.config import Config, ObjectiveConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Group
 from hora_rl.learner.records.metrics import step_metrics
-from hora_rl.learner.rows import prefixes
+from hora_rl.learner.rows import packing
 from hora_rl.learner.rows.batch import micro_batches, samples_of
 from hora_rl.learner.rows.estimator import Estimator
-from hora_rl.learner.rows.prefixes import SAVING, Sharing, bins, divide, rows_of, window_of
+from hora_rl.learner.rows.packing import SAVING, Sharing, bins, divide, rows_of, window_of
 from tests.support.groups import group, rollout
 from tests.support.samples import ALWAYS, sized
 
@@ -107,7 +107,7 @@ def test_a_sequence_longer_than_a_window_is_alone() -> None:
 
 def test_a_large_group_under_a_tight_budget_is_cut_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are tried with ever smaller ones, each at a cost of completions times rows."""
-    tried = Mock(wraps=prefixes.spread)
-    monkeypatch.setattr(prefixes, "spread", tried)
+    tried = Mock(wraps=packing.spread)
+    monkeypatch.setattr(packing, "spread", tried)
     assert divide(2048, [1400] * 1544, 4096, 15_000.0) == [[i] for i in range(1544)]
     assert tried.call_count < 30

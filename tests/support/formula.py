@@ -10,7 +10,7 @@ from hora_rl.learner.model.logprobs import Policy
 from hora_rl.learner.model.objective import policy_loss
 from hora_rl.learner.rows.batch import MicroBatch, empty_micro_batch, micro_batches, samples_of
 from hora_rl.learner.rows.estimator import Estimator
-from hora_rl.learner.rows.prefixes import Sharing, rows_of
+from hora_rl.learner.rows.packing import Sharing, rows_of
 
 
 def logprobs_of(model: torch.nn.Module, prompt: Tokens, made: Rollout, temperature: float) -> torch.Tensor:

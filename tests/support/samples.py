@@ -3,8 +3,7 @@
 import numpy as np
 
 from hora_rl.learner.rows.batch import MicroBatch, make_micro_batch
-from hora_rl.learner.rows.prefixes import Sharing
-from hora_rl.learner.rows.sample import Sample
+from hora_rl.learner.rows.packing import Sample, Sharing
 from tests.support.groups import Numbers
 
 Values = np.ndarray | float

@@ -58,7 +58,7 @@ def step(learner: Any, config: Config, groups: list[Group], version: int) -> flo
     """One optimizer step; returns the drift of the sampled log-probs from the learner's."""
     from hora_rl.learner.rows.batch import micro_batches, samples_of
     from hora_rl.learner.rows.estimator import estimator_of
-    from hora_rl.learner.rows.prefixes import rows_of
+    from hora_rl.learner.rows.packing import rows_of
 
     samples = samples_of(groups, estimator_of(config), len(groups), version)
     micro, _ = micro_batches(rows_of(samples, 4096, learner.sharing), 4096)
