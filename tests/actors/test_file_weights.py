@@ -16,7 +16,7 @@ from hora_rl.common.weights.announcement import Manifest, check_file, path_of
 from hora_rl.common.weights.file_receiver import FILES, DeviceCopies
 from hora_rl.common.weights.file_sender import FileTransport
 from hora_rl.common.weights.host_memory import Snapshot
-from hora_rl.common.weights.weight_file import header_of, size_of, tensors_in
+from hora_rl.common.weights.weight_file import file_size, header_of, tensors_in
 from tests.support.engines import engine_of
 
 CPU = torch.device("cpu")
@@ -39,14 +39,14 @@ def published(files: FileTransport, version: int, size: int = 1000) -> Manifest:
 def test_tensors_of_several_types_have_places_that_fit_them() -> None:
     shapes = [("x", torch.bfloat16, (3,)), ("y", torch.float32, (2, 5)), ("z", torch.float16, (0, 4))]
     header = header_of(shapes, 7)
-    raw = torch.zeros(size_of(header), dtype=torch.uint8)
+    raw = torch.zeros(file_size(header), dtype=torch.uint8)
     found = dict(tensors_in(raw, header))
     assert {name: (t.dtype, tuple(t.shape)) for name, t in found.items()} == {n: (d, s) for n, d, s in shapes}
     assert len(header_of(shapes, 10**8 - 1)) == len(header)
     for name, tensor in found.items():
         tensor.fill_(ord(name))
     assert all((tensor == ord(name)).all() for name, tensor in found.items()), "none overlaps another"
-    assert size_of(header) == len(header) + 3 * 2 + 10 * 4
+    assert file_size(header) == len(header) + 3 * 2 + 10 * 4
 
 
 class Registered:
