@@ -62,7 +62,9 @@ def load_dataset(data: DataConfig, unusable: Unusable | None = None, section: st
         return _collect(data, _arithmetic(data, section), unusable, section)
     if data.path.startswith(gym.PREFIX):
         columns = data.model_copy(update={"prompt_field": "question", "answer_field": "answer"})
-        return _collect(columns, _gym(data, section), unusable, section)
+        entries = gym.entries(data.path, data.settings, _split(data, section), data.limit)
+        rows = ((f"{data.path}[{data.split}] row {i}", entry) for i, entry in enumerate(entries, start=1))
+        return _collect(columns, rows, unusable, section)
     if not on_the_hub(data.path):
         for key in ("name", "revision"):
             if getattr(data, key) is not None:
@@ -165,12 +167,6 @@ def _split(data: DataConfig, section: str) -> arithmetic.Split:
     name = data.path.split(":")[0]
     there = ", ".join(arithmetic.SPLITS)
     raise DataError(f"{section}.split ({data.split!r}) of {name} must be one of {there}")
-
-
-def _gym(data: DataConfig, section: str) -> Iterator[tuple[str, Mapping[str, object]]]:
-    rows = gym.entries(data.path, data.settings, _split(data, section), data.limit)
-    for number, entry in enumerate(rows, start=1):
-        yield f"{data.path}[{data.split}] row {number}", entry
 
 
 def _arithmetic(data: DataConfig, section: str) -> Iterator[tuple[str, Mapping[str, object]]]:

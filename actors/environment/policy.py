@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from hora_rl.actors.environment.conversation import Conversation, Message
 from hora_rl.actors.environment.protocol import EpisodeOver, Reply, Tools
 from hora_rl.actors.verifier.sandbox.pool import SandboxPool
-from hora_rl.actors.verifier.sandbox.sandbox import Limits, Outcome, Sandbox
+from hora_rl.actors.verifier.sandbox.sandbox import Limits, Sandbox
 from hora_rl.common.config import Config
 from hora_rl.common.errors import EnvironmentFault, VerifierUnavailable
 from hora_rl.common.types import Completion, Tokens
@@ -136,7 +136,15 @@ class SandboxTools:
         self._boxes.close()
 
     async def _run(self, source: str, stdin: str) -> str:
-        return _told(await self._boxes.use(lambda box: box.run(source, stdin.encode(), LIMITS)))
+        outcome = await self._boxes.use(lambda box: box.run(source, stdin.encode(), LIMITS))
+        printed = outcome.out.decode(errors="replace")
+        if len(printed) > MOST_CHARS:
+            printed = f"{printed[:MOST_CHARS]}\n(cut)"
+        if outcome.kind == "ok":
+            return printed.rstrip("\n")
+        lines = outcome.err.decode(errors="replace").strip().splitlines()
+        why = ENDED.get(outcome.kind) or (lines[-1][:300] if lines else f"exit status {outcome.status}")
+        return f"{printed}{why}"
 
 
 class EpisodeTools:
@@ -148,14 +156,3 @@ class EpisodeTools:
     async def python(self, source: str, stdin: str = "") -> str:
         with self._policy.waiting():
             return await self._tools.python(source, stdin)
-
-
-def _told(outcome: Outcome) -> str:
-    printed = outcome.out.decode(errors="replace")
-    if len(printed) > MOST_CHARS:
-        printed = f"{printed[:MOST_CHARS]}\n(cut)"
-    if outcome.kind == "ok":
-        return printed.rstrip("\n")
-    lines = outcome.err.decode(errors="replace").strip().splitlines()
-    why = ENDED.get(outcome.kind) or (lines[-1][:300] if lines else f"exit status {outcome.status}")
-    return f"{printed}{why}"

@@ -65,7 +65,10 @@ def last_expression(text: str) -> str | None:
     """The last number or expression; of an equation its last side; a text without words as is; else None."""
     if not _VALUE.search(text):
         return None
-    pieces = _pieces(_spaced(text[-LONGEST:]))
+    read = text[-LONGEST:]
+    if not read.isascii():  # words of other scripts apart from numbers: `共42个。` -> `共 42 个.`
+        read = _NATIVE.sub(r" \g<0> ", read.translate(_PUNCTUATION))
+    pieces = _pieces(read)
     if not any(piece.is_word for piece in pieces):
         return text.strip().rstrip(_FRAGMENT)
     last, i = None, 0
@@ -73,11 +76,6 @@ def last_expression(text: str) -> str | None:
         run, after = _run(pieces, i)
         last, i = _value(run) or last, max(after, i + 1)
     return last
-
-
-def _spaced(text: str) -> str:
-    """Words of other scripts apart from numbers, and ASCII punctuation: `共42个。` -> `共 42 个.`"""
-    return text if text.isascii() else _NATIVE.sub(r" \g<0> ", text.translate(_PUNCTUATION))
 
 
 def _pieces(text: str) -> list[_Piece]:
@@ -221,15 +219,11 @@ def _plain(line: str) -> str:
     return _STOP.sub("", line).strip(_EMPHASIS)
 
 
-def extract_auto(completion: str) -> str | None:
-    return extract_tags(completion) or extract_boxed(completion) or extract_final(completion)
-
-
 ANSWERS: dict[str, Extract] = {
     "tags": extract_tags,
     "boxed": extract_boxed,
     "final": extract_final,
-    "auto": extract_auto,
+    "auto": lambda text: extract_tags(text) or extract_boxed(text) or extract_final(text),
     "lenient": extract_lenient,
 }
 

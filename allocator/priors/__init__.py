@@ -51,7 +51,16 @@ def make_prior(
     kind, (alpha, beta) = kind_of(name), beta_of(name)
     if kind == "fixed":
         return FixedPrior(alpha, beta)
-    prior = EmpiricalPrior(alpha, beta) if kind == "empirical" else _conditioned(name, n, features, seed)
+    prior: LearnedPrior
+    if kind == "empirical":
+        prior = EmpiricalPrior(alpha, beta)
+    elif kind == GaussianProcessPrior.name:
+        prior = GaussianProcessPrior(_features(name, n, features), seed)
+    else:
+        # Imports torch; the rest of the allocator needs only numpy.
+        from hora_rl.allocator.priors.probe import ProbePrior
+
+        prior = ProbePrior(name, _features(name, n, features), *PROBES[name], seed)
     if state is not None:
         prior.load_state_dict(state)
     return prior
@@ -77,16 +86,6 @@ def beta_of(name: str) -> tuple[float, float]:
     if not (0 < alpha < math.inf and 0 < beta < math.inf):
         raise ValueError(f"prior: {name!r}: both numbers must be positive")
     return alpha, beta
-
-
-def _conditioned(name: str, n: int, features: NDArray | None, seed: int) -> LearnedPrior:
-    checked = _features(name, n, features)
-    if name == GaussianProcessPrior.name:
-        return GaussianProcessPrior(checked, seed)
-    # Imports torch; the rest of the allocator needs only numpy.
-    from hora_rl.allocator.priors.probe import ProbePrior
-
-    return ProbePrior(name, checked, *PROBES[name], seed)
 
 
 def _features(name: str, n: int, features: NDArray | None) -> NDArray:

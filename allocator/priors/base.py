@@ -217,7 +217,13 @@ class GaussianProcessPrior:
 
     def __init__(self, features: NDArray, seed: int = 0) -> None:
         self._x = np.asarray(features, dtype=np.float64)
-        self._bandwidth = median_distance(self._x, seed)
+        rows = np.random.default_rng(seed).permutation(len(self._x))[:MEDIAN_SAMPLE]
+        among = squared_distances(self._x[rows], self._x[rows])[np.triu_indices(len(rows), k=1)]
+        self._bandwidth = float(np.median(np.sqrt(among))) if among.size else 0.0
+        if not self._bandwidth > 0:
+            raise ValueError(
+                "prior gp: the median distance of the features is zero or not a number; check them"
+            )
         self._mean = np.full(len(self._x), PRIOR_MEAN)
 
     def update(self, prompts: Int, successes: Int, trials: int) -> None:
@@ -262,16 +268,6 @@ class GaussianProcessPrior:
 def squared_distances(a: Float, b: Float) -> Float:
     product = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
     return np.maximum(product, 0.0)
-
-
-def median_distance(x: Float, seed: int) -> float:
-    """Median distance among at most 1,000 prompts. Raises ValueError if it is zero."""
-    rows = np.random.default_rng(seed).permutation(len(x))[:MEDIAN_SAMPLE]
-    distances = np.sqrt(squared_distances(x[rows], x[rows])[np.triu_indices(len(rows), k=1)])
-    median = float(np.median(distances)) if distances.size else 0.0
-    if not median > 0:
-        raise ValueError("prior gp: the median distance of the features is zero or not a number; check them")
-    return median
 
 
 def sigmoid(x: Float) -> Float:

@@ -34,15 +34,6 @@ def _uniform(sampled: Sampled, room: Int, budget: int) -> Int:
     return level_up(sampled.extra, sampled.successes, room, budget)
 
 
-def evenly_first(among: Mask, sampled: Sampled, room: Int, budget: int) -> Int:
-    """Evenly among some prompts (n,). What they have no room for goes evenly to the rest."""
-    extra = np.zeros_like(room)
-    first = min(budget, int(room[among].sum()))
-    extra[among] = _uniform(sampled[among], room[among], first)
-    extra[~among] = _uniform(sampled[~among], room[~among], budget - first)
-    return extra
-
-
 UNIFORM = Division("uniform", _uniform, needs_counts=False)
 """GRPO: every prompt gets the same number of rollouts."""
 EVEN_SIZES = Division(
@@ -62,7 +53,11 @@ def reinforce_ada(k: int | None = None, name: str = "reinforce_ada") -> Division
     """Sample until the first success, or until k successes and k failures."""
 
     def divide(sampled: Sampled, room: Int, budget: int) -> Int:
-        return evenly_first(left(sampled, k), sampled, room, budget)
+        among = left(sampled, k)  # evenly; what they have no room for goes evenly to the rest
+        extra, first = np.zeros_like(room), min(budget, int(room[among].sum()))
+        extra[among] = _uniform(sampled[among], room[among], first)
+        extra[~among] = _uniform(sampled[~among], room[~among], budget - first)
+        return extra
 
     return Division(name if k is None else f"{name}({k})", divide)
 

@@ -73,18 +73,13 @@ def _sources(program: str, before: str, entry: str) -> list[str]:
     if not before or not re.search(begins, before, re.MULTILINE):
         return [before, program]
     if re.search(begins, program, re.MULTILINE):
-        return [*_executable(before), program]
+        try:
+            compile(before, "program.py", "exec")
+        except SyntaxError:  # a function without a body: its own docstring is one
+            return [program]
+        return [before, program]
     margin = re.match(r"[ \t]*", before.rstrip().rpartition("\n")[2]) if before.strip() else None
     return [f"{before.rstrip()}\n{textwrap.indent(program, (margin and margin.group()) or '    ')}"]
-
-
-def _executable(before: str) -> list[str]:
-    """Imports and helpers before the function, whose own docstring is its body; nothing if it has none."""
-    try:
-        compile(before, "program.py", "exec")
-    except SyntaxError:
-        return []
-    return [before]
 
 
 def _called(names: dict[str, Any], target: str) -> Any:

@@ -45,6 +45,12 @@ _RELATION = re.compile(r"<|>|\\[lg]e(?:q|qslant)?\b|\\[lg]t\b|\\neq?\b|\\not")
 _ELEMENT = re.compile(r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])")
 _EDGE = re.compile(rf"^(?:{SPACE}|,)+|(?:{SPACE}|,)+$")
 
+_DIGITS = 30
+_SAME = Float("1e-25", _DIGITS)
+_EXACT = Float("1e-12", _DIGITS)
+_DECIMAL = Float("1e-4", _DIGITS)
+"""Relative tolerance for decimals: four significant digits. math-verify compares six decimal places."""
+
 logging.getLogger("math_verify.grader").setLevel(logging.ERROR)  # no warning that time limits are off
 
 
@@ -89,19 +95,28 @@ def _plain_powers(parsed: Any) -> Any:
     `\sqrt{1/n}` is `1/\sqrt{n}`, as for positive n."""
     plain = {}
     for power in parsed.atoms(Pow):
+        if not power.exp.is_Float and (not power.exp.is_Rational or power.exp.is_Integer):
+            continue
         top, bottom = power.base.as_numer_denom() if power.base.free_symbols else (power.base, S.One)
-        root_of_quotient = power.exp.is_Rational and not power.exp.is_Integer and bottom != 1
-        if power.exp.is_Float or root_of_quotient:
+        if power.exp.is_Float or bottom != 1:
             exponent = Rational(str(power.exp)) if power.exp.is_Float else power.exp
             plain[power] = Pow(top, exponent) / Pow(bottom, exponent)
     return parsed.xreplace(plain) if plain else parsed
 
 
 def _same(gold: Basic, answer: Basic) -> bool:
+    r"""Two exact numbers are compared here, other expressions by math-verify. A number differs from an
+    expression with a variable (`x/x` for 1), from an infinity (`\infty+1`), and a list of sets from a set."""
     if gold.has(Derivative) or answer.has(Derivative):  # of a letter by another, sympy takes it as 0
         return bool(gold == answer)
-    same = same_value(gold, answer)
-    return bool(verify(gold, answer, timeout_seconds=None)) if same is None else same
+    if any(_differ(left, right) for left, right in _pairs(gold, answer)) or _nested(gold) != _nested(answer):
+        return False
+    exact = (isinstance(e, Expr) and not e.has(Float, UnevaluatedExpr) for e in (gold, answer))
+    if all(exact) and not gold.free_symbols:
+        a, b = _value(gold), _value(answer)
+        if a is not None and b is not None and _near(a, b, _SAME):
+            return True
+    return bool(verify(gold, answer, timeout_seconds=None))
 
 
 def _same_sets(gold: str, answer: str) -> bool:
@@ -176,27 +191,6 @@ def _added(total: Total) -> Expr | None:
     if not all(isinstance(value, Expr) for value, _ in terms):
         return None
     return Add(*(Mul(value, Rational(factor.numerator, factor.denominator)) for value, factor in terms))
-
-
-_DIGITS = 30
-_SAME = Float("1e-25", _DIGITS)
-_EXACT = Float("1e-12", _DIGITS)
-_DECIMAL = Float("1e-4", _DIGITS)
-"""Relative tolerance for decimals: four significant digits. math-verify compares six decimal places."""
-
-
-def same_value(gold: object, answer: object) -> bool | None:
-    r"""Whether two parsed answers have the same value; None if math-verify must decide.
-
-    True only for two exact numbers. A number differs from an expression with a variable (`x/x` for 1), from
-    an infinity (`\infty+1`), and a list of sets from a set."""
-    if any(_differ(left, right) for left, right in _pairs(gold, answer)) or _nested(gold) != _nested(answer):
-        return False
-    exact = (isinstance(e, Expr) and not e.has(Float, UnevaluatedExpr) for e in (gold, answer))
-    if not all(exact) or not isinstance(gold, Expr) or gold.free_symbols:
-        return None
-    a, b = _value(gold), _value(answer)
-    return True if a is not None and b is not None and _near(a, b, _SAME) else None
 
 
 def _computes_infinity(expression: Basic) -> bool:
