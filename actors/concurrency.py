@@ -30,10 +30,8 @@ R = TypeVar("R")
 
 class BatchedCalls(Generic[T, R]):
     """Turns `send`, which takes several items, into a call for one item. Items requested in the same turn of
-    the event loop share a call, in order. The `size` of a call is at most `most`, unless one item is larger.
-
-    If `send` fails, each item of the call raises its error. When all callers are gone, the call is cancelled.
-    """
+    the event loop share a call, in order, of a `size` up to `most` or of one item. If `send` fails, each item
+    of the call raises its error. When all callers are gone, the call is cancelled."""
 
     def __init__(
         self,

@@ -43,11 +43,8 @@ def posterior(successes: Int, trials: Int, alpha: Float, beta: Float) -> Posteri
 
 
 def prior_from_rate(rate: Float, strength: Float | float) -> tuple[Float, Float]:
-    """Beta prior (s·p̂, s·(1-p̂)) of a predicted success rate p̂ (n,) with strength s.
-
-    With the counts this is the paper's learned posterior, α = s·p̂ + c and β = s(1-p̂) + G0 - c. s = 2 and
-    p̂ = 1/2 give Beta(1, 1).
-    """
+    """Beta prior (s·p̂, s·(1-p̂)) of a predicted success rate p̂ (n,) with strength s. With the counts this
+    is the paper's learned posterior, α = s·p̂ + c and β = s(1-p̂) + G0 - c."""
     return np.asarray(strength * rate), np.asarray(strength * (1 - rate))
 
 

@@ -50,11 +50,8 @@ class Entries(NamedTuple):
 
 
 def solve_classes(rule: Marginal, post: Posterior, room: Int, of: Int, budget: int) -> Int:
-    """Δ (n,) for K classes of equal prompts.
-
-    `post` (K,) and `room` (K,) of each class: its posterior and the bound of each Δ_i. `of` (n,) is the class
-    of each prompt. The room of all prompts must hold the budget.
-    """
+    """Δ (n,) for K classes of equal prompts. `post` (K,) and `room` (K,): posterior and bound of each Δ_i of
+    a class. `of` (n,): the class of each prompt. The room of all prompts must hold the budget."""
     members = np.bincount(of, minlength=len(post))
     entries, cut = _tabulate(rule, post, room, members, budget)
     is_near = entries.gains <= cut + NEAR
@@ -66,10 +63,8 @@ def solve_classes(rule: Marginal, post: Posterior, room: Int, of: Int, budget: i
 
 
 def _tabulate(rule: Marginal, post: Posterior, room: Int, members: Int, budget: int) -> tuple[Entries, float]:
-    """Every entry that the optimum may take, and the lowest gain that it takes.
-
-    A class gets more levels while its last gain reaches the cut of the entries so far, which only rises.
-    """
+    """Every entry that the optimum may take, and the lowest gain that it takes. A class gets more levels
+    while its last gain reaches the cut of the entries so far, which only rises."""
     classes, first, depth = np.flatnonzero(room), 0, max(8, FIRST_TABLE // len(post))
     entries = Entries(np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
     cut = -float(np.finfo(np.float64).max)
@@ -142,9 +137,7 @@ def _ranks(rule: Marginal, post: Posterior, near: Entries) -> Int:
 
 def _refuse_rising(rule: Marginal, table: Float) -> None:
     """Raise ValueError if a user's gain rises with the level: the highest gains are not the optimum then.
-
-    Rules with exact gains are proven: hit utility in the paper, the others by differentiation.
-    """
+    Exact gains are proven: hit utility in the paper, the others by differentiation."""
     if rule.exact is not None:
         return
     rises = np.argwhere(np.diff(table, axis=1) > 1e-9)

@@ -35,10 +35,8 @@ ROUNDING = 1e-9  # far below the effect of one rollout on a mean
 
 
 class WarmUpGate:
-    """Opens for good after `cycles` consecutive cycles with a mean reward of at least `threshold`.
-
-    The paper uses the format reward. With `enabled` false the gate is open from the start.
-    """
+    """Opens for good after `cycles` consecutive cycles with a mean reward of at least `threshold`; from the
+    start if not `enabled`. The paper uses the format reward."""
 
     def __init__(self, threshold: float = 0.85, cycles: int = 3, enabled: bool = True) -> None:
         self._threshold = threshold
@@ -61,11 +59,8 @@ class WarmUpGate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchAllocation:
-    """Rule and per-prompt prior used to allocate one batch: α0 (Γ,) and β0 (Γ,) of its prompts (Γ,).
-
-    `as_if` is the rule that weights groups by its sizes (`learner.objective.group_weight.as_if`). It is
-    `uniform` while the gate is shut.
-    """
+    """Rule and prior of one batch: α0 (Γ,) and β0 (Γ,) of its prompts (Γ,). `as_if`: the rule that weights
+    groups by its sizes (`learner.objective.group_weight.as_if`), `uniform` while the gate is shut."""
 
     rule: str
     prompts: NDArray[np.int64]
@@ -104,11 +99,8 @@ class Cycles:
         return self._order.rows(batch)
 
     def known(self, batch: int) -> bool:
-        """Whether all cycles needed to allocate `batch` were observed. Its shards may start only then.
-
-        A shard waits before it starts, so that it does not take a place among the shards in flight. The shard
-        it waits for may need that place if its coordinator died.
-        """
+        """Whether all cycles that `batch` needs were observed. Its shards wait for that before they start: in
+        flight they would take the place that a shard of such a cycle needs if its coordinator died."""
         return batch in self._batches or self._settled
 
     def of(self, batch: int) -> BatchAllocation:

@@ -56,11 +56,8 @@ def generator_calls(
     together: int = 1,
 ) -> Generate:
     """`generate` on weights of version `min_version` or newer. Without a learner (`weights_come` is false)
-    older weights are a failed try.
-
-    The first try of a `session` goes to one replica, retries to any. Concurrent requests share calls
-    of at most `together` completions.
-    """
+    older weights are a failed try. The first try of a `session` goes to one replica, retries to any.
+    Concurrent requests share calls of at most `together` completions."""
     method = handle.options(method_name="generate")
     first = method.options(session_id=session) if session else method
     degrees = rollout.temperature if temperature is None else temperature
@@ -227,13 +224,10 @@ def _answer(prompt: Prompt, text: str, row: Mapping[str, object], tokens: int, f
 async def retry(
     ask: Callable[[int], Awaitable[T]], what: str, attempts: int, limit_s: float, *, patient: bool = False
 ) -> T:
-    """First result of `ask(number of earlier calls)`. Makes up to `attempts` tries of `limit_s` seconds, with
+    """First result of `ask(number of earlier calls)`, in up to `attempts` tries of `limit_s` seconds with
     growing pauses. A full replica does not count as a try; with `patient`, stale weights do not either.
-
-    Raises RunError after the last try or when a reward was unavailable too long, and MissingWeights after a
-    few tries on stale weights.
-    Cancelling this call cancels the try.
-    """
+    Cancelling cancels the try. Raises RunError after the last try or when a reward was unavailable too long,
+    and MissingWeights after a few tries on stale weights."""
     attempt = 1
     for before in count():
         try:

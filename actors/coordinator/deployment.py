@@ -134,12 +134,9 @@ async def give_up(client: AsyncRedis, keys: Keys, reason: str) -> None:
 
 
 def render_prompts(config: Config, tokenizer: object = None) -> list[Prompt]:
-    """The usable rows of all sources as prompts. Prompt i has index i throughout the run. Loads the model's
-    `tokenizer` if none is given.
-
-    Logs and skips prompts longer than rollout.max_prompt_tokens and rows that the rewards cannot use. Raises
-    ConfigError for a token that the model has no row for.
-    """
+    """The usable rows of all sources as prompts. Prompt i has index i throughout the run. Logs and skips
+    prompts longer than rollout.max_prompt_tokens and rows that the rewards cannot use. Raises ConfigError for
+    a token that the model has no row for. By default the `tokenizer` is the model's."""
     tokenizer = tokenizer or load_tokenizer(config.model.path, config.model.trust_remote_code)
     prompts: list[Prompt] = []
     rows = vocabulary_rows(config.model)

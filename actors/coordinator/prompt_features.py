@@ -27,10 +27,8 @@ log = structlog.get_logger(__name__)
 
 
 def prior_of(allocation: AllocationConfig, run: RunConfig, model: str, prompts: Sequence[Prompt]) -> Prior:
-    """The prior that `allocation` names, restored from `prior_state` if set. `model` is the policy.
-
-    Raises ConfigError for the state of another prior and for unusable features.
-    """
+    """The prior that `allocation` names, restored from `prior_state` if set. `model` is the policy. Raises
+    ConfigError for the state of another prior and for unusable features."""
     unconditioned = allocation.prior.startswith(UNCONDITIONED)
     features = None if unconditioned else features_of(allocation, run, model, prompts)
     try:

@@ -46,9 +46,7 @@ class Sampler:
 @asynccontextmanager
 async def prefetched(sample: Sample, draws: Iterable[Draw]) -> AsyncIterator[Sample]:
     """Start these draws now. The returned `sample` awaits a draw that was started, and starts any other.
-
-    Unused draws are cancelled at the end of the block and their errors dropped.
-    """
+    Unused draws are cancelled at the end of the block and their errors dropped."""
     tasks = {draw: asyncio.create_task(sample(draw)) for draw in draws}
 
     async def result(draw: Draw) -> list[Rollout]:

@@ -139,10 +139,8 @@ async def phase_a(shard: Shard, sample: Sample, allocate_next: AllocateRound) ->
 
 
 async def next_round(shard: Shard, plan: Plan, sample: Sample, allocate_next: AllocateRound) -> Plan:
-    """Draw the plan's last round for every prompt, then divide the next: the plan with one more round.
-
-    A prompt whose group was lost is drawn too: the budget is divided by the counts of all.
-    """
+    """Draw the plan's last round, then divide the next: the plan with one more round. A prompt whose group
+    was lost is drawn too: the budget is divided by the counts of all."""
     drawn = await all_of(_sample_some(sample, plan.draw(index)) for index in range(len(shard.prompts)))
     successes = _successes(drawn)
     allocation = allocate_next(plan.rounds, successes)
@@ -157,11 +155,8 @@ async def next_round(shard: Shard, plan: Plan, sample: Sample, allocate_next: Al
 async def phase_b(
     shard: Shard, plan: Plan, sample: Sample, rank: Rank = unranked
 ) -> AsyncGenerator[Group, None]:
-    """Draw the plan's last round and yield its groups in order of completion (lines 13-16), each after its
-    rollouts were ranked.
-
-    An error of any drawing ends the shard and cancels its other drawings.
-    """
+    """Draw the plan's last round and yield its groups, ranked, in order of completion (lines 13-16). An error
+    of any drawing ends the shard and cancels its other drawings."""
     index_of = {group: i for i, group in enumerate(shard.ids)}
 
     async def complete(group: Group) -> Group:

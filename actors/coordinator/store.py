@@ -54,12 +54,8 @@ return redis.call('HGET', KEYS[3], 'prompts')
 
 
 async def claim_identity(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -> None:
-    """Store the configuration and the identity of the prompts. Both may be replaced while the run has no
-    plan.
-
-    Raises RunError if the run has begun with other settings (the error names them) or other prompts. `redis`
-    is an asyncio client that returns bytes.
-    """
+    """Store the configuration and the identity of the prompts, which may change while the run has no plan.
+    Raises RunError if the run has begun with other settings, which the error names, or other prompts."""
     name, keys = config.run.name, Keys(config.run.name)
     stored = await redis.get(keys.config)
     if stored is not None and await redis.exists(keys.plans):
@@ -130,11 +126,8 @@ class Leases:
 
     @asynccontextmanager
     async def held(self, name: str) -> AsyncIterator[None]:
-        """Renew an acquired lease while the block runs, then release it.
-
-        Losing a lease (after a long stall of this process) is harmless: if a shard has two owners, the first
-        plan and the first push of each group count.
-        """
+        """Renew an acquired lease while the block runs, then release it. Losing one, after a long stall, is
+        harmless: of two owners of a shard the first plan and the first push of each group count."""
         over = asyncio.Event()
         renewal = asyncio.create_task(self._keep(self._locks[name], over))
         try:
@@ -201,11 +194,8 @@ class Plans:
                 yield self._keys.drawn(group.id, last), encode_extra(replace(group, rollouts=drawn))
 
     async def load(self, shard: str, ids: Sequence[str]) -> Plan | None:
-        """The stored plan of the shard of `ids`, all its groups, with those that were not pushed; None
-        without a plan.
-
-        A group whose rollouts are damaged or missing is left out, and sampled again with its planned size.
-        """
+        """The stored plan of the shard of `ids`, with its groups that were not pushed; None without a plan. A
+        group with damaged or missing rollouts is left out, and sampled again with its planned size."""
         names = [_field(shard, number) for number in range(1, self._rounds + 1)]
         stored = await self._redis.hmget(self._keys.plans, names)
         facts = [json.loads(text) for text in takewhile(bool, stored) if text]

@@ -84,9 +84,7 @@ def load_held_out(
     evaluation: EvaluationConfig, data: DataConfig, unusable: Unusable | None = None
 ) -> Dataset:
     """The problems of `evaluation`: the held-out split of generated data, or a file or data set with the
-    columns of `data`, a configuration's `evaluated.data`, or in a known layout.
-
-    Raises DataError if `evaluation.path` is unset or has no usable row."""
+    columns of `data`, a configuration's `evaluated.data`, or in a known layout. Raises DataError."""
     path = evaluation.path
     if path is None:
         raise DataError("evaluation.path is not set: name a held-out file or `arithmetic`")

@@ -61,11 +61,9 @@ class Template:
         return self._encode(self._render([self._plain(_shown(message)) for message in messages]))
 
     def _after_end(self, ids: Tokens, last: int) -> Tokens:
-        """`ids` (M,) without the turn's end token, if that is `last`.
-
-        Also drops white space before the end token, which some templates write (Llama 2). There only a
-        control token counts as an end token: any other may belong to the next message.
-        """
+        """`ids` (M,) without the turn's end token, if that is `last`, and white space before it, which some
+        templates write (Llama 2). There only a control token counts: any other may belong to the next
+        message."""
         places = np.flatnonzero(ids == last)
         if not len(places):
             return ids
@@ -106,11 +104,9 @@ History = Literal["append", "render"]
 
 
 class Conversation:
-    """One episode's turns after `prompt` (P,), the tokens of `opening`.
-
-    With `history` append all turns form one sequence. With render each later turn is a separate sequence,
-    whose context the template renders from all messages so far. Templates may omit reasoning there.
-    """
+    """One episode's turns after `prompt` (P,), the tokens of `opening`. With `history` append all turns form
+    one sequence. With render each later turn is a separate sequence, whose context the template renders from
+    all messages so far. Templates may omit reasoning there."""
 
     def __init__(
         self, template: Template, opening: Sequence[Message], prompt: Tokens, history: History = "append"
@@ -135,11 +131,9 @@ class Conversation:
         return sum(len(answer.tokens) for answer in self._answers)
 
     def context(self, new: Sequence[Message]) -> Tokens:
-        """The context (T,) of the next turn, after the messages `new`. Does not change the conversation.
-
-        Raises EnvironmentFault for a message of the assistant, for no message after a turn that ended, and
-        for an order of roles that the template refuses.
-        """
+        """The context (T,) of the next turn, after the messages `new`. Changes nothing. Raises
+        EnvironmentFault for a message of the assistant, none after a turn that ended, and roles that the
+        template refuses."""
         if any(message.get("role") == "assistant" for message in new):
             raise EnvironmentFault("changes the history: what the assistant says is the policy's to sample")
         if not self._answers:

@@ -100,10 +100,8 @@ EXIT_S = 0.2
 
 @dataclass(slots=True)
 class Admission:
-    """Admits up to `requests` calls to a replica. Of their completions at most `low_priority` may have lower
-    priority than training: vLLM's priority does not stop running requests, so an evaluation could hold the
-    whole replica when a training batch arrives.
-    """
+    """Admits up to `requests` calls to a replica, and up to `low_priority` completions of lower priority than
+    training: vLLM does not stop running requests, so an evaluation could hold the whole replica."""
 
     name: str
     requests: int

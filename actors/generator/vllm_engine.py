@@ -180,11 +180,9 @@ class Engine:
             await asyncio.sleep(ARRIVAL_BETWEEN_STEPS_S if apart else ARRIVAL_S)
 
     async def install(self, version: int) -> Installed:
-        """Load the received weights and label all later tokens `version`. Running sequences are kept.
-
-        A sleeping engine wakes in two parts: the weights first, and the KV cache after the update, because
-        decoding starts with the cache.
-        """
+        """Load the received weights and label all later tokens `version`. Running sequences are kept. A
+        sleeping engine wakes its weights first, and after the update the KV cache, with which decoding
+        starts."""
         since = time.monotonic()
         if self._asleep:
             await self._llm.wake_up(["weights"])
@@ -209,12 +207,9 @@ class Engine:
         await self._llm.pause_generation(mode="keep", clear_cache=self._config.generator.clear_cache)
 
     async def sleep(self) -> None:
-        """Stop decoding and free the memory of weights and KV cache for the learner. Running sequences are
-        kept, and new requests wait.
-
+        """Stop decoding and free the memory of weights and KV cache. Sequences are kept, new requests wait.
         The weights move to the host (level 1). Level 2 would drop them, but the base of an adapter is never
-        sent again, and nothing is sent without a new version.
-        """
+        sent again, and nothing is sent without a new version."""
         if self._asleep:
             return
         self.paused_since = time.monotonic()

@@ -95,12 +95,9 @@ class WorkerExtension:
 
 
 def put_adapter(lora: Any, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, object]) -> None:
-    """Make `tensors` the policy's adapter.
-
-    `tensors` has the names of an adapter's file, `settings` is an `adapter_config.json`, and `lora` is the
-    worker's `lora_manager`. Raises ValueError, before any change, for settings that vLLM does not support and
-    for layers that this model lacks.
-    """
+    """Make `tensors`, named as in an adapter's file, the adapter of the worker's `lora_manager`. `settings`:
+    its `adapter_config.json`. Raises ValueError, before any change, for settings that vLLM does not support
+    and layers that this model lacks."""
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
 

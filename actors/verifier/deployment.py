@@ -29,11 +29,8 @@ class Verifier(Replica):
         self._beat(self._state)
 
     async def score(self, items: Sequence[Item]) -> list[dict[str, float]]:
-        """Rewards by name of each (problem, completion, gold answer), in the order of `items`.
-
-        Raises VerifierUnavailable if no answer was judged (retry), and ValueError if a user's reward fails or
-        tests cannot run.
-        """
+        """Rewards by name of each (problem, completion, gold answer), in order. Raises VerifierUnavailable if
+        no answer was judged (retry), and ValueError if a user's reward fails or tests cannot run."""
         return await self._counting_faults(self._pool.score_batch(items))
 
     async def score_group(self, items: Sequence[Answer]) -> list[dict[str, float]]:

@@ -85,10 +85,8 @@ class VerifierPool:
         self._pool = self._start()
 
     async def score_batch(self, items: Sequence[Item]) -> list[dict[str, float]]:
-        """The rewards in use (`Reward.names`), by name, of each (problem, completion, gold).
-
-        Raises VerifierUnavailable if the pool fails, and ValueError if a user's reward fails.
-        """
+        """The rewards in use (`Reward.names`), by name, of each (problem, completion, gold). Raises
+        VerifierUnavailable if the pool fails, and ValueError if a user's reward fails."""
         self.waiting += len(items)
         try:
             results = await asyncio.gather(*(self._score(item) for item in items), return_exceptions=True)

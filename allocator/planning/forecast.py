@@ -162,11 +162,8 @@ def _same_as_uniform(hits: float, basis: Basis) -> int | None:
 
 
 def recommend(rows: Sequence[Row]) -> Row:
-    """The best row of the largest G.
-
-    Most prompts with a hit among rows that lose at most half a point of signal to uniform sampling. Rows
-    within a tenth of a point tie, and fewer rounds win.
-    """
+    """The best row of the largest G: most prompts with a hit among rows that lose at most half a point of
+    signal to uniform sampling. Rows within a tenth of a point tie, and fewer rounds win."""
     largest = [row for row in rows if row.group_size == max(r.group_size for r in rows)]
     plain = [row.signal for row in largest if not needs_counts(row.rule)]
     fit = [row for row in largest if not plain or row.signal >= max(plain) - 0.005] or largest
@@ -175,10 +172,8 @@ def recommend(rows: Sequence[Row]) -> Row:
 
 
 def spared(rates: Float, pre_rollouts: int, epochs: int) -> Float:
-    """Expected share of a run of `epochs` epochs that a prompt of each rate (K,) rests.
-
-    A visit with all `pre_rollouts` right, the k-th in a row, is followed by a rest of 2^(k-1) epochs.
-    """
+    """Expected share of `epochs` epochs that a prompt of each rate (K,) rests: the k-th visit in a row with
+    all `pre_rollouts` right is followed by a rest of 2^(k-1) epochs."""
     solved = rates**pre_rollouts
     visits = np.zeros((epochs, epochs + 1, len(rates)))  # probability of one, by epoch and series before it
     visits[0, 0] = 1.0

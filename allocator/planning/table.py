@@ -12,12 +12,9 @@ SHOWN = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One arm: shares of prompts with a hit and of groups with signal, with 90% intervals.
-
-    `gain`: hits minus those of uniform sampling at equal G.
-    `uniform_group_size`: the G at which uniform sampling has as many prompts with a hit, with its interval;
-    None beyond the counts.
-    """
+    """One arm: shares of prompts with a hit and of groups with signal, with 90% intervals. `gain`: hits minus
+    those of uniform sampling at equal G. `uniform_group_size`: the G at which uniform sampling has as many
+    prompts with a hit; None beyond the counts."""
 
     rule: str
     rounds: int
@@ -56,11 +53,9 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All arms and the best one; `str` is the output of `hora plan`.
-
-    `rests`: what `data.rest: [solved]` would spare with the best arm's G0. `leverage`: the share of a gain
-    that counts where prompts share their gradient (see `plan`); else None.
-    """
+    """All arms and the best one; `str` is the output of `hora plan`. `rests`: what `data.rest: [solved]`
+    would spare with the best arm's G0. `leverage`: the share of a gain that counts where prompts share their
+    gradient (see `plan`); else None."""
 
     rows: tuple[Row, ...]
     recommended: Row

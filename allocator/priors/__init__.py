@@ -42,12 +42,8 @@ def make_prior(
     state: State | None = None,
     seed: int = 0,
 ) -> Prior:
-    """The prior `name` for a data set of n prompts.
-
-    features: (n, d), one row per prompt, for learned priors (see `features`). state: arrays of an earlier
-    `state_dict()`. Raises ValueError for an unknown name, and for features that are missing, not finite or of
-    another number of prompts.
-    """
+    """The prior `name` for a data set of n prompts. features: (n, d), for learned priors (see `features`).
+    state: of an earlier `state_dict()`. Raises ValueError for an unknown name and unusable features."""
     kind, (alpha, beta) = kind_of(name), beta_of(name)
     if kind == "fixed":
         return FixedPrior(alpha, beta)
@@ -131,11 +127,8 @@ def log_loss(rate: Float, successes: Int, trials: Int) -> float:
 def fit_prior(
     prior: Prior, prompts: Int, successes: Int, trials: Int, held_out: float = 0.1, seed: int = 0
 ) -> Fit:
-    """Fit `prior` in place to all prompts except a held-out share, then evaluate it there; arrays (m,).
-
-    The split is by prompt, so a prompt seen in two epochs is on one side. Raises ValueError for a prior that
-    does not learn, and for fewer than two prompts.
-    """
+    """Fit `prior` in place to all prompts except a held-out share, then evaluate it there; arrays (m,). A
+    prompt of two epochs is on one side. Raises ValueError for a fixed prior and less than two prompts."""
     if not isinstance(prior, LearnedPrior):
         raise ValueError(f"prior {prior.name}: has nothing to fit")
     different = np.unique(prompts)

@@ -20,9 +20,7 @@ def hidden_state_features(
     model: str, token_lists: Sequence[Sequence[int]], device: str = "cpu"
 ) -> NDArray[np.float32]:
     """Last-token hidden state after block floor(0.6 L) of `model` (name or path): (n, hidden size).
-
-    token_lists: tokens of each prompt as the policy sees them, none empty.
-    """
+    token_lists: tokens of each prompt as the policy sees them, none empty."""
     import torch
     from transformers import AutoModel
 
@@ -42,10 +40,8 @@ def hidden_state_features(
 
 
 def sentence_features(model: str, texts: Sequence[str], device: str = "cpu") -> NDArray[np.float32]:
-    """Sentence embeddings (n, d): mean over tokens of the last hidden states, scaled to length 1.
-
-    This matches sentence-transformers for all-mpnet-base-v2 and most of its models. `model`: name or path.
-    """
+    """Sentence embeddings (n, d): mean over tokens of the last hidden states, scaled to length 1, as of
+    sentence-transformers for all-mpnet-base-v2 and most of its models. `model`: name or path."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 

@@ -68,11 +68,9 @@ def _log_beta(a: Tensor, b: Tensor) -> Tensor:
 
 
 class ProbePrior:
-    """A probe on frozen features (n_prompts, d), one row per prompt of the data set.
-
-    `dual`: predict the strength too. `online`: learn during training from a replay of the last cycles and
-    predict with an exponential moving average of the parameters. Otherwise only `fit` changes the probe.
-    """
+    """A probe on frozen features (n_prompts, d). `dual`: predict the strength too. `online`: learn during
+    training from a replay of the last cycles and predict with an exponential moving average of the
+    parameters. Otherwise only `fit` changes the probe."""
 
     def __init__(self, name: str, features: NDArray, dual: bool, online: bool, seed: int = 0) -> None:
         self.name = name

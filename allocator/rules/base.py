@@ -50,10 +50,8 @@ class Marginal:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A closed-form rule: divide(sampled, room (n,), budget) -> extra (n,), extra <= room.
-
-    It must spend the whole budget, which fits into `room`. needs_counts: whether it uses successes.
-    """
+    """A closed-form rule: divide(sampled, room (n,), budget) -> extra (n,), extra <= room, which spends the
+    whole budget. needs_counts: whether it uses successes."""
 
     name: str
     divide: Callable[[Sampled, Int, int], Int]
@@ -63,10 +61,8 @@ class Division:
 @dataclass(frozen=True, slots=True)
 class Split:
     """A rule that splits the budget: parts(sampled, room (n,), budget) -> (prompts, rule, rollouts) in order.
-
-    A part gets at most its room. The rest goes to the smallest groups. A later part may include a prompt
-    again only if its rule is a `Division`.
-    """
+    A part gets at most its room; the rest goes to the smallest groups. Only a `Division` may come to a prompt
+    again."""
 
     name: str
     parts: Callable[[Sampled, Int, int], list[Part]]
@@ -79,10 +75,8 @@ Gain = Callable[[Posterior, Int], Float]
 
 
 def level_up(start: Int, successes: Int, room: Int, budget: int) -> Int:
-    """Δ (n,) that makes `start` + Δ as even as `room` allows: the lowest first, as water fills a vessel.
-
-    The remainder goes to fewer successes, then to lower indices.
-    """
+    """Δ (n,) that makes `start` + Δ as even as `room` allows: the lowest first, as water fills a vessel. The
+    remainder goes to fewer successes, then to lower indices."""
     n = len(room)
     if n == 0:
         return np.zeros(0, dtype=np.int64)

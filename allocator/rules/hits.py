@@ -119,10 +119,7 @@ def first_hit(rest: Rule = HITS_VARIANCE) -> Marginal:
 
 
 def hit_or_miss(weight: float = 2.0) -> Marginal:
-    """`hit_or_miss` with a first success worth `weight` first failures.
-
-    Raises ValueError unless `weight` is positive and finite.
-    """
+    """A first success is worth `weight` first failures. Raises ValueError unless positive and finite."""
     if not (np.isfinite(weight) and weight > 0):
         raise ValueError(f"rule hit_or_miss: the weight of a hit must be positive and finite, not {weight}")
     name = "mixed" if weight == 1 else "hit_or_miss" if weight == 2 else f"hit_or_miss({weight:g})"

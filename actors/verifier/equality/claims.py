@@ -74,9 +74,7 @@ def _sides(gold: str, answer: str) -> list[str] | None:
 
 
 def is_name(text: str) -> bool:
-    r"""Whether a text names a quantity: `x`, `f(3)`, `AB`, `\angle A`, `\sin B`, `P(X>2)`, `\text{Area}`,
-    `S_{10}`.
-
+    r"""Whether a text names a quantity: `x`, `f(3)`, `AB`, `\angle A`, `\sin B`, `P(X>2)`, `\text{Area}`.
     `x^2`, `27x`, `\sqrt{x}` and `|x|` do not: an equation with them is unsolved."""
     if re.sub(r"\s|\\left|\\right|\\[lr]?vert", "", text) in ("|x|", "x|x"):
         return False
@@ -129,7 +127,6 @@ def spelt_set(text: str) -> str | None:
 
 def is_words(text: str) -> bool:
     r"""Whether a text is only words: `hello`, `Mary, John`, `No`, `XIV`, or one command as `\text{2 cats}`.
-
     `xy`, `sin x` and `x and y` are mathematics, `no solution` is a set."""
     text = bare(text)
     if spelt_set(text):
@@ -149,10 +146,8 @@ def unworded(text: str) -> str:
 
 
 def word_verdict(gold: str, answer: str) -> bool | None:
-    """The verdict if the gold answer is plain words or a date; None if mathematics decides.
-
-    Words among digits must be in the answer too, and mathematics decides the rest: `3.0 cats` for `3 cats`. A
-    list of words may come in any order, like a list of numbers."""
+    """The verdict if the gold answer is plain words or a date; None if mathematics decides. Words among
+    digits must be in the answer too, in any order of a list: `3.0 cats` for `3 cats`."""
     gold, answer = bare(gold), bare(answer)
     if is_words(gold):
         return _says(gold, answer)

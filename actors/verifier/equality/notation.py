@@ -130,8 +130,7 @@ def symbols(text: str) -> str:
 
 def named(text: str) -> str:
     r"""Plain constants and functions as commands, outside words: `2*pi` -> `2*\pi`, `sin(x)` -> `\sin(x)`.
-
-    `log2(8)` stays unchanged: its base is ambiguous."""
+    `log2(8)` stays: its base is ambiguous."""
     text = _INFINITY.sub(r"\\infty ", text)
     return _NAME.sub(lambda match: match[0] if match[0].startswith("\\") else "\\" + match[0], text)
 

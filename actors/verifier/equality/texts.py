@@ -61,10 +61,8 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 
 @lru_cache(maxsize=256)
 def bare(text: str) -> str:
-    r"""The answer without its wrapping: white space, a full stop, `$…$`, `\(…\)`, `\boxed{…}`, "The answer
-    is".
-
-    Mathematical Unicode characters become LaTeX commands."""
+    r"""The answer without its wrapping, as white space, a full stop, `$…$`, `\(…\)`, `\boxed{…}` and "The
+    answer is", and with mathematical Unicode characters as LaTeX."""
     text = unwrapped(text)
     return symbols(_unboxed(text)) if BOXED in text else text
 
@@ -226,8 +224,6 @@ def ungrouped(text: str) -> str:
 
 
 def other_base(gold: str, answer: str) -> bool:
-    """Whether the answer is a numeral in another base than the gold answer. Both without spacing.
-
-    An answer may omit the base that the problem asks for."""
+    """Whether the answer, which may omit the base, is a numeral in another base. Both without spacing."""
     base, base_of_gold = _BASE.fullmatch(answer), _BASE.fullmatch(gold)
     return base is not None and base[1] != (base_of_gold[1] if base_of_gold else "10")

@@ -95,9 +95,8 @@ Total = tuple[tuple[str, Fraction], ...]
 
 
 def measured(text: str, most: int = MOST_TERMS) -> tuple[Term, ...]:
-    """The terms of a quantity, usually one. Other text is returned as one term without a unit.
-
-    Several terms need descending units of one dimension: `5 ft 6 in`. `5 cm, 3 cm` is a list."""
+    """The terms of a quantity, usually one; other text as one term without a unit. Several terms need
+    descending units of one dimension: `5 ft 6 in`. `5 cm, 3 cm` is a list."""
     term = _term(text)
     if not (term.unit and term.unit.dimensions) or not (number := _END_NUMBER.search(term.value)):
         return (term,)
@@ -110,10 +109,8 @@ def measured(text: str, most: int = MOST_TERMS) -> tuple[Term, ...]:
 
 
 def totals(gold: str, answer: str) -> list[tuple[Total, Total]]:
-    """Pairs of sums; the answer is right if one pair is equal. Empty if the units differ.
-
-    A side without a convertible unit is read in any unit of the other side. For percentages see
-    `_percentage`."""
+    """Pairs of sums, of which one must be equal; empty if the units differ. A side without a convertible unit
+    is read in any unit of the other side. For percentages see `_percentage`."""
     left, right = measured(gold), measured(answer)
     if left[0].unit and not right[0].unit:
         right = measured(_GLUED_LETTER.sub(" ", answer))

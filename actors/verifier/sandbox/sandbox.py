@@ -68,12 +68,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one program ended.
-
-    `ok`: exit status 0. `error`: another status, or a signal (negative, as in `subprocess`). `time`: exceeded
-    its processor time. `wall`: exceeded its wall-clock time, perhaps because the machine was busy. `output`:
-    filled stdout or stderr.
-    """
+    """How one program ended. `ok`: exit status 0. `error`: another status, or a signal (negative, as in
+    `subprocess`). `time`: exceeded its processor time. `wall`: exceeded its wall-clock time, perhaps because
+    the machine was busy. `output`: filled stdout or stderr."""
 
     kind: Kind
     status: int
@@ -97,10 +94,7 @@ class SandboxLost(RuntimeError):
 class Sandbox:
     """One zygote. `preload` names HORA modules that programs may import, `packages` a folder of packages of
     this Python that they may import. `without` disables layers (for tests). `layers` has for each layer the
-    reason why it does not work, or "".
-
-    Raises SandboxError if the working layers are not sufficient.
-    """
+    reason why it does not work, or "". Raises SandboxError if the working ones are not sufficient."""
 
     def __init__(
         self, preload: Sequence[str] = (), without: Collection[str] = (), packages: str = ""
