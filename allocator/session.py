@@ -9,8 +9,6 @@
 A session depends only on the results it has received. After a restart, tell the same results again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

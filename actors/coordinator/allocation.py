@@ -9,8 +9,6 @@ Batch b uses exactly the cycles up to b - 1 - max_staleness. With max_staleness 
 all earlier batches: the paper's synchronous algorithm.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -8,8 +8,6 @@ Log-probs are those of the sampling distribution (after temperature). Every comp
 version of each token. vLLM records both; nothing is reconstructed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

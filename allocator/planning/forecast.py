@@ -5,8 +5,6 @@ resample prompts and refit F. On another F', an arm's outcome by rate is reweigh
 marginal worth of a rollout times the missing budget. That is exact to first order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -9,8 +9,6 @@ prompt's state is its successes and rollouts. Each round, the allocator divides 
 shares given by the mixture, and every state moves by a binomial.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rows of a plan and their text table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

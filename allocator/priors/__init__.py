@@ -4,8 +4,6 @@
 Beta(2, 5).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 last cycles' counts (empirical Bayes). `gp`: the Gaussian process of VIP, see `GaussianProcessPrior`.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable

@@ -3,8 +3,6 @@
 Paper: appendix "Prior-design predictor details". This module imports torch; it is loaded on demand.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from copy import deepcopy

@@ -12,8 +12,6 @@ A name may have parameters: `expected_worth(10)`, `expected_worth(10, 0.75)`, `f
 `first_hit(hit_utility)`, `hit_or_miss(3)`, `variance(dr_grpo,prior)`, `reinforce_ada(16)`.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Callable

@@ -21,8 +21,6 @@ min(c, k), the first k hits. Rollouts that prompts below k cannot take are divid
 The hits X among l further rollouts are Beta-binomial. w is concave and X grows with l, so gains fall.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction

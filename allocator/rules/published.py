@@ -20,8 +20,6 @@ afterwards, so it needs three pre-rollouts. VIP predicts p before sampling and h
 the posterior mean, `variance(prior)` the prior's mean: with `prior: gp` this is VIP's prediction.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np
