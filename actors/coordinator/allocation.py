@@ -2,12 +2,9 @@
 a shard, round by round.
 
 A generation cycle is one batch. Complete shards report to Redis, and every coordinator observes complete
-cycles once each, in batch order. Warm-up gate, prior and rests (`prompt_order.py`) are functions of
-these reports, so all coordinators agree, even after a restart.
-
-Batch b uses exactly the cycles up to b - 1 - max_staleness. With max_staleness 0 these are
-all earlier batches: the paper's synchronous algorithm.
-"""
+cycles once each, in batch order. Warm-up gate, prior and rests (`common/data/resting.py`) are functions of
+these reports, so all coordinators agree, even after a restart. Batch b uses exactly the cycles up to
+b - 1 - max_staleness. With max_staleness 0 these are all earlier ones: the paper's synchronous algorithm."""
 
 import asyncio
 import json

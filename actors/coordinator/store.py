@@ -1,17 +1,12 @@
 """What coordinators keep in Redis: the identity of the run, the leases and the plans of its shards.
 
-Identity: the prompts, and the configuration except keys that may change. Fixed once a plan exists. Seed, Γ
-and the number of prompts determine the prompts of a batch. A coordinator with other settings or data would
-confuse half-done batches and silently skip prompts.
+Identity: the prompts, and the configuration except keys that may change; fixed once a plan exists. A
+coordinator with other settings or data would confuse half-done batches and silently skip prompts.
 
-Leases: one coordinator works on a shard at a time. Leases of a dead coordinator expire.
-
-Plans: the counts that were found and the division of the budget, one plan per round, kept for the run. The
-first plan that is stored for a round counts. The rollouts it was made from are written with it, once.
-Pre-rollouts are stored where the learner reads them after their group is complete (`common/live/queue.py`).
-Rollouts of later rounds are kept only for a restarted coordinator, until the push writes all extra
-rollouts in one message.
-"""
+Plans: the counts that were found and the division of the budget, one a round, kept for the run. The first
+that is stored for a round counts, with the rollouts it was made from. Pre-rollouts are stored where the
+learner reads them after their group is complete (`common/live/queue.py`). Rollouts of later rounds are kept
+only for a restarted coordinator, until the push writes all extra rollouts in one message."""
 
 import asyncio
 import hashlib
@@ -104,7 +99,7 @@ def fingerprint(prompts: Sequence[Prompt]) -> str:
 
 
 class Leases:
-    """Leases of `owner` that last `seconds` unless renewed. `redis` is an asyncio client."""
+    """One coordinator, `owner`, works on a shard at a time, for `seconds` unless the lease is renewed."""
 
     def __init__(self, redis: AsyncRedis, run: str, owner: str, seconds: float) -> None:
         self._redis, self._owner, self._seconds = redis, owner, seconds

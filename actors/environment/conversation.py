@@ -1,13 +1,9 @@
 """A conversation stored as tokens, so that the learner trains on exactly the sampled tokens.
 
-Conversations are append-only. Turns keep their sampled tokens. Other messages are rendered by the chat
-template, tokenized and appended. Sampled tokens are never decoded and encoded again, because that changes
-most sequences.
-
-For the tokens between two turns the difference of two renderings does not work: templates strip white space,
-omit earlier reasoning, or insert an empty reasoning block. Instead, `Template` renders a conversation with a
-marker as the assistant's turn, and uses the text after the marker.
-"""
+Conversations are append-only. Turns keep their sampled tokens: decoding and encoding them again would change
+most sequences. The chat template renders other messages. The tokens between two turns are not the difference
+of two renderings, because templates strip white space, omit earlier reasoning, or insert an empty reasoning
+block. They are the text after a marker that stands for the assistant's turn."""
 
 from __future__ import annotations
 

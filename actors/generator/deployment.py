@@ -1,16 +1,14 @@
 """A generator replica: one vLLM engine and its weights. Requests never run on weights older than they allow.
-
 An unhealthy replica exits; Serve starts another, and the remaining replicas continue.
 
-A generator that shares a card with the learner frees it for each step:
+A replica that shares a card with the learner frees it for each step:
 
     the learner: plans step s ─► asks to sleep ─► engine asleep ─► steps ─► publishes s+1
     the replica:                                               └─► loads s+1, which wakes it
 
-The learner's heartbeat shows that a step is running. Otherwise the engine wakes with its current weights. So
-no engine stays asleep if the learner dies, repeats steps without publishing, or loses its call to load. A
-replica that starts during a step waits for the end of the step.
-"""
+The learner's heartbeat shows that a step is running. Otherwise the engine wakes with its current weights: so
+it does if the learner dies, repeats steps without publishing, or loses its call to load. A replica that
+starts during a step waits for the end of the step."""
 
 from __future__ import annotations
 

@@ -2,13 +2,10 @@
 `worker_extension_cls` adds to workers for `collective_rpc`. vLLM refuses names that its worker already has.
 
 The plugin registers the weight transports and the loader of model files, and ends engine processes with their
-parent. Otherwise a killed replica would leave its engine core and workers behind, with their memory and GPUs.
-Linux only, like vLLM's servers.
+parent: a killed replica would leave them behind, with memory and GPUs. Linux only, like vLLM's servers.
 
-vLLM loads LoRA adapters only from a folder that every worker can read. Here received tensors go directly
-into its adapter manager, while generation is paused. So generators need no folder, nothing is serialized
-again, and an adapter that does not fit leaves the old one in place.
-"""
+vLLM loads LoRA adapters only from a folder that every worker can read. Here received tensors go directly into
+its adapter manager while generation is paused, and one that does not fit leaves the old adapter in place."""
 
 import multiprocessing
 import signal

@@ -1,13 +1,12 @@
 """The distribution of success rates behind counts, and what an arm makes of prompts of every rate.
 
 A few dozen trials tell little about one prompt but much about the distribution of rates. The mixture has a
-fixed grid, even in the logit, with atoms at 0 and 1 for prompts that are never or always solved: the
-nonparametric maximum likelihood (Kiefer and Wolfowitz, 1956), fitted by expectation-maximisation.
+fixed grid, even in the logit, with atoms at 0 and 1: the nonparametric maximum likelihood (Kiefer and
+Wolfowitz, 1956), fitted by expectation-maximisation.
 
-The outcome of an arm is exact for a large batch, without sampling, so rules compare to the last digit. A
-prompt's state is its successes and rollouts. Each round, the allocator divides the budget over states in the
-shares given by the mixture, and every state moves by a binomial.
-"""
+The outcome of an arm is exact for a large batch, without sampling, so rules compare to the last digit. The
+allocator divides each round's budget over states, a prompt's successes and rollouts, in the shares given by
+the mixture, and every state moves by a binomial."""
 
 from dataclasses import dataclass
 
