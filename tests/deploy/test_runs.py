@@ -195,14 +195,6 @@ def test_an_error_after_a_stop_was_asked_for_is_a_stop(tmp_path):
     assert RunFile(tmp_path).read().state == "stopped"
 
 
-@pytest.mark.parametrize("call", [stop, redis_of, lambda f: RunFile(f).read()])
-def test_a_folder_without_a_run_or_no_folder_is_a_sentence(tmp_path, call):
-    with pytest.raises(RunError, match="no run here"):
-        call(str(tmp_path))
-    with pytest.raises(RunError, match="no such folder"):
-        list_runs(tmp_path / "nowhere")
-
-
 def test_a_running_run_is_watched_through_its_embedded_redis_until_it_ends(tmp_path):
     file, _ = started(tmp_path / "demo", os.getpid())
     with pytest.raises(RunError, match=r"queue\.url"):

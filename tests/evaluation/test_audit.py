@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hora_rl.common.errors import HoraError, RunError
+from hora_rl.common.errors import HoraError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
@@ -200,14 +200,6 @@ def test_a_run_that_goes_on_while_it_is_audited_is_right(redis_server):
     found = gather(client, "a", read)
     assert found.durable == 0
     assert audit(CONFIG, found) == []
-
-
-def test_a_folder_without_a_run_or_without_steps_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no run here"):
-        audit_run(tmp_path)
-    RunFile(tmp_path).start("r", 1)
-    with pytest.raises(RunError, match=r"groups\.jsonl"):
-        audit_run(tmp_path)
 
 
 def refused(run: Path, records: bytes, *settings: str) -> str:

@@ -25,7 +25,7 @@ from hora_rl.deploy.cli import app
 from hora_rl.deploy.launch.counting import about_data, choose
 from hora_rl.deploy.launch.live_evaluation import Next, is_late, next_evaluation
 from hora_rl.evaluation import benchmarks
-from hora_rl.evaluation.benchmarks import BENCHMARKS, find_benchmark, find_benchmarks, held_out
+from hora_rl.evaluation.benchmarks import BENCHMARKS, find_benchmark, find_benchmarks, held_out, whole_numbers
 from hora_rl.evaluation.evaluate import Counts, Progress, evaluate
 from hora_rl.evaluation.plan import read_counts, write_counts
 from tests.support.groups import completion
@@ -212,7 +212,10 @@ def test_only_a_shipped_file_has_the_columns_of_a_shipped_benchmark(
 def test_k_above_n_is_refused_when_asked_for_and_left_out_of_a_benchmarks_own_list() -> None:
     benchmark = find_benchmark("aime24")
     assert benchmark.sized(64, None).ks == (1, 8, 16, 32, 64)
-    assert benchmark.sized(None, (1, 4)).ks == (1, 4)
+    assert benchmark.sized(None, whole_numbers("--k", "1, 4")).ks == (1, 4)
+    for text in ("", "1;8", "1,,8"):
+        with pytest.raises(ConfigError, match="--k"):
+            whole_numbers("--k", text)
     with pytest.raises(DataError, match=r"aime24: Pass@128 .*64"):
         benchmark.sized(64, (1, 128))
     with pytest.raises(DataError, match="aime24: N"):
@@ -254,13 +257,6 @@ def test_a_write_that_fails_leaves_the_file_as_it_was_and_says_what_to_do(tmp_pa
     assert out.read_bytes() == before
     run(out, Dice(), samples=16)
     assert len(lines(out)) == 1 + 64
-
-
-@pytest.mark.parametrize("text", ["1,x", "", "1;8", "1,,8"])
-def test_a_list_of_k_that_is_none_is_one_clear_line(text: str) -> None:
-    with pytest.raises(ConfigError, match="--k "):
-        benchmarks.whole_numbers("--k", text)
-    assert benchmarks.whole_numbers("--k", "1, 8,64") == (1, 8, 64)
 
 
 def test_a_training_prompt_of_a_shipped_benchmark_or_the_held_out_problems_is_found(tmp_path: Path) -> None:

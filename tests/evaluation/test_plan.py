@@ -22,7 +22,6 @@ from hora_rl.allocator.session import simulate
 from hora_rl.common.data.prompt_order import Counts, Mixture, Order
 from hora_rl.common.errors import ConfigError
 from hora_rl.deploy.cli import app
-from hora_rl.deploy.launch import counting
 from hora_rl.evaluation.plan import options, plan, read_counts
 from hora_rl.evaluation.report.tables import write_result
 from tests.support.jsonl import write_lines
@@ -222,29 +221,6 @@ def test_what_cannot_be_planned_is_one_line(
     defaults = dict.fromkeys(("group_size", "pre_rollouts", "rules")) | {"rounds": "1"}
     with pytest.raises(ConfigError, match=message):
         plan(source, options(**{**defaults, **texts}), json_=True)
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (["--group-size", "x"], "--group-size (x)"),
-        (["--group-size", "64", "--samples", "32"], "group size 64"),
-        (["--rules", "hit_utilty"], "hit_utilty"),
-        (["--gradients", "9.5,1,64"], "gradients = (9.5, 1, 64)"),
-        (["--out", "mine.jsonl"], "mine.jsonl): exists"),
-    ],
-)
-def test_before_the_sampling_options_are_read_and_counts_of_another_origin_are_kept(
-    asked: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    mine = write_lines(tmp_path / "mine.jsonl", lines())
-    before = mine.read_bytes()
-    monkeypatch.setattr(counting, "stack", None)
-    done = CliRunner().invoke(app, ["plan", "tiny", *asked])
-    assert isinstance(done.exception, ConfigError)
-    assert message in str(done.exception)
-    assert mine.read_bytes() == before
 
 
 def test_counts_are_a_file_of_any_name_but_a_configurations(tmp_path: Path) -> None:
