@@ -56,17 +56,13 @@ class Benchmark:
         return replace(self, samples=n, ks=tuple(sorted(set(chosen))))
 
 
-def _shipped(name: str, title: str, samples: int, ks: tuple[int, ...]) -> Benchmark:
-    return Benchmark(name, title, str(_DATA / f"{name}.jsonl"), samples, ks)
-
-
 BENCHMARKS = {
-    benchmark.name: benchmark
-    for benchmark in (
-        _shipped("math500", "MATH500", 256, _TO_256),
-        _shipped("amc23", "AMC23", 256, _TO_256),
-        _shipped("aime24", "AIME 2024", 1024, _TO_1024),
-        _shipped("aime25", "AIME 2025", 1024, _TO_1024),
+    name: Benchmark(name, title, str(_DATA / f"{name}.jsonl"), ks[-1], ks)
+    for name, title, ks in (
+        ("math500", "MATH500", _TO_256),
+        ("amc23", "AMC23", _TO_256),
+        ("aime24", "AIME 2024", _TO_1024),
+        ("aime25", "AIME 2025", _TO_1024),
     )
 }
 

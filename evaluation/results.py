@@ -80,7 +80,6 @@ def make_result(
     temperature: float,
     seed: int,
 ) -> Result:
-    """The result of `counts` on `problems`."""
     return Result(
         benchmark=benchmark.name,
         title=benchmark.title,

@@ -119,7 +119,6 @@ class Run:
         return list({r.benchmark: r for r in self.results if r.step > 0 and not self._initial(r)}.values())
 
     def base(self) -> list[Result]:
-        """Results on the initial policy."""
         return [r for r in self.results if self._initial(r)]
 
     def unlabelled(self) -> list[Result]:

@@ -44,8 +44,6 @@ def recall(fact: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A sequence of operations."""
-
     steps: tuple[Step, ...]
 
     @property
@@ -58,7 +56,6 @@ class Chain:
         return "\n".join(["x=int(input())", *lines, "print(x)"])
 
     def value(self, x: int) -> int:
-        """The program's output for `x`."""
         for letter, n in self.steps:
             x = {"a": x + n, "s": x - n, "m": x * n, "d": x // n, "r": x % n}[letter]
         return x

@@ -19,7 +19,7 @@ from typing import Self
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, root_cause
-from hora_rl.common.files import replacing
+from hora_rl.common.files import replace_text
 from hora_rl.deploy.checks import machine
 from hora_rl.deploy.checks.findings import Finding, Target, ok, warn
 
@@ -117,15 +117,11 @@ class EngineProcess:
                 yield Finding("fail", "engine", f"vLLM refuses {model}: {answer['refuses']}", FIX)
                 return
             takes = answer["takes"]
-            with suppress(OSError):  # a home that cannot be written
-                self._keep(takes)
+            if self._file is not None:
+                with suppress(OSError):  # a home that cannot be written
+                    self._file.parent.mkdir(parents=True, exist_ok=True)
+                    replace_text(self._file, takes)
         yield ok("engine", f"vLLM runs {model} as {takes}")
-
-    def _keep(self, takes: str) -> None:
-        if self._file is not None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self._file) as new:
-                new.write_text(takes)
 
 
 def engine(target: Target) -> Iterator[Finding]:

@@ -94,7 +94,6 @@ class Estimate:
 
     @property
     def width(self) -> int:
-        """Bytes of a number in the model's precision."""
         return WIDTH[self.config.model.dtype]
 
     @property
@@ -200,7 +199,6 @@ class Estimate:
 
     @property
     def shared(self) -> bool:
-        """Whether generator and learner share a card."""
         return shares_a_card(self.config.generator, self.config.learner)
 
     @property
@@ -220,7 +218,6 @@ class Estimate:
 
     @property
     def card_gib(self) -> float:
-        """Memory of the fullest card."""
         if not self.shared:
             return max(total(self.rank()), total(self.generator()))
         return max(rank + self.engines * engine for rank, engine in self.phases())

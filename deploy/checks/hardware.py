@@ -84,7 +84,6 @@ def cuda_version() -> str:
 
 
 def _major(version: str) -> int:
-    """The first number of a version; 0 if there is none."""
     first = version.partition(".")[0]
     return int(first) if first.isdigit() else 0
 
@@ -162,7 +161,6 @@ def on_processors(config: Config, *, trains: bool = True) -> Config:
 
 
 def on_cpu(target: Target) -> Iterator[Finding]:
-    """Threads, precision and kernels of a machine without GPUs."""
     if not target.on_cluster and not machine.gpus():
         yield _threads(target)
         yield from _kernels(target)
@@ -170,7 +168,6 @@ def on_cpu(target: Target) -> Iterator[Finding]:
 
 
 def _threads(target: Target) -> Finding:
-    """Compare the threads of generators and learner with this machine's processors."""
     config, have = target.config, processors()
     parts = {"generator.replicas": (config.generator.replicas, config.generator.threads)}
     if target.trains:

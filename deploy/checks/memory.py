@@ -73,7 +73,6 @@ def memory(target: Target) -> Iterator[Finding]:
 
 
 def fits_cards(estimate: Estimate, cards: Sequence[Card]) -> Finding:
-    """Whether the smallest of `cards` has enough memory."""
     card, need, shared = min(cards, key=lambda c: c.gib), estimate.card_gib, estimate.shared
     engines = f"{estimate.engines} · " if shared and estimate.engines > 1 else ""
     in_turn = ", not at the same time," if estimate.config.generator.sleep == "step" else ""
@@ -166,7 +165,6 @@ def uses(config: Config, estimate: Estimate | None) -> dict[str, float]:
 
 
 def disk(target: Target) -> Iterator[Finding]:
-    """Whether the disk has room for the run."""
     path = Path(target.config.run.folder).absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
     estimate = estimate_of(target.config)

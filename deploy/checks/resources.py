@@ -128,7 +128,6 @@ class Card:
 
     @property
     def usable_gib(self) -> float:
-        """Memory that may be allocated."""
         return self.gib * (1 - SPARE)
 
 
@@ -224,7 +223,6 @@ def _with_replicas(estimate: Estimate, count: int, cards: int, card: Card) -> Es
 
 
 def _room(choice: Estimate, card: Card) -> float:
-    """GiB for sequences and KV cache of one engine."""
     generator = choice.config.generator
     room = card.gib * generator.memory_utilization
     if choice.shared:

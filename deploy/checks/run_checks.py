@@ -109,7 +109,6 @@ def require(target: Target, console: Console, checks: Sequence[Check] | None = N
 
 
 def show(findings: Sequence[Finding], names: Sequence[str], console: Console) -> None:
-    """Print the findings of these names whose level is ok."""
     for finding in (f for f in findings if f.level == "ok" and f.what in names):
         say(console, f"{finding.what}: {finding.says}")
 

@@ -90,7 +90,6 @@ def grown(target: Target, read: Callable[[], Mapping[str, float]], limit_s: floa
 
 
 def placeable(target: Target, resources: Mapping[str, float]) -> Iterator[Finding]:
-    """Whether all replicas and ranks fit into these resources at once."""
     yield enough_gpus(target, resources.get("GPU", 0), "the cluster has")
     config, have = target.config, resources.get("CPU", 0)
     parts = [(name, getattr(config, name)) for name in config.deployments]

@@ -129,7 +129,6 @@ def _lengths(
 
 
 def _some(lines: list[str], summary: str) -> Iterator[Finding]:
-    """The first few lines as warnings, and their total number."""
     more = [f"{len(lines)} {summary}"] * (len(lines) > SHOWN)
     yield from (warn("data", line) for line in (*lines[:SHOWN], *more))
 
@@ -149,7 +148,6 @@ def templates(target: Target) -> Iterator[Finding]:
 
 
 def rendering(config: Config, *, trains: bool) -> Iterator[Finding]:
-    """Findings of one source."""
     data = config.data
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     if trains:

@@ -50,7 +50,6 @@ HAVE = "Python's standard library, and no folder to write to"
 
 
 def stops(target: Target) -> Iterator[Finding]:
-    """The stop tokens."""
     config = target.config
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     ids = stop_tokens(config, tokenizer)
@@ -68,7 +67,6 @@ def task(target: Target) -> Iterator[Finding]:
 
 
 def _task(config: Config) -> Iterator[Finding]:
-    """The task of one source."""
     data, reward = config.data, config.reward
     rows = load_dataset(data.model_copy(update={"limit": ROWS}), gold_test(reward)).rows
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -161,7 +159,6 @@ def _judge(
 
 
 async def _score(reward: RewardConfig, groups: Sequence[Sequence[Answer]]) -> list[list[dict[str, float]]]:
-    """Rewards of each answer, including group rewards."""
     pool, scores = VerifierPool(reward), []
     try:
         for group in groups:
@@ -200,7 +197,6 @@ def _solutions(settings: CodeTestsConfig, rows: Sequence[Row]) -> Iterator[Findi
 
 
 def _missing(program: str) -> list[str]:
-    """Imported modules that are not in Python's standard library."""
     try:
         nodes = list(ast.walk(ast.parse(program)))
     except (SyntaxError, ValueError):

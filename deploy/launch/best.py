@@ -76,6 +76,5 @@ def _promote(run_dir: Path, folder: Path, result: Result, estimate: Estimate) ->
 
 
 def read_best(run_dir: Path) -> dict[str, object] | None:
-    """Content of RUN/best/best.json, or None."""
     path = run_dir / BEST / NAME
     return dict(json.loads(path.read_text())) if path.is_file() else None

@@ -23,7 +23,7 @@ from hora_rl.common.model.model_files import vocabulary_rows, weights_digest
 from hora_rl.common.types import AFTER_TRAINING, Completion, Prompt, SamplingRequest
 from hora_rl.common.weights.announcement import newest_now
 from hora_rl.deploy.app import APP
-from hora_rl.deploy.monitor.progress import sampling_bar
+from hora_rl.deploy.monitor.terminal import sampling_bar
 from hora_rl.evaluation.benchmarks import Benchmark, held_out, refuse_long
 from hora_rl.evaluation.evaluate import Counts, evaluate
 from hora_rl.evaluation.report.tables import write_result

@@ -162,7 +162,6 @@ class LiveEvaluation:
         return due.step
 
     def _begun(self) -> list[int]:
-        """Steps with samples but no result."""
         measured = {r.step for r in self._results}
         steps = range(0, self._config.learner.steps, self._every)
         return [s for s in steps if s not in measured and self._samples(s).exists()]

@@ -31,6 +31,7 @@ from hora_rl.deploy.checks.machine import check_writable
 from hora_rl.deploy.checks.memory import run_target
 from hora_rl.deploy.checks.run_checks import SHOWN_BY_RUN, require, show
 from hora_rl.deploy.launch.best import promote_last
+from hora_rl.deploy.launch.cluster import reports_unplaced
 from hora_rl.deploy.launch.evaluation import (
     TrainingRun,
     evaluate_run,
@@ -40,14 +41,13 @@ from hora_rl.deploy.launch.evaluation import (
 )
 from hora_rl.deploy.launch.first_evaluation import evaluating_first
 from hora_rl.deploy.launch.live_evaluation import evaluating
-from hora_rl.deploy.launch.placement import reports_unplaced
 from hora_rl.deploy.launch.stack import Application, stack, starting
 from hora_rl.deploy.launch.summary import summarise
 from hora_rl.deploy.machine.ray_start import port_of
 from hora_rl.deploy.machine.record import CONFIG, RUN, RunFile, with_absolute_folder, write_config
 from hora_rl.deploy.machine.run_redis import refuse_leftovers
 from hora_rl.deploy.monitor.alerts import Alerts
-from hora_rl.deploy.monitor.progress import progress
+from hora_rl.deploy.monitor.terminal import progress
 from hora_rl.evaluation.benchmarks import find_benchmarks
 from hora_rl.evaluation.report.tables import result_page, write_result
 from hora_rl.evaluation.results import model_digest

@@ -116,7 +116,6 @@ class Application:
         self._counted = max(self._counted, up)
 
     def _show_stages(self) -> None:
-        """Show the stages of the engines that are still loading."""
         shown = ", ".join(sorted(self._stages()))
         if shown and shown != self._shown:
             self._begin(f"replicas, an engine: {shown}", again=True)
@@ -206,7 +205,6 @@ def _start_serve(host: str, port: int) -> None:
 
 
 def _deploy(application: ServeApplication, name: str, route: str | None) -> None:
-    """Deploy without waiting for replicas."""
     from ray import serve
 
     serve.run_many(
@@ -249,7 +247,6 @@ def _show_stopping(exits: ExitStack) -> None:
 
 @contextmanager
 def _ray(cpus: int) -> Iterator[None]:
-    """A Ray of this machine while the block runs."""
     import ray
 
     check_sockets()
@@ -278,7 +275,6 @@ def _not_started(part: str, reason: str) -> RunError:
 
 
 def _link_logs(run_dir: Path) -> None:
-    """Link RUN/logs to the log folder of Ray's session."""
     link = run_dir / "logs"
     with suppress(FileNotFoundError):
         link.unlink()

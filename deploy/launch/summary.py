@@ -24,7 +24,7 @@ from hora_rl.common.files import replace_text
 from hora_rl.common.records import GroupRecord
 from hora_rl.deploy.launch.best import read_best
 from hora_rl.deploy.launch.evaluation import TrainingRun, read_run_results, samples_file
-from hora_rl.deploy.monitor.balance import KEPT, Metrics, balance, split_of
+from hora_rl.deploy.monitor.run_state import KEPT, Metrics, balance, split_of
 from hora_rl.evaluation.benchmarks import Benchmark, held_out
 from hora_rl.evaluation.phase_b import PhaseB, counted
 from hora_rl.evaluation.results import Result
@@ -67,7 +67,16 @@ def summarise(run: TrainingRun) -> dict[str, object]:
         "seconds": sum(s["time/step"] for s in steps),
         "rollouts_per_second": _rate(steps[1:], "rollouts"),
         "tokens_per_second": _rate(steps[1:], "tokens"),
-        "evaluation": [_evaluation(r) for r in results],
+        "evaluation": [
+            {
+                "step": result.step,
+                "problems": len(result.problems),
+                "samples": result.samples,
+                "format": result.format_share,
+                "pass_at_k": [asdict(e) for e in result.estimates()],
+            }
+            for result in results
+        ],
         "examples": read_examples(run, results),
         "best": read_best(run_dir),
         "allocation": phase_b_share(groups),
@@ -96,7 +105,6 @@ def _idle_side(run: TrainingRun, steps: Sequence[Metrics]) -> str:
 
 
 def _never_allocated(gate: str | None, allocation: AllocationConfig, groups: list[GroupRecord]) -> str:
-    """A warning if the warm-up gate never opened, else empty."""
     rules = {g["rule"] for g in groups}
     if gate is None or not allocation.needs_counts or rules != {UNIFORM}:
         return ""
@@ -119,16 +127,6 @@ def phase_b_share(groups: list[GroupRecord]) -> list[dict[str, float]]:
         for s in counts.shares()
         if s.prompts
     ]
-
-
-def _evaluation(result: Result) -> dict[str, object]:
-    return {
-        "step": result.step,
-        "problems": len(result.problems),
-        "samples": result.samples,
-        "format": result.format_share,
-        "pass_at_k": [asdict(e) for e in result.estimates()],
-    }
 
 
 def _show(summary: dict[str, Any], console: Console) -> None:
@@ -209,7 +207,6 @@ def show_examples(examples: list[Example], console: Console) -> None:
 
 
 def _cut(text: str, *, end: bool = False) -> str:
-    """Start or end of a text, on one line."""
     line = " ".join(text.split())
     if len(line) <= LONGEST:
         return line

@@ -41,7 +41,6 @@ def wanted_by(generator: GeneratorConfig) -> bool:
 
 
 def installed() -> bool:
-    """Whether this machine has the daemon."""
     return shutil.which(CONTROL) is not None
 
 

@@ -56,7 +56,6 @@ def on_loopback() -> dict[str, str]:
 
 
 def session_folder() -> Path:
-    """The folder of this process's Ray session."""
     import ray
 
     return Path(ray._private.worker._global_node.get_session_dir_path())
@@ -105,7 +104,6 @@ def keep_token_private(*, make: bool = False) -> None:
 
 
 def open_to_others(file: Path) -> bool:
-    """Whether the file exists and other users have permissions on it."""
     return file.is_file() and bool(file.stat().st_mode & 0o077)
 
 
@@ -130,7 +128,6 @@ CANDIDATES = range(20_000, 32_768)
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise RunError if `port` cannot be bound on `host`."""
     try:
         _bind(host, port)
     except OSError as error:

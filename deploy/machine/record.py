@@ -110,7 +110,6 @@ class RunFile:
         )
 
     def end(self, state: State, reason: str = "") -> None:
-        """Record the end of the run."""
         with self._lock:  # a later heartbeat must not overwrite it
             self._write(replace(self.read(), state=state, ended=time.time(), reason=reason))
         if self._on_end is not None:
@@ -143,7 +142,6 @@ class RunFile:
             self.end("finished")
 
     def refuse_if_alive(self) -> None:
-        """Raise RunError if a launcher is alive in this folder."""
         if self.path.exists() and (record := self.read()).alive:
             raise RunError(
                 f"{self.folder}: {record.run} is up already (process {record.pid} on "

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -143,6 +144,8 @@ CHUNK = 2000
 SMOOTH = 5
 TIMES, LENGTHS = ("time/step", "time/wait"), ("length/mean", "length/max")
 BY_STEP = ("reward", "reward/format", "success", "entropy", *LENGTHS, *TIMES)
+CHARTED = re.compile(f"{'|'.join(BY_STEP)}|source/.*/(reward|success)")
+"""Metrics of steps that have a chart, also of each data source."""
 
 
 class History:
@@ -174,11 +177,10 @@ class History:
         return json.dumps(columns, separators=(",", ":")).encode()
 
     def _read(self, client: Redis, rollout: RolloutConfig) -> None:
-        """Read new entries since the last call."""
         for entry, fields in _since(client, self._keys.steps, self._last_step):
             metrics = numbers(fields[b"metrics"])
             # A resumed run repeats steps; the later record counts.
-            self._steps[int(metrics["step"])] = {k: v for k, v in metrics.items() if _is_charted(k)}
+            self._steps[int(metrics["step"])] = {k: v for k, v in metrics.items() if CHARTED.fullmatch(k)}
             self._last_step = entry
         for entry, fields in _since(client, self._keys.history, self._last_sample):
             self._keep(json.loads(fields[b"sample"]))
@@ -230,13 +232,7 @@ class History:
         }
 
 
-def _is_charted(name: str) -> bool:
-    """Whether a step metric is charted. Data sources have charts of reward and success."""
-    return name in BY_STEP or (name.startswith("source/") and name.endswith(("/reward", "/success")))
-
-
 def _since(client: Redis, stream: str, last: str) -> Iterator[tuple[str, dict[bytes, bytes]]]:
-    """Entries after `last`, read in chunks."""
     entries: Any = [()]
     while entries:
         entries = client.xrange(stream, min=f"({last}" if last != "0" else "-", count=CHUNK)

@@ -130,7 +130,6 @@ def gauges(state: RunState) -> Iterator[Value]:
 
 
 def counters(state: RunState) -> Iterator[Value]:
-    """Every total of one snapshot."""
     for what in ("groups", "rollouts", "tokens"):
         for direction in ("in", "out"):
             yield f"hora_{what}", {"direction": direction}, state.totals[f"{what}_{direction}"]

@@ -18,8 +18,7 @@ from hora_rl.common.live.queue import depth_of
 from hora_rl.common.live.state import SharedState, read_config
 from hora_rl.common.live.telemetry import FLOWS, PartBeat
 from hora_rl.common.records import moves
-from hora_rl.deploy.monitor.balance import KEPT, balance, split_of
-from hora_rl.deploy.monitor.run_state import Gate, Part, RunState
+from hora_rl.deploy.monitor.run_state import KEPT, Gate, Part, RunState, balance, split_of
 from hora_rl.deploy.monitor.warnings import warnings
 from hora_rl.evaluation.phase_b import PhaseB, total
 

@@ -113,7 +113,6 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def _sources(state: RunState) -> Iterator[Text]:
-    """The last step by data source, if there are several."""
     forms = {"reward": ".3f", "success": ".1%", "groups/hit": ".1%"}
     for source, figures in state.sources.items():
         shares = [f"  {name} {figures[name]:{form}}" for name, form in forms.items() if name in figures]

@@ -6,8 +6,7 @@ Views show the text; Prometheus, alerts and the page's logic use the kind.
 from collections.abc import Iterator
 
 from hora_rl.common.live.telemetry import TELEMETRY
-from hora_rl.deploy.monitor.balance import IDLES, LEAST_S
-from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
+from hora_rl.deploy.monitor.run_state import IDLES, LEAST_S, Kind, RunState, Warning
 
 MOST = 0.5
 PATIENCE = 3
@@ -34,7 +33,13 @@ def warnings(state: RunState, drift_alarm: float) -> Iterator[Warning]:
         yield Warning(Kind.REDIS_FULL, full)
         return
     yield from _foreign(state)
-    yield from _drifted(state, drift_alarm)
+    if (drift := state.learner.get("drift") or 0.0) > drift_alarm:
+        yield Warning(
+            Kind.WEIGHTS_DISAGREE,
+            "weights disagree: on the same version log-probs of generators and learner differ by "
+            f"{drift:.3g} in the mean over {state.learner.get('drift/tokens') or 0:.0f} tokens, more than "
+            f"weights.drift_alarm ({drift_alarm:g})",
+        )
     yield from _different(state)
     yield from _silent(state)
     yield from _reported(state)
@@ -53,7 +58,6 @@ def warnings(state: RunState, drift_alarm: float) -> Iterator[Warning]:
 
 
 def _foreign(state: RunState) -> Iterator[Warning]:
-    """One warning per telemetry version that differs from this reader's."""
     kinds: dict[int, set[str]] = {}
     for part in state.parts:
         version = part.state.get("telemetry", 1)
@@ -65,17 +69,6 @@ def _foreign(state: RunState) -> Iterator[Warning]:
             f"{', '.join(sorted(names))} of {'an older' if version < TELEMETRY else 'a newer'} hora "
             f"(telemetry {version}, here {TELEMETRY}): not all they report is shown; use one version for all "
             "parts",
-        )
-
-
-def _drifted(state: RunState, alarm: float) -> Iterator[Warning]:
-    drift = state.learner.get("drift") or 0.0
-    if drift > alarm:
-        yield Warning(
-            Kind.WEIGHTS_DISAGREE,
-            "weights disagree: on the same version log-probs of generators and learner differ by "
-            f"{drift:.3g} in the mean over {state.learner.get('drift/tokens') or 0:.0f} tokens, more than "
-            f"weights.drift_alarm ({alarm:g})",
         )
 
 
@@ -167,7 +160,6 @@ def _waits(state: RunState) -> str:
 
 
 def _starves(state: RunState) -> bool:
-    """Whether the learner has waited for longer than two steps take."""
     waiting = any(p.state.get("state") == "waiting" for p in state.alive("learner"))
     if not waiting or state.paused or state.last_step_s is None:
         return False

@@ -108,7 +108,6 @@ def during_training_figure(name: str, results: Sequence[Result]) -> Figure:
 
 
 def band(axis: Axes, x: Sequence[int], points: Sequence[Estimate], label: str, style: dict[str, Any]) -> None:
-    """A line of estimates with their intervals as a band."""
     low, high = [e.low for e in points], [e.high for e in points]
     axis.fill_between(x, low, high, alpha=0.12, color=style["color"])
     axis.plot(x, [e.value for e in points], label=label, markersize=4, **style)

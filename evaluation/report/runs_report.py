@@ -178,7 +178,6 @@ def summarise(name: str, run: Run) -> Summary:
 
 
 def _mean_of(run: Run, metric: str) -> float | None:
-    """Mean over the steps that have the metric."""
     values = run.steps.get(metric, np.array([]))
     return float(np.nanmean(values)) if len(values) else None
 

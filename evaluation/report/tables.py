@@ -213,7 +213,6 @@ def csv_table(results: Sequence[Result]) -> str:
 
 
 def result_page(result: Result) -> str:
-    """The result as Markdown."""
     mean, share = result.tokens / result.completions, result.format_share
     rows = [
         [str(e.k), f"{100 * e.value:.1f}", f"{100 * e.low:.1f} to {100 * e.high:.1f}"]

@@ -18,7 +18,7 @@ from hora_rl.deploy.checks import configuration
 from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.machine.record import RunFile, start_ticks
 from hora_rl.deploy.monitor import alerts as module
-from hora_rl.deploy.monitor import progress as progress_of
+from hora_rl.deploy.monitor import terminal as progress_of
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.run_state import Kind, Warning
 from tests.support.checks import one

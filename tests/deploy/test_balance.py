@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from hora_rl.common.config import Config
-from hora_rl.deploy.monitor.balance import WINDOW, Balance, Metrics, balance, split_of
+from hora_rl.deploy.monitor.run_state import WINDOW, Balance, Metrics, balance, split_of
 from tests.support.synthetic_run import config_of
 
 H100 = "NVIDIA H100 80GB HBM3"

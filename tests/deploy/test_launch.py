@@ -26,11 +26,10 @@ from hora_rl.common.live.state import changed, read_state
 from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.load import load
 from hora_rl.deploy.app import build_run, build_sampler
-from hora_rl.deploy.launch import cluster, placement, stack
-from hora_rl.deploy.launch.cluster import check_agreement
+from hora_rl.deploy.launch import cluster, stack
+from hora_rl.deploy.launch.cluster import Share, check_agreement, reports_unplaced, unplaced
 from hora_rl.deploy.launch.evaluation import TrainingRun
 from hora_rl.deploy.launch.local import _loads_alone
-from hora_rl.deploy.launch.placement import Share, reports_unplaced, unplaced
 from tests.support.ports import until
 
 TRACE = """The deployment failed to start 3 times in a row. Error:
@@ -165,8 +164,8 @@ def training(name: str, url: str) -> TrainingRun:
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[Share]:
     """What a look finds on a cluster of two CPUs."""
     found = shares(generators=1, up=1)
-    monkeypatch.setattr(placement, "EVERY_S", 0.02)
-    monkeypatch.setattr(placement, "_shares", lambda *_: found)
+    monkeypatch.setattr(cluster, "EVERY_S", 0.02)
+    monkeypatch.setattr(cluster, "_shares", lambda *_: found)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     return found
 
@@ -187,7 +186,7 @@ def test_ray_is_asked_what_it_has_only_while_a_part_is_not_up(
 ) -> None:
     asked, looks = list[int](), list[int]()
     monkeypatch.setattr(ray, "cluster_resources", lambda: asked.append(len(looks)) or {"CPU": 2.0})
-    monkeypatch.setattr(placement, "_shares", lambda *_: looks.append(len(looks)) or parts)
+    monkeypatch.setattr(cluster, "_shares", lambda *_: looks.append(len(looks)) or parts)
     with reports_unplaced(training("up", redis_url)):
         until(lambda: len(looks) > 3)
         assert asked == [0]

@@ -16,7 +16,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.console import working
 from hora_rl.deploy.launch.evaluation import TrainingRun
 from hora_rl.deploy.launch.summary import summarise
-from hora_rl.deploy.monitor import progress as progress_of
+from hora_rl.deploy.monitor import terminal as progress_of
 from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
 from hora_rl.evaluation.report.tables import result_page, write_result
 from hora_rl.evaluation.results import Result

@@ -13,10 +13,10 @@ from hora_rl.common.live.queue import Producer
 from hora_rl.common.live.redis import connect_async
 from hora_rl.common.live.state import changed
 from hora_rl.common.live.telemetry import TELEMETRY, Heartbeat, record_step
-from hora_rl.deploy.monitor.progress import Teller
 from hora_rl.deploy.monitor.prometheus import gauges
 from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
 from hora_rl.deploy.monitor.screen import line, screen
+from hora_rl.deploy.monitor.terminal import Teller
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 
