@@ -236,23 +236,3 @@ def test_a_killed_learner_leaves_nothing_and_takes_nothing_from_who_reads(
         check_file(info)
     assert not isinstance(gone.value, DamagedWeights)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_learner_that_is_killed_while_it_writes_leaves_nothing_that_would_be_loaded(tmp_path: Path) -> None:
-    command, pipe = [sys.executable, "-c", KILLED, str(tmp_path)], subprocess.PIPE
-    learner = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-    path, digest, size = learner.stdout.readline().split()
-    info = {"version": 1, "path": path, "digest": digest, "bytes": int(size)}
-    with open(path, "rb") as opened:  # a replica that is about to lock it
-        learner.stdin.write("\n")
-        learner.stdin.flush()
-        assert learner.stdout.readline() == "in the middle\n"
-        late = {**info, "path": path_of(opened.fileno())}
-        with pytest.raises(StaleWeights, match="gets a newer version"):
-            check_file(late)
-        learner.send_signal(signal.SIGKILL)
-        learner.wait()
-        with pytest.raises(DamagedWeights):
-            check_file(late)
-    with pytest.raises(StaleWeights, match="is gone"):
-        check_file(info)

@@ -187,6 +187,7 @@ def test_ten_unusable_messages_in_a_row_stop_the_run_with_the_last_reason(redis_
     bad, feed = [of_run(10 + i, tokenizer="other") for i in range(28)], planner(redis_server)
     push(redis_server, *bad[:9], *(of_run(i) for i in range(GAMMA)), *bad[9:18])
     feed.plan(0, lambda: None)
+    assert trained(redis_server, 0) == ["0:0", "0:1", "0:2"], "a usable group starts the count anew"
     push(redis_server, of_run(3), *bad[18:])
     with pytest.raises(RunError, match=r"10 unusable groups in a row.*tokenizer 'other'.*resume") as ended:
         feed.plan(1, lambda: None)
@@ -324,11 +325,3 @@ def test_groups_go_to_ranks_balanced_by_cost_and_every_rank_finds_the_same_divis
         loads = [sum(r.cost for r in s) for s in shares]
         assert max(loads) <= sum(loads) / ranks + max(r.cost for r in rows)
         assert shares == divide(list(rows), ranks)
-
-
-def test_a_usable_group_between_unusable_ones_starts_the_count_anew(redis_server: RedisServer) -> None:
-    bad = [of_run(10 + i, tokenizer="other") for i in range(18)]
-    push(redis_server, *bad[:9], *(of_run(i) for i in range(GAMMA)), *bad[9:])
-    planner(redis_server).plan(0, lambda: None)
-    assert trained(redis_server, 0) == ["0:0", "0:1", "0:2"]
-    assert connect(redis_server.url).xlen(Keys("f").dead) == 18
