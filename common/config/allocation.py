@@ -33,14 +33,10 @@ class RolloutConfig(Section):
         "tokenizer and the chat template always end one.",
     )
     samples_per_request: PerStart[Count] = Field(
-        16,
-        description="Maximum completions per request. A larger Δ_i is split over replicas; prompts of a "
-        "shard share requests.",
+        16, description="Most completions of a request; a larger Δ_i is split, a shard's prompts share one."
     )
     time_limit_s: PerStart[Seconds] = Field(
-        600.0,
-        description="Maximum time of one completion. A request may be queued, and is retried after four "
-        "times as long.",
+        600.0, description="Maximum time of one completion. A request is retried after four times as long."
     )
     attempts: PerStart[Count] = Field(20, description="Tries of one request before the run stops.")
 
@@ -90,8 +86,7 @@ class WarmUpConfig(Section):
 
     enabled: bool = Field(True, description="Start with plain GRPO (uniform).")
     reward: str = Field(
-        "format",
-        description="Reward of the warm-up gate. Without the format reward there is no warm-up by default.",
+        "format", description="Reward of the warm-up gate; without the format reward no warm-up by default."
     )
     format_reward: float = Field(0.85, ge=0, le=1, description="Mean of this reward at which the gate opens.")
     cycles: Count = Field(3, description="Consecutive cycles at or above it before HORA takes over.")
@@ -110,9 +105,7 @@ class AllocationConfig(Section):
         "hidden-dual, mpnet-dual or gp.",
     )
     rounds: Count = Field(
-        1,
-        description="R: allocation rounds of Phase B. Each uses the results of earlier ones. The paper uses "
-        "1.",
+        1, description="R: allocation rounds of Phase B, each by the results of earlier ones; the paper: 1."
     )
     stop: Literal["none", "hit", "mixed"] = Field(
         "none",
@@ -124,7 +117,7 @@ class AllocationConfig(Section):
     prior_state: str | None = Field(None, description="File that `python -m hora_rl.deploy.fit_prior` wrote.")
     features: str | None = Field(
         None,
-        description="Sentence-embedding model (name or path) for mpnet-dual and gp; hidden-* use model.path.",
+        description="Sentence-embedding model (name or path) of mpnet-dual and gp; hidden-*: model.path.",
     )
     warmup: WarmUpConfig = WarmUpConfig()
 

@@ -64,8 +64,7 @@ class RowsConfig(Section):
 
     path: str = Field(
         "",
-        description="JSON, Parquet or CSV file, Hugging Face data set, `arithmetic`, or "
-        "`reasoning_gym:TASK`.",
+        description="JSON, Parquet or CSV file, Hugging Face data set, `arithmetic`, `reasoning_gym:TASK`.",
     )
     settings: dict[str, JsonValue] = Field(
         {}, description="Settings of a `reasoning_gym` task, named as in the library; `seed` is one."
@@ -191,9 +190,7 @@ class DataConfig(RowsConfig):
     )
     benchmarks: tuple[str, ...] = Field((), description="JSONL; training prompts are checked for leaks.")
     sources: dict[Annotated[str, Field(pattern=SOURCE)], SourceConfig] = Field(
-        {},
-        description="Several data sets instead of data.path, each with a name, weight, columns, messages and "
-        "rewards.",
+        {}, description="Data sets instead of data.path, each with a weight, columns, messages and rewards."
     )
 
     @model_validator(mode="after")

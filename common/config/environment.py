@@ -28,13 +28,10 @@ class VerifiersConfig(Section):
     )
     python: str = Field(
         ".venv-verifiers/bin/python",
-        description="A Python with requirements/verifiers.txt, separate from that of `hora`, because vLLM "
-        "needs other versions.",
+        description="A Python with requirements/verifiers.txt, not `hora`'s: vLLM needs other versions.",
     )
     variables: tuple[str, ...] = Field(
-        (),
-        description="Names of environment variables passed on, such as the key of a judge. Other variables "
-        "are removed.",
+        (), description="Environment variables passed on, such as the key of a judge; others are removed."
     )
 
 
@@ -43,22 +40,17 @@ class EnvironmentConfig(Section):
 
     path: str | None = Field(
         None,
-        description="guess, python, verifiers (with environment.verifiers), or "
-        "`package.module:function`. null: a rollout is one completion.",
+        description="guess, python, verifiers or `package.module:function`; null: one completion a rollout.",
     )
     verifiers: VerifiersConfig | None = Field(
         None, description="Environment of `verifiers`, if that is path."
     )
     max_turns: int = Field(8, ge=1, le=4096, description="Maximum number of policy turns in an episode.")
     max_turn_tokens: Count | None = Field(
-        None,
-        description="Maximum sampled tokens of one turn; none: the rest of rollout.max_response_tokens, "
-        "which bounds all turns.",
+        None, description="Sampled tokens of a turn at most; none: the rest of rollout.max_response_tokens."
     )
     max_given_tokens: Count = Field(
-        1024,
-        description="Maximum tokens between turns in an episode: environment messages and the chat "
-        "template's additions.",
+        1024, description="Tokens between turns of an episode at most: messages and the template's additions."
     )
     history: Literal["append", "render"] = Field(
         "append",
@@ -68,8 +60,7 @@ class EnvironmentConfig(Section):
     )
     time_limit_s: PerStart[Seconds] = Field(
         60.0,
-        description="Seconds that an environment may use per episode, not counting time for the policy. "
-        "After that it is hung, and the episode is sampled again.",
+        description="Seconds of an environment per episode, less the policy's; then it is sampled again.",
     )
     replicas: PerPart[Count] = Field(1, description="Replicas of the deployment at the start.")
 

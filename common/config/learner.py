@@ -91,8 +91,7 @@ class LearnerConfig(Section):
         None,
         gt=0,
         le=1,
-        description="Share of a GPU reserved per rank; none: 1 on a GPU machine. Below 1 if generator and "
-        "learner share a card.",
+        description="Share of a GPU per rank; none: 1 on a GPU machine. Below 1 on a card with a generator.",
     )
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage; 0 is 2 in 16 bits.")
     tokens_per_microbatch: PerStart[Count] = Field(
@@ -108,14 +107,11 @@ class LearnerConfig(Section):
     objective: ObjectiveConfig = ObjectiveConfig()
     checkpoint_every: PerStart[Count] = Field(10, description="Steps between durable checkpoints.")
     keep_checkpoints: PerStart[Count] = Field(
-        2,
-        description="Newest checkpoints kept, each verified. Redis keeps groups until the oldest contains "
-        "their step.",
+        2, description="Newest checkpoints kept, verified. Redis keeps the groups since the oldest of them."
     )
     keep_best: PerStart[str | None] = Field(
         None,
-        description="pass@K with a K of evaluation.k: RUN/best keeps the weights with its highest value. "
-        "Needs evaluation.every.",
+        description="pass@K of evaluation.k by which RUN/best keeps the weights; needs evaluation.every.",
     )
     wait_limit_s: PerStart[Seconds] = Field(
         1800.0, description="The learner stops, with the reason, after this long without a group."
@@ -134,14 +130,10 @@ class WeightsConfig(Section):
     )
     update_limit_s: PerStart[Seconds] = Field(120.0, description="Deadline of every phase of an update.")
     drift_alarm: PerStart[float] = Field(
-        0.1,
-        gt=0,
-        description="Alarm above this mean |log-prob difference| of generator and learner at the same "
-        "version.",
+        0.1, gt=0, description="Alarm above this mean |log-prob gap| of generator and learner at one version."
     )
     drift_limit: PerStart[float | None] = Field(
         0.5,
         gt=0,
-        description="Drift above which one of the first 5 measurements, of 200 tokens or more, stops the "
-        "run; null: never.",
+        description="Drift of one of the first 5 measurements (200+ tokens) that stops the run; null: never.",
     )

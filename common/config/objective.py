@@ -22,8 +22,7 @@ class GroupWeightConfig(Section):
         "successes, or √(G'_i/G) with the sizes G' of rule as_if.",
     )
     as_if: str | None = Field(
-        None,
-        description="Rule whose group sizes weight uniformly sampled groups: the control of allocation.",
+        None, description="Rule whose group sizes weight uniformly sampled groups: the allocation's control."
     )
 
     @model_validator(mode="before")
@@ -58,14 +57,11 @@ class ObjectiveConfig(Section):
     )
     k: Count | None = Field(None, description="k of pass_at_k and pkpo; at most the smallest possible group.")
     baseline: Literal["none", "wald"] = Field(
-        "none",
-        description="likelihood only; wald: -1/G for every rollout of every group, which keeps the "
-        "expectation.",
+        "none", description="likelihood only; wald: -1/G for every rollout, which keeps the expectation."
     )
     group_weight: GroupWeightConfig = GroupWeightConfig()
     loss: str = Field(
-        "clip",
-        description=f"{', '.join(LOSSES)}; or package.module:NAME of an Algorithm or of a token loss.",
+        "clip", description=f"{', '.join(LOSSES)}; or package.module:NAME of an Algorithm or token loss."
     )
     clip_low: float = Field(0.2, ge=0, lt=1, description="ρ is clipped to at least 1 - clip_low.")
     clip_high: float = Field(0.2, ge=0, description="ρ is clipped to at most 1 + clip_high.")

@@ -25,8 +25,7 @@ class CodeTestsConfig(Section):
         4.0,
         gt=0,
         le=600,
-        description="Processor time of a program for one test. Its wall-clock limit is three times that plus "
-        "2 s.",
+        description="Processor time of a program for one test; on the clock three times that plus 2 s.",
     )
     memory_mib: int = Field(512, ge=64, le=65536, description="Memory of a program, including Python.")
     columns: dict[Literal["tests", "entry_point", "solution"], str] = Field(
@@ -144,8 +143,6 @@ def check_reward_name(name: str) -> str:
 class VerifierConfig(Section):
     replicas: PerPart[Count] = Field(1, description="Replicas at the start.")
     processes: Count | None = Field(
-        None,
-        description="Killable worker processes per replica; none: one per processor of its machine, at most "
-        "8.",
+        None, description="Killable worker processes per replica; none: one per processor, at most 8."
     )
     cpus: float = Field(0.25, ge=0, description="CPUs reserved per replica, for Ray's placement.")

@@ -26,14 +26,12 @@ class GeneratorConfig(Section):
         "memory_utilization that is left at the start. Required if a learner shares the card.",
     )
     max_batched_tokens: Count | None = Field(
-        None,
-        description="vLLM's max_num_batched_tokens on a GPU: tokens per engine step; none: 8192.",
+        None, description="vLLM's max_num_batched_tokens on a GPU: tokens of a step; none: 8192."
     )
     threads: Count = Field(1, description="CPU threads of one replica's engine; see run.resources.")
     enforce_eager: bool | None = Field(
         None,
-        description="No graph capture or compilation: faster start, slower run. None: false on a GPU, true "
-        "on CPU.",
+        description="No graph capture or compilation: faster start, slower run. None: true on CPU alone.",
     )
     engine_args: dict[str, JsonValue] = Field(
         {},
@@ -116,14 +114,10 @@ class TelemetryConfig(Section):
     http_names: tuple[str, ...] = Field((), description="Page host names besides localhost and addresses.")
     http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP endpoint; 0: a free one.")
     rollouts: Literal["all", "logprobs", "none"] = Field(
-        "all",
-        description="Trained rollouts kept in RUN/rollouts. logprobs: with token ids and log-probs, which "
-        "triples their size.",
+        "all", description="Rollouts kept in RUN/rollouts; logprobs: with ids and log-probs, thrice the size."
     )
     rollouts_gib: float = Field(
-        20.0,
-        gt=0,
-        description="Size limit of RUN/rollouts in GiB: files of the oldest steps are deleted first.",
+        20.0, gt=0, description="Limit of RUN/rollouts in GiB: files of the oldest steps are deleted first."
     )
 
     @field_validator("on_alert")
@@ -149,8 +143,7 @@ class EvaluationConfig(Section):
         "first of data.sources gives its columns, messages and rewards.",
     )
     name: str | None = Field(
-        None,
-        description="Configuration of a Hugging Face data set. none: data.name, if the path is data.path.",
+        None, description="Configuration of a Hugging Face data set. none: data.name, if it is data.path."
     )
     revision: str | None = Field(
         None, description="Its branch, tag or commit. none: data.revision, if the path is data.path."
@@ -162,8 +155,7 @@ class EvaluationConfig(Section):
         "the training generators with lower priority. none: only before and after `hora run`.",
     )
     max_sequences: Count = Field(
-        32,
-        description="Maximum completions of an evaluation that a replica samples concurrently with training.",
+        32, description="Most completions of an evaluation that a replica samples during training."
     )
     prompts: Count = Field(100, description="Problems of one evaluation.")
     samples: Count = Field(64, description="N: completions per problem.")
