@@ -47,7 +47,6 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Replace the content of `path` with `text` atomically."""
     with replacing(path, mode) as new:
         new.write_text(text, encoding="utf-8")
 

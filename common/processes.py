@@ -61,7 +61,6 @@ def background_thread(
 
 @contextmanager
 def environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables while the block runs."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

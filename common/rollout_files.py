@@ -53,6 +53,5 @@ def path_of(run_dir: Path, step: int) -> Path:
 
 
 def files_of(run_dir: Path) -> dict[int, Path]:
-    """The run's files by step, in ascending order."""
     matches = ((_NAME.fullmatch(path.name), path) for path in (run_dir / FOLDER).glob("step-*.parquet"))
     return dict(sorted((int(name[1]), path) for name, path in matches if name))

@@ -203,12 +203,10 @@ class Group:
 
     @property
     def tokens(self) -> int:
-        """Number of sampled tokens in the group."""
         return sum(len(r.tokens) for r in self.rollouts)
 
     @property
     def versions(self) -> tuple[int, int]:
-        """Oldest and newest weight version of its tokens."""
         seen = [s.version for r in self.rollouts for s in r.spans]
         return min(seen), max(seen)
 

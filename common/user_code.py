@@ -17,7 +17,6 @@ OWN = re.compile(r"[^\s:\[\]]+:[^\s:\[\]]+(\[[^\[\]]+\])?")
 
 
 def is_user_function(name: str) -> bool:
-    """Whether a configuration value names a user function, not a built-in."""
     return ":" in name
 
 
@@ -35,7 +34,6 @@ def load_object(key: str, name: str, others: str = "") -> object:
 
 
 def load_function(key: str, name: str, others: str = "") -> Callable[..., Any]:
-    """`load_object` of a function. Raises ConfigError."""
     function = load_object(key, name, others)
     if not callable(function):
         raise ConfigError(f"{key}: {name!r} is a {type(function).__name__}, not a function")

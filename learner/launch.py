@@ -234,14 +234,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _ended_for_memory(error: BaseException) -> str | None:
-    """What Ray's memory monitor says in the error or its causes; None if it ended no process."""
-    report = next(filter(None, (short_of_memory(str(cause)) for cause in _chain(error))), None)
-    return report and f"the learner stopped: {report}"
-
-
-def short_of_memory(text: str) -> str | None:
-    """Summary of a report of Ray's memory monitor in `text`: the killed process (the largest of several), the
-    memory of that process and of the machine, and the remedy. None without a report."""
+    """What Ray's memory monitor says in the error or its causes: the killed process (the largest of several),
+    its memory and that of the machine, and the remedy. None if it ended no process."""
+    text = next((text for cause in _chain(error) if NODE_MEMORY.search(text := str(cause))), "")
     node = NODE_MEMORY.search(text)
     if node is None:
         return None
@@ -250,9 +245,10 @@ def short_of_memory(text: str) -> str | None:
     if largest:
         process = f"process {largest['pid']} ({largest['name']}), which held {largest['held']} GB,"
     return (
-        f"Ray's memory monitor ended {process} because {node['used']} of {node['limit']} GB of the machine "
-        f"{node['ip']} were in use: lower learner.tokens_per_microbatch, learner.workers, generator.replicas "
-        "or generator.kv_cache_gib, end what else uses memory, or use a larger machine"
+        f"the learner stopped: Ray's memory monitor ended {process} because {node['used']} of "
+        f"{node['limit']} GB of the machine {node['ip']} were in use: lower learner.tokens_per_microbatch, "
+        "learner.workers, generator.replicas or generator.kv_cache_gib, end what else uses memory, or use a "
+        "larger machine"
     )
 
 

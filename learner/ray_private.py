@@ -36,7 +36,6 @@ class Stop:
         self._abort()
 
     def watch(self, controller: Any) -> None:
-        """Note the controller of a start."""
         with self._lock:
             self._controller = controller
         if self.requested:
@@ -52,7 +51,6 @@ class Stop:
 
 
 def job_of(run: str) -> JobConfig:
-    """The job config for `ray.init` of the process that trains `run`."""
     from ray.job_config import JobConfig
 
     return JobConfig(metadata={RUN: run})

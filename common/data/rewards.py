@@ -41,7 +41,6 @@ class Answer(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The prompt, for error messages."""
         return f"prompt {self.prompt_index}, problem {self.problem!r:.60}"
 
 
@@ -79,7 +78,6 @@ def group_functions(reward: RewardConfig, gate: str | None) -> tuple[str, ...]:
 
 
 def needed_parameters(reward: UserReward) -> list[inspect.Parameter]:
-    """Parameters without a default."""
     return [
         p
         for p in inspect.signature(reward).parameters.values()

@@ -110,7 +110,6 @@ class Producer:
             return (await pipe.execute())[-2 if drawn else -1] is not None
 
     async def depth(self) -> int:
-        """Number of groups that no step has taken."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.xlen(self._keys.groups)
             pipe.hlen(self._keys.ledger)
@@ -145,7 +144,6 @@ class Consumer:
         return self._own([_entry(i, fields) for _, entries in streams or [] for i, fields in entries])
 
     def claimed(self) -> int:
-        """Number of entries that are claimed and not acknowledged."""
         return int(self._redis.xpending(self._keys.groups, GROUP)["pending"])
 
     def pending(self) -> list[Entry]:
@@ -249,7 +247,6 @@ class Ledger:
         return [Row(*row) for row in json.loads(text)] if text else None
 
     def steps(self) -> dict[int, list[Row]]:
-        """All planned steps in order."""
         raw = self._redis.hgetall(self._key)
         return {int(s): [Row(*row) for row in json.loads(raw[s])] for s in sorted(raw, key=int)}
 

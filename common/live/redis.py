@@ -32,7 +32,6 @@ async def read_start(client: AsyncRedis, key: str, length: int) -> bytes:
 
 
 def text_of(answer: Answer) -> str:
-    """A returned value as text."""
     return answer.decode() if isinstance(answer, bytes) else answer
 
 

@@ -91,7 +91,6 @@ def read_state(client: redis.Redis, run: str) -> SharedState:
 
 
 async def read_state_async(client: redis.asyncio.Redis, run: str) -> SharedState:
-    """`read_state` for an asyncio client."""
     return SharedState.parse(await client.hgetall(Keys(run).state))
 
 

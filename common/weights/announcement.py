@@ -125,7 +125,6 @@ async def newest(client: AsyncRedis, run: str) -> Manifest | None:
 
 
 def newest_now(client: redis.Redis, run: str) -> Manifest | None:
-    """`newest` for a blocking client."""
     return _manifest(client.get(Keys(run).weights))
 
 

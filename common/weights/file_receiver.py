@@ -34,8 +34,6 @@ def mapped(path: str) -> Tensors:
 
 
 class DeviceCopies:
-    """Copies published files to the GPU `device`."""
-
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)
         self._registered: dict[int, mmap.mmap] = {}  # by inode
@@ -109,6 +107,5 @@ class DeviceCopies:
         return self._registered[inode]
 
     def _free(self, left: int) -> None:
-        """Keep only the newest `left` mappings."""
         for inode in [*self._registered][: len(self._registered) - left]:
             unregister(torch.frombuffer(self._registered.pop(inode), dtype=torch.uint8))

@@ -95,7 +95,6 @@ class PackedGroup:
         self._group.broadcast(tensor, src).wait()
 
     def destroy(self) -> None:
-        """Abort pending calls and leave the group."""
         self._group.abort()
 
 

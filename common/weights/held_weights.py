@@ -139,7 +139,6 @@ class HeldWeights:
         return {"replica": self._name, "version": self.version, **asdict(self._installed)}
 
     def state(self) -> GeneratorBeat:
-        """For heartbeats."""
         installed = self._installed
         beat: GeneratorBeat = {
             "version": self.version,

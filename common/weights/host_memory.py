@@ -45,7 +45,6 @@ class HostBlock:
         return self._memory
 
     def restart(self) -> None:
-        """Fill from the start again, overwriting the old content."""
         self._at = 0
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -129,7 +128,6 @@ class MemoryFiles:
         return new
 
     def drop(self, keep: Set[str]) -> None:
-        """Free the memory of all files but those at `keep`."""
         for path in self._files.keys() - keep:
             self._files.pop(path).close()
 

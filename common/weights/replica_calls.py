@@ -33,7 +33,6 @@ class BroadcastClient:
         self._all = ask or partial(ask_replicas, limit_s)
 
     def roll_call(self) -> dict[str, int]:
-        """The healthy replicas that answer, with their versions."""
         return {a["replica"]: a["version"] for a in self._all("roll_call")}
 
     def join(self, info: Mapping[str, object], members: tuple[str, ...], group: str) -> None:
@@ -46,7 +45,6 @@ class BroadcastClient:
         self._all("update", info, version, group)
 
     def confirm(self, version: int) -> list[Confirmation]:
-        """The replicas that hold `version` or a newer one."""
         answers: list[Confirmation] = self._all("confirm", version)
         sums = {c["checksum"] for c in answers if c["version"] == version and c["checksum"]}
         if len(sums) > 1:

@@ -63,7 +63,6 @@ class GroupInitInfo(WeightTransferInitInfo):
 
 
 def _joined(backend: Backend, info: GroupInitInfo, worker: int) -> Any:
-    """Join the learner's group as worker `worker` of this replica."""
     join, limit = timedelta(seconds=info.join_s), timedelta(seconds=info.limit_s)
     address, port = info.master_address, info.master_port
     try:

@@ -120,7 +120,6 @@ def header_of(shapes: Sequence[Shape], version: int) -> bytes:
 
 
 def file_size(header: bytes) -> int:
-    """Bytes of the file with this header."""
     return len(header) + max((entry["data_offsets"][1] for _, entry in _entries(header)), default=0)
 
 

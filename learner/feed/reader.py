@@ -221,7 +221,6 @@ class Reader:
         return self._groups(divide(rows, self._world)[self._rank])
 
     def read_all(self, step: int) -> list[Group]:
-        """All groups of a ledgered step, for its metrics."""
         return self._groups(self._ledger.step(step) or [])
 
     def _groups(self, rows: Sequence[Row]) -> list[Group]:

@@ -78,7 +78,6 @@ class Shape:
 
 
 def head_size(layer: PretrainedConfig) -> int:
-    """Elements of a head, by the configuration of one layer."""
     return int(getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
 
 

@@ -91,7 +91,6 @@ def without_adapter(hf: PreTrainedModel) -> Iterator[None]:
 
 
 def identity(base: str, lora: LoraConfig) -> dict[str, object]:
-    """Identity of an adapter of the model at `base`, stored in its checkpoints."""
     return {
         "base": base,
         "base_weights": weights_digest(Path(base)),

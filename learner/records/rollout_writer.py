@@ -84,7 +84,6 @@ class RolloutFiles:
         self._forget()
 
     def _table(self, step: int, groups: Sequence[Group]) -> pa.Table:
-        """The rows of one step, in order of prompt index."""
         config, logprobs = self._config, self._config.telemetry.rollouts == "logprobs"
         earned = (name for g in groups for r in g.rollouts for name in r.rewards)
         form = schema(list(dict.fromkeys([*config.reward_names, *earned])), logprobs=logprobs)

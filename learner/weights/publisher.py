@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -206,36 +205,28 @@ def _log_failed_push(push: Future[None]) -> None:
         log.error("replicas were not asked to load a version", exc_info=error)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedCard:
-    """The GPU of a run with `generator.sleep`, which only the learner uses during a step; publishing wakes
-    the engine (`actors/generator/deployment.py`). Otherwise both methods do nothing."""
+def acquire_card(config: Config, heart: Heartbeat, publisher: Publisher, step: int) -> dict[str, float]:
+    """With `generator.sleep`, where only the learner uses the GPU during a step: wait until the engines sleep
+    at the newest version; returns the seconds as a metric. A starting replica is awaited too: it would take
+    memory that the step needs. Publishing wakes the engines. Raises RunError after learner.wait_limit_s."""
+    if config.generator.sleep == "none":
+        return {}
+    began, limit = time.monotonic(), config.learner.wait_limit_s
+    heart.update(state=TO_SLEEP, step=step)
+    while publisher.sleeping() < config.generator.replicas:
+        if time.monotonic() - began > limit:
+            raise RunError(
+                f"the generator did not fall asleep at version {publisher.published} within {limit:g} s "
+                "(learner.wait_limit_s), and a step would not fit beside it (generator.sleep): see "
+                "`hora monitor` for whether it is up"
+            )
+        publisher.help_replicas(step)
+        time.sleep(POLL_S)
+    heart.update(state=STEPPING, step=step)
+    return {"time/sleep": time.monotonic() - began}
 
-    config: Config
-    heart: Heartbeat
-    publisher: Publisher
 
-    def acquire(self, step: int) -> dict[str, float]:
-        """Wait until the engines sleep at the newest version; returns the seconds as a metric. A starting
-        replica is awaited too: it would take memory that the step needs. Raises RunError after
-        learner.wait_limit_s."""
-        if self.config.generator.sleep == "none":
-            return {}
-        began, limit = time.monotonic(), self.config.learner.wait_limit_s
-        self.heart.update(state=TO_SLEEP, step=step)
-        while self.publisher.sleeping() < self.config.generator.replicas:
-            if time.monotonic() - began > limit:
-                raise RunError(
-                    f"the generator did not fall asleep at version {self.publisher.published} within "
-                    f"{limit:g} s (learner.wait_limit_s), and a step would not fit beside it "
-                    "(generator.sleep): see `hora monitor` for whether it is up"
-                )
-            self.publisher.help_replicas(step)
-            time.sleep(POLL_S)
-        self.heart.update(state=STEPPING, step=step)
-        return {"time/sleep": time.monotonic() - began}
-
-    def give(self) -> None:
-        """Free memory used only during a step, before the next version wakes the engine."""
-        if self.config.generator.sleep != "none" and torch.cuda.is_available():
-            torch.cuda.empty_cache()
+def release_card(config: Config) -> None:
+    """Free memory used only during a step, before the next version wakes the engine."""
+    if config.generator.sleep != "none" and torch.cuda.is_available():
+        torch.cuda.empty_cache()

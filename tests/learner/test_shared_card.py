@@ -8,7 +8,7 @@ from hora_rl.common.errors import RunError
 from hora_rl.common.live.telemetry import STEPPING, TO_SLEEP
 from hora_rl.common.load import load
 from hora_rl.learner.weights import publisher
-from hora_rl.learner.weights.publisher import SharedCard
+from hora_rl.learner.weights.publisher import acquire_card
 
 
 class Calls:
@@ -31,7 +31,7 @@ class Calls:
 
 def acquired(calls: Calls, *settings: str) -> dict[str, float]:
     config = load("tiny", ["generator.sleep=step", "rollout.max_staleness=0", *settings])
-    return SharedCard(config, calls, calls).acquire(3)  # type: ignore[arg-type]
+    return acquire_card(config, calls, calls, 3)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
