@@ -24,18 +24,14 @@ class HostState:
         """Copy `state`, valid until the next copy of that name. A tied weight is copied and written once."""
         tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
         distinct = {_place(tensor): tensor for tensor in tensors}
-        block = self._block(name, list(distinct.values()))
+        size, block = size_of(distinct.values()), self._blocks.get(name)
+        if block is None or block.size < size:
+            block = self._blocks[name] = HostBlock(size, pinned=any(t.is_cuda for t in tensors))
+        block.restart()
         copies = {key: block.like(tensor) for key, tensor in distinct.items()}
         for key, tensor in distinct.items():
             copies[key].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
         return copy.deepcopy(state, {id(tensor): copies[_place(tensor)] for tensor in tensors})
-
-    def _block(self, name: str, tensors: list[torch.Tensor]) -> HostBlock:
-        size, kept = size_of(tensors), self._blocks.get(name)
-        if kept is None or kept.size < size:
-            kept = self._blocks[name] = HostBlock(size, pinned=any(t.is_cuda for t in tensors))
-        kept.restart()
-        return kept
 
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:

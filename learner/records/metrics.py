@@ -8,7 +8,7 @@ import numpy as np
 
 from hora_rl.common.config import Config, RewardConfig
 from hora_rl.common.data.rewards import total
-from hora_rl.common.types import Group, Rollout
+from hora_rl.common.types import Group
 from hora_rl.learner.model.flops import peak_flops
 
 
@@ -32,6 +32,14 @@ def step_metrics(
     rewards = [_totals(g, sources) for g in groups]
     names = dict.fromkeys(name for g in groups for name in g.rollouts[0].rewards)  # sources may differ
     lengths = np.array([len(r.tokens) for r in rollouts])
+    turns = (
+        {}
+        if config.environment.path is None
+        else {
+            "turns/mean": mean(len(r.turns) or 1 for r in rollouts),
+            "turns/given_tokens": mean(r.context_tokens for r in rollouts),
+        }
+    )
     lags, of = np.array([(step - s.version, s.end - s.start) for r in rollouts for s in r.spans]).T
     return {
         "step": step,
@@ -46,7 +54,7 @@ def step_metrics(
         "entropy": -float(np.mean(np.concatenate([r.logprobs for r in rollouts]))),
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
-        **({} if config.environment.path is None else _turns(rollouts)),
+        **turns,
         "length/cut": mean(r.finish_reason == "length" for r in rollouts),
         "rollouts": len(rollouts),
         "tokens": int(lengths.sum()),
@@ -108,14 +116,6 @@ def _packing(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
     return {
         "padding/share": 1.0 - sums["packing/tokens"] / processed if processed else 0.0,
         "imbalance": busiest * ranks / sums["packing/flops"] - 1.0 if sums.get("packing/flops") else 0.0,
-    }
-
-
-def _turns(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean number of the policy's turns per episode, and of the tokens given between them."""
-    return {
-        "turns/mean": mean(len(r.turns) or 1 for r in rollouts),
-        "turns/given_tokens": mean(r.context_tokens for r in rollouts),
     }
 
 

@@ -8,7 +8,7 @@ So no rollout of a trained group is missing or duplicated after any crash."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,7 @@ from hora_rl.common.data.rewards import total
 from hora_rl.common.data.special_tokens import completed, silent_tokens, spoken, stop_texts
 from hora_rl.common.files import replacing, sync
 from hora_rl.common.rollout_files import ARRAYS, FOLDER, REWARD, files_of, path_of, schema
-from hora_rl.common.types import Group, Rollout, Tokens
+from hora_rl.common.types import Group, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,7 +41,8 @@ class RolloutFiles:
         self, config: Config, tokenizer: PreTrainedTokenizerBase, run_dir: Path, start: int = 0
     ) -> None:
         self._config, self._run_dir = config, run_dir
-        self._texts = Texts(tokenizer, config.rollout.stop)
+        self._tokenizer, self._silent = tokenizer, silent_tokens(tokenizer)
+        self._stop = stop_texts(config.rollout.stop, tokenizer)
         self._thread = ThreadPoolExecutor(1, "rollouts")
         self._writing: Future[None] | None = None
         self._unsynced: list[Path] = []
@@ -89,8 +90,38 @@ class RolloutFiles:
         form = schema(list(dict.fromkeys([*config.reward_names, *earned])), logprobs=logprobs)
         weights = {source: config.of(source).reward.weights for source in config.source_names}
         ordered = sorted(groups, key=lambda g: g.prompt_index)
-        of_groups = (_rows(step, g, weights[g.source], self._texts, logprobs=logprobs) for g in ordered)
+        of_groups = (self._rows(step, g, weights[g.source], logprobs=logprobs) for g in ordered)
         return pa.Table.from_pylist([row for rows in of_groups for row in rows], schema=form)
+
+    def _rows(
+        self, step: int, group: Group, weights: Mapping[str, float], *, logprobs: bool
+    ) -> Iterator[dict[str, object]]:
+        of_group = {
+            "step": step,
+            "batch": group.batch,
+            "epoch": group.epoch,
+            "prompt": group.prompt_index,
+            "group": group.id,
+            "source": group.source or None,
+            "prompt_text": spoken(self._tokenizer, frozenset(), group.prompt_tokens.tolist()),
+        }
+        for number, rollout in enumerate(group.rollouts):
+            row = of_group | {"number": number, "completion": self._text(rollout)} | _row(rollout, weights)
+            if logprobs:
+                row |= {"tokens": rollout.tokens, "logprobs": rollout.logprobs.astype("float16")}
+            yield row
+
+    def _text(self, rollout: Rollout) -> str:
+        """The completion without its final token and without special tokens. Several turns are joined, with
+        the text given between them as sent to the model."""
+        ids, at, text = rollout.tokens.tolist(), 0, ""
+        if not rollout.turns:
+            return completed(self._tokenizer, self._silent, ids, rollout.finish_reason, self._stop)
+        for turn in rollout.turns:
+            text += spoken(self._tokenizer, frozenset(), turn.context.tolist())
+            text += spoken(self._tokenizer, self._silent, ids[at : at + turn.sampled])
+            at += turn.sampled
+        return text
 
     def _forget(self) -> None:
         """Remove the oldest files while the total exceeds the limit; the newest stays."""
@@ -102,53 +133,7 @@ class RolloutFiles:
             path_of(self._run_dir, step).unlink(missing_ok=True)
 
 
-class Texts:
-    """Text of prompts and completions, as seen by generators and rewards."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
-        self._tokenizer, self._silent = tokenizer, silent_tokens(tokenizer)
-        self._stop = stop_texts(stop, tokenizer)
-
-    def prompt(self, tokens: Tokens) -> str:
-        """The prompt with its special tokens, as sent to the model."""
-        return spoken(self._tokenizer, frozenset(), tokens.tolist())
-
-    def completion(self, rollout: Rollout) -> str:
-        """The completion without its final token and without special tokens. Several turns are joined, with
-        the text given between them as sent to the model."""
-        if rollout.turns:
-            return "".join(self._turns(rollout))
-        ids = rollout.tokens.tolist()
-        return completed(self._tokenizer, self._silent, ids, rollout.finish_reason, self._stop)
-
-    def _turns(self, rollout: Rollout) -> Iterator[str]:
-        at = 0
-        for turn in rollout.turns:
-            yield spoken(self._tokenizer, frozenset(), turn.context.tolist())
-            yield spoken(self._tokenizer, self._silent, rollout.tokens[at : at + turn.sampled].tolist())
-            at += turn.sampled
-
-
-def _rows(
-    step: int, group: Group, weights: Mapping[str, float], texts: Texts, *, logprobs: bool
-) -> Iterator[dict[str, object]]:
-    of_group = {
-        "step": step,
-        "batch": group.batch,
-        "epoch": group.epoch,
-        "prompt": group.prompt_index,
-        "group": group.id,
-        "source": group.source or None,
-        "prompt_text": texts.prompt(group.prompt_tokens),
-    }
-    for number, rollout in enumerate(group.rollouts):
-        row = of_group | {"number": number} | _row(rollout, weights, texts.completion)
-        if logprobs:
-            row |= {"tokens": rollout.tokens, "logprobs": rollout.logprobs.astype("float16")}
-        yield row
-
-
-def _row(rollout: Rollout, weights: Mapping[str, float], text: Callable[[Rollout], str]) -> dict[str, object]:
+def _row(rollout: Rollout, weights: Mapping[str, float]) -> dict[str, object]:
     spans, origin = rollout.spans, rollout.origin
     row: dict[str, object] = {
         "phase": rollout.phase,
@@ -162,7 +147,6 @@ def _row(rollout: Rollout, weights: Mapping[str, float], text: Callable[[Rollout
         "version_min": min(s.version for s in spans),
         "version_max": max(s.version for s in spans),
         "versions": [asdict(span) for span in spans],
-        "completion": text(rollout),
     }
     if origin is not None:
         times = {name: getattr(origin, name) for name in ("queued", "first_token", "done", "scored")}
