@@ -9,7 +9,6 @@ import numpy as np
 from hora_rl.common.config import Config, RewardConfig
 from hora_rl.common.data.rewards import total
 from hora_rl.common.types import Group
-from hora_rl.learner.model.flops import peak_flops
 
 
 def step_metrics(
@@ -66,19 +65,6 @@ def step_metrics(
         "groups/mixed_phases": mean(g.mixed_phases for g in groups),
         **_successes(groups, sources),
         **_packing(sums, ranks),
-    }
-
-
-def cost_metrics(
-    sums: Mapping[str, float], seconds: float, updates: int, dtype: str, *, device: str, ranks: int
-) -> dict[str, float]:
-    """FLOPs of a step of `seconds`, and their share of the peak of all devices, NaN if that is unknown."""
-    flops = updates * sums["packing/flops"]
-    peak = peak_flops(device, dtype)
-    return {
-        "flops": flops,
-        "micro_batches": sums["packing/micro_batches_max"],
-        "mfu": flops / (seconds * peak * ranks) if peak else math.nan,
     }
 
 

@@ -20,8 +20,9 @@ from hora_rl.common.live.state import changed
 from hora_rl.common.records import moved
 from hora_rl.common.types import Group
 from hora_rl.learner.model.engine import Engine, Update
+from hora_rl.learner.model.flops import peak_flops
 from hora_rl.learner.ranks import gathered, sums_over_ranks
-from hora_rl.learner.records.metrics import cost_metrics, step_metrics
+from hora_rl.learner.records.metrics import step_metrics
 from hora_rl.learner.records.rollout_writer import RolloutFiles
 from hora_rl.learner.records.step_records import Records, group_record
 
@@ -106,16 +107,15 @@ class Recorder:
             step, every, sums, config, ranks=engine.world, grad_norm=norm, learning_rate=rate
         )
         metrics |= times | {"time/forward_backward": update.seconds, "applied": float(update.applied)}
-        seconds = max(1e-9, update.seconds)
-        metrics["tokens_per_second"] = metrics["tokens"] / seconds
-        metrics |= cost_metrics(
-            sums,
-            seconds,
-            config.learner.objective.updates_per_batch,
-            config.model.dtype,
-            device=engine.device_name,
-            ranks=engine.world,
-        )
+        seconds, flops = max(1e-9, update.seconds), sums["packing/flops"]
+        flops *= config.learner.objective.updates_per_batch
+        peak = peak_flops(engine.device_name, config.model.dtype)
+        metrics |= {
+            "tokens_per_second": metrics["tokens"] / seconds,
+            "flops": flops,
+            "micro_batches": sums["packing/micro_batches_max"],
+            "mfu": flops / (seconds * peak * engine.world) if peak else math.nan,
+        }
         metrics |= self._records.idle()
         known = {name: value for name, value in metrics.items() if not math.isnan(value)}
         if known.get("drift", 0.0) > config.weights.drift_alarm:
