@@ -1,5 +1,5 @@
-"""The Beta posterior of each prompt's success rate after Phase A (paper, section 3.2), log Γ, and checks of
-arguments. Errors are one line with the argument, the first offending index and the value."""
+"""The Beta posterior of each prompt's success rate after Phase A (paper, section 3.2), checks of arguments:
+errors are one line with the argument, the first offending index and the value."""
 
 from __future__ import annotations
 
@@ -46,22 +46,6 @@ def prior_from_rate(rate: Float, strength: Float | float) -> tuple[Float, Float]
     """Beta prior (s·p̂, s·(1-p̂)) of a predicted success rate p̂ (n,) with strength s. With the counts this
     is the paper's learned posterior, α = s·p̂ + c and β = s(1-p̂) + G0 - c."""
     return np.asarray(strength * rate), np.asarray(strength * (1 - rate))
-
-
-def log_gamma(x: Float) -> Float:
-    """log Γ(x) for x > 0, any shape: Stirling's series at x + 8. Its first neglected term is below 1e-15."""
-    z = x + 8
-    product = x * (x + 1) * (x + 2) * (x + 3)
-    rest = (x + 4) * (x + 5) * (x + 6) * (x + 7)
-    inverse = 1 / z
-    square = inverse * inverse
-    series = inverse * (
-        1 / 12
-        - square
-        * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square * (1 / 1188 - square * 691 / 360360))))
-    )
-    # Two logarithms: the product of eight factors leaves float64's range from about 1e38 on.
-    return (z - 0.5) * np.log(z) - z + 0.5 * np.log(2 * np.pi) + series - np.log(product) - np.log(rest)
 
 
 def check_whole(name: str, value: object, least: int) -> int:

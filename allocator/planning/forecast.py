@@ -129,9 +129,10 @@ def _row(arm: Arm, result: Outcome, worth: tuple[float, float], basis: Basis) ->
     size = arm.group_size
     uniform, over = basis.uniform[size], result.size - size
     hits, signal = result.hits - worth[0] * over, result.signal - worth[1] * over
+    gain = hits - uniform.hits if needs_counts(arm.rule) else np.zeros_like(hits)
     intervals: dict[str, Any] = {
         name + end: share
-        for name, value in (("hits", hits), ("gain", hits - uniform.hits), ("signal", signal))
+        for name, value in (("hits", hits), ("gain", gain), ("signal", signal))
         for end, share in zip(ENDS, _interval(value, basis), strict=True)
     }
     for end in ENDS:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hora_rl.allocator.posterior import Float, Int, log_gamma
+from hora_rl.allocator.posterior import Float, Int
 from hora_rl.allocator.rules import get_rule
 from hora_rl.allocator.rules.base import Sampled
 from hora_rl.allocator.session import tiers
@@ -114,8 +114,8 @@ def phase_a(pre_rollouts: int) -> States:
 
 def _binomial(trials: Int, successes: Int) -> Float:
     """(K, E) probabilities at each rate of GRID."""
-    n, c = trials.astype(np.float64), successes.astype(np.float64)
-    choose = log_gamma(n + 1) - log_gamma(c + 1) - log_gamma(n - c + 1)
+    factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, int(trials.max()) + 1)))])  # log n!
+    choose = factorial[trials] - factorial[successes] - factorial[trials - successes]
     return np.asarray(np.exp(choose + log_binomial(trials, successes, GRID[:, None])))
 
 

@@ -236,7 +236,8 @@ class GaussianProcessPrior:
         self._mean[seen] = logit
 
     def predict(self, prompts: Int) -> tuple[Float, Float]:
-        rate = np.clip(sigmoid(self._mean[prompts]), CLIP, 1 - CLIP)
+        most = np.log((1 - CLIP) / CLIP)
+        rate = 1 / (1 + np.exp(-np.clip(self._mean[prompts], -most, most)))
         alpha, beta = prior_from_rate(rate, FIXED_STRENGTH)
         return checked(self.name, prompts, alpha, beta)
 
@@ -266,8 +267,3 @@ class GaussianProcessPrior:
 def squared_distances(a: Float, b: Float) -> Float:
     product = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
     return np.maximum(product, 0.0)
-
-
-def sigmoid(x: Float) -> Float:
-    """1 / (1 + exp(-x)), any shape, without overflow."""
-    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x))))

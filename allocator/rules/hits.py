@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from hora_rl.allocator.posterior import Float, Posterior, log_gamma
+from hora_rl.allocator.posterior import Float, Posterior
 from hora_rl.allocator.rules.base import Division, Marginal, Mask, Rule, Sampled
 from hora_rl.allocator.rules.published import EVEN_SIZES
 
@@ -64,11 +64,9 @@ HIT_UTILITY = Marginal("hit_utility", hit_table, hit_exact)
 
 
 def _probe_aware_table(posterior: Posterior, depth: int) -> Float:
-    """log B(α+1, β+n+l)/B(α, β)."""
-    alpha, beta = posterior.alpha[:, None], posterior.beta[:, None]
-    missed = beta + posterior.trials[:, None] + np.arange(depth)
-    base = np.log(alpha) + log_gamma(alpha + beta) - log_gamma(beta)
-    return base + log_gamma(missed) - log_gamma(missed + alpha + 1)
+    """Hit utility's gains from level n on."""
+    gains = hit_table(posterior, int(posterior.trials.max()) + depth)
+    return np.take_along_axis(gains, posterior.trials[:, None] + np.arange(depth), axis=1)
 
 
 def _probe_aware_exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
