@@ -39,6 +39,8 @@ def prompt() -> Tokens:
 
 async def test_every_completion_says_where_and_when_it_was_sampled(engine: Any, prompt: Tokens) -> None:
     assert engine.load.prefix_queries, "what the first token prepares is done"
+    [logger] = engine._llm.logger_manager.stat_loggers
+    assert logger.per_engine_stat_loggers[0] is engine.load, "no other counts the tokens"
     assert not Path(os.environ["VLLM_RPC_BASE_PATH"]).exists(), "a kill would leave its sockets"
     # The engine's own title overwrites its environment; what it was started with its tracker has too.
     environments = []
@@ -96,11 +98,6 @@ async def test_a_text_of_several_tokens_ends_a_completion_to_the_character(
         assert found.finish_reason == "stop"
         assert found.text == texts[kept - 1].partition(stop)[0] + stays
     assert ended == 0 if stops == ["is never said"] else ended
-
-
-async def test_no_logger_but_the_load_s_sees_the_tokens(engine: Any) -> None:
-    [logger] = engine._llm.logger_manager.stat_loggers
-    assert logger.per_engine_stat_loggers[0] is engine.load
 
 
 async def test_a_truncated_distribution_leaves_the_likely_tokens_alone(engine: Any, prompt: Tokens) -> None:
