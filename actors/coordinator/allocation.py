@@ -153,7 +153,6 @@ class Cycles:
         self._batches[batch] = self._now(batch)
 
     def _now(self, batch: int) -> BatchAllocation:
-        """Rule and prior of `batch` from the cycles observed so far."""
         prompts = np.array([row for _, row in self.rows(batch)], dtype=np.int64)
         rule, as_if = self._config.allocation.rule, self._config.learner.objective.group_weight.as_if
         if not self._gate.open:

@@ -218,14 +218,11 @@ class Coordination:
         self._again.discard(group_id)
 
     def _sampler(self, shard: Shard) -> Sampler:
-        """Draws rollouts of the shard and counts open requests."""
         generate = self._services.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
         score = self._counted("verifiers", self._services.score)
         return Sampler(shard, self._counted("generators", generate), score)
 
     def _counted(self, part: str, call: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-        """`call`, counted as an open request at `part`."""
-
         async def counted(*args: P.args, **named: P.kwargs) -> T:
             self._requests[part] += 1
             try:

@@ -29,9 +29,8 @@ from hora_rl.common.types import Group, Phase, Prompt, Rollout, group_id
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """Shard `index` of batch `batch`: n prompts, each with its epoch. `priority` is the shard's position in
-    the run. Engines serve waiting requests of the lowest value first, so shards in flight finish one after
-    the other, not all at once."""
+    """Shard `index` of batch `batch`: n prompts, each with its epoch. Engines serve waiting requests of the
+    lowest `priority` first, so shards in flight finish one after the other, not all at once."""
 
     run: str
     batch: int
@@ -72,8 +71,7 @@ class Allocation:
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """A shard of n prompts before its next rollouts: the rounds divided so far, their rule and priors, and
-    the mean of each reward over Phase A. `groups` are the incomplete ones, with the rollouts drawn before the
-    last round."""
+    Phase A's mean rewards. `groups` are the incomplete ones, with the rollouts before the last round."""
 
     rule: str
     priors: tuple[tuple[float, float], ...]

@@ -115,9 +115,9 @@ def gold_answer(value: object) -> Json:
 
 
 def gold_test(reward: RewardConfig) -> Callable[[Candidate], str | None]:
-    """The function that returns why a row cannot be used with these rewards. `accuracy` needs a verifiable
-    gold answer, unless the task has a scorer; `code_tests` needs tests; a user reward needs the columns it
-    names, by default the gold answer with any JSON value; `format` needs nothing."""
+    """The function that returns why a row cannot be used. `accuracy` needs a verifiable gold answer or the
+    task's scorer, `code_tests` tests, a user reward its columns, by default any gold answer; `format`
+    nothing."""
     functions = [function_of(name) for name in reward.names if is_user_function(name)]
 
     def unusable(row: Candidate) -> str | None:

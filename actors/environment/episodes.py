@@ -69,9 +69,8 @@ class Episodes:
     async def _until_made(
         self, request: SamplingRequest, number: int, version: int, turns: Turns
     ) -> Completion:
-        """Episode `number` of a request. Its seed is the request's seed plus this number, so episodes do not
-        depend on how they are split into requests. Retries use new seeds. Raises RunError after
-        ATTEMPTS tries."""
+        """Episode `number` of a request. Its seed is the request's plus this number, so episodes do not
+        depend on how requests are cut. Retries use new seeds. Raises RunError after ATTEMPTS tries."""
         prompt = request.prompt
         for attempt in range(ATTEMPTS):
             sample = _sample(request, f"{request.seed + number}:{attempt}", turns)

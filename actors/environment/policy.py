@@ -88,7 +88,6 @@ class Policy:
         return Reply(answer.text, answer.tokens, answer.finish_reason)
 
     def close(self) -> None:
-        """End the episode and refuse further turns."""
         self._closed = True
 
     def _room(self, length: int) -> int:

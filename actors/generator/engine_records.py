@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 
 class Load(StatLoggerBase):
-    """Newest scheduler figures of one engine: running and waiting sequences, used share of the KV cache, and
-    prompt tokens looked up and found in the prefix cache since the start. Reports generated tokens to
-    `progress`."""
+    """Newest figures of one engine's scheduler: sequences, used share of the KV cache, and prompt tokens
+    looked up and found in the prefix cache since the start. Reports generated tokens to `progress`."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

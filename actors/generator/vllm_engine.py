@@ -44,8 +44,6 @@ STILL_S = 120.0  # an engine that generates no token, or starts without processo
 
 
 class Engine:
-    """An `AsyncLLM` with HORA's sampling and weight updates."""
-
     def __init__(self, config: Config, name: str = "generator") -> None:
         self._config = config
         self._name = name  # of the replica, recorded with its samples

@@ -52,7 +52,6 @@ class Verifier(Replica):
             raise RuntimeError(f"the process pool failed {self._faults} times in a row")
 
     def _state(self) -> VerifierBeat:
-        """The heartbeat, with the rate of answers since the last one."""
         stats, away, now = self._pool.stats(), self._pool.away, time.monotonic()
         rate = (stats["scored"] - self._scored) / max(now - self._at, HEARTBEAT_S)
         self._scored, self._at = stats["scored"], now

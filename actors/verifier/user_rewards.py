@@ -59,9 +59,8 @@ class AsyncRewards:
 
 
 class UserRewards:
-    """The rewards in `reward` that need a user's function or tests of programs, and the place of answers.
-    `run` calls a function in a worker process; up to `processes` programs run at a time. Raises
-    ConfigError."""
+    """The rewards that need a user's function or tests of programs, and the place of answers. `run` calls a
+    function in a worker process; up to `processes` programs run at a time. Raises ConfigError."""
 
     def __init__(self, reward: RewardConfig, run: Run, processes: int) -> None:
         self.reward, self._run = reward, run

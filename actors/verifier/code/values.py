@@ -132,5 +132,4 @@ def _key(key: Any) -> Any:
 
 
 def line(message: Any) -> bytes:
-    """One message as bytes, with a line end."""
     return json.dumps(message).encode() + b"\n"

@@ -63,7 +63,6 @@ def equal(gold: str, answer: str) -> bool:
 
 
 def equal_totals(gold: Total, answer: Total) -> bool:
-    """Whether two sums of (value, factor) are equal."""
     if len(gold) == len(answer) == 1 and gold[0][1] == answer[0][1]:
         return equal(gold[0][0], answer[0][0])
     left, right = _added(gold), _added(answer)
@@ -135,7 +134,6 @@ def _same_sets(gold: str, answer: str) -> bool:
 
 
 def _is_relation(text: str) -> bool:
-    """Whether a text may be an inequality."""
     return _RELATION.search(text) is not None
 
 

@@ -180,9 +180,8 @@ def limit(limits: Limits, threads: int | None) -> None:
 
 
 def threads_of_the_machine() -> int:
-    """The number of threads on the host, plus room for a program. A loose bound for a shared user: the kernel
-    also counts Ray's threads, and invisible ones of the same user in other containers. A tighter bound could
-    deny a correct program its threads."""
+    """The host's threads, plus room for a program: loose for a shared user, because the kernel also counts
+    invisible threads of the user in other containers, and a correct program must get its own."""
     with open("/proc/loadavg") as file:
         return int(file.read().split()[3].partition("/")[2]) + SPARE_THREADS
 

@@ -172,7 +172,6 @@ class Sandbox:
             raise SandboxLost(f"the sandbox's process is gone: {error}") from error
 
     def close(self) -> None:
-        """Stop the zygote and its program."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
