@@ -136,8 +136,7 @@ def _own(config: Config) -> dict[str, object]:
         "max_model_len": longest,
         "max_num_seqs": generator.max_sequences,
         "enforce_eager": cpu if generator.enforce_eager is None else generator.enforce_eager,
-        # With first come, first served all shards in flight would finish together and then leave the engine
-        # idle.
+        # First come, first served, all shards in flight would finish together and leave the engine idle.
         "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
         "weight_transfer_config": WeightTransferConfig(backend=BACKENDS[config.weights.transport]),
