@@ -5,7 +5,7 @@ group records (what each rank trained on, in steps that survived), and the order
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hora_rl.common.config import Config, RolloutConfig
@@ -37,27 +37,25 @@ def _finished(steps: int, facts: RunRecords) -> bool:
     return facts.durable >= steps or {r["step"] for r in facts.records} >= set(range(steps))
 
 
-def _steps(gamma: int, facts: RunRecords) -> list[str]:
+def _steps(gamma: int, facts: RunRecords) -> Iterator[str]:
     """Planned steps have no gaps and Γ groups each; trained steps equal planned steps."""
     planned, trained = set(facts.ledger), {r["step"] for r in facts.records}
-    wrong = []
     for step in sorted(set(range(max(planned | trained, default=-1) + 1)) - planned):
-        wrong.append(f"step {step} is not in the ledger")
+        yield f"step {step} is not in the ledger"
     for step in sorted(set(range(facts.durable)) - trained):
-        wrong.append(f"step {step} is in a checkpoint and not in the records")
+        yield f"step {step} is in a checkpoint and not in the records"
     for step, rows in sorted(facts.ledger.items()):
         if len(rows) != gamma:
-            wrong.append(f"step {step} has {len(rows)} groups in the ledger, not Γ = {gamma}")
+            yield f"step {step} has {len(rows)} groups in the ledger, not Γ = {gamma}"
     by_step: dict[int, Counter[str]] = defaultdict(Counter)
     for record in facts.records:
         by_step[record["step"]][record["group_id"]] += 1
     for step in sorted(trained & planned):
         if by_step[step] != Counter(group for group, _ in facts.ledger[step]):
-            wrong.append(f"step {step} was not trained on the groups that the ledger gives it")
+            yield f"step {step} was not trained on the groups that the ledger gives it"
     for step in range(max(trained, default=-1) + 1):
         if step in planned and step not in trained:
-            wrong.append(f"step {step} was planned and passed over")
-    return wrong
+            yield f"step {step} was planned and passed over"
 
 
 def _once(facts: RunRecords) -> list[str]:
@@ -149,29 +147,24 @@ def _complete_cycles(shards: int, facts: RunRecords) -> list[list[ShardReport]]:
     return cycles
 
 
-def _budgets(steps: int, rollout: RolloutConfig, facts: RunRecords) -> list[str]:
+def _budgets(steps: int, rollout: RolloutConfig, facts: RunRecords) -> Iterator[str]:
     """Every shard spent (Γ/shards)·G rollouts, so every complete batch Γ·G, under every rule."""
-    wrong = []
     batches: Counter[int] = Counter()
     for report in facts.reports:
         name, n = f"shard {report['batch']}:{report['shard']}", len(report["groups"])
         spent = n * report["trials"] + sum(report["extra"])
         batches[report["batch"]] += 1
         if n != rollout.prompts_per_shard or len(report["extra"]) != n:
-            wrong.append(f"{name} has {n} groups, not Γ/shards = {rollout.prompts_per_shard}")
+            yield f"{name} has {n} groups, not Γ/shards = {rollout.prompts_per_shard}"
         if spent != rollout.prompts_per_shard * rollout.group_size:
             product = f"{rollout.prompts_per_shard}·{rollout.group_size}"
-            wrong.append(f"{name} spent {spent} rollouts, not Γ/shards·G = {product}")
-    if _finished(steps, facts):
-        wrong += [
-            f"batch {batch} has {batches[batch]} complete shards, not {rollout.shards}"
-            for batch in range(steps)
-            if batches[batch] != rollout.shards
-        ]
-    return wrong
+            yield f"{name} spent {spent} rollouts, not Γ/shards·G = {product}"
+    for batch in range(steps) if _finished(steps, facts) else ():
+        if batches[batch] != rollout.shards:
+            yield f"batch {batch} has {batches[batch]} complete shards, not {rollout.shards}"
 
 
-def _sizes(facts: RunRecords) -> list[str]:
+def _sizes(facts: RunRecords) -> Iterator[str]:
     """Every group was trained at its planned size, G_i = G0 + Δ_i, and with its rollouts of every round."""
     sizes, rounds = dict[str, int](), dict[str, list[int]]()
     for report in facts.reports:
@@ -179,19 +172,15 @@ def _sizes(facts: RunRecords) -> list[str]:
             sizes[group] = report["trials"] + extra
             if "rounds" in report:
                 rounds[group] = [r["extra"][i] for r in report["rounds"]]
-    wrong = []
     for r in facts.records:
         group = r["group_id"]
         if sizes.get(group, r["size"]) != r["size"]:
-            wrong.append(
-                f"group {group} was trained with {r['size']} rollouts, its plan gave it {sizes[group]}"
-            )
+            yield f"group {group} was trained with {r['size']} rollouts, its plan gave it {sizes[group]}"
         if "rounds" in r and group in rounds and _without_end(r["rounds"]) != _without_end(rounds[group]):
-            wrong.append(
+            yield (
                 f"group {group} was trained with {r['rounds']} rollouts in the rounds of Phase B, its plans "
                 f"gave it {rounds[group]}"
             )
-    return wrong
 
 
 def _without_end(sizes: Sequence[int]) -> list[int]:
@@ -199,28 +188,24 @@ def _without_end(sizes: Sequence[int]) -> list[int]:
     return list(sizes[: max((i for i, n in enumerate(sizes, 1) if n), default=0)])
 
 
-def _staleness(bound: int, facts: RunRecords) -> list[str]:
+def _staleness(bound: int, facts: RunRecords) -> Iterator[str]:
     """Step v has batches >= v - s and token versions <= v; batch b was sampled from versions >= b - s."""
-    wrong = []
     for step, rows in sorted(facts.ledger.items()):
-        wrong += [
-            f"group {group} of batch {batch} is in step {step}: lag {step - batch} > max_staleness = {bound}"
-            for group, batch in rows
-            if step - batch > bound
-        ]
+        for group, batch in rows:
+            if (lag := step - batch) > bound:
+                yield f"group {group} of batch {batch} is in step {step}: lag {lag} > max_staleness = {bound}"
     for record in facts.records:
         oldest, batch = record["version_min"], record["batch"]
         if record["version_max"] > record["step"]:
-            wrong.append(
+            yield (
                 f"group {record['group_id']} of step {record['step']} holds tokens of version "
                 f"{record['version_max']}, which that step had yet to make"
             )
         if oldest < batch - bound:
-            wrong.append(
+            yield (
                 f"group {record['group_id']} of batch {batch} holds tokens of version {oldest} < batch - "
                 f"max_staleness = {batch - bound}"
             )
-    return wrong
 
 
 def rollout_rows(facts: RunRecords, run: Path) -> list[str]:

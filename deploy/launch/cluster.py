@@ -4,7 +4,7 @@ which parts of a run Ray cannot place, and what to lower."""
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from shlex import quote
 
@@ -168,12 +168,11 @@ def _attach(run: str, check: Callable[[], None]) -> None:
     with starting_ray():
         job = job_of(run)
         ray.init(address="auto", log_to_driver=False, configure_logging=False, job_config=job)
-    try:
+    with ExitStack() as leaving:
+        leaving.callback(ray.shutdown)
         refuse_beside_another(run)
         check()
-    except BaseException:
-        ray.shutdown()
-        raise
+        leaving.pop_all()
 
 
 def check_agreement(config: Config, url: str) -> None:
