@@ -97,7 +97,13 @@ def keep_token_private(*, make: bool = False) -> None:
     file = token_file()
     elsewhere = "RAY_AUTH_TOKEN" in os.environ or os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled"
     if make and not file.exists() and not elsewhere:
-        _write_once(file, secrets.token_hex(32))
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent) as new:  # created with mode 0600
+            new.write(secrets.token_hex(32))
+            new.flush()
+            os.fsync(new.fileno())
+            with suppress(FileExistsError):  # of another run that starts at the same time: it stays
+                os.link(new.name, file)
     if open_to_others(file):
         with suppress(PermissionError):
             file.chmod(0o600)
@@ -105,21 +111,6 @@ def keep_token_private(*, make: bool = False) -> None:
 
 def open_to_others(file: Path) -> bool:
     return file.is_file() and bool(file.stat().st_mode & 0o077)
-
-
-def _write_once(file: Path, text: str) -> None:
-    """Write atomically and keep an existing file, because two runs may start at once."""
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, new = tempfile.mkstemp(dir=file.parent)  # created with mode 0600
-    try:
-        with os.fdopen(handle, "w") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        with suppress(FileExistsError):
-            os.link(new, file)
-    finally:
-        os.unlink(new)
 
 
 # Above the ports of Ray's workers and below Linux's ephemeral range, which Ray's daemons use heavily: a free

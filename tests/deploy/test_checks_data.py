@@ -368,11 +368,8 @@ def test_the_sandbox_s_layers_are_named_where_programs_are_run_and_too_few_fail(
     assert not list(sandbox(Target(programs(folder, PLUS, weights={"format": 1.0}, success="format"))))
     assert (checked().level, "seccomp" in checked().says) == ("ok", True)
     partly = checked("namespaces", "uid")
-    assert (partly.level, "without namespaces" in partly.says, "without uid" in partly.says) == (
-        "ok",
-        True,
-        True,
-    )
+    assert partly.level == "ok"
+    assert all(f"without {layer}" in partly.says for layer in ("namespaces", "uid"))
     failed = checked("seccomp")
     assert (failed.level, "seccomp" in failed.line) == ("fail", True)
 
@@ -491,9 +488,7 @@ def test_a_message_that_the_chat_template_leaves_out_is_named_with_its_line(fold
     assert "developer message ('Add.')" in says
 
 
-def test_what_stops_several_checks_is_reported_once_and_a_row_by_its_line(
-    folder: Path,
-) -> None:
+def test_what_stops_several_checks_is_reported_once_and_a_row_by_its_line(folder: Path) -> None:
     save_model(folder / "model", "{{ raise_exception('no') if messages[1:] else messages[0].content }}")
     messages = [{"role": "user", "content": "1?"}, {"role": "user", "content": "2?"}]
     lines = [{"problem": "1?", "answer": "1"}, {"problem": messages, "answer": "1"}]

@@ -101,13 +101,7 @@ def test_activations_are_kept_in_the_largest_micro_batches_beside_what_generatio
     [
         *(("1.5B", H200, have, BATCH, engines) for have, engines in ((2, 1), (7, 1), (10, 2), (16, 4))),
         ("7B", H100, 64, LORA, 1),  # bound by the card's memory
-        (
-            "1.5B",
-            H200,
-            16,
-            (*BATCH, "learner.steps=4"),
-            1,
-        ),  # one more loads longer
+        ("1.5B", H200, 16, (*BATCH, "learner.steps=4"), 1),  # one more loads longer
         ("0.5B", H200, 4, (*BATCH, "generator.replicas=3"), 3),
         ("0.5B", H200, 64, (*BATCH, *SLEEP), 1),
     ],
