@@ -82,6 +82,7 @@ def build_programs(out: Path, seed: int = 0, steps: int = STEPS) -> None:
 
 
 def new_folder(out: Path) -> None:
+    """Create `out` if needed. Raises FileExistsError if it contains files."""
     if out.is_dir() and any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty: name a new folder")
     out.mkdir(parents=True, exist_ok=True)

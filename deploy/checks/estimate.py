@@ -94,6 +94,7 @@ class Estimate:
 
     @property
     def width(self) -> int:
+        """Bytes of a number in the model's precision."""
         return WIDTH[self.config.model.dtype]
 
     @property

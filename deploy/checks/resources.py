@@ -223,6 +223,7 @@ def _with_replicas(estimate: Estimate, count: int, cards: int, card: Card) -> Es
 
 
 def _room(choice: Estimate, card: Card) -> float:
+    """GiB for sequences and KV cache of one engine."""
     generator = choice.config.generator
     room = card.gib * generator.memory_utilization
     if choice.shared:

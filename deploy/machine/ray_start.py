@@ -119,6 +119,7 @@ CANDIDATES = range(20_000, 32_768)
 
 
 def check_port(host: str, port: int) -> None:
+    """Raise RunError if `port` cannot be bound on `host`."""
     try:
         _bind(host, port)
     except OSError as error:

@@ -142,6 +142,7 @@ class RunFile:
             self.end("finished")
 
     def refuse_if_alive(self) -> None:
+        """Raise RunError if a launcher is alive in this folder."""
         if self.path.exists() and (record := self.read()).alive:
             raise RunError(
                 f"{self.folder}: {record.run} is up already (process {record.pid} on "
