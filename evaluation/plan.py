@@ -41,9 +41,17 @@ def read_counts(source: Path) -> Counts:
     """
     if not source.exists():
         raise ConfigError(f"{source}: no such file or folder")
-    if source.is_dir():
-        return _of_run(source) if (source / "groups.jsonl").exists() else _of_result(_only_result(source))
-    return _of_result(source) if source.suffix == ".json" else _of_lines(source)
+    if not source.is_dir():
+        return _of_result(source) if source.suffix == ".json" else _of_lines(source)
+    if (source / "groups.jsonl").exists():
+        return _of_run(source)
+    results = sorted([*source.glob("*-step*.json"), *source.glob("evaluation/*-step*.json")])
+    if len(results) != 1:
+        names = ", ".join(path.name for path in results) or "none"
+        raise ConfigError(
+            f"{source}: holds neither groups.jsonl nor exactly one result of `hora eval` ({names})"
+        )
+    return _of_result(results[0])
 
 
 def write_counts(path: Path, counts: SampleCounts) -> None:
@@ -101,16 +109,6 @@ def _of_run(folder: Path) -> Counts:
             raise ConfigError(f"{path}:{number}: not a group's record ({error})") from error
     note = "rates moved while this run trained: the newest group of every prompt counts"
     return _counts(list(newest.values()), (note,))
-
-
-def _only_result(folder: Path) -> Path:
-    results = sorted([*folder.glob("*-step*.json"), *folder.glob("evaluation/*-step*.json")])
-    if len(results) != 1:
-        names = ", ".join(path.name for path in results) or "none"
-        raise ConfigError(
-            f"{folder}: holds neither groups.jsonl nor exactly one result of `hora eval` ({names})"
-        )
-    return results[0]
 
 
 def _of_result(path: Path) -> Counts:

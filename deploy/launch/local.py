@@ -139,7 +139,15 @@ def run_local(source: str, overrides: Sequence[str] = (), folder: Folder = "new"
             run = TrainingRun(config, application.url, run_dir, console)
             _train(run, application, alerts)
             application.wait()  # a resumed run without remaining steps ends before a replica is loaded
-            _evaluate_last(run)
+            try:
+                evaluate_run(run, config.learner.steps)
+            except MissingWeights:
+                # Over Gloo and NCCL a replica that started after the learner's end has no weights. A learner
+                # without steps left publishes the last version and ends.
+                from hora_rl.learner import launch
+
+                launch.run(config, run.url, str(run_dir))
+                evaluate_run(run, config.learner.steps)
             promote_last(run)
         summarise(run)
 
@@ -168,19 +176,6 @@ def evaluate_local(
             result = sample(config, benchmark, its_problems, out.resolve(), step, console, version=0)
             write_result(out, result)
             console.print(Markdown(result_page(result)))
-
-
-def _evaluate_last(run: TrainingRun) -> None:
-    from hora_rl.learner import launch
-
-    config = run.config
-    try:
-        evaluate_run(run, config.learner.steps)
-    except MissingWeights:
-        # Over Gloo and NCCL a replica that started after the learner's end has no weights. A learner without
-        # steps left publishes the last version and ends.
-        launch.run(config, run.url, str(run.folder))
-        evaluate_run(run, config.learner.steps)
 
 
 def _train(run: TrainingRun, application: Application, alerts: Alerts) -> None:

@@ -149,7 +149,7 @@ def starting(
     _prepare_ray()
     from ray import serve
 
-    from hora_rl.deploy.app import APP, build_run, build_sampler
+    from hora_rl.deploy.app import build_run, build_sampler
 
     with ExitStack() as stopping, ExitStack() as exits:
         began, bar = time.monotonic(), exits.enter_context(ExitStack())
@@ -170,9 +170,8 @@ def starting(
         exits.enter_context(watched_node(file))
         _link_logs(run_dir)
         begin("Serve")
-        _start_serve(config.telemetry.http_host, port)
         served = build_run(config, drain=False) if train else build_sampler(config)
-        _deploy(served, APP, "/" if train else None)
+        _deploy(served, "/" if train else None, config.telemetry.http_host, port)
         page = f"http://{config.telemetry.http_host}:{port}" if train else ""
 
         def stages() -> set[str]:
@@ -197,18 +196,16 @@ def _prepare_ray() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _start_serve(host: str, port: int) -> None:
+def _deploy(application: ServeApplication, route: str | None, host: str, port: int) -> None:
+    """Start Serve and deploy, without waiting for replicas."""
     from ray import serve
+
+    from hora_rl.deploy.app import APP
 
     with any_error_as(partial(_not_started, "Serve")):
         serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
-
-
-def _deploy(application: ServeApplication, name: str, route: str | None) -> None:
-    from ray import serve
-
     serve.run_many(
-        [serve.RunTarget(application, name=name, route_prefix=route)],
+        [serve.RunTarget(application, name=APP, route_prefix=route)],
         wait_for_ingress_deployment_creation=False,
         wait_for_applications_running=False,
     )

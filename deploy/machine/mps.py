@@ -84,7 +84,13 @@ def _daemon() -> Iterator[None]:
         )
         ending.callback(_end, process)
         _wait_for(process, folder / "control")
-        _try()
+        try:
+            command = [sys.executable, "-c", TRY]
+            status = subprocess.run(command, timeout=TRY_S, stderr=subprocess.DEVNULL).returncode
+        except subprocess.TimeoutExpired:
+            raise RunError(f"a process got no card through it within {TRY_S:.0f} s") from None
+        if status:
+            raise RunError(f"a process got no card through it (CUDA error {status})")
         yield
 
 
@@ -96,17 +102,6 @@ def _wait_for(process: subprocess.Popen[bytes], socket: Path) -> None:
         if time.monotonic() > deadline:
             raise RunError(f"{CONTROL} was not ready within {START_S:.0f} s")
         time.sleep(LOOK_S)
-
-
-def _try() -> None:
-    try:
-        status = subprocess.run(
-            [sys.executable, "-c", TRY], timeout=TRY_S, stderr=subprocess.DEVNULL
-        ).returncode
-    except subprocess.TimeoutExpired:
-        raise RunError(f"a process got no card through it within {TRY_S:.0f} s") from None
-    if status:
-        raise RunError(f"a process got no card through it (CUDA error {status})")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -14,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 from hora_rl.evaluation.pass_at_k import Estimate
-from hora_rl.evaluation.phase_b import PhaseB, Share, classes
+from hora_rl.evaluation.phase_b import PhaseB, classes
 
 if TYPE_CHECKING:
     from hora_rl.evaluation.results import Result
@@ -53,22 +53,17 @@ def allocation_figure(*runs: Run) -> Figure:
     )
     figure, (left, right) = _grid(2, width=5.2, height=3.6)
     top = int(trials.max(initial=1))
-    _average_panel(left, PhaseB.count(counts, extra, top).shares())
+    shares = PhaseB.count(counts, extra, top).shares()
+    k, phase_b = np.arange(len(shares)), [s.phase_b or 0.0 for s in shares]
+    left.bar(k - 0.2, [s.prompts or 0.0 for s in shares], 0.4, label="share of prompts", color=BASE)
+    left.bar(k + 0.2, phase_b, 0.4, label="share of Phase B rollouts", color=COLORS[0])
+    left.set_xticks(k)
+    labels = {"xlabel": r"correct pre-rollouts $c_i$", "ylabel": "share"}
+    _finish(left, percent=True, title="Average over training", **labels)
     steps, first = np.unique(np.sort(step), return_index=True)
     by_step = np.split(np.argsort(step, kind="stable"), first[1:])
     _dynamics_panel(right, steps, [PhaseB.count(counts[of], extra[of], top) for of in by_step], classes(top))
     return figure
-
-
-def _average_panel(axis: Axes, shares: Sequence[Share]) -> None:
-    k = np.arange(len(shares))
-    axis.bar(k - 0.2, [s.prompts or 0.0 for s in shares], 0.4, label="share of prompts", color=BASE)
-    axis.bar(
-        k + 0.2, [s.phase_b or 0.0 for s in shares], 0.4, label="share of Phase B rollouts", color=COLORS[0]
-    )
-    axis.set_xticks(k)
-    labels = {"xlabel": r"correct pre-rollouts $c_i$", "ylabel": "share"}
-    _finish(axis, percent=True, title="Average over training", **labels)
 
 
 def _dynamics_panel(
