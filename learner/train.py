@@ -27,8 +27,8 @@ from hora_rl.learner.checkpoints.export import export, export_candidate
 from hora_rl.learner.feed.feed import Feed
 from hora_rl.learner.feed.reader import wait_while_held
 from hora_rl.learner.model.engine import Engine
+from hora_rl.learner.publisher import Publisher, acquire_card, release_card
 from hora_rl.learner.records.recorder import Recorder
-from hora_rl.learner.weights.publisher import Publisher, acquire_card, release_card
 
 log = structlog.get_logger(__name__)
 BAD_LOSSES = 3

@@ -30,7 +30,7 @@ from hora_rl.deploy.checks.findings import Target
 from hora_rl.evaluation.audit import audit
 from hora_rl.evaluation.audit_records import gather
 from hora_rl.learner.feed.admission import Vocabulary, admitted
-from hora_rl.learner.records.metrics import step_metrics
+from hora_rl.learner.records.recorder import step_metrics
 from hora_rl.learner.records.step_records import group_record
 from hora_rl.learner.rows.estimator import estimator_of
 from tests.support.coordination import begun, killed, payloads_of, records, trained

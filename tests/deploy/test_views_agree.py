@@ -24,7 +24,7 @@ from hora_rl.evaluation.phase_b import PhaseB, classes, counted, total
 from hora_rl.evaluation.report.figures import allocation_figure
 from hora_rl.evaluation.report.runs_report import summarise
 from hora_rl.evaluation.run_folders import Run, load_run
-from hora_rl.learner.records.metrics import step_metrics
+from hora_rl.learner.records.recorder import step_metrics
 from hora_rl.learner.records.step_records import Records, group_record, log_evaluation
 from tests.support.jsonl import lines
 from tests.support.synthetic_run import SyntheticRun, config_of

@@ -13,7 +13,7 @@ from hora_rl.common.records import moved, moves
 from hora_rl.common.types import Group, Phase, VersionSpan
 from hora_rl.deploy.checks.estimate import ModelShape
 from hora_rl.learner.model.flops import Shape, peak_flops
-from hora_rl.learner.records.metrics import step_metrics
+from hora_rl.learner.records.recorder import step_metrics
 from hora_rl.learner.rows.batch import measurable
 from tests.support.groups import group, rollout
 from tests.support.samples import sized as sample

@@ -7,7 +7,7 @@ from transformers import Qwen2MoeConfig
 from hora_rl.common.config import Config, ObjectiveConfig
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Group
-from hora_rl.learner.records.metrics import step_metrics
+from hora_rl.learner.records.recorder import step_metrics
 from hora_rl.learner.rows import packing
 from hora_rl.learner.rows.batch import micro_batches, samples_of
 from hora_rl.learner.rows.estimator import Estimator

@@ -7,8 +7,8 @@ import pytest
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.telemetry import STEPPING, TO_SLEEP
 from hora_rl.common.load import load
-from hora_rl.learner.weights import publisher
-from hora_rl.learner.weights.publisher import acquire_card
+from hora_rl.learner import publisher
+from hora_rl.learner.publisher import acquire_card
 
 
 class Calls:
