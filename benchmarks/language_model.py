@@ -127,7 +127,7 @@ def direct(config: Config, batches: int, began: Callable[[], object] = lambda: N
 
 def through_the_system(config: Config, batches: int, folder: Path) -> tuple[Speed, list[float]]:
     """The same batches into the queue, and the seconds of each update's pause."""
-    from hora_rl.common.weights.replica_calls import BroadcastClient
+    from hora_rl.common.weights.announcement import BroadcastClient
     from hora_rl.deploy.launch.stack import stack
 
     rollout = config.rollout

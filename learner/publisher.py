@@ -30,10 +30,18 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.state import read_state
 from hora_rl.common.live.telemetry import STEPPING, TO_SLEEP, Heartbeat, beats
 from hora_rl.common.model.adapters import PARAMETER, published_name
-from hora_rl.common.weights.announcement import Manifest, advance, announce, available, mark_of, newest_now
+from hora_rl.common.weights.announcement import (
+    BroadcastClient,
+    Confirmation,
+    Manifest,
+    advance,
+    announce,
+    available,
+    mark_of,
+    newest_now,
+)
 from hora_rl.common.weights.file_sender import FileTransport
 from hora_rl.common.weights.host_memory import HostBlock, MemoryFile, Snapshot, size_of
-from hora_rl.common.weights.replica_calls import BroadcastClient, Confirmation
 from hora_rl.common.weights.weight_file import Shape
 from hora_rl.learner.model.engine import Engine
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from hora_rl.common.files import replacing
 from hora_rl.common.processes import free_memory
-from hora_rl.common.weights.announcement import Manifest
+from hora_rl.common.weights.announcement import BroadcastClient, Confirmation, Manifest
 from hora_rl.common.weights.host_memory import MemoryFile, MemoryFiles, Snapshot
-from hora_rl.common.weights.replica_calls import BroadcastClient, Confirmation
 from hora_rl.common.weights.weight_file import Shape, hasher
 
 ASK_S = 5.0

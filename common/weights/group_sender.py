@@ -27,9 +27,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.telemetry import beats
+from hora_rl.common.weights.announcement import BroadcastClient, Confirmation
 from hora_rl.common.weights.group import Backend, member_group
 from hora_rl.common.weights.host_memory import Snapshot
-from hora_rl.common.weights.replica_calls import BroadcastClient, Confirmation
 from hora_rl.common.weights.vllm_transfer import send_packed, unpinned_nccl_env
 
 log = structlog.get_logger(__name__)

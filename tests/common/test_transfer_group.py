@@ -17,8 +17,8 @@ import torch
 from hora_rl.common.live.redis import connect
 from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.load import ROOT, load
+from hora_rl.common.weights.announcement import BroadcastClient
 from hora_rl.common.weights.host_memory import Snapshot
-from hora_rl.common.weights.replica_calls import BroadcastClient
 from hora_rl.deploy.machine.redis_server import RedisServer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(250)]  # vLLM takes seconds to import

@@ -15,10 +15,9 @@ from safetensors.torch import load_file
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT, load
-from hora_rl.common.weights.announcement import check_file, newest_now, path_of
+from hora_rl.common.weights.announcement import BroadcastClient, check_file, newest_now, path_of
 from hora_rl.common.weights.file_receiver import mapped
 from hora_rl.common.weights.file_sender import FileTransport
-from hora_rl.common.weights.replica_calls import BroadcastClient
 from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.learner.publisher import HostCopy, Publisher
 from tests.common.test_file_transport import transport
