@@ -59,15 +59,6 @@ def job_of(run: str) -> JobConfig:
 def refuse_beside_another(run: str) -> None:
     """Raise ConfigError if a learner of another run trains on the Ray cluster of this process: `run` would
     replace its application, because a cluster has only one."""
-    others = sorted(_training_runs() - {run})
-    if others:
-        raise ConfigError(
-            f"run {others[0]!r} trains on this Ray cluster, and its application would be replaced by that of "
-            f"{run!r}: stop its `hora train` first (Ctrl-C), or use another Ray cluster"
-        )
-
-
-def _training_runs() -> set[str]:
     from ray._private.state import state
     from ray.core.generated.gcs_pb2 import JobTableData
 
@@ -75,7 +66,12 @@ def _training_runs() -> set[str]:
         skip_submission_job_info_field=True, skip_is_running_tasks_field=True
     )
     jobs = [JobTableData.FromString(entry) for entry in table]
-    return {job.config.metadata[RUN] for job in jobs if not job.is_dead and RUN in job.config.metadata}
+    running = {job.config.metadata[RUN] for job in jobs if not job.is_dead and RUN in job.config.metadata}
+    if others := sorted(running - {run}):
+        raise ConfigError(
+            f"run {others[0]!r} trains on this Ray cluster, and its application would be replaced by that of "
+            f"{run!r}: stop its `hora train` first (Ctrl-C), or use another Ray cluster"
+        )
 
 
 def torch_trainer(stop: Stop, loop: Callable[[dict[str, Any]], object], **settings: Any) -> TorchTrainer:

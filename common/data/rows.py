@@ -108,7 +108,11 @@ def _opened(value: object) -> object:
 def read_prompt(value: object) -> tuple[str, Messages]:
     """The problem, which views show and rewards get, and the messages, none for a text. The problem of
     messages is the last turn of the user. Raises ValueError with the defect of the value."""
-    value = _parsed(value) if isinstance(value, str) and _WRITTEN.match(value) else value
+    if isinstance(value, str) and _WRITTEN.match(value):
+        try:
+            value = written(value.strip())
+        except ValueError:
+            raise ValueError(f"begins as messages and is no list of them: {value!r:.60}") from None
     if isinstance(value, str):
         messages: Messages = ()
         problem = value
@@ -132,13 +136,6 @@ def last_of_user(messages: Messages) -> int:
     if not indices:
         raise ValueError("has no message of the user")
     return indices[-1]
-
-
-def _parsed(text: str) -> object:
-    try:
-        return written(text.strip())
-    except ValueError:
-        raise ValueError(f"begins as messages and is no list of them: {text!r:.60}") from None
 
 
 def _listed(value: object) -> list[object]:

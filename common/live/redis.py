@@ -57,7 +57,12 @@ def connect(url: str, *, retries: int = RETRIES, patient: bool = False) -> redis
     plain, options = _options(url)
     client = redis.Redis.from_url(plain, retry=Retry(BACKOFF, retries), **PATIENCE, **options)
     try:
-        _ping(client, redis.Redis.from_url(plain, socket_connect_timeout=5.0, **options), patient)
+        try:
+            redis.Redis.from_url(plain, socket_connect_timeout=5.0, **options).ping()
+        except AWAY as error:
+            if not patient or isinstance(error, redis.exceptions.AuthenticationError):  # retries cannot help
+                raise
+            client.ping()
     except redis.exceptions.AuthenticationError as error:
         raise RunError(
             f"Redis at {hidden(url)} refuses the password ({error}): check queue.url or HORA_REDIS_URL"
@@ -67,17 +72,6 @@ def connect(url: str, *, retries: int = RETRIES, patient: bool = False) -> redis
             f"no Redis answers at {hidden(url)} ({error}): start one, or correct queue.url or HORA_REDIS_URL"
         ) from None
     return client
-
-
-def _ping(client: redis.Redis, once: redis.Redis, patient: bool) -> None:
-    try:
-        once.ping()
-    except redis.exceptions.AuthenticationError:
-        raise  # retries cannot help
-    except AWAY:
-        if not patient:
-            raise
-        client.ping()
 
 
 def connect_async(url: str) -> AsyncRedis:
