@@ -50,9 +50,8 @@ if TYPE_CHECKING:
 
 
 class HostCopy:
-    """A full model in host memory that versions reuse. Only rank 0 has a copy. `converts`: names or shapes
-    differ between the model's files and its parameters. `room` gives the memory of a file for each version;
-    without it, and for a model that `converts`, all versions share one block."""
+    """A full model in rank 0's host memory that versions reuse. `converts`: the model's files have other
+    names or shapes. `room` gives the memory of a file for each version; otherwise all share one block."""
 
     def __init__(
         self, engine: Engine, rank: int, room: Callable[[Sequence[Shape]], MemoryFile] | None = None
@@ -91,8 +90,7 @@ class HostCopy:
 
 def in_files(hf: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A model's parameters, from their names in memory to those of `save_pretrained`: transformers may merge
-    a layer's experts, or use another prefix. Results are views or copies. A module that transformers did not
-    make has the same names."""
+    a layer's experts, or use another prefix. Views or copies; the same for a module of another maker."""
     if not isinstance(hf, PreTrainedModel):
         return tensors
     converted: dict[str, torch.Tensor] = revert_weight_conversion(hf, tensors)  # type: ignore[no-untyped-call]
@@ -162,7 +160,7 @@ class Publisher:
             self.wait()
 
     def publish(self, version: int) -> None:
-        """Make `version` the newest. Returns when rank 0 has its copy. A collective under ZeRO-3."""
+        """Make `version` the newest; returns when rank 0 has its copy. A collective under ZeRO-3."""
         self.wait()  # the copy in flight is overwritten below
         began = time.monotonic()
         self._newest = None
@@ -178,9 +176,8 @@ class Publisher:
         return len(self._broadcast.sleep(self.published))
 
     def help_replicas(self, step: int) -> None:
-        """Send the weights of version `step` to replicas that lack them, and again if a file was found
-        damaged. Rank 0 calls this while it waits: otherwise a batch could wait for a version that is never
-        sent again."""
+        """Send version `step` to replicas that lack it, and again if a file was found damaged. Rank 0 calls
+        this while it waits: otherwise a batch could wait for a version that is never sent again."""
         self._refresh()
         if self._is_damaged():
             log.error("a replica found the newest weights damaged; publishing them again", version=step)
@@ -241,8 +238,8 @@ class Publisher:
         self._bring(weights, began)
 
     def _bring(self, weights: Snapshot, began: float) -> None:
-        """Broadcast the weights, or announce their file. A separate thread tells the replicas to load the
-        file, so a hung replica blocks neither the learner nor the next version."""
+        """Broadcast the weights, or announce their file, which a separate thread tells the replicas to load:
+        a hung replica blocks neither the learner nor the next version."""
         if self._group is not None:
             confirmed = self._group.send(weights)
             advance(self._redis, self._config.run.name, weights.version)
@@ -278,8 +275,8 @@ def _log_failed_push(push: Future[None]) -> None:
 
 def acquire_card(config: Config, heart: Heartbeat, publisher: Publisher, step: int) -> dict[str, float]:
     """With `generator.sleep`, where only the learner uses the GPU during a step: wait until the engines sleep
-    at the newest version; returns the seconds as a metric. A starting replica is awaited too: it would take
-    memory that the step needs. Publishing wakes the engines. Raises RunError after learner.wait_limit_s."""
+    at the newest version, also a starting one, which would take memory; returns the seconds as a metric.
+    Publishing wakes them. Raises RunError after learner.wait_limit_s."""
     if config.generator.sleep == "none":
         return {}
     began, limit = time.monotonic(), config.learner.wait_limit_s
