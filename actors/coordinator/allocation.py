@@ -2,8 +2,8 @@
 a shard, round by round.
 
 A generation cycle is one batch. Complete shards report to Redis, and every coordinator observes complete
-cycles once each, in batch order. Warm-up gate, prior and rests (`common/data/resting.py`) are functions of
-these reports, so all coordinators agree, even after a restart. Batch b uses exactly the cycles up to
+cycles once each, in batch order. Warm-up gate, prior and rests (`common/data/prompt_order.py`) are functions
+of these reports, so all coordinators agree, even after a restart. Batch b uses exactly the cycles up to
 b - 1 - max_staleness. With max_staleness 0 these are all earlier ones: the paper's synchronous algorithm."""
 
 import asyncio
