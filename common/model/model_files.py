@@ -103,7 +103,7 @@ def text_name(name: str) -> str | None:
 
 
 def names_in_files(names: Iterable[str]) -> dict[str, str]:
-    """The tensors of a model's files by the names of its parameters, of those of its text part."""
+    """The tensors of a model's files by the names of its parameters; only those of its text part."""
     renamed = {name: text_name(name) for name in names}
     if all(new in (None, name) for name, new in renamed.items()):
         return {name: name for name in renamed}
