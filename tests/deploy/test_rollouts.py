@@ -22,7 +22,7 @@ from hora_rl.evaluation.audit import rollout_rows
 from hora_rl.evaluation.audit_records import RunRecords
 from hora_rl.evaluation.rollout_table import read_rollouts
 from hora_rl.evaluation.run_folders import RunFolderError
-from hora_rl.learner.records.rollout_writer import Texts
+from hora_rl.learner.records import rollout_writer
 from hora_rl.learner.records.step_records import group_record
 from tests.support.rollouts import SOURCES, write_rollouts
 
@@ -79,8 +79,8 @@ def test_the_command_s_options_choose_as_they_say(run: Path) -> None:
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tokenizer that spells the hostile text stands for a model that learned to."""
-    monkeypatch.setattr(Texts, "completion", lambda self, rollout: HOSTILE)
-    monkeypatch.setattr(Texts, "prompt", lambda self, tokens: HOSTILE)
+    for reads in ("completed", "spoken"):
+        monkeypatch.setattr(rollout_writer, reads, lambda *_: HOSTILE)
     write_rollouts(tmp_path, steps=1, prompts=1)
     return tmp_path
 

@@ -98,15 +98,17 @@ def test_an_evaluation_that_was_killed_with_everything_else_is_completed_once(
 
 @pytest.mark.slow
 def test_a_replica_that_dies_in_the_last_evaluation_gets_weights_again(live_run: Callable[..., Any]) -> None:
-    run = live_run(3, **KILLED | {"evaluation.every": "null", "weights.transport": "gloo"})
+    prompts = 50
+    settings = {"evaluation.every": "null", "evaluation.prompts": prompts, "weights.transport": "gloo"}
+    run = live_run(3, **KILLED | settings)
     run.wait_for(lambda: len(drawn(run.run, 3)) > 4, "samples of step 3")
     run.kill("generator", random.Random(0), within_s=0.0)
     before = drawn(run.run, 3)
-    assert len(before) < PROMPTS * KILLED_SAMPLES, "it was to be killed before its end"
+    assert len(before) < prompts * KILLED_SAMPLES, "it was to be killed before its end"
     run.finish()
     run.assert_exact()
     found, result = check_completed(run, 3, before)
-    assert len(found) == PROMPTS * KILLED_SAMPLES
+    assert len(found) == prompts * KILLED_SAMPLES
     assert result.versions == [3, 3]
 
 
