@@ -141,11 +141,7 @@ def starting(
     file: RunFile | None = None,
 ) -> Iterator[Application]:
     """Start Redis, Ray and Serve, which listens on `port`, and deploy the application. All of them end with
-    the block.
-
-    Without `train` the application only samples and verifies. `file` records the reason if a Ray process
-    dies.
-    """
+    the block. Without `train` it only samples and verifies. `file` records why a Ray process died."""
     _prepare_ray()
     from ray import serve
 

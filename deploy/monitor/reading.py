@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import redis
 
-from hora_rl.common.config import WarmUpConfig
+from hora_rl.common.config import Config, WarmUpConfig
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import depth_of
 from hora_rl.common.live.state import SharedState, read_config
 from hora_rl.common.live.telemetry import FLOWS, PartBeat
 from hora_rl.common.records import moves
-from hora_rl.deploy.monitor.run_state import KEPT, Gate, Part, RunState, balance, split_of
+from hora_rl.deploy.monitor.run_state import KEPT, Balance, Gate, Metrics, Part, RunState, balance, split_of
 from hora_rl.deploy.monitor.warnings import warnings
 from hora_rl.evaluation.phase_b import PhaseB, total
 
@@ -38,16 +38,11 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
     rollout, gate = config.rollout, _gate(config.gate, config.allocation.warmup, state)
     totals = {k.decode(): int(v) for k, v in counters.items()}
     used, most = memory.get("used_memory", 0), memory.get("maxmemory", 0)
-    samples = [json.loads(entry[b"sample"]) for _, entry in reversed(history)]
     parts = _parts(heartbeats, now)
     records = [numbers(entry[b"metrics"]) for _, entry in steps]
     learner = records[0] if records else {}
     # A stream entry's id starts with its time in milliseconds.
     last_step_s = max(0.0, now - int(steps[0][0].split(b"-")[0]) / 1000) if steps else None
-    alive = sum(p.kind == "generator" and p.alive for p in parts)
-    # The configured split holds only while as many generators live.
-    split = split_of(config.generator, config.learner, state.device)
-    split = split if alive == config.generator.replicas else None
     status = "stopped" if state.error else "paused" if state.paused else "running"
     status = "finished" if state.step >= config.learner.steps else status
     snapshot = RunState(
@@ -76,12 +71,12 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         version=state.version,
         queue_depth=depth_of(length, taken, state.durable_step, rollout.prompts_per_batch),
         dead_letters=totals.get("dead_letters", 0),
-        rates=_rates(samples, totals, now),
+        rates=_rates([json.loads(entry[b"sample"]) for _, entry in history[::-1]], totals, now),
         totals={name: totals.get(name, 0) for name in (*FLOWS, "mixed_groups")},
         lag={stat: learner.get(f"lag/{stat}") or 0.0 for stat in ("mean", "max")},
         **_allocation(totals, rollout.pre_rollouts),
         learner=learner,
-        balance=balance(records[::-1], config.learner.steps, rollout.max_staleness, split),
+        balance=_balance(config, state.device, parts, records[::-1]),
         moved="".join(moves(records[::-1])[-1:]),
         evaluations={int(v): numbers(evaluations[v]) for v in sorted(evaluations, key=int)},
         parts=parts,
@@ -125,6 +120,16 @@ def _rates(samples: list[dict[str, float]], totals: Mapping[str, int], now: floa
     if not samples or now - samples[0]["time"] < MIN_WINDOW_S:
         return dict.fromkeys(FLOWS, 0.0)
     return {flow: rate(flow, samples[0], {**totals, "time": now}) for flow in FLOWS}
+
+
+def _balance(
+    config: Config, device: str, parts: Sequence[Part], records: Sequence[Metrics]
+) -> Balance | None:
+    """The configured split holds only while as many generators live."""
+    alive = sum(p.kind == "generator" and p.alive for p in parts)
+    split = split_of(config.generator, config.learner, device)
+    split = split if alive == config.generator.replicas else None
+    return balance(records, config.learner.steps, config.rollout.max_staleness, split)
 
 
 def _allocation(totals: Mapping[str, int], trials: int) -> dict[str, Any]:
