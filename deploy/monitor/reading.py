@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import redis
 
-from hora_rl.common.config import Config, WarmUpConfig
+from hora_rl.common.config import GeneratorConfig, LearnerConfig, WarmUpConfig
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import depth_of
 from hora_rl.common.live.state import SharedState, read_config
 from hora_rl.common.live.telemetry import FLOWS, PartBeat
 from hora_rl.common.records import moves
-from hora_rl.deploy.monitor.run_state import KEPT, Balance, Gate, Metrics, Part, RunState, balance, split_of
+from hora_rl.deploy.monitor.run_state import KEPT, Gate, Part, RunState, Split, balance, split_of
 from hora_rl.deploy.monitor.warnings import warnings
 from hora_rl.evaluation.phase_b import PhaseB, total
 
@@ -43,6 +43,7 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
     learner = records[0] if records else {}
     # A stream entry's id starts with its time in milliseconds.
     last_step_s = max(0.0, now - int(steps[0][0].split(b"-")[0]) / 1000) if steps else None
+    split = _split(config.generator, config.learner, state.device, parts)
     status = "stopped" if state.error else "paused" if state.paused else "running"
     status = "finished" if state.step >= config.learner.steps else status
     snapshot = RunState(
@@ -76,7 +77,7 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         lag={stat: learner.get(f"lag/{stat}") or 0.0 for stat in ("mean", "max")},
         **_allocation(totals, rollout.pre_rollouts),
         learner=learner,
-        balance=_balance(config, state.device, parts, records[::-1]),
+        balance=balance(records[::-1], config.learner.steps, rollout.max_staleness, split),
         moved="".join(moves(records[::-1])[-1:]),
         evaluations={int(v): numbers(evaluations[v]) for v in sorted(evaluations, key=int)},
         parts=parts,
@@ -122,14 +123,12 @@ def _rates(samples: list[dict[str, float]], totals: Mapping[str, int], now: floa
     return {flow: rate(flow, samples[0], {**totals, "time": now}) for flow in FLOWS}
 
 
-def _balance(
-    config: Config, device: str, parts: Sequence[Part], records: Sequence[Metrics]
-) -> Balance | None:
-    """The configured split holds only while as many generators live."""
+def _split(
+    generator: GeneratorConfig, learner: LearnerConfig, device: str, parts: Sequence[Part]
+) -> Split | None:
+    """The configured split, which holds only while as many generators live."""
     alive = sum(p.kind == "generator" and p.alive for p in parts)
-    split = split_of(config.generator, config.learner, device)
-    split = split if alive == config.generator.replicas else None
-    return balance(records, config.learner.steps, config.rollout.max_staleness, split)
+    return split_of(generator, learner, device) if alive == generator.replicas else None
 
 
 def _allocation(totals: Mapping[str, int], trials: int) -> dict[str, Any]:
