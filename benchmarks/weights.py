@@ -28,7 +28,7 @@ from hora_rl.common.weights.file_receiver import mapped
 from hora_rl.common.weights.file_sender import FileTransport
 from hora_rl.common.weights.host_memory import HostBlock, size_of
 from hora_rl.common.weights.weight_file import BLOCK, hasher, header_of
-from hora_rl.learner.publisher import HostCopy
+from hora_rl.learner.weights.host_copy import HostCopy
 
 LAYERS = 28
 STAGES = ("gather", "write", "check", "load")

@@ -27,8 +27,8 @@ from hora_rl.learner.checkpoints.export import export, export_candidate
 from hora_rl.learner.feed.feed import Feed
 from hora_rl.learner.feed.reader import wait_while_held
 from hora_rl.learner.model.engine import Engine
-from hora_rl.learner.publisher import Publisher, acquire_card, release_card
 from hora_rl.learner.records.recorder import Recorder
+from hora_rl.learner.weights.publisher import Publisher, acquire_card, release_card
 
 log = structlog.get_logger(__name__)
 BAD_LOSSES = 3
@@ -59,7 +59,7 @@ def _steps(config: Config, client: redis.Redis, engine: Engine, heart: Heartbeat
     publisher = Publisher(config, engine, client, run_dir, engine.rank)
     feed = Feed(config, client, engine, publisher, heart, start)
     recorder = Recorder(config, client, engine, run_dir, start)
-    release_card(config)
+    release_card(config.generator)
     heart.update(state="starting", waiting_for="the newest weights to be published")
     publisher.begin(start)
     if config.generator.sleep != "none":  # a step would put the engines to sleep
@@ -70,10 +70,13 @@ def _steps(config: Config, client: redis.Redis, engine: Engine, heart: Heartbeat
         began = time.monotonic()
         groups, waited = feed.groups(step)
         micro, packing = feed.micro_batches(groups, step)
-        times = {"time/wait": waited, **acquire_card(config, heart, publisher, step)}
+        times = {
+            "time/wait": waited,
+            **acquire_card(config.generator, config.learner.wait_limit_s, heart, publisher, step),
+        }
         update = engine.step(micro, partial(feed.fresh, step))
         sums = recorder.over_ranks(step, update.sums | packing)
-        release_card(config)
+        release_card(config.generator)
         if step + 1 > publisher.published:
             publisher.publish(step + 1)
         times |= {"time/step": time.monotonic() - began, "time/checkpoint": checkpoints.seconds}

@@ -13,12 +13,12 @@ from hora_rl.common.types import Group
 from hora_rl.learner.feed.admission import Vocabulary
 from hora_rl.learner.feed.reader import Planner, Reader
 from hora_rl.learner.model.engine import Engine
-from hora_rl.learner.publisher import Publisher
 from hora_rl.learner.ranks import gathered
 from hora_rl.learner.records.recorder import ENOUGH
 from hora_rl.learner.rows.batch import MicroBatch, measurable, micro_batches, samples_of
 from hora_rl.learner.rows.estimator import estimator_of
 from hora_rl.learner.rows.packing import Row, Sample, rows_of
+from hora_rl.learner.weights.publisher import Publisher
 
 
 class Feed:

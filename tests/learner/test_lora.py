@@ -18,7 +18,7 @@ from hora_rl.learner.model.lora import (
     without_adapter,
     write_adapter,
 )
-from hora_rl.learner.publisher import differ
+from hora_rl.learner.weights.host_copy import differ
 from tests.learner.test_checkpoint import Weights, begun, save
 from tests.support.adapters import policy_with_adapter, published
 from tests.support.families import glm4_moe

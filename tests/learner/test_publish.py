@@ -19,7 +19,8 @@ from hora_rl.common.weights.announcement import BroadcastClient, check_file, new
 from hora_rl.common.weights.file_receiver import mapped
 from hora_rl.common.weights.file_sender import FileTransport
 from hora_rl.deploy.machine.redis_server import RedisServer
-from hora_rl.learner.publisher import HostCopy, Publisher
+from hora_rl.learner.weights.host_copy import HostCopy
+from hora_rl.learner.weights.publisher import Publisher
 from tests.common.test_file_transport import transport
 from tests.support.adapters import policy_with_adapter
 from tests.support.adapters import published as published_adapter
@@ -132,7 +133,7 @@ import sys
 from pathlib import Path
 import hora_rl.learner.train
 from hora_rl.common.load import load
-from hora_rl.learner.publisher import Publisher
+from hora_rl.learner.weights.publisher import Publisher
 from tests.learner.test_publish import Weights
 Publisher(load("tiny"), Weights(), None, Path(), 0).close()
 sys.exit("vllm" in sys.modules)

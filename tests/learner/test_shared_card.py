@@ -7,8 +7,8 @@ import pytest
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.telemetry import STEPPING, TO_SLEEP
 from hora_rl.common.load import load
-from hora_rl.learner import publisher
-from hora_rl.learner.publisher import acquire_card
+from hora_rl.learner.weights import publisher
+from hora_rl.learner.weights.publisher import acquire_card
 
 
 class Calls:
@@ -31,7 +31,7 @@ class Calls:
 
 def acquired(calls: Calls, *settings: str) -> dict[str, float]:
     config = load("tiny", ["generator.sleep=step", "rollout.max_staleness=0", *settings])
-    return acquire_card(config, calls, calls, 3)  # type: ignore[arg-type]
+    return acquire_card(config.generator, config.learner.wait_limit_s, calls, calls, 3)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)

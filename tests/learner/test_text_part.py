@@ -20,7 +20,7 @@ from hora_rl.deploy.checks.findings import Target
 from hora_rl.deploy.checks.memory import estimate_of
 from hora_rl.deploy.checks.weight_files import weight_files
 from hora_rl.learner.model.loading import _Files, _misfit, load_model, skeleton
-from hora_rl.learner.publisher import differ
+from hora_rl.learner.weights.host_copy import differ
 from tests.support.families import SETTINGS, model_of
 from tests.support.published import FAMILIES, write_published
 

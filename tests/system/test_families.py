@@ -74,7 +74,7 @@ def step(learner: Any, config: Config, groups: list[Group], version: int) -> flo
 def published(learner: Any, config: Config, folder: Path, version: int) -> dict[str, object]:
     """The update that tells an engine to load the learner's weights."""
     from hora_rl.common.weights.file_sender import FileTransport
-    from hora_rl.learner.publisher import HostCopy
+    from hora_rl.learner.weights.host_copy import HostCopy
 
     nobody: Any = SimpleNamespace()
     transport = FileTransport(folder, "r", lambda _: None, nobody, version)
