@@ -1,5 +1,5 @@
-"""The Beta posterior of each prompt's success rate after Phase A (paper, section 3.2), checks of arguments:
-errors are one line with the argument, the first offending index and the value."""
+"""The Beta posterior of each prompt's success rate after Phase A (paper, section 3.2), and checks of
+arguments, whose errors are one line with the argument, the first offending index and the value."""
 
 from __future__ import annotations
 

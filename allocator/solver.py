@@ -32,7 +32,7 @@ from hora_rl.allocator.rules import get_rule
 from hora_rl.allocator.rules.base import Division, Gain, Marginal, Mask, Rule, Sampled, Split, level_up
 
 NEAR = 1e-9
-"""Log gains are sums of a few dozen terms of size up to 1e2. Their error stays below this."""
+"""Log gains are sums of logarithms, of size up to 1e2. Their error stays below this."""
 FIRST_TABLE = 512
 """About how many entries the first table of `solve_classes` has."""
 BINS = 1024

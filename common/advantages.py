@@ -1,7 +1,8 @@
 """Advantages of groups of different sizes, for another trainer. Needs only numpy.
 
 A formula (`hora_rl.common.algorithms`) maps rewards (n,) or successes (n,) of a group of n = G_i rollouts to
-A (n,). The loss divides by n. A group without a learning signal has advantage exactly zero."""
+A (n,). The loss divides by n, so a rollout's gradient is weighted by A/n. A group without a learning signal
+has advantage exactly zero."""
 
 from collections.abc import Callable
 from functools import partial

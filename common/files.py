@@ -47,6 +47,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Replace the content of `path` with `text` atomically."""
     with replacing(path, mode) as new:
         new.write_text(text, encoding="utf-8")
 
@@ -61,8 +62,8 @@ def remove(folder: Path) -> None:
 
 @contextmanager
 def alone(path: Path, waiting: Callable[[str], object]) -> Iterator[None]:
-    """Let one process at a time make `path`, until it ends; `waiting` is called with a line if another
-    does."""
+    """Let one process at a time make `path`; `waiting` is called with a line if another does. The lock ends
+    with its process."""
     with path.with_name(f"{path.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -130,6 +130,7 @@ class Rollout:
 
     @property
     def context_tokens(self) -> int:
+        """Number of tokens between its turns that were not sampled."""
         return sum(len(turn.context) for turn in self.turns)
 
 

@@ -34,6 +34,7 @@ def load_object(key: str, name: str, others: str = "") -> object:
 
 
 def load_function(key: str, name: str, others: str = "") -> Callable[..., Any]:
+    """`load_object` of a function. Raises ConfigError."""
     function = load_object(key, name, others)
     if not callable(function):
         raise ConfigError(f"{key}: {name!r} is a {type(function).__name__}, not a function")

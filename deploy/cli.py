@@ -7,7 +7,6 @@ show a traceback.
 import os
 import sys
 from errno import EACCES, EDQUOT, EEXIST, EISDIR, ENAMETOOLONG, ENOSPC, ENOTDIR, EPERM, EROFS
-from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal
@@ -32,6 +31,8 @@ PLACE = {EACCES, EPERM, ENOTDIR, EISDIR, EEXIST, EROFS, ENAMETOOLONG}
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"hora {version('hora-rl')}")
         raise typer.Exit
 

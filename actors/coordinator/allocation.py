@@ -26,6 +26,7 @@ from hora_rl.common.live.redis import AsyncRedis
 from hora_rl.common.live.state import Value, changed
 from hora_rl.common.records import ShardReport
 
+Float = NDArray[np.float64]
 ROUNDING = 1e-9  # far below the effect of one rollout on a mean
 
 
@@ -158,9 +159,6 @@ class Cycles:
         if not self._gate.open:
             rule, as_if = UNIFORM, as_if and UNIFORM
         return BatchAllocation(rule, prompts, *self._prior.predict(prompts), as_if)
-
-
-Float = NDArray[np.float64]
 
 
 def allocate_round(

@@ -159,6 +159,7 @@ def _nothing(data: DataConfig, rows: Sequence[Mapping[str, object]], rejected: S
 
 
 def _split(data: DataConfig, section: str) -> arithmetic.Split:
+    """The split of a generated data set. Raises DataError for an unknown one."""
     for split in arithmetic.SPLITS:
         if split == data.split:
             return split

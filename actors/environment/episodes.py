@@ -183,6 +183,7 @@ async def _called(function: EpisodeFunction, row: Row, policy: Policy, tools: To
 
 
 def _checked(rewards: Mapping[str, float], wanted: list[str]) -> dict[str, float]:
+    """The `wanted` rewards. Raises EnvironmentFault if one is missing or not finite."""
     for name in wanted:
         value = rewards.get(name)
         if value is None:

@@ -63,7 +63,8 @@ class Tools(Protocol):
     """Runs programs that the policy wrote."""
 
     async def python(self, source: str, stdin: str = "") -> str:
-        """Run a Python program in the sandbox. Returns its output, truncated, and its error."""
+        """Run a Python program in the sandbox. Returns its output, of a few thousand
+        characters at most, and its error."""
 
 
 EpisodeFunction = Callable[[Row, Speaker, Tools], Awaitable[Episode]]

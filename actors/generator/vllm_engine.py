@@ -147,6 +147,7 @@ class Engine:
         return [self._completion(o, origin_of(self._name, stats.get(o.index))) for o in outputs]
 
     async def check_health(self) -> None:
+        """Raise UnhealthyError if the engine is dead or hung."""
         paused = self._joining or self.paused_since is not None
         if not paused and self._progress.still_s > STILL_S:
             raise UnhealthyError(f"no sequence got a token for {self._progress.still_s:.0f} s")

@@ -99,6 +99,7 @@ class UserRewards:
         return scored
 
     async def score_group(self, group: list[Answer]) -> list[dict[str, float]]:
+        """The group rewards of each completion of one group. Raises as `score` does."""
         scored: list[dict[str, float]] = [{} for _ in group]
         for f in self._groups:
             values = await self._patient(f, partial(self._call, f, group))

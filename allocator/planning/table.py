@@ -41,7 +41,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Share of `epochs` epochs that prompts rest under `data.rest: [solved]` while success rates stay."""
+    """Share of `epochs` epochs that prompts rest under `data.rest: [solved]` while success rates stay, with
+    its 90% interval."""
 
     epochs: int
     share: float

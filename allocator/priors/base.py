@@ -265,5 +265,6 @@ class GaussianProcessPrior:
 
 
 def squared_distances(a: Float, b: Float) -> Float:
+    """(n, d), (m, d) -> (n, m)."""
     product = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
     return np.maximum(product, 0.0)

@@ -81,6 +81,7 @@ def _own_limit(model: str) -> int | None:
 
 
 def _padded(lists: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and mask (b, longest), padded on the right."""
     import torch
 
     rows = [torch.tensor(list(tokens), dtype=torch.long) for tokens in lists]

@@ -38,6 +38,7 @@ class Probe(torch.nn.Module):
         self.strength = _small_head(d, start, generator) if dual else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(logit of p̂ (n,), s (n,))."""
         hidden = self.norm(x)
         logit = self.rate(hidden)[:, 0]
         if self.strength is None:

@@ -60,7 +60,8 @@ class EnvironmentConfig(Section):
     )
     time_limit_s: PerStart[Seconds] = Field(
         60.0,
-        description="Seconds of an environment per episode, less the policy's; then it is sampled again.",
+        description="Seconds of an environment in an episode, without the policy's; after that the episode "
+        "is sampled again.",
     )
     replicas: PerPart[Count] = Field(1, description="Replicas of the deployment at the start.")
 

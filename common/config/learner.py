@@ -111,7 +111,8 @@ class LearnerConfig(Section):
     )
     keep_best: PerStart[str | None] = Field(
         None,
-        description="pass@K of evaluation.k by which RUN/best keeps the weights; needs evaluation.every.",
+        description="pass@K (a K of evaluation.k): RUN/best keeps the weights of its highest value; needs "
+        "evaluation.every.",
     )
     wait_limit_s: PerStart[Seconds] = Field(
         1800.0, description="The learner stops, with the reason, after this long without a group."

@@ -26,7 +26,7 @@ class GeneratorConfig(Section):
         "memory_utilization that is left at the start. Required if a learner shares the card.",
     )
     max_batched_tokens: Count | None = Field(
-        None, description="vLLM's max_num_batched_tokens on a GPU: tokens of a step; none: 8192."
+        None, description="vLLM's max_num_batched_tokens on a GPU: tokens of an engine step; none: 8192."
     )
     threads: Count = Field(1, description="CPU threads of one replica's engine; see run.resources.")
     enforce_eager: bool | None = Field(
@@ -143,10 +143,10 @@ class EvaluationConfig(Section):
         "first of data.sources gives its columns, messages and rewards.",
     )
     name: str | None = Field(
-        None, description="Configuration of a Hugging Face data set. none: data.name, if it is data.path."
+        None, description="Configuration of a Hugging Face data set. none: data.name, if path is data.path."
     )
     revision: str | None = Field(
-        None, description="Its branch, tag or commit. none: data.revision, if the path is data.path."
+        None, description="Its branch, tag or commit. none: data.revision, if path is data.path."
     )
     split: str | None = Field(None, description="Its split. none: test.")
     every: Count | None = Field(
@@ -155,7 +155,7 @@ class EvaluationConfig(Section):
         "the training generators with lower priority. none: only before and after `hora run`.",
     )
     max_sequences: Count = Field(
-        32, description="Most completions of an evaluation that a replica samples during training."
+        32, description="Most completions of an evaluation that a replica samples at a time during training."
     )
     prompts: Count = Field(100, description="Problems of one evaluation.")
     samples: Count = Field(64, description="N: completions per problem.")

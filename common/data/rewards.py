@@ -45,6 +45,7 @@ class Answer(NamedTuple):
 
 
 def load_reward(name: str) -> UserReward:
+    """The function `package.module:function`. Raises ConfigError."""
     return load_function("reward", name)
 
 

@@ -211,11 +211,12 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while True:
-            over = self._done.is_set()  # the last state is written too
+            over = self._done.is_set()  # the last state is written too, unless Redis is away
             try:
                 heartbeat_now(self._client, self._run, self._part, self._state)
             except redis.exceptions.RedisError as error:
                 log.warning("no heartbeat", part=self._part, error=str(error)[:300])
+                over = self._done.is_set()
             if over:
                 return
             self._done.wait(HEARTBEAT_S)

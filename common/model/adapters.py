@@ -93,6 +93,7 @@ def check_base(model: ModelConfig) -> None:
 
 
 def refuse_to_train(model: ModelConfig) -> None:
+    """Raise ConfigError if a training run starts from an adapter."""
     if model.adapter is not None:
         raise ConfigError(
             f"model.adapter ({model.adapter}) is for `hora eval` and `hora plan`: training starts "

@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hora_rl.actors.data.datasets import load_dataset
 from hora_rl.actors.data.gold_answers import gold_test
@@ -34,9 +33,6 @@ from hora_rl.common.model.model_files import vocabulary_rows
 from hora_rl.common.user_code import working_folder
 from hora_rl.deploy.checks.configuration import OWN_FAULTS
 from hora_rl.deploy.checks.findings import Finding, Target, must, ok, plural, should, warn
-
-if TYPE_CHECKING:
-    pass
 
 ROWS = 64
 """Rows to search for a wrong answer."""

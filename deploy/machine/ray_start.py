@@ -166,7 +166,7 @@ LOGS_OF_RAY = {
 
 def watched_node(file: RunFile | None) -> AbstractContextManager[None]:
     """Exit this process if Ray's node loses a required process while the block runs. Records the reason in
-    `file` and prints it."""
+    `file` and prints it. Ray cannot restart a raylet, and without one calls hang."""
     return background_thread("ray-node", partial(_watch, file))
 
 

@@ -24,7 +24,8 @@ STOPPING = (signal.SIGTERM, signal.SIGHUP)
 AGAIN_S = 5.0  # libraries may swallow an interrupt, for example during imports
 SETTLE_S = 0.5
 """Seconds between a signal and the stop. If Ray's processes were signalled too (systemd, Slurm), they end
-meanwhile, and so `ray_node` ends the command; a later call to them would end it with status 1 and no word."""
+meanwhile, and so `watched_node` ends the command; a later call to them would end it with status 1 and no
+word."""
 TWICE_S = 1.0  # `timeout` signals the command and then its group for one request
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 asked_to_stop = threading.Event()

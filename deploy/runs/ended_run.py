@@ -22,9 +22,6 @@ from hora_rl.deploy.machine.run_redis import configured, redis_of
 from hora_rl.deploy.monitor.feed import Read
 from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
-from hora_rl.evaluation.audit import audit, rollout_rows
-from hora_rl.evaluation.audit_records import gather
-from hora_rl.evaluation.run_folders import records
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +94,11 @@ def audit_run(run: Path) -> bool:
     The records of an ended `hora run` hold its Redis; that of `hora train` must be up. Raises HoraError if
     the folder has no run or no trained group, or no Redis is configured.
     """
+    # pyarrow takes long to import, and `hora monitor` does not need it.
+    from hora_rl.evaluation.audit import audit, rollout_rows
+    from hora_rl.evaluation.audit_records import gather
+    from hora_rl.evaluation.run_folders import records
+
     RunFile(run).read()
     groups = run / "groups.jsonl"
     if not groups.exists():

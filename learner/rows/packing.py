@@ -60,6 +60,7 @@ class Sample:
 
     @property
     def targets(self) -> Tokens:
+        """The sampled tokens (N,)."""
         return self.tokens if self.places is None else self.tokens[self.places]
 
 
@@ -122,6 +123,7 @@ class Sharing:
 
 
 def length(row: Row) -> int:
+    """Number of tokens computed for `row`."""
     return len(row[0].prompt) + sum(len(s.tokens) for s in row)
 
 

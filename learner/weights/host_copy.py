@@ -55,7 +55,8 @@ class HostCopy:
 
 def in_files(hf: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A model's parameters, from their names in memory to those of `save_pretrained`: transformers may merge
-    a layer's experts, or use another prefix. Views or copies; the same for a module of another maker."""
+    a layer's experts, or use another prefix. Views or copies. A module that transformers did not make
+    keeps its names."""
     if not isinstance(hf, PreTrainedModel):
         return tensors
     converted: dict[str, torch.Tensor] = revert_weight_conversion(hf, tensors)  # type: ignore[no-untyped-call]

@@ -223,7 +223,7 @@ def test_a_killed_learner_leaves_nothing_and_takes_nothing_from_who_reads(
             learner.stdin.write("\n")
             learner.stdin.flush()
             assert learner.stdout.readline() == "in the middle\n"
-            with pytest.raises(StaleWeights):
+            with pytest.raises(StaleWeights, match="gets a newer version"):
                 check_file(late)
         learner.send_signal(signal.SIGKILL)
         learner.wait()

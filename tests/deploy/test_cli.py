@@ -84,13 +84,17 @@ REFUSED = {
     "run tiny -s run.folder={here} -s telemetry.http_port={taken} --resume": BUSY,
     "run tiny -s run.folder={here}": "holds a run already|--resume|--fresh",
     "run tiny -s run.folder={here}/new --resume": "{here}/new/tiny|no run to resume",
-    "run tiny -s run.folder={here} --resume -s rollout.group_size=32": "changed: rollout.group_size",
+    "run tiny -s run.folder={here} --resume -s rollout.group_size=32": (
+        "must keep its configuration|changed: rollout.group_size"
+    ),
     "run tiny -s run.folder={here} --resume -s evaluation.prompts=50": "changed: evaluation.prompts",
     "run tiny -s run.folder={here}/file": "run.folder (|choose a",
     "run tiny -s run.folder={here}/file/deeper": "run.folder (|choose a",
     "run tiny --fresh -s run.folder=/proc/self/fdinfo": "run.folder (|choose a",
     "train tiny": "queue.url is not set",
-    "train tiny -s queue.url=redis://:secret@127.0.0.1:1/0": "//127.0.0.1:1/0|queue.url or HORA_REDIS_URL",
+    "train tiny -s queue.url=redis://:secret@127.0.0.1:1/0": (
+        "no Redis answers at redis://127.0.0.1:1/0|queue.url or HORA_REDIS_URL"
+    ),
     "eval deploy/demo/model --benchmark arithmetic --samples 1 --out {here}/file": "--out (|choose a",
     "eval deploy/demo/model --k 1,x": "--k (1,x)",
     "plan tiny --group-size x": "--group-size (x)",

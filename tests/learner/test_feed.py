@@ -188,6 +188,7 @@ def test_ten_unusable_messages_in_a_row_stop_the_run_with_the_last_reason(redis_
     push(redis_server, *bad[:9], *(of_run(i) for i in range(GAMMA)), *bad[9:18])
     feed.plan(0, lambda: None)
     assert trained(redis_server, 0) == ["0:0", "0:1", "0:2"], "a usable group starts the count anew"
+    assert connect(redis_server.url).xlen(Keys("f").dead) == 18
     push(redis_server, of_run(3), *bad[18:])
     with pytest.raises(RunError, match=r"10 unusable groups in a row.*tokenizer 'other'.*resume") as ended:
         feed.plan(1, lambda: None)

@@ -63,6 +63,7 @@ class Limits:
 
     @property
     def wall(self) -> float:
+        """Wall-clock limit in seconds."""
         return WALL * self.seconds + WALL_START_S
 
 
