@@ -25,7 +25,7 @@ AnyRows = TypeVar("AnyRows", bound=RowsConfig)
 AnySection = TypeVar("AnySection", bound=BaseModel)
 SETS = "a JSONL, Parquet or CSV file, a Hugging Face data set, `arithmetic` or `reasoning_gym:TASK`"
 ROOT = Path(__file__).resolve().parent.parent
-GONE: dict[str, list[object]] = yaml.safe_load((ROOT / "common/data/gone_keys.yaml").read_text("utf-8"))
+GONE: dict[str, list[object]] = yaml.safe_load((ROOT / "common/config/gone_keys.yaml").read_text("utf-8"))
 """Keys of earlier versions: what holds now, and the values that say the same."""
 
 
